@@ -32,7 +32,7 @@ from train.plan.plan import PLAN_NAME, Plan, open_order, write_plan
 REPLACED = "train/replaced"
 """Folder to which a replay moves the checkpoints after the chosen one."""
 Span = tuple[str, int, int]
-"""Stream, first token in it and number of tokens of a document."""
+"""The stream of a document, its first token in the stream, and its number of tokens."""
 
 
 # Steps and checkpoints that saw the removed documents.
@@ -116,7 +116,9 @@ def begin_replay(run: Store, choice: str) -> Replay:
 def _begin(run: Store, choice: str) -> Replay:
     dataset, plan = open_dataset(run), _stored_plan(run)
     if plan is None:
-        raise ConfigError(f"train --replay-from: expected a run with a plan, got no {PLAN_NAME}. Train it first.")
+        raise ConfigError(
+            f"train --replay-from: expected a run with a plan, got no {PLAN_NAME}. Train without --replay-from first."
+        )
     earlier = [replay for replay in read_replays(run) if replay.after == dataset.digest]
     before = earlier[-1].before if earlier and plan.dataset == dataset.digest else plan.dataset
     since = takedowns_since(run, dataset, before)

@@ -1,7 +1,8 @@
 """The folder of a run's checkpoints: metadata, listing, retention and removal; and the identity of a run.
 
-A checkpoint is removed metadata first and files second, each step durable before the next. A process killed at any
-point therefore leaves it complete or absent, and the remains of an absent one are removed at the next start.
+To remove a checkpoint, its metadata is deleted before its files, and each deletion is durable before the next. A
+process killed at any point therefore leaves a complete checkpoint, or files without metadata, which the next start
+removes.
 """
 
 import json
@@ -40,10 +41,10 @@ class _FrozenModel(BaseModel):
 
 
 class Identity(_FrozenModel):
-    """Everything that decides the weights at a given step; a run resumes from a checkpoint only if it agrees."""
+    """Everything that decides the weights at a given step; a run resumes from a checkpoint only if both agree."""
 
     dataset: str
-    """Digest of the dataset: of its content, so shards may be renamed or moved."""
+    """Digest of the dataset's content, which stays the same if shards are renamed or moved."""
     tokenizer: str
     """Digest of the tokenizer contract, which defines where separators go."""
     order: str
@@ -80,13 +81,13 @@ class Layout(_FrozenModel):
     """What selects the kernels: torch version, and the CPU's instruction set or the name of the GPU."""
 
     def differences(self, other: "Layout") -> list[str]:
-        """Return the differences of another layout, as `name old, now new`, in fixed order."""
+        """Return the differences of another layout from this one, as `name old, now new`, in fixed order."""
         pairs = _pairs(_flat(self), _flat(other))
         return [f"{name} {old}, now {new}" for name, (old, new) in pairs.items() if old != new]
 
 
 class TrainerState(_FrozenModel):
-    """The trainer state beside the tensors; every number is restored exactly, infinite values included."""
+    """The state of the trainer besides the tensors; every number is restored exactly, infinite values included."""
 
     heldout: tuple[tuple[int, float], ...] = ()
     """(step, held-out loss) of every evaluation, oldest first, for plateau schedules."""
@@ -115,7 +116,7 @@ class CheckpointMetadata(_FrozenModel):
     identity: Identity
     """Identity of the run that the checkpoint belongs to."""
     layout: Layout
-    """Layout in which it was computed."""
+    """Layout in which the checkpoint was computed."""
     progress: TrainerState = TrainerState()
     """Trainer state at that step."""
     files: dict[str, StateFile] = {}
@@ -132,7 +133,7 @@ class CheckpointMetadata(_FrozenModel):
         return sum(file.size for file in self.files.values())
 
     def to_bytes(self) -> bytes:
-        """Return the file's content."""
+        """Return the content of `checkpoint.json`."""
         return canonical_json(json.loads(self.model_dump_json()))
 
 
@@ -142,7 +143,10 @@ def folder_name(step: int) -> str:
 
 
 def parse_metadata(data: bytes, where: str) -> CheckpointMetadata:
-    """Parse checkpoint metadata. Raises ContractError that names each invalid field, or the wrong step."""
+    """Parse checkpoint metadata; `where`: the path of its file.
+
+    Raises ContractError that names each invalid field, or a step that is not that of the folder.
+    """
     try:
         checkpoint = CheckpointMetadata.model_validate_json(data)
     except ValidationError as error:
@@ -248,7 +252,7 @@ def _folders(run: Store) -> list[Path]:
 
 
 # The identity of a run holds the digests and settings that decide its weights. A checkpoint stores it, and a run
-# resumes from the checkpoint only if its own identity is equal.
+# resumes from the checkpoint only if its own identity agrees with it.
 
 
 def identify(dataset: Dataset, plan: Plan, skip: SkipList) -> Identity:

@@ -106,7 +106,7 @@ class CopiesPlanner(DefaultSavePlanner):
         return plan
 
     def lookup_object(self, index: MetadataIndex) -> Tensor:
-        """Return the copy of this rank's part of a tensor."""
+        """Return the copy of this rank's shard of a tensor."""
         return self._copies.values[index.fqn]
 
 
@@ -122,7 +122,7 @@ def _local(value: Tensor) -> Tensor:
 def write_checkpoint(
     run: Store, checkpoint: CheckpointMetadata, state: State, ranks: Ranks, copies: HostCopies | None = None
 ) -> CheckpointMetadata:
-    """Write a checkpoint, its metadata last; return the metadata with its files. All ranks call it together.
+    """Write a checkpoint, its metadata last; return the metadata with its list of files. All ranks call it together.
 
     Values come from `copies` if given, else from `state`. Raises ContractError if it cannot be written (FirstRankFailed
     on all ranks but 0) and removes the incomplete checkpoint.
@@ -154,7 +154,7 @@ def _gather_files(files: Mapping[str, StateFile], ranks: Ranks) -> dict[str, Sta
 
 
 def _commit(run: Store, checkpoint: CheckpointMetadata) -> CheckpointMetadata:
-    """Write the metadata after the names of all files are durable."""
+    """Make the names of all files durable, then write the metadata."""
     run.sync(checkpoint.name)
     run.sync(CHECKPOINTS)
     run.write_atomic(f"{checkpoint.name}/{METADATA_NAME}", checkpoint.to_bytes())
@@ -226,7 +226,7 @@ class _CheckpointWriter(FileSystemWriter):
 
 
 def _first_cause(error: BaseException) -> BaseException:
-    """Return the first storage error that caused another error; torch.save replaces it by its own when it closes."""
+    """Return the first storage error behind an error; torch.save raises one of its own when it closes the file."""
     first, cause = error, error.__context__
     while cause is not None:
         first = cause if isinstance(cause, OSError) else first
@@ -242,7 +242,7 @@ class Saved:
     seconds: float
     """Time from the call of `save` until the metadata was written [s]."""
     stalled: float
-    """Time that training was stopped [s]; in mode sync until old checkpoints were removed."""
+    """Time for which training was stopped [s]; in mode sync it includes the removal of old checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -370,7 +370,7 @@ class Saver:
         self._pool, self._copies = None, None
 
     def _write(self, checkpoint: CheckpointMetadata, state: State) -> _Written:
-        """Write a checkpoint and apply retention to earlier ones; the same on every rank."""
+        """Write a checkpoint together with all ranks, then remove earlier ones that retention does not keep."""
         try:
             checkpoint = write_checkpoint(self._run, checkpoint, state, self._writers, self._copies)
         except Exception as error:

@@ -32,7 +32,7 @@ from train.parallel.ranks import Ranks
 State = dict[str, Tensor]
 """Tensors by name: `model.<parameter>`, and `<moment>.<parameter>` for the states of an optimizer."""
 DIGEST_THREADS = 8
-"""Files that a rank hashes at once; SHA-256 takes 1.9 GB/s of a core, so a fast disk feeds several threads."""
+"""Files that a rank hashes at once; a core computes SHA-256 of 1.9 GB/s, so a fast disk keeps several threads busy."""
 
 
 def read_state(run: Store, checkpoint: CheckpointMetadata, state: State, ranks: Ranks | None = None) -> None:
@@ -55,7 +55,8 @@ def read_state(run: Store, checkpoint: CheckpointMetadata, state: State, ranks: 
     except CheckpointException as failed:
         reasons = "; ".join(sorted({str(failure[0]) for failure in failed.failures.values()}))
         error = ContractError(
-            f"{folder}: expected every tensor of the model, got {reasons}. Use the model shape of the checkpoint's run."
+            f"{folder}: expected every tensor of the model, got {reasons}. Plan the run with the model shape of the "
+            "checkpoint."
         )
         if ranks is None:
             raise error from failed

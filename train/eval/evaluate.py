@@ -81,6 +81,7 @@ def open_candidate(name: str, step: int | None) -> EvaluatedCheckpoint:
     if note.identity.dataset != dataset.digest:
         raise ContractError(
             f"{name}/{note.name}: expected dataset {note.identity.dataset[:12]}, on which it was trained, got "
+            "the run's "
             f"{dataset.digest[:12]}. Train on the current dataset with `penstock train`."
         )
     return EvaluatedCheckpoint(name, run, dataset, note)

@@ -91,7 +91,10 @@ def encode_prompt(prompt: str, contract: TokenizerContract, codec: Codec) -> lis
     """
     ids, names = codec.encode(prompt), {number: name for name, number in contract.reserved.items()}
     if control := sorted({names[number] for number in ids if number in names}):
-        raise ConfigError(f"generate: expected a prompt of plain text, got {', '.join(control)} in it. Remove it.")
+        raise ConfigError(
+            f"generate: expected a prompt of plain text, got control tokens: {', '.join(control)}. "
+            "Remove them from --prompt."
+        )
     ids = [*(contract.reserved[name] for name in contract.before), *ids]
     if not ids:
         raise ConfigError(

@@ -58,7 +58,7 @@ def verdict(interval: DifferenceInterval, number: int, share: float = SHARE) -> 
 
 
 Losses = Mapping[tuple[str, int], Sequence[Measurement]]
-"""The losses of every proxy run, by (side, seed): one measurement for each held-out set."""
+"""The losses of every proxy run by (side, seed), where side is with or without the rules: one for each held-out set."""
 OWN_TEXT_NOTE = (
     "Each dataset is favoured on held-out text of its own kind, so what counts is the text that the model is for; "
     "--on RUN asks about another."
@@ -79,7 +79,7 @@ def compare_sides(on: Sequence[str], seeds: Sequence[int], losses: Losses) -> li
         sources = sorted(set.intersection(*(set(losses_by_source) for pair in pairs for losses_by_source in pair)))
         if not sources:
             raise ContractError(
-                f"held-out text {name!r}: expected documents that neither side is trained on, got none. Raise "
+                f"held-out text {name!r}: expected documents that no run of either side is trained on, got none. Raise "
                 "tokens.heldout_share."
             )
         comparisons.append(_compared(name, "", [[sum_losses(side.values()) for side in pair] for pair in pairs]))

@@ -4,7 +4,8 @@ A document is read as in training: the tokens that begin documents (if there are
 and the tokens that end it. Every token after the beginning counts, the end included. If no token begins documents, the
 first token has no context and does not count. A document longer than seq_len is read in windows of seq_len tokens that
 start half a window apart. A token counts in the first window that contains it, so from the second window on it has at
-least half a window of context. The tokens of a line begin in it or are its line end; the end tokens belong to no line.
+least half a window of context. A token belongs to the line in which it begins, and a line break to the line that it
+ends. The tokens that end a document belong to no line.
 """
 
 import argparse
@@ -150,7 +151,7 @@ def batches_of(windows: Sequence[ScoreWindow], seq_len: int) -> Iterator[list[Sc
 def columns_of(text: str, starts: Sequence[int], nats: Any, offsets: tuple[int, int]) -> dict[str, Any]:
     """Return the four columns from the losses [nats] of a document's tokens.
 
-    `offsets`: the index of the first token of its text, and of the first token that counts.
+    `offsets`: the index of the first token of the text, and of the first token that counts.
     """
     before, first = offsets
     counted = nats[first:]
@@ -212,7 +213,10 @@ def open_offset_encoder(dataset: Dataset) -> OffsetEncoder:
 
 
 def open_scorer(path: str) -> CheckpointScorer:
-    """Return a scorer for a checkpoint folder, or the last of a run folder. Raises ContractError if it is damaged."""
+    """Return a scorer for a checkpoint folder, or for the last checkpoint of a run folder.
+
+    Raises ContractError if the checkpoint is missing or damaged.
+    """
     where = path.rstrip("/")
     named = re.fullmatch(rf"(.*)/{CHECKPOINTS}/step-(\d+)", where)
     run, step = (Store(named[1]), int(named[2])) if named else (Store(where), None)

@@ -188,7 +188,7 @@ def import_llama(folder: Path | str) -> tuple[ModelShape, dict[str, Tensor]]:
         try:
             loaded = load_file(path)
         except Exception as error:  # safetensors raises an exception of its own, which is not an OSError
-            raise ContractError(f"{path}: expected safetensors, got {error}. Download the file again.") from error
+            raise ContractError(f"{path}: expected a safetensors file, got {error}. Download it again.") from error
         for theirs, value in loaded.items():
             if theirs.endswith("rotary_emb.inv_freq") or (shape.tie_embeddings and theirs == "lm_head.weight"):
                 continue  # buffers that old versions wrote with the parameters

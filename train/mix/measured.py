@@ -48,14 +48,14 @@ class FinalLoss:
 
     value: float
     error: float
-    """Its standard error."""
+    """Standard error of `value`."""
     points: int
     """Number of measurements used."""
 
 
 @dataclass(frozen=True)
 class LossCurveLaw:
-    """L(n) = floor + rest · (n / end)^-exponent over tokens n, `end` being those of the whole run [nats/token]."""
+    """A loss curve L(n) = floor + rest · (n / end)^-exponent [nats/token]; n: tokens so far, end: tokens of the run."""
 
     floor: float
     """Loss in the limit of infinite tokens."""
@@ -144,7 +144,7 @@ def learning_of(tokens: Sequence[float], losses: Sequence[float], exponent: floa
 
 
 LAST_SHARE = 0.1
-"""Share of the last steps used for a training loss: a single step has few tokens of each source."""
+"""Share of the steps, at the end of a run, whose training losses are used: one step has few tokens of each source."""
 ENOUGH = 12
 """Number of held-out measurements that an error message recommends."""
 COMPARED = ("objective", "mask_share", "mean_span", "document_mask", "seq_len")
@@ -218,7 +218,8 @@ class MeasuredRun:
         if len(points.losses) < FEWEST_OF_LINE:
             kind = "held-out" if heldout else "training"
             raise ConfigError(
-                f"{self.description}: expected {FEWEST_OF_LINE} {kind} losses of {source}, got {len(points.losses)}. "
+                f"{self.description}: expected at least {FEWEST_OF_LINE} {kind} losses of {source}, got "
+                f"{len(points.losses)}. "
                 f"{self.advice() if heldout else 'Train for more steps'}."
             )
         return final_loss(points.tokens, points.losses, LAST if heldout else len(points.losses))

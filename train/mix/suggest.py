@@ -96,7 +96,7 @@ def _smoothed(raised: Mapping[str, float]) -> Shares:
 
 
 def worth_of_pass(passes: float) -> float:
-    """Return the worth of one more token relative to a new one after `passes` passes: the slope of the repeats law.
+    """Return the worth of one more token of a source, relative to a new token, after `passes` passes over the source.
 
     Source: Muennighoff et al. 2023, arXiv 2305.16264, section 3: dD'/dD of `worth_of_tokens`.
     """
@@ -104,9 +104,10 @@ def worth_of_pass(passes: float) -> float:
 
 
 def most_passes(max_epochs: float, worth: float = LEAST_WORTH) -> float:
-    """Return the most passes over a source: at most `max_epochs`, each worth at least `worth` of the first.
+    """Return the maximum number of passes over a source, at most `max_epochs`.
 
-    The inverse of `worth_of_pass`: 1 - R* · ln(worth), 11.7 for a half.
+    The tokens of the last pass are worth at least `worth` of new tokens, by the inverse of `worth_of_pass`: 1 - R* ·
+    ln(worth), 11.7 for a half.
     """
     return min(max_epochs, 1 - LIFE_OF_REPEATS * math.log(worth))
 
@@ -157,9 +158,9 @@ class Finding:
     """The evidence on a source, before the limit on repeats is applied."""
 
     figure: float
-    """The figure that changes its share: excess loss, or speed of learning [nats/token]."""
+    """The figure by which the share of the source changes: excess loss, or speed of learning [nats/token]."""
     error: float
-    """Its standard error."""
+    """Standard error of `figure`."""
     words: str
     """The figure and the losses behind it, as the start of a sentence."""
     numbers: dict[str, float] = field(default_factory=dict)
@@ -191,7 +192,7 @@ def suggest_by_law(
 ) -> Mix:
     """Return the mix by speed of learning, from a power law fitted to each source's held-out losses.
 
-    `exponent` of the tokens: taken from the law that `source` names; None = fitted to each source.
+    `exponent`: that of the tokens in the law that `source` names; None = fitted to each source.
     Measurements before `from_step` are left out. Raises ConfigError if there are too few.
     """
     fitted = _fitted(run, exponent, from_step)
@@ -271,7 +272,7 @@ class _Shares:
     length: float
     """Tokens of the run that the mix is for."""
     most: float
-    """Most passes over a source."""
+    """Maximum number of passes over a source."""
     unbounded: Shares
     """Shares that follow from the figures."""
     moved: set[str]

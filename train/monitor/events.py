@@ -54,7 +54,7 @@ class Skipped(_Event):
 
 
 class SpikeDocument(BaseModel):
-    """A part of a document in the batch of a spike, as `penstock trace` shows it, with its loss."""
+    """A span of a document's tokens in the batch of a spike, as `penstock trace` shows it, with its loss."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", from_attributes=True, use_attribute_docstrings=True)
 
@@ -71,19 +71,19 @@ class SpikeDocument(BaseModel):
     split: str
     """Input file the document came from."""
     offset: int
-    """Start of its record there [bytes]."""
+    """Start of the document's record in the input file [bytes]."""
     length: int
-    """Length of its record there [bytes]."""
+    """Length of the document's record in the input file [bytes]."""
     doc_start: int
-    """First token of the part, relative to the document."""
+    """First token of the span, counted in the document."""
     doc_stop: int
-    """Token after the part, relative to the document."""
+    """Token after the span, counted in the document."""
     loss: float | None = None
-    """Mean cross-entropy of its targets under the weights before the update [nats/token]; None = no targets."""
+    """Mean cross-entropy of the span's targets under the weights before the update [nats/token]; None = no targets."""
     targets: int = 0
-    """Number of its tokens that are prediction targets."""
+    """Number of tokens of the span that are prediction targets."""
     excess: float | None = None
-    """Excess of that loss over the level of its source, as `excess_of` computes it [nats/token]."""
+    """Excess of `loss` over the mean loss of the source, as `excess_of` computes it [nats/token]."""
 
     _number = field_validator("loss", "excess", mode="before")(finite)
 
@@ -107,7 +107,7 @@ class Spike(_Event):
     grad_limit: float | None = None
     """Largest norm that is not a spike; None = the gradient is not watched, or its window is not full yet."""
     documents: tuple[SpikeDocument, ...] = ()
-    """Every part of a document in the step's batch, by `excess`, the worst first; those without targets last."""
+    """Every document span in the step's batch, by `excess`, the worst first; those without targets last."""
 
 
 class Rewound(_Event):
@@ -185,7 +185,7 @@ class Interrupted(_Event):
 
 
 class Stopped(_Event):
-    """A run that stopped with an error of its own."""
+    """The end of a run that the guard stopped with an error."""
 
     kind: Literal["stopped"] = "stopped"
     reason: Text
@@ -227,7 +227,8 @@ def read_events(run: Store) -> list[Event]:
             continue
         except ValidationError as error:
             raise ContractError(
-                f"{run.uri}/{EVENTS_NAME}, line {number}: expected an event, got {error}. Restore the file from a copy."
+                f"{run.uri}/{EVENTS_NAME}, line {number}: expected an event, got {error}. "
+                "Restore the file from a backup."
             ) from error
     return events
 

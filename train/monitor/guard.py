@@ -54,7 +54,7 @@ class GuardState(BaseModel):
     rewinds: int = 0
     """Rewinds of the run."""
     best_heldout: float | None = None
-    """Lowest held-out loss [nats/token]; None before the first."""
+    """Lowest held-out loss [nats/token]; None = not measured yet."""
     since_best: int = 0
     """Held-out losses measured since the lowest."""
 
@@ -73,7 +73,9 @@ class Band(NamedTuple):
     mean: float
     """Mean of the window."""
     deviation: float
-    """Standard deviation of the window, with n - 1 in the denominator; at least MIN_DEVIATION, or MIN_NORM_SHARE."""
+    """Standard deviation of the window, with n - 1 in the denominator.
+
+    At least MIN_DEVIATION for losses, and MIN_NORM_SHARE of the mean for gradient norms."""
     limit: float
     """Largest value that is not a spike."""
 

@@ -205,7 +205,8 @@ class MetricsLog:
     def sync(self) -> None:
         """Flush every step so far to disk, since a checkpoint must not have steps without metrics; write the table.
 
-        Raises OSError if the disk rejects the steps. A table that cannot be written stays older, with a warning.
+        Raises OSError if the disk rejects the steps. If the table cannot be written, the older one stays, with a
+        warning.
         """
         self._journal.sync()
         self._on_scalars(Scalars.flush)
@@ -256,7 +257,7 @@ def write_table(run: Store, table: pa.Table) -> None:
     """Replace metrics.parquet atomically: a reader gets the old or the new file.
 
     It is written whole each time. 32 columns take 0.1 s at 100,000 steps; with a checkpoint every 200 steps that is 25
-    s of such a run.
+    s in total over such a run.
     """
     sink = pa.BufferOutputStream()
     # Measurements rarely repeat: dictionary encoding would take four times as long, for a larger file.

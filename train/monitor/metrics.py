@@ -212,7 +212,8 @@ def read_metrics(run: Store) -> list[StepMetrics]:
             records.append(StepMetrics.model_validate_json(line))
         except ValidationError as error:
             raise ContractError(
-                f"{run.uri}/{METRICS_NAME}, line {number}: expected a step, got {error}. Restore the file from a copy."
+                f"{run.uri}/{METRICS_NAME}, line {number}: expected the metrics of a step, got {error}. "
+                "Restore the file from a backup."
             ) from error
     return records
 
@@ -223,7 +224,8 @@ def last_metrics(run: Store, step: int) -> StepMetrics:
     if not records or records[-1].step != step:
         last = f"step {records[-1].step}" if records else "none"
         raise ContractError(
-            f"{run.uri}/{METRICS_NAME}: expected a last line for step {step}, got {last}. Restore the file from a copy."
+            f"{run.uri}/{METRICS_NAME}: expected step {step} in the last line, got {last}. "
+            "Restore the file from a backup."
         )
     return records[-1]
 

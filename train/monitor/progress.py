@@ -1,7 +1,8 @@
 """The progress line of a training run, with loss, speed, data waiting and time left, and that of other long work.
 
-Speed is that of the steps since the last line, without evaluation and checkpoints. The time left is wall time over the
-last hundred steps, with both. A terminal also shows a line that is overwritten about once a second.
+Speed is that of the steps since the last line, without evaluation and checkpoints. The time left follows from the wall
+time of the last hundred steps, evaluation and checkpoints included. A terminal also shows a line that is overwritten
+about once a second.
 """
 
 import os
@@ -16,9 +17,9 @@ from train.monitor.metrics import StepMetrics
 # Long work prints a line on standard error with the completed share, rate and time left. Short work prints nothing.
 
 FIRST_SECONDS = 2.0
-"""Time before the first line."""
+"""Time before the first line [s]."""
 LINE_SECONDS = 10.0
-"""Time between lines in a log file; on a terminal the line is overwritten once a second."""
+"""Time between lines in a log file [s]; on a terminal the line is overwritten once a second."""
 CLEAR = "\r\x1b[K"
 """Control sequence that clears the current line."""
 UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -156,7 +157,7 @@ class ProgressPrinter:
         return "  ".join(parts) + (f"  <- {mark}" if mark else "")
 
     def _seconds_of_step(self) -> float:
-        """Return the wall time per step [s]; the first step, which includes setup, counts only while it is alone."""
+        """Return the wall time per step [s]; the first step, which includes setup, counts only until another ends."""
         if len(self._ends) == 1:
             return self._ends[0] - self._started
         return (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)

@@ -36,21 +36,21 @@ class Quarantined(BaseModel):
     split: str
     """Input file the document came from."""
     offset: int
-    """Start of its record there [bytes]."""
+    """Start of the document's record in the input file [bytes]."""
     length: int
-    """Length of its record there [bytes]."""
+    """Length of the document's record in the input file [bytes]."""
     step: int
     """Step of the spike."""
     rewind: int
-    """Number of the rewind of the run after the spike, from 1."""
+    """Number, in the run, of the rewind that followed the spike, from 1."""
     loss: float
-    """Mean cross-entropy of its targets in that step, before the update [nats/token]."""
+    """Mean cross-entropy of the document's targets in `step`, before the update [nats/token]."""
     targets: int
-    """Number of these targets."""
+    """Number of the document's prediction targets in `step`."""
     excess: float
-    """Excess of that loss over the level of its source, as `excess_of` computes it [nats/token]."""
+    """Excess of `loss` over the mean loss of the source, as `excess_of` computes it [nats/token]."""
     limit: float
-    """Largest excess that is not an outlier in that step [nats/token]."""
+    """Largest excess that is not an outlier in `step` [nats/token]."""
     why: str
     """The rule by which the document was chosen, in words."""
     at: str = Field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"))
@@ -89,7 +89,7 @@ def read_quarantine(run: Store) -> list[Quarantined]:
 
 
 def quarantine(run: Store, documents: Iterable[Quarantined]) -> None:
-    """Append documents and flush them to disk. Raises OSError if the disk rejects them."""
+    """Append documents to the quarantine list and flush them to disk. Raises OSError if the disk rejects them."""
     journal = Journal(run, QUARANTINE_NAME)
     try:
         for document in documents:
@@ -110,7 +110,7 @@ OUTLIER = 3.5
 """Deviations above the median beyond which a value is an outlier; one is MAD_TO_DEVIATION · median absolute deviation.
 Source: Iglewicz and Hoaglin 1993, "How to detect and handle outliers", section 3.2.2 (modified z-score)."""
 MAD_TO_DEVIATION = 1.4826
-"""Standard deviation of a normal distribution over its median absolute deviation."""
+"""Ratio of a normal distribution's standard deviation to its median absolute deviation."""
 MAX_SHARE = 0.1
 """Maximum share of a batch's documents that a spike is attributed to; at least one is always allowed."""
 
@@ -126,7 +126,7 @@ class OwnLoss:
     """Mean cross-entropy [nats/token]."""
     targets: int
     excess: float
-    """Excess of the loss over the level of its source, as `excess_of` computes it [nats/token]."""
+    """Excess of `loss` over the mean loss of the source, as `excess_of` computes it [nats/token]."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class SourceLevels:
     """The mean loss of each source over some steps [nats/token]."""
 
     def __init__(self, records: Iterable[StepMetrics]):
-        """A source without targets in these steps gets the mean of all sources."""
+        """`records`: metrics of the steps. A source without targets in these steps gets the mean of all sources."""
         sums, counts = dict[str, float](), dict[str, int]()
         for record in records:
             for source, loss in record.losses.items():
@@ -161,7 +161,10 @@ class SourceLevels:
 
 
 def excess_of(loss: float, targets: int, level: float) -> float:
-    """Return the excess of a mean loss over a level: the difference · √(targets / (targets + 32)) [nats/token]."""
+    """Return the excess of a mean loss over the level of its source [nats/token].
+
+    It is the difference, times √(targets / (targets + 32)), so that a mean over few targets weighs less.
+    """
     return (loss - level) * math.sqrt(targets / (targets + PRIOR_TARGETS))
 
 

@@ -183,7 +183,7 @@ def _of_shortage(plan: Plan, target: Target, epochs: Mapping[str, float]) -> str
 
 
 def _distrust(plan: Plan, own: OwnLaw) -> list[str]:
-    """Return the reasons why an own law may not hold for this plan, one sentence an entry."""
+    """Return the reasons why an own law may not hold for this plan, one sentence per entry."""
     lines = []
     if own.dataset != plan.dataset:
         of = f"dataset {own.dataset[:12]}" if own.dataset else "a dataset that it does not name"

@@ -1,7 +1,8 @@
 """The proxy runs of a ladder: sizes and lengths of small runs from which a scaling law is fitted.
 
-Sizes and lengths are spaced evenly by ratio. Every run sees tokens once and has its own schedule, as in approach 3 of
-Hoffmann et al. 2022, arXiv 2203.15556. The available tokens bound the lengths, so that no repeats enter the law.
+Sizes and lengths are spaced evenly by ratio. Every run reads a token at most once and has its own learning rate
+schedule, as in approach 3 of Hoffmann et al. 2022, arXiv 2203.15556. The available tokens limit the lengths, so that
+repeated tokens do not influence the law.
 """
 
 from collections.abc import Mapping
@@ -104,8 +105,9 @@ def plan_proxies(sizes: Mapping[int, int], number: int, unique: float) -> list[P
         )
     if len(set(sizes.values())) < len(sizes):
         raise ConfigError(
-            f"ladder: expected {len(sizes)} sizes, got models of {', '.join(f'{size:,}' for size in sizes.values())} "
-            "parameters, the nearest that exist. Raise --largest, or lower --sizes."
+            f"ladder: expected {len(sizes)} different sizes, got models of "
+            f"{', '.join(f'{size:,}' for size in sizes.values())} parameters, the nearest possible shapes. "
+            "Raise --largest, or lower --sizes."
         )
     longest = {wanted: min(MOST_RATIO * params, unique) for wanted, params in sizes.items()}
     return [

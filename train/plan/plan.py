@@ -65,7 +65,7 @@ class Plan(BaseModel):
     num_params: int
     """Exact number of parameters of that shape."""
     stages: tuple[StagePlan, ...]
-    """Ranges of steps, each with its sequence length, batch and mixture."""
+    """Training stages: ranges of steps, each with its sequence length, batch and mixture."""
     warmup_steps: int
     """Steps of linear warm-up."""
     learning_rate: float
@@ -276,7 +276,7 @@ def mix_path(digest: str) -> str:
 
 
 def check_mix_overrides(settings: Mapping[str, Any], overrides: Sequence[str]) -> None:
-    """Raises ConfigError if overrides change the shares of a plan with a mix; `settings` are the plan's."""
+    """Raise ConfigError if overrides change the shares of a plan with a mix; `settings`: those of the plan."""
     mix = settings.get("train", {}).get("mix")
     if mix and (conflicts := [text for text in overrides if _key(text) in (WEIGHTS, MIX)]):
         raise ConfigError(

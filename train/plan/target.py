@@ -155,7 +155,7 @@ def choose_target(sizing: PlanConfig, vocab_size: int, unique: float, most: floa
     if params < sizing.min_params:
         raise ConfigError(
             f"plan: expected a budget for {sizing.min_params:,} parameters (plan.min_params), got one for "
-            f"{params:,.0f} and {tokens:,.0f} tokens. Raise the budget, or lower plan.min_params."
+            f"{params:,.0f} and {tokens:,.0f} tokens. Raise {_setting_of(sizing)}, or lower plan.min_params."
         )
     how = "the budget" if tokens == asked.tokens else "the budget and the tokens"
     if sizing.inference_tokens is not None:

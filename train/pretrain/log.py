@@ -81,7 +81,7 @@ class TrainingLog:
 
     @property
     def ended(self) -> bool:
-        """True if the held-out losses so far end the run."""
+        """True if the run ends since the held-out loss has stopped falling."""
         patience = self._setup.settings.guard.patience
         return patience is not None and self.guard.since_best >= patience
 
@@ -167,7 +167,7 @@ class TrainingLog:
         self._stall += seconds
 
     def rewind(self, step: int, to_step: int, checkpoint: str, left_out: Exclusion, restored: GuardState) -> None:
-        """Log a rewind from `step` to the state of `to_step`, which excludes some samples from training."""
+        """Log a rewind from `step` to the state of `to_step`, and the samples that it excludes from training."""
         samples, doc_ids = left_out.samples, tuple(document.doc_id for document in left_out.documents)
         if self._log is not None:
             undone = [Undone(step=line.step, metrics=line) for line in self._log.after(to_step)]

@@ -124,7 +124,7 @@ class TrainingRun:
         self.step, self._pending = made.step, made
 
     def line(self) -> StepMetrics | None:
-        """Return the metrics of the pending step after the guard has checked them; None if no step is pending."""
+        """Read the figures of the pending step, apply the guard and return its metrics; None if no step is pending."""
         made, self._pending = self._pending, None
         if made is None:
             return None

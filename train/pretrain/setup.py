@@ -67,7 +67,7 @@ class TrainingSetup:
     done: bool
     """True if the run is complete and its manifest exists."""
     window: ProfileWindow | None
-    """The steps to profile on this rank."""
+    """The steps to profile on this rank; None = no step."""
     peak_flops: float | None = None
     """Peak throughput of a device, the denominator of MFU [FLOP/s]; None = unknown."""
 

@@ -35,7 +35,7 @@ COMPRESSION_PREFIX = "compress."
 class StepResult:
     """Loss and gradient norm of a step before its update, the same on every rank.
 
-    The copy from the device runs beside the work launched afterwards; the first access to a figure waits for it.
+    The figures are copied from the device while later work runs; the first access to a figure waits for the copy.
     """
 
     def __init__(self, tally: LossTally, norm: Tensor, scale: float):
@@ -242,7 +242,7 @@ class StepInput:
 
 @dataclass(frozen=True)
 class RequestedStep:
-    """A step whose rows are read and whose sums are pending."""
+    """A step whose rows are read and whose sums over the ranks are pending."""
 
     step: int
     rows: Rows | Exception

@@ -169,7 +169,7 @@ def fit_law(
 def fit_or_hold_exponents(measured: Sequence[MeasuredLoss], draws: int, share: float) -> Fit:
     """Return the law fitted to runs; if they do not determine an exponent, both are held at PUBLISHED values.
 
-    An exponent is undetermined if it is not between 0 and STEEPEST, or if its interval is wider than WIDEST of it.
+    An exponent is not determined if it is not between 0 and STEEPEST, or its interval is wider than WIDEST times it.
     Raises ConfigError as `fit_law` does.
     """
     free = fit_law(measured, draws, share)

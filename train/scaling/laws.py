@@ -22,9 +22,9 @@ class Allocation:
     """The numbers of parameters and tokens on which a compute budget is spent."""
 
     params: float
-    """N, counted as the law counts."""
+    """N, by the law's counting rule."""
     tokens: float
-    """D."""
+    """Number of training tokens D."""
 
     @property
     def compute(self) -> float:
@@ -73,9 +73,9 @@ class LossLaw:
     floor: float
     """E, the irreducible loss [nats/token]."""
     a: float
-    """A."""
+    """A, the factor of N^-alpha."""
     b: float
-    """B."""
+    """B, the factor of D^-beta."""
     alpha: float
     beta: float
     counts: Counts = "all"
@@ -221,7 +221,7 @@ APPROACH_1 = ComputePowerLaw(
 APPROACH_2 = ComputePowerLaw(
     "Hoffmann, approach 2", f"{HOFFMANN}, Table A3 (our fit of it)", 0.14488, 0.489942, 1.15276, 0.51002
 )
-"""IsoFLOP profiles; also a fit of the paper's table."""
+"""IsoFLOP profiles; also our fit of the paper's table."""
 
 APPROACH_3 = LossLaw(
     name="Hoffmann, approach 3",

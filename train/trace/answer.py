@@ -40,7 +40,7 @@ class RowSelection:
     """The rows of a global batch that are selected."""
 
     rank: int | None = None
-    """None = all ranks."""
+    """Rank that reads the rows; None = all ranks."""
     micro_batch: int | None = None
     """Micro-batch of the rank, from 0; None = all."""
     ranks: int | None = None

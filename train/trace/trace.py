@@ -47,17 +47,17 @@ class Appearance:
     split: str
     """Input file the document came from, such as a WARC file."""
     offset: int
-    """Start of its record there [bytes]."""
+    """Start of the document's record in the input file [bytes]."""
     length: int
-    """Length of its record there [bytes]."""
+    """Length of the document's record in the input file [bytes]."""
     doc_start: int
     """First token of the span, counted in the document."""
     doc_stop: int
     """Token after the span, counted in the document."""
     row_start: int
-    """First token of the span, counted in the row; a token after the last input of a range is a target only."""
+    """First token of the span, counted in the row."""
     row_stop: int
-    """Token after the span, counted in the row."""
+    """Token after the span, counted in the row; the last token of the span may be a target only, and not an input."""
     cluster: str = ""
     """Duplicate cluster, hex; empty if it is not known."""
 
@@ -112,11 +112,11 @@ class FoundDocument:
     split: str
     """Input file the document came from, such as a WARC file."""
     offset: int
-    """Start of its record there [bytes]."""
+    """Start of the document's record in the input file [bytes]."""
     length: int
-    """Length of its record there [bytes]."""
+    """Length of the document's record in the input file [bytes]."""
     num_tokens: int
-    """Length [tokens], separators included."""
+    """Number of tokens of the document, separators included."""
     appearances: list[Appearance]
     """Spans of the document in training rows, by step and row."""
     cluster: str = ""
@@ -391,7 +391,7 @@ class StepLayout:
 
 
 def layout_of_step(run: Store, plan: Plan, step: int, ranks: int | None = None) -> StepLayout:
-    """Return the layout of a step: that of the next checkpoint, else of the last checkpoint, else of the plan.
+    """Return the layout of a step: that of the first checkpoint not before it, else of the last one, else the plan's.
 
     `ranks`: use the plan's layout on this number of ranks instead. Raises ConfigError if that layout does not work with
     `ranks` ranks.

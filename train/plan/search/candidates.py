@@ -1,8 +1,8 @@
 """Enumerate the layouts of a run on a cluster, and reject invalid ones before they are timed.
 
 A tensor axis stays within a node, where its collectives in every layer have a fast link. GPipe is left out: it takes
-as long as 1F1B and more memory. A context axis splits the sequence by heads where they divide, else by keys. Settings
-of `[layout]` in the recipe are kept.
+as long as 1F1B and more memory. A context axis divides the heads if their number allows it, else the keys. Settings of
+`[layout]` in the recipe are kept.
 """
 
 import math

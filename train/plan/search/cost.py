@@ -114,7 +114,7 @@ STEP_COMPONENTS = {
 
 
 def bubble_share(schedule: str, stages: int) -> float:
-    """Return the bubble of a pipeline relative to that of 1F1B.
+    """Return the bubble of a pipeline, the time in which its ranks wait, relative to that of 1F1B.
 
     Sources: Narayanan et al. 2021, arXiv 2104.04473, section 2.2.2 (interleaved: 1/stages); Qi et al. 2023, arXiv
     2401.10241, table 2 (zero bubble: the gradients of weights fill two of three passes; zbv: nearly all).

@@ -75,7 +75,7 @@ class SearchResult:
     limit: int
     """Memory limit of a rank [bytes]."""
     seconds: float
-    """Duration of the search."""
+    """Duration of the search [s]."""
 
     @property
     def searched(self) -> int:
@@ -139,7 +139,7 @@ def search(
     cluster: Cluster,
     top: int = 5,
 ) -> SearchResult:
-    """Return the `top` fastest layouts of a run on a cluster, each with different axes, and those rejected by reason.
+    """Return the `top` fastest layouts of a run on a cluster, each with different axes; count the others by reason.
 
     `run`: its training stages, or (positions of a row, rows of a step). Settings of `[layout]` that the recipe sets are
     kept; automatic ones depend on the device. Raises ConfigError if the device does not support the precision.
@@ -190,7 +190,7 @@ def predict(
 
 
 class _Search:
-    """One search, with its caches."""
+    """One layout search, with its caches."""
 
     def __init__(
         self, shape: ModelShape, settings: Settings, run: Sequence[StagePlan] | tuple[int, int], cluster: Cluster
