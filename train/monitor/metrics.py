@@ -153,7 +153,10 @@ def finite(value: float | None) -> float | None:
 def metrics_by_source(
     names: Sequence[str], sums: Sequence[float], counts: Sequence[float]
 ) -> tuple[dict[str, float], dict[str, int]]:
-    """Return mean loss and number of targets of each source that has any, from sums over the global batch."""
+    """Return the mean loss and the number of targets of each source that has targets in the global batch.
+
+    `sums`, `counts`: summed cross-entropy [nats] and number of targets of each source in `names`.
+    """
     numbers = {name: round(count) for name, count in zip(names, counts, strict=True) if count}
     totals = dict(zip(names, sums, strict=True))
     return {name: totals[name] / number for name, number in numbers.items()}, numbers

@@ -1,4 +1,4 @@
-"""The dry run: a text description of a run on a number of ranks, with everything that does not fit.
+"""The dry run: a text description of a run on a number of ranks, which names everything that does not fit or divide.
 
 It shows layout, memory, steps and cost. All of it is computed from the plan alone, without a process group, a device
 or weights.
@@ -53,8 +53,9 @@ def _model(plan: Plan, settings: Settings, device: str) -> Iterator[str]:
     shape = plan.shape
     yield (
         f"model: {num_parameters(shape):,} parameters ({num_parameters(shape, False):,} without embeddings), "
-        f"{shape.num_layers} layers of {shape.d_model}, {shape.num_heads} heads of {shape.head_dim} "
-        f"({shape.num_kv_heads} of keys), {shape.activation} of {shape.d_ffw}, {shape.vocab_size:,} ids"
+        f"{shape.num_layers} layers of width {shape.d_model}, {shape.num_heads} heads of width {shape.head_dim} "
+        f"({shape.num_kv_heads} for keys and values), {shape.activation} of width {shape.d_ffw}, "
+        f"{shape.vocab_size:,} tokens in the vocabulary"
     )
     compiled = ", compiled" if settings.layout.compile else ""
     yield f"precision ({device}): {settings.train.precision}{compiled}; optimizer: {settings.optim.optimizer}"

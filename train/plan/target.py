@@ -48,7 +48,7 @@ class Target:
     asked: Allocation
     """Size that the law chooses with unlimited data; N is counted by the law's own rule."""
     budget: float | None
-    """C [FLOPs, as 6ND], given directly or as hours or money; None = no budget."""
+    """Compute budget C [FLOPs, as 6ND], set directly, or as device hours or money; None = no budget."""
     how: str
     """What N and D follow from, in words."""
     unique: float

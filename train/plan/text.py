@@ -12,7 +12,7 @@ from train.plan.plan import Plan
 from train.plan.rules import SourcedFigure
 
 WIDTH = 118
-"""Characters of a line."""
+"""Maximum number of characters of a line."""
 SUBJECTS = {
     "data": "tokens padding documents_cut unique_tokens epochs worth_in_unique_tokens",
     "sizes by other laws": "compute_6nd size own_law expected_loss",

@@ -181,7 +181,7 @@ def _is_done(run: Store, checkpoint: CheckpointMetadata) -> bool:
 
 
 def prepare(run: Store, overrides: Sequence[str], ranks: Ranks) -> TrainingSetup:
-    """Open the run on every rank after rank 0 has checked it. Raises ConfigError or ContractError."""
+    """Check the run on rank 0, then open it on every rank. Raises ConfigError or ContractError if a check fails."""
     plan, checkpoint, done = ranks.on_first(lambda: check_run(run, overrides, ranks))
     layout = plan.settings.layout
     current = layout_of(layout, axes_of(layout, ranks.world_size), default_threads(ranks), ranks.device.type)

@@ -64,7 +64,7 @@ class LawFile(_Block):
 
 
 def law_in(own: OwnLaw) -> LossLaw:
-    """Return an own law as a law of loss. Raises ConfigError if it has no optimal sizes in the range of its runs."""
+    """Return an own law as a LossLaw. Raises ConfigError if it has no optimal sizes in the range of its runs."""
     numbers = {name: getattr(own, name) for name in NAMES}
     law = LossLaw(name="own law", source=own.source, counts=own.counts, **numbers)
     try:

@@ -126,7 +126,7 @@ class TraceAnswers:
         return StepAnswer(step, rows, origin, described)
 
     def url(self, url: str) -> DocumentsAnswer:
-        """Return the documents of a URL."""
+        """Return the documents with a URL, and the steps and checkpoints that were trained on them."""
         return self._documents(self.trace.steps_of_url(url), None)
 
     def document(self, doc_id: str) -> DocumentsAnswer:
