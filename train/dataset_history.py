@@ -14,7 +14,7 @@ from schemas.tokens import Dataset
 
 REPLAYS_NAME = "train/replays.json"
 CLEAN = "clean"
-"""The value of --replay-from that stands for the last checkpoint that saw none of the removed documents."""
+"""The value of --replay-from for the last checkpoint that saw none of the removed documents."""
 
 
 class Replay(BaseModel):

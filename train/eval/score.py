@@ -243,7 +243,7 @@ def read_texts(uri: str) -> Iterator[pa.RecordBatch]:
         names = (file.schema if arrow else file.schema_arrow).names
         if missing := [name for name in ("doc_id", "text") if name not in names]:
             raise ContractError(
-                f"{uri}: expected the columns doc_id and text, got no {' and no '.join(missing)}. Add what is missing."
+                f"{uri}: expected the columns doc_id and text, got no {' and no '.join(missing)}. Add the column."
             )
         if arrow:
             for number in range(file.num_record_batches):

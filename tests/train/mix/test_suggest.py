@@ -343,10 +343,10 @@ def test_passes_are_those_of_the_plan(tmp_path: Path, packing: str) -> None:
 
 
 def test_runs_that_say_nothing_of_a_mix(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"got one in use: web\. Give"):
+    with pytest.raises(ConfigError, match=r"sources in use, got one: web\. Give"):
         measured_run(run_of(tmp_path / "one", {"web": falling(3, 1, 0.3)}))
     curves = {"web": falling(3, 1, 0.3), "books": falling(2, 1, 0.3)}
-    with pytest.raises(ConfigError, match=r"got one in use: web; books has weight 0, so it was not measured\. Give"):
+    with pytest.raises(ConfigError, match=r"got one: web; books has weight 0, so it was not measured\. Give"):
         measured_run(run_of(tmp_path / "left", curves, train={"weights": {"web": 1, "books": 0}}))
     run = run_of(tmp_path / "run", curves)
     run.delete("train/metrics.jsonl")
