@@ -389,7 +389,8 @@ def test_settings_reach_the_update_rule_that_names_them_and_no_other(name: str) 
             rules = make_optimizer(make(), OptimConfig(optimizer=name, **{setting: value})).rules
             assert [getattr(rule, setting, None) for rule in rules].count(value) == 1
         else:
-            message = f"{setting}: expected optimizer = .*, got {name}. Remove {setting}, or set optimizer."
+            users = " or ".join(user for user, other in OPTIMIZERS.items() if setting in other.all_settings)
+            message = f"{setting}: expected optimizer = {users}, got {name}. Remove {setting}, or set optimizer."
             with pytest.raises(ValidationError, match=message):
                 OptimConfig(optimizer=name, **{setting: value})
 
