@@ -95,6 +95,7 @@ ALONE = {
     "pipeline.quality": "a file for each rule set, with one interface",
     "pipeline.steps.requirements": "settings of rooms that do not import each other",
     "train.launch": "a program that replaces torchrun",
+    "train.optim": "a file for each update rule, found by its row in OPTIMIZERS",
     "train.replay_check": "a program",
     "train.export": "a program for each format",
 }
