@@ -197,11 +197,13 @@ def models_of(run: Run, step: Step) -> Models:
 
 
 def step_identity(run: Run, step: Step, inputs: Mapping[str, TableVersion]) -> str:
-    """Return the fingerprint of a step: stages, versions, content settings, digests of models, and what it reads."""
+    """Return the fingerprint of a step: stages, versions, own columns, content settings, models, and what it reads."""
     reads: Any = {name: origin_digest(table.manifest) for name, table in inputs.items()}
     if not step.reads:
         reads = [(split.name, split.size, split.identity, split.format) for split in run.splits]
-    return digest_of({"table": step.name, **step_content(run, step), "reads": reads})
+    columns = [column.name for stage in step.stages if isinstance(stage, PerDocument) for column in stage.columns]
+    more = {"columns": columns} if columns else {}
+    return digest_of({"table": step.name, **step_content(run, step), "reads": reads, **more})
 
 
 def step_content(run: Run, step: Step) -> dict[str, Any]:

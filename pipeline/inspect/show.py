@@ -43,11 +43,21 @@ TABLE_ORDER = (
 VERDICT = ["drop_stage", "drop_rule", "drop_value", "drop_limit"]
 SCORED = [name for name in SCORES.names if name not in ("doc_id", "paragraphs", "paragraph_perplexity")]
 BUCKET = ["perplexity_bucket"]
-COLUMNS = pa.schema([*DOCUMENTS, *(SCORES.field(name) for name in SCORED), VERDICTS.field(BUCKET[0])])
-"""Columns that a condition may name."""
+JOINED = [*(SCORES.field(name) for name in SCORED), VERDICTS.field(BUCKET[0])]
+COLUMNS = pa.schema([*DOCUMENTS, *JOINED])
+"""Columns that a condition may name in every run."""
 
 
-def parse_where(text: str) -> pc.Expression:
+def columns_of_run(run: Store) -> pa.Schema:
+    """Return the columns that a condition may name in this run, with those that stages declare themselves."""
+    if "documents" not in read_run(run).tables:
+        return COLUMNS
+    folder, manifest = open_table(run, "documents")
+    with folder.open_input(manifest.paths_of()[0]) as stream:
+        return pa.schema([*pq.read_schema(stream), *JOINED])
+
+
+def parse_where(text: str, columns: pa.Schema = COLUMNS) -> pc.Expression:
     """Return the filter of a condition such as `language = de and gopher_num_words < 60`.
 
     Raises ConfigError if a column does not exist, a value does not fit its type, or the condition cannot be parsed.
@@ -61,36 +71,37 @@ def parse_where(text: str) -> pc.Expression:
                 f"got {part!r}. Write it as `column operator value`."
             )
         name, operator, value = match.groups()
-        if name not in COLUMNS.names:
-            close = suggest_name(name, COLUMNS.names)
+        if name not in columns.names:
+            close = suggest_name(name, columns.names)
             raise ConfigError(
                 f"--where {part!r}: expected a column of documents or scores, got {name!r}{close}. "
                 "Name a column that `penstock show` prints."
             )
-        term = _term(name, operator.lower(), value)
+        term = _term(columns.field(name), operator.lower(), value)
         expression = term if expression is None else expression & term
     if expression is None:
         raise ConfigError("--where: expected a condition, got none. Write one such as 'language = de'.")
     return expression
 
 
-def _term(name: str, operator: str, value: str) -> pc.Expression:
+def _term(column: pa.Field, operator: str, value: str) -> pc.Expression:
     if operator.startswith("is"):
-        return pc.field(name).is_null() if operator == "is null" else ~pc.field(name).is_null()
-    return compare_column(name, operator, value.strip("'\""))
+        is_null = pc.field(column.name).is_null()
+        return is_null if operator == "is null" else ~is_null
+    return compare_column(column, operator, value.strip("'\""))
 
 
 def column_equals(name: str, value: str) -> pc.Expression:
     """Return the filter `name = value` for an unquoted value. Raises ConfigError if it does not fit the column."""
-    return compare_column(name, "=", value)
+    return compare_column(COLUMNS.field(name), "=", value)
 
 
-def compare_column(name: str, operator: str, value: str) -> pc.Expression:
+def compare_column(column: pa.Field, operator: str, value: str) -> pc.Expression:
     """Return the filter that compares a column with a value; ids are given in hex.
 
     Raises ConfigError if the value does not fit the type of the column.
     """
-    kind = COLUMNS.field(name).type
+    name, kind = column.name, column.type
     try:
         if pa.types.is_fixed_size_binary(kind) or pa.types.is_binary(kind):
             scalar = pa.scalar(bytes.fromhex(value), kind)
@@ -157,7 +168,7 @@ def _judged_part(run: Store, number: int, tables: Collection[str], sorting: Sort
 
     `sorting` decides which documents the mix of the dataset leaves out.
     """
-    part = _read_part(run, "documents", number, [name for name in DOCUMENTS.names if name not in HIDDEN_COLUMNS])
+    part = _read_part(run, "documents", number)
     row_of = {identifier: row for row, identifier in enumerate(part.column("doc_id").to_pylist())}
     final = part.select(VERDICT).to_pylist()
     for name in LATER_TABLES:
@@ -195,7 +206,8 @@ def _with_columns(part: pa.Table, other: pa.Table, names: Sequence[str]) -> pa.T
 def _read_part(run: Store, table: str, number: int, columns: list[str] | None = None) -> pa.Table:
     folder, manifest = open_table(run, table)
     with folder.open_input(manifest.paths_of()[number]) as stream:
-        return pq.read_table(stream, columns=columns)
+        file = pq.ParquetFile(stream)
+        return file.read(columns or [name for name in file.schema_arrow.names if name not in HIDDEN_COLUMNS])
 
 
 def _join(run: Store, table: str, number: int, rows: list[Row]) -> None:
@@ -211,10 +223,10 @@ def _join(run: Store, table: str, number: int, rows: list[Row]) -> None:
                 row[f"{table}.{name}"] = value
 
 
-def format_document(row: Row, with_text: bool) -> str:
+def format_document(row: Row, with_text: bool, columns: pa.Schema = COLUMNS) -> str:
     """Format a document as text: the verdict, its provenance, and every measured signal with its unit."""
     lines = [f"document {row['doc_id'].hex()}  {verdict_of(row)}"]
-    fields = {field.name: field for schema in TABLES.values() for field in schema}
+    fields = {field.name: field for schema in (columns, *TABLES.values()) for field in schema}
     for name, value in row.items():
         if value is None or name == "doc_id" or name.split(".")[-1].startswith("drop_"):
             continue

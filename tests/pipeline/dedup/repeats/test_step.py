@@ -17,13 +17,13 @@ from pipeline.engine.parquet import Part
 from pipeline.engine.step import StepContext
 from pipeline.perplexity.compile import compile_lm
 from pipeline.pii.stage import PII
-from pipeline.stages import CHECKED
+from pipeline.stages import CHECKED, DOCUMENT_COLUMNS
 from pipeline.steps.clean import CleanTask, survivors
 from pipeline.steps.verdicts import Reevaluation
 from schemas.config import load_recipe
 from schemas.manifest import part_key
 from schemas.storage import Store
-from schemas.tables import DEDUP, DOCUMENTS, TABLES, TEXT
+from schemas.tables import DEDUP, TABLES, TEXT
 from schemas.tables import REPEATS as SCHEMA
 from tests.support.repeats_oracle import of_part, total_rows
 from tests.support.tiny_arpa import TINY, write_arpa
@@ -54,7 +54,7 @@ class Tables:
         self.root = folder
         self.count = len(rows)
         for number, documents in enumerate(rows):
-            self._write("documents", number, documents, DOCUMENTS)
+            self._write("documents", number, documents, DOCUMENT_COLUMNS)
             self._write("text", number, documents, TEXT)
             measured = [row for row in documents if row.get("drop_stage") is None]
             verdicts = [
