@@ -28,6 +28,7 @@ from schemas.errors import ConfigError, ContractError
 from schemas.ids import digest_of, file_sha256
 from schemas.locks import lock_tables
 from schemas.manifest import (
+    FROM_INPUT,
     MANIFEST_NAME,
     RUN_NAME,
     InputEntry,
@@ -226,7 +227,7 @@ def commit(
 ) -> None:
     """Write the manifest of one table, which makes it exist, and delete the results of its parts."""
     table, built, inputs, timing = facts
-    identities = {f"input:{split.name}": split.identity for split in run.splits} if not step.reads else {}
+    identities = {f"{FROM_INPUT}{split.name}": split.identity for split in run.splits} if not step.reads else {}
     check_inputs(run.folder, table, built, identities)
     entries = [InputEntry.model_validate(source) for source in built.sources]
     for name, read in inputs.items():
@@ -266,7 +267,8 @@ def check_inputs(folder: Store, table: str, built: TableResult, identities: Mapp
     digests = {entry.name: entry.sha256 for entry in earlier.content.inputs}
     for source in built.sources:
         name, now = source["name"], source["sha256"]
-        same = earlier.run.lineage.get(f"input:{name}") == identities.get(f"input:{name}")
+        key = f"{FROM_INPUT}{name}"
+        same = earlier.run.lineage.get(key) == identities.get(key)
         if same and digests.get(name, now) != now:
             raise ContractError(
                 f"input {name}: expected SHA-256 {digests[name][:16]}… (same name, size and time as before), "

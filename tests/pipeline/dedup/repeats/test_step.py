@@ -23,7 +23,7 @@ from pipeline.steps.verdicts import Reevaluation
 from schemas.config import load_recipe
 from schemas.manifest import part_key
 from schemas.storage import Store
-from schemas.tables import DEDUP, TABLES, TEXT
+from schemas.tables import DEDUP, TEXT, VERDICTS
 from schemas.tables import REPEATS as SCHEMA
 from tests.support.repeats_oracle import of_part, total_rows
 from tests.support.tiny_arpa import TINY, write_arpa
@@ -61,7 +61,7 @@ class Tables:
                 {"doc_id": row["doc_id"], "drop_stage": row["_dedup"], "cluster": row["doc_id"]} for row in measured
             ]
             self._write("dedup", number, verdicts, DEDUP)
-            self._write("verdicts", number, verdicts, TABLES["verdicts"])
+            self._write("verdicts", number, verdicts, VERDICTS)
         self.inputs = {name: self._table(name) for name in ("documents", "text", "verdicts", "dedup")}
 
     def _write(self, name: str, number: int, rows: list[dict], schema: pa.Schema) -> None:
