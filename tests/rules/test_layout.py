@@ -101,6 +101,7 @@ HEAVY = {
         "icu4py",
         "kenlm",
         "matplotlib",
+        "phonenumbers",
         "presidio_analyzer",
         "pyspark",
         "safetensors",
