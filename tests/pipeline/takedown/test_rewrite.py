@@ -60,9 +60,9 @@ def test_a_shard_without_removals_is_written_with_the_same_bytes(unchanged: Path
     for shard in (shard for shards in dataset.streams.values() for shard in shards):
         place, none = RemovedRows(shard, np.empty(0, np.int64), [], []), []
         made = [blank_tokens(dataset.folder, place, new, "uint16", 4), cut_tokens(dataset.folder, place, new, "uint16")]
-        assert [(entry["sha256"], removed) for entry, removed in made] == [(shard.sha256, none)] * 2
+        assert [(written.sha256, removed) for written, removed in made] == [(shard.sha256, none)] * 2
         docs = [blank_docs(dataset.folder, place, new), cut_docs(dataset.folder, place, new)]
-        assert [entry["sha256"] for entry in docs] == [shard.docs_sha256] * 2
+        assert [written.sha256 for written in docs] == [shard.docs_sha256] * 2
 
 
 def test_only_touched_shards_are_rewritten_and_positions_kept(run: Path) -> None:
