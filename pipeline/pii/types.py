@@ -168,7 +168,9 @@ def import_presidio() -> Any:
 def load_recognizers(names: tuple[str, ...]) -> list[LoadedRecognizer]:
     """Return the recognizers of the chosen types except `phone`, which has its own module."""
     kinds = [kind for kind in TYPES if kind.name in names and kind.name != "phone"]
-    presidio = import_presidio() if kinds else None
+    if not kinds:
+        return []
+    presidio = import_presidio()
     loaded = []
     for kind in kinds:
         options: dict[str, Any] = {}
