@@ -68,7 +68,7 @@ def check_packages(recipe: Recipe, splits: Sequence[Split]) -> dict[str, TableVe
     """Return no table. Raises ConfigError if a package that finds the chosen personal data is not installed."""
     config = recipe.section(PII.name, PiiConfig)
     needed = {
-        "phonenumbers": "phone" in config.types,
+        "phonenumbers": bool(config.types),  # presidio imports it too
         "presidio-analyzer": bool({*config.types} - {"phone"}),
         "spacy": config.ner_model is not None,
     }
