@@ -163,7 +163,8 @@ def test_a_killed_takedown_writes_again_only_the_files_that_are_not_complete(tmp
         assert manifest.digest == opened(tmp_path / "whole").manifest.digest
         assert [c.documents for c in certificates(folder)] == [c.documents for c in certificates(tmp_path / "whole")]
         seen.add(len(complete))
-    assert {0, num_files} < seen  # nothing, everything and something between was complete
+    assert 0 in seen
+    assert len(seen) > 2  # kills at which some files were complete and others were not
 
 
 def open_dataset_version(folder: Path) -> str:
