@@ -42,15 +42,28 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     return None if find_spec("pyspark") else WithoutSpark.from_parent(parent, path=module_path)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With `--dist loadgroup` one process runs all tests on Spark, in one JVM; other files stay whole."""
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            group = "spark" if item.get_closest_marker("spark") else item.nodeid.partition("::")[0]
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture(scope="session")
 def spark():
     """One local session with retries, as an embedded run has it.
 
-    Its JVM compiles once and quickly: of these small runs half of the JVM's time is the optimising compiler's.
+    Its JVM compiles once and quickly: of these small runs half of the JVM's time is the optimising compiler's. Its
+    Python workers have imported the pipeline when they start.
     """
     from jobs.spark_session import SparkConfig, open_session
 
-    quick = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
+    quick = {
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+        "spark.python.daemon.module": "tests.support.spark_daemon",
+    }
     config = SparkConfig(master="local[2,4]", driver_memory="1g", shuffle_partitions=4, settings=quick)
     session = open_session(config, "tests")
     yield session
