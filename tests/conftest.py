@@ -4,9 +4,11 @@ An environment without Spark has the training half alone, such as a GPU's image:
 is missing there are skipped, with its name. Where Spark is installed a missing package is an error.
 """
 
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -42,13 +44,24 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     return None if find_spec("pyspark") else WithoutSpark.from_parent(parent, path=module_path)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `--dist loadgroup` one process runs all tests on Spark, in one JVM; other files stay whole."""
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            group = "spark" if item.get_closest_marker("spark") else item.nodeid.partition("::")[0]
-            item.add_marker(pytest.mark.xdist_group(group))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadgroup` one process runs all files with tests on Spark, in one JVM; other files stay whole."""
+    if config.getoption("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class OneSession(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid.partition("::")[0])
+
+    return OneSession(config, log)
+
+
+@cache
+def group_of(path: str) -> str:
+    """Return what a test file shares its process with: all files on Spark have one group, others their own."""
+    return "spark" if "pytest.mark.spark" in (TESTS.parent / path).read_text(encoding="utf-8") else path
 
 
 @pytest.fixture(scope="session")
