@@ -45,8 +45,7 @@ test: setup ## the tests that this machine can run, the fast ones first (SLOW=1:
 check: ## before a commit: lint, and the tests that finish in a minute
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(FAST_TESTS) $(QUICK)
+	@$(BIN)/mypy & types=$$!; tests=0; $(FAST_TESTS) $(QUICK) || tests=$$?; wait $$types && exit $$tests
 
 coverage: setup ## the fast tests with the share of lines that they run; fails below the share in setup.cfg
 	$(FAST_TESTS) --cov --cov-report=term:skip-covered
@@ -74,7 +73,7 @@ report: setup ## write the report of a run again (RUN=folder, demo/run unless na
 	$(BIN)/penstock report $(RUN)
 
 clean: ## remove the demo, benchmarks, caches and build products; environments stay
-	rm -rf demo artifacts build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
+	rm -rf demo artifacts build dist .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
 	find . -name __pycache__ -type d -not -path './$(VENV)*/*' -prune -exec rm -rf {} +
 
 # The stamp makes the installation run again only when the pins or the declared dependencies change.
