@@ -18,7 +18,7 @@ from pipeline.engine.stage import Row
 from schemas.errors import ContractError
 from schemas.manifest import TableVersion, part_key
 from schemas.storage import Store
-from schemas.tables import to_entries, value_type
+from schemas.tables import TABLES, to_entries, value_type
 
 GROUP_ROWS = 2048
 GROUP_BYTES = 32 << 20
@@ -139,15 +139,26 @@ class FileWriter(ABC):
         return self._written
 
 
+def open_parquet(sink: Any, schema: pa.Schema) -> pq.ParquetWriter:
+    """Return a writer of a Parquet file in the format of all tables; equal row groups give equal bytes."""
+    file = pa.PythonFile(sink, mode="w")
+    return pq.ParquetWriter(file, schema, compression="zstd", compression_level=1, write_statistics=False)
+
+
+def write_group(writer: pq.ParquetWriter, rows: pa.Table) -> None:
+    """Write the rows as one row group, or none if there are none."""
+    if rows.num_rows:
+        # Chunks of a row group may be slices; only their own values are written.
+        writer.write_table(rows.cast(writer.schema).combine_chunks(), row_group_size=rows.num_rows)
+
+
 class PartWriter(FileWriter):
-    """A Parquet file that is written row by row."""
+    """A Parquet file that is written row by row, or by whole row groups."""
 
     def __init__(self, folder: Store, key: str, schema: pa.Schema, size_column: str | None = None):
         super().__init__(folder, key, "parquet")
         self._schema, self._size_column = schema, size_column
-        self._writer = pq.ParquetWriter(
-            pa.PythonFile(self._sink, mode="w"), schema, compression="zstd", compression_level=1, write_statistics=False
-        )
+        self._writer = open_parquet(self._sink, schema)
         self._names = schema.names
         self._columns: list[list[Any]] = [[] for _ in self._names]
         self._pending_rows = self._pending_bytes = 0
@@ -161,6 +172,12 @@ class PartWriter(FileWriter):
             self._pending_bytes += len(row.get(self._size_column) or "")
         if self._pending_rows >= GROUP_ROWS or self._pending_bytes >= GROUP_BYTES:
             self._flush()
+
+    def add_group(self, rows: pa.Table) -> None:
+        """Append rows as a row group of their own."""
+        self._flush()
+        write_group(self._writer, rows)
+        self.num_rows += rows.num_rows
 
     def _flush(self) -> None:
         if not self._pending_rows:
@@ -186,14 +203,10 @@ class PartWriter(FileWriter):
         self._writer.close()
 
 
-# The tables of a run have the same number of parts, and part N of each holds the same documents in the same order.
-# `documents` and `text` have a row for every record; `scores`, `verdicts` and `dedup` have one for every document that
-# was measured.
+# The tables of documents have the same number of parts, and part N of each holds the same documents in the same order.
 
 ROWS_AT_ONCE = 4096
 TEXTS_AT_ONCE = 512
-EVERY_ROW = ("text",)
-"""Tables besides `documents` that have a row for every record."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +246,8 @@ def read_measured(
         batch = whole.filter(passed).select(own)
         arrays = dict(zip(batch.schema.names, batch.columns))
         for name, rows in others.items():
-            taken = rows.take(whole.num_rows).filter(passed) if name in EVERY_ROW else rows.take(batch.num_rows)
+            is_complete = TABLES[name].rows == "record"
+            taken = rows.take(whole.num_rows).filter(passed) if is_complete else rows.take(batch.num_rows)
             rows.check(taken.column("doc_id"), batch.column("doc_id"))
             for column in columns[name]:
                 arrays[column if column not in arrays else f"{name}.{column}"] = taken.column(column)

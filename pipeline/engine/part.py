@@ -1,14 +1,15 @@
 """One part of a step's tables: the driver that writes it once, and the typed result that describes it.
 
 A part that an interrupted run completed is not written again. Until the manifest exists, the result of each part is a
-small JSON file in the folder of the step's first table.
+small JSON file in the folder of the step's first table. `write_part` writes the rows of tables; `complete_part` resumes
+parts of any other format.
 """
 
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -167,42 +168,56 @@ def write_part(target: PartTarget, fill: Callable[[PartOutput], None]) -> PartRe
 
     Files of a part whose `fill` raises are removed.
     """
-    folder = next(iter(target.tables.values())).folder
-    completed = completed_part(folder, target.ordinal)
-    if completed is not None:
-        return completed
+
+    def write() -> PartResult:
+        key = part_key(target.ordinal)
+        with ExitStack() as stack:
+            writers = {
+                name: stack.enter_context(PartWriter(table.folder, key, table.schema, table.size_column))
+                for name, table in target.tables.items()
+            }
+            output = PartOutput(writers, DropCounter(target.reasons, target.raises))
+            fill(output)
+        return PartResult(
+            files={name: writer.written for name, writer in writers.items()} | output.files,
+            counts=output.counts or output.books.counts,
+            figures=output.figures if output.counts else output.books.figures | output.figures,
+            errors=output.errors,
+            source=output.source,
+        )
+
+    return complete_part(next(iter(target.tables.values())).folder, target.ordinal, write)
+
+
+def complete_part(folder: Store, ordinal: int, write: Callable[[], PartResult]) -> PartResult:
+    """Return the result of a part, which `write` writes unless an interrupted run has completed it.
+
+    The result is kept in `folder`; its CPU time is measured here.
+    """
+    name = f"{PARTS}/{part_key(ordinal)}.json"
+    if folder.exists(name):
+        return PartResult.from_json(folder.read_json(name))
     started = time.process_time()
-    key = part_key(target.ordinal)
-    with ExitStack() as stack:
-        writers = {
-            name: stack.enter_context(PartWriter(table.folder, key, table.schema, table.size_column))
-            for name, table in target.tables.items()
-        }
-        output = PartOutput(writers, DropCounter(target.reasons, target.raises))
-        fill(output)
-    result = PartResult(
-        files={name: writer.written for name, writer in writers.items()} | output.files,
-        counts=output.counts or output.books.counts,
-        figures=output.figures if output.counts else output.books.figures | output.figures,
-        errors=output.errors,
-        cpu_seconds=time.process_time() - started,
-        source=output.source,
-    )
-    folder.write_atomic(_result_name(target.ordinal), canonical_json(result.to_json()))
+    result = replace(write(), cpu_seconds=time.process_time() - started)
+    folder.write_atomic(name, canonical_json(result.to_json()))
     return result
 
 
-def completed_part(folder: Store, ordinal: int) -> PartResult | None:
-    """Return the result of a part that an earlier, interrupted run completed; None if there is none."""
-    name = _result_name(ordinal)
-    return PartResult.from_json(folder.read_json(name)) if folder.exists(name) else None
+def part_results(folder: Store) -> list[str]:
+    """Return the names of the results of completed parts; a source named `parts` has its files in deeper folders."""
+    return [f"{PARTS}/{name}" for name in folder.child(PARTS).walk() if "/" not in name]
 
 
-def delete_part_results(folder: Store, count: int) -> None:
-    """Delete the results of the first `count` parts, which a manifest has replaced."""
-    for ordinal in range(count):
-        folder.delete(_result_name(ordinal))
+def delete_part_results(folder: Store) -> None:
+    """Delete the results of all parts, which a manifest has replaced."""
+    for name in part_results(folder):
+        folder.delete(name)
 
 
-def _result_name(ordinal: int) -> str:
-    return f"{PARTS}/{part_key(ordinal)}.json"
+def delete_incomplete_parts(folder: Store) -> None:
+    """Delete every file of an interrupted attempt except completed parts and their results."""
+    results = part_results(folder)
+    parts = [PartResult.from_json(folder.read_json(name)) for name in results]
+    kept = {*results, *(written.path for part in parts for written in part.files.values())}
+    for name in sorted({*folder.walk()} - kept):
+        folder.delete(name)

@@ -26,7 +26,7 @@ from pipeline.engine.rules import KEPT, columns_of, evaluate_checks
 from pipeline.engine.spark import dataframe_from_tasks, persist_on_disk, run_tasks
 from pipeline.engine.worker import local_models
 from pipeline.inspect.whatif_limits import SensitivityCurve, curves_of, sensitivity_part
-from pipeline.stages import CHECKED
+from pipeline.stages import CHECKED, STEPS
 from pipeline.steps.verdicts import (
     VerdictsTask,
     checks_of,
@@ -40,6 +40,7 @@ from schemas.config import Recipe
 from schemas.errors import ContractError
 from schemas.manifest import TableVersion, open_table, read_run
 from schemas.storage import Store
+from schemas.text import text_table
 
 KEPT_VERDICT = "kept"
 JUDGED = pa.schema(
@@ -115,15 +116,14 @@ def open_tables(run: Store) -> dict[str, TableVersion]:
 
     Raises ContractError if `dedup` was not made from the current versions of the others.
     """
-    optional = [name for name in ("scores", "repeats") if name in read_run(run).tables]
-    names = ["documents", "verdicts", "clusters", "index", "dedup", *optional]
+    existing = read_run(run).tables
+    reads = next(step.reads for step in STEPS if step.name == DEDUP.name)
+    names = [*(name for name in reads if name in existing), DEDUP.name]
     tables = {name: TableVersion(*open_table(run, name)) for name in names}
-    if "repeats" in tables and not _made_from(tables["repeats"], tables["dedup"]):
-        del tables["repeats"]
-    lineage = tables["dedup"].manifest.run.lineage
-    for name in ("documents", "scores", "verdicts", "clusters"):
-        if name not in tables:
-            continue
+    if "repeats" in existing and _made_from(repeats := TableVersion(*open_table(run, "repeats")), tables[DEDUP.name]):
+        tables["repeats"] = repeats
+    lineage = tables[DEDUP.name].manifest.run.lineage
+    for name in (name for name in reads if name in tables):
         version = tables[name].folder.uri.rsplit("/", 1)[-1]
         if lineage.get(name) != version:
             raise ContractError(
@@ -312,14 +312,12 @@ def format_prediction(prediction: Prediction, changed: Mapping[str, tuple[Any, A
     rates = token_rates(prediction.cells) if prediction.has_tokens else None
     if prediction.cuts_repeats:
         lines.append("before repeated passages are cut: documents dropped or shortened by that step are not predicted")
-    lines += [
-        "",
-        *_table(("kept", "documents", "", "characters", "", "tokens", ""), [_total("all", prediction.cells, rates)]),
-    ]
-    lines += ["", *_table(("dropped by", "documents", "", "characters", ""), _by_rule(prediction.cells))]
+    counted = ("documents", "", "characters", "")
+    lines += ["", *text_table([("kept", *counted, "tokens", ""), _total("all", prediction.cells, rates)], "<>")]
+    lines += ["", *text_table([("dropped by", *counted), *_by_rule(prediction.cells)], "<>")]
     for title, key in (("language", _language), ("source", _source)):
         rows = [_total(name, group, rates) for name, group in _grouped(prediction.cells, key)]
-        lines += ["", *_table((f"kept, by {title}", "documents", "", "characters", "", "tokens", ""), rows)]
+        lines += ["", *text_table([(f"kept, by {title}", *counted, "tokens", ""), *rows], "<>")]
     shown = [curve for curve in prediction.curves if curve.points and curve.setting.partition(" ")[0] in changed]
     if shown:
         lines += ["", "documents kept before deduplication, if only this limit is changed:"]
@@ -423,12 +421,3 @@ def _limits(curve: SensitivityCurve) -> str:
 
 def _points(curve: SensitivityCurve) -> str:
     return "  ".join(f"{limit:.6g} → {kept:,}" for limit, kept in curve.points)
-
-
-def _table(head: Row, rows: Sequence[Row]) -> list[str]:
-    table = [head, *rows]
-    widths = [max(len(row[column]) for row in table) for column in range(len(head))]
-    return [
-        "  ".join(cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths))).rstrip()
-        for row in table
-    ]

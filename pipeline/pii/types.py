@@ -167,11 +167,12 @@ def import_presidio() -> Any:
 
 def load_recognizers(names: tuple[str, ...]) -> list[LoadedRecognizer]:
     """Return the recognizers of the chosen types except `phone`, which has its own module."""
+    kinds = [kind for kind in TYPES if kind.name in names and kind.name != "phone"]
+    if not kinds:
+        return []
     presidio = import_presidio()
     loaded = []
-    for kind in TYPES:
-        if kind.name not in names or kind.name == "phone":
-            continue
+    for kind in kinds:
         options: dict[str, Any] = {}
         if kind.patterns:
             patterns = [presidio.Pattern(kind.name, pattern, score) for pattern, score in kind.patterns]

@@ -9,12 +9,18 @@ from typing import Any, Literal, get_args
 
 from pydantic import model_validator
 
-from pipeline.quality.rules import DEFAULT_RULES, RULES, Dialect, QualityRule, RuleSet
-from schemas.config import Section, decision, location, suggest_name
-from schemas.signals import FAMILIES
+from pipeline.quality.rules import (
+    DEFAULT_RULES,
+    RULES,
+    SIGNALS_OF,
+    Dialect,
+    Family,
+    QualityLimits,
+    QualityRule,
+    RuleSet,
+)
+from schemas.config import decision, location, suggest_name
 
-Peers = Literal["gopher_repetition", "gopher_quality", "c4", "fineweb", "refinedweb", "dclm", "dolma", "redpajama"]
-Family = Peers | Literal["boilerplate", "markup", "lines"]
 LineRuleSet = Literal["c4", "refinedweb"]
 CUTS: Mapping[Dialect, tuple[LineRuleSet, ...]] = {
     "datatrove": ("c4",),
@@ -26,7 +32,7 @@ CUTS: Mapping[Dialect, tuple[LineRuleSet, ...]] = {
 CUTTING = get_args(LineRuleSet)
 
 
-class QualityConfig(Section):
+class QualityConfig(QualityLimits):
     """The section `[quality]` of a recipe; `min_` and `max_` are inclusive to keep. Defaults: FineWeb's recipe."""
 
     dialect: Dialect = decision("datatrove")
@@ -44,60 +50,6 @@ class QualityConfig(Section):
     by_language: Mapping[str, Mapping[str, float]] = decision({})
     """Limits for single languages, such as {"de": {"min_words": 30}}; they replace all others."""
 
-    max_dup_para_frac: float | None = decision(None)
-    """Repeated paragraphs over paragraphs. This and the next twelve: Gopher, table A1."""
-    max_dup_para_char_frac: float | None = decision(None)
-    """Characters in repeated paragraphs over characters."""
-    max_dup_line_frac: float | None = decision(None)
-    """Repeated lines over lines."""
-    max_dup_line_char_frac: float | None = decision(None)
-    """Characters in repeated lines over characters."""
-    max_top_2gram: float | None = decision(None)
-    """Characters in the most frequent 2-gram of words over characters."""
-    max_top_3gram: float | None = decision(None)
-    """The same for 3-grams."""
-    max_top_4gram: float | None = decision(None)
-    """The same for 4-grams."""
-    max_dup_5gram: float | None = decision(None)
-    """Characters in repeated 5-grams of words over characters."""
-    max_dup_6gram: float | None = decision(None)
-    """The same for 6-grams."""
-    max_dup_7gram: float | None = decision(None)
-    """The same for 7-grams."""
-    max_dup_8gram: float | None = decision(None)
-    """The same for 8-grams."""
-    max_dup_9gram: float | None = decision(None)
-    """The same for 9-grams."""
-    max_dup_10gram: float | None = decision(None)
-    """The same for 10-grams."""
-
-    min_words: int | None = decision(None)
-    """Minimum of words other than punctuation [words]. This and the next eleven: Gopher, appendix A.1.1."""
-    max_words: int | None = decision(None)
-    """Maximum of words other than punctuation [words]."""
-    min_mean_word_length: float | None = decision(None)
-    """Minimum of the mean length of those words [code points]."""
-    max_mean_word_length: float | None = decision(None)
-    """Maximum of the mean length of those words [code points]."""
-    min_median_word_length: float | None = decision(None)
-    """Minimum of the median length of those words, which dolma uses [code points]."""
-    max_median_word_length: float | None = decision(None)
-    """Maximum of the median length of those words, which dolma uses [code points]."""
-    max_symbol_ratio: float | None = decision(None)
-    """Number of # and ellipses over words, for dialects that count both together."""
-    max_hash_ratio: float | None = decision(None)
-    """Number of # over words."""
-    max_ellipsis_ratio: float | None = decision(None)
-    """Number of ... and … over words."""
-    max_bullet_lines: float | None = decision(None)
-    """Lines that start with a bullet over lines."""
-    max_ellipsis_lines: float | None = decision(None)
-    """Lines that end with an ellipsis over lines."""
-    min_alpha_words: float | None = decision(None)
-    """Words with a letter over words."""
-    min_stop_words: int | None = decision(None)
-    """Distinct stop words of the language's list, Gopher's eight for English [words]."""
-
     c4_terminal_punctuation: bool = False
     """True to keep only lines that end in . ? ! or a quote: true in C4, false in FineWeb's recipe. This and the next
     two change the cuts, and so the text; they cannot be tried on a finished table."""
@@ -105,39 +57,12 @@ class QualityConfig(Section):
     """Minimum number of whitespace-separated words of a kept line [words]. C4."""
     c4_max_word_length: int = 1000
     """Maximum length of a whitespace-separated word on a kept line [code points]. C4's reference code."""
-    max_lorem_ipsum: float | None = decision(None)
-    """Occurrences of lorem ipsum. C4. RedPajama-V2: over characters."""
-    max_curly_brackets: float | None = decision(None)
-    """Opening curly brackets, a sign of code or a template. C4. RedPajama-V2: share of the characters."""
-    max_javascript: int | None = decision(None)
-    """Occurrences of javascript. dolma's C4."""
-    min_sentences: int | None = decision(None)
-    """Sentences on the kept lines [sentences]. C4."""
-
-    min_terminal_lines: float | None = decision(None)
-    """Lines that end in terminal punctuation over lines. This and the next three: FineWeb, section 3.6."""
-    max_short_lines: float | None = decision(None)
-    """Lines of at most 30 characters over lines."""
-    max_dup_line_chars: float | None = decision(None)
-    """Characters in repeated lines over characters."""
-    max_newline_ratio: float | None = decision(None)
-    """Newlines over words, high for lists."""
 
     refinedweb_max_uppercase: float = 0.5
     """Maximum share of upper-case characters of a kept line. RefinedWeb; this and the next change the cuts, like C4's
     line settings."""
     refinedweb_min_line_words: int = 2
     """Minimum number of whitespace-separated words of a kept line, empty lines excepted [words]. RefinedWeb."""
-    max_removed_words: float | None = decision(None)
-    """Words that RefinedWeb's line rules cut over words. DCLM."""
-    max_boilerplate_lines: float | None = decision(None)
-    """Lines with a phrase of menus, consent, accounts or shops over lines. This and the next three: our own."""
-    max_markup_chars: float | None = decision(None)
-    """Characters in HTML tags and character references over characters."""
-    max_code_signs: float | None = decision(None)
-    """Brackets, operators and similar signs over characters other than whitespace."""
-    max_code_lines: float | None = decision(None)
-    """Lines that end like a statement or block of code over lines."""
 
     @model_validator(mode="before")
     @classmethod
@@ -184,7 +109,7 @@ class QualityConfig(Section):
 
     def _idle_settings(self) -> list[str]:
         compared = {rule.setting for rule in self.chosen_rules()}
-        thresholds = {name for name in self.fields_of("decision") if name.startswith(("min_", "max_"))}
+        thresholds = set(QualityLimits.model_fields)
         given = [(name, name) for name in sorted(thresholds) if getattr(self, name) is not None]
         for language, limits in self.by_language.items():
             given += [(f"by_language.{language}.{name}", name) for name in limits]
@@ -215,4 +140,4 @@ class QualityConfig(Section):
 
 def family_of(column: str) -> str:
     """Return the name of the family of signals that a column belongs to."""
-    return next(family for family, signals in FAMILIES.items() if any(signal.name == column for signal in signals))
+    return next(family for family, signals in SIGNALS_OF.items() if any(signal.name == column for signal in signals))

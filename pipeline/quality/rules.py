@@ -5,14 +5,111 @@ and brackets) and hold for every language. The limits of all others were set on 
 only if its profile or the recipe sets a value. Limits and their order are those of the published configurations.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal, NamedTuple
+
+from pipeline.quality.boilerplate import boilerplate_signals, markup_signals
+from pipeline.quality.text import TextView
+from schemas.config import Section, decision
+from schemas.signals import BOILERPLATE, FAMILIES, MARKUP, SIGNALS, Signal
 
 Dialect = Literal["datatrove", "dclm", "dolma", "redpajama"]
-RuleSet = Literal[
-    "gopher_repetition", "gopher_quality", "c4", "fineweb", "refinedweb", "top_ngrams", "boilerplate", "markup"
+OwnFamily = Literal[
+    "boilerplate",
+    "markup",
 ]
+"""Families of signals of our own. Each has a rule set of the same name."""
+RuleSet = Literal["gopher_repetition", "gopher_quality", "c4", "fineweb", "refinedweb", "top_ngrams", OwnFamily]
+Peers = Literal["gopher_repetition", "gopher_quality", "c4", "fineweb", "refinedweb", "dclm", "dolma", "redpajama"]
+Family = Literal[Peers, OwnFamily, "lines"]
+
+
+class QualityLimits(Section):
+    """The limits of the section `[quality]`; an absent one has the default in LIMITS or in the language's profile."""
+
+    max_dup_para_frac: float | None = decision(None)
+    """Repeated paragraphs over paragraphs. This and the next twelve: Gopher, table A1."""
+    max_dup_para_char_frac: float | None = decision(None)
+    """Characters in repeated paragraphs over characters."""
+    max_dup_line_frac: float | None = decision(None)
+    """Repeated lines over lines."""
+    max_dup_line_char_frac: float | None = decision(None)
+    """Characters in repeated lines over characters."""
+    max_top_2gram: float | None = decision(None)
+    """Characters in the most frequent 2-gram of words over characters."""
+    max_top_3gram: float | None = decision(None)
+    """The same for 3-grams."""
+    max_top_4gram: float | None = decision(None)
+    """The same for 4-grams."""
+    max_dup_5gram: float | None = decision(None)
+    """Characters in repeated 5-grams of words over characters."""
+    max_dup_6gram: float | None = decision(None)
+    """The same for 6-grams."""
+    max_dup_7gram: float | None = decision(None)
+    """The same for 7-grams."""
+    max_dup_8gram: float | None = decision(None)
+    """The same for 8-grams."""
+    max_dup_9gram: float | None = decision(None)
+    """The same for 9-grams."""
+    max_dup_10gram: float | None = decision(None)
+    """The same for 10-grams."""
+
+    min_words: int | None = decision(None)
+    """Minimum of words other than punctuation [words]. This and the next eleven: Gopher, appendix A.1.1."""
+    max_words: int | None = decision(None)
+    """Maximum of words other than punctuation [words]."""
+    min_mean_word_length: float | None = decision(None)
+    """Minimum of the mean length of those words [code points]."""
+    max_mean_word_length: float | None = decision(None)
+    """Maximum of the mean length of those words [code points]."""
+    min_median_word_length: float | None = decision(None)
+    """Minimum of the median length of those words, which dolma uses [code points]."""
+    max_median_word_length: float | None = decision(None)
+    """Maximum of the median length of those words, which dolma uses [code points]."""
+    max_symbol_ratio: float | None = decision(None)
+    """Number of # and ellipses over words, for dialects that count both together."""
+    max_hash_ratio: float | None = decision(None)
+    """Number of # over words."""
+    max_ellipsis_ratio: float | None = decision(None)
+    """Number of ... and … over words."""
+    max_bullet_lines: float | None = decision(None)
+    """Lines that start with a bullet over lines."""
+    max_ellipsis_lines: float | None = decision(None)
+    """Lines that end with an ellipsis over lines."""
+    min_alpha_words: float | None = decision(None)
+    """Words with a letter over words."""
+    min_stop_words: int | None = decision(None)
+    """Distinct stop words of the language's list, Gopher's eight for English [words]."""
+
+    max_lorem_ipsum: float | None = decision(None)
+    """Occurrences of lorem ipsum. C4. RedPajama-V2: over characters."""
+    max_curly_brackets: float | None = decision(None)
+    """Opening curly brackets, a sign of code or a template. C4. RedPajama-V2: share of the characters."""
+    max_javascript: int | None = decision(None)
+    """Occurrences of javascript. dolma's C4."""
+    min_sentences: int | None = decision(None)
+    """Sentences on the kept lines [sentences]. C4."""
+
+    min_terminal_lines: float | None = decision(None)
+    """Lines that end in terminal punctuation over lines. This and the next three: FineWeb, section 3.6."""
+    max_short_lines: float | None = decision(None)
+    """Lines of at most 30 characters over lines."""
+    max_dup_line_chars: float | None = decision(None)
+    """Characters in repeated lines over characters."""
+    max_newline_ratio: float | None = decision(None)
+    """Newlines over words, high for lists."""
+
+    max_removed_words: float | None = decision(None)
+    """Words that RefinedWeb's line rules cut over words. DCLM."""
+    max_boilerplate_lines: float | None = decision(None)
+    """Lines with a phrase of menus, consent, accounts or shops over lines. This and the next three: our own."""
+    max_markup_chars: float | None = decision(None)
+    """Characters in HTML tags and character references over characters."""
+    max_code_signs: float | None = decision(None)
+    """Brackets, operators and similar signs over characters other than whitespace."""
+    max_code_lines: float | None = decision(None)
+    """Lines that end like a statement or block of code over lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,16 +309,32 @@ _REDPAJAMA: Mapping[RuleSet, tuple[QualityRule, ...]] = {
 }
 """Source: the example of the dataset's card, which has Gopher's rules up to the most frequent 2-gram and leaves the
 others to the reader. Those have Gopher's own limits here, and C4's rules have C4's."""
-_OURS: Mapping[RuleSet, tuple[QualityRule, ...]] = {
-    "boilerplate": _rules(max_boilerplate_lines="boilerplate_lines"),
-    "markup": _rules(
-        max_markup_chars="markup_chars",
-        max_code_signs="code_signs",
-        max_code_lines="code_lines",
-    ),
+
+
+class SignalFamily(NamedTuple):
+    """A family of our own: its signals, the function that measures them, and the rules that compare them."""
+
+    signals: tuple[Signal, ...]
+    measure: Callable[[TextView, str], Mapping[str, Any]]
+    """(whole text, language) → its signals by name."""
+    rules: tuple[QualityRule, ...]
+
+
+_MARKUP_RULES = _rules(max_markup_chars="markup_chars", max_code_signs="code_signs", max_code_lines="code_lines")
+OWN_FAMILIES: Mapping[OwnFamily, SignalFamily] = {
+    "boilerplate": SignalFamily(BOILERPLATE, boilerplate_signals, _rules(max_boilerplate_lines="boilerplate_lines")),
+    "markup": SignalFamily(MARKUP, markup_signals, _MARKUP_RULES),
 }
-"""Our own rules, applied with any dialect if the recipe names them. They drop 32 of 1,689 real English pages, 16 of
-them for boilerplate."""
+"""Our own families, measured with any dialect if the recipe names them or their rules. The rules of the first two drop
+32 of 1,689 real English pages, 16 of them for boilerplate."""
+SIGNALS_OF: Mapping[str, tuple[Signal, ...]] = {
+    **FAMILIES,
+    **{name: family.signals for name, family in OWN_FAMILIES.items()},
+}
+"""The signals of every family."""
+NEW_SIGNALS = tuple(s for family in OWN_FAMILIES.values() for s in family.signals if s not in SIGNALS)
+"""Signals that `schemas/signals.py` does not declare: their columns follow all others of `documents`."""
+_OURS: Mapping[RuleSet, tuple[QualityRule, ...]] = {name: family.rules for name, family in OWN_FAMILIES.items()}
 RULES: Mapping[Dialect, Mapping[RuleSet, tuple[QualityRule, ...]]] = {
     "datatrove": {**_DATATROVE, **_OURS},
     "dclm": {**_DCLM, **_OURS},

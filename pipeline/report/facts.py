@@ -15,8 +15,10 @@ from pipeline.engine.stage import Drop
 from pipeline.tokens.streams import STREAM_TABLES, TOKENS, mix_drops, mixed_sorting
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import digest_of
-from schemas.manifest import RUN_NAME, Manifest, TableVersion, open_table, read_run
+from schemas.manifest import RUN_NAME, Manifest, TableVersion, current_tables, read_run
 from schemas.storage import Store
+from schemas.tables import DROPPED_BEFORE, TABLES
+from schemas.text import format_short
 
 # Files that training writes into a run.
 
@@ -198,17 +200,6 @@ def _checkpoint(metadata: Mapping[str, Any]) -> Checkpoint:
     )
 
 
-TABLES = (
-    *("documents", "text", "scores", "verdicts", "clusters", "index", "dedup", "representatives", "audit", "repeats"),
-    *("clean", "tokenizer", "tokens"),
-)
-"""The tables of a run in the order in which they are written."""
-SECONDARY_TABLES = ("text", "index", "representatives")
-"""Tables that are not the first table of their step."""
-TABLES_FROM_INPUTS = ("documents", "text")
-"""Tables that are made from input files, not from other tables."""
-EARLIER_DROPS = ("dedup/dropped_before", "repeats/dropped_before")
-"""Rules of rows that an earlier step dropped: their drop is counted in that step."""
 ROWS_AT_ONCE = 512
 
 
@@ -277,43 +268,25 @@ def collect_facts(run: Store) -> RunFacts:
     """
     if not run.exists(RUN_NAME):
         raise ConfigError(f"{run.uri}: expected a run folder, got no {RUN_NAME}. Run `penstock run RECIPE --out …`.")
-    state = read_run(run)
-    tables: dict[str, Manifest] = {}
-    folders: dict[str, Store] = {}
-    stale = []
-    for name in TABLES:
-        if name in state.tables:
-            folder, manifest = open_table(run, name)
-            if name in TABLES_FROM_INPUTS or _is_current(manifest, tables):
-                tables[name], folders[name] = manifest, folder
-            else:
-                stale.append(name)
+    state, tables = read_run(run), current_tables(run)
     return RunFacts(
         run=run,
         recipe=state.recipe,
-        tables=tables,
-        stale=stale,
-        folders=folders,
+        tables={name: table.manifest for name, table in tables.items()},
+        stale=[name for name in TABLES if name in state.tables and name not in tables],
+        folders={name: table.folder for name, table in tables.items()},
         training=read_training(run),
     )
 
 
-def _is_current(manifest: Manifest, tables: Mapping[str, Manifest]) -> bool:
-    """Return True if the table was made from the current versions of its inputs in this run."""
-    reads = {entry.name: entry.sha256 for entry in manifest.content.inputs if not is_of_another_run(entry.name)}
-    return all(name in tables and tables[name].digest == digest for name, digest in reads.items())
+def is_earlier_drop(name: str) -> bool:
+    """Return True for the rule (`stage/rule`) of rows that an earlier step dropped, which counts them."""
+    return name.endswith(f"/{DROPPED_BEFORE}")
 
 
-def is_of_another_run(name: str) -> bool:
-    """Return True if an input is a table of an earlier snapshot, such as `earlier-0/index`."""
-    return "/" in name
-
-
-# Formatters of numbers: thousands are separated, shares are in per cent, sizes in powers of ten, digests are shortened.
+# Formatters of numbers: thousands are separated, shares are in per cent, digests are shortened.
 
 NO_VALUE = "–"
-SIZES = ("bytes", "kB", "MB", "GB", "TB", "PB")
-LARGE = ("", "k", "M", "G", "T", "P")
 
 
 def number(value: float | None) -> str:
@@ -327,22 +300,12 @@ def number(value: float | None) -> str:
 
 def estimate(value: float | None) -> str:
     """Format an estimate with two to three digits and a unit prefix, such as `≈ 1.2 M`."""
-    return NO_VALUE if value is None else f"≈ {short(value)}"
-
-
-def short(value: float) -> str:
-    """Format a number with three digits and a prefix, such as `12.3 M`; small numbers have no prefix."""
-    step = 0
-    while abs(value) >= 999.5 and step < len(LARGE) - 1:
-        value, step = value / 1000, step + 1
-    if step:
-        return f"{value:.3g} {LARGE[step]}"
-    return f"{value:.3g}"
+    return NO_VALUE if value is None else f"≈ {format_short(value)}"
 
 
 def brief(value: int | None) -> str:
     """Format a count for a narrow column: exact up to five digits, such as `99,999`, then as `100 k`."""
-    return number(value) if value is None or value < 100_000 else short(value)
+    return number(value) if value is None or value < 100_000 else format_short(value)
 
 
 def percent(share: float) -> str:
@@ -352,24 +315,6 @@ def percent(share: float) -> str:
     if 0.9995 <= share < 1:
         return "> 99.9 %"
     return f"{100 * share:.1f} %"
-
-
-def size(value: float | None) -> str:
-    """Format a size [bytes] with three digits, such as `1.23 MB`."""
-    if value is None:
-        return NO_VALUE
-    step = 0
-    while value >= 999.5 and step < len(SIZES) - 1:
-        value, step = value / 1000, step + 1
-    return f"{value:.3g} {SIZES[step]}" if step else f"{value:,.0f} {SIZES[0]}"
-
-
-def seconds(value: float) -> str:
-    """Format a duration [s], such as `4.2 s` or `1 h 03 min`."""
-    if value < 99.95:
-        return f"{value:.1f} s"
-    minutes, hours = round(value / 60), int(round(value / 60) // 60)
-    return f"{hours} h {minutes % 60:02d} min" if hours else f"{minutes} min"
 
 
 def digest(value: str) -> str:

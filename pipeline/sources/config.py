@@ -1,14 +1,14 @@
 """The settings of the source stage: the input files, their format, and the conditions for a page."""
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from schemas.config import Section, execution
 
-Format = Literal["auto", "warc", "jsonl", "parquet"]
-"""Values of `source.format`: `auto` and the names of `formats.FORMATS`, which a test compares."""
+AUTO = "auto"
+"""The value of `source.format` that leaves the choice to the suffix of each file."""
 
 
 class SourceConfig(Section):
@@ -22,8 +22,9 @@ class SourceConfig(Section):
     paths: tuple[str, ...] = execution((), validate_default=True)
     """Files: local paths or URIs that pyarrow.fs supports (s3://, gs://, hdfs://), with `*`, `?`, `[…]` and `**`.
     A manifest records inputs by name and digest, so their location changes no result."""
-    format: Format = "auto"
-    """Format of the files; `auto` uses the suffix. `warc` covers WARC, WET, WAT and ARC, compressed or not."""
+    format: str = AUTO
+    """Format of the files, a name in `formats.FORMATS`; `auto` uses the suffix. `warc` covers WARC, WET, WAT and ARC,
+    compressed or not."""
     text_field: str = "text"
     """Field of a JSON line, or column of a Parquet file, that holds the text."""
     url_field: str = "url"

@@ -1,6 +1,6 @@
 """The registry of file formats: the suffixes, the reader of a whole file and the reader of a single record of each.
 
-A new format is a module with its reader, a row of FORMATS, its name in `config.Format`, and a test.
+A new format is a module with its reader, a row of FORMATS and a test: see `docs/extend/source_format.md`.
 """
 
 import io

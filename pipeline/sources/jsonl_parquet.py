@@ -6,7 +6,7 @@ In Parquet files the unit is the row: the offset is the row number, the length 1
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +21,9 @@ BATCH_ROWS = 16
 BUFFER_BYTES = 1 << 20
 UNREADABLE = (pa.ArrowException, OSError, ValueError)
 BOM = b"\xef\xbb\xbf"
+SourceRows = Iterator[tuple[Row, Drop | None]]
+LineParser = Callable[[bytes, SourceConfig], tuple[Row, Drop | None]]
+"""(line without its line feed, settings) → its row, with a Drop if it cannot be a document."""
 
 
 class _Lines:
@@ -62,8 +65,13 @@ class _Lines:
         return Drop("record_too_large", float(size), float(self._max_bytes))
 
 
-def open_jsonl(split: Split, stream: ByteStream, config: SourceConfig) -> Iterator[tuple[Row, Drop | None]]:
-    """Yield the rows of a file with one JSON object per line. Bytes of empty lines count to the previous line."""
+def open_jsonl(split: Split, stream: ByteStream, config: SourceConfig) -> SourceRows:
+    """Yield the rows of a file with one JSON object per line."""
+    return read_lines(split, stream, config, _parse)
+
+
+def read_lines(split: Split, stream: ByteStream, config: SourceConfig, parse: LineParser) -> SourceRows:
+    """Yield the rows of a file with one row per line. Bytes of empty lines count to the previous line."""
     lines = _Lines(FrameReader(stream, None), config.max_record_bytes)
 
     def items() -> Iterator[SourceItem]:
@@ -71,15 +79,15 @@ def open_jsonl(split: Split, stream: ByteStream, config: SourceConfig) -> Iterat
             if isinstance(line, Drop):
                 kind = "row" if line.rule == "record_too_large" else "gap"
                 yield SourceItem(start, new_row(kind), line)
-            elif line := line.removeprefix(BOM).strip():
-                yield SourceItem(start, *_parse(line, config))
+            elif (line := line.removeprefix(BOM)).strip():
+                yield SourceItem(start, *parse(line, config))
 
     return account_bytes(items(), split, lambda: lines.position)
 
 
 def _parse(line: bytes, config: SourceConfig) -> tuple[Row, Drop | None]:
     try:
-        value = json.loads(line)
+        value = json.loads(line.strip())
     except (ValueError, RecursionError):
         return new_row("row"), Drop("bad_line")
     if not isinstance(value, dict):
@@ -87,7 +95,7 @@ def _parse(line: bytes, config: SourceConfig) -> tuple[Row, Drop | None]:
     return _row(value, config)
 
 
-def open_parquet(split: Split, stream: ByteStream, config: SourceConfig) -> Iterator[tuple[Row, Drop | None]]:
+def open_parquet(split: Split, stream: ByteStream, config: SourceConfig) -> SourceRows:
     """Yield the rows of a Parquet file, batch by batch. An unreadable row group is a gap of its rows; an unreadable
     file is a gap of length 0 whose verdict has its size [bytes]."""
     num_rows = 0

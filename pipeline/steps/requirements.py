@@ -1,6 +1,7 @@
-"""Requirements of a step that its own section cannot check: settings of other sections, and tables of other runs."""
+"""Requirements of a step that its own section cannot check: other sections, tables of other runs, and packages."""
 
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 
 from pipeline.classifier.importance import ImportanceConfig
 from pipeline.classifier.stage import ClassifierConfig
@@ -9,6 +10,7 @@ from pipeline.dedup.index import indexes_of
 from pipeline.dedup.keep_order import order_columns
 from pipeline.engine.stage import Split
 from pipeline.perplexity.stage import PerplexityConfig
+from pipeline.pii.stage import PII, PiiConfig
 from pipeline.quality.config import QualityConfig
 from pipeline.tokens.streams import (
     BY_PERPLEXITY,
@@ -59,6 +61,22 @@ def check_buckets(recipe: Recipe, splits: Sequence[Split]) -> dict[str, TableVer
             f"quality.families has only {', '.join(families)}. Add it to quality.families, or name another signal."
         )
     check_mix_sources(config, sorted({split.source for split in splits}))
+    return {}
+
+
+def check_packages(recipe: Recipe, splits: Sequence[Split]) -> dict[str, TableVersion]:
+    """Return no table. Raises ConfigError if a package that finds the chosen personal data is not installed."""
+    config = recipe.section(PII.name, PiiConfig)
+    needed = {
+        "phonenumbers": bool(config.types),  # presidio imports it too
+        "presidio-analyzer": bool({*config.types} - {"phone"}),
+        "spacy": config.ner_model is not None,
+    }
+    for package, is_needed in needed.items():
+        if is_needed and find_spec(package.replace("-", "_")) is None:
+            raise ConfigError(
+                f"pii: expected the package {package} to find personal data, got none. Install penstock[pii]."
+            )
     return {}
 
 

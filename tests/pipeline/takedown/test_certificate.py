@@ -9,13 +9,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.dedup.index import MERGED
+from pipeline.dedup.survivors import COUNTED
+from pipeline.engine.parquet import PartWriter
 from pipeline.takedown.certificate import CheckResult, check_certificate, describe_check
 from pipeline.takedown.tables import (
     SPAN_LENGTHS,
-    GroupWriter,
     SpanFinder,
+    columns_with_ids,
     documents_named,
-    match_key,
+    holds_documents,
     rewrite_part,
     span_digest,
     trace_spans,
@@ -24,6 +27,7 @@ from pipeline.takedown.tables import (
 from schemas.errors import ContractError
 from schemas.manifest import open_table, read_run, write_run
 from schemas.storage import Store
+from schemas.tables import TABLES
 from schemas.takedown import Certificate, parse_certificate, salted_digest
 from tests.pipeline.takedown.test_rewrite import LONG
 from tests.support.report_run import Record, crawl, identifier, make_run
@@ -344,9 +348,9 @@ def test_a_copy_of_the_shards_is_checked_by_the_certificate_alone(whole: Path, t
 def test_a_later_table_is_checked_too(run: Path, removed: dict) -> None:
     store = Store(str(run))
     rows = pa.table({"doc_id": pa.array([removed["doc_id"]], pa.binary(16))})
-    writer = GroupWriter(store.child("scores/v-later"), "part-00000", rows.schema)
-    writer.write(rows)
-    entry = writer.close()
+    with PartWriter(store.child("scores/v-later"), "part-00000", rows.schema) as writer:
+        writer.add_group(rows)
+    entry = writer.written.to_json()
     path = entry.pop("path")
     raw = json.loads((run / "tokenizer/v-tiny/manifest.json").read_text())
     raw["content"] |= {"table": "scores", "files": [entry]}
@@ -377,9 +381,9 @@ def rewrite(folder: Path, table: str, change) -> None:
     store, manifest = open_table(Store(str(folder)), table)
     path = store.path(manifest.run.paths[key])
     rows = change(pq.read_table(path))
-    writer = GroupWriter(Store(str(folder.parent)), "other", rows.schema)
-    writer.write(rows)
-    data = (folder.parent / writer.close()["path"]).read_bytes()
+    with PartWriter(Store(str(folder.parent)), "other", rows.schema) as writer:
+        writer.add_group(rows)
+    data = (folder.parent / writer.written.path).read_bytes()
     forge(folder, key, lambda _: data, table)
 
 
@@ -423,23 +427,21 @@ def test_indexes_and_audits_lose_their_rows(tmp_path: Path) -> None:
     }
     left = {}
     for (table, key), rows in tables.items():
-        old, match = GroupWriter(Store(str(tmp_path)), f"{table}-{key}", rows.schema), match_key(table, key)
-        old.write(rows)
-        assert match is not None
-        made = rewrite_part(
-            Store(str(tmp_path)), old.close()["path"], Store(str(tmp_path)), key, (table, match, removed)
-        )
-        assert made is not None
-        left[key if table != "dedup" else table] = made.entry["rows"]
-        assert rewrite_part(
-            Store(str(tmp_path)), made.entry["path"], Store(str(tmp_path)), key, (table, match, removed)
-        ) is None  # fmt: skip
-        with Store(str(tmp_path)).open_input(made.entry["path"]) as file:
+        store, declared = Store(str(tmp_path)), TABLES[table]
+        columns = columns_with_ids(declared, rows.column_names)
+        with PartWriter(store, f"{table}-{key}", rows.schema) as old:
+            old.add_group(rows)
+        assert columns
+        assert holds_documents(store, old.written.path, declared, removed)
+        made = rewrite_part(store, old.written.path, store, key, (declared, removed)).written
+        left[key if table != "dedup" else table] = made.rows
+        assert not holds_documents(store, made.path, declared, removed)
+        with store.open_input(made.path) as file:
             (batch,) = pq.ParquetFile(file).iter_batches()
-        assert documents_named(batch, match) == ({ids[2], ids[3]} if table == "audit" else {ids[0], ids[2], ids[3]})
+        assert documents_named(batch, columns) == ({ids[2], ids[3]} if table == "audit" else {ids[0], ids[2], ids[3]})
     assert left == {"bands/00000": 3, "leaders/00000": 3, "part-00000": 1, "dedup": 3}
-    assert match_key("index", "merged/00000") is None
-    assert match_key("representatives", "urls/part-00000") is None
+    assert columns_with_ids(TABLES["index"], MERGED.names) == []
+    assert columns_with_ids(TABLES["representatives"], COUNTED.names) == []
 
 
 def test_an_invalid_certificate_is_rejected() -> None:
