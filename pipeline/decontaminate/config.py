@@ -35,8 +35,8 @@ class DecontaminateConfig(Section):
     """Fields of the items that are read, by set; `choices.text` is a nested field. Each string is a separate text.
     Default: question, prompt, query, problem, instruction, input, text, sentence, premise, goal, ctx."""
     ngram: int = Field(13, ge=5, le=20)
-    """Length of the n-grams that must not be shared [words]. Default: GPT-3 (Brown et al. 2020, 2005.14165, C); 8:
-    PaLM."""
+    """Length of the n-grams that must not be shared [words]. Default: that of GPT-3 (Brown et al. 2020, 2005.14165, C).
+    PaLM uses 8."""
     ngram_chars: int = Field(20, ge=5, le=60)
     """Length of the n-grams of texts whose writing does not separate words [characters]. Default: 13 Chinese words of
     1.5 characters on average."""

@@ -91,8 +91,10 @@ def build_clusters(build: StepContext) -> dict[str, TableResult]:
 
 
 def collect_edges(search: CopySearch, outcome: CopySearchOutcome, indexes: Indexes) -> DataFrame:
-    """Return all edges (a, b) between two documents that are joined, or a document and a cluster of an earlier
-    snapshot."""
+    """Return the edges (a, b) of the graph of copies, whose connected components are the clusters.
+
+    An edge links two documents that are joined, or a document and a cluster of an earlier snapshot.
+    """
     edges = dataframe_from_tasks(search.spark, equal_edges_of_part, search.tasks, EDGES_DDL)
     for frame in outcome.similar(JOINED):
         edges = edges.union(frame.select(F.col("node").alias("a"), F.col("other").alias("b")))
@@ -125,7 +127,10 @@ def rows_of_parts(links: DataFrame, outcome: CopySearchOutcome, parts: int) -> D
 
 
 def write_parts(build: StepContext, rows: DataFrame, task: ClustersTask) -> list[PartResult]:
-    """Write one part of `clusters` for each part of `documents`; with `write_index`, also its leaders for the index."""
+    """Write one part of `clusters` for each part of `documents`.
+
+    With `write_index`, also write the documents that may be the first of a bucket, for the index.
+    """
     shared = build.spark.sparkContext.broadcast(task)
 
     def write(number: int, batches: Iterator[pa.RecordBatch]) -> PartResult:
@@ -135,7 +140,10 @@ def write_parts(build: StepContext, rows: DataFrame, task: ClustersTask) -> list
 
 
 def links_of(batches: Iterator[pa.RecordBatch]) -> ClusterLinks:
-    """Return the links of one part's documents from rows (node, other, similarity); see `rows_of_parts`."""
+    """Return the clusters and similarities of one part's documents from rows (node, other, similarity).
+
+    The rows are those of `rows_of_parts`.
+    """
     links = ClusterLinks()
     for batch in batches:
         nodes, others, similarities = (batch.column(name).to_pylist() for name in ("node", "other", "similarity"))
@@ -151,7 +159,10 @@ def links_of(batches: Iterator[pa.RecordBatch]) -> ClusterLinks:
 
 
 def write_clusters(task: ClustersTask, number: int, links: ClusterLinks) -> PartResult:
-    """Write the part `number` of the table `clusters`; with `write_index`, also its leaders for the index."""
+    """Write the part `number` of the table `clusters`.
+
+    With `write_index`, also write the documents that may be the first of a bucket, for the index.
+    """
     own = task.tasks[number]
 
     def fill(output: PartOutput) -> None:

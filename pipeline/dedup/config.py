@@ -72,12 +72,13 @@ class DedupConfig(Section):
     survivors."""
     by_url: Literal["off", "newest", "longest", "first"] = decision("off")
     """Which of the documents with the same canonical URL survives; `off`: all. This is decided before copies of text
-    are."""
+    are compared."""
     rehydration: dict[int, int] = decision(REHYDRATION)
     """Weights of survivors by the size of their cluster. The entry with the largest size that the cluster reaches
     applies. Source of the default: FineWeb-2 (Penedo et al. 2025, arXiv 2506.20920)."""
     finish_edges: int = execution(4_000_000, ge=0)
-    """One task finishes the clusters once at most this many edges are left. 0: rounds run until no edge is left."""
+    """Clusters are the connected components of a graph of copies. One task finishes them once at most this many edges
+    are left. 0: rounds run until no edge is left."""
     partitions: int | None = execution(None, ge=1)
     """Partitions of the shuffles; None: Spark's default parallelism, or more if the data are large."""
 

@@ -126,7 +126,7 @@ def incompatibilities_of(index: TableVersion, recipe: Recipe, splits: Sequence[S
     if config.keep[:1] != ("snapshot",):
         problems.append(
             "dedup.keep: expected to begin with 'snapshot', so that no earlier choice is undone, got "
-            f"{list(config.keep)}. Put 'snapshot' first."
+            f"{list(config.keep)}. Put 'snapshot' first in dedup.keep."
         )
     settings = {
         "dedup": {name: config.content()[name] for name in SAME_DEDUP},
@@ -171,9 +171,9 @@ class EarlierBuckets:
     """Bucket leaders of earlier snapshots and their payloads, from snapshot indexes."""
 
     bands: DataFrame
-    """(key, order, position)"""
+    """Rows (key, order, position) of the bucket leaders; `position` is the number of the round."""
     payloads: DataFrame
-    """(node, payload)"""
+    """Rows (node, payload) of the bucket leaders; a payload holds text digest and signature."""
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ def near_keys(batch: pa.RecordBatch, dedup: DedupConfig, signature: SignatureCon
 
 
 def all_keys(batch: pa.RecordBatch, dedup: DedupConfig, signature: SignatureConfig) -> Keys:
-    """Return every key of every document (documents, num_keys)."""
+    """Return every key of every document, by which its exact and near copies are found (documents, num_keys)."""
     keys = near_keys(batch, dedup, signature)
     if dedup.exact == "off":
         return keys

@@ -198,8 +198,10 @@ def concatenate_edges(matrices: Iterable[Bytes], limit: int = ALL) -> Iterator[B
 # A pack holds the pairs that one task sends to one partition, up to PACK_PAIRS.
 
 PACK_PAIRS = 1024
-"""40 KiB for nodes of 20 bytes, so that the thousands of rows of an Arrow batch stay below 100 MiB."""
+"""Most pairs in a pack: 40 KiB for nodes of 20 bytes, so that the thousands of rows of an Arrow batch stay below 100
+MiB."""
 PACKS_A_BATCH = 256
+"""Most packs in an Arrow batch."""
 PACKS = pa.schema([("target", pa.int32()), ("kind", pa.int32()), ("width", pa.int32()), ("pack", pa.binary())])
 PACKS_DDL = "target int, kind int, width int, pack binary"
 """`target` is the partition that receives a pack, `kind` lets it distinguish packs, `width` is the length of a node

@@ -54,8 +54,8 @@ def words_of(text: str, language: str) -> list[str]:
 def shingle_units(text: str, language: str, words: Codes | None, config: SignatureConfig) -> tuple[Codes, int]:
     """Return the units of a text's shingles, at least one, and the number of units in a shingle.
 
-    The units are word keys or code points. `words` are the keys of the text's normalized words if they are known; None:
-    they are computed.
+    The units are word keys or code points. `words` are the keys of the text's normalized words; if None, they are
+    computed here.
     """
     size = config.shingle_words
     if uses_characters(language, config):
@@ -157,7 +157,7 @@ class _KnownWords:
         self._entries = np.full((1 << _SLOT_BITS, 2), _FREE)
 
     def keys(self, numbers: Codes, word_at: Callable[[int], bytes]) -> Codes:
-        """Return the key of each word from the numbers of the words; a number is _TOO_LONG if the word is never cached.
+        """Return the key of each word, given its number in base 29, or _TOO_LONG for a word too long to have a number.
 
         `word_at(i)` returns the letters of word i. It is called for words that are not in the cache.
         """
@@ -185,10 +185,10 @@ def shingles(units: Codes, size: int, seed: int) -> Codes:
 
 
 def hashes(text: str, language: str, words: Codes | None, config: SignatureConfig) -> Codes:
-    """Return the hash of every shingle in text order. `words` are the keys of the text's normalized words; None:
-    computed.
+    """Return the hash of every shingle of a text, in text order.
 
-    A text shorter than a shingle is one shingle. A text of punctuation alone is hashed as a whole.
+    `words` are the keys of the text's normalized words; if None, they are computed here. A text shorter than a shingle
+    is one shingle. A text of punctuation alone is hashed as a whole.
     """
     return shingles(*shingle_units(text, language, words, config), config.seed)
 

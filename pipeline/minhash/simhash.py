@@ -22,7 +22,7 @@ __all__ = ["BITS", "VALUE", "distance", "hashes", "sketch", "table_keys"]
 VALUE = "<u8"
 """NumPy type of the single value of a stored signature."""
 BITS = 64
-"""Bits of a signature."""
+"""Number of bits in a signature."""
 
 _BLOCK = 255  # shingles counted at a time, so that every count fits in a byte
 
@@ -47,10 +47,10 @@ def distance(left: Codes, right: Codes) -> npt.NDArray[np.int64]:
 def table_keys(signatures: Codes, blocks: int, max_distance: int) -> Codes:
     """Return the key of every signature in every table (signatures, binomial(blocks, max_distance)).
 
-    The bits of a signature are divided into blocks. There is a table for every choice of blocks - max_distance of them,
-    and a key is a hash of the chosen blocks. Signatures that differ in at most `max_distance` bits have at least as
-    many equal blocks, so they share a key. Different keys collide with probability 2^-64. Raises ConfigError unless
-    max_distance < blocks <= 64.
+    The bits of a signature are divided into blocks. There is a table for every choice of blocks - max_distance blocks,
+    and a key is a hash of the chosen blocks. Two signatures that differ in at most `max_distance` bits agree in all
+    blocks of at least one choice, so they share a key. Different keys collide with probability 2^-64. Raises
+    ConfigError unless max_distance < blocks <= 64.
     """
     masks, salts = _tables(blocks, max_distance)
     return mix_bits((signatures[:, None] & masks) + salts)

@@ -267,7 +267,7 @@ def rows_of(part: Part, table: str, columns: Sequence[str], wanted: pa.Array) ->
 
 
 def joined(batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:
-    """Return all batches as one; None if there is none."""
+    """Return all batches as a single batch; None if there are none."""
     held = list(batches)
     return pa.Table.from_batches(held).combine_chunks().to_batches()[0] if held else None
 

@@ -29,10 +29,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class CountsOfCounts:
-    """Counts of counts of the n-grams of one order: how many n-grams have a count of 1, 2, and so on.
-
-    Nothing else about n-grams reaches the driver.
-    """
+    """Counts of counts of the n-grams of one order: how many n-grams have a count of 1, 2, and so on."""
 
     number: int = 0
     """Number of n-grams."""
@@ -407,7 +404,11 @@ def interpolate_probabilities(
 
 
 def backoff_weights(grams: Words, freed: Sequence[Floats]) -> Floats:
-    """Return the back-off weight of each n-gram: its freed share as a context, or 1 if no word can follow it."""
+    """Return the back-off weight of each n-gram; 1 if no word can follow it.
+
+    The weight is the share of the n-gram's mass, as a context, that goes to the back-off. `freed` holds these shares by
+    hash bucket.
+    """
     weights = np.ones(grams.shape[1])
     follows = np.flatnonzero((grams[0] != EOS) & (grams[0] != UNK))
     bucket = context_buckets(grams[:, follows], len(freed))

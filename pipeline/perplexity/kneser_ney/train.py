@@ -192,7 +192,7 @@ def train_lm(spark: SparkSession, config: TrainLmConfig, out: str) -> LmReport:
 def train_lm_on_frame(
     spark: SparkSession, lines: DataFrame, inputs: Mapping[str, str], config: TrainLmConfig, out: str
 ) -> LmReport:
-    """Train an n-gram model on the column `sentences` of a DataFrame, otherwise as `train_lm`.
+    """Train an n-gram model on the column `sentences` of a DataFrame, and write the same files as `train_lm`.
 
     The column is of strings or binary; nulls are skipped. `inputs` maps the names of the inputs to their digests, for
     `out`.json.

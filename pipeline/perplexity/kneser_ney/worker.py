@@ -173,8 +173,8 @@ def sum_bucket_contexts(
 ) -> Iterator[pa.RecordBatch]:
     """Add up the contexts that one hash bucket receives in messages, and yield messages with the sums to the parts.
 
-    The part that sent a context receives its sums. The part that holds the context as an n-gram receives its freed
-    share, in a message with a negative order.
+    The part that sent a context receives its sums. The part that holds the context as an n-gram receives the share of
+    its mass that goes to the back-off, in a message with a negative order.
     """
     messages = join_messages(batches)
     if not messages:
@@ -230,7 +230,7 @@ def write_part_sections(
 def _sums(plan: EstimationPlan, messages: Messages, order: int) -> list[ContextSums]:
     """Return the sums of the contexts of a part's n-grams of one order, by hash bucket.
 
-    The first half of a message is sums of counts, the second half is freed shares.
+    The first half of a message is sums of counts. The second half is the shares that go to the back-off.
     """
     payloads = [messages.pop((order, bucket), memoryview(b"")) for bucket in range(plan.partitions)]
     halves = [(payload[: len(payload) // 2], payload[len(payload) // 2 :]) for payload in payloads]
@@ -238,6 +238,7 @@ def _sums(plan: EstimationPlan, messages: Messages, order: int) -> list[ContextS
 
 
 def _freed(plan: EstimationPlan, messages: Messages, order: int) -> list[Floats]:
-    """Return the freed shares of a part's n-grams of one order, which are contexts of longer ones, by hash bucket."""
+    """Return the shares of mass that go to the back-off, for a part's n-grams of one order as contexts, by hash
+    bucket."""
     payloads = [messages.pop((-order, bucket), memoryview(b"")) for bucket in range(plan.partitions)]
     return [np.frombuffer(payload, np.float64) for payload in payloads]
