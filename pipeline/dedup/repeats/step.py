@@ -1,5 +1,4 @@
-"""The step `repeats` on Spark: keys counted over all parts, repeated keys returned to their parts, and parts
-written."""
+"""The step `repeats` on Spark: count keys over all parts, return repeated keys to their parts, and write the parts."""
 
 import functools
 from collections.abc import Iterable, Iterator, Sequence
