@@ -16,7 +16,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 HEAVY := spark or dist or slow or browser or gpu
 FAST_TESTS := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile -m "not ($(HEAVY))"
-QUICK := tests/rules tests/schemas tests/pipeline/engine tests/jobs/test_cli.py
+QUICK := tests/rules tests/schemas tests/pipeline/engine tests/jobs/test_cli.py --ignore=tests/rules/test_extend.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup requirements demo test check coverage versions bench lint report clean
