@@ -1,7 +1,7 @@
 """The step `documents`: one worker turns each split into a part of `documents` (rows and signals) and of `text`.
 
-Raw pages never leave the worker. Only extraction and the language gate end the pass for a document; every other stage
-measures all that remain, so that thresholds can be changed later without reading text.
+Raw pages never leave the worker. A document that extraction or the language stage drops is not processed further. The
+other stages measure all remaining documents, so that thresholds can be changed later without reading text.
 """
 
 import sys
@@ -28,13 +28,14 @@ COLUMNS = frozenset((*DOCUMENTS.names, *TEXT.names))
 
 
 class TextConfig(Section):
-    """Whether to store the text of documents that extraction or the language gate dropped; their rows always stay.
+    """The section `[text]` of a recipe: whether to store the text of documents that extraction or language drops.
 
-    The text of every measured document is stored: its verdict is not known yet, and thresholds may be changed later.
+    Their rows are always stored. The text of all other documents is stored too, as thresholds may be changed later.
     """
 
     dropped: Literal["keep", "sample", "leave_out"] = "keep"
-    """Store the text of every document that is dropped there, of a share of them, or of none."""
+    """"keep" stores the text of all documents that extraction or the language stage drops, "sample" that of a share of
+    them, "leave_out" none."""
     sample_share: float = Field(0.01, ge=0, le=1)
     """Share of dropped documents whose text is stored if `dropped` is `sample`, chosen by a hash of doc_id."""
 
@@ -44,7 +45,7 @@ KEEP_TEXT = Relation(name="text", version=1, config=TextConfig)
 
 @dataclass(frozen=True)
 class DocumentsTask:
-    """One split to read, and the folders of its parts."""
+    """One split to read, and the folders of the tables `documents` and `text`."""
 
     split: Split
     source: Source
@@ -71,7 +72,7 @@ def build_documents(build: StepContext) -> dict[str, TableResult]:
 
 
 def documents_part(task: DocumentsTask, retried: bool) -> PartResult:
-    """Run one split through the fused pass and write its parts."""
+    """Run the rows of one split through the stages and write its part of `documents` and `text`."""
 
     def fill(output: PartOutput) -> None:
         fused = FusedStages(task.stages, task.recipe, local_models(task.models))
@@ -96,15 +97,17 @@ def check_size(split: Split, size: int) -> None:
     if size != split.size:
         raise ContractError(
             f"{split.uri}: expected {split.size} bytes, got {size} while reading. "
-            "Start `penstock run` again when the file is complete."
+            "Start `penstock run` again when the file no longer changes."
         )
 
 
 def write_row(row: Row, output: PartOutput, config: TextConfig) -> None:
-    """Count a finished row and write it to both tables."""
+    """Count a row that has passed all stages and write it to both tables."""
     unknown = [name for name in row if name not in COLUMNS and name[0] != "_"]
     if unknown:
-        raise ContractError(f"step documents: expected the columns of its schema, got {unknown}. Declare them.")
+        raise ContractError(
+            f"step documents: expected columns of schemas.tables.DOCUMENTS or TEXT, got {unknown}. Declare them there."
+        )
     books = output.books
     books.enter(row, row.get("num_chars") or 0)
     if row.get("language") is not None:
