@@ -107,7 +107,8 @@ class Step:
     """Names of tables of the run. If the recipe does not use the step that writes a table, the table is left out."""
     build: Callable[[StepContext], dict[str, TableResult]]
     settings: Literal["content", "decision"] = "content"
-    """Which settings change what this step writes: "content" settings only, or "decision" settings too."""
+    """Which settings change what this step writes: "decision", those only compared with measured values, or "content".
+    """
     is_used: Callable[[Recipe], bool] = _always
     """Returns True if the recipe uses the step."""
     external_inputs: Callable[[Recipe, Sequence[Split]], dict[str, TableVersion]] = _nothing_external

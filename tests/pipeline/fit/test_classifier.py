@@ -181,7 +181,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     cut = tmp_path / "cut.jsonl.gz"
     cut.write_bytes(gzip.compress(b'{"text": "a"}\n' * 9999)[:-20])
     with pytest.raises(
-        ContractError, match=r"good\.files: expected texts in .*cut\.jsonl\.gz, got .*\. Replace the file"
+        ContractError, match=r"good\.files: expected .*cut\.jsonl\.gz to be readable, got .*\. Replace the file"
     ):
         gather_corpora({GOOD: corpus(files=[str(cut)])}, (), READING, 0)
     pq.write_table(pa.table({"body": ["a"]}), tmp_path / "x.parquet")
@@ -266,7 +266,7 @@ def test_invalid_settings_are_rejected(values: dict[str, Any], message: str) -> 
 def test_a_part_without_a_class_is_rejected(tmp_path: Path, files: dict[str, str]) -> None:
     few = write_lines(tmp_path / "few.jsonl", [{"text": "only one"}])
     with pytest.raises(
-        ContractError, match=r"expected both classes in the \w+ part, got \d+ good and \d+ bad examples"
+        ContractError, match=r"expected both classes in the \w+ texts, got \d+ good and \d+ bad examples"
     ):
         train_classifier(config(files, positives={"files": [few]}), str(tmp_path / "out"))
 
