@@ -1,7 +1,7 @@
 """The settings of the quality stage: the signals to measure, the lines to cut, and the limits of the rules.
 
-An absent limit has the default in `rules.LIMITS`, or that of the language's profile. Limits and rule sets change
-verdicts only, so they can be tried on a finished run; families, cuts and line settings change the stored tables.
+A limit that is not set has the value in `rules.LIMITS`, or that of the language's profile. Limits and rule sets change
+verdicts only, so others can be tried on a finished run. Families, cuts and line settings change the stored tables.
 """
 
 from collections.abc import Mapping
@@ -22,44 +22,44 @@ CUTS: Mapping[Dialect, tuple[LineRuleSet, ...]] = {
     "dolma": (),
     "redpajama": (),
 }
-"""Dialect → line rules that its published pipeline cuts with."""
+"""Dialect → the line rules with which its published pipeline cuts lines."""
 CUTTING = get_args(LineRuleSet)
 
 
 class QualityConfig(Section):
-    """The section `[quality]` of a recipe; `min_` and `max_` are inclusive to keep. Defaults: FineWeb's recipe."""
+    """The section `[quality]` of a recipe; a value equal to a limit is kept. The defaults are FineWeb's recipe."""
 
     dialect: Dialect = decision("datatrove")
-    """Implementation of the published rules that decides."""
+    """The implementation of the published rules whose signals and limits decide."""
     rules: tuple[RuleSet, ...] | None = decision(None)
-    """Rule sets that may drop a document, in this order; absent: all of the dialect, in its order."""
+    """Rule sets that may drop a document, in this order. If not set: the default rule sets of the dialect."""
     families: tuple[Family, ...] = ()
-    """Families of signals to measure; the columns of others are null. Absent: those that the dialect and the rules
+    """Families of signals to measure; the columns of others are null. If not set: those that the dialect and the rules
     compare, because all families take three times as long as datatrove's four. `lines` are the signals of single lines,
     stored with the text: 1.1 kB of the 6.2 kB stored per page, where all other families together take 0.3 kB."""
     cut_lines: tuple[LineRuleSet, ...] = ()
-    """Line rules that cut lines from the text; absent: those of the dialect's published pipeline."""
+    """Line rules that cut lines from the text. If not set: those of the dialect's published pipeline."""
     profiles: str | None = location(None)
-    """File of language profiles (stop words, limits) from `penstock derive-profiles`; absent: the built-in profiles."""
+    """File of language profiles (stop words, limits) from `penstock derive-profiles`. If not set: the built-in ones."""
     by_language: Mapping[str, Mapping[str, float]] = decision({})
-    """Limits for single languages, such as {"de": {"min_words": 30}}; they replace all others."""
+    """Limits for single languages, such as {"de": {"min_words": 30}}; they override all other limits."""
 
     max_dup_para_frac: float | None = decision(None)
-    """Repeated paragraphs over paragraphs. This and the next twelve: Gopher, table A1."""
+    """Maximum share of paragraphs that are repeated. This and the next twelve: Gopher, table A1."""
     max_dup_para_char_frac: float | None = decision(None)
-    """Characters in repeated paragraphs over characters."""
+    """Maximum share of characters that are in repeated paragraphs."""
     max_dup_line_frac: float | None = decision(None)
-    """Repeated lines over lines."""
+    """Maximum share of lines that are repeated."""
     max_dup_line_char_frac: float | None = decision(None)
-    """Characters in repeated lines over characters."""
+    """Maximum share of characters that are in repeated lines."""
     max_top_2gram: float | None = decision(None)
-    """Characters in the most frequent 2-gram of words over characters."""
+    """Maximum share of characters that are in the most frequent 2-gram of words."""
     max_top_3gram: float | None = decision(None)
     """The same for 3-grams."""
     max_top_4gram: float | None = decision(None)
     """The same for 4-grams."""
     max_dup_5gram: float | None = decision(None)
-    """Characters in repeated 5-grams of words over characters."""
+    """Maximum share of characters that are in repeated 5-grams of words."""
     max_dup_6gram: float | None = decision(None)
     """The same for 6-grams."""
     max_dup_7gram: float | None = decision(None)
@@ -72,77 +72,79 @@ class QualityConfig(Section):
     """The same for 10-grams."""
 
     min_words: int | None = decision(None)
-    """Minimum of words other than punctuation [words]. This and the next eleven: Gopher, appendix A.1.1."""
+    """Minimum number of words other than punctuation [words]. This and the next eleven: Gopher, appendix A.1.1."""
     max_words: int | None = decision(None)
-    """Maximum of words other than punctuation [words]."""
+    """Maximum number of words other than punctuation [words]."""
     min_mean_word_length: float | None = decision(None)
-    """Minimum of the mean length of those words [code points]."""
+    """Minimum mean length of these words [code points]."""
     max_mean_word_length: float | None = decision(None)
-    """Maximum of the mean length of those words [code points]."""
+    """Maximum mean length of these words [code points]."""
     min_median_word_length: float | None = decision(None)
-    """Minimum of the median length of those words, which dolma uses [code points]."""
+    """Minimum median length of these words, which dolma uses instead of the mean [code points]."""
     max_median_word_length: float | None = decision(None)
-    """Maximum of the median length of those words, which dolma uses [code points]."""
+    """Maximum median length of these words, which dolma uses instead of the mean [code points]."""
     max_symbol_ratio: float | None = decision(None)
-    """Number of # and ellipses over words, for dialects that count both together."""
+    """Maximum ratio of # and ellipses to words, for dialects that count both together."""
     max_hash_ratio: float | None = decision(None)
-    """Number of # over words."""
+    """Maximum ratio of # to words."""
     max_ellipsis_ratio: float | None = decision(None)
-    """Number of ... and … over words."""
+    """Maximum ratio of ... and … to words."""
     max_bullet_lines: float | None = decision(None)
-    """Lines that start with a bullet over lines."""
+    """Maximum share of lines that start with a bullet."""
     max_ellipsis_lines: float | None = decision(None)
-    """Lines that end with an ellipsis over lines."""
+    """Maximum share of lines that end with an ellipsis."""
     min_alpha_words: float | None = decision(None)
-    """Words with a letter over words."""
+    """Minimum share of words that contain a letter."""
     min_stop_words: int | None = decision(None)
-    """Distinct stop words of the language's list, Gopher's eight for English [words]."""
+    """Minimum number of distinct stop words of the language; for English, of Gopher's eight [words]."""
 
     c4_terminal_punctuation: bool = False
     """True to keep only lines that end in . ? ! or a quote: true in C4, false in FineWeb's recipe. This and the next
-    two change the cuts, and so the text; they cannot be tried on a finished table."""
+    two change which lines are cut from the stored text, so other values cannot be tried on a finished run."""
     c4_min_line_words: int = 3
-    """Minimum number of whitespace-separated words of a kept line [words]. C4."""
+    """Minimum number of whitespace-separated words of a kept line [words]. Source: C4."""
     c4_max_word_length: int = 1000
-    """Maximum length of a whitespace-separated word on a kept line [code points]. C4's reference code."""
+    """Maximum length of a whitespace-separated word on a kept line [code points]. Source: C4's reference code."""
     max_lorem_ipsum: float | None = decision(None)
-    """Occurrences of lorem ipsum. C4. RedPajama-V2: over characters."""
+    """Maximum number of occurrences of `lorem ipsum`; in the dialect redpajama, per character. Source: C4."""
     max_curly_brackets: float | None = decision(None)
-    """Opening curly brackets, a sign of code or a template. C4. RedPajama-V2: share of the characters."""
+    """Maximum number of opening curly brackets, a sign of code or a template; in the dialect redpajama, maximum share
+    of characters that are curly brackets. Source: C4."""
     max_javascript: int | None = decision(None)
-    """Occurrences of javascript. dolma's C4."""
+    """Maximum number of occurrences of `javascript`. Source: C4 as dolma implements it."""
     min_sentences: int | None = decision(None)
-    """Sentences on the kept lines [sentences]. C4."""
+    """Minimum number of sentences on the kept lines [sentences]. Source: C4."""
 
     min_terminal_lines: float | None = decision(None)
-    """Lines that end in terminal punctuation over lines. This and the next three: FineWeb, section 3.6."""
+    """Minimum share of lines that end in terminal punctuation. This and the next three: FineWeb, section 3.6."""
     max_short_lines: float | None = decision(None)
-    """Lines of at most 30 characters over lines."""
+    """Maximum share of lines with at most 30 characters."""
     max_dup_line_chars: float | None = decision(None)
-    """Characters in repeated lines over characters."""
+    """Maximum share of characters that are in repeated lines."""
     max_newline_ratio: float | None = decision(None)
-    """Newlines over words, high for lists."""
+    """Maximum ratio of newlines to words; it is high for lists."""
 
     refinedweb_max_uppercase: float = 0.5
-    """Maximum share of upper-case characters of a kept line. RefinedWeb; this and the next change the cuts, like C4's
-    line settings."""
+    """Maximum share of upper-case characters of a kept line. Source: RefinedWeb. This and the next setting change which
+    lines are cut from the stored text."""
     refinedweb_min_line_words: int = 2
-    """Minimum number of whitespace-separated words of a kept line, empty lines excepted [words]. RefinedWeb."""
+    """Minimum number of whitespace-separated words of a kept line; empty lines are kept [words]. Source: RefinedWeb."""
     max_removed_words: float | None = decision(None)
-    """Words that RefinedWeb's line rules cut over words. DCLM."""
+    """Maximum share of words that RefinedWeb's line rules cut. Source: DCLM."""
     max_boilerplate_lines: float | None = decision(None)
-    """Lines with a phrase of menus, consent, accounts or shops over lines. This and the next three: our own."""
+    """Maximum share of lines with a phrase of menus, consent, accounts or shops. This and the next three are Penstock's
+    own."""
     max_markup_chars: float | None = decision(None)
-    """Characters in HTML tags and character references over characters."""
+    """Maximum share of characters that are in HTML tags and character references."""
     max_code_signs: float | None = decision(None)
-    """Brackets, operators and similar signs over characters other than whitespace."""
+    """Maximum share of brackets, operators and similar signs among characters other than whitespace."""
     max_code_lines: float | None = decision(None)
-    """Lines that end like a statement or block of code over lines."""
+    """Maximum share of lines that end like a statement or block of code."""
 
     @model_validator(mode="before")
     @classmethod
     def _of_the_dialect(cls, values: Any) -> Any:
-        """Fill in the families and cuts, so that the section's content lists what is measured for every dialect."""
+        """Set families and cut_lines to those of the dialect if they are not set, so that manifests list them."""
         if not isinstance(values, Mapping):
             return values
         dialect, sets = values.get("dialect", "datatrove"), values.get("rules") or ()
@@ -154,7 +156,7 @@ class QualityConfig(Section):
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> "QualityConfig":
-        """Raise ValueError that lists all rule sets that cannot decide and all settings that would be ignored."""
+        """Raise ValueError if there are rule sets that cannot be evaluated or settings that would be ignored."""
         problems = [*self._idle_rule_sets(), *self._idle_settings()]
         if problems:
             raise ValueError("; ".join(problems))
@@ -196,23 +198,23 @@ class QualityConfig(Section):
                 )
             elif name not in compared:
                 problems.append(
-                    f"{where}: expected the limit of a rule that decides, got one that no chosen rule of "
-                    f"{self.dialect!r} compares. Remove it."
+                    f"{where}: expected the limit of a rule in use, got one that no chosen rule of the dialect "
+                    f"{self.dialect!r} uses. Remove it."
                 )
         for name in sorted(self.model_fields_set):
             rules = name.partition("_")[0]
             if rules in CUTTING and rules not in (*self.families, *self.cut_lines):
                 problems.append(
-                    f"{name}: expected a line rule that is measured or cut, got {rules!r}, which is neither. Remove it."
+                    f"{name}: expected {rules!r} in families or cut_lines, got it in neither. Remove {name}."
                 )
         return problems
 
     def chosen_rules(self) -> list[QualityRule]:
-        """Return the rules that decide, in order."""
+        """Return the rules that may drop a document, in the order in which they are checked."""
         names = DEFAULT_RULES[self.dialect] if self.rules is None else self.rules
         return [rule for name in names for rule in RULES[self.dialect].get(name, ())]
 
 
 def family_of(column: str) -> str:
-    """Return the name of the family of signals that a column belongs to."""
+    """Return the name of the family of signals to which a column belongs."""
     return next(family for family, signals in FAMILIES.items() if any(signal.name == column for signal in signals))

@@ -22,10 +22,11 @@ class QualityRule:
     reason: str
     signal: str
     setting: str
-    """Field of the quality section that replaces the limit; its prefix, `min_` or `max_`, is the direction."""
+    """Field of the section `[quality]` that overrides the limit; its prefix is `min_` or `max_`."""
     limit: float
     """The published limit for English; for every language if the rule is neutral."""
     neutral: bool = False
+    """True if the rule does not depend on the language."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ _BY_SETTING = {row.setting: row for row in LIMITS}
 
 
 def _rules(**signals: str) -> tuple[QualityRule, ...]:
-    """Return the rules of these settings in order, given the signal that each compares."""
+    """Return the rules of these settings in order; the value of each argument is the signal that the rule compares."""
     rows = [(_BY_SETTING[setting], signal) for setting, signal in signals.items()]
     return tuple(QualityRule(row.reason, signal, row.setting, row.limit, row.neutral) for row, signal in rows)
 
@@ -210,8 +211,8 @@ _REDPAJAMA: Mapping[RuleSet, tuple[QualityRule, ...]] = {
         min_sentences="rps_doc_num_sentences",
     ),
 }
-"""Source: the example of the dataset's card, which has Gopher's rules up to the most frequent 2-gram and leaves the
-others to the reader. Those have Gopher's own limits here, and C4's rules have C4's."""
+"""Source: the example on the dataset's card. It shows Gopher's rules up to the most frequent 2-gram and leaves out the
+others, which have Gopher's own limits here. C4's rules have C4's limits."""
 _OURS: Mapping[RuleSet, tuple[QualityRule, ...]] = {
     "boilerplate": _rules(max_boilerplate_lines="boilerplate_lines"),
     "markup": _rules(
@@ -220,8 +221,8 @@ _OURS: Mapping[RuleSet, tuple[QualityRule, ...]] = {
         max_code_lines="code_lines",
     ),
 }
-"""Our own rules, applied with any dialect if the recipe names them. They drop 32 of 1,689 real English pages, 16 of
-them for boilerplate."""
+"""Penstock's own rules, which apply with any dialect if `quality.rules` names them. They drop 32 of 1,689 real English
+pages, 16 of them for boilerplate."""
 RULES: Mapping[Dialect, Mapping[RuleSet, tuple[QualityRule, ...]]] = {
     "datatrove": {**_DATATROVE, **_OURS},
     "dclm": {**_DCLM, **_OURS},

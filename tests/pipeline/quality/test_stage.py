@@ -408,7 +408,7 @@ def test_built_in_profiles_hold_in_the_dialect_they_were_derived_in(tmp_path: Pa
 def test_a_profile_with_a_limit_of_no_threshold_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "profiles.toml"
     file.write_text('[de]\nscript = "Latn"\n[de.limits]\nmin_wrds = 3\n')
-    with pytest.raises(ConfigError, match=r"expected limits of quality thresholds, got .'min_wrds'.\. Run `pens"):
+    with pytest.raises(ConfigError, match=r"expected names of limits in \[quality\], got .'min_wrds'.\. Run `pens"):
         checks(QualityConfig(), {"profiles": str(file)}, {})
 
 
