@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from bench.train_gpu import GpuCase, Variant, make_learner, now, one_step, table_device
+from train.config.optim import OPTIMIZERS
 from train.data.batches import Batches
 from train.data.rows import Rows
 from train.model.attention import RowDocuments, attend
@@ -21,7 +22,6 @@ from train.model.shape import matrix_params_of_layer, num_parameters
 from train.optim.optimizer import update
 from train.optim.parameter import local_tensor
 from train.parallel.ranks import Ranks
-from train.plan.search.compute import UPDATE_BYTES
 from train.pretrain.step import Learner
 
 REPETITIONS = 5
@@ -128,7 +128,8 @@ def optimizer_alone(case: GpuCase, learner: Learner) -> dict[str, Any]:
             torch.zeros_like(parameter)
 
     seconds = max(seconds_of(work) - seconds_of(gradients), 1e-9)
-    moved = UPDATE_BYTES[learner.settings.optim.optimizer] * sum(local_tensor(each).numel() for each in parameters)
+    update_bytes = OPTIMIZERS[learner.settings.optim.optimizer].update_bytes
+    moved = update_bytes * sum(local_tensor(each).numel() for each in parameters)
     return part_line("optimizer", seconds, 1, 0.0, float(moved))
 
 

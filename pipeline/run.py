@@ -28,6 +28,7 @@ from schemas.errors import ConfigError, ContractError
 from schemas.ids import digest_of, file_sha256
 from schemas.locks import lock_tables
 from schemas.manifest import (
+    FROM_INPUT,
     MANIFEST_NAME,
     RUN_NAME,
     InputEntry,
@@ -209,12 +210,14 @@ def models_of(run: Run, step: Step) -> Models:
 def step_identity(run: Run, step: Step, inputs: Mapping[str, TableVersion]) -> str:
     """Return the digest that identifies a step's output.
 
-    It covers the versions of the stages, their content settings, the digests of models, and the step's inputs.
+    It covers the stages' versions, own columns, content settings and model digests, and the step's inputs.
     """
     reads: Any = {name: origin_digest(table.manifest) for name, table in inputs.items()}
     if not step.reads:
         reads = [(split.name, split.size, split.identity, split.format) for split in run.splits]
-    return digest_of({"table": step.name, **step_content(run, step), "reads": reads})
+    columns = [column.name for stage in step.stages if isinstance(stage, PerDocument) for column in stage.columns]
+    more = {"columns": columns} if columns else {}
+    return digest_of({"table": step.name, **step_content(run, step), "reads": reads, **more})
 
 
 def step_content(run: Run, step: Step) -> dict[str, Any]:
@@ -237,7 +240,7 @@ def commit(
 ) -> None:
     """Write the manifest of one table, which makes it exist, and delete the JSON files that described its parts."""
     table, built, inputs, timing = facts
-    identities = {f"input:{split.name}": split.identity for split in run.splits} if not step.reads else {}
+    identities = {f"{FROM_INPUT}{split.name}": split.identity for split in run.splits} if not step.reads else {}
     check_inputs(run.folder, table, built, identities)
     entries = [InputEntry.model_validate(source) for source in built.sources]
     for name, read in inputs.items():
@@ -277,7 +280,8 @@ def check_inputs(folder: Store, table: str, built: TableResult, identities: Mapp
     digests = {entry.name: entry.sha256 for entry in earlier.content.inputs}
     for source in built.sources:
         name, now = source["name"], source["sha256"]
-        same = earlier.run.lineage.get(f"input:{name}") == identities.get(f"input:{name}")
+        key = f"{FROM_INPUT}{name}"
+        same = earlier.run.lineage.get(key) == identities.get(key)
         if same and digests.get(name, now) != now:
             raise ContractError(
                 f"input {name}: expected SHA-256 {digests[name][:16]}… (same name, size and time as before), "

@@ -7,6 +7,8 @@ are listed only here: a step gets its stages from this list, and the report, wha
 from collections.abc import Mapping
 from functools import partial
 
+import pyarrow as pa
+
 from pipeline.classifier.importance import IMPORTANCE
 from pipeline.classifier.stage import CLASSIFIER
 from pipeline.decontaminate.stage import DECONTAMINATE
@@ -18,7 +20,7 @@ from pipeline.dedup.index import representatives_of
 from pipeline.dedup.repeats.step import build_repeats
 from pipeline.dedup.repeats.step import is_enabled as cuts_repeats
 from pipeline.dedup.survivors import build_dedup
-from pipeline.engine.stage import PerDocument
+from pipeline.engine.stage import PerDocument, extend_schema
 from pipeline.engine.step import Stage, Step
 from pipeline.extract.extract import EXTRACT
 from pipeline.language import LANGUAGE
@@ -37,9 +39,19 @@ from pipeline.tokens.streams import TOKENS
 from pipeline.tokens.train_tokenizer import TOKENIZER, build_tokenizer
 from pipeline.toxicity import TOXICITY
 from schemas.config import Section
+from schemas.tables import DOCUMENTS
 
-MEASURED: tuple[PerDocument, ...] = (EXTRACT, LANGUAGE, QUALITY, DECONTAMINATE, TOXICITY, SIGNATURE)
+MEASURED: tuple[PerDocument, ...] = (
+    EXTRACT,
+    LANGUAGE,
+    QUALITY,
+    DECONTAMINATE,
+    TOXICITY,
+    SIGNATURE,
+)
 """Stages that measure a document in the worker that reads it, in this order."""
+DOCUMENT_COLUMNS: pa.Schema = extend_schema(DOCUMENTS, MEASURED)
+"""All columns of the table `documents`: those of `schemas/tables.py`, then those that stages declare themselves."""
 SCORED: tuple[PerDocument, ...] = (PERPLEXITY, CLASSIFIER, IMPORTANCE)
 """Stages that score the stored text with models."""
 CHECKED: tuple[PerDocument, ...] = (*MEASURED, *SCORED)

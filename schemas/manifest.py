@@ -12,12 +12,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from schemas.errors import ContractError
 from schemas.ids import canonical_json, digest_of
 from schemas.storage import Store
+from schemas.tables import TABLES
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 REPLACED_NAME = "takedown.json"
 """File in the folder of a version that a takedown has replaced; it names the version that replaces it."""
 RUN_NAME = "run.json"
+FROM_INPUT = "input:"
+"""Prefix of the name of an input file in a lineage."""
 
 
 class _ManifestBlock(BaseModel):
@@ -141,6 +144,12 @@ class Manifest(_ManifestBlock):
         """The identity of the version: the SHA-256 of the canonical JSON of `content`."""
         return digest_of(self.content.model_dump(mode="json"))
 
+    @property
+    def tables_read(self) -> dict[str, str]:
+        """Digests of the tables of the run that it was made from; without input files and tables of other runs."""
+        inputs = (entry for entry in self.content.inputs if f"{FROM_INPUT}{entry.name}" not in self.run.lineage)
+        return {entry.name: entry.sha256 for entry in inputs if entry.name in TABLES}
+
     def paths_of(self, prefix: str = "") -> list[str]:
         """Return the paths of the files whose key starts with `prefix`, in order."""
         return [self.run.paths[entry.key] for entry in self.content.files if entry.key.startswith(prefix)]
@@ -216,10 +225,16 @@ class RunFile(_ManifestBlock):
 
 
 def read_run(run: Store) -> RunFile:
-    """Return the state of a run folder; it is empty for a new one."""
+    """Return the state of a run folder; it is empty for a new one. Raises ContractError if it has unknown tables."""
     if not run.exists(RUN_NAME):
         return RunFile()
-    return RunFile.model_validate(run.read_json(RUN_NAME))
+    state = RunFile.model_validate(run.read_json(RUN_NAME))
+    if unknown := sorted(state.tables.keys() - TABLES.keys()):
+        raise ContractError(
+            f"{run.uri}/{RUN_NAME}: expected tables of this version of penstock, got {', '.join(unknown)}. Use the "
+            "version that wrote them."
+        )
+    return state
 
 
 def write_run(run: Store, state: RunFile) -> None:
@@ -236,3 +251,17 @@ def open_table(run: Store, table: str) -> tuple[Store, Manifest]:
         )
     folder = run.child(f"{table}/{tables[table]}")
     return folder, read_manifest(folder)
+
+
+def current_tables(run: Store) -> dict[str, TableVersion]:
+    """Return the tables of a run that were made from the current versions of the tables that they read, in order.
+
+    A later table is left out if it was made with other thresholds or models.
+    """
+    tables: dict[str, TableVersion] = {}
+    for name in (name for name in TABLES if name in read_run(run).tables):
+        table = TableVersion(*open_table(run, name))
+        reads = table.manifest.tables_read.items()
+        if all(read in tables and tables[read].manifest.digest == digest for read, digest in reads):
+            tables[name] = table
+    return tables

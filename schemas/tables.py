@@ -1,11 +1,12 @@
-"""The Arrow schemas of all tables of a run; every field carries its meaning and unit as metadata.
+"""The tables of a run: `TABLES` and their Arrow schemas, whose fields carry meaning and unit as metadata.
 
 A null value was not measured, because the document was dropped before; it never means zero. A column that holds a value
 for each of several names is a list of entries (name, value), sorted by name: see `entries_of`.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -105,6 +106,9 @@ VERDICT = [
     field("drop_value", pa.float64(), "measured value the rule looked at, where it has one"),
     field("drop_limit", pa.float64(), "limit the value was compared with"),
 ]
+VERDICT_COLUMNS = tuple(column.name for column in VERDICT)
+DROPPED_BEFORE = "dropped_before"
+"""Rule of a row whose document an earlier step dropped: the drop is counted in that step."""
 
 DOCUMENTS = pa.schema(
     [
@@ -315,14 +319,92 @@ CLEAN = pa.schema(
 )
 """One row for every survivor of deduplication; provenance keeps the record, url and title are redacted."""
 
-TABLES = {
-    "documents": DOCUMENTS,
-    "text": TEXT,
-    "scores": SCORES,
-    "verdicts": VERDICTS,
-    "clusters": CLUSTERS,
-    "dedup": DEDUP,
-    "audit": AUDIT,
-    "repeats": REPEATS,
-    "clean": CLEAN,
+Rows = Literal["record", "document", "survivor", "pair", "key", "other"]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a run, with the properties by which it is read, shown, checked and cleared of documents."""
+
+    name: str
+    meaning: str
+    """Its content, in a few words."""
+    rows: Rows
+    """What a row stands for: a record or gap, a measured document, or a survivor of deduplication, in parts that
+    correspond to those of `documents`; a pair of documents, a key, or something else."""
+    schema: pa.Schema | None = None
+    """The columns of its parts; None = its files are of several kinds, or are no Parquet files."""
+    ids: tuple[str, ...] = ("doc_id",)
+    """Columns that name documents: a takedown removes the rows that name a removed document."""
+    blank_keeps: tuple[str, ...] = ()
+    """Columns that keep their values in the row of a removed document, which is blanked; empty = the row is removed."""
+    searchable: tuple[str, ...] = ()
+    """Columns of a document that conditions of `penstock show` may name; `penstock trace` prints them as signals."""
+    measured_again: bool = False
+    """True if columns that `documents` has too hold new values, so that `penstock show` prints both."""
+
+    @property
+    def describes_documents(self) -> bool:
+        """True if a row describes one document or record."""
+        return self.rows in ("record", "document", "survivor")
+
+    @property
+    def has_verdicts(self) -> bool:
+        """True if its rows have a verdict."""
+        return self.schema is not None and {*VERDICT_COLUMNS} <= {*self.schema.names}
+
+
+TABLES: Mapping[str, Table] = {
+    table.name: table
+    for table in (
+        Table(
+            name="documents",
+            meaning="Every record and gap of the inputs with its provenance, signals and first verdict",
+            rows="record",
+            schema=DOCUMENTS,
+            blank_keeps=("doc_id", "source", "split", "offset", "length", "record_type", "snapshot"),
+            searchable=tuple(name for name in DOCUMENTS.names if name != "signature"),
+        ),
+        Table("text", "The extracted text of every record, raw", "record", TEXT, blank_keeps=("doc_id",)),
+        Table(
+            name="scores",
+            meaning="Scores of models on the text of every measured document",
+            rows="document",
+            schema=SCORES,
+            searchable=tuple(
+                name for name in SCORES.names if name not in ("doc_id", "paragraphs", "paragraph_perplexity")
+            ),
+        ),
+        Table(
+            name="verdicts",
+            meaning="The verdict on every measured document by the thresholds",
+            rows="document",
+            schema=VERDICTS,
+            searchable=("perplexity_bucket",),
+        ),
+        Table("clusters", "The cluster of copies of every measured document", "document", CLUSTERS),
+        Table("index", "Buckets and leaders by which later snapshots find copies", "key", ids=("order", "doc_id")),
+        Table("dedup", "The survivor of every cluster, and the verdict on its copies", "document", DEDUP),
+        Table("representatives", "Survivors of clusters and URLs for later snapshots", "key", ids=()),
+        Table("audit", "Pairs of documents that the audit of deduplication compared", "pair", AUDIT, ids=("a", "b")),
+        Table(
+            name="repeats",
+            meaning="Cuts of repeated text, and the verdict on the remaining text",
+            rows="document",
+            schema=REPEATS,
+            measured_again=True,
+        ),
+        Table("clean", "The text of every survivor, personal data replaced", "survivor", CLEAN),
+        Table("tokenizer", "Model file and contract of the tokenizer", "other", ids=()),
+        Table(
+            name="tokens",
+            meaning="Token shards (Arrow IPC) with the document that every token belongs to",
+            rows="other",
+            ids=(),
+        ),
+    )
 }
+"""Every table of a run, each after those that it is made from."""
+
+LATER_VERDICTS = tuple(name for name, table in TABLES.items() if table.has_verdicts and name != "documents")
+"""Tables after `documents` whose verdicts decide which documents are kept, in the order in which they are applied."""

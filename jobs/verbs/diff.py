@@ -48,12 +48,12 @@ def describe_difference(difference: Difference, a: ComparedRun, b: ComparedRun) 
         f"{name}  {side.run.uri}  {'dataset' if side.dataset else 'clean'} {side.digest[:12]}  {kept:,} documents"
         for name, side, kept in zip("AB", (a, b), difference.kept)
     ]
-    if a.digest == b.digest:
-        return "\n".join([*lines, "equal: the digests are the same, and so are documents and tokens"])
     if difference.settings:
         lines += ["", "settings that differ"]
         width = max(map(len, difference.settings))
         lines += [f"  {name.ljust(width)}  {old} → {new}" for name, (old, new) in difference.settings.items()]
+    if a.digest == b.digest:
+        return "\n".join([*lines, "equal: the digests are the same, and so are documents and tokens"])
     if not difference.documents:
         lines += ["", "documents: both keep the same"]
     for out, title in ((True, "only in A, by the rule that dropped them in B"), (False, _INTO)):

@@ -5,6 +5,7 @@ import argparse
 from jobs.arguments import Command, add_recipe
 from jobs.run_all import run_recipe
 from jobs.verbs.plan import plan_command
+from pipeline.stages import STEPS
 
 VERBS = {
     "run": "Run every data step, then plan the training run.",
@@ -14,9 +15,7 @@ VERBS = {
 
 def add_stage_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the step of `stage`."""
-    parser.add_argument(
-        "step", help="the last step to run: documents, verdicts, clusters, dedup, audit, clean, tokenizer or tokens"
-    )
+    parser.add_argument("step", help=f"the last step to run: {', '.join(step.name for step in STEPS)}")
 
 
 def run_command(arguments: argparse.Namespace) -> int:

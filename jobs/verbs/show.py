@@ -5,7 +5,7 @@ import functools
 import operator
 
 from jobs.arguments import Command, add_run
-from pipeline.inspect.show import column_equals, find_documents, format_document, parse_where
+from pipeline.inspect.show import column_equals, columns_of_run, find_documents, format_document, parse_where
 from schemas.errors import ConfigError
 from schemas.versions import open_run
 
@@ -27,15 +27,17 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
 
 def show_command(arguments: argparse.Namespace) -> int:
     """Print documents with their verdicts, signals and provenance."""
-    conditions = [parse_where(text) for text in arguments.where]
+    run = open_run(arguments.run)
+    columns = columns_of_run(run)
+    conditions = [parse_where(text, columns) for text in arguments.where]
     conditions += [column_equals("doc_id", arguments.doc)] if arguments.doc else []
     conditions += [column_equals("url", arguments.url)] if arguments.url else []
     if not conditions:
         raise ConfigError("show: expected --doc, --url or --where, got none of them. Add one.")
     condition = functools.reduce(operator.and_, conditions)
     number = 0
-    for row in find_documents(open_run(arguments.run), condition, arguments.limit):
-        print(format_document(row, arguments.text) + "\n")
+    for row in find_documents(run, condition, arguments.limit):
+        print(format_document(row, arguments.text, columns) + "\n")
         number += 1
     print(f"{number} document(s)")
     return 0 if number else 1

@@ -7,7 +7,7 @@ from pydantic import Field, field_validator, model_validator
 
 from pipeline.engine.stage import Relation
 from schemas.config import Recipe, Section, decision, execution, location
-from schemas.tables import DOCUMENTS, SCORES
+from schemas.tables import DOCUMENTS, DROPPED_BEFORE, SCORES
 
 RULES = ("source_rank", "snapshot", "earliest", "latest", "longest", "shortest")
 SIDES = ("highest", "lowest")
@@ -150,13 +150,13 @@ DEDUP = Relation(
     version=3,
     config=DedupConfig,
     reasons={
-        "dropped_before": "an earlier verdict drops the document; it is listed for its cluster",
+        DROPPED_BEFORE: "an earlier verdict drops the document; it is listed for its cluster",
         "same_url": "another document of its canonical URL is kept",
         "exact_duplicate": "its text equals that of the survivor, as `dedup.exact` compares them",
         "near_duplicate": "it is a near copy of the survivor, or is linked to it by verified near copies",
     },
 )
-EXACT, NEAR, SAME_URL, DROPPED_BEFORE = "exact_duplicate", "near_duplicate", "same_url", "dropped_before"
+EXACT, NEAR, SAME_URL = "exact_duplicate", "near_duplicate", "same_url"
 
 
 # Settings of the audit: the size of its samples, and the least similarity of a copy.
@@ -285,7 +285,7 @@ REPEATS = Relation(
     version=1,
     config=RepeatsConfig,
     reasons={
-        "dropped_before": "deduplication or an earlier verdict drops the document",
+        DROPPED_BEFORE: "deduplication or an earlier verdict drops the document",
         "repeated_share": "repeated runs make up too large a share of it",
         "nothing_left": "the cuts leave too little of it",
     },

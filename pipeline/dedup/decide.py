@@ -11,11 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipeline.dedup.config import DROPPED_BEFORE, EXACT, NEAR, SAME_URL, DedupConfig
+from pipeline.dedup.config import EXACT, NEAR, SAME_URL, DedupConfig
 from pipeline.dedup.keep_order import PART_BYTES, order_columns, orders, rows_of_bytes
 from pipeline.dedup.keys import DIGEST_BYTES, DIGESTS, scopes_of
 from pipeline.engine.stage import Row
 from schemas.ids import DOC_ID_BYTES
+from schemas.tables import DROPPED_BEFORE
 from schemas.urls import url_key
 
 URL, CLUSTER = b"u", b"c"

@@ -18,7 +18,7 @@ from pipeline.engine.stage import Row
 from schemas.errors import ContractError
 from schemas.manifest import TableVersion, part_key
 from schemas.storage import Store
-from schemas.tables import to_entries, value_type
+from schemas.tables import TABLES, to_entries, value_type
 
 GROUP_ROWS = 2048
 GROUP_BYTES = 32 << 20
@@ -186,14 +186,12 @@ class PartWriter(FileWriter):
         self._writer.close()
 
 
-# The tables of a run have the same number of parts, and part N of each holds the same documents in the same order.
-# `documents` and `text` have a row for every record, dropped ones included. `scores`, `verdicts` and `dedup` have a row
-# for every measured document: each one whose row in `documents` has no drop.
+# All tables of documents have the same number of parts, and part N of each holds the same documents in the same order.
+# A table has a row for every record, dropped ones included, or one for every measured document: each one whose row in
+# `documents` has no drop. `TABLES` says which.
 
 ROWS_AT_ONCE = 4096
 TEXTS_AT_ONCE = 512
-EVERY_ROW = ("text",)
-"""Tables besides `documents` that have a row for every record."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +232,8 @@ def read_measured(
         batch = whole.filter(passed).select(own)
         arrays = dict(zip(batch.schema.names, batch.columns))
         for name, rows in others.items():
-            taken = rows.take(whole.num_rows).filter(passed) if name in EVERY_ROW else rows.take(batch.num_rows)
+            is_complete = TABLES[name].rows == "record"
+            taken = rows.take(whole.num_rows).filter(passed) if is_complete else rows.take(batch.num_rows)
             rows.check(taken.column("doc_id"), batch.column("doc_id"))
             for column in columns[name]:
                 arrays[column if column not in arrays else f"{name}.{column}"] = taken.column(column)

@@ -3,7 +3,7 @@
 A row is a dict of column values. Names that begin with `_` are passed from stage to stage and never written to a table.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -111,6 +111,7 @@ class PerDocument:
     config: type[Section]
     reads: tuple[str, ...]
     adds: tuple[str, ...]
+    """Names of the columns that it sets, in `schemas/tables.py` or in `columns`."""
     reasons: Mapping[str, str]
     """Reason → meaning; every drop of the stage has one of these reasons."""
     make: Callable[[Any, Mapping[str, str]], RowFunction]
@@ -134,6 +135,14 @@ class PerDocument:
     """(config, local model paths by name, cut-offs) → the checks in the order in which they decide."""
     quantiles: Callable[[Any], Sequence[Quantile]] = no_quantiles
     """(config) → the quantiles of the data that its checks use as limits."""
+    columns: tuple[pa.Field, ...] = ()
+    """Columns of `documents`, with meaning and unit, that only this stage uses. `schemas/tables.py` does not declare
+    them; they follow the columns declared there."""
+
+
+def extend_schema(schema: pa.Schema, stages: Iterable[PerDocument]) -> pa.Schema:
+    """Return the schema of a table followed by the columns that the stages declare themselves."""
+    return pa.schema([*schema, *(column for stage in stages for column in stage.columns)], schema.metadata)
 
 
 @dataclass(frozen=True)

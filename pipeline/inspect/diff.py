@@ -6,31 +6,25 @@ held in memory.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow.parquet as pq
 
 from pipeline.engine.parquet import ROWS_AT_ONCE
-from pipeline.tokens.streams import MIX_RULE, TOKENS, Sorting, mix_drops, mixed_sorting, sorting_of
+from pipeline.tokens.streams import MIX_RULE, STREAM_TABLES, TOKENS, Sorting, mix_drops, mixed_sorting, sorting_of
 from schemas.errors import ContractError
 from schemas.manifest import Manifest, TableVersion, open_table, part_key, read_run
 from schemas.storage import Store
+from schemas.tables import DROPPED_BEFORE, LATER_VERDICTS, TABLES, VERDICT_COLUMNS
 from schemas.takedown import takedown_ancestry
 from schemas.tokens import shard_key
+from schemas.versions import DATASET
 
 KEPT = "kept"
 NOT_READ = "source/not_read"
 """The verdict on a document in a run that did not read its file or extracted no document at its offset."""
-TABLES = ("documents", "scores", "verdicts", "dedup", "repeats", "clean")
-"""Tables that decide which documents are kept, in the order in which they are applied; those of SOME_RUNS are optional.
-Documents that the mix of a dataset leaves out are in no table: they are derived from the doc_id."""
-OPTIONAL_TABLES = ("scores", "repeats")
-DROPPING_TABLES = ("verdicts", "dedup", "repeats", "clean")
-"""Tables that may drop a document after `documents`."""
-EARLIER_DROPS = ("dropped_before",)
-DROP_COLUMNS = ("drop_stage", "drop_rule", "drop_value", "drop_limit")
 PROVENANCE_COLUMNS = ("doc_id", "source", "offset", "url")
 Row = dict[str, Any]
 Key = tuple[str, str, str]
@@ -38,24 +32,25 @@ Key = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One run, with the tables that decide which documents it keeps."""
+    """One run, with all its tables."""
 
     run: Store
     tables: Mapping[str, TableVersion]
-    dataset: Manifest | None
-    """None = the run has no dataset yet."""
+    deciding: frozenset[str]
+    """Names of the tables that decide which documents it keeps: `clean`, and all that it was made from. Documents that
+    the mix of a dataset leaves out are in no table: they are derived from the doc_id."""
     sorting: Sorting | None = None
     """The mix that selected among its clean documents; None = all of them are in the dataset."""
+
+    @property
+    def dataset(self) -> Manifest | None:
+        """The manifest of its dataset; None = the run has none yet."""
+        return self.tables[DATASET].manifest if DATASET in self.tables else None
 
     @property
     def digest(self) -> str:
         """The digest of its dataset, or of its clean documents if it has no dataset."""
         return (self.dataset or self.tables["clean"].manifest).digest
-
-    @property
-    def identity(self) -> list[str]:
-        """Digests of the tables that decide which documents it keeps."""
-        return [table.manifest.digest for table in self.tables.values()]
 
 
 @dataclass(frozen=True)
@@ -97,22 +92,23 @@ def open_compared_run(run: Store) -> ComparedRun:
 
     Raises ContractError if it has no clean documents yet, or if a table was made from an outdated version of another.
     """
-    current = read_run(run).tables
-    tables = {
-        name: TableVersion(*open_table(run, name)) for name in TABLES if name not in OPTIONAL_TABLES or name in current
-    }
+    current = {*read_run(run).tables, "documents", "clean"}
+    tables = {name: TableVersion(*open_table(run, name)) for name in TABLES if name in current}
     digests = {name: table.manifest.digest for name, table in tables.items()}
-    for name, table in tables.items():
-        reads = {entry.name: entry.sha256 for entry in table.manifest.content.inputs}
-        for read, digest in reads.items():
-            if read in TABLES and digests.get(read) != digest:
+    deciding = {"clean"}
+    for name in reversed(tables):
+        if name in deciding:
+            deciding |= tables[name].manifest.tables_read.keys()
+    for name in (name for name in tables if name in deciding):
+        for read, digest in tables[name].manifest.tables_read.items():
+            if digests.get(read) != digest:
                 version = digests.get(read, "none")[:12]
                 raise ContractError(
                     f"{run.uri}: expected `{name}` made from the current `{read}` ({version}), got one made from "
                     f"{digest[:12]}. Run the recipe to its end, or name an earlier version as RUN@digest."
                 )
-    dataset = open_table(run, "tokens")[1] if "tokens" in current else None
-    return ComparedRun(run, tables, dataset, mixed_sorting(dataset, digests["clean"]) if dataset else None)
+    sorting = mixed_sorting(tables[DATASET].manifest, digests["clean"]) if DATASET in tables else None
+    return ComparedRun(run, tables, frozenset(deciding), sorting)
 
 
 def compare_runs(a: ComparedRun, b: ComparedRun, num_examples: int) -> Difference:
@@ -120,7 +116,7 @@ def compare_runs(a: ComparedRun, b: ComparedRun, num_examples: int) -> Differenc
     difference = Difference(settings=_settings(a, b), tokens=_tokens(a, b))
     difference.kept = (_num_kept(a), _num_kept(b))
     same_mix = a.sorting == b.sorting
-    if same_mix and a.identity == b.identity:
+    if same_mix and a.tables["clean"].manifest.digest == b.tables["clean"].manifest.digest:
         return difference
     parts_a, parts_b = _splits(a), _splits(b)
     for split in sorted({*parts_a, *parts_b}):
@@ -161,9 +157,8 @@ def _splits(side: ComparedRun) -> dict[str, int]:
 
 def _part_digests(side: ComparedRun, number: int | None) -> list[str]:
     key = part_key(number or 0)
-    return [
-        entry.sha256 for table in side.tables.values() for entry in table.manifest.content.files if entry.key == key
-    ]
+    tables = [side.tables[name] for name in ("documents", *LATER_VERDICTS) if name in side.tables]
+    return [entry.sha256 for table in tables for entry in table.manifest.content.files if entry.key == key]
 
 
 def _rows(side: ComparedRun, number: int | None) -> Iterator[Row]:
@@ -171,30 +166,31 @@ def _rows(side: ComparedRun, number: int | None) -> Iterator[Row]:
     if number is None:
         return
     key = part_key(number)
-    documents = _table_rows(side.tables["documents"], key, (*PROVENANCE_COLUMNS, *DROP_COLUMNS))
+    documents = _table_rows(side.tables["documents"], key, (*PROVENANCE_COLUMNS, *VERDICT_COLUMNS))
     later = {
-        name: _table_rows(side.tables[name], key, ("doc_id", *DROP_COLUMNS))
-        for name in DROPPING_TABLES
-        if name in side.tables
+        name: _table_rows(side.tables[name], key, ("doc_id", *VERDICT_COLUMNS))
+        for name in LATER_VERDICTS
+        if name in side.deciding
     }
-    last = mix_drops(side.tables, number, side.sorting) if side.sorting else None
+    streams = {name: side.tables[name] for name in STREAM_TABLES if name in side.tables}
+    last = mix_drops(streams, number, side.sorting) if side.sorting else None
     for row in documents:
         if row["drop_stage"] is not None:
             yield row
             continue
         for name, rows in later.items():
-            if name == "clean" and row["drop_stage"] is not None:
-                break  # `clean` holds only documents that no earlier table dropped
+            if TABLES[name].rows == "survivor" and row["drop_stage"] is not None:
+                continue  # it holds only documents that no earlier table dropped
             verdict = next(rows, None)
             if verdict is None or verdict["doc_id"] != row["doc_id"]:
                 raise ContractError(
                     f"{side.run.uri}: expected the same documents in `documents` and `{name}`, {key}, got others at "
                     f"{row['doc_id'].hex()}. Run the recipe again."
                 )
-            if verdict["drop_stage"] is not None and verdict["drop_rule"] not in EARLIER_DROPS:
-                row |= {column: verdict[column] for column in DROP_COLUMNS}
+            if verdict["drop_stage"] is not None and verdict["drop_rule"] != DROPPED_BEFORE:
+                row |= {column: verdict[column] for column in VERDICT_COLUMNS}
         if last and row["drop_stage"] is None and (drop := next(last)[1]) is not None:
-            row |= dict(zip(DROP_COLUMNS, (TOKENS.name, drop.rule, drop.value, drop.limit), strict=True))
+            row |= dict(zip(VERDICT_COLUMNS, (TOKENS.name, drop.rule, drop.value, drop.limit), strict=True))
         yield row
 
 
@@ -240,23 +236,27 @@ def _num_kept(side: ComparedRun) -> int:
 
 
 def _settings(a: ComparedRun, b: ComparedRun) -> dict[str, tuple[Any, Any]]:
-    """Return the settings, stage versions and models whose value in the manifests of the two runs differs."""
-    both = [_flat_settings(side) for side in (a, b)]
+    """Return the settings, stage versions and models whose value in the manifests of the two runs differs.
+
+    The tables that are compared decide which documents one of the runs keeps, or are in both.
+    """
+    compared = a.deciding | b.deciding | (a.tables.keys() & b.tables.keys())
+    both = [_flat_settings(side, compared) for side in (a, b)]
     names = sorted({*both[0], *both[1]})
     return {name: (both[0].get(name), both[1].get(name)) for name in names if both[0].get(name) != both[1].get(name)}
 
 
-def _flat_settings(side: ComparedRun) -> dict[str, Any]:
+def _flat_settings(side: ComparedRun, compared: Set[str]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
-    manifests = [table.manifest for table in side.tables.values()] + ([side.dataset] if side.dataset else [])
-    for manifest in manifests:
+    for name in (name for name in side.tables if name in compared):
+        manifest = side.tables[name].manifest
         for stage, version in manifest.content.stages.items():
             flat[f"version of {stage}"] = version
         for stage, settings in manifest.content.config.items():
             flat |= {f"{stage}.{key}": value for key, value in settings.items()}
         flat |= {f"model {name}": digest[:12] for name, digest in manifest.content.models.items()}
-        shares = sorting_of(manifest).keep if manifest is side.dataset else {}
-        flat |= {f"{TOKENS.name}.{MIX_RULE} {name}: keep": share for name, share in shares.items() if share < 1}
+        shares = sorting_of(manifest).keep if name == DATASET else {}
+        flat |= {f"{TOKENS.name}.{MIX_RULE} {source}: keep": share for source, share in shares.items() if share < 1}
     return flat
 
 
@@ -272,7 +272,7 @@ def live_tokens(run: Store, dataset: Manifest) -> dict[str, int]:
     tokens = {name: sum(shards) for name, shards in streams.items()}
     stream_of = {shard_key(name, number): name for name, shards in streams.items() for number in range(len(shards))}
     for certificate in takedown_ancestry(run, dataset):
-        for change in certificate.tables["tokens"].rewritten:
+        for change in certificate.tables[DATASET].rewritten:
             if (
                 certificate.mode == "tombstones" and change.key in stream_of
             ):  # compacted shards are already counted without

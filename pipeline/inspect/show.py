@@ -5,7 +5,7 @@ table, in which personal data is replaced.
 """
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -16,38 +16,32 @@ from pipeline.engine.stage import Row
 from pipeline.tokens.streams import STREAM_TABLES, TOKENS, Sorting, mix_drops, mixed_sorting
 from schemas.config import suggest_name
 from schemas.errors import ConfigError
-from schemas.manifest import TableVersion, open_table, read_run
+from schemas.manifest import TableVersion, current_tables, open_table, read_run
 from schemas.storage import Store
-from schemas.tables import DOCUMENTS, NAME, SCORES, TABLES, VALUE, VERDICTS
+from schemas.tables import DOCUMENTS, DROPPED_BEFORE, NAME, TABLES, VALUE, VERDICT_COLUMNS
 
 CONDITION = re.compile(r"\s*(\w+)\s*(==|!=|<=|>=|<|>|=|is null|is not null)\s*(.*?)\s*$", re.IGNORECASE)
 COMPARE = {"==": pc.equal, "=": pc.equal, "!=": pc.not_equal}
 COMPARE |= {"<=": pc.less_equal, ">=": pc.greater_equal, "<": pc.less, ">": pc.greater}
-HIDDEN_COLUMNS = ("signature",)
-LATER_TABLES = ("scores", "verdicts", "clusters", "dedup", "repeats", "clean")
-"""Tables after `documents` whose rows are joined to it by doc_id."""
-TABLES_WITHOUT_VERDICT = ("clusters",)
-TABLE_ORDER = (
-    "documents",
-    "text",
-    "scores",
-    "verdicts",
-    "clusters",
-    "index",
-    "dedup",
-    "representatives",
-    "repeats",
-    "clean",
-)
-"""Tables that are checked for having been made from each other, in the order of the run."""
-VERDICT = ["drop_stage", "drop_rule", "drop_value", "drop_limit"]
-SCORED = [name for name in SCORES.names if name not in ("doc_id", "paragraphs", "paragraph_perplexity")]
-BUCKET = ["perplexity_bucket"]
-COLUMNS = pa.schema([*DOCUMENTS, *(SCORES.field(name) for name in SCORED), VERDICTS.field(BUCKET[0])])
-"""Columns that a condition may name."""
+JOINED = tuple(name for name, table in TABLES.items() if table.rows in ("document", "survivor"))
+"""Tables whose rows are joined to those of `documents` by doc_id."""
+COLUMNS = pa.schema([t.schema.field(name) for t in TABLES.values() if t.schema is not None for name in t.searchable])
+"""Columns that a condition may name in every run."""
 
 
-def parse_where(text: str) -> pc.Expression:
+def columns_of_run(run: Store) -> pa.Schema:
+    """Return the columns that a condition may name in this run, with those that stages declare themselves."""
+    tables = current_tables(run)
+    return pa.schema([*COLUMNS, *_own_columns(tables["documents"])]) if "documents" in tables else COLUMNS
+
+
+def _own_columns(documents: TableVersion) -> list[pa.Field]:
+    """Return the columns of `documents` that a stage has declared itself."""
+    with documents.folder.open_input(documents.manifest.paths_of()[0]) as stream:
+        return [field for field in pq.read_schema(stream) if field.name not in DOCUMENTS.names]
+
+
+def parse_where(text: str, columns: pa.Schema = COLUMNS) -> pc.Expression:
     """Return the filter of a condition such as `language = de and gopher_num_words < 60`.
 
     Raises ConfigError if a column does not exist, a value does not fit its type, or the condition cannot be parsed.
@@ -61,36 +55,37 @@ def parse_where(text: str) -> pc.Expression:
                 f"got {part!r}. Write it as `column operator value`."
             )
         name, operator, value = match.groups()
-        if name not in COLUMNS.names:
-            close = suggest_name(name, COLUMNS.names)
+        if name not in columns.names:
+            close = suggest_name(name, columns.names)
             raise ConfigError(
                 f"--where {part!r}: expected a column of documents or scores, got {name!r}{close}. "
                 "Name a column that `penstock show` prints."
             )
-        term = _term(name, operator.lower(), value)
+        term = _term(columns.field(name), operator.lower(), value)
         expression = term if expression is None else expression & term
     if expression is None:
         raise ConfigError("--where: expected a condition, got none. Write one such as 'language = de'.")
     return expression
 
 
-def _term(name: str, operator: str, value: str) -> pc.Expression:
+def _term(column: pa.Field, operator: str, value: str) -> pc.Expression:
     if operator.startswith("is"):
-        return pc.field(name).is_null() if operator == "is null" else ~pc.field(name).is_null()
-    return compare_column(name, operator, value.strip("'\""))
+        is_null = pc.field(column.name).is_null()
+        return is_null if operator == "is null" else ~is_null
+    return compare_column(column, operator, value.strip("'\""))
 
 
 def column_equals(name: str, value: str) -> pc.Expression:
     """Return the filter `name = value` for an unquoted value. Raises ConfigError if it does not fit the column."""
-    return compare_column(name, "=", value)
+    return compare_column(COLUMNS.field(name), "=", value)
 
 
-def compare_column(name: str, operator: str, value: str) -> pc.Expression:
+def compare_column(column: pa.Field, operator: str, value: str) -> pc.Expression:
     """Return the filter that compares a column with a value; ids are given in hex.
 
     Raises ConfigError if the value does not fit the type of the column.
     """
-    kind = COLUMNS.field(name).type
+    name, kind = column.name, column.type
     try:
         if pa.types.is_fixed_size_binary(kind) or pa.types.is_binary(kind):
             scalar = pa.scalar(bytes.fromhex(value), kind)
@@ -113,72 +108,53 @@ def find_documents(run: Store, condition: pc.Expression, limit: int) -> Iterator
     _, manifest = open_table(run, "documents")
     num_found = 0
     for number in range(len(manifest.content.files)):
-        part = _judged_part(run, number, tables, sorting)
+        part = _judged_part(tables, number, sorting)
         rows = part.filter(condition).slice(0, limit - num_found).to_pylist()
-        for name in LATER_TABLES:
+        for name in JOINED:
             if rows and name in tables:
-                _join(run, name, number, rows)
+                _join(name, tables[name], number, rows)
         yield from rows
         num_found += len(rows)
         if num_found >= limit:
             return
 
 
-def current_tables(run: Store) -> set[str]:
-    """Return the names of the tables that were made from the current versions of their inputs.
-
-    A later table is left out if it was made with other thresholds or models.
-    """
-    tables, current = read_run(run).tables, dict[str, str]()
-    for name in TABLE_ORDER:
-        if name in tables:
-            manifest = open_table(run, name)[1]
-            inputs = [] if name in ("documents", "text") else manifest.content.inputs
-            reads = {
-                entry.name: entry.sha256 for entry in inputs if "/" not in entry.name
-            }  # "/": a table of another run
-            if all(current.get(read) == digest for read, digest in reads.items()):
-                current[name] = manifest.digest
-    return set(current)
-
-
-def _mix_of(run: Store, tables: Collection[str]) -> Sorting | None:
+def _mix_of(run: Store, tables: Mapping[str, TableVersion]) -> Sorting | None:
     """Return the mix that selected among the current clean documents.
 
     None if all of them are in the dataset, or if there is no dataset.
     """
     if "clean" not in tables or TOKENS.name not in read_run(run).tables:
         return None
-    return mixed_sorting(open_table(run, TOKENS.name)[1], open_table(run, "clean")[1].digest)
+    return mixed_sorting(open_table(run, TOKENS.name)[1], tables["clean"].manifest.digest)
 
 
-def _judged_part(run: Store, number: int, tables: Collection[str], sorting: Sorting | None) -> pa.Table:
-    """Return one part of `documents` with the scores and with the verdict of the last table that has one.
+def _judged_part(tables: Mapping[str, TableVersion], number: int, sorting: Sorting | None) -> pa.Table:
+    """Return one part of `documents` with the searchable columns, and with the verdict of the last table that has one.
 
     `sorting` decides which documents the mix of the dataset leaves out.
     """
-    part = _read_part(run, "documents", number, [name for name in DOCUMENTS.names if name not in HIDDEN_COLUMNS])
+    own = [field.name for field in _own_columns(tables["documents"])]
+    part = _read_part(tables["documents"], number, [*TABLES["documents"].searchable, *own])
     row_of = {identifier: row for row, identifier in enumerate(part.column("doc_id").to_pylist())}
-    final = part.select(VERDICT).to_pylist()
-    for name in LATER_TABLES:
-        if name not in tables or name in TABLES_WITHOUT_VERDICT:
+    final = part.select(VERDICT_COLUMNS).to_pylist()
+    for name in (name for name in JOINED if name in tables):
+        table = TABLES[name]
+        columns = (*(VERDICT_COLUMNS if table.has_verdicts else ()), *table.searchable)
+        if not columns:
             continue
-        if name == "scores":
-            part = _with_columns(part, _read_part(run, name, number, ["doc_id", *SCORED]), SCORED)
-            continue
-        later = _read_part(run, name, number, ["doc_id", *VERDICT, *(BUCKET if name == "verdicts" else [])])
-        if name == "verdicts":
-            part = _with_columns(part, later, BUCKET)
-        for row in later.to_pylist():
-            if row["drop_stage"] is not None and row["drop_rule"] != "dropped_before":
+        later = _read_part(tables[name], number, ("doc_id", *columns))
+        part = _with_columns(part, later, table.searchable)
+        for row in later.to_pylist() if table.has_verdicts else ():
+            if row["drop_stage"] is not None and row["drop_rule"] != DROPPED_BEFORE:
                 final[row_of[row["doc_id"]]] = row
     if sorting is not None:
-        read = {name: TableVersion(*open_table(run, name)) for name in STREAM_TABLES if name in tables}
+        read = {name: tables[name] for name in STREAM_TABLES if name in tables}
         for identifier, drop in mix_drops(read, number, sorting):
             if drop is not None:
                 values = (TOKENS.name, drop.rule, drop.value, drop.limit)
-                final[row_of[identifier]] = dict(zip(VERDICT, values, strict=True))
-    for column in VERDICT:
+                final[row_of[identifier]] = dict(zip(VERDICT_COLUMNS, values, strict=True))
+    for column in VERDICT_COLUMNS:
         values = pa.array([row[column] for row in final], DOCUMENTS.field(column).type)
         part = part.set_column(part.schema.get_field_index(column), column, values)
     return part
@@ -192,29 +168,33 @@ def _with_columns(part: pa.Table, other: pa.Table, names: Sequence[str]) -> pa.T
     return part
 
 
-def _read_part(run: Store, table: str, number: int, columns: list[str] | None = None) -> pa.Table:
-    folder, manifest = open_table(run, table)
-    with folder.open_input(manifest.paths_of()[number]) as stream:
-        return pq.read_table(stream, columns=columns)
+def _read_part(table: TableVersion, number: int, columns: Sequence[str] | None = None) -> pa.Table:
+    with table.folder.open_input(table.manifest.paths_of()[number]) as stream:
+        return pq.read_table(stream, columns=None if columns is None else list(columns))
 
 
-def _join(run: Store, table: str, number: int, rows: list[Row]) -> None:
+def _join(name: str, table: TableVersion, number: int, rows: list[Row]) -> None:
+    """Add the columns of a table to the rows, as `table.column`, unless they repeat columns that the rows have."""
     identifiers = pa.array([row["doc_id"] for row in rows], pa.binary(16))
-    part = _read_part(run, table, number).filter(pc.is_in(pc.field("doc_id"), value_set=identifiers)).to_pylist()
-    known = (set(DOCUMENTS.names) - {"url"}) | {*SCORED, *BUCKET}
-    if table == "repeats":  # its signals were measured again after the cuts
-        known = {"doc_id", *VERDICT}
+    part = _read_part(table, number).filter(pc.is_in(pc.field("doc_id"), value_set=identifiers)).to_pylist()
+    known = {"doc_id", *VERDICT_COLUMNS}
+    if not TABLES[name].measured_again:
+        known |= {*DOCUMENTS.names, *COLUMNS.names} - {"url"}
     by_id = {row["doc_id"]: row for row in part}
     for row in rows:
-        for name, value in by_id.get(row["doc_id"], {}).items():
-            if name not in known:
-                row[f"{table}.{name}"] = value
+        for column, value in by_id.get(row["doc_id"], {}).items():
+            if column not in known:
+                row[f"{name}.{column}"] = value
 
 
-def format_document(row: Row, with_text: bool) -> str:
+def format_document(row: Row, with_text: bool, columns: pa.Schema = COLUMNS) -> str:
     """Format a document as text: the verdict, its provenance, and every measured signal with its unit."""
     lines = [f"document {row['doc_id'].hex()}  {verdict_of(row)}"]
-    fields = {field.name: field for schema in TABLES.values() for field in schema}
+    fields = {
+        field.name: field
+        for schema in (columns, *(table.schema or () for table in TABLES.values()))
+        for field in schema
+    }
     for name, value in row.items():
         if value is None or name == "doc_id" or name.split(".")[-1].startswith("drop_"):
             continue

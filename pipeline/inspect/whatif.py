@@ -26,7 +26,7 @@ from pipeline.engine.rules import KEPT, columns_of, evaluate_checks
 from pipeline.engine.spark import dataframe_from_tasks, persist_on_disk, run_tasks
 from pipeline.engine.worker import local_models
 from pipeline.inspect.whatif_limits import SensitivityCurve, curves_of, sensitivity_part
-from pipeline.stages import CHECKED
+from pipeline.stages import CHECKED, STEPS
 from pipeline.steps.verdicts import (
     VerdictsTask,
     checks_of,
@@ -115,15 +115,14 @@ def open_tables(run: Store) -> dict[str, TableVersion]:
 
     Raises ContractError if `dedup` was not made from the current versions of the others.
     """
-    optional = [name for name in ("scores", "repeats") if name in read_run(run).tables]
-    names = ["documents", "verdicts", "clusters", "index", "dedup", *optional]
+    existing = read_run(run).tables
+    reads = next(step.reads for step in STEPS if step.name == DEDUP.name)
+    names = [*(name for name in reads if name in existing), DEDUP.name]
     tables = {name: TableVersion(*open_table(run, name)) for name in names}
-    if "repeats" in tables and not _made_from(tables["repeats"], tables["dedup"]):
-        del tables["repeats"]
-    lineage = tables["dedup"].manifest.run.lineage
-    for name in ("documents", "scores", "verdicts", "clusters"):
-        if name not in tables:
-            continue
+    if "repeats" in existing and _made_from(repeats := TableVersion(*open_table(run, "repeats")), tables[DEDUP.name]):
+        tables["repeats"] = repeats
+    lineage = tables[DEDUP.name].manifest.run.lineage
+    for name in (name for name in reads if name in tables):
         version = tables[name].folder.uri.rsplit("/", 1)[-1]
         if lineage.get(name) != version:
             raise ContractError(

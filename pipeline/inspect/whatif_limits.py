@@ -19,11 +19,11 @@ from pipeline.engine.rules import columns_of, count_bins, evaluate_checks, is_mi
 from pipeline.engine.stage import Check
 from pipeline.engine.step import add_figures
 from pipeline.engine.worker import local_models
-from pipeline.stages import CHECKED, SCORED, stages_of
+from pipeline.stages import CHECKED, DOCUMENT_COLUMNS, SCORED, stages_of
 from pipeline.steps.verdicts import VerdictsTask, checks_of, split_columns
 from schemas.config import Recipe
 from schemas.errors import ConfigError
-from schemas.tables import DOCUMENTS, SCORES
+from schemas.tables import SCORES
 
 CUT_BITS = 16
 """Low mantissa bits of a float32 that are cut: bins are 0.8 % wide, so that a part's histogram stays small."""
@@ -62,7 +62,7 @@ def curves_of(tasks: Sequence[VerdictsTask], answers: Sequence[TaskResult]) -> l
 
 def is_whole(check: Check) -> bool:
     """Return True if the check compares whole numbers."""
-    schema = DOCUMENTS if check.column in DOCUMENTS.names else SCORES
+    schema = DOCUMENT_COLUMNS if check.column in DOCUMENT_COLUMNS.names else SCORES
     return check.value is None and pa.types.is_integer(schema.field(check.column).type)
 
 

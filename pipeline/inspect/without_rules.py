@@ -14,7 +14,7 @@ from pipeline.dedup.config import EXACT, NEAR, NEAR_ONLY, SAME_URL, DedupConfig,
 from pipeline.language import LanguageConfig
 from pipeline.perplexity.stage import BUCKETS, PerplexityConfig
 from pipeline.quality.config import QualityConfig
-from pipeline.quality.rules import DEFAULT_RULES, RULES, QualityRule
+from pipeline.quality.rules import DEFAULT_RULES, RULES, QualityLimits, QualityRule
 from pipeline.toxicity import ToxicityConfig
 from schemas.config import Recipe, Section, suggest_name
 from schemas.errors import ConfigError
@@ -120,9 +120,10 @@ def _is_off(config: QualityConfig, rule: QualityRule) -> bool:
 
 def _remove_unused(config: QualityConfig, used: set[str]) -> dict[str, Any]:
     """Return the edit that removes thresholds that no remaining rule uses, since validation rejects unused ones."""
-    thresholds = {name for name in config.fields_of("decision") if name.startswith(("min_", "max_"))}
     edit: dict[str, Any] = {
-        name: USE_DEFAULT for name in thresholds if getattr(config, name) is not None and name not in used
+        name: USE_DEFAULT
+        for name in QualityLimits.model_fields
+        if getattr(config, name) is not None and name not in used
     }
     languages = {
         language: left

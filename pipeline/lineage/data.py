@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from pipeline.lineage.graph import LineageBuilder, Node, NodeTable
 from schemas.errors import ContractError
 from schemas.ids import digest_of
-from schemas.manifest import MANIFEST_NAME, InputEntry, Manifest, read_manifest, read_run
+from schemas.manifest import FROM_INPUT, MANIFEST_NAME, InputEntry, Manifest, read_manifest, read_run
 from schemas.storage import Store
+from schemas.tables import TABLES
 from schemas.takedown import Descent, certificate_name, descent_of, parent_name, read_parent, takedown_ancestry
 from schemas.versions import DATASET
 
-FROM_INPUT = "input:"
+POSITIONS = {name: number for number, name in enumerate(TABLES)}
 
 
 class TableTraversal:
@@ -80,7 +81,7 @@ class TableTraversal:
         first = self.builder.nodes[key]
         self.nodes[held.folder] = key
         # The node is named after the step's first table, whatever the order in which its tables are visited.
-        tables = tuple(sorted((*first.tables, held), key=lambda table: _rank(table.manifest, table.name)))
+        tables = tuple(sorted((*first.tables, held), key=lambda table: POSITIONS[table.name]))
         self.builder.add(_node_of(key, tables, first.is_current), *sources)
 
     def _node(self, held: NodeTable) -> Node:
@@ -179,11 +180,6 @@ def _source_runs(run: Store, current: Mapping[str, str]) -> list[str]:
                 (name, posixpath.normpath(f"{source}/{name}/{own}")) for name, own in tables.items() if "/" in own
             ]
     return sorted(sources)
-
-
-def _rank(manifest: Manifest, name: str) -> tuple[bool, str]:
-    """Return the sort key of the tables of a step: the table that counts its drops comes first."""
-    return not manifest.content.counts.dropped, name
 
 
 def _node_of(key: str, tables: tuple[NodeTable, ...], is_current: bool) -> Node:

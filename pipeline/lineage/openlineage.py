@@ -17,6 +17,7 @@ from pipeline.lineage.graph import Lineage, Node, NodeTable
 from schemas.storage import Store
 from schemas.tables import TABLES
 from schemas.tokens import SHARD_DOCS, shard_schema
+from schemas.versions import DATASET
 
 SPEC = "https://openlineage.io/spec"
 CORE = f"{SPEC}/2-0-2/OpenLineage.json#/$defs"
@@ -37,8 +38,6 @@ PRODUCER = "urn:penstock"
 IDS = uuid.uuid5(uuid.NAMESPACE_URL, PRODUCER)
 TRAINED = ("checkpoint", "end")
 DESCRIPTIONS = {
-    "tokens": "Token shards (Arrow IPC) with the document that every token belongs to",
-    "tokenizer": "Model file and contract of the tokenizer",
     "plan": "A training run sized from the dataset",
     "train": "Pretraining of a language model on the dataset",
     "skips": "Samples of the order that training passes over",
@@ -74,12 +73,12 @@ class _Namer:
         facets: Json = {
             "dataSource": _facet("dataSource", name=self.namespace, uri=prefix + quote(name)),
             "version": _facet("version", datasetVersion=held.manifest.digest if held else node.digest),
-            "documentation": _documentation("dataset", DESCRIPTIONS.get(held.name if held else node.kind, node.title)),
+            "documentation": _documentation("dataset", _description(node, held)),
         }
         schema = _schema(held) if held else None
         if schema is not None:
             facets["schema"] = _facet("schema", fields=[_field(field) for field in schema])
-            layer = "arrow" if held is not None and held.name == "tokens" else "parquet"
+            layer = "arrow" if held is not None and held.name == DATASET else "parquet"
             facets["storage"] = _facet("storage", storageLayer=self.namespace.partition(":")[0], fileFormat=layer)
         if node.files:
             facets["penstock_files"] = _facet("penstock_files", files=[entry.model_dump() for entry in node.files])
@@ -186,13 +185,17 @@ def _written(dataset: Json, held: NodeTable | None) -> Json:
         return dataset
     files = held.manifest.content.files
     sizes = {"size": sum(entry.bytes for entry in files), "fileCount": len(files)}
-    rows = sum(entry.rows for entry in files if held.name != "tokens" or entry.key.endswith(".docs"))
+    rows = sum(entry.rows for entry in files if held.name != DATASET or entry.key.endswith(".docs"))
     return {**dataset, "outputFacets": {"outputStatistics": _facet("outputStatistics", rowCount=rows, **sizes)}}
 
 
+def _description(node: Node, held: NodeTable | None) -> str:
+    return TABLES[held.name].meaning if held else DESCRIPTIONS.get(node.kind, node.title)
+
+
 def _schema(held: NodeTable) -> pa.Schema | None:
-    if held.name != "tokens":
-        return TABLES.get(held.name)
+    if held.name != DATASET:
+        return TABLES[held.name].schema
     vocabulary = held.manifest.content.figures.get("tokenizer", {}).get("vocab_size", 0)
     shard = shard_schema("uint16" if vocabulary <= 1 << 16 else "uint32")
     return pa.schema([*shard, *(field for field in SHARD_DOCS if field.name != "doc_id")])

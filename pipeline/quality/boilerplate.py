@@ -46,7 +46,7 @@ def boilerplate_signals(whole: TextView, language: str) -> dict[str, float | Non
     return {"boilerplate_phrases": sum(counts.values()), "boilerplate_lines": num_matching / max(len(lines), 1)}
 
 
-def markup_signals(whole: TextView) -> dict[str, float]:
+def markup_signals(whole: TextView, language: str) -> dict[str, float]:
     """Return the signals in `schemas.signals.MARKUP` for a text."""
     text = whole.text
     tag_chars = sum(map(len, _TAG.findall(text))) if "<" in text or "&" in text else 0

@@ -9,12 +9,18 @@ from typing import Any, Literal, get_args
 
 from pydantic import model_validator
 
-from pipeline.quality.rules import DEFAULT_RULES, RULES, Dialect, QualityRule, RuleSet
-from schemas.config import Section, decision, location, suggest_name
-from schemas.signals import FAMILIES
+from pipeline.quality.rules import (
+    DEFAULT_RULES,
+    RULES,
+    SIGNALS_OF,
+    Dialect,
+    Family,
+    QualityLimits,
+    QualityRule,
+    RuleSet,
+)
+from schemas.config import decision, location, suggest_name
 
-Peers = Literal["gopher_repetition", "gopher_quality", "c4", "fineweb", "refinedweb", "dclm", "dolma", "redpajama"]
-Family = Peers | Literal["boilerplate", "markup", "lines"]
 LineRuleSet = Literal["c4", "refinedweb"]
 CUTS: Mapping[Dialect, tuple[LineRuleSet, ...]] = {
     "datatrove": ("c4",),
@@ -26,7 +32,7 @@ CUTS: Mapping[Dialect, tuple[LineRuleSet, ...]] = {
 CUTTING = get_args(LineRuleSet)
 
 
-class QualityConfig(Section):
+class QualityConfig(QualityLimits):
     """The section `[quality]` of a recipe; a value equal to a limit is kept. The defaults are FineWeb's recipe."""
 
     dialect: Dialect = decision("datatrove")
@@ -44,60 +50,6 @@ class QualityConfig(Section):
     by_language: Mapping[str, Mapping[str, float]] = decision({})
     """Limits for single languages, such as {"de": {"min_words": 30}}; they override all other limits."""
 
-    max_dup_para_frac: float | None = decision(None)
-    """Maximum share of paragraphs that are repeated. This and the next twelve: Gopher, table A1."""
-    max_dup_para_char_frac: float | None = decision(None)
-    """Maximum share of characters that are in repeated paragraphs."""
-    max_dup_line_frac: float | None = decision(None)
-    """Maximum share of lines that are repeated."""
-    max_dup_line_char_frac: float | None = decision(None)
-    """Maximum share of characters that are in repeated lines."""
-    max_top_2gram: float | None = decision(None)
-    """Maximum share of characters that are in the most frequent 2-gram of words."""
-    max_top_3gram: float | None = decision(None)
-    """The same for 3-grams."""
-    max_top_4gram: float | None = decision(None)
-    """The same for 4-grams."""
-    max_dup_5gram: float | None = decision(None)
-    """Maximum share of characters that are in repeated 5-grams of words."""
-    max_dup_6gram: float | None = decision(None)
-    """The same for 6-grams."""
-    max_dup_7gram: float | None = decision(None)
-    """The same for 7-grams."""
-    max_dup_8gram: float | None = decision(None)
-    """The same for 8-grams."""
-    max_dup_9gram: float | None = decision(None)
-    """The same for 9-grams."""
-    max_dup_10gram: float | None = decision(None)
-    """The same for 10-grams."""
-
-    min_words: int | None = decision(None)
-    """Minimum number of words other than punctuation [words]. This and the next eleven: Gopher, appendix A.1.1."""
-    max_words: int | None = decision(None)
-    """Maximum number of words other than punctuation [words]."""
-    min_mean_word_length: float | None = decision(None)
-    """Minimum mean length of these words [code points]."""
-    max_mean_word_length: float | None = decision(None)
-    """Maximum mean length of these words [code points]."""
-    min_median_word_length: float | None = decision(None)
-    """Minimum median length of these words, which dolma uses instead of the mean [code points]."""
-    max_median_word_length: float | None = decision(None)
-    """Maximum median length of these words, which dolma uses instead of the mean [code points]."""
-    max_symbol_ratio: float | None = decision(None)
-    """Maximum ratio of # and ellipses to words, for dialects that count both together."""
-    max_hash_ratio: float | None = decision(None)
-    """Maximum ratio of # to words."""
-    max_ellipsis_ratio: float | None = decision(None)
-    """Maximum ratio of ... and … to words."""
-    max_bullet_lines: float | None = decision(None)
-    """Maximum share of lines that start with a bullet."""
-    max_ellipsis_lines: float | None = decision(None)
-    """Maximum share of lines that end with an ellipsis."""
-    min_alpha_words: float | None = decision(None)
-    """Minimum share of words that contain a letter."""
-    min_stop_words: int | None = decision(None)
-    """Minimum number of distinct stop words of the language; for English, of Gopher's eight [words]."""
-
     c4_terminal_punctuation: bool = False
     """True to keep only lines that end in . ? ! or a quote: true in C4, false in FineWeb's recipe. This and the next
     two change which lines are cut from the stored text, so other values cannot be tried on a finished run."""
@@ -105,41 +57,12 @@ class QualityConfig(Section):
     """Minimum number of whitespace-separated words of a kept line [words]. Source: C4."""
     c4_max_word_length: int = 1000
     """Maximum length of a whitespace-separated word on a kept line [code points]. Source: C4's reference code."""
-    max_lorem_ipsum: float | None = decision(None)
-    """Maximum number of occurrences of `lorem ipsum`; in the dialect redpajama, per character. Source: C4."""
-    max_curly_brackets: float | None = decision(None)
-    """Maximum number of opening curly brackets, a sign of code or a template; in the dialect redpajama, maximum share
-    of characters that are curly brackets. Source: C4."""
-    max_javascript: int | None = decision(None)
-    """Maximum number of occurrences of `javascript`. Source: C4 as dolma implements it."""
-    min_sentences: int | None = decision(None)
-    """Minimum number of sentences on the kept lines [sentences]. Source: C4."""
-
-    min_terminal_lines: float | None = decision(None)
-    """Minimum share of lines that end in terminal punctuation. This and the next three: FineWeb, section 3.6."""
-    max_short_lines: float | None = decision(None)
-    """Maximum share of lines with at most 30 characters."""
-    max_dup_line_chars: float | None = decision(None)
-    """Maximum share of characters that are in repeated lines."""
-    max_newline_ratio: float | None = decision(None)
-    """Maximum ratio of newlines to words; it is high for lists."""
 
     refinedweb_max_uppercase: float = 0.5
     """Maximum share of upper-case characters of a kept line. Source: RefinedWeb. This and the next setting change which
     lines are cut from the stored text."""
     refinedweb_min_line_words: int = 2
     """Minimum number of whitespace-separated words of a kept line; empty lines are kept [words]. Source: RefinedWeb."""
-    max_removed_words: float | None = decision(None)
-    """Maximum share of words that RefinedWeb's line rules cut. Source: DCLM."""
-    max_boilerplate_lines: float | None = decision(None)
-    """Maximum share of lines with a phrase of menus, consent, accounts or shops. This and the next three are Penstock's
-    own."""
-    max_markup_chars: float | None = decision(None)
-    """Maximum share of characters that are in HTML tags and character references."""
-    max_code_signs: float | None = decision(None)
-    """Maximum share of brackets, operators and similar signs among characters other than whitespace."""
-    max_code_lines: float | None = decision(None)
-    """Maximum share of lines that end like a statement or block of code."""
 
     @model_validator(mode="before")
     @classmethod
@@ -186,7 +109,7 @@ class QualityConfig(Section):
 
     def _idle_settings(self) -> list[str]:
         compared = {rule.setting for rule in self.chosen_rules()}
-        thresholds = {name for name in self.fields_of("decision") if name.startswith(("min_", "max_"))}
+        thresholds = set(QualityLimits.model_fields)
         given = [(name, name) for name in sorted(thresholds) if getattr(self, name) is not None]
         for language, limits in self.by_language.items():
             given += [(f"by_language.{language}.{name}", name) for name in limits]
@@ -217,4 +140,4 @@ class QualityConfig(Section):
 
 def family_of(column: str) -> str:
     """Return the name of the family of signals to which a column belongs."""
-    return next(family for family, signals in FAMILIES.items() if any(signal.name == column for signal in signals))
+    return next(family for family, signals in SIGNALS_OF.items() if any(signal.name == column for signal in signals))

@@ -5,14 +5,113 @@ and brackets) and hold for every language. The limits of all others were set on 
 only if its profile or the recipe sets a value. Limits and their order are those of the published configurations.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal, NamedTuple
+
+from pipeline.quality.boilerplate import boilerplate_signals, markup_signals
+from pipeline.quality.text import TextView
+from schemas.config import Section, decision
+from schemas.signals import BOILERPLATE, FAMILIES, MARKUP, SIGNALS, Signal
 
 Dialect = Literal["datatrove", "dclm", "dolma", "redpajama"]
-RuleSet = Literal[
-    "gopher_repetition", "gopher_quality", "c4", "fineweb", "refinedweb", "top_ngrams", "boilerplate", "markup"
+OwnFamily = Literal[
+    "boilerplate",
+    "markup",
 ]
+"""Families of signals that are Penstock's own. Each has a rule set of the same name."""
+RuleSet = Literal["gopher_repetition", "gopher_quality", "c4", "fineweb", "refinedweb", "top_ngrams", OwnFamily]
+Peers = Literal["gopher_repetition", "gopher_quality", "c4", "fineweb", "refinedweb", "dclm", "dolma", "redpajama"]
+Family = Literal[Peers, OwnFamily, "lines"]
+
+
+class QualityLimits(Section):
+    """The limits in the section `[quality]`; one that is not set has the value in LIMITS or the language's profile."""
+
+    max_dup_para_frac: float | None = decision(None)
+    """Maximum share of paragraphs that are repeated. This and the next twelve: Gopher, table A1."""
+    max_dup_para_char_frac: float | None = decision(None)
+    """Maximum share of characters that are in repeated paragraphs."""
+    max_dup_line_frac: float | None = decision(None)
+    """Maximum share of lines that are repeated."""
+    max_dup_line_char_frac: float | None = decision(None)
+    """Maximum share of characters that are in repeated lines."""
+    max_top_2gram: float | None = decision(None)
+    """Maximum share of characters that are in the most frequent 2-gram of words."""
+    max_top_3gram: float | None = decision(None)
+    """The same for 3-grams."""
+    max_top_4gram: float | None = decision(None)
+    """The same for 4-grams."""
+    max_dup_5gram: float | None = decision(None)
+    """Maximum share of characters that are in repeated 5-grams of words."""
+    max_dup_6gram: float | None = decision(None)
+    """The same for 6-grams."""
+    max_dup_7gram: float | None = decision(None)
+    """The same for 7-grams."""
+    max_dup_8gram: float | None = decision(None)
+    """The same for 8-grams."""
+    max_dup_9gram: float | None = decision(None)
+    """The same for 9-grams."""
+    max_dup_10gram: float | None = decision(None)
+    """The same for 10-grams."""
+
+    min_words: int | None = decision(None)
+    """Minimum number of words other than punctuation [words]. This and the next eleven: Gopher, appendix A.1.1."""
+    max_words: int | None = decision(None)
+    """Maximum number of words other than punctuation [words]."""
+    min_mean_word_length: float | None = decision(None)
+    """Minimum mean length of these words [code points]."""
+    max_mean_word_length: float | None = decision(None)
+    """Maximum mean length of these words [code points]."""
+    min_median_word_length: float | None = decision(None)
+    """Minimum median length of these words, which dolma uses instead of the mean [code points]."""
+    max_median_word_length: float | None = decision(None)
+    """Maximum median length of these words, which dolma uses instead of the mean [code points]."""
+    max_symbol_ratio: float | None = decision(None)
+    """Maximum ratio of # and ellipses to words, for dialects that count both together."""
+    max_hash_ratio: float | None = decision(None)
+    """Maximum ratio of # to words."""
+    max_ellipsis_ratio: float | None = decision(None)
+    """Maximum ratio of ... and … to words."""
+    max_bullet_lines: float | None = decision(None)
+    """Maximum share of lines that start with a bullet."""
+    max_ellipsis_lines: float | None = decision(None)
+    """Maximum share of lines that end with an ellipsis."""
+    min_alpha_words: float | None = decision(None)
+    """Minimum share of words that contain a letter."""
+    min_stop_words: int | None = decision(None)
+    """Minimum number of distinct stop words of the language; for English, of Gopher's eight [words]."""
+
+    max_lorem_ipsum: float | None = decision(None)
+    """Maximum number of occurrences of `lorem ipsum`; in the dialect redpajama, per character. Source: C4."""
+    max_curly_brackets: float | None = decision(None)
+    """Maximum number of opening curly brackets, a sign of code or a template; in the dialect redpajama, maximum share
+    of characters that are curly brackets. Source: C4."""
+    max_javascript: int | None = decision(None)
+    """Maximum number of occurrences of `javascript`. Source: C4 as dolma implements it."""
+    min_sentences: int | None = decision(None)
+    """Minimum number of sentences on the kept lines [sentences]. Source: C4."""
+
+    min_terminal_lines: float | None = decision(None)
+    """Minimum share of lines that end in terminal punctuation. This and the next three: FineWeb, section 3.6."""
+    max_short_lines: float | None = decision(None)
+    """Maximum share of lines with at most 30 characters."""
+    max_dup_line_chars: float | None = decision(None)
+    """Maximum share of characters that are in repeated lines."""
+    max_newline_ratio: float | None = decision(None)
+    """Maximum ratio of newlines to words; it is high for lists."""
+
+    max_removed_words: float | None = decision(None)
+    """Maximum share of words that RefinedWeb's line rules cut. Source: DCLM."""
+    max_boilerplate_lines: float | None = decision(None)
+    """Maximum share of lines with a phrase of menus, consent, accounts or shops. This and the next three are Penstock's
+    own."""
+    max_markup_chars: float | None = decision(None)
+    """Maximum share of characters that are in HTML tags and character references."""
+    max_code_signs: float | None = decision(None)
+    """Maximum share of brackets, operators and similar signs among characters other than whitespace."""
+    max_code_lines: float | None = decision(None)
+    """Maximum share of lines that end like a statement or block of code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,16 +312,32 @@ _REDPAJAMA: Mapping[RuleSet, tuple[QualityRule, ...]] = {
 }
 """Source: the example on the dataset's card. It shows Gopher's rules up to the most frequent 2-gram and leaves out the
 others, which have Gopher's own limits here. C4's rules have C4's limits."""
-_OURS: Mapping[RuleSet, tuple[QualityRule, ...]] = {
-    "boilerplate": _rules(max_boilerplate_lines="boilerplate_lines"),
-    "markup": _rules(
-        max_markup_chars="markup_chars",
-        max_code_signs="code_signs",
-        max_code_lines="code_lines",
-    ),
+
+
+class SignalFamily(NamedTuple):
+    """A family of Penstock's own signals: the signals, the function that measures them, and the rules on them."""
+
+    signals: tuple[Signal, ...]
+    measure: Callable[[TextView, str], Mapping[str, Any]]
+    """Function from (whole text, language) to the values of the signals by name."""
+    rules: tuple[QualityRule, ...]
+
+
+_MARKUP_RULES = _rules(max_markup_chars="markup_chars", max_code_signs="code_signs", max_code_lines="code_lines")
+OWN_FAMILIES: Mapping[OwnFamily, SignalFamily] = {
+    "boilerplate": SignalFamily(BOILERPLATE, boilerplate_signals, _rules(max_boilerplate_lines="boilerplate_lines")),
+    "markup": SignalFamily(MARKUP, markup_signals, _MARKUP_RULES),
 }
-"""Penstock's own rules, which apply with any dialect if `quality.rules` names them. They drop 32 of 1,689 real English
-pages, 16 of them for boilerplate."""
+"""Penstock's own families, which are measured with any dialect if the recipe names them or their rules. The rules of
+the first two drop 32 of 1,689 real English pages, 16 of them for boilerplate."""
+SIGNALS_OF: Mapping[str, tuple[Signal, ...]] = {
+    **FAMILIES,
+    **{name: family.signals for name, family in OWN_FAMILIES.items()},
+}
+"""The signals of every family."""
+NEW_SIGNALS = tuple(s for family in OWN_FAMILIES.values() for s in family.signals if s not in SIGNALS)
+"""Signals that `schemas/signals.py` does not declare: their columns follow all others of `documents`."""
+_OURS: Mapping[RuleSet, tuple[QualityRule, ...]] = {name: family.rules for name, family in OWN_FAMILIES.items()}
 RULES: Mapping[Dialect, Mapping[RuleSet, tuple[QualityRule, ...]]] = {
     "datatrove": {**_DATATROVE, **_OURS},
     "dclm": {**_DCLM, **_OURS},

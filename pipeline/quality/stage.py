@@ -13,14 +13,14 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.engine.stage import EVERY, Check, Cutoffs, PerDocument, Row, RowFunction
-from pipeline.quality.boilerplate import boilerplate_signals, function_words, markup_signals
+from pipeline.quality.boilerplate import function_words
 from pipeline.quality.c4_fineweb import C4LineRules, apply_line_rules, fineweb_signals, keep_all_lines, num_sentences
 from pipeline.quality.config import QualityConfig
 from pipeline.quality.dclm_dolma import dclm_lines, dclm_words, dolma_lines, dolma_words
 from pipeline.quality.gopher import STOP_WORDS, gopher_signals, repetition_signals, stop_codes
 from pipeline.quality.redpajama import LineCounts, line_signals, redpajama_lines, redpajama_words
 from pipeline.quality.refinedweb import RefinedWebRules, apply_refinedweb, share_of_words
-from pipeline.quality.rules import REASONS, QualityRule
+from pipeline.quality.rules import NEW_SIGNALS, OWN_FAMILIES, REASONS, QualityLimits, QualityRule
 from pipeline.quality.text import TextView
 from pipeline.text.profiles import LanguageProfile, load_profiles
 from pipeline.text.spacy_tokens import UNSPACED_LANGUAGES, splitter_of
@@ -28,10 +28,11 @@ from pipeline.text.spans import Span, complement, union, without
 from pipeline.text.words import CAPACITY, Codes, Vocabulary
 from schemas.errors import ConfigError
 from schemas.signals import LINE_SIGNALS, SIGNALS
+from schemas.tables import field as column
 
 ENGLISH = "en"
 NO_CODES: Codes = np.zeros(0, np.uint64)
-_RATIOS = tuple(signal.name for signal in SIGNALS if signal.kind == pa.float32())
+_RATIOS = tuple(signal.name for signal in (*SIGNALS, *NEW_SIGNALS) if signal.kind == pa.float32())
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,10 +103,8 @@ def _families(whole: TextView, language: str, measures: QualityMeasures) -> dict
         row |= redpajama_lines(whole)
         words = stop_codes(function_words()) if language == ENGLISH else stop_words
         row |= redpajama_words(whole, words) if spaced else {}
-    if "boilerplate" in families:
-        row |= boilerplate_signals(whole, language)
-    if "markup" in families:
-        row |= markup_signals(whole)
+    for name, family in OWN_FAMILIES.items():
+        row |= family.measure(whole, language) if name in families else {}
     return row
 
 
@@ -189,7 +188,7 @@ def checks(config: QualityConfig, models: Mapping[str, str], cutoffs: Cutoffs) -
     ConfigError if a profile sets a limit that is not a limit of the section `[quality]`.
     """
     profiles = load_profiles(models.get("profiles"))
-    thresholds = {name for name in config.fields_of("decision") if name.startswith(("min_", "max_"))}
+    thresholds = QualityLimits.model_fields.keys()
     unknown = sorted({name for profile in profiles.values() for name in profile.limits} - thresholds)
     if unknown:
         raise ConfigError(
@@ -222,7 +221,7 @@ QUALITY = PerDocument(
     config=QualityConfig,
     reads=("text", "language"),
     adds=(
-        *(signal.name for signal in SIGNALS),
+        *(signal.name for signal in (*SIGNALS, *NEW_SIGNALS)),
         *("cuts", "lines", *(signal.name for signal in LINE_SIGNALS)),
         *("num_bytes", "_body", "_words"),
     ),
@@ -233,4 +232,5 @@ QUALITY = PerDocument(
     verdicts=REASONS,
     checks=checks,
     again="text",
+    columns=tuple(column(s.name, s.kind, s.meaning, s.unit) for s in NEW_SIGNALS),
 )

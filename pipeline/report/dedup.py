@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.report.charts import BOTTOM, LEFT, TOP, ColumnPlot, SizeClass, Tick, cluster_plot
-from pipeline.report.facts import RunFacts, is_of_another_run, number, percent
+from pipeline.report.facts import RunFacts, is_earlier_drop, number, percent
 
 # Plot of the S-curve: the probability that two documents share an LSH bucket, by similarity, in theory and as measured.
 
@@ -327,7 +327,7 @@ def search(facts: RunFacts) -> CandidateSearch | None:
     table = facts.tables["clusters"]
     figures, notes = table.content.figures, table.run.notes
     layout = figures.get("layout")
-    inputs = (entry for entry in table.content.inputs if is_of_another_run(entry.name))
+    inputs = (entry for entry in table.content.inputs if "/" in entry.name)  # such as `earlier-0/index`
     return CandidateSearch(
         compared=tuple((pairs["joined"], pairs["joined"] + pairs["failed"]) for pairs in notes.get("pairs", ())),
         rounds=notes.get("rounds"),
@@ -409,5 +409,5 @@ def repeats(facts: RunFacts) -> Repeats | None:
         CutKind(kind, documents.get(kind, 0), spans.get(kind, 0), count, count / total if total else 0.0)
         for kind, count in sorted(chars.items(), key=lambda item: (-item[1], item[0]))
     ]
-    dropped = sum(count for name, count in counts.dropped.items() if not name.endswith("/dropped_before"))
+    dropped = sum(count for name, count in counts.dropped.items() if not is_earlier_drop(name))
     return Repeats(tuple(kinds), documents.get(ANY_KIND, 0), total, dropped)

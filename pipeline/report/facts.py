@@ -15,8 +15,9 @@ from pipeline.engine.stage import Drop
 from pipeline.tokens.streams import STREAM_TABLES, TOKENS, mix_drops, mixed_sorting
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import digest_of
-from schemas.manifest import RUN_NAME, Manifest, TableVersion, open_table, read_run
+from schemas.manifest import RUN_NAME, Manifest, TableVersion, current_tables, read_run
 from schemas.storage import Store
+from schemas.tables import DROPPED_BEFORE, TABLES
 
 # Files that training writes into a run.
 
@@ -198,17 +199,6 @@ def _checkpoint(metadata: Mapping[str, Any]) -> Checkpoint:
     )
 
 
-TABLES = (
-    *("documents", "text", "scores", "verdicts", "clusters", "index", "dedup", "representatives", "audit", "repeats"),
-    *("clean", "tokenizer", "tokens"),
-)
-"""The tables of a run in the order in which they are written."""
-SECONDARY_TABLES = ("text", "index", "representatives")
-"""Tables that are not the first table of their step."""
-TABLES_FROM_INPUTS = ("documents", "text")
-"""Tables that are made from input files, not from other tables."""
-EARLIER_DROPS = ("dedup/dropped_before", "repeats/dropped_before")
-"""Rules of rows that an earlier step dropped: their drop is counted in that step."""
 ROWS_AT_ONCE = 512
 
 
@@ -277,36 +267,20 @@ def collect_facts(run: Store) -> RunFacts:
     """
     if not run.exists(RUN_NAME):
         raise ConfigError(f"{run.uri}: expected a run folder, got no {RUN_NAME}. Run `penstock run RECIPE --out …`.")
-    state = read_run(run)
-    tables: dict[str, Manifest] = {}
-    folders: dict[str, Store] = {}
-    stale = []
-    for name in TABLES:
-        if name in state.tables:
-            folder, manifest = open_table(run, name)
-            if name in TABLES_FROM_INPUTS or _is_current(manifest, tables):
-                tables[name], folders[name] = manifest, folder
-            else:
-                stale.append(name)
+    state, tables = read_run(run), current_tables(run)
     return RunFacts(
         run=run,
         recipe=state.recipe,
-        tables=tables,
-        stale=stale,
-        folders=folders,
+        tables={name: table.manifest for name, table in tables.items()},
+        stale=[name for name in TABLES if name in state.tables and name not in tables],
+        folders={name: table.folder for name, table in tables.items()},
         training=read_training(run),
     )
 
 
-def _is_current(manifest: Manifest, tables: Mapping[str, Manifest]) -> bool:
-    """Return True if the table was made from the current versions of its inputs in this run."""
-    reads = {entry.name: entry.sha256 for entry in manifest.content.inputs if not is_of_another_run(entry.name)}
-    return all(name in tables and tables[name].digest == digest for name, digest in reads.items())
-
-
-def is_of_another_run(name: str) -> bool:
-    """Return True if an input is a table of an earlier snapshot, such as `earlier-0/index`."""
-    return "/" in name
+def is_earlier_drop(name: str) -> bool:
+    """Return True for the rule (`stage/rule`) of rows that an earlier step dropped, which counts them."""
+    return name.endswith(f"/{DROPPED_BEFORE}")
 
 
 # Formatters of numbers: thousands are separated, shares are in per cent, sizes in powers of ten, digests are shortened.

@@ -8,12 +8,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from pipeline.engine.part import EVERY_STAGE
-from pipeline.report.facts import EARLIER_DROPS, TABLES_FROM_INPUTS, RunFacts, is_of_another_run
+from pipeline.report.facts import RunFacts, is_earlier_drop
 from schemas.manifest import Counts
+from schemas.tables import LATER_VERDICTS, TABLES
+from schemas.versions import DATASET
 
 Reasons = Mapping[str, Mapping[str, str]]
 """Stage → rule → description, with the stages in the order of the run."""
-DROPPING_TABLES = ("documents", "verdicts", "dedup", "repeats", "clean", "tokens")
+DROPPING_TABLES = ("documents", *LATER_VERDICTS, DATASET)
 """Tables that drop documents, in the order of the run."""
 STAGE_MEANINGS: Mapping[str, Mapping[str, str]] = {
     "documents": {
@@ -139,7 +141,7 @@ def _dropped_chars(facts: RunFacts, table: str) -> dict[str, int]:
     return {
         name: number
         for name, number in facts.figures(table).get("dropped_chars", {}).items()
-        if name not in EARLIER_DROPS
+        if not is_earlier_drop(name)
     }
 
 
@@ -147,7 +149,7 @@ def _by_stage(counts: Counts, reasons: Reasons) -> dict[str, int]:
     """Return the number of drops by stage, in the order of the run."""
     totals: dict[str, int] = {}
     for name, number in _in_order(counts.dropped, reasons):
-        if name not in EARLIER_DROPS:
+        if not is_earlier_drop(name):
             totals[_stage_of(name)] = totals.get(_stage_of(name), 0) + number
     return totals
 
@@ -175,7 +177,7 @@ def drops_by_rule(facts: RunFacts, reasons: Reasons) -> dict[str, list[RuleDrops
         stage, _, rule = name.partition("/")
         meaning = reasons.get(stage, {}).get(rule) or EVERY_STAGE.get(rule, "")
         row = RuleDrops(stage, rule, meaning, count, count / total if total else 0.0, chars[name])
-        if name not in EARLIER_DROPS:
+        if not is_earlier_drop(name):
             drops.setdefault(stage, []).append(row)
     return {stage: sorted(rows, key=lambda row: (-row.count, row.rule)) for stage, rows in drops.items()}
 
@@ -192,13 +194,11 @@ def _count_checks(facts: RunFacts) -> Iterator[ConsistencyCheck]:
         inputs = sum(entry.bytes for entry in facts.tables["documents"].content.inputs)
         stored = sum(facts.figures("documents").get("stored_bytes", {}).values())
         yield ConsistencyCheck("bytes of records and gaps = bytes of the inputs", stored, inputs)
-    if "text" in counts:
-        yield ConsistencyCheck("rows of text = rows of documents", counts["text"].rows_in, counts["documents"].rows_in)
-    for table in ("scores", "verdicts", "clusters"):
-        if table in counts:
-            yield ConsistencyCheck(
-                f"documents extracted = rows of {table}", counts["documents"].rows_kept, counts[table].rows_in
-            )
+    for name, own in counts.items():
+        if TABLES[name].rows == "record" and name != "documents":
+            yield ConsistencyCheck(f"rows of {name} = rows of documents", own.rows_in, counts["documents"].rows_in)
+        if TABLES[name].rows == "document":
+            yield ConsistencyCheck(f"documents extracted = rows of {name}", counts["documents"].rows_kept, own.rows_in)
     if "dedup" in counts and "verdicts" in counts:
         entered = _entered(counts["dedup"])
         yield ConsistencyCheck(
@@ -218,19 +218,14 @@ def _count_checks(facts: RunFacts) -> Iterator[ConsistencyCheck]:
 
 def _entered(counts: Counts) -> int:
     """Return the number of rows that a step checked, without those that an earlier step dropped."""
-    return counts.rows_in - sum(counts.dropped.get(name, 0) for name in EARLIER_DROPS)
+    return counts.rows_in - sum(number for name, number in counts.dropped.items() if is_earlier_drop(name))
 
 
 def _identity_checks(facts: RunFacts) -> Iterator[ConsistencyCheck]:
     digests = {name: table.digest for name, table in facts.tables.items()}
     for name, table in facts.tables.items():
-        entries = table.content.inputs if name not in TABLES_FROM_INPUTS else []
-        for entry in entries:
-            if is_of_another_run(entry.name):
-                continue
-            yield ConsistencyCheck(
-                f"{name} was made from this version of {entry.name}", entry.sha256, digests[entry.name]
-            )
+        for read, digest in table.tables_read.items():
+            yield ConsistencyCheck(f"{name} was made from this version of {read}", digest, digests[read])
     if facts.training.plan and "tokens" in digests:
         yield ConsistencyCheck("the plan was made for this dataset", facts.training.plan.dataset, digests["tokens"])
     for checkpoint in facts.training.checkpoints:

@@ -13,16 +13,16 @@ from typing import Any
 from resiliparse.parse.encoding import map_encoding_to_html5
 
 from pipeline.engine.stage import Row
-from pipeline.report.facts import EARLIER_DROPS, RunFacts
+from pipeline.report.facts import RunFacts, is_earlier_drop
 from pipeline.tokens.streams import MIX_RULE, TOKENS
 from schemas.errors import ConfigError
 from schemas.storage import Store
-from schemas.tables import to_mapping
+from schemas.tables import LATER_VERDICTS, to_mapping
 
-FROM_DOCUMENTS = ["doc_id", "url", "split", "offset", "record_type", "charset", "language", "drop_stage", "drop_rule"]
-FROM_VERDICTS = ["doc_id", "drop_stage", "drop_rule"]
-FROM_DEDUP = ["doc_id", "cluster", "drop_stage", "drop_rule"]
-FROM_CLEAN = ["doc_id", "pii_counts", "drop_stage", "drop_rule"]
+VERDICT = ["doc_id", "drop_stage", "drop_rule"]
+FROM_DOCUMENTS = [*VERDICT, "url", "split", "offset", "record_type", "charset", "language"]
+MORE = {"dedup": ["cluster"], "clean": ["pii_counts"]}
+"""Further columns that are read from later tables."""
 COPIES, LEVELS, QUALITY, LANGUAGES, PII, TOXIC, PAGES, BROKEN = (
     "Exact copies",
     "Near copies by true Jaccard similarity",
@@ -118,19 +118,12 @@ def _results(facts: RunFacts) -> list[RecordOutcome]:
     results = {}
     for row in _read(facts, "documents", FROM_DOCUMENTS):
         results[row["doc_id"]] = RecordOutcome(row, _outcome(row))
-    for row in _read(facts, "verdicts", FROM_VERDICTS):
-        results[row["doc_id"]].outcome = _outcome(row)
-    for row in _read(facts, "dedup", FROM_DEDUP):
-        result = results[row["doc_id"]]
-        result.cluster = row["cluster"]
-        result.outcome = result.outcome if _outcome(row) in ("kept", *EARLIER_DROPS) else _outcome(row)
-    for row in _read(facts, "repeats", FROM_VERDICTS):
-        result = results[row["doc_id"]]
-        result.outcome = result.outcome if _outcome(row) in ("kept", *EARLIER_DROPS) else _outcome(row)
-    for row in _read(facts, "clean", FROM_CLEAN):
-        result = results[row["doc_id"]]
-        result.pii = to_mapping(row["pii_counts"]) or {}
-        result.outcome = _outcome(row) if result.outcome == "kept" else result.outcome
+    for table in LATER_VERDICTS:
+        for row in _read(facts, table, [*VERDICT, *MORE.get(table, ())]):
+            result, outcome = results[row["doc_id"]], _outcome(row)
+            result.outcome = result.outcome if outcome == "kept" or is_earlier_drop(outcome) else outcome
+            result.cluster = row.get("cluster", result.cluster)
+            result.pii = to_mapping(row.get("pii_counts")) or {}
     for part in range(facts.num_parts("clean")) if "clean" in facts.tables else ():
         for identifier, drop in facts.left_out(part).items():
             results[identifier].outcome = f"{TOKENS.name}/{drop.rule}"

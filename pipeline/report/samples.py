@@ -13,10 +13,11 @@ import pyarrow.parquet as pq
 
 from pipeline.engine.stage import Row
 from pipeline.pii.stage import Redactor, load_name_finder
-from pipeline.report.facts import EARLIER_DROPS, RunFacts
+from pipeline.report.facts import RunFacts
 from pipeline.tokens.streams import TOKENS
 from schemas.errors import ConfigError
 from schemas.ids import shuffle_key
+from schemas.tables import DROPPED_BEFORE, LATER_VERDICTS, VERDICT_COLUMNS
 
 MAX_ROWS = 20_000
 """Maximum number of rows of `documents` from which samples are drawn, starting at the first part."""
@@ -24,7 +25,7 @@ PER_RULE = 3
 SHOWN_CHARS = 300
 READ_CHARS = 4000
 """Number of characters that are redacted: far more than are shown, so that no shown value is cut in the middle."""
-VERDICT = ["doc_id", "drop_stage", "drop_rule", "drop_value", "drop_limit"]
+VERDICT = ["doc_id", *VERDICT_COLUMNS]
 
 
 @dataclass(frozen=True)
@@ -87,12 +88,10 @@ def _redactor(facts: RunFacts) -> Redactor:
 def _rows_of_part(facts: RunFacts, part: int, limit: int) -> Iterator[Row]:
     """Yield up to `limit` rows of one part of `documents` with their final verdicts."""
     later: dict[bytes, Row] = {}
-    for name in ("verdicts", "dedup", "repeats", "clean"):
+    for name in LATER_VERDICTS:
         if name in facts.tables:
             rows = (row for row in facts.read_part(name, part, VERDICT) if row["drop_stage"] is not None)
-            later |= {
-                row["doc_id"]: row for row in rows if f"{row['drop_stage']}/{row['drop_rule']}" not in EARLIER_DROPS
-            }
+            later |= {row["doc_id"]: row for row in rows if row["drop_rule"] != DROPPED_BEFORE}
     for identifier, drop in facts.left_out(part).items():
         values = (identifier, TOKENS.name, drop.rule, drop.value, drop.limit)
         later[identifier] = dict(zip(VERDICT, values, strict=True))

@@ -18,7 +18,8 @@ from pipeline.perplexity.stage import ALL, BUCKETS, HEAD_CUT, MIDDLE_CUT
 from pipeline.report.charts import Axis, Label, LimitSide, Slot, labels, make_axis
 from pipeline.report.facts import RunFacts, number, percent, short
 from pipeline.report.funnel import RuleDrops
-from schemas.tables import DOCUMENTS, SCORES, value_type
+from pipeline.stages import DOCUMENT_COLUMNS
+from schemas.tables import SCORES, value_type
 
 # Layout of the histograms: one row for each language, divided at its limits. Heights are cube roots of counts, so that
 # a bin with a thousandth of the documents of the fullest bin has a tenth of its height and is visible.
@@ -306,7 +307,7 @@ def _limit_of(language: str, limits: Mapping[str, float], shown: Mapping[str, An
 def _field(column: str) -> pa.Field | None:
     """Return the field of a stored column; for an entry of a column, that of the whole column."""
     name = re.split(r"[^\w]", column)[0]
-    return next((schema.field(name) for schema in (DOCUMENTS, SCORES) if name in schema.names), None)
+    return next((schema.field(name) for schema in (DOCUMENT_COLUMNS, SCORES) if name in schema.names), None)
 
 
 def _described(field: pa.Field | None) -> dict[str, str]:

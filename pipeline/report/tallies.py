@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.decontaminate.stage import CANARIES, DOCUMENTS, ITEMS, NGRAMS, SETS, WHOLE_ITEMS
-from pipeline.report.facts import SECONDARY_TABLES, RunFacts
+from pipeline.report.facts import RunFacts
+from pipeline.stages import STEPS
 from schemas.manifest import FileEntry
 from schemas.tokens import HELDOUT, docs_key, shard_key
 
@@ -184,6 +185,7 @@ def contract(facts: RunFacts) -> Mapping[str, Any]:
 
 def costs(facts: RunFacts) -> list[Cost]:
     """Return the rows and times of each step of the run, in order; a step that writes two tables is listed once."""
+    steps = {step.name for step in STEPS}
     return [
         Cost(
             step=name,
@@ -193,7 +195,7 @@ def costs(facts: RunFacts) -> list[Cost]:
             cpu_seconds=table.run.cpu_seconds,
         )
         for name, table in facts.tables.items()
-        if name not in SECONDARY_TABLES
+        if name in steps
     ]
 
 

@@ -1,14 +1,14 @@
 """The settings of the source stage: the input files, their format, and the conditions for a page."""
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from schemas.config import Section, execution
 
-Format = Literal["auto", "warc", "jsonl", "parquet"]
-"""Values of `source.format`: `auto` and the names of `formats.FORMATS`, which a test compares."""
+AUTO = "auto"
+"""The value of `source.format` that leaves the choice to the suffix of each file."""
 
 
 class SourceConfig(Section):
@@ -22,9 +22,9 @@ class SourceConfig(Section):
     paths: tuple[str, ...] = execution((), validate_default=True)
     """Input files: local paths or URIs that pyarrow.fs supports (s3://, gs://, hdfs://), with `*`, `?`, `[…]` and `**`.
     A manifest records inputs by name and digest, so their location does not change the result."""
-    format: Format = "auto"
-    """Format of the files; `auto` determines it by the suffix. `warc` is for WARC, WET, WAT and ARC, compressed or not.
-    """
+    format: str = AUTO
+    """Format of the files: `warc` (WARC, WET, WAT and ARC, compressed or not), `jsonl`, `parquet` or another name in
+    `formats.FORMATS`; `auto` determines it by the suffix of each file."""
     text_field: str = "text"
     """Field of a JSON line, or column of a Parquet file, that holds the text."""
     url_field: str = "url"

@@ -1,6 +1,6 @@
 """The registry of input file formats: the suffixes of each, and functions that read a whole file or one record.
 
-A new format is a module with its reader, a row of FORMATS, its name in `config.Format`, and a test.
+A new format is a module with its reader, a row of FORMATS and a test: see `docs/extend/source_format.md`.
 """
 
 import io

@@ -6,7 +6,7 @@ drop_value is their number. In Parquet files, offsets and lengths count rows.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +21,9 @@ BATCH_ROWS = 16
 BUFFER_BYTES = 1 << 20
 UNREADABLE = (pa.ArrowException, OSError, ValueError)
 BOM = b"\xef\xbb\xbf"
+SourceRows = Iterator[tuple[Row, Drop | None]]
+LineParser = Callable[[bytes, SourceConfig], tuple[Row, Drop | None]]
+"""Function from (line without its line feed, settings) to the line's row, with a Drop if it cannot be a document."""
 
 
 class _Lines:
@@ -65,8 +68,13 @@ class _Lines:
         return Drop("record_too_large", float(size), float(self._max_bytes))
 
 
-def open_jsonl(split: Split, stream: ByteStream, config: SourceConfig) -> Iterator[tuple[Row, Drop | None]]:
-    """Yield the rows of a file with one JSON object per line. An empty line belongs to the line before it."""
+def open_jsonl(split: Split, stream: ByteStream, config: SourceConfig) -> SourceRows:
+    """Yield the rows of a file with one JSON object per line."""
+    return read_lines(split, stream, config, _parse)
+
+
+def read_lines(split: Split, stream: ByteStream, config: SourceConfig, parse: LineParser) -> SourceRows:
+    """Yield the rows of a file with one row per line, as `parse` reads it. An empty line belongs to the line before."""
     lines = _Lines(FrameReader(stream, None), config.max_record_bytes)
 
     def items() -> Iterator[SourceItem]:
@@ -74,15 +82,15 @@ def open_jsonl(split: Split, stream: ByteStream, config: SourceConfig) -> Iterat
             if isinstance(line, Drop):
                 kind = "row" if line.rule == "record_too_large" else "gap"
                 yield SourceItem(start, new_row(kind), line)
-            elif line := line.removeprefix(BOM).strip():
-                yield SourceItem(start, *_parse(line, config))
+            elif (line := line.removeprefix(BOM)).strip():
+                yield SourceItem(start, *parse(line, config))
 
     return account_bytes(items(), split, lambda: lines.position)
 
 
 def _parse(line: bytes, config: SourceConfig) -> tuple[Row, Drop | None]:
     try:
-        value = json.loads(line)
+        value = json.loads(line.strip())
     except (ValueError, RecursionError):
         return new_row("row"), Drop("bad_line")
     if not isinstance(value, dict):
@@ -90,7 +98,7 @@ def _parse(line: bytes, config: SourceConfig) -> tuple[Row, Drop | None]:
     return _row(value, config)
 
 
-def open_parquet(split: Split, stream: ByteStream, config: SourceConfig) -> Iterator[tuple[Row, Drop | None]]:
+def open_parquet(split: Split, stream: ByteStream, config: SourceConfig) -> SourceRows:
     """Yield the rows of a Parquet file, which is read in small batches.
 
     The unreadable rows of a row group are one gap. An unreadable file is a gap of length 0, whose drop_value is the

@@ -15,8 +15,9 @@ from urllib.parse import quote, unquote
 import pyarrow.fs as pafs
 
 from pipeline.engine.stage import Split
-from pipeline.sources.config import SourceConfig
+from pipeline.sources.config import AUTO, SourceConfig
 from pipeline.sources.formats import FORMATS
+from schemas.config import suggest_name
 from schemas.errors import ConfigError
 from schemas.storage import resolve_uri
 
@@ -35,9 +36,14 @@ class _InputFile(NamedTuple):
 def find_splits(config: SourceConfig) -> list[Split]:
     """Return the files of the source, sorted by name.
 
-    Raises ConfigError if a pattern matches nothing, a file cannot be read, or two files have the same name; the message
-    lists every such path.
+    Raises ConfigError if the format is unknown, a pattern matches nothing, a file cannot be read, or two files have the
+    same name; the message lists every such path.
     """
+    if config.format not in (AUTO, *FORMATS):
+        raise ConfigError(
+            f"source.format: expected {AUTO} or the name of a format, got {config.format!r}"
+            f"{suggest_name(config.format, (AUTO, *FORMATS))}. Correct source.format."
+        )
     problems: list[str] = []
     files: dict[str, _InputFile] = {}
     for path in config.paths:
@@ -56,7 +62,7 @@ def find_splits(config: SourceConfig) -> list[Split]:
     for ordinal, name in enumerate(sorted(files)):
         file = files[name]
         try:
-            format_name = config.format if config.format != "auto" else _format_of(name)
+            format_name = config.format if config.format != AUTO else _format_of(name)
             _check_readable(file)
         except ValueError as error:
             problems.append(f"expected a file at {file.uri}, got {error}")

@@ -5,6 +5,7 @@ other stages measure all remaining documents, so that thresholds can be changed 
 """
 
 import sys
+from collections.abc import Container
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Literal
@@ -14,7 +15,7 @@ from pydantic import Field
 from pipeline.decontaminate.stage import DECONTAMINATE, contamination_table, figures_of, set_sizes
 from pipeline.engine.part import PartOutput, PartResult, PartTarget, TableTarget, write_part
 from pipeline.engine.spark import run_parts
-from pipeline.engine.stage import PerDocument, Relation, Row, Source, Split
+from pipeline.engine.stage import PerDocument, Relation, Row, Source, Split, extend_schema
 from pipeline.engine.step import StepContext, TableResult, combine_parts
 from pipeline.engine.worker import FusedStages, local_models, run_rows
 from pipeline.sources.splits import open_stream
@@ -23,8 +24,6 @@ from schemas.errors import ContractError
 from schemas.ids import is_in_share, shuffle_key
 from schemas.storage import Store
 from schemas.tables import DOCUMENTS, TEXT
-
-COLUMNS = frozenset((*DOCUMENTS.names, *TEXT.names))
 
 
 class TextConfig(Section):
@@ -72,7 +71,9 @@ def build_documents(build: StepContext) -> dict[str, TableResult]:
 
 
 def documents_part(task: DocumentsTask, retried: bool) -> PartResult:
-    """Run the rows of one split through the stages and write its part of `documents` and `text`."""
+    """Run one split through the fused pass and write its parts."""
+    schema = extend_schema(DOCUMENTS, task.stages)
+    columns = frozenset((*schema.names, *TEXT.names))
 
     def fill(output: PartOutput) -> None:
         fused = FusedStages(task.stages, task.recipe, local_models(task.models))
@@ -80,13 +81,14 @@ def documents_part(task: DocumentsTask, retried: bool) -> PartResult:
         with closing(open_stream(task.split)) as stream:
             rows = task.source.open(task.split, stream, task.recipe[task.source.name])
             for row in run_rows(rows, fused, (task.source.name, task.stages[0].name), retried):
+                check_columns(row, columns)
                 write_row(row, output, config)
             sha256, size = stream.finish()
         check_size(task.split, size)
         output.source = {"name": task.split.name, "bytes": size, "sha256": sha256}
         output.errors.update(fused.errors)
 
-    tables = {"documents": TableTarget(task.documents, DOCUMENTS), "text": TableTarget(task.text, TEXT, "text")}
+    tables = {"documents": TableTarget(task.documents, schema), "text": TableTarget(task.text, TEXT, "text")}
     stages: tuple[Source | PerDocument, ...] = (task.source, *task.stages)
     reasons = [(stage.name, stage.reasons) for stage in stages]
     return write_part(PartTarget(task.split.ordinal, tables, reasons), fill)
@@ -101,13 +103,17 @@ def check_size(split: Split, size: int) -> None:
         )
 
 
-def write_row(row: Row, output: PartOutput, config: TextConfig) -> None:
-    """Count a row that has passed all stages and write it to both tables."""
-    unknown = [name for name in row if name not in COLUMNS and name[0] != "_"]
+def check_columns(row: Row, columns: Container[str]) -> None:
+    """Raise ContractError if the row has a value for which the tables have no column."""
+    unknown = [name for name in row if name not in columns and name[0] != "_"]
     if unknown:
         raise ContractError(
-            f"step documents: expected columns of schemas.tables.DOCUMENTS or TEXT, got {unknown}. Declare them there."
+            f"step documents: expected the columns of its schema, got {unknown}. Declare them in the stage's `columns`."
         )
+
+
+def write_row(row: Row, output: PartOutput, config: TextConfig) -> None:
+    """Count a finished row and write it to both tables."""
     books = output.books
     books.enter(row, row.get("num_chars") or 0)
     if row.get("language") is not None:

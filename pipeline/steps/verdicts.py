@@ -39,13 +39,13 @@ from pipeline.engine.rules import (
     values_of,
 )
 from pipeline.engine.spark import run_parts, run_tasks
-from pipeline.engine.stage import Check, Cutoffs, Drop, PerDocument, Quantile, Row
+from pipeline.engine.stage import Check, Cutoffs, Drop, PerDocument, Quantile, Row, extend_schema
 from pipeline.engine.step import StepContext, TableResult, add_figures, combine_parts
 from pipeline.engine.worker import Crashed, FusedStages, ModelPaths, Sandbox, local_models
 from pipeline.perplexity.stage import ALL, HEAD_CUT, MIDDLE_CUT, perplexity_buckets
 from schemas.config import Recipe
 from schemas.storage import Store
-from schemas.tables import DOCUMENTS, SCORES, VERDICTS, to_entries
+from schemas.tables import DOC_ID, DOCUMENTS, SCORES, VERDICTS, to_entries
 
 SHOWN_LANGUAGES = 12
 FACTS = ["source", "body_chars", "perplexity"]
@@ -122,7 +122,7 @@ def limits_of(named: Sequence[tuple[str, Check]]) -> dict[str, Any]:
 
 def split_columns(names: Sequence[str], tables: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return the columns by the table that holds them: `documents` first, then `scores` if the run has it."""
-    columns = {"documents": [name for name in names if name in DOCUMENTS.names]}
+    columns = {"documents": [name for name in names if name == DOC_ID.name or name not in SCORES.names]}
     if "scores" in tables:
         columns["scores"] = [name for name in names if name in SCORES.names and name != "doc_id"]
     return columns
@@ -288,7 +288,6 @@ def count_verdict(row: Row, chars: int, books: DropCounter) -> None:
 # A document is measured as if the passages had never existed. A stage that read the whole text reads it without them; a
 # stage that read the text after cuts reads what is left. Limits that are quantiles of the data are not computed again.
 
-KINDS = {field.name: field.type for schema in (SCORES, DOCUMENTS) for field in schema}
 CONTEXT = ("source", "language")
 """Columns besides the compared ones that the stages read."""
 
@@ -319,6 +318,8 @@ class Reevaluation:
         self._measure = Sandbox(self._measured) if isolated else self._measured
         self._named = checks_of(stages, recipe, local, cutoffs)
         self._checks = [check for _, check in self._named]
+        schemas = (SCORES, extend_schema(DOCUMENTS, stages))
+        self._kinds = {field.name: field.type for schema in schemas for field in schema}
         names = list(dict.fromkeys([*columns_of(self._checks), *CONTEXT]))
         self.columns: Mapping[str, Sequence[str]] = split_columns(names, {"scores": None} if scored else {})
         again = {stage.name for stage in (*of_text, *of_rest)}
@@ -339,7 +340,7 @@ class Reevaluation:
             except Crashed:
                 set_verdict(row, self._first, Drop(CRASHED))
         names = columns_of(self._checks)
-        columns = [pa.array([_stored(row.get(name)) for row in rows], KINDS[name]) for name in names]
+        columns = [pa.array([_stored(row.get(name)) for row in rows], self._kinds[name]) for name in names]
         judgement = evaluate_checks(self._checks, pa.RecordBatch.from_arrays(columns, names))
         for number, (row, first) in enumerate(zip(rows, judgement.first.tolist())):
             if first != KEPT:

@@ -18,10 +18,11 @@ from pydantic import ValidationError
 
 from pipeline.takedown.commit import unreferenced_files
 from pipeline.takedown.shards import exact_copy
-from pipeline.takedown.tables import MATCHES, GroupWriter, SpanFinder, documents_named, match_key, plain_schema
+from pipeline.takedown.tables import GroupWriter, SpanFinder, columns_with_ids, documents_named, plain_schema
 from schemas.errors import ContractError
 from schemas.manifest import RUN_NAME, Manifest, TableVersion, open_table, read_run
 from schemas.storage import Store
+from schemas.tables import TABLES
 from schemas.takedown import (
     PENDING_NAME,
     REMOVED_ID,
@@ -35,7 +36,7 @@ from schemas.takedown import (
     takedown_ancestry,
 )
 from schemas.tokens import BY_URL, SHARD_DOCS, open_dataset, shard_schema
-from schemas.versions import attached_runs
+from schemas.versions import DATASET, attached_runs
 
 COPY_SHARE = 0.5
 """A remaining document with at least this share of a removed document's spans counts as a copy of it."""
@@ -143,7 +144,7 @@ class DigestSink:
 def canonical_digest(name: str, table: TableVersion, key: str) -> str:
     """Return the SHA-256 that a rewritten file of a table must have, given its rows."""
     path = table.manifest.run.paths[key]
-    if name != "tokens":
+    if name != DATASET:
         with table.folder.open_input(path) as file:
             stored = pq.ParquetFile(file)
             writer = GroupWriter(table.folder, key, plain_schema(stored.schema_arrow), DigestSink())
@@ -184,8 +185,6 @@ def _exact(array: pa.Array) -> pa.Array:
 
 
 TEXT_COLUMNS = ("text", "title", "url")
-UNRECORDED = ("index", "representatives", "audit", "tokenizer")
-"""Tables whose rows are not documents."""
 
 
 def check_certificate(run: Store, certificate: Certificate) -> CheckResult:
@@ -200,7 +199,7 @@ def check_certificate(run: Store, certificate: Certificate) -> CheckResult:
             _check_versions(run, name, table.manifest, certificate, checked)
         _check_files(name, table, certificate, checked)
         try:
-            if name == "tokens":
+            if name == DATASET:
                 _check_shards(run, certificate, checked)
             else:
                 _check_rows(name, table, certificate, checked)
@@ -327,7 +326,7 @@ def _check_files(name: str, table: TableVersion, certificate: Certificate, check
 def _check_rows(name: str, table: TableVersion, certificate: Certificate, checked: CheckResult) -> None:
     """Check that a table has no row of a removed document, except blanked ones, and no text with its spans."""
     removed = {traces.document for traces in certificate.documents}
-    if name in UNRECORDED:
+    if not TABLES[name].describes_documents:
         _check_named(name, table, (removed, certificate.salt), checked)
         return
     finder = SpanFinder("text", certificate.salt, [(i, traces.text) for i, traces in enumerate(certificate.documents)])
@@ -348,13 +347,13 @@ def _check_rows(name: str, table: TableVersion, certificate: Certificate, checke
 def _check_named(name: str, table: TableVersion, removed_and_salt: tuple[set[str], str], checked: CheckResult) -> None:
     """Check that no row of an index or an audit names a removed document."""
     removed, salt = removed_and_salt
-    for entry in table.manifest.content.files if name != "tokenizer" else ():
-        if (match := match_key(name, entry.key)) is None:
-            continue
+    for entry in table.manifest.content.files if TABLES[name].ids else ():
         with table.folder.open_input(table.manifest.run.paths[entry.key]) as stream:
-            for batch in pq.ParquetFile(stream).iter_batches(columns=list(MATCHES[match][0])):
+            file = pq.ParquetFile(stream)
+            columns = columns_with_ids(TABLES[name], file.schema_arrow.names)
+            for batch in file.iter_batches(columns=columns) if columns else ():
                 if number := sum(
-                    salted_digest(salt, "document", own) in removed for own in documents_named(batch, match)
+                    salted_digest(salt, "document", own) in removed for own in documents_named(batch, columns)
                 ):
                     checked.problems.append(
                         f"{name}/{entry.key}: expected no removed document, got {number}. Run `penstock takedown` "
@@ -366,7 +365,7 @@ def _check_blank(name: str, batch: pa.RecordBatch, row: int, checked: CheckResul
     """Check that the row of a removed document is blanked, in a table that keeps such rows."""
     values = {column: batch.column(column)[row].as_py() for column in batch.schema.names if column != "doc_id"}
     left = [column for column, value in values.items() if column != "drop_stage" and value is not None]
-    if left or values.get("drop_stage", STAGE) != STAGE or name not in ("documents", "text"):
+    if left or values.get("drop_stage", STAGE) != STAGE or not TABLES[name].blank_keeps:
         checked.problems.append(
             f"{name}: expected no row of a removed document, got one with {left or 'its id'}. Run `penstock takedown` "
             "again."

@@ -15,13 +15,14 @@ from importlib.metadata import version
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from pipeline.takedown.rewrite import TABLE_ORDER, Removal, write_versions
+from pipeline.takedown.rewrite import Removal, write_versions
 from pipeline.takedown.select import Selection
 from pipeline.takedown.tables import SPAN_LENGTHS, spans_per_document
 from schemas.errors import ContractError
 from schemas.ids import canonical_json, digest_of
 from schemas.manifest import MANIFEST_NAME, REPLACED_NAME, open_table, read_run, write_run
 from schemas.storage import Store
+from schemas.tables import TABLES
 from schemas.takedown import (
     PENDING_NAME,
     REMOVED_ID,
@@ -76,7 +77,7 @@ class PendingTakedown(BaseModel):
 def begin_takedown(run: Store, selection: Selection, mode: Mode, effects: Effects, keep_old: bool) -> PendingTakedown:
     """Write and return the intent of a takedown; `finish_takedown` carries it out, also after an interrupt."""
     tables = read_run(run).tables
-    digests = {name: open_table(run, name)[1].digest for name in TABLE_ORDER if name in tables}
+    digests = {name: open_table(run, name)[1].digest for name in TABLES if name in tables}
     ids = sorted(document.hex() for document in selection.documents)
     salt = digest_of([digests, ids])
     pending = PendingTakedown(
@@ -140,7 +141,7 @@ def _prepare(run: Store, pending: PendingTakedown) -> Certificate:
     documents = frozenset(bytes.fromhex(own) for own in pending.documents)
     removal = Removal(pending.id, pending.mode, pending.salt, documents, spans_per_document(len(documents)))
     tokenizer = _tokenizer(run)
-    for table in (name for name in TABLE_ORDER if name in pending.tables):
+    for table in (name for name in TABLES if name in pending.tables):
         path = f"{table}/{pending.tables[table]}/{MANIFEST_NAME}"
         run.write_atomic(parent_name(pending.id, table), run.read_bytes(path))
     changes = write_versions(run, removal)
@@ -215,10 +216,10 @@ def _cleaned(line: bytes, documents: set[str]) -> bytes:
     return json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def unreferenced_files(run: Store, tables: Collection[str] = TABLE_ORDER) -> Iterator[str]:
+def unreferenced_files(run: Store, tables: Collection[str] = tuple(TABLES)) -> Iterator[str]:
     """Yield the files in folders of `tables` that no current version names; they may hold removed documents."""
     current = read_run(run).tables
-    for table in (name for name in TABLE_ORDER if name in current and name in tables):
+    for table in (name for name in TABLES if name in current and name in tables):
         manifest = open_table(run, table)[1]
         named = {f"{table}/{_path_in_table(current[table], path)}" for path in manifest.run.paths.values()}
         named.add(f"{table}/{current[table]}/{MANIFEST_NAME}")

@@ -27,7 +27,7 @@ from pipeline.takedown.shards import (
     cut_tokens,
     find_removed_rows,
 )
-from pipeline.takedown.tables import counts_without_rows, match_key, rewrite_part, trace_spans
+from pipeline.takedown.tables import counts_without_rows, rewrite_part, trace_spans
 from pipeline.tokens.streams import MIX_RULE, TOKENS
 from schemas.ids import canonical_json, digest_of
 from schemas.manifest import (
@@ -42,14 +42,11 @@ from schemas.manifest import (
     read_run,
 )
 from schemas.storage import Store
+from schemas.tables import TABLES
 from schemas.takedown import FIGURE, Descent, FileChange, Mode, TableChange, origin_digest, positions_digest
 from schemas.tokens import TRAIN, Dataset, open_dataset, shard_key
+from schemas.versions import DATASET
 
-TABLE_ORDER = (
-    *("documents", "text", "scores", "verdicts", "clusters", "index", "dedup", "representatives", "audit", "repeats"),
-    *("clean", "tokenizer", "tokens"),
-)
-"""The tables of a run, each after those it was made from."""
 Entry = dict[str, Any]
 
 
@@ -111,13 +108,13 @@ def write_versions(run: Store, removal: Removal) -> dict[str, TableChange]:
     """Write new versions of all tables that hold data of the documents, or were made from such a table."""
     current = read_run(run).tables
     changes: dict[str, TableChange] = {}
-    for table in (name for name in TABLE_ORDER if name in current):
+    for table in (name for name in TABLES if name in current):
         old = TableVersion(*open_table(run, table))
         folder = run.child(f"{table}/{new_version(removal.id, table, current[table])}")
         clear_folder(folder)
         draft = _Draft(old, folder, figures=dict(old.manifest.content.figures))
         started = datetime.now(UTC), time.monotonic(), time.process_time()
-        _rewrite_dataset(run, draft, removal) if table == "tokens" else _rewrite_parts(table, draft, removal)
+        _rewrite_dataset(run, draft, removal) if table == DATASET else _rewrite_parts(table, draft, removal)
         digests = {change.before: change.after for change in changes.values()}
         renamed = [entry for entry in old.manifest.content.inputs if entry.sha256 in digests]
         if not draft.entries and not renamed:
@@ -149,20 +146,16 @@ def _rewrite_parts(table: str, draft: _Draft, removal: Removal) -> None:
     verdicts: dict[str, int] = {}
     ids = removal.ids
     paths = draft.old.manifest.run.paths
-    for entry in draft.old.manifest.content.files if table != "tokenizer" else ():
-        match = match_key(table, entry.key)
-        if match is None:
-            continue
-        made = rewrite_part(draft.old.folder, paths[entry.key], draft.folder, entry.key, (table, match, ids))
+    for entry in draft.old.manifest.content.files if TABLES[table].ids else ():
+        made = rewrite_part(draft.old.folder, paths[entry.key], draft.folder, entry.key, (TABLES[table], ids))
         if made is not None:
             draft.entries[entry.key] = made.entry
             removal.trace_texts(made.texts)
             for name, number in made.removed.items():
                 verdicts[name] = verdicts.get(name, 0) + number
     draft.rows = sum(verdicts.values())
-    # The counts in the manifests of these two tables are not numbers of their rows.
-    if table not in ("index", "representatives"):
-        draft.counts = counts_without_rows(draft.old.manifest.content.counts, table, verdicts)
+    if TABLES[table].rows != "key":  # the counts of an index are those of the run that wrote it
+        draft.counts = counts_without_rows(draft.old.manifest.content.counts, TABLES[table], verdicts)
         if table == "clean":
             kept = draft.old.manifest.content.counts.rows_kept - draft.counts.rows_kept
             removal.num_clean[draft.old.manifest.digest] = kept

@@ -16,12 +16,17 @@ from schemas.errors import ConfigError
 from schemas.ids import DOC_ID_BYTES
 from schemas.manifest import open_table, read_run
 from schemas.storage import Store
+from schemas.tables import TABLES
 from schemas.takedown import PENDING_NAME, STAGE, TAKEDOWNS, read_certificate, salted_digest
 from schemas.tokens import open_dataset
 from schemas.urls import canonical_url, host_suffixes
 
 ID = pa.binary(DOC_ID_BYTES)
-CLUSTERED = ("clusters", "dedup")
+CLUSTERED = tuple(
+    name
+    for name, table in TABLES.items()
+    if table.rows == "document" and table.schema is not None and "cluster" in table.schema.names
+)
 """Tables that hold the clusters of near copies, kept or dropped."""
 BY_ID = ("doc", "near")
 ROWS_AT_ONCE = 1 << 16

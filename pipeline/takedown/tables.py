@@ -1,12 +1,12 @@
 """Rewriting of Parquet parts without some documents, and the traces by which their absence is verified.
 
-`documents` and `text` keep a blanked row for every removed record, so that all bytes of each input stay accounted for;
-other tables lose the row. Traces are salted digests of spans of a removed text: they find the text where it still
+A table loses the rows of removed documents, or keeps them blanked: those of `documents` account for every byte of the
+inputs. Traces are salted digests of spans of a removed text: they find the text where it still
 occurs, and do not reveal it.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,17 +20,17 @@ from pipeline.engine.parquet import HashingSink, unique_name
 from schemas.ids import DOC_ID_BYTES
 from schemas.manifest import Counts
 from schemas.storage import Store
+from schemas.tables import Table
 from schemas.takedown import RULE, STAGE
 
 Mask = NDArray[np.bool_]
 ID = pa.binary(DOC_ID_BYTES)
-KEPT = ("doc_id", "source", "split", "offset", "length", "record_type", "snapshot")
-"""Columns that a blanked row keeps: the bytes of the input that it accounts for."""
-BLANKED = ("documents", "text")
 TEXTS = ("text",)
 """Columns whose spans are traced."""
 NODE_BYTES = DOC_ID_BYTES + 4
 """Bytes at the end of a document's `order` in a snapshot index: doc_id and part."""
+ORDER = "order"
+"""Column of a snapshot index that ends with a document's id."""
 VERDICT = ("drop_stage", "drop_rule")
 
 
@@ -46,84 +46,62 @@ class RewrittenPart:
     """Removed texts, by doc_id."""
 
 
-def _by_id(batch: pa.RecordBatch | pa.Table, documents: pa.Array) -> Mask:
-    return _is_in(batch.column("doc_id"), documents)
+def columns_with_ids(table: Table, names: Collection[str]) -> list[str]:
+    """Return those columns of a file of a table that name documents; empty if its rows name none."""
+    return [name for name in table.ids if name in names]
 
 
-def _of_pair(batch: pa.RecordBatch | pa.Table, documents: pa.Array) -> Mask:
-    return _is_in(batch.column("a"), documents) | _is_in(batch.column("b"), documents)
+def _ids(column: pa.ChunkedArray | pa.Array, name: str) -> pa.ChunkedArray | pa.Array:
+    return pc.binary_slice(column, -NODE_BYTES, -4) if name == ORDER else column.cast(pa.binary())
 
 
-def _of_order(batch: pa.RecordBatch | pa.Table, documents: pa.Array) -> Mask:
-    node = pc.binary_slice(batch.column("order"), -NODE_BYTES, -4)
-    return _is_in(node, documents)
-
-
-def _is_in(column: pa.ChunkedArray | pa.Array, documents: pa.Array) -> Mask:
-    mask: Mask = np.asarray(pc.is_in(column.cast(pa.binary()), documents.cast(pa.binary())), np.bool_)
+def _names_any(rows: pa.RecordBatch | pa.Table, columns: Sequence[str], documents: pa.Array) -> Mask:
+    """Return for each row True if one of the columns names one of the documents."""
+    known = documents.cast(pa.binary())
+    mask: Mask = np.zeros(rows.num_rows, np.bool_)
+    for name in columns:
+        mask |= np.asarray(pc.is_in(_ids(rows.column(name), name), known), np.bool_)
     return mask
 
 
-MATCHES: Mapping[str, tuple[tuple[str, ...], Callable[[Any, pa.Array], Mask]]] = {
-    "doc_id": (("doc_id",), _by_id),
-    "audit": (("a", "b"), _of_pair),
-    "bands": (("order",), _of_order),
-}
-"""Columns that name the documents of a row, and the function that matches them."""
+def documents_named(batch: pa.RecordBatch, columns: Sequence[str]) -> set[bytes]:
+    """Return the documents that the rows of a batch name in these columns."""
+    return {identifier for name in columns for identifier in _ids(batch.column(name), name).to_pylist()}
 
 
-def documents_named(batch: pa.RecordBatch, match: str) -> set[bytes]:
-    """Return the documents that the rows of a batch name."""
-    if match == "bands":
-        return {order[-NODE_BYTES:-4] for order in batch.column("order").to_pylist()}
-    return {identifier for column in MATCHES[match][0] for identifier in batch.column(column).to_pylist()}
+def _holds_documents(file: pq.ParquetFile, columns: Sequence[str], documents: pa.Array) -> bool:
+    """Return True if a file holds a row of any of the documents."""
+    batches = file.iter_batches(batch_size=1 << 16, columns=list(columns))
+    return bool(columns) and any(_names_any(batch, columns, documents).any() for batch in batches)
 
 
-def match_key(table: str, key: str) -> str | None:
-    """Return the key in `MATCHES` for the rows of a file; None if they name no documents."""
-    if table == "index":
-        return {"bands": "bands", "leaders": "doc_id"}.get(key.partition("/")[0])
-    if table == "audit":
-        return "audit"
-    return None if table == "representatives" else "doc_id"
-
-
-def holds_documents(folder: Store, path: str, match: str, documents: pa.Array) -> bool:
-    """Return True if a part holds a row of any of the documents."""
-    columns, matches = MATCHES[match]
-    with folder.open_input(path) as stream:
-        batches = pq.ParquetFile(stream).iter_batches(batch_size=1 << 16, columns=list(columns))
-        return any(matches(batch, documents).any() for batch in batches)
-
-
-def rewrite_part(old: Store, path: str, new: Store, key: str, how: tuple[str, str, pa.Array]) -> RewrittenPart | None:
-    """Write a part without documents, with the same row groups; returns None if it holds none of them.
-
-    `how` is the name of the table, the key in `MATCHES`, and the documents.
-    """
-    table, match, documents = how
-    if not holds_documents(old, path, match, documents):
-        return None
+def rewrite_part(old: Store, path: str, new: Store, key: str, how: tuple[Table, pa.Array]) -> RewrittenPart | None:
+    """Write a part of a table without documents, with the same row groups; returns None if it holds none of them."""
+    table, documents = how
     removed: dict[str, int] = {}
     texts: dict[bytes, list[str]] = {}
     with old.open_input(path) as stream:
         file = pq.ParquetFile(stream)
+        columns = columns_with_ids(table, file.schema_arrow.names)
+        if not _holds_documents(file, columns, documents):
+            return None
         writer = GroupWriter(new, key, plain_schema(file.schema_arrow))
         for group in range(file.num_row_groups):
             rows = file.read_row_group(group)
-            is_removed = MATCHES[match][1](rows, documents)
+            is_removed = _names_any(rows, columns, documents)
             if is_removed.any():
                 for name, number in _verdicts(rows.filter(pa.array(is_removed))).items():
                     removed[name] = removed.get(name, 0) + number
                 for column in set(TEXTS) & set(rows.schema.names):
                     _collect(rows.filter(pa.array(is_removed)), column, texts)
-                rows = blank_rows(rows, is_removed) if table in BLANKED else rows.filter(pa.array(~is_removed))
+                kept = table.blank_keeps
+                rows = blank_rows(rows, is_removed, kept) if kept else rows.filter(pa.array(~is_removed))
             writer.write(rows)
     return RewrittenPart(writer.close(), removed, texts)
 
 
-def blank_rows(rows: pa.Table, is_removed: Mask) -> pa.Table:
-    """Return the rows with removed documents blanked, except for `KEPT` columns, and dropped by the takedown."""
+def blank_rows(rows: pa.Table, is_removed: Mask, kept: Collection[str]) -> pa.Table:
+    """Return the rows with removed documents blanked, except for the `kept` columns, and dropped by the takedown."""
     indices = pa.array(np.where(is_removed, -1, np.arange(len(is_removed))))
     indices = pc.if_else(pc.less(indices, 0), None, indices)
     for number, name in enumerate(rows.schema.names):
@@ -131,19 +109,19 @@ def blank_rows(rows: pa.Table, is_removed: Mask) -> pa.Table:
             reason = pa.scalar(STAGE if name == "drop_stage" else RULE, rows.schema.field(name).type)
             verdicts = pc.if_else(pa.array(is_removed), reason, rows.column(name))
             rows = rows.set_column(number, rows.schema.field(name), verdicts)
-        elif name not in KEPT:
+        elif name not in kept:
             rows = rows.set_column(number, rows.schema.field(name), rows.column(name).combine_chunks().take(indices))
     return rows
 
 
-def counts_without_rows(counts: Counts, table: str, removed: Mapping[str, int]) -> Counts:
+def counts_without_rows(counts: Counts, table: Table, removed: Mapping[str, int]) -> Counts:
     """Return the counts of a table without some rows; a blanked row counts as dropped, a removed row not at all."""
     number = sum(removed.values())
     dropped = {name: count - removed.get(name, 0) for name, count in counts.dropped.items()}
     kept = counts.rows_kept - sum(count for name, count in removed.items() if name not in counts.dropped)
-    if table == "text":
+    if table.blank_keeps and not table.has_verdicts:
         return counts
-    if table in BLANKED:
+    if table.blank_keeps:
         dropped[f"{STAGE}/{RULE}"] = dropped.get(f"{STAGE}/{RULE}", 0) + number
         return Counts(rows_in=counts.rows_in, rows_kept=kept, dropped=dropped)
     return Counts(rows_in=counts.rows_in - number, rows_kept=kept, dropped=dropped)

@@ -52,7 +52,7 @@ def example(kind: pa.DataType, number: int) -> Any:
 @by_every_reader
 def test_every_column_of_every_table(reader: str, tmp_path: Path) -> None:
     """Rows of extreme values, rows without any, and empty lists, for each schema there is."""
-    for table, schema in TABLES.items():
+    for table, schema in ((table.name, table.schema) for table in TABLES.values() if table.schema is not None):
         empty = {field.name: {} if value_type(field.type) else [] for field in schema if pa.types.is_list(field.type)}
         with PartWriter(Store(str(tmp_path)), table, schema) as writer:
             for number in (1, 2, 3):

@@ -28,9 +28,10 @@ EXPECTED = ("run", "stage", "plan", "train", "report", "show", "models", "trace"
 EXPECTED += ("whatif", "train-lm", "train-classifier", "train-importance", "derive-profiles")
 EXPECTED += ("calibrate", "fit-scaling", "verify", "takedown", "lineage", "diff", "dvc")
 EXPECTED += ("ladder", "ablate", "mix", "evaluate")
+"""The verbs that README and the guides use."""
 
 
-@pytest.mark.parametrize("verb", EXPECTED)
+@pytest.mark.parametrize("verb", list_verbs())
 def test_every_verb_shows_one_example(verb, capsys):
     with pytest.raises(SystemExit) as stopped:
         main([verb, "--help"])
@@ -54,7 +55,8 @@ def test_the_help_lists_every_verb_in_order(capsys):
         main(["--help"])
     assert stopped.value.code == 0
     listed = re.findall(r"^    ([a-z][a-z-]+)(?:  |$)", capsys.readouterr().out, re.MULTILINE)
-    assert listed == sorted(EXPECTED)
+    assert listed == sorted(list_verbs())
+    assert {*EXPECTED} <= {*listed}
 
 
 def test_a_module_declares_the_verbs_that_it_defines():

@@ -1,4 +1,4 @@
-"""Columns of values by name: entries are sorted, read back equal, and looked up in slices and nulls."""
+"""The registry of tables, and columns of values by name: entries are sorted, read back equal, and looked up."""
 
 from typing import Any
 
@@ -6,9 +6,23 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from pipeline.dedup.index import BANDS, LEADERS
 from pipeline.engine.parquet import PartWriter
+from pipeline.inspect.show import JOINED
+from pipeline.stages import STEPS
+from pipeline.takedown.select import CLUSTERED
 from schemas.storage import Store
-from schemas.tables import TABLES, entries_of, flatten_entries, lookup_entry, to_entries, to_mapping, value_type
+from schemas.tables import (
+    LATER_VERDICTS,
+    TABLES,
+    Table,
+    entries_of,
+    flatten_entries,
+    lookup_entry,
+    to_entries,
+    to_mapping,
+    value_type,
+)
 
 KIND = entries_of(pa.float32())
 ROWS: list[dict[str, float | None] | None] = [{"b": 0.5, "a": 0.25}, None, {}, {"a": None}, {"b": 2.0}, {"é": 1.0}]
@@ -68,7 +82,7 @@ def test_other_columns_hold_no_entries(kind: pa.DataType) -> None:
 
 def test_the_columns_of_the_tables() -> None:
     """Some columns are written as entries, and no table has a map, which `datasets` rejects."""
-    fields = [(name, field) for name, schema in TABLES.items() for field in schema]
+    fields = [(table.name, field) for table in TABLES.values() for field in table.schema or ()]
     types = {(name, field.name): value_type(field.type) for name, field in fields if value_type(field.type)}
     assert types == {
         ("documents", "contamination"): pa.int32(),
@@ -88,3 +102,45 @@ def test_the_order_in_memory_does_not_change_the_file(tmp_path: Any) -> None:
                 writer.add({"scores": scores})
         digests.add(writer.written.sha256)
     assert len(digests) == 1
+
+
+OWN = {
+    *("documents", "text", "scores", "verdicts", "clusters", "index", "dedup", "representatives", "audit", "repeats"),
+    *("clean", "tokenizer", "tokens"),
+}
+"""The tables whose properties are known here; a table that is added later is held to the rules alone."""
+
+
+def columns_of(table: Table) -> set[str]:
+    """Return the columns of all kinds of files of a table."""
+    return {*BANDS.names, *LEADERS.names} if table.name == "index" else {*(table.schema or pa.schema([])).names}
+
+
+def test_the_tables_are_those_that_the_steps_write_in_order() -> None:
+    assert [*TABLES] == [name for step in STEPS for name in step.writes]
+    assert all(name == table.name and table.meaning for name, table in TABLES.items())
+    positions = {name: number for number, name in enumerate(TABLES)}
+    assert [(step.name, read) for step in STEPS for read in step.reads if positions[read] >= positions[step.name]] == []
+
+
+@pytest.mark.parametrize("table", TABLES.values(), ids=list(TABLES))
+def test_a_table_has_the_columns_that_its_traits_name(table: Table) -> None:
+    assert {*table.ids, *table.blank_keeps, *table.searchable} <= columns_of(table)
+    assert not table.describes_documents or table.ids == ("doc_id",)
+    assert not table.blank_keeps or table.rows == "record"  # other tables lose the row, which they could not keep
+    repeated = columns_of(table) & {*TABLES["documents"].searchable} - {"doc_id"}
+    assert table.name == "documents" or not repeated & {*table.searchable}
+
+
+def test_the_tables_that_each_verb_chooses() -> None:
+    others = {"index", "representatives", "audit", "tokenizer", "tokens"}
+    assert {name for name in JOINED if name in OWN} == OWN - {"documents", "text"} - others
+    assert [name for name in LATER_VERDICTS if name in OWN] == ["verdicts", "dedup", "repeats", "clean"]
+    assert [name for name in CLUSTERED if name in OWN] == ["clusters", "dedup"]
+    assert {name for name in OWN if TABLES[name].blank_keeps} == {"documents", "text"}
+    assert {name for name in OWN if not TABLES[name].ids} == {"representatives", "tokenizer", "tokens"}
+
+
+def test_no_column_can_be_searched_in_two_tables() -> None:
+    names = [name for table in TABLES.values() for name in table.searchable]
+    assert len(names) == len({*names})

@@ -56,7 +56,7 @@ def test_a_digest_opens_its_dataset(run: Store, digests: list[str]) -> None:
     assert list(list_versions(run, "tokens")) == ["v-next", "v-tiny"]
     pinned = open_run(f"{run.uri}@{digests[0]}")
     assert read_run(pinned).tables == dict.fromkeys(
-        ("tokens", "tokenizer", "clean", "documents", "dedup", "verdicts"), "v-tiny"
+        ("tokens", "tokenizer", "clean", "documents", "text", "dedup", "verdicts", "clusters"), "v-tiny"
     )
 
 
@@ -74,7 +74,9 @@ def test_a_folder_with_an_at_sign_is_a_folder(tmp_path: Path) -> None:
 def test_any_table_can_be_addressed(run: Store) -> None:
     digest = open_table(run, "dedup")[1].digest
     next_version(run, "dedup", lambda content: content["figures"].update(bait=1))
-    assert read_run(open_run(f"{run.uri}@{digest[:10]}")).tables == {"dedup": "v-tiny", "verdicts": "v-tiny"}
+    assert read_run(open_run(f"{run.uri}@{digest[:10]}")).tables == dict.fromkeys(
+        ("dedup", "documents", "text", "verdicts", "clusters"), "v-tiny"
+    )
 
 
 def test_a_version_is_only_read(run: Store, digests: list[str]) -> None:

@@ -8,7 +8,7 @@ from pipeline.engine.parquet import PartWriter
 from pipeline.report.facts import collect_facts
 from schemas.manifest import RunFile, make_manifest, part_key, read_run, write_manifest, write_run
 from schemas.storage import Store
-from schemas.tables import TABLES
+from schemas.tables import REPEATS
 from tests.support.report_run import SCRIPT
 
 
@@ -25,7 +25,7 @@ def add_repeats(run: Store) -> None:
             cuts = None if rule == "dropped_before" else [{"start": 3, "end": 9, "reason": "line"}]
             row = {"doc_id": row["doc_id"], "drop_stage": stage, "drop_rule": rule, "cuts": cuts}
             written.append(row | ({} if stage == "repeats" else {"body_chars": 894, "gopher_num_words": 8.0}))
-        with PartWriter(folder, part_key(part), TABLES["repeats"]) as writer:
+        with PartWriter(folder, part_key(part), REPEATS) as writer:
             for row in written:
                 writer.add(row)
         entry = writer.written.to_json()

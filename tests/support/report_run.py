@@ -34,7 +34,9 @@ from tests.support.tiny_dataset import make_tiny_dataset
 SCRIPT = "<script>document.title='PWNED'</script>"
 IMAGE = '"><img src=x onerror="document.title=\'PWNED\'">'
 ADDRESS = "jane.roe@penrose.com"
-MAKERS = {name: TABLES[name] for name in ("documents", "text", "verdicts", "clusters", "dedup", "audit", "clean")}
+MAKERS = {
+    name: TABLES[name].schema for name in ("documents", "text", "verdicts", "clusters", "dedup", "audit", "clean")
+}
 READS = {
     "verdicts": ("documents",),
     "clusters": ("documents", "text"),

@@ -1,10 +1,100 @@
-"""The section `[optim]`: the optimizer, its learning rate, and the limits of an update; every field is content."""
+"""OPTIMIZERS, the list of optimizers, and the section `[optim]`: the optimizer, its learning rate, and its limits.
 
-from typing import Any, Literal
+Every field of the section is content.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
 from schemas.config import Section
+
+NUMBERS_AT_ONCE = 1 << 24
+"""Numbers of whole parameters that an update processes at once, to bound its temporary memory."""
+NEWTON_SCHULZ_STEPS = 5
+"""Steps of Muon's iteration. Source: Jordan 2024, "Muon: An optimizer for hidden layers in neural networks"."""
+
+
+class StateBytes(NamedTuple):
+    """Bytes of the float32 state of an optimizer."""
+
+    matrix: int
+    """For each number of a matrix, sharded like it."""
+    vector: int
+    """For each number of a gain or bias, sharded like it."""
+    side: int = 0
+    """For each row and each column of a matrix, whole on every rank with a shard of it."""
+
+
+@dataclass(frozen=True)
+class DeclaredOptimizer:
+    """An optimizer, as settings, memory estimate, cost model and trainer look it up."""
+
+    rule: str
+    """`module:class` of the update rule. It is called with the parameters, and with `settings` by name."""
+    state: StateBytes
+    """Bytes of its state."""
+    update_bytes: int
+    """Bytes read and written for each parameter in an update: weight, gradient and state of 4 bytes, at each pass."""
+    settings: tuple[str, ...] = ()
+    """Fields of `[optim]` that the update rule takes; a recipe may set them only for optimizers that name them."""
+    others: str | None = None
+    """Optimizer of everything but the matrices of the layers; None = the same."""
+    workspace: Callable[[int, int, "OptimConfig"], int] = lambda gradient, numbers, config: 0
+    """(bytes of the largest gradient, numbers of all matrices of the layers, settings) → bytes of large temporaries."""
+    matrix_flops: Callable[[int, int], int] | None = None
+    """(shorter side, longer side) of a matrix of a layer → FLOPs of its update; None = only bandwidth counts."""
+
+    @property
+    def of_others(self) -> "DeclaredOptimizer":
+        """The optimizer of everything but the matrices of the layers."""
+        return OPTIMIZERS[self.others] if self.others else self
+
+    @property
+    def all_settings(self) -> set[str]:
+        """Fields of `[optim]` that its update rules take."""
+        return {*self.settings, *self.of_others.settings}
+
+
+def _muon_workspace(gradient: int, numbers: int, config: "OptimConfig") -> int:
+    """Return the bytes of a chunk of matrices and of two products, in the precision of the iteration."""
+    return 3 * (4 if config.muon_precision == "fp32" else 2) * min(NUMBERS_AT_ONCE, numbers)
+
+
+OPTIMIZERS: Mapping[str, DeclaredOptimizer] = {
+    "adamw": DeclaredOptimizer(
+        rule="train.optim.adam:AdamW",
+        state=StateBytes(matrix=8, vector=8),
+        update_bytes=28,
+        settings=("beta1", "beta2", "eps"),
+    ),
+    "adafactor": DeclaredOptimizer(
+        rule="train.optim.adafactor:Adafactor",
+        state=StateBytes(matrix=0, vector=4, side=4),
+        update_bytes=16,
+        workspace=lambda gradient, numbers, config: gradient,  # its squares
+    ),
+    "lamb": DeclaredOptimizer(
+        rule="train.optim.adam:Lamb",
+        state=StateBytes(matrix=8, vector=8),
+        update_bytes=44,
+        settings=("beta1", "beta2", "eps"),
+    ),
+    "muon": DeclaredOptimizer(
+        rule="train.optim.muon:Muon",
+        state=StateBytes(matrix=4, vector=0),
+        update_bytes=32,
+        settings=("momentum", "muon_precision"),
+        others="adamw",
+        workspace=_muon_workspace,
+        # Three products in each step.
+        matrix_flops=lambda short, long: NEWTON_SCHULZ_STEPS * (4 * short * short * long + 2 * short**3),
+    ),
+}
+"""Every optimizer, by its value of `optim.optimizer`. A new one is a row here, its update rule and a test."""
 
 ScheduleName = Literal["cosine", "linear", "wsd", "inverse_sqrt", "step", "plateau", "constant"]
 
@@ -12,7 +102,7 @@ ScheduleName = Literal["cosine", "linear", "wsd", "inverse_sqrt", "step", "plate
 class OptimConfig(Section):
     """The update of the weights; the plan replaces values of None."""
 
-    optimizer: Literal["adamw", "adafactor", "lamb", "muon"] = "adamw"
+    optimizer: Literal[tuple(OPTIMIZERS)] = "adamw"  # type: ignore[valid-type]
     """Update rule. muon: Muon for the matrices of the layers, AdamW for everything else."""
     learning_rate: float | None = Field(None, gt=0)
     """Peak learning rate; None = from the plan, whose rules are for AdamW. The same rate suits Muon; LAMB, whose
@@ -57,27 +147,30 @@ class OptimConfig(Section):
     loss_scale_steps: int = Field(2000, ge=1)
     """fp16: consecutive finite steps before the factor is doubled."""
 
+    def uses(self, name: str) -> bool:
+        """Return True if an update rule of the chosen optimizer takes this field."""
+        return name in OPTIMIZERS[self.optimizer].all_settings
+
     def for_device(self, kind: str) -> "OptimConfig":
         """Return the section with the automatic values that the optimizer uses set for a device type."""
-        if self.optimizer != "muon" or self.muon_precision != "auto":
+        if not self.uses("muon_precision") or self.muon_precision != "auto":
             return self
         return self.model_copy(update={"muon_precision": "bf16" if kind == "cuda" else "fp32"})
 
     @model_validator(mode="after")
     def _used(self) -> "OptimConfig":
         """Reject a setting that the chosen optimizer or schedule would ignore."""
-        users_of: dict[str, tuple[str, Any, tuple[str, ...]]] = {
-            "final_lr_share": ("schedule", self.schedule, ("cosine", "linear", "wsd")),
-            "decay_share": ("schedule", self.schedule, ("wsd",)),
-            "decay_steps": ("schedule", self.schedule, ("step",)),
-            "decay_factor": ("schedule", self.schedule, ("step", "plateau")),
-            "plateau_patience": ("schedule", self.schedule, ("plateau",)),
-            **dict.fromkeys(("beta1", "beta2", "eps"), ("optimizer", self.optimizer, ("adamw", "lamb", "muon"))),
-            "momentum": ("optimizer", self.optimizer, ("muon",)),
-            "muon_precision": ("optimizer", self.optimizer, ("muon",)),
+        users_of = {
+            "final_lr_share": ("schedule", ["cosine", "linear", "wsd"]),
+            "decay_share": ("schedule", ["wsd"]),
+            "decay_steps": ("schedule", ["step"]),
+            "decay_factor": ("schedule", ["step", "plateau"]),
+            "plateau_patience": ("schedule", ["plateau"]),
         }
-        for name, (switch, chosen, users) in users_of.items():
-            if name in self.model_fields_set and chosen not in users:
+        for name in chain(*(row.settings for row in OPTIMIZERS.values())):
+            users_of[name] = "optimizer", [user for user, row in OPTIMIZERS.items() if name in row.all_settings]
+        for name, (switch, users) in users_of.items():
+            if name in self.model_fields_set and (chosen := getattr(self, switch)) not in users:
                 raise ValueError(
                     f"{name}: expected {switch} = {' or '.join(users)}, got {chosen}. Remove {name}, or set {switch}."
                 )

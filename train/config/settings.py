@@ -56,7 +56,7 @@ class Settings(BaseModel):
         content = {
             f"{name}.{key}": value for name, section in sections.items() for key, value in section.content().items()
         }
-        if self.optim.optimizer != "muon":
+        if not self.optim.uses("muon_precision"):
             content["optim.muon_precision"] = "fp32"  # unused, and so the same on every device
         if self.train.precision != "fp8":
             del content["train.fp8_scaling"]
@@ -88,7 +88,7 @@ class Settings(BaseModel):
         changed: dict[str, Any] = {}
         for name, key in names:
             section, value = changed.get(name, getattr(self, name)), content.get(f"{name}.{key}", AUTO)
-            unused = name == "optim" and self.optim.optimizer != "muon"
+            unused = name == "optim" and not self.optim.uses(key)
             if getattr(section, key) == AUTO and value != AUTO and not unused:
                 changed[name] = section.model_copy(update={key: value})
         return self.model_copy(update=changed)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from train.config.optim import NEWTON_SCHULZ_STEPS, NUMBERS_AT_ONCE
 from train.optim.parameter import (
     Coordinate,
     Region,
@@ -119,10 +120,9 @@ class MatrixExchange:
 
 QUINTIC = (3.4445, -4.7750, 2.0315)
 """Coefficients of the quintic x -> ax + bx³ + cx⁵, which maps singular values to about 1. Source: Jordan 2024."""
-ITERATIONS = 5
-"""Number of iterations of the quintic. Source: Jordan 2024."""
 MIN_NORM = 1e-7
 """Minimum norm by which a matrix is divided."""
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -138,8 +138,8 @@ class Muon:
 
     members: Sequence[ShardedParameter]
     momentum: float
-    precision: torch.dtype
-    """Dtype of the iteration, and of the matrices that are sent for it."""
+    muon_precision: str
+    """Precision of the iteration, and of the matrices that are sent for it."""
     exchanges: list[MatrixExchange] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -153,7 +153,7 @@ class Muon:
         for (mesh, _), members in groups.items():
             first = members[0].parameter
             num_ranks = len(sharing_coordinates(first)) if mesh and isinstance(first, DTensor) else 1
-            self.exchanges.extend(MatrixExchange(run) for run in chunk_members(members, num_ranks << 24))
+            self.exchanges.extend(MatrixExchange(run) for run in chunk_members(members, num_ranks * NUMBERS_AT_ONCE))
 
     def update(self, inputs: UpdateInputs) -> None:
         """Make an update; it does not depend on its number."""
@@ -168,12 +168,12 @@ class Muon:
 
     def _orthogonal_shards(self, exchange: MatrixExchange, inputs: UpdateInputs) -> list[Tensor]:
         """Return this rank's shards of the orthogonal matrices, in the dtype of the weights."""
-        gradients = self._apply_momentum(exchange.members, inputs)
-        wholes = exchange.gather([gradient.to(self.precision) for gradient in gradients])
+        gradients, precision = self._apply_momentum(exchange.members, inputs), PRECISIONS[self.muon_precision]
+        wholes = exchange.gather([gradient.to(precision) for gradient in gradients])
         for shape in dict.fromkeys(whole.shape for whole in wholes.values()):
             alike = [i for i, whole in wholes.items() if whole.shape == shape]
             wholes.update(zip(alike, orthogonalize(torch.stack([wholes[i] for i in alike])), strict=True))
-        like = gradients[0].new_empty(0, dtype=self.precision)
+        like = gradients[0].new_empty(0, dtype=precision)
         return [piece.to(gradients[0].dtype) for piece in exchange.scatter(wholes, like)]
 
     def _apply_momentum(self, members: Sequence[ShardedParameter], inputs: UpdateInputs) -> list[Tensor]:
@@ -196,7 +196,7 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     x = matrices.mT if tall else matrices
     length = torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True)
     x = x / length.clamp(min=MIN_NORM)
-    for _ in range(ITERATIONS):
+    for _ in range(NEWTON_SCHULZ_STEPS):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if tall else x

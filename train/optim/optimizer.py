@@ -1,20 +1,17 @@
 """The optimizer of a run: update rules, each with its parameters, made from `[optim]` for any layout."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pkgutil import resolve_name
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from schemas.errors import ContractError
-from train.config.optim import OptimConfig
-from train.optim.adafactor import Adafactor
-from train.optim.adam import AdamW, Lamb
-from train.optim.muon import Muon
+from train.config.optim import OPTIMIZERS, DeclaredOptimizer, OptimConfig
 from train.optim.parameter import Gradients, ShardedParameter, UpdateInputs, local_tensor, region_of
 
-PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 EMBEDDING_NAME = "embedding.weight"
 
 
@@ -62,18 +59,20 @@ def make_optimizer(parameters: Mapping[str, nn.Parameter], config: OptimConfig) 
     for member in members:
         if member.is_matrix and (config.decay_embeddings or member.name != EMBEDDING_NAME):
             member.weight_decay = config.weight_decay
-    betas = config.beta1, config.beta2, config.eps
-    if config.optimizer == "adamw":
-        return Optimizer([AdamW(members, *betas)])
-    if config.optimizer == "lamb":
-        return Optimizer([Lamb(members, *betas)])
-    if config.optimizer == "adafactor":
-        return Optimizer([Adafactor(members)])
-    inner = [m for m in members if m.name.startswith("blocks.") and m.is_matrix]
-    names = {m.name for m in inner}
-    kind = next((member.parameter.device.type for member in members), "cpu")
-    muon = Muon(inner, config.momentum, PRECISIONS[config.for_device(kind).muon_precision])
-    return Optimizer([muon, AdamW([m for m in members if m.name not in names], *betas)])
+    config = config.for_device(next((member.parameter.device.type for member in members), "cpu"))
+    declared = OPTIMIZERS[config.optimizer]
+    if declared.others is None:
+        return Optimizer([_update_rule(declared, members, config)])
+    of_layers = [m for m in members if m.name.startswith("blocks.") and m.is_matrix]
+    names = {m.name for m in of_layers}
+    others = [m for m in members if m.name not in names]
+    return Optimizer([_update_rule(declared, of_layers, config), _update_rule(declared.of_others, others, config)])
+
+
+def _update_rule(declared: DeclaredOptimizer, members: Sequence[ShardedParameter], config: OptimConfig) -> UpdateRule:
+    """Return the update rule of an optimizer for some parameters, with its settings."""
+    make: Callable[..., UpdateRule] = resolve_name(declared.rule)
+    return make(members, **{name: getattr(config, name) for name in declared.settings})
 
 
 def state_tensors(optimizer: Optimizer) -> dict[str, Tensor]:

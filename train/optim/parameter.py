@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Replicate, _StridedShard
 
 from schemas.errors import ContractError
+from train.config.optim import NUMBERS_AT_ONCE
 
 Region = tuple[slice, ...]
 """A region of a tensor: a range per dim."""
@@ -152,7 +153,9 @@ class ShardedParameter:
         self._locals.clear()
 
 
-def chunk_members(members: Sequence[ShardedParameter], max_numel: int = 1 << 24) -> Iterator[list[ShardedParameter]]:
+def chunk_members(
+    members: Sequence[ShardedParameter], max_numel: int = NUMBERS_AT_ONCE
+) -> Iterator[list[ShardedParameter]]:
     """Yield runs of members with at most `max_numel` elements, or of a single member, to bound temporary memory.
 
     Whole parameters are counted, not shards: ranks that share them have the same runs.

@@ -1,17 +1,17 @@
 """The devices and clusters of the layout search: peaks, memory and links of each device, with the source.
 
-Peaks are dense, without sparsity; link bandwidths are per device and direction. Shares are the part of a peak that the
-best kernels reach: estimates, not from a data sheet. `penstock calibrate` writes a profile with measured values.
+The table is `devices.toml`. `penstock calibrate` writes a profile of a device with measured values.
 """
 
 import difflib
 import json
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, ValidationError
 
 from schemas.errors import ConfigError
 from train.config.settings import Settings
@@ -39,6 +39,8 @@ class Device(BaseModel):
 
     name: str
     """Name in settings and on the command line."""
+    driver_names: tuple[str, ...] = Field(default=(), exclude=True)
+    """Names from the CUDA driver, in lower case and without the manufacturer; a profile has none."""
     kind: Literal["cuda", "cpu"] = "cuda"
     """Type of device, which decides how memory is counted."""
     peak_flops: dict[NumberFormat, float]
@@ -103,136 +105,64 @@ PROFILE_VERSION = 1
 """Version of the profile file that `penstock calibrate` writes."""
 
 
-def _gpu(name: str, peaks: tuple[float, float | None], memory: tuple[float, float], **others: object) -> Device:
-    """Return a GPU from peaks of 16 bits and fp8 [TFLOP/s]; memory [GB] and its bandwidth [TB/s].
+class SheetLink(BaseModel):
+    """A link in the units of data sheets."""
 
-    Products in fp32 are computed in TF32, whose dense peak the data sheets give as half that of 16 bits.
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    gb_per_s: PositiveFloat
+    microseconds: NonNegativeFloat
+
+    def link(self) -> Link:
+        """Return the link in bytes/s and seconds."""
+        return Link(bandwidth=1e9 * self.gb_per_s, latency=1e-6 * self.microseconds)
+
+
+class DeviceSheet(BaseModel):
+    """The table of a device in `devices.toml`, in the units of data sheets; its other keys are fields of `Device`."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    peak_tflops: dict[NumberFormat, PositiveFloat]
+    memory_gb: PositiveFloat
+    memory_tb_per_s: PositiveFloat
+    within: SheetLink
+    between: SheetLink
+
+    def device(self, name: str) -> Device:
+        """Return the device in FLOP/s, bytes and bytes/s."""
+        fields = {
+            **(self.model_extra or {}),
+            "name": name,
+            "peak_flops": {number: 1e12 * peak for number, peak in self.peak_tflops.items()},
+            "memory_bytes": round(1e9 * self.memory_gb),
+            "memory_bandwidth": 1e12 * self.memory_tb_per_s,
+            "within": self.within.link(),
+            "between": self.between.link(),
+        }
+        return Device.model_validate(fields)
+
+
+def read_devices(path: Path) -> tuple[Device, ...]:
+    """Return the devices of a TOML file, in its order; each GPU has the values of `[gpu]` that its table does not set.
+
+    Raises ConfigError if the table of a device is not valid.
     """
-    half, eighth = peaks
-    flops = {"fp32": 1e12 * half / 2, "bf16": 1e12 * half, "fp16": 1e12 * half}
-    if eighth is not None:
-        flops["fp8"] = 1e12 * eighth
-    given: dict[str, object] = {
-        "name": name,
-        "peak_flops": flops,
-        "memory_bytes": round(1e9 * memory[0]),
-        "memory_bandwidth": 1e12 * memory[1],
-        "product_share": 0.58,
-        "attention_share": 0.25,
-        "traffic_share": 0.65,
-        "op_seconds": 4e-6,
-        "host_seconds": 8e-6,
-        "collective_seconds": 1.5e-5,
-        "overlap": 0.85,
-        "gpus_per_node": 8,
-    }
-    return Device.model_validate(given | others)
+    content, devices = tomllib.loads(path.read_text(encoding="utf-8")), []
+    for name, table in content["devices"].items():
+        common = {} if table.get("kind") == "cpu" else content["gpu"]
+        try:
+            devices.append(DeviceSheet.model_validate(common | table).device(name))
+        except ValidationError as error:
+            wrong = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}, got {e['input']!r}" for e in error.errors()]
+            raise ConfigError(
+                f"{path}: expected a device in [devices.{name}], got {'; '.join(wrong)}. Correct that table."
+            ) from error
+    return tuple(devices)
 
 
-def _link(gigabytes: float, microseconds: float) -> Link:
-    return Link(bandwidth=1e9 * gigabytes, latency=1e-6 * microseconds)
-
-
-SHARES_ESTIMATED = "shares and latencies are judgement"
-INFINIBAND_400 = _link(45, 5)
-"""Nine tenths of 400 Gb/s for each GPU (ConnectX-7)."""
-INFINIBAND_200 = _link(22, 5)
-"""Nine tenths of 200 Gb/s for each GPU (ConnectX-6)."""
-ETHERNET = _link(2.8, 20)
-"""Nine tenths of 25 Gb/s for each GPU: a node without InfiniBand."""
-KNOWN_DEVICES: tuple[Device, ...] = (
-    _gpu(
-        "a100-40gb",
-        (312, None),
-        (40, 1.555),
-        product_share=0.7,
-        attention_share=0.45,
-        within=_link(240, 2),
-        between=INFINIBAND_200,
-        source="NVIDIA A100 data sheet (SXM4 40 GB): 312 TFLOP/s bf16, 1,555 GB/s, NVLink 600 GB/s both ways",
-        uncertain=SHARES_ESTIMATED,
-    ),
-    _gpu(
-        "a100-80gb",
-        (312, None),
-        (80, 2.039),
-        product_share=0.7,
-        attention_share=0.45,
-        within=_link(240, 2),
-        between=INFINIBAND_200,
-        source="NVIDIA A100 data sheet (SXM4 80 GB): 312 TFLOP/s bf16, 2,039 GB/s, NVLink 600 GB/s both ways",
-        uncertain=SHARES_ESTIMATED,
-    ),
-    _gpu(
-        "l40s",
-        (362, 733),
-        (48, 0.864),
-        within=_link(20, 5),
-        between=ETHERNET,
-        product_share=0.55,
-        source="NVIDIA L40S data sheet: 362 TFLOP/s bf16, 864 GB/s, PCIe 4.0 x16 64 GB/s both ways",
-        uncertain=f"the adapter between nodes; {SHARES_ESTIMATED}",
-    ),
-    _gpu(
-        "h100-pcie",
-        (756, 1513),
-        (80, 2.0),
-        product_share=0.55,
-        within=_link(40, 4),
-        between=INFINIBAND_200,
-        source="NVIDIA H100 data sheet (PCIe): 756 TFLOP/s bf16, 2 TB/s, PCIe 5.0 x16 128 GB/s both ways",
-        uncertain=f"NVLink bridges between pairs are not counted; {SHARES_ESTIMATED}",
-    ),
-    _gpu(
-        "h100-sxm",
-        (989.4, 1978.9),
-        (80, 3.35),
-        within=_link(360, 2),
-        between=INFINIBAND_400,
-        source="NVIDIA H100 data sheet (SXM5): 989.4 TFLOP/s bf16, 3.35 TB/s, NVLink 900 GB/s both ways",
-        uncertain=SHARES_ESTIMATED,
-    ),
-    _gpu(
-        "h200",
-        (989.4, 1978.9),
-        (141, 4.8),
-        within=_link(360, 2),
-        between=INFINIBAND_400,
-        source="NVIDIA H200 data sheet (SXM): 989.4 TFLOP/s bf16, 141 GB, 4.8 TB/s, NVLink 900 GB/s both ways",
-        uncertain=SHARES_ESTIMATED,
-    ),
-    _gpu(
-        "b200",
-        (2250, 4500),
-        (180, 7.7),
-        product_share=0.55,
-        attention_share=0.22,
-        within=_link(720, 2),
-        between=INFINIBAND_400,
-        source="NVIDIA DGX B200 data sheet: 72 PFLOP/s fp8 sparse over 8 GPUs, 1,440 GB, 64 TB/s, NVLink 1.8 TB/s",
-        uncertain=f"memory a GPU sees (180 to 192 GB by system); {SHARES_ESTIMATED}",
-    ),
-    Device(
-        name="cpu",
-        kind="cpu",
-        peak_flops={"fp32": 1.5e11, "bf16": 1.5e11, "fp16": 1.5e11},
-        product_share=0.8,
-        attention_share=0.4,
-        memory_bytes=4_000_000_000,
-        memory_bandwidth=1.5e10,
-        traffic_share=0.8,
-        op_seconds=8e-6,
-        host_seconds=0,
-        collective_seconds=3e-4,
-        within=_link(1.5, 100),
-        between=_link(0.1, 200),
-        overlap=0,
-        gpus_per_node=1,
-        source="one core with AVX-512 at about 2.4 GHz (64 FLOP a cycle) and gloo over loopback",
-        uncertain="all of it: calibrate this machine instead",
-    ),
-)
-"""Devices known without a measurement. Prices are not listed, as they differ by seller and day."""
+KNOWN_DEVICES = read_devices(Path(__file__).with_name("devices.toml"))
+"""Devices known without a measurement."""
 
 
 def device_of(name: str) -> Device:
@@ -252,24 +182,10 @@ def device_of(name: str) -> Device:
     )
 
 
-DRIVER_NAMES = {
-    "h200": "h200",
-    "h100 80gb hbm3": "h100-sxm",
-    "h100 pcie": "h100-pcie",
-    "a100-sxm4-80gb": "a100-80gb",
-    "a100 80gb pcie": "a100-80gb",
-    "a100-sxm4-40gb": "a100-40gb",
-    "a100-pcie-40gb": "a100-40gb",
-    "l40s": "l40s",
-    "b200": "b200",
-}
-"""Names in the table by the name of the CUDA driver, without the manufacturer."""
-
-
 def device_named(name: str) -> Device | None:
     """Return the device that the CUDA driver calls `name`, such as NVIDIA H100 80GB HBM3; None if not in the table."""
-    table_name = DRIVER_NAMES.get(name.lower().removeprefix("nvidia "))
-    return next((device for device in KNOWN_DEVICES if device.name == table_name), None)
+    short = name.lower().removeprefix("nvidia ")
+    return next((device for device in KNOWN_DEVICES if short in device.driver_names), None)
 
 
 def _nearest(name: str, known: list[str]) -> list[str]:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from schemas.errors import ConfigError
 from train.config.layout import LayoutConfig
+from train.config.optim import OPTIMIZERS
 from train.config.settings import Settings
 from train.model.shape import ModelShape, matrix_params_of_layer, padded_columns, params_of_layer
 from train.parallel.layout import axes_of, chunks_in_flight, data_ranks, layers_of, num_micro_batches, stages_of
@@ -142,8 +143,6 @@ class LayerMemory:
         return 1 if shared else shape.num_heads // shape.num_kv_heads
 
 
-CHUNK = 1 << 24
-"""Numbers that an optimizer processes at once."""
 BUCKET = 64 << 20
 """Bytes of weights that zero1 gathers at once."""
 
@@ -226,18 +225,18 @@ class RankMemory:
         }
 
     def states(self) -> int:
-        """Return the bytes of optimizer states; Adafactor's row and column means are whole on every rank."""
-        shape, name = self.shape, self.settings.optim.optimizer
+        """Return the bytes of optimizer states; those by row and column are whole on every rank."""
+        shape, declared = self.shape, OPTIMIZERS[self.settings.optim.optimizer]
+        inner, outer = declared.state, declared.of_others.state
         over = self.replicas if self.settings.layout.data == "zero1" else self.shards
-        if name == "muon":
-            return (8 * self.params - 4 * self.layers * self.matrices) // over
-        if name != "adafactor":
-            return 8 * self.params // over
         d, q, kv, ffw = shape.d_model, shape.query_width, shape.key_width, shape.d_ffw
-        lengths = 2 * (d + q) + 2 * (d + kv) + (3 if shape.activation == "swiglu" else 2) * (d + ffw)
-        vocabularies = round(self.outer / self.vocabulary)
-        vectors = self.params - self.layers * self.matrices - vocabularies * self.vocabulary
-        return 4 * (self.layers * lengths + vocabularies * (shape.vocab_size + d) + vectors // over)
+        sides = 2 * (d + q) + 2 * (d + kv) + (3 if shape.activation == "swiglu" else 2) * (d + ffw)
+        vocabularies, matrices = round(self.outer / self.vocabulary), self.layers * self.matrices
+        vectors = self.params - matrices - vocabularies * self.vocabulary
+        whole = inner.side * self.layers * sides + outer.side * vocabularies * (shape.vocab_size + d)
+        sharded = inner.matrix * matrices + outer.matrix * vocabularies * self.vocabulary + outer.vector * vectors
+        # Beside states by row and column only vectors are sharded, in whole numbers of 4 bytes.
+        return whole + sharded // over // 4 * 4 if whole else sharded // over
 
     def _batch(self) -> int:
         """Return the bytes of a batch: ids and targets of 8 bytes, documents of 4."""
@@ -336,13 +335,9 @@ class RankMemory:
     def _update(self) -> int:
         optim, layout = self.settings.optim, self.settings.layout
         gather = 2 * min(BUCKET, 4 * self.params) if layout.data == "zero1" and self.replicas > 1 else 0
-        largest = max(self.vocabulary, self.matrices // 3)
-        if optim.optimizer == "adafactor":
-            return max(gather, 4 * largest // self.shards)
-        if optim.optimizer == "muon":
-            number = min(CHUNK, self.layers * self.matrices // self.shards)
-            return max(gather, 3 * (4 if optim.muon_precision == "fp32" else 2) * number)
-        return gather
+        gradient = 4 * max(self.vocabulary, self.matrices // 3) // self.shards
+        numbers = self.layers * self.matrices // self.shards
+        return max(gather, OPTIMIZERS[optim.optimizer].workspace(gradient, numbers, optim))
 
 
 # The estimate of a run is that of the rank that needs most memory, by purpose and by moment of a step.

@@ -59,7 +59,7 @@ def _on_devices(plan: Plan) -> Iterator[str]:
     for name, automatic in AUTOMATIC.items():
         section, _, key = name.partition(".")
         value = getattr(getattr(plan.settings, section), key)
-        if key == "muon_precision" and plan.settings.optim.optimizer != "muon":
+        if section == "optim" and not plan.settings.optim.uses(key):
             continue
         text = automatic if value in (None, AUTO) else value if isinstance(value, str) else json.dumps(value)
         yield from _wrapped(f"  {name:{width}}  ", text)

@@ -19,17 +19,15 @@ import pyarrow.parquet as pq
 from schemas.errors import ContractError
 from schemas.manifest import MANIFEST_NAME, Manifest, part_key, read_manifest, read_run
 from schemas.storage import Store
-from schemas.tables import DOCUMENTS, PROVENANCE, VERDICT, to_mapping, value_type
+from schemas.tables import DOCUMENTS, PROVENANCE, TABLES, VERDICT_COLUMNS, to_mapping, value_type
 from schemas.takedown import REMOVED_ID
 from schemas.tokens import Dataset, unescape
 from train.data.shards import StreamReader
 from train.monitor.progress import LongWork
 
-NO_SIGNALS = {*(column.name for column in (*PROVENANCE, *VERDICT)), "raw_digest", "text_digest", "signature", "anchor"}
+NO_SIGNALS = {*(column.name for column in PROVENANCE), *VERDICT_COLUMNS, "raw_digest", "text_digest", "anchor"}
 COLUMNS = {
-    "documents": [name for name in DOCUMENTS.names if name not in NO_SIGNALS],
-    "scores": ["perplexity", "perplexity_tokens", "classifier_scores", "importance"],
-    "verdicts": ["perplexity_bucket"],
+    **{t.name: [name for name in t.searchable if name not in NO_SIGNALS] for t in TABLES.values() if t.searchable},
     "clean": ["title", "cluster_size", "weight", "pii_counts"],
 }
 """The columns of a document that are shown, by table."""
@@ -67,7 +65,7 @@ class DetailReader:
         self._files: dict[tuple[str, int], _PartFile] = {}
         self._add("clean", (dataset.folder, dataset.manifest))
         if "clean" in self._tables:
-            for name in ("documents", "scores", "verdicts"):
+            for name in COLUMNS.keys() - {"clean"}:
                 self._add(name, self._tables["clean"])
         documents = self._tables.get("documents")
         names = [entry.name for entry in documents[1].content.inputs] if documents else []

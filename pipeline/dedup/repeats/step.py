@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from pipeline.dedup.config import DROPPED_BEFORE, NOTHING_LEFT, REPEATED_SHARE, REPEATS, RepeatsConfig
+from pipeline.dedup.config import NOTHING_LEFT, REPEATED_SHARE, REPEATS, RepeatsConfig
 from pipeline.dedup.keys import scopes_of
 from pipeline.dedup.repeats.keys import (
     NO_ORDER,
@@ -32,6 +32,7 @@ from pipeline.engine.stage import Drop, Row
 from pipeline.engine.step import StepContext, TableResult, combine_parts
 from pipeline.text.spans import Span, complement, without
 from schemas.config import Recipe
+from schemas.tables import DROPPED_BEFORE
 from schemas.tables import REPEATS as REPEATS_SCHEMA
 
 # The writer of one part of the table `repeats`: repeats are cut, and the remaining text is judged again.

@@ -19,7 +19,7 @@ from schemas.manifest import open_table, write_run
 from schemas.storage import Store
 from schemas.versions import open_run
 from tests.support.lineage_run import edit, join_dataset, next_version
-from tests.support.report_run import LIMITS, Record, crawl, identifier, make_run
+from tests.support.report_run import LIMITS, READS, Record, crawl, identifier, make_run
 
 SHORT, TOXIC, NEAR = "quality/gopher_short_doc", "toxicity/toxic_word_share", "dedup/near_duplicate"
 
@@ -90,8 +90,8 @@ def test_files_in_another_order_or_of_other_names(tmp_path: Path) -> None:
     a, b = run_of(tmp_path / "a"), run_of(tmp_path / "b")
     edit(b, "documents", lambda content: content["inputs"][0].update(name="other.warc.gz"))
     documents = open_table(b, "documents")[1].digest
-    for table in ("verdicts", "dedup", "clean"):
-        for read in ("documents", "verdicts", "dedup"):
+    for table in ("verdicts", "clusters", "dedup", "clean"):
+        for read in ("documents", "verdicts", "clusters", "dedup"):
             _reads(b, table, read, open_table(b, read)[1].digest)
     assert documents == open_table(b, "documents")[1].digest
     difference = compare_runs(open_compared_run(a), open_compared_run(b), 0)
@@ -149,11 +149,7 @@ def test_settings_and_tokens_that_differ(tmp_path: Path, capsys: pytest.CaptureF
 
 def write_manifest_lineage(run: Store) -> None:
     """Write the versions that the first dataset was made from into its lineage."""
-    for table, reads in {
-        "tokens": ("clean", "tokenizer"),
-        "clean": ("documents", "dedup"),
-        "dedup": ("verdicts",),
-    }.items():
+    for table, reads in {"tokens": ("clean", "tokenizer"), **READS}.items():
         name = f"{table}/v-tiny/manifest.json"
         manifest = run.read_json(name)
         manifest["run"]["lineage"] = dict.fromkeys(reads, "v-tiny")

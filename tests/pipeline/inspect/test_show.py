@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow.compute as pc
 
-from pipeline.inspect.show import column_equals, current_tables, find_documents, format_document, parse_where
+from pipeline.inspect.show import column_equals, find_documents, format_document, parse_where
+from schemas.manifest import current_tables
 from tests.pipeline.tokens.test_streams import leave_out
 from tests.support.lineage_run import edit
 from tests.support.report_repeats import add_repeats
@@ -16,7 +17,7 @@ from tests.support.report_run import make_run
 def test_cuts_and_verdicts_of_repeats_are_shown(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", "audit")
     add_repeats(run)
-    assert current_tables(run) == {"documents", "text", "verdicts", "clusters", "dedup", "repeats"}
+    assert [*current_tables(run)] == ["documents", "text", "verdicts", "clusters", "dedup", "audit", "repeats"]
     dropped = list(find_documents(run, parse_where("drop_rule = nothing_left"), 5))
     assert [row["drop_stage"] for row in dropped] == ["repeats"]
     (again,) = [

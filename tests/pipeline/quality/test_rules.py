@@ -132,7 +132,7 @@ def test_every_published_signal_of_redpajama_has_its_column() -> None:
     assert [name for name in published if name not in REDPAJAMA_COLUMNS] == ["rps_doc_ut1_blacklist"]
     for target in REDPAJAMA_COLUMNS.values():
         table, _, column = target.partition(".")
-        assert column in TABLES[table].names
+        assert column in TABLES[table].schema.names
 
 
 def test_all_occurrences_count_and_only_of_what_recurs() -> None:

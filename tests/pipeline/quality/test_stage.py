@@ -14,7 +14,16 @@ from pydantic import ValidationError
 from pipeline.engine.rules import evaluate_row
 from pipeline.engine.stage import EVERY, Drop
 from pipeline.quality.config import QualityConfig
-from pipeline.quality.rules import DEFAULT_RULES, REASONS, RULES, QualityRule
+from pipeline.quality.rules import (
+    DEFAULT_RULES,
+    LIMITS,
+    NEW_SIGNALS,
+    REASONS,
+    RULES,
+    SIGNALS_OF,
+    QualityLimits,
+    QualityRule,
+)
 from pipeline.quality.stage import QUALITY, checks, make
 from schemas.errors import ConfigError
 from schemas.signals import FAMILIES, SIGNALS
@@ -84,7 +93,7 @@ def test_the_limit_itself_is_kept_and_the_next_value_is_not(dialect: str, name: 
     row = {other.signal: None for other in RULES[dialect][name]} | {"language": "en"}
     outward = -np.inf if rule.setting.startswith("min_") else np.inf
     at, beyond = rule.limit, rule.limit + np.sign(outward)
-    if next(signal.kind for signal in SIGNALS if signal.name == rule.signal) == pa.float32():
+    if next(signal.kind for signal in (*SIGNALS, *NEW_SIGNALS) if signal.name == rule.signal) == pa.float32():
         at, beyond = np.float32(rule.limit), np.nextafter(np.float32(rule.limit), np.float32(outward))
     assert decide(row | {rule.signal: float(at)}, config) is None
     assert decide(row | {rule.signal: float(beyond)}, config) == Drop(rule.reason, float(beyond), rule.limit)
@@ -119,8 +128,12 @@ def test_one_table_serves_every_dialect_whose_families_it_has() -> None:
 def test_reasons_are_closed_and_columns_are_declared() -> None:
     assert {rule.reason for sets in RULES.values() for rules in sets.values() for rule in rules} == set(REASONS)
     assert (QUALITY.reasons, QUALITY.verdicts) == ({}, REASONS)
+    assert {rule.setting for sets in RULES.values() for rules in sets.values() for rule in rules} == {
+        row.setting for row in LIMITS
+    }
+    assert {row.setting for row in LIMITS} == set(QualityLimits.model_fields) == QualityLimits.fields_of("decision")
     assert len(checks(QualityConfig(), {}, {})) == 30
-    row = run(PAGE, families=(*FAMILIES, "lines"))[0]
+    row = run(PAGE, families=(*SIGNALS_OF, "lines"))[0]
     assert set(row) == {"text", "language", *QUALITY.adds}
     assert {signal.name for signal in SIGNALS} < set(QUALITY.adds)
     assert QUALITY.ends is False

@@ -42,7 +42,7 @@ def test_the_numbers_appear(run: Store, page: str) -> None:
     tokens = open_table(run, "tokens")[1]
     total = sum(sum(shards) for shards in tokens.content.figures["streams"].values())
     for expected in (
-        f"2 files of 52 kB contain 53 records; 20 documents are kept, tokenized into {total:,} tokens. All 21",
+        f"2 files of 52 kB contain 53 records; 20 documents are kept, tokenized into {total:,} tokens. All 22",
         tokens.digest,
         "Pages per CPU second 1.9 23.5 s of CPU in 8 steps",
         "Held-out loss 4.568 after 40 steps",

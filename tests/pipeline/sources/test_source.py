@@ -3,17 +3,17 @@
 import gzip
 import io
 import json
-from typing import get_args
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from pipeline.engine.stage import Source, Split
-from pipeline.sources.config import Format, SourceConfig
+from pipeline.sources.config import SourceConfig
 from pipeline.sources.formats import FORMATS
 from pipeline.sources.source import REASONS, SOURCE, open_split
 from pipeline.sources.splits import find_splits, open_stream
+from schemas.errors import ConfigError
 
 PAGE = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<p>page</p>"
 
@@ -89,8 +89,12 @@ def test_files_of_every_format_from_disk(tmp_path):
     ]
 
 
-def test_the_setting_accepts_every_registered_format():
-    assert get_args(Format) == ("auto", *FORMATS)
+def test_the_setting_accepts_every_registered_format_and_no_other(tmp_path):
+    (tmp_path / "a").write_bytes(b"")
+    for name in FORMATS:
+        assert [split.format for split in find_splits(SourceConfig(paths=(f"{tmp_path}/a",), format=name))] == [name]
+    with pytest.raises(ConfigError, match=r"source\.format: .*got 'parqet' \(did you mean 'parquet'\?\)"):
+        find_splits(SourceConfig(paths=(f"{tmp_path}/a",), format="parqet"))
     assert [row.name for row in FORMATS.values()] == list(FORMATS)
 
 

@@ -5,9 +5,13 @@ import os
 import pytest
 
 from pipeline.sources.config import SourceConfig
+from pipeline.sources.formats import FORMATS
 from pipeline.sources.splits import find_splits
 from schemas.config import build_recipe
 from schemas.errors import ConfigError
+
+*FIRST, LAST = FORMATS
+KNOWN = f"{', '.join(FIRST)} or {LAST}"
 
 
 @pytest.fixture
@@ -87,7 +91,10 @@ def test_a_relative_path_and_a_name_with_wildcards_in_it(crawl, monkeypatch):
         (["{}/none.warc"], r"none\.warc, got nothing\. Correct the path\."),
         (["{}/deep.warc"], r"deep\.warc, got a folder\. Name its files"),
         (["{}/gone.warc"], r"gone\.warc, got nothing"),
-        (["{}/note.txt"], r"note\.txt, got a suffix of no known format\. Set source\.format to warc, jsonl or parquet"),
+        (
+            ["{}/note.txt"],
+            rf"note\.txt, got a suffix of no known format\. Set source\.format to {KNOWN}\.",
+        ),
         (
             ["{}/a.warc.gz", "{}/two/*.gz"],
             r"'a\.warc\.gz', got \S*/crawl/a\.warc\.gz and \S*/two/a\.warc\.gz\. Rename",

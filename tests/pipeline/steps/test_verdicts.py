@@ -9,7 +9,7 @@ from jobs.recipe import recipe_sections
 from pipeline.engine.parquet import Part
 from pipeline.engine.rules import COARSE, FINE, bins_of, lower_edge
 from pipeline.engine.stage import Quantile
-from pipeline.stages import CHECKED
+from pipeline.stages import CHECKED, DOCUMENT_COLUMNS
 from pipeline.steps.verdicts import (
     SHOWN_LANGUAGES,
     VerdictsTask,
@@ -22,7 +22,6 @@ from pipeline.steps.verdicts import (
 )
 from schemas.config import load_recipe
 from schemas.storage import Store
-from schemas.tables import DOCUMENTS
 
 
 def recipe(*overrides):
@@ -38,7 +37,7 @@ def task(tmp_path):
     """A function that writes documents as one part and gives the task that judges it."""
 
     def make(rows, *overrides):
-        table = pa.Table.from_pylist(rows, DOCUMENTS)
+        table = pa.Table.from_pylist(rows, DOCUMENT_COLUMNS)
         pq.write_table(table, tmp_path / "documents.parquet")
         part = Part(0, {"documents": Store(str(tmp_path))}, {"documents": "documents.parquet"})
         return VerdictsTask(part, CHECKED, recipe(*overrides), {}, {}, Store(str(tmp_path / "verdicts")))

@@ -9,13 +9,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.dedup.index import MERGED
+from pipeline.dedup.survivors import COUNTED
 from pipeline.takedown.certificate import CheckResult, check_certificate, describe_check
 from pipeline.takedown.tables import (
     SPAN_LENGTHS,
     GroupWriter,
     SpanFinder,
+    columns_with_ids,
     documents_named,
-    match_key,
     rewrite_part,
     span_digest,
     trace_spans,
@@ -24,6 +26,7 @@ from pipeline.takedown.tables import (
 from schemas.errors import ContractError
 from schemas.manifest import open_table, read_run, write_run
 from schemas.storage import Store
+from schemas.tables import TABLES
 from schemas.takedown import Certificate, parse_certificate, salted_digest
 from tests.pipeline.takedown.test_rewrite import LONG
 from tests.support.report_run import Record, crawl, identifier, make_run
@@ -423,23 +426,21 @@ def test_indexes_and_audits_lose_their_rows(tmp_path: Path) -> None:
     }
     left = {}
     for (table, key), rows in tables.items():
-        old, match = GroupWriter(Store(str(tmp_path)), f"{table}-{key}", rows.schema), match_key(table, key)
+        store, how = Store(str(tmp_path)), (TABLES[table], removed)
+        columns = columns_with_ids(TABLES[table], rows.column_names)
+        old = GroupWriter(store, f"{table}-{key}", rows.schema)
         old.write(rows)
-        assert match is not None
-        made = rewrite_part(
-            Store(str(tmp_path)), old.close()["path"], Store(str(tmp_path)), key, (table, match, removed)
-        )
+        assert columns
+        made = rewrite_part(store, old.close()["path"], store, key, how)
         assert made is not None
         left[key if table != "dedup" else table] = made.entry["rows"]
-        assert rewrite_part(
-            Store(str(tmp_path)), made.entry["path"], Store(str(tmp_path)), key, (table, match, removed)
-        ) is None  # fmt: skip
-        with Store(str(tmp_path)).open_input(made.entry["path"]) as file:
+        assert rewrite_part(store, made.entry["path"], store, key, how) is None
+        with store.open_input(made.entry["path"]) as file:
             (batch,) = pq.ParquetFile(file).iter_batches()
-        assert documents_named(batch, match) == ({ids[2], ids[3]} if table == "audit" else {ids[0], ids[2], ids[3]})
+        assert documents_named(batch, columns) == ({ids[2], ids[3]} if table == "audit" else {ids[0], ids[2], ids[3]})
     assert left == {"bands/00000": 3, "leaders/00000": 3, "part-00000": 1, "dedup": 3}
-    assert match_key("index", "merged/00000") is None
-    assert match_key("representatives", "urls/part-00000") is None
+    assert columns_with_ids(TABLES["index"], MERGED.names) == []
+    assert columns_with_ids(TABLES["representatives"], COUNTED.names) == []
 
 
 def test_an_invalid_certificate_is_rejected() -> None:

@@ -5,18 +5,19 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from pipeline.inspect.show import current_tables
 from pipeline.report.facts import collect_facts
 from pipeline.report.funnel import checks
 from pipeline.takedown.select import TakedownRequest, select_documents
 from pipeline.takedown.shards import RemovedRows, blank_docs, blank_tokens, cut_docs, cut_tokens
-from pipeline.takedown.tables import counts_without_rows
+from pipeline.takedown.tables import GroupWriter, counts_without_rows, rewrite_part
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import doc_id
-from schemas.manifest import Counts, open_table, read_run, write_run
+from schemas.manifest import Counts, current_tables, open_table, read_run, write_run
 from schemas.storage import Store
+from schemas.tables import TABLES, VERDICT_COLUMNS, Table
 from schemas.takedown import REMOVED_ID, check_no_takedowns, descent_of, resolve_version
 from tests.support.report_run import Record, crawl, identifier, make_run
 from tests.support.tiny_dataset import make_tiny_dataset
@@ -294,9 +295,9 @@ def add_quotes(folder: Path, document: bytes) -> None:
 
 def test_the_counts_of_all_tables_still_agree(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", until="clean")
-    tables, wrong = current_tables(run), unequal(run)
+    tables, wrong = [*current_tables(run)], unequal(run)
     assert take_down(run.uri, near=[identifier(24).hex()], doc=[identifier(18).hex()]) == 0
-    assert (current_tables(run), unequal(run)) == (tables, wrong)
+    assert ([*current_tables(run)], unequal(run)) == (tables, wrong)
     counts = open_table(run, "documents")[1].content.counts
     assert counts.dropped["takedown/removed"] == 6
 
@@ -317,7 +318,44 @@ def unequal(run: Store) -> list[str]:
 )
 def test_the_counts_of_a_table(table: str, removed: dict, kept: int, dropped: dict, rows_in: int) -> None:
     counts = Counts(rows_in=10, rows_kept=6, dropped={"source/gap": 2, "source/other": 2})
-    assert counts_without_rows(counts, table, removed) == Counts(rows_in=rows_in, rows_kept=kept, dropped=dropped)
+    assert counts_without_rows(counts, TABLES[table], removed) == Counts(
+        rows_in=rows_in, rows_kept=kept, dropped=dropped
+    )
+
+
+@pytest.mark.parametrize("table", [table for table in TABLES.values() if table.schema], ids=lambda table: table.name)
+def test_every_table_loses_or_blanks_the_rows_of_a_document(table: Table, tmp_path: Path) -> None:
+    store, ids = Store(str(tmp_path)), [bytes([n]) * 16 for n in range(4)]
+    rows = [{name: ids[n + place] for place, name in enumerate(table.ids)} | example(table, n) for n in range(3)]
+    writer = GroupWriter(store, "old", table.schema)
+    writer.write(pa.Table.from_pylist(rows, table.schema))
+    old = writer.close()["path"]
+    made = rewrite_part(store, old, store, "part-00000", (table, pa.array([ids[1]], pa.binary(16))))
+    assert made is not None
+    left = pq.read_table(store.path(made.entry["path"])).to_pylist()
+    if not table.blank_keeps:
+        number = sum(ids[1] in (row[name] for name in table.ids) for row in rows)
+        assert left == [row for row in filled(table, rows) if ids[1] not in (row[name] for name in table.ids)]
+        assert sum(made.removed.values()) == number == len(table.ids)
+        return
+    assert made.removed == {"kept": 1}
+    blanked = {name: value for name, value in left[1].items() if value is not None}
+    verdict = {"drop_stage": "takedown", "drop_rule": "removed"} if table.has_verdicts else {}
+    assert blanked == {name: value for name, value in rows[1].items() if name in table.blank_keeps} | verdict
+    assert [left[0], left[2]] == [row for n, row in enumerate(filled(table, rows)) if n != 1]
+
+
+def example(table: Table, number: int) -> dict[str, object]:
+    """Return values of the columns of texts and whole numbers, without the verdict."""
+    named = {*table.ids, *VERDICT_COLUMNS}
+    fields = [field for field in table.schema if field.name not in named]
+    texts = {field.name: f"text {number}" for field in fields if pa.types.is_string(field.type)}
+    return texts | {field.name: number for field in fields if pa.types.is_integer(field.type)}
+
+
+def filled(table: Table, rows: list[dict[str, object]]) -> list[dict[str, object]]:
+    """Return the rows with all columns of the table."""
+    return [dict.fromkeys(table.schema.names) | row for row in rows]
 
 
 def test_other_versions_of_a_table_are_deleted_too(whole: Path) -> None:

@@ -2,20 +2,27 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from schemas.errors import ContractError
-from train.config.optim import OptimConfig
+from train.config.optim import OPTIMIZERS, OptimConfig
+from train.config.settings import Settings, load_settings
+from train.model.shape import ModelShape, num_parameters
+from train.model.transformer import build_model
 from train.optim.muon import QUINTIC, orthogonalize
 from train.optim.optimizer import Optimizer, clear_gradients, make_optimizer, set_step, state_tensors, update
 from train.optim.parameter import Gradients, gradient_norm, squared_norms
+from train.parallel.devices import device_of
+from train.parallel.memory import checkpoint_bytes, memory_of_rank
+from train.plan.search.compute import Compute
 
-OPTIMIZERS = ("adamw", "adafactor", "lamb", "muon")
 SHAPES = {
     "embedding.weight": (30, 8),
     "blocks.0.up.weight": (24, 8),
@@ -97,7 +104,7 @@ ORACLES: dict[str, tuple[Rule, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("decay_embeddings", [False, True])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", ORACLES)
 def test_updates_equal_numpy(name: str, decay_embeddings: bool) -> None:
     rule, settings = ORACLES[name]
     config = OptimConfig(optimizer=name, weight_decay=0.2, decay_embeddings=decay_embeddings, **settings)
@@ -304,6 +311,88 @@ def test_a_gradient_that_is_not_finite_spreads_unless_it_is_skipped() -> None:
             parameter.grad.view(-1)[::2] = math.nan
         update(optimizer, 1e-2)
         assert not all(parameter.isfinite().all() for parameter in parameters.values()), name
+
+
+# ------------------------------------------------------------------------------------------------------- the registry
+
+MODEL = ModelShape(
+    vocab_size=30,
+    num_layers=2,
+    d_model=16,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=8,
+    d_ffw=24,
+    bias=True,
+    tie_embeddings=False,
+)
+
+
+def settings_of(name: str) -> Settings:
+    return load_settings({"optim": {"optimizer": name}}, [], "test").for_device("cpu")
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_row_has_the_bytes_of_the_state(name: str) -> None:
+    """Of every parameter of a model after two updates; the sum is what the memory estimate and a checkpoint count."""
+    parameters, row = dict(build_model(MODEL).to_empty(device="cpu").named_parameters()), OPTIMIZERS[name]
+    for number, parameter in enumerate(parameters.values()):
+        nn.init.normal_(parameter, generator=torch.Generator().manual_seed(number))
+    before = {key: parameter.detach().clone() for key, parameter in parameters.items()}
+    optimizer, total = make_optimizer(parameters, settings_of(name).optim), 0
+    for step in (1, 2):
+        set_gradients(parameters, step)
+        update(optimizer, 1e-2)
+    assert not [key for key, parameter in parameters.items() if torch.equal(parameter, before[key])]
+    for member in optimizer.members:
+        numbers = member.parameter.numel()
+        state = (row if member.name.startswith("blocks.") and member.is_matrix else row.of_others).state
+        sides = state.side * sum(member.parameter.shape)
+        expected = state.matrix * numbers + sides if member.is_matrix else state.vector * numbers
+        assert sum(value.nbytes for value in member.state.values()) == expected, member.name
+        total += expected
+    assert memory_of_rank(MODEL, settings_of(name), 1, 64, 8).moments["update"]["states"] == total
+    assert checkpoint_bytes(MODEL, settings_of(name)) == 4 * num_parameters(MODEL) + total
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_memory_and_cost_follow_the_row(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    row, device = OPTIMIZERS[name], device_of("cpu")
+
+    def estimates() -> tuple[int, int, float]:
+        need = memory_of_rank(MODEL, settings_of(name), 1, 64, 8).moments["update"]
+        return need["states"], need["update"], compute.update(1e6, 1)
+
+    compute = Compute(MODEL, settings_of(name), device, 64)
+    states, workspace, seconds = estimates()
+    larger = replace(
+        row,
+        state=row.state._replace(matrix=row.state.matrix + 4),
+        update_bytes=row.update_bytes + 4,
+        workspace=lambda *given: row.workspace(*given) + 12,
+    )
+    monkeypatch.setitem(OPTIMIZERS, name, larger)  # type: ignore[arg-type]
+    matrices = {
+        key: p.numel() for key, p in build_model(MODEL).named_parameters() if key.endswith("weight") and p.ndim == 2
+    }
+    numbers = sum(size for key, size in matrices.items() if row.others is None or key.startswith("blocks."))
+    assert estimates() == (states + 4 * numbers, workspace + 12, pytest.approx(seconds + compute.traffic(4e6)))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_settings_reach_the_update_rule_that_names_them_and_no_other(name: str) -> None:
+    row = OPTIMIZERS[name]
+    for setting in {setting for other in OPTIMIZERS.values() for setting in other.settings}:
+        info = OptimConfig.model_fields[setting]
+        value = 0.25 if isinstance(info.default, float) else get_args(info.annotation)[-1]
+        if setting in (*row.settings, *row.of_others.settings):
+            rules = make_optimizer(make(), OptimConfig(optimizer=name, **{setting: value})).rules
+            assert [getattr(rule, setting, None) for rule in rules].count(value) == 1
+        else:
+            users = " or ".join(user for user, other in OPTIMIZERS.items() if setting in other.all_settings)
+            message = f"{setting}: expected optimizer = {users}, got {name}. Remove {setting}, or set optimizer."
+            with pytest.raises(ValidationError, match=message):
+                OptimConfig(optimizer=name, **{setting: value})
 
 
 # ----------------------------------------------------------------------------------------------------------- the norm

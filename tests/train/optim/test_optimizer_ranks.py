@@ -22,7 +22,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from schemas.errors import ContractError
 from tests.support.rank_pool import shared_pool
-from train.config.optim import OptimConfig
+from train.config.optim import OPTIMIZERS, OptimConfig
 from train.optim import adafactor
 from train.optim import adam as lamb
 from train.optim.optimizer import Optimizer, make_optimizer, state_tensors, update
@@ -30,7 +30,6 @@ from train.optim.parameter import Gradients, gradient_norm, local_tensor, region
 from train.parallel.ranks import Ranks
 
 STEPS = 5
-OPTIMIZERS = ("adamw", "adafactor", "lamb", "muon")
 SHAPES = {
     "embedding.weight": (45, 20),
     "blocks.0.up.weight": (47, 20),

@@ -4,7 +4,6 @@ Four processes play every scenario in a row; pairs of them play those for two ra
 """
 
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from schemas.errors import ContractError
 from tests.support.rank_pool import shared_pool
 from train.config.layout import LayoutConfig
-from train.config.optim import OptimConfig
+from train.config.optim import OPTIMIZERS, OptimConfig
 from train.optim.optimizer import make_optimizer, update
 from train.parallel import data_parallel as zero1
 from train.parallel.compression import Compressor, compress_ddp, method_of
@@ -26,7 +25,6 @@ from train.parallel.data_parallel import ShardedStates
 from train.parallel.ranks import Ranks
 
 STEPS = 10
-OPTIMIZERS = get_args(OptimConfig.model_fields["optimizer"].annotation)
 SHAPES = {
     "even": (64, 33),
     "uneven": (7, 5),
@@ -250,7 +248,7 @@ def test_torchs_fused_loop_rounds_the_end_of_a_tensor_otherwise(played: list[dic
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_every_optimizer_takes_shards(played: list[dict], kind: str) -> None:
     """Norms and means over a parameter whose rows lie on several ranks, or on fewer than there are."""
-    assert OPTIMIZERS == ("adamw", "adafactor", "lamb", "muon")
+    assert {"adamw", "adafactor", "lamb", "muon"} <= set(OPTIMIZERS)
     assert all(results[kind] < 5e-7 for results in played)
 
 

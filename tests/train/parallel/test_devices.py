@@ -11,9 +11,11 @@ from train.calibrate.measure import calibrate, device_from
 from train.parallel.devices import (
     KNOWN_DEVICES,
     Cluster,
+    Link,
     device_lines,
     device_named,
     device_of,
+    read_devices,
     read_profile,
     write_profile,
 )
@@ -38,6 +40,59 @@ def test_every_device_has_a_source_and_says_what_is_uncertain() -> None:
     h200 = device_of("H200")
     assert (h200.peak_flops["bf16"], h200.memory_bytes, h200.memory_bandwidth) == (989.4e12, 141e9, 4.8e12)
     assert len(list(device_lines())) == len(KNOWN_DEVICES)
+
+
+GPU = """
+[gpu]
+product_share = 0.5
+attention_share = 0.25
+traffic_share = 0.5
+op_seconds = 0
+host_seconds = 0
+collective_seconds = 0
+overlap = 1
+gpus_per_node = 8
+[devices.one]
+peak_tflops = {fp32 = 1, bf16 = 2}
+memory_gb = 3
+memory_tb_per_s = 4
+traffic_share = 0.75
+within = {gb_per_s = 5, microseconds = 0.5}
+between = {gb_per_s = 6, microseconds = 0}
+source = "a data sheet"
+"""
+
+
+def test_a_table_is_in_the_units_of_data_sheets(tmp_path: Path) -> None:
+    path = tmp_path / "devices.toml"
+    path.write_text(GPU)
+    (device,) = read_devices(path)
+    assert (device.name, device.kind, device.peak_flops) == ("one", "cuda", {"fp32": 1e12, "bf16": 2e12})
+    assert (device.memory_bytes, device.memory_bandwidth) == (3_000_000_000, 4e12)
+    assert (device.within, device.between) == (Link(bandwidth=5e9, latency=5e-7), Link(bandwidth=6e9, latency=0))
+    # A value of [gpu], and one that the table of the device replaces.
+    assert (device.product_share, device.traffic_share) == (0.5, 0.75)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        ("memory_gb = 3", "", "memory_gb: Field required"),
+        ("memory_gb = 3", "memory_gb = -3", "memory_gb: Input should be greater than 0, got -3"),
+        ("bf16 = 2", "bf16 = 0", "peak_tflops.bf16: Input should be greater than 0, got 0"),
+        ("bf16 = 2", "int4 = 2", "peak_tflops.int4.* Input should be 'fp32', 'bf16', 'fp16' or 'fp8', got 'int4'"),
+        ("gb_per_s = 5, ", "", "within.gb_per_s: Field required"),
+        ("traffic_share = 0.75", "traffic_share = 2", "traffic_share: Input should be less than or equal to 1, got 2"),
+        ("source", "price = 1\nsource", "price: Extra inputs are not permitted, got 1"),
+        ('source = "a data sheet"', "source = 1", "source: Input should be a valid string, got 1"),
+    ],
+)
+def test_a_wrong_table_names_device_key_and_value(tmp_path: Path, right: str, wrong: str, message: str) -> None:
+    path = tmp_path / "devices.toml"
+    assert right in GPU
+    path.write_text(GPU.replace(right, wrong))
+    with pytest.raises(ConfigError, match=rf"devices.toml: expected a device in \[devices.one\], got {message}"):
+        read_devices(path)
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,11 @@ bytes are counted from the code. Document borders are unknown here: each token a
 
 import bisect
 import math
+from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
+from train.config.optim import OPTIMIZERS
 from train.config.settings import Settings
 from train.model.shape import ModelShape, matrix_params_of_layer, num_parameters, padded_columns, params_of_layer
 from train.parallel.devices import Device, NumberFormat, number_format_of
@@ -18,10 +20,6 @@ from train.plan.search.candidates import LayoutSplit
 BACKWARD = (2.0, 2.5, 2.0, 2.0)
 """Time of a backward pass relative to the forward pass: two products for each; flash attention forms its scores again
 (Dao 2023, arXiv 2307.08691, section 3.1.2: five products for two)."""
-UPDATE_BYTES = {"adamw": 28, "adafactor": 16, "lamb": 44, "muon": 32}
-"""Bytes read and written for each parameter in an update: weight, gradient and moments of 4 bytes, at each pass."""
-ITERATIONS = 5
-"""Newton-Schulz iterations of Muon; each has three products of an m x n matrix, m <= n: 4·m²·n + 2·m³ FLOPs."""
 
 
 class ForwardCost(NamedTuple):
@@ -189,24 +187,25 @@ class Compute:
         """Return the seconds of gradient norm, clipping and update of `params` local parameters, sharded over
         `ranks`."""
         optim, layout = self.settings.optim, self.settings.layout
-        size = (UPDATE_BYTES[optim.optimizer] + 4 + (8 if optim.clip_norm else 0)) * params
+        declared = OPTIMIZERS[optim.optimizer]
+        size = (declared.update_bytes + 4 + (8 if optim.clip_norm else 0)) * params
         seconds = self.traffic(size)
         if layout.offload and self.device.kind == "cuda":
             seconds = (size + 8 * params) / HOST_BANDWIDTH
-        if optim.optimizer == "muon":
+        if declared.matrix_flops:
             share = params * ranks / num_parameters(self.shape)
             number: NumberFormat = "bf16" if optim.muon_precision == "bf16" else "fp32"
             flops = self.device.product_share * self.device.peak_flops[number]
-            seconds += share * self._muon_flops() / ranks / flops
+            seconds += share * self._matrix_flops(declared.matrix_flops) / ranks / flops
         return seconds
 
-    def _muon_flops(self) -> float:
+    def _matrix_flops(self, flops: Callable[[int, int], int]) -> int:
+        """Return the FLOPs of an update for the matrices of all layers, from those of a matrix."""
         shape = self.shape
         d, q, kv, ffw = shape.d_model, shape.query_width, shape.key_width, shape.d_ffw
         gated = 3 if shape.activation == "swiglu" else 2
         sides = [(d, q, 2), (d, kv, 2), (d, ffw, gated)]
-        ordered = ((min(m, n), max(m, n), count) for m, n, count in sides)
-        return shape.num_layers * ITERATIONS * sum(count * (4 * m * m * n + 2 * m**3) for m, n, count in ordered)
+        return shape.num_layers * sum(count * flops(min(m, n), max(m, n)) for m, n, count in sides)
 
     def params(self, split: LayoutSplit, layers: int, ends: tuple[bool, bool]) -> tuple[float, float]:
         """Return the parameters of a layer, and those outside the layers, on a rank of the tensor axis.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from train.config.layout import LayoutConfig
+from train.config.optim import OPTIMIZERS
 from train.parallel.devices import Cluster
 from train.parallel.layout import layers_of, stages_of
 from train.plan.search.candidates import LayoutSplit
@@ -160,9 +161,9 @@ class StepCost:
         """Parameters of a rank before they are sharded."""
 
     def states_bytes(self) -> float:
-        """Return the bytes of weights and optimizer state on a rank: two moments, or none for Adafactor and Muon."""
-        states = 0 if self._compute.settings.optim.optimizer in ("adafactor", "muon") else 8
-        return self.params * (4 / self._shares + states / self._update_shares())
+        """Return the bytes of weights, and of the state that the optimizer has for every parameter, on a rank."""
+        state = OPTIMIZERS[self._compute.settings.optim.optimizer].state
+        return self.params * (4 / self._shares + min(state.matrix, state.vector) / self._update_shares())
 
     def _moved(self, ring: Ring, size: float, copies: int) -> float:
         """Return the seconds of a collective over shards, including FSDP2's copies into a buffer and out of it."""

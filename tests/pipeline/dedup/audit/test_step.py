@@ -105,11 +105,12 @@ def make_tables(folder: Path, pages: Sequence[Page], parts: int) -> dict[str, Ta
     for name in ("documents", "text", "clusters"):
         store, files, paths = Store(str(folder / name)), [], {}
         held = [page for page in pages if page.measured or name != "clusters"]
+        schema = TABLES[name].schema
         for part in range(parts):
-            with PartWriter(store, part_key(part), TABLES[name]) as writer:
+            with PartWriter(store, part_key(part), schema) as writer:
                 for place, page in enumerate(pages):
                     if place % parts == part and page in held:
-                        writer.add({key: value for key, value in row_of(page).items() if key in TABLES[name].names})
+                        writer.add({key: value for key, value in row_of(page).items() if key in schema.names})
             entry = writer.written.to_json()
             paths[entry["key"]] = entry.pop("path")
             files.append(entry)

@@ -17,13 +17,13 @@ from pipeline.engine.parquet import Part
 from pipeline.engine.step import StepContext
 from pipeline.perplexity.compile import compile_lm
 from pipeline.pii.stage import PII
-from pipeline.stages import CHECKED
+from pipeline.stages import CHECKED, DOCUMENT_COLUMNS
 from pipeline.steps.clean import CleanTask, survivors
 from pipeline.steps.verdicts import Reevaluation
 from schemas.config import load_recipe
 from schemas.manifest import part_key
 from schemas.storage import Store
-from schemas.tables import DEDUP, DOCUMENTS, TABLES, TEXT
+from schemas.tables import DEDUP, TEXT, VERDICTS
 from schemas.tables import REPEATS as SCHEMA
 from tests.support.repeats_oracle import of_part, total_rows
 from tests.support.tiny_arpa import TINY, write_arpa
@@ -54,14 +54,14 @@ class Tables:
         self.root = folder
         self.count = len(rows)
         for number, documents in enumerate(rows):
-            self._write("documents", number, documents, DOCUMENTS)
+            self._write("documents", number, documents, DOCUMENT_COLUMNS)
             self._write("text", number, documents, TEXT)
             measured = [row for row in documents if row.get("drop_stage") is None]
             verdicts = [
                 {"doc_id": row["doc_id"], "drop_stage": row["_dedup"], "cluster": row["doc_id"]} for row in measured
             ]
             self._write("dedup", number, verdicts, DEDUP)
-            self._write("verdicts", number, verdicts, TABLES["verdicts"])
+            self._write("verdicts", number, verdicts, VERDICTS)
         self.inputs = {name: self._table(name) for name in ("documents", "text", "verdicts", "dedup")}
 
     def _write(self, name: str, number: int, rows: list[dict], schema: pa.Schema) -> None:

@@ -1,0 +1,37 @@
+"""A step of a run that is built in this process, without Spark, on the tables of a synthetic run."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from unittest.mock import patch
+
+from jobs.recipe import recipe_sections
+from pipeline.engine.part import PartResult
+from pipeline.engine.step import StepContext
+from pipeline.run import Run, commit
+from pipeline.stages import STEPS
+from schemas.config import build_recipe
+from schemas.manifest import RunFile, TableVersion, open_table, read_run, write_run
+from schemas.storage import Store
+
+
+def add_step(run: Store, name: str, settings: Mapping[str, Mapping[str, Any]]) -> None:
+    """Build the tables of a step with these settings, commit them and make them current."""
+    (step,) = [step for step in STEPS if step.name == name]
+    recipe = build_recipe({"source": {"paths": ["none"]}, **settings}, recipe_sections(), "test")
+    state = read_run(run)
+    inputs = {read: TableVersion(*open_table(run, read)) for read in step.inputs(recipe) if read in state.tables}
+    folders = {table: run.child(f"{table}/v-step") for table in step.writes}
+    with patch.object(sys.modules[step.build.__module__], "run_parts", run_here):
+        built = step.build(StepContext(None, recipe, step.stages, folders, inputs, (), {}, None))
+    timing = {"started": "2026-01-01T00:00:00+00:00", "wall_seconds": 1.0}
+    for table in reversed(step.writes):
+        commit(Run(None, recipe, run, (), {}, None), step, folders[table], (table, built[table], inputs, timing))
+    write_run(run, RunFile(tables=state.tables | dict.fromkeys(step.writes, "v-step"), recipe=state.recipe))
+
+
+def run_here(
+    spark: None, function: Callable[[Any, bool], PartResult], tasks: Sequence[Any], *options: Any
+) -> list[PartResult]:
+    """Run the tasks of a step one after another, in place of `run_parts`."""
+    return [function(task, False) for task in tasks]
