@@ -164,7 +164,9 @@ def load_classifier(path: str, label: str) -> Callable[[str], float]:
         names, values = model.predict([" ".join(text.split())], k=-1)
         value = float(dict(zip(names[0], values[0])).get(label, 0.0))
         if not 0.0 <= value <= 1.001:  # fastText's float sums reach 1.00001.
-            raise ContractError(f"toxicity.classifier {path}: expected a probability, got {value}. Train it anew.")
+            raise ContractError(
+                f"toxicity.classifier: expected a probability, got {value} from {path}. Train the model again."
+            )
         return min(1.0, value)
 
     score("a probe, so that a model of NaN stops the run before the first document")

@@ -25,12 +25,12 @@ _SMALLEST, _LARGEST = 2.0**-40, 1.0 - 2.0**-24  # a float32 probability comes no
 
 
 def entry_values(batch: pa.RecordBatch, column: str, name: str) -> Floats:
-    """Return the value of `name` in each document's list of (name, value); (documents,), NaN if missing or null."""
+    """Return the value of `name` in each document's list of (name, value); shape (documents,), NaN if missing."""
     return _floats(lookup_entry(batch.column(column), name))
 
 
 def column_values(batch: pa.RecordBatch, column: str) -> Floats:
-    """Return the values of a numeric column; (documents,), NaN for null."""
+    """Return the values of a numeric column; shape (documents,), NaN for null."""
     return _floats(batch.column(column))
 
 
@@ -40,7 +40,7 @@ def _floats(column: pa.Array) -> Floats:
 
 
 def uniform_draws(identifiers: Iterable[bytes], seed: int, name: str) -> Floats:
-    """Return a number in the open interval (0, 1) for each doc_id, (documents,); independent for each name."""
+    """Return a random number in the open interval (0, 1) for each doc_id, which it, `seed` and `name` determine."""
     suffix = name.encode("utf-8", "surrogatepass")
     keys = [(shuffle_key(seed, identifier + suffix) + _HALF) / _RANGE for identifier in identifiers]
     return np.clip(np.array(keys, np.float64), None, np.nextafter(1.0, 0.0))

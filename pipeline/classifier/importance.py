@@ -67,7 +67,7 @@ class NgramCounts:
     """The exact n-gram counts of a corpus by hash bucket, and its size."""
 
     counts: Counts
-    """Number of n-grams in each hash bucket; (buckets,)."""
+    """Number of n-grams in each hash bucket; shape (buckets,)."""
     words: int
     documents: int
 
@@ -89,7 +89,7 @@ class ImportanceModel:
     """Constant that is added to every count, so that no bucket has probability 0."""
 
     def log_ratios(self) -> Floats:
-        """Return ln p - ln q for each bucket, of the target's share p and the raw sample's share q; (buckets,).
+        """Return ln p - ln q for each bucket, of the target's share p and the raw sample's share q; shape (buckets,).
 
         A share is (count + smoothing) / (sum of counts + smoothing x number of buckets).
         """

@@ -246,7 +246,7 @@ class LinearModel:
     """A trained linear classifier."""
 
     weights: npt.NDArray[np.float32]
-    """Weight of each hash bucket; (buckets,)."""
+    """Weight of each hash bucket; shape (buckets,)."""
     max_n: int
     """Longest n-gram [words]."""
     scale: float

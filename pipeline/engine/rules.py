@@ -24,15 +24,15 @@ class CheckResults:
     """The results of some checks on a batch of documents."""
 
     broken: npt.NDArray[np.bool_]
-    """Whether each document breaks each check; (checks, documents)."""
+    """Whether each document breaks each check; shape (checks, documents)."""
     values: Floats
-    """The compared values; (checks, documents), NaN where not measured."""
+    """The compared values; shape (checks, documents), NaN where not measured."""
     limits: Floats
-    """The limits; (checks, documents), NaN where the check does not apply."""
+    """The limits; shape (checks, documents), NaN where the check does not apply."""
 
     @property
     def first(self) -> npt.NDArray[np.int64]:
-        """The index of the first check that each document breaks, KEPT if it breaks none; (documents,)."""
+        """The index of the first check that each document breaks, KEPT if it breaks none; shape (documents,)."""
         if not len(self.broken):
             return np.full(self.broken.shape[1], KEPT)
         return np.where(self.broken.any(axis=0), self.broken.argmax(axis=0), KEPT)
@@ -45,7 +45,7 @@ def columns_of(checks: Sequence[Check | Quantile]) -> list[str]:
 
 
 def values_of(check: Check | Quantile, batch: pa.RecordBatch) -> Floats:
-    """Return the values that a check or quantile uses: (documents,), rounded to float32, NaN where not measured."""
+    """Return the values that a check or quantile uses, in float32; shape (documents,), NaN where not measured."""
     if check.value is not None:
         values = check.value(batch)
     else:

@@ -192,7 +192,7 @@ class TrainClassifierConfig(Section):
         return self
 
     def settings(self) -> dict[str, Any]:
-        """Return the content settings and those of the corpora, without those of the other kind of model."""
+        """Return all settings that change the model, for its manifest; not those of the other kind of model."""
         ignored = FASTTEXT_ONLY if self.kind == "linear" else LINEAR_ONLY
         settings = {name: value for name, value in self.content().items() if name not in ignored}
         return {**settings, "positives": self.positives.content(), "negatives": self.negatives.content()}

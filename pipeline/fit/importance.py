@@ -51,7 +51,7 @@ class TrainImportanceConfig(Section):
         return self
 
     def settings(self) -> dict[str, Any]:
-        """Return the content settings, including those of the corpora."""
+        """Return all settings that change the model, for its manifest."""
         return {**self.content(), "target": self.target.content(), "raw": self.raw.content()}
 
 

@@ -31,7 +31,7 @@ def phrases_of(language: str) -> tuple[str, ...]:
 
 
 def function_words() -> frozenset[str]:
-    """Return the function words of English, such as articles, pronouns and prepositions."""
+    """Return the function words of English, such as articles and pronouns: the stop words of RedPajama-V2's signals."""
     return frozenset(_lists()["function_words"].split())
 
 

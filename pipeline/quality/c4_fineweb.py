@@ -46,9 +46,9 @@ class LineRuleResult:
     spans: list[Span]
     """Kept spans of the text, with a newline between two lines; sorted, disjoint, not adjacent [code points]."""
     lorem_ipsum: int
-    """Occurrences of the placeholder text on lines that the other rules keep."""
+    """Number of occurrences of `lorem ipsum` on lines that the rules before it keep."""
     curly_brackets: int
-    """Opening curly brackets on the lines that the other rules keep."""
+    """Number of opening curly brackets on lines that the rules before it keep."""
 
 
 def keep_all_lines(text: str, counts: Sequence[int]) -> LineRuleResult:

@@ -39,21 +39,21 @@ class QualityLimits(Section):
     max_top_2gram: float | None = decision(None)
     """Maximum share of characters that are in the most frequent 2-gram of words."""
     max_top_3gram: float | None = decision(None)
-    """The same for 3-grams."""
+    """Maximum share of characters that are in the most frequent 3-gram of words."""
     max_top_4gram: float | None = decision(None)
-    """The same for 4-grams."""
+    """Maximum share of characters that are in the most frequent 4-gram of words."""
     max_dup_5gram: float | None = decision(None)
     """Maximum share of characters that are in repeated 5-grams of words."""
     max_dup_6gram: float | None = decision(None)
-    """The same for 6-grams."""
+    """Maximum share of characters that are in repeated 6-grams of words."""
     max_dup_7gram: float | None = decision(None)
-    """The same for 7-grams."""
+    """Maximum share of characters that are in repeated 7-grams of words."""
     max_dup_8gram: float | None = decision(None)
-    """The same for 8-grams."""
+    """Maximum share of characters that are in repeated 8-grams of words."""
     max_dup_9gram: float | None = decision(None)
-    """The same for 9-grams."""
+    """Maximum share of characters that are in repeated 9-grams of words."""
     max_dup_10gram: float | None = decision(None)
-    """The same for 10-grams."""
+    """Maximum share of characters that are in repeated 10-grams of words."""
 
     min_words: int | None = decision(None)
     """Minimum number of words other than punctuation [words]. This and the next eleven: Gopher, appendix A.1.1."""

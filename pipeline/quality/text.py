@@ -169,7 +169,7 @@ class TextView:
         return arrays
 
     def only(self, lines: Sequence[int], text: str) -> Self:
-        """Return a view of `text`, which must consist of these lines of this text, without splitting it again."""
+        """Return a view of `text`, which must consist of only these lines of this text, and reuse their words."""
         rest = type(self)(text, self.vocabulary)
         counts = [self.counts[line] for line in lines]
         if sum(counts) == len(self.numbers):

@@ -298,7 +298,7 @@ def is_score(stage: PerDocument) -> bool:
 
 
 class Reevaluation:
-    """Measures documents and evaluates their checks after passages were cut; built once for a part."""
+    """Measures documents again after passages were cut from them, and evaluates their checks; built once for a part."""
 
     def __init__(
         self,

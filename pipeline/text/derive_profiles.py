@@ -49,7 +49,7 @@ CANDIDATE_SHARE = 0.001
 """Minimum share of the words of one task for a word to be counted in all text."""
 ROWS_AT_ONCE = 256
 NUM_RANKS = 4
-"""Number of distinct stop words in a document up to which documents are counted."""
+"""For each number of distinct stop words up to this one, the documents that contain as many are counted."""
 Words = Mapping[str, Sequence[str]]
 
 
@@ -236,7 +236,7 @@ class DeriveConfig(Section):
     sources: tuple[str, ...] = ()
     """The sources of the run whose documents are clean enough; empty: all."""
     dialect: Dialect = "datatrove"
-    """Dialect of the signals and published limits."""
+    """The dialect of `[quality]` whose signals are measured, and than whose limits no derived limit is stricter."""
     min_documents: int = Field(30, ge=1)
     """Minimum number of documents of a language; a language with fewer gets no profile."""
     tail: float = Field(0.005, gt=0, lt=0.5)

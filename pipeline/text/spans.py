@@ -44,7 +44,7 @@ def map_visible_spans(visible: Sequence[Span], chosen: Iterable[Span]) -> list[S
 
 
 def union(cuts: Iterable[Span], others: Iterable[Span]) -> list[Span]:
-    """Return the union of two lists of cuts: sorted, disjoint, not adjacent."""
+    """Return the union of two lists of cuts as sorted spans that neither overlap nor touch."""
     joined: list[Span] = []
     for start, end in sorted([*cuts, *others]):
         if joined and start <= joined[-1][1]:
