@@ -105,7 +105,10 @@ class WordList:
 
 
 class UnspacedWordList:
-    """The word list of a language without spaces: words match anywhere, but their Latin ends need a word boundary."""
+    """The word list of a language without spaces between words.
+
+    Listed words match anywhere. Only where one begins or ends with a Latin letter, no Latin letter or digit may adjoin.
+    """
 
     def __init__(self, entries: Iterable[str]):
         unique = {" ".join(entry.casefold().split()) for entry in entries}

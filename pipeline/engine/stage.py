@@ -76,11 +76,11 @@ class Quantile:
     name: str
     column: str
     share: float
-    """0..1."""
+    """The share of documents below the value, 0..1."""
     value: Callable[[pa.RecordBatch], npt.NDArray[np.float64]] | None = None
-    """As for Check."""
+    """Computes the values from stored columns (NaN: not measured); None uses the column itself."""
     needs: tuple[str, ...] = ()
-    """As for Check."""
+    """The stored columns that `value` reads."""
 
 
 RowFunction = Callable[[Row], Drop | None]
@@ -167,4 +167,4 @@ class Relation:
     config: type[Section]
     reasons: Mapping[str, str] = field(default_factory=dict)
     models: Callable[[Any], dict[str, str]] = no_models
-    """As for PerDocument."""
+    """(config) → the models that the stage needs: names in the model store or paths, by the names that it reads."""

@@ -33,9 +33,9 @@ class RefinedWebRules:
     """The settings of RefinedWeb's line rules."""
 
     max_uppercase: float = 0.5
-    """Maximum share of upper-case characters of a line."""
+    """Maximum share of upper-case characters of a kept line."""
     min_words: int = 2
-    """Minimum number of whitespace-separated words of a line [words]; empty lines are kept."""
+    """Minimum number of whitespace-separated words of a kept line [words]; empty lines are kept."""
 
 
 def apply_refinedweb(lines: LineCounts, rules: RefinedWebRules, english: bool) -> tuple[list[Span], int]:

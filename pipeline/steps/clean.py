@@ -41,7 +41,7 @@ class CleanTask:
 
 
 def build_clean(build: StepContext) -> dict[str, TableResult]:
-    """Return the table `clean`, with one part for each part of `documents`."""
+    """Build the table `clean`, with one part for each part of `documents`, and return its result."""
     paths = [part_paths(build.inputs, ordinal) for ordinal in range(num_parts(build.inputs["documents"]))]
     folders = {name: table.folder for name, table in build.inputs.items()}
     tasks = [

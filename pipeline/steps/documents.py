@@ -56,7 +56,7 @@ class DocumentsTask:
 
 
 def build_documents(build: StepContext) -> dict[str, TableResult]:
-    """Return the tables `documents` and `text`, with one part for each split."""
+    """Build the tables `documents` and `text`, with one part for each split, and return their results."""
     (source,) = (stage for stage in build.stages if isinstance(stage, Source))
     models, folders = build.model_paths(), (build.folders["documents"], build.folders["text"])
     tasks = [DocumentsTask(split, source, build.per_document, build.recipe, models, *folders) for split in build.splits]

@@ -42,7 +42,7 @@ def has_models(stages: Sequence[PerDocument], recipe: Recipe) -> bool:
 
 
 def build_scores(build: StepContext) -> dict[str, TableResult]:
-    """Return the table `scores`, with one part for each part of `documents`."""
+    """Build the table `scores`, with one part for each part of `documents`, and return its result."""
     folder = build.folders["scores"]
     models = build.model_paths()
     tasks = [ScoresTask(part, build.per_document, build.recipe, models, folder) for part in parts_of(build.inputs)]

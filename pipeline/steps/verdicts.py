@@ -64,7 +64,7 @@ class VerdictsTask:
 
 
 def build_verdicts(build: StepContext) -> dict[str, TableResult]:
-    """Return the table `verdicts`, with one part for each part of `documents`."""
+    """Build the table `verdicts`, with one part for each part of `documents`, and return its result."""
     tasks = [
         VerdictsTask(part, build.per_document, build.recipe, build.model_paths(), {}, build.folders["verdicts"])
         for part in parts_of(build.inputs)
