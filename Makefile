@@ -15,6 +15,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 HEAVY := spark or dist or slow or browser or gpu
+FAST_TESTS := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile -m "not ($(HEAVY))"
 QUICK := tests/rules tests/schemas tests/pipeline/engine tests/jobs/test_cli.py
 
 .DEFAULT_GOAL := help
@@ -33,21 +34,21 @@ demo: setup ## a demo crawl, every stage, a small model in two processes, the re
 	$(BIN)/penstock report demo/run --truth demo/crawl/truth.jsonl
 	@echo "The report: $(CURDIR)/demo/run/report.html"
 
+# A heavy test uses several processes itself. One of the two runs all of Spark's tests; see tests/conftest.py.
 test: setup ## the tests that this machine can run, the fast ones first (SLOW=1: with the long ones, such as all layouts)
 	@fast=0; rest=0; \
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile -m "not ($(HEAVY))" || fast=$$?; \
-	$(BIN)/python -m pytest -m "($(HEAVY))$(if $(SLOW),, and not slow)" || rest=$$?; \
+	$(FAST_TESTS) || fast=$$?; \
+	$(BIN)/python -m pytest -n auto --maxprocesses 2 --dist loadgroup -m "($(HEAVY))$(if $(SLOW),, and not slow)" \
+		|| rest=$$?; \
 	exit $$(( fast ? fast : rest ))
 
 check: ## before a commit: lint, and the tests that finish in a minute
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile -m "not ($(HEAVY))" $(QUICK)
+	@$(BIN)/mypy & types=$$!; tests=0; $(FAST_TESTS) $(QUICK) || tests=$$?; wait $$types && exit $$tests
 
-coverage: setup ## the fast tests with the share of lines that they run
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile -m "not ($(HEAVY))" \
-		--cov=schemas --cov=pipeline --cov=jobs --cov=train --cov-report=term:skip-covered
+coverage: setup ## the fast tests with the share of lines that they run; fails below the share in setup.cfg
+	$(FAST_TESTS) --cov --cov-report=term:skip-covered
 
 versions: ## the training half in a second environment, .venv-torch2.11 (TORCH=2.12.1, PYTHON2=python3.13: others)
 	.ci/second_environment $(TORCH) $(PYTHON2)
@@ -72,7 +73,7 @@ report: setup ## write the report of a run again (RUN=folder, demo/run unless na
 	$(BIN)/penstock report $(RUN)
 
 clean: ## remove the demo, benchmarks, caches and build products; environments stay
-	rm -rf demo artifacts build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
+	rm -rf demo artifacts build dist .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
 	find . -name __pycache__ -type d -not -path './$(VENV)*/*' -prune -exec rm -rf {} +
 
 # The stamp makes the installation run again only when the pins or the declared dependencies change.

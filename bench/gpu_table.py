@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from schemas.text import text_table
+
 Line = Mapping[str, Any]
 Column = tuple[str, Callable[[Line], str]]
 
@@ -126,5 +128,4 @@ def _short(value: Any) -> str:
 def aligned(columns: Sequence[Column], rows: Sequence[Line]) -> list[str]:
     """Rows below their headings, in columns of equal width."""
     cells = [[heading for heading, _ in columns], *([text(row) for _, text in columns] for row in rows)]
-    widths = [max(len(row[place]) for row in cells) for place in range(len(columns))]
-    return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells]
+    return text_table(cells, indent="  ")

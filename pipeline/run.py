@@ -263,7 +263,7 @@ def commit(
         "notes": {**built.notes, "errors": built.errors},
     }
     write_manifest(folder, make_manifest(content, how, folder.uri))
-    delete_part_results(folder, len(built.files))
+    delete_part_results(folder)
     for error, count in built.errors.items():
         print(f"{step.name}: {count} record(s) dropped as failed, {error}", file=sys.stderr)
 

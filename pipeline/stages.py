@@ -31,7 +31,7 @@ from pipeline.quality.stage import QUALITY
 from pipeline.sources.source import SOURCE
 from pipeline.steps.clean import build_clean
 from pipeline.steps.documents import KEEP_TEXT, build_documents
-from pipeline.steps.requirements import bucket_tables, check_buckets, check_indexes
+from pipeline.steps.requirements import bucket_tables, check_buckets, check_indexes, check_packages
 from pipeline.steps.scores import build_scores, has_models
 from pipeline.steps.verdicts import Reevaluation, build_verdicts
 from pipeline.tokens.dataset import build_tokens
@@ -112,6 +112,7 @@ STEPS: tuple[Step, ...] = (
         stages=(PII,),
         reads=("documents", "text", "dedup", "repeats"),
         build=build_clean,
+        external_inputs=check_packages,
     ),
     Step(
         writes=("tokenizer",),

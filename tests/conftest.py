@@ -4,9 +4,11 @@ An environment without Spark has the training half alone, such as a GPU's image:
 is missing there are skipped, with its name. Where Spark is installed a missing package is an error.
 """
 
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -42,15 +44,39 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     return None if find_spec("pyspark") else WithoutSpark.from_parent(parent, path=module_path)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadgroup` one process runs all files with tests on Spark, in one JVM; other files stay whole."""
+    if config.getoption("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class OneSession(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid.partition("::")[0])
+
+    return OneSession(config, log)
+
+
+@cache
+def group_of(path: str) -> str:
+    """Return what a test file shares its process with: all files on Spark have one group, others their own."""
+    return "spark" if "pytest.mark.spark" in (TESTS.parent / path).read_text(encoding="utf-8") else path
+
+
 @pytest.fixture(scope="session")
 def spark():
     """One local session with retries, as an embedded run has it.
 
-    Its JVM compiles once and quickly: of these small runs half of the JVM's time is the optimising compiler's.
+    Its JVM compiles once and quickly: of these small runs half of the JVM's time is the optimising compiler's. Its
+    Python workers have imported the pipeline when they start.
     """
     from jobs.spark_session import SparkConfig, open_session
 
-    quick = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
+    quick = {
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+        "spark.python.daemon.module": "tests.support.spark_daemon",
+    }
     config = SparkConfig(master="local[2,4]", driver_memory="1g", shuffle_partitions=4, settings=quick)
     session = open_session(config, "tests")
     yield session

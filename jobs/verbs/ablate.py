@@ -50,6 +50,7 @@ from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json, digest_of
 from schemas.manifest import RUN_NAME, Manifest, open_table, read_run
 from schemas.storage import Store
+from schemas.text import format_duration, text_table
 from schemas.tokens import Dataset, open_dataset
 from schemas.versions import attach_run
 from train.config.settings import SECTIONS
@@ -255,7 +256,7 @@ def describe_ablation(result: Ablation) -> str:
         *_table(result.comparisons, result.share),
         "",
         result.answer,
-        "(" + ", ".join(f"{name} {value:.0f} s" for name, value in result.seconds.items()) + ")",
+        "(" + ", ".join(f"{name} {format_duration(value)}" for name, value in result.seconds.items()) + ")",
     ]
     return "\n".join(lines)
 
@@ -294,8 +295,7 @@ def _table(comparisons: Sequence[Comparison], share: float) -> list[str]:
         rows.append(
             (row.on, row.source or "all", f"{means[0]:.4f}", f"{means[1]:.4f}", format_interval(row.nats), bits, answer)
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(7)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+    return text_table(rows)
 
 
 def format_interval(interval: DifferenceInterval) -> str:

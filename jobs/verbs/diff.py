@@ -10,6 +10,7 @@ from pipeline.inspect.diff import KEPT, ComparedRun, Difference, Example, compar
 from schemas.errors import ConfigError
 from schemas.ids import canonical_json
 from schemas.storage import Store
+from schemas.text import text_table
 from schemas.versions import open_run
 
 VERBS = {
@@ -50,8 +51,8 @@ def describe_difference(difference: Difference, a: ComparedRun, b: ComparedRun) 
     ]
     if difference.settings:
         lines += ["", "settings that differ"]
-        width = max(map(len, difference.settings))
-        lines += [f"  {name.ljust(width)}  {old} → {new}" for name, (old, new) in difference.settings.items()]
+        rows = [(name, f"{old} → {new}") for name, (old, new) in difference.settings.items()]
+        lines += text_table(rows, indent="  ")
     if a.digest == b.digest:
         return "\n".join([*lines, "equal: the digests are the same, and so are documents and tokens"])
     if not difference.documents:
@@ -93,11 +94,7 @@ def _tokens(tokens: Mapping[str, tuple[int, int]]) -> Iterator[str]:
         return
     rows = [("tokens", "A", "B", "B - A")]
     rows += [(name, f"{old:,}", f"{new:,}", f"{new - old:+,}") for name, (old, new) in tokens.items()]
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    yield ""
-    for row in rows:
-        cells = [row[0].ljust(widths[0]), *(row[column].rjust(widths[column]) for column in range(1, 4))]
-        yield "  ".join(cells)
+    yield from ("", *text_table(rows, "<>"))
 
 
 def to_json(difference: Difference, a: ComparedRun, b: ComparedRun) -> dict[str, Any]:

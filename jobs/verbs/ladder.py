@@ -18,6 +18,7 @@ from schemas.config import load_recipe
 from schemas.errors import ConfigError
 from schemas.manifest import RUN_NAME, read_run, write_run
 from schemas.storage import Store
+from schemas.text import LongWork, format_short, text_table
 from schemas.tokens import Dataset, open_dataset
 from schemas.versions import attach_run
 from train.checkpoint.folder import local_path
@@ -25,8 +26,7 @@ from train.config.settings import SECTIONS, Settings, load_settings
 from train.data.order import heldout_streams
 from train.model.shape import choose_shape, num_parameters
 from train.monitor.metrics import METRICS_NAME
-from train.monitor.progress import LongWork
-from train.plan.ladder import LEAST_STEPS, RANGE, ProxyRun, format_short, plan_proxies, sizes_of, smallest_size
+from train.plan.ladder import LEAST_STEPS, RANGE, ProxyRun, plan_proxies, sizes_of, smallest_size
 from train.plan.make_plan import make_plan
 from train.plan.plan import Plan, check_ranks, check_settings_used
 from train.scaling.fit import fit_or_hold_exponents
@@ -251,7 +251,7 @@ def _describe_ladder(steps: Sequence[tuple[ProxyRun, Plan]], left_out: Sequence[
         counts = f"{plan.steps:,} x {plan.global_batch}"
         flops = f"{flops_of(plan):.2e}"
         rows.append((rung.name, shape, f"{plan.num_params:,}", f"{plan.num_tokens:,}", ratio, counts, flops))
-    yield from _table(rows)
+    yield from text_table(rows, "<>", "  ")
 
 
 def _results(law: LawFile) -> Iterator[str]:
@@ -260,14 +260,7 @@ def _results(law: LawFile) -> Iterator[str]:
     for point in law.points:
         numbers = f"{point.loss:.4f}", f"{point.fitted:.4f}", f"{100 * point.residual:+.2f} %"
         rows.append((point.run.removeprefix(f"{FOLDER}/"), f"{point.params:,.0f}", f"{point.tokens:,.0f}", *numbers))
-    yield from _table(rows)
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for first, *others in rows:
-        cells = (cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))
-        yield f"  {first.ljust(widths[0])}  {'  '.join(cells)}"
+    yield from text_table(rows, "<>", "  ")
 
 
 COMMANDS = {

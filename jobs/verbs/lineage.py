@@ -9,10 +9,11 @@ from jobs.arguments import Command, add_run
 from pipeline.lineage.graph import Lineage, Node, fold_checkpoints, reduced_links
 from pipeline.lineage.openlineage import openlineage_events
 from pipeline.lineage.training import check_lineage, read_lineage
-from pipeline.report.facts import number, short, size
+from pipeline.report.lineage import describe_count
 from schemas.errors import ConfigError
 from schemas.ids import canonical_json
 from schemas.storage import Store
+from schemas.text import text_table
 from schemas.versions import open_run
 
 VERBS = {
@@ -64,12 +65,10 @@ def describe_lineage(lineage: Lineage, where: str) -> str:
     for source, target in reduced_links(lineage):
         sources.setdefault(target, []).append(numbers[source])
     rows = [_row(node, numbers[node.key], sources.get(node.key, [])) for node in lineage.nodes]
-    widths = [max(len(row[column]) for row in rows) for column in range(5)] if rows else [0] * 5
     lines = [f"lineage of {where}: {len(rows)} steps" if rows else f"lineage of {where}: no table exists yet"]
-    for node, row in zip(lineage.nodes, rows):
-        cells = [row[0].rjust(widths[0]), *(row[column].ljust(widths[column]) for column in range(1, 5)), row[5]]
-        lines.append("  ".join(cells).rstrip())
-        indent = " " * (widths[0] + 2)
+    indent = " " * (len(str(len(rows))) + 2)
+    for node, line in zip(lineage.nodes, text_table(rows, "><")):
+        lines.append(line)
         lines += [f"{indent}  {note}" for note in node.notes]
         lines += [f"{indent}! {mismatch.message}" for mismatch in lineage.breaks if mismatch.key == node.key]
     return "\n".join(lines)
@@ -77,20 +76,11 @@ def describe_lineage(lineage: Lineage, where: str) -> str:
 
 def _row(node: Node, position: int, sources: Sequence[int]) -> tuple[str, str, str, str, str, str]:
     """Return the cells of a node: number, title, digest, counts, time and code, and the numbers of its inputs."""
-    counts = ", ".join(format_count(name, value) for name, value in node.counts.items())
+    counts = ", ".join(describe_count(name, value) for name, value in node.counts.items())
     made = " ".join([(node.at or "")[:16].replace("T", " "), node.code or ""]).strip()
     earlier = "" if node.is_current else " (earlier)"
     origin = f"from {', '.join(map(str, sources))}" if sources else ""
     return str(position), node.title + earlier, node.digest[:12], counts, made, origin
-
-
-def format_count(unit: str, value: int | float) -> str:
-    """Return a count with its unit, such as `53 rows` or `1.2 GB`."""
-    if unit == "bytes":
-        return size(value)
-    if isinstance(value, float):
-        return f"{unit} {value:.4f}"
-    return f"{number(value) if value < 10**7 else short(value)} {unit}"
 
 
 def _write(name: str, data: bytes) -> None:

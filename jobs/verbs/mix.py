@@ -8,6 +8,7 @@ from jobs.arguments import Command
 from schemas.errors import ConfigError
 from schemas.mix import Mix, SourceMix, mix_toml
 from schemas.storage import Store
+from schemas.text import text_table
 from schemas.versions import open_run
 from train.mix.measured import MeasuredRun, measured_run
 from train.mix.suggest import STEP_SIZE, suggest_by_law, suggest_by_reference
@@ -100,11 +101,7 @@ def _suggested(arguments: Arguments, run: MeasuredRun) -> Mix:
 def print_mix(mix: Mix) -> str:
     """Return a mix as text: a table, then the evidence for each source."""
     rows = [COLUMNS, *(tuple(_cells(name, part)) for name, part in mix.sources.items())]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
-    lines = [f"mix for dataset {mix.dataset[:12]}, by {mix.reference}"]
-    for row in rows:
-        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        lines.append("  ".join(cells).rstrip())
+    lines = [f"mix for dataset {mix.dataset[:12]}, by {mix.reference}", *text_table(rows, "<>")]
     return "\n".join([*lines, *(f"{name}: {part.why}" for name, part in mix.sources.items())])
 
 

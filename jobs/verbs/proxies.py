@@ -20,6 +20,7 @@ from schemas.config import load_recipe
 from schemas.errors import ConfigError, ContractError
 from schemas.manifest import RUN_NAME, RunFile, read_run, write_run
 from schemas.storage import Store
+from schemas.text import format_duration
 from schemas.tokens import HELDOUT, Dataset, open_dataset
 from schemas.versions import attach_run
 from train.checkpoint.folder import Identity, identify
@@ -233,10 +234,8 @@ def train_pairs(pairs: Sequence[Pair], report: Callable[[str], None]) -> float:
         now = time.monotonic()
         left = (now - started) / number * (len(waiting) - number)
         loss = "" if manifest.loss is None else f"  loss {manifest.loss:.4f}"
-        report(
-            f"proxy run {number}/{len(waiting)}  {name:<16}  {manifest.steps:,} steps{loss}  {now - start:.1f} s"
-            f"{f'  {left:.0f} s left' if left else ''}"
-        )
+        times = f"{format_duration(now - start)}{f'  {format_duration(left)} left' if left else ''}"
+        report(f"proxy run {number}/{len(waiting)}  {name:<16}  {manifest.steps:,} steps{loss}  {times}")
     return time.monotonic() - started
 
 

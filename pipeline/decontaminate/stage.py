@@ -17,6 +17,7 @@ from pipeline.decontaminate.index import FILE, IGNORED, SET, compile_index
 from pipeline.decontaminate.match import MOSTLY, cut_row, open_index
 from pipeline.engine.stage import EVERY, Check, Cutoffs, PerDocument, Row, RowFunction
 from schemas.tables import flatten_entries
+from schemas.text import text_table
 
 # Contamination figures that the step `documents` counts, and their table by evaluation set.
 #
@@ -62,8 +63,7 @@ def contamination_table(figures: Mapping[str, Any]) -> str:
         counts = [figures.get(figure, {}).get(name, 0) for figure in (DOCUMENTS, NGRAMS)]
         numbers = [sizes["items"], sizes["indexed"], seen.get(name, 0), share, whole.get(name, 0), *counts]
         rows.append((name, *(n if isinstance(n, str) else f"{n:,}" for n in numbers)))
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
+    lines = text_table(rows, "<>")
     if figures.get(CANARIES):
         lines.append("canary strings: {occurrences:,} in {documents:,} documents".format(**figures[CANARIES]))
     return "\n".join(lines[len(rows) == 1 :])

@@ -139,15 +139,26 @@ class FileWriter(ABC):
         return self._written
 
 
+def open_parquet(sink: Any, schema: pa.Schema) -> pq.ParquetWriter:
+    """Return a writer of a Parquet file in the format of all tables; equal row groups give equal bytes."""
+    file = pa.PythonFile(sink, mode="w")
+    return pq.ParquetWriter(file, schema, compression="zstd", compression_level=1, write_statistics=False)
+
+
+def write_group(writer: pq.ParquetWriter, rows: pa.Table) -> None:
+    """Write the rows as one row group; without rows, nothing is written."""
+    if rows.num_rows:
+        # The chunks of a column may be slices of larger arrays; only the values in the slices are written.
+        writer.write_table(rows.cast(writer.schema).combine_chunks(), row_group_size=rows.num_rows)
+
+
 class PartWriter(FileWriter):
-    """A Parquet file that is written row by row."""
+    """A Parquet file that is written row by row, or by whole row groups."""
 
     def __init__(self, folder: Store, key: str, schema: pa.Schema, size_column: str | None = None):
         super().__init__(folder, key, "parquet")
         self._schema, self._size_column = schema, size_column
-        self._writer = pq.ParquetWriter(
-            pa.PythonFile(self._sink, mode="w"), schema, compression="zstd", compression_level=1, write_statistics=False
-        )
+        self._writer = open_parquet(self._sink, schema)
         self._names = schema.names
         self._columns: list[list[Any]] = [[] for _ in self._names]
         self._pending_rows = self._pending_bytes = 0
@@ -161,6 +172,12 @@ class PartWriter(FileWriter):
             self._pending_bytes += len(row.get(self._size_column) or "")
         if self._pending_rows >= GROUP_ROWS or self._pending_bytes >= GROUP_BYTES:
             self._flush()
+
+    def add_group(self, rows: pa.Table) -> None:
+        """Append these rows as one row group."""
+        self._flush()
+        write_group(self._writer, rows)
+        self.num_rows += rows.num_rows
 
     def _flush(self) -> None:
         if not self._pending_rows:

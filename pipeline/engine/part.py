@@ -1,14 +1,15 @@
 """One part of a step's tables: the function that writes its files, and the result that describes them.
 
 A part that an interrupted run completed is not written again. For this, the result of each part is stored as a small
-JSON file in the folder of the step's first table until the manifest exists.
+JSON file in the folder of the step's first table until the manifest exists. `write_part` writes parts of tables as
+Parquet; `complete_part` does the same for parts of any format.
 """
 
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -172,42 +173,59 @@ def write_part(target: PartTarget, fill: Callable[[PartOutput], None]) -> PartRe
     If an interrupted run has completed the part, its stored result is returned instead. If `fill` raises, the files are
     deleted.
     """
-    folder = next(iter(target.tables.values())).folder
-    completed = completed_part(folder, target.ordinal)
-    if completed is not None:
-        return completed
+
+    def write() -> PartResult:
+        key = part_key(target.ordinal)
+        with ExitStack() as stack:
+            writers = {
+                name: stack.enter_context(PartWriter(table.folder, key, table.schema, table.size_column))
+                for name, table in target.tables.items()
+            }
+            output = PartOutput(writers, DropCounter(target.reasons, target.raises))
+            fill(output)
+        return PartResult(
+            files={name: writer.written for name, writer in writers.items()} | output.files,
+            counts=output.counts or output.books.counts,
+            figures=output.figures if output.counts else output.books.figures | output.figures,
+            errors=output.errors,
+            source=output.source,
+        )
+
+    return complete_part(next(iter(target.tables.values())).folder, target.ordinal, write)
+
+
+def complete_part(folder: Store, ordinal: int, write: Callable[[], PartResult]) -> PartResult:
+    """Write a part with `write`, store its result in `folder`, and return the result with its CPU time.
+
+    If an interrupted run has completed the part, its stored result is returned instead.
+    """
+    name = f"{PARTS}/{part_key(ordinal)}.json"
+    if folder.exists(name):
+        return PartResult.from_json(folder.read_json(name))
     started = time.process_time()
-    key = part_key(target.ordinal)
-    with ExitStack() as stack:
-        writers = {
-            name: stack.enter_context(PartWriter(table.folder, key, table.schema, table.size_column))
-            for name, table in target.tables.items()
-        }
-        output = PartOutput(writers, DropCounter(target.reasons, target.raises))
-        fill(output)
-    result = PartResult(
-        files={name: writer.written for name, writer in writers.items()} | output.files,
-        counts=output.counts or output.books.counts,
-        figures=output.figures if output.counts else output.books.figures | output.figures,
-        errors=output.errors,
-        cpu_seconds=time.process_time() - started,
-        source=output.source,
-    )
-    folder.write_atomic(_result_name(target.ordinal), canonical_json(result.to_json()))
+    result = replace(write(), cpu_seconds=time.process_time() - started)
+    folder.write_atomic(name, canonical_json(result.to_json()))
     return result
 
 
-def completed_part(folder: Store, ordinal: int) -> PartResult | None:
-    """Return the stored result of a part that an interrupted run completed; None if the part is not complete."""
-    name = _result_name(ordinal)
-    return PartResult.from_json(folder.read_json(name)) if folder.exists(name) else None
+def part_results(folder: Store) -> list[str]:
+    """Return the names of the files with the results of completed parts.
+
+    Files in deeper folders are not included: they are the shards of a source named `parts`.
+    """
+    return [f"{PARTS}/{name}" for name in folder.child(PARTS).walk() if "/" not in name]
 
 
-def delete_part_results(folder: Store, count: int) -> None:
-    """Delete the stored results of the first `count` parts, after the manifest of the table has been written."""
-    for ordinal in range(count):
-        folder.delete(_result_name(ordinal))
+def delete_part_results(folder: Store) -> None:
+    """Delete the stored results of all parts, after the manifest of the table has been written."""
+    for name in part_results(folder):
+        folder.delete(name)
 
 
-def _result_name(ordinal: int) -> str:
-    return f"{PARTS}/{part_key(ordinal)}.json"
+def delete_incomplete_parts(folder: Store) -> None:
+    """Delete every file in the folder except the files of completed parts and their stored results."""
+    results = part_results(folder)
+    parts = [PartResult.from_json(folder.read_json(name)) for name in results]
+    kept = {*results, *(written.path for part in parts for written in part.files.values())}
+    for name in sorted({*folder.walk()} - kept):
+        folder.delete(name)

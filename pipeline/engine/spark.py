@@ -7,12 +7,9 @@ the user can fix is returned as a result, because Spark would otherwise run the 
 import functools
 import json
 import os
-import sys
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from typing import Self, TextIO, TypeVar
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -23,48 +20,13 @@ from pyspark.storagelevel import StorageLevel
 
 from pipeline.engine.part import PartResult, TaskResult
 from schemas.errors import ConfigError, ContractError, PenstockError, describe_storage_error
+from schemas.text import ProgressLine, time_left
 
 
 def progress_line(label: str, done: int, total: int, rows: int, seconds: float) -> str:
-    """Return a progress line such as `documents  3/8 parts  1,203 rows  240 rows/s  0:12 left`."""
+    """Return a progress line such as `documents  3/8 parts  1,203 rows  240 rows/s  0:00:12 left`."""
     rate = rows / seconds if seconds > 0 else 0.0
-    left = f"{_clock(seconds / done * (total - done))} left" if 0 < done < total else f"{_clock(seconds)}"
-    return f"{label:<10} {done}/{total} parts  {rows:,} rows  {rate:,.0f} rows/s  {left}"
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
-
-
-class StepProgress:
-    """A context manager that prints progress every few seconds and at its end; `read` returns (parts, rows) done."""
-
-    def __init__(self, label: str, total: int, read: Callable[[], tuple[int, int]], stream: TextIO | None = None):
-        self._label, self._total, self._read = label, total, read
-        self._stream = stream or sys.stderr
-        self._started = time.monotonic()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._loop, daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._stop.set()
-        self._thread.join()
-        self._print(end="\n")
-
-    def _loop(self) -> None:
-        is_terminal = self._stream.isatty()
-        while not self._stop.wait(1.0 if is_terminal else 10.0):
-            self._print(end="\r" if is_terminal else "\n")
-
-    def _print(self, end: str) -> None:
-        done, rows = self._read()
-        line = progress_line(self._label, done, self._total, rows, time.monotonic() - self._started)
-        print(f"{line:<78}", end=end, file=self._stream, flush=True)
+    return f"{label:<10} {done}/{total} parts  {rows:,} rows  {rate:,.0f} rows/s  {time_left(done, total, seconds)}"
 
 
 T = TypeVar("T")
@@ -99,7 +61,11 @@ def run_tasks(
                 yield pa.RecordBatch.from_pydict({"ordinal": [ordinal], "answer": [json.dumps(answer)]}, schema=ANSWER)
 
     frame = spark.range(0, len(tasks), 1, numPartitions=min(partitions or len(tasks), len(tasks)))
-    with StepProgress(label, len(tasks), lambda: (parts_done.value, rows_done.value)):
+
+    def describe(seconds: float) -> str:
+        return progress_line(label, parts_done.value, len(tasks), rows_done.value, seconds)
+
+    with ProgressLine(describe, always=True):
         rows = frame.mapInArrow(work, "ordinal long, answer string").collect()
     shared.unpersist()
     answers = {row.ordinal: json.loads(row.answer) for row in rows}

@@ -288,7 +288,7 @@ class Corpus(Section):
     def _used(self) -> "Corpus":
         if (self.sources or self.languages) and self.run is None:
             raise ValueError(
-                "sources and languages select documents of a run and would be ignored without one. Set its run."
+                "sources, languages: expected `run` to be set, as they select its documents, got no run. Set `run`."
             )
         return self
 

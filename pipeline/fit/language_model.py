@@ -26,6 +26,7 @@ from schemas.errors import ConfigError
 from schemas.ids import file_sha256
 from schemas.manifest import open_table
 from schemas.storage import Store
+from schemas.text import format_duration
 
 THREADS = 4
 """Number of SentencePiece threads; it is fixed, because the trained model depends on it."""
@@ -211,5 +212,5 @@ def sentences_of_part(task: LinesTask) -> Iterator[pa.RecordBatch]:
 def describe_model(manifest: dict[str, Any]) -> str:
     """Return a summary of a trained model, for the terminal."""
     counts = ", ".join(f"{number:,} {order}-grams" for order, number in enumerate(manifest["ngrams"], 1))
-    seconds = ", ".join(f"{name} {value:.0f} s" for name, value in manifest["seconds"].items())
+    seconds = ", ".join(f"{name} {format_duration(value)}" for name, value in manifest["seconds"].items())
     return f"{manifest['model']['sha256'][:12]}  {manifest['model']['bytes']:,} bytes: {counts}\n{seconds}"

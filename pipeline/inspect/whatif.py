@@ -40,6 +40,7 @@ from schemas.config import Recipe
 from schemas.errors import ContractError
 from schemas.manifest import TableVersion, open_table, read_run
 from schemas.storage import Store
+from schemas.text import text_table
 
 KEPT_VERDICT = "kept"
 JUDGED = pa.schema(
@@ -311,14 +312,12 @@ def format_prediction(prediction: Prediction, changed: Mapping[str, tuple[Any, A
     rates = token_rates(prediction.cells) if prediction.has_tokens else None
     if prediction.cuts_repeats:
         lines.append("before repeated passages are cut: documents dropped or shortened by that step are not predicted")
-    lines += [
-        "",
-        *_table(("kept", "documents", "", "characters", "", "tokens", ""), [_total("all", prediction.cells, rates)]),
-    ]
-    lines += ["", *_table(("dropped by", "documents", "", "characters", ""), _by_rule(prediction.cells))]
+    counted = ("documents", "", "characters", "")
+    lines += ["", *text_table([("kept", *counted, "tokens", ""), _total("all", prediction.cells, rates)], "<>")]
+    lines += ["", *text_table([("dropped by", *counted), *_by_rule(prediction.cells)], "<>")]
     for title, key in (("language", _language), ("source", _source)):
         rows = [_total(name, group, rates) for name, group in _grouped(prediction.cells, key)]
-        lines += ["", *_table((f"kept, by {title}", "documents", "", "characters", "", "tokens", ""), rows)]
+        lines += ["", *text_table([(f"kept, by {title}", *counted, "tokens", ""), *rows], "<>")]
     shown = [curve for curve in prediction.curves if curve.points and curve.setting.partition(" ")[0] in changed]
     if shown:
         lines += ["", "documents kept before deduplication, if only this limit is changed:"]
@@ -422,12 +421,3 @@ def _limits(curve: SensitivityCurve) -> str:
 
 def _points(curve: SensitivityCurve) -> str:
     return "  ".join(f"{limit:.6g} → {kept:,}" for limit, kept in curve.points)
-
-
-def _table(head: Row, rows: Sequence[Row]) -> list[str]:
-    table = [head, *rows]
-    widths = [max(len(row[column]) for row in table) for column in range(len(head))]
-    return [
-        "  ".join(cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths))).rstrip()
-        for row in table
-    ]

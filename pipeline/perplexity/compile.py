@@ -10,10 +10,11 @@ import re
 import tempfile
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -174,34 +175,30 @@ def compile_lm(
     malformed, ConfigError if it does not exist.
     """
     pieces = b"" if spm is None else _read_pieces(spm)
-    source = ArpaReader(arpa)
     target = Path(out)
-    partial = target.with_name(f"{target.name}.{uuid.uuid4().hex[:8]}.partial")
-    try:
-        with partial.open("w+b") as sink, tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            writer = _ModelWriter(sink)
-            words = _write_words(source, writer, arpa)
-            tables: list[NgramTable] = []
-            closed = []
-            for order in range(2, len(source.counts) + 1):
-                table, is_closed = _write_order(source, writer, order, (words, tables, Path(folder), arpa))
-                tables.append(table)
-                closed.append(is_closed)
-            writer.add("pieces", [np.frombuffer(pieces, np.uint8)])
-            header = ModelHeader(
-                language=language,
-                normalisation=normalisation,
-                counts=tuple(source.counts),
-                homes=tuple(table.num_home_slots for table in tables),
-                closed=tuple(closed),
-                percentiles=dict(percentiles or {}),
-                arrays=writer.arrays,
-            )
-            writer.finish(header)
-        partial.replace(target)
-    finally:
-        source.close()
-        partial.unlink(missing_ok=True)
+    with (
+        closing(ArpaReader(arpa)) as source,
+        _ModelWriter(target) as writer,
+        tempfile.TemporaryDirectory(dir=target.parent) as folder,
+    ):
+        words = _write_words(source, writer, arpa)
+        tables: list[NgramTable] = []
+        closed = []
+        for order in range(2, len(source.counts) + 1):
+            table, is_closed = _write_order(source, writer, order, (words, tables, Path(folder), arpa))
+            tables.append(table)
+            closed.append(is_closed)
+        writer.add("pieces", [np.frombuffer(pieces, np.uint8)])
+        header = ModelHeader(
+            language=language,
+            normalisation=normalisation,
+            counts=tuple(source.counts),
+            homes=tuple(table.num_home_slots for table in tables),
+            closed=tuple(closed),
+            percentiles=dict(percentiles or {}),
+            arrays=writer.arrays,
+        )
+        writer.finish(header)
     return header
 
 
@@ -217,12 +214,26 @@ def _read_pieces(path: str) -> bytes:
 
 
 class _ModelWriter:
-    """A writer that appends arrays to a model file."""
+    """A writer that appends arrays to a model file, as a context manager; an exception removes the file.
 
-    def __init__(self, sink: IO[bytes]):
-        self._sink = sink
+    It is no part of a table and is memory-mapped while it is written, so the engine's writers do not fit.
+    """
+
+    def __init__(self, target: Path):
+        self._target = target
+        self._partial = target.with_name(f"{target.name}.{uuid.uuid4().hex[:8]}.partial")
+        self._sink = self._partial.open("w+b")
+        self._sink.write(MAGIC)
         self.arrays: dict[str, tuple[str, int, int]] = {}
-        sink.write(MAGIC)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self._sink.close()
+        if kind is None:
+            self._partial.replace(self._target)
+        self._partial.unlink(missing_ok=True)
 
     def add(self, name: str, blocks: Iterable[npt.NDArray[Any]]) -> npt.NDArray[Any]:
         """Append an array, given in blocks; return it, memory-mapped."""

@@ -7,9 +7,7 @@ are a telephone number at all. (presidio's recognizer runs libphonenumber's matc
 import re
 from bisect import bisect_left
 from collections.abc import Iterator
-
-import phonenumbers
-from phonenumbers import NumberParseException, PhoneNumber, PhoneNumberFormat, PhoneNumberType
+from typing import Any
 
 from pipeline.pii.candidates import FAMILIES
 
@@ -69,7 +67,6 @@ _BEFORE = re.compile(
 _FOLLOWING = re.compile(r"_?[0-9A-Za-z]|[-./,:][0-9]|\s?(?:%|[$]|(?:EUR|USD|GBP|euros?|dollars?|km|kg)\b)")
 # Lengths of digit groups that mark a telephone number without any other sign, as in 415-555-0139 and 138 0000 9430.
 _GROUPINGS = {(3, 3, 4), (3, 4, 4), (1, 3, 3, 4), (1, 3, 3, 2, 2), (3, 3, 2, 2)}
-_MOBILE = (PhoneNumberType.MOBILE, PhoneNumberType.FIXED_LINE_OR_MOBILE)
 
 Groups = list[tuple[int, int]]
 PhoneSpan = tuple[int, int, float]
@@ -157,12 +154,15 @@ def phone_score(written: str, named: bool, regions: tuple[str, ...]) -> float:
     bare = digits > 8 and len(groups) == 1 and groups[0][0] in "018"
     if not (named or distinctive or bare):
         return 0.0  # Before libphonenumber, which takes 40 µs per country: pages contain many numbers.
+    import phonenumbers
+
     for region in regions:
         number = _parse("".join(groups), region)
         if number is None or not phonenumbers.is_possible_number(number):
             continue
         if phonenumbers.is_valid_number(number):
-            if distinctive or named or phonenumbers.number_type(number) in _MOBILE:
+            kinds = phonenumbers.PhoneNumberType.MOBILE, phonenumbers.PhoneNumberType.FIXED_LINE_OR_MOBILE
+            if distinctive or named or phonenumbers.number_type(number) in kinds:
                 return ASSIGNED
         elif trunk and distinctive and _GROUP.findall(_national(number)) == groups:
             return WRITTEN_LIKE_PHONE
@@ -176,6 +176,8 @@ def _international(written: str, named: bool) -> float:
 
     After `+`, a possible length is enough; after `00`, the number must be assigned, or a nearby word must name it.
     """
+    import phonenumbers
+
     plus = "+" in written[:2]
     number = _parse(written if plus else f"+{''.join(_GROUP.findall(written))[2:]}", None)
     if number is None or not phonenumbers.is_possible_number(number):
@@ -185,12 +187,17 @@ def _international(written: str, named: bool) -> float:
     return ASSIGNED if plus else WRITTEN_LIKE_PHONE * named
 
 
-def _parse(text: str, region: str | None) -> PhoneNumber | None:
+def _parse(text: str, region: str | None) -> Any:
+    """Return the number in a text as libphonenumber parses it, or None."""
+    import phonenumbers
+
     try:
         return phonenumbers.parse(text, region)
-    except NumberParseException:
+    except phonenumbers.NumberParseException:
         return None
 
 
-def _national(number: PhoneNumber) -> str:
-    return phonenumbers.format_number(number, PhoneNumberFormat.NATIONAL)
+def _national(number: Any) -> str:
+    import phonenumbers
+
+    return phonenumbers.format_number(number, phonenumbers.PhoneNumberFormat.NATIONAL)

@@ -176,11 +176,12 @@ def import_presidio() -> Any:
 
 def load_recognizers(names: tuple[str, ...]) -> list[LoadedRecognizer]:
     """Return the loaded recognizers of these types, except `phone`, which `phones.py` recognizes."""
+    kinds = [kind for kind in TYPES if kind.name in names and kind.name != "phone"]
+    if not kinds:
+        return []
     presidio = import_presidio()
     loaded = []
-    for kind in TYPES:
-        if kind.name not in names or kind.name == "phone":
-            continue
+    for kind in kinds:
         options: dict[str, Any] = {}
         if kind.patterns:
             patterns = [presidio.Pattern(kind.name, pattern, score) for pattern, score in kind.patterns]

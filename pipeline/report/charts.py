@@ -13,7 +13,8 @@ from typing import Literal
 import numpy as np
 
 from pipeline.engine.rules import COARSE, bins_of, lower_edge
-from pipeline.report.facts import ReportedStep, number, short
+from pipeline.report.facts import ReportedStep, number
+from schemas.text import format_short
 
 LINE_HEIGHT, COLUMN_HEIGHT = 190, 200
 TOP, BOTTOM = 14, 24
@@ -173,7 +174,7 @@ def axis_label(value: float) -> str:
     if abs(value) < 1e-3:
         digits, _, power = f"{value:.1e}".partition("e")
         return f"{digits.removesuffix('.0')}e{int(power)}"
-    return short(round(value, 6))
+    return format_short(round(value, 6))
 
 
 def average_points(points: Sequence[tuple[float, float]], limit: int = MAX_POINTS) -> list[tuple[float, float]]:

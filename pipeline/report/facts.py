@@ -18,6 +18,7 @@ from schemas.ids import digest_of
 from schemas.manifest import RUN_NAME, Manifest, TableVersion, current_tables, read_run
 from schemas.storage import Store
 from schemas.tables import DROPPED_BEFORE, TABLES
+from schemas.text import format_short
 
 # Files that training writes into a run.
 
@@ -283,11 +284,9 @@ def is_earlier_drop(name: str) -> bool:
     return name.endswith(f"/{DROPPED_BEFORE}")
 
 
-# Formatters of numbers: thousands are separated, shares are in per cent, sizes in powers of ten, digests are shortened.
+# Formatters of numbers: thousands are separated, shares are in per cent, digests are shortened.
 
 NO_VALUE = "–"
-SIZES = ("bytes", "kB", "MB", "GB", "TB", "PB")
-LARGE = ("", "k", "M", "G", "T", "P")
 
 
 def number(value: float | None) -> str:
@@ -301,22 +300,12 @@ def number(value: float | None) -> str:
 
 def estimate(value: float | None) -> str:
     """Format an estimate with two to three digits and a unit prefix, such as `≈ 1.2 M`."""
-    return NO_VALUE if value is None else f"≈ {short(value)}"
-
-
-def short(value: float) -> str:
-    """Format a number with three digits and a prefix, such as `12.3 M`; small numbers have no prefix."""
-    step = 0
-    while abs(value) >= 999.5 and step < len(LARGE) - 1:
-        value, step = value / 1000, step + 1
-    if step:
-        return f"{value:.3g} {LARGE[step]}"
-    return f"{value:.3g}"
+    return NO_VALUE if value is None else f"≈ {format_short(value)}"
 
 
 def brief(value: int | None) -> str:
     """Format a count for a narrow column: exact up to five digits, such as `99,999`, then as `100 k`."""
-    return number(value) if value is None or value < 100_000 else short(value)
+    return number(value) if value is None or value < 100_000 else format_short(value)
 
 
 def percent(share: float) -> str:
@@ -326,24 +315,6 @@ def percent(share: float) -> str:
     if 0.9995 <= share < 1:
         return "> 99.9 %"
     return f"{100 * share:.1f} %"
-
-
-def size(value: float | None) -> str:
-    """Format a size [bytes] with three digits, such as `1.23 MB`."""
-    if value is None:
-        return NO_VALUE
-    step = 0
-    while value >= 999.5 and step < len(SIZES) - 1:
-        value, step = value / 1000, step + 1
-    return f"{value:.3g} {SIZES[step]}" if step else f"{value:,.0f} {SIZES[0]}"
-
-
-def seconds(value: float) -> str:
-    """Format a duration [s], such as `4.2 s` or `1 h 03 min`."""
-    if value < 99.95:
-        return f"{value:.1f} s"
-    minutes, hours = round(value / 60), int(round(value / 60) // 60)
-    return f"{hours} h {minutes % 60:02d} min" if hours else f"{minutes} min"
 
 
 def digest(value: str) -> str:

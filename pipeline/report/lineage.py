@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from pipeline.lineage.graph import Lineage, Node, fold_checkpoints, reduced_links
 from pipeline.lineage.training import read_lineage
-from pipeline.report.facts import number, short, size
+from pipeline.report.facts import number
 from schemas.storage import Store
+from schemas.text import format_bytes, format_short
 
 ROW, LINE, DOT = 66, 17, 15
 """Height of a row, height of a line of text, and distance of the dot from the top of the row [px]."""
@@ -140,7 +141,7 @@ def _path(start: tuple[int, int], end: tuple[int, int], x: int) -> str:
 
 def _stop(node: Node, position: tuple[int, int], broken: Sequence[str]) -> DrawnNode:
     x, y = position
-    counts = ", ".join(_counted(unit, value) for unit, value in node.counts.items())
+    counts = ", ".join(describe_count(unit, value) for unit, value in node.counts.items())
     when = (node.at or "")[:19].replace("T", " ")
     made = " · ".join(filter(None, [when and f"{when} UTC", node.code and f"code {node.code}"]))
     lines = [(counts, "counts"), (made, "made")] if counts else [(made, "made")]
@@ -160,9 +161,10 @@ STYLES = dict.fromkeys(("inputs", "outside", "mix"), "outside") | dict.fromkeys(
 """Style of the kinds of nodes that are not tables, plans or checkpoints."""
 
 
-def _counted(unit: str, value: int | float) -> str:
+def describe_count(unit: str, value: int | float) -> str:
+    """Return a count with its unit, such as `53 rows` or `1.2 GB`."""
     if unit == "bytes":
-        return size(value)
+        return format_bytes(value)
     if isinstance(value, float):
         return f"{unit} {value:.4f}"
-    return f"{number(value) if value < 10**7 else short(value)} {unit}"
+    return f"{number(value) if value < 10**7 else format_short(value)} {unit}"

@@ -35,6 +35,7 @@ from pipeline.report.tallies import (
 )
 from pipeline.stages import all_stages
 from schemas.storage import Store
+from schemas.text import format_bytes, format_duration, format_short
 
 REPORT_NAME = "report.html"
 MAX_INPUTS = 12
@@ -77,8 +78,9 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for name in ("number", "estimate", "short", "brief", "percent", "size", "seconds", "digest"):
+    for name in ("number", "estimate", "brief", "percent", "digest"):
         environment.filters[name] = getattr(numbers, name)
+    environment.filters |= {"short": format_short, "size": format_bytes, "seconds": format_duration}
     environment.filters["figure"] = figure_text
     return environment
 
@@ -155,7 +157,7 @@ def _by_group(scores: Sequence[Score]) -> dict[str, list[Score]]:
 def figure_text(figure: PlanFigure) -> str:
     """Format the value of a figure of the plan according to its unit."""
     if figure.unit == "bytes":
-        return numbers.size(figure.value)
+        return format_bytes(figure.value)
     if figure.unit == "FLOPs":
-        return numbers.short(figure.value)
+        return format_short(figure.value)
     return numbers.number(figure.value)

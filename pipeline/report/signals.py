@@ -16,10 +16,11 @@ from pipeline.engine.rules import COARSE, lower_edge
 from pipeline.engine.stage import EVERY
 from pipeline.perplexity.stage import ALL, BUCKETS, HEAD_CUT, MIDDLE_CUT
 from pipeline.report.charts import Axis, Label, LimitSide, Slot, labels, make_axis
-from pipeline.report.facts import RunFacts, number, percent, short
+from pipeline.report.facts import RunFacts, number, percent
 from pipeline.report.funnel import RuleDrops
 from pipeline.stages import DOCUMENT_COLUMNS
 from schemas.tables import SCORES, value_type
+from schemas.text import format_short
 
 # Layout of the histograms: one row for each language, divided at its limits. Heights are cube roots of counts, so that
 # a bin with a thousandth of the documents of the fullest bin has a tenth of its height and is visible.
@@ -167,7 +168,7 @@ def _outline(bars: Iterator[Bar], height: int) -> str:
 def note(measured: Histogram) -> str:
     """Describe a row: the number of documents, their interquartile range, and the number beyond the limit."""
     low, high = (_quantile_bin(measured.bins, share) for share in (0.25, 0.75))
-    where = f"at {short(low[0])}" if low == high and low[0] == 0 else f"from {_text(low[0])} to {_text(high[1])}"
+    where = f"at {format_short(low[0])}" if low == high and low[0] == 0 else f"from {_text(low[0])} to {_text(high[1])}"
     documents = f"{number(measured.documents)} document{'s' if measured.documents != 1 else ''}"
     text = f"{measured.language}: {documents}, at least half of them {where}"
     if measured.share is None:
@@ -177,7 +178,7 @@ def note(measured: Histogram) -> str:
 
 
 def _text(value: float) -> str:
-    return short(value) if abs(value) < INFINITY else "∞"
+    return format_short(value) if abs(value) < INFINITY else "∞"
 
 
 def _quantile_bin(bins: Mapping[int, int], share: float) -> tuple[float, float]:

@@ -1,6 +1,7 @@
-"""Checks of what a step needs from other sections of the recipe and from other runs, made before anything runs."""
+"""Checks of what a step needs besides its own section, made before anything runs: settings, other runs and packages."""
 
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 
 from pipeline.classifier.importance import ImportanceConfig
 from pipeline.classifier.stage import ClassifierConfig
@@ -9,6 +10,7 @@ from pipeline.dedup.index import indexes_of
 from pipeline.dedup.keep_order import order_columns
 from pipeline.engine.stage import Split
 from pipeline.perplexity.stage import PerplexityConfig
+from pipeline.pii.stage import PII, PiiConfig
 from pipeline.quality.config import QualityConfig
 from pipeline.tokens.streams import (
     BY_PERPLEXITY,
@@ -65,6 +67,25 @@ def check_buckets(recipe: Recipe, splits: Sequence[Split]) -> dict[str, TableVer
             f"quality.families has only {', '.join(families)}. Add it to quality.families, or name another signal."
         )
     check_mix_sources(config, sorted({split.source for split in splits}))
+    return {}
+
+
+def check_packages(recipe: Recipe, splits: Sequence[Split]) -> dict[str, TableVersion]:
+    """Return no tables, as `pii` needs none of another run.
+
+    Raises ConfigError if a package that finds the chosen types of personal data is not installed.
+    """
+    config = recipe.section(PII.name, PiiConfig)
+    needed = {
+        "phonenumbers": bool(config.types),  # presidio imports it too
+        "presidio-analyzer": bool({*config.types} - {"phone"}),
+        "spacy": config.ner_model is not None,
+    }
+    for package, is_needed in needed.items():
+        if is_needed and find_spec(package.replace("-", "_")) is None:
+            raise ConfigError(
+                f"pii: expected the package {package} to be installed, got none. Run `pip install penstock[pii]`."
+            )
     return {}
 
 

@@ -16,9 +16,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
+from pipeline.engine.parquet import open_parquet, write_group
 from pipeline.takedown.commit import unreferenced_files
 from pipeline.takedown.shards import exact_copy
-from pipeline.takedown.tables import GroupWriter, SpanFinder, columns_with_ids, documents_named, plain_schema
+from pipeline.takedown.tables import SpanFinder, columns_with_ids, documents_named, plain_schema
 from schemas.errors import ContractError
 from schemas.manifest import RUN_NAME, Manifest, TableVersion, open_table, read_run
 from schemas.storage import Store
@@ -144,15 +145,15 @@ class DigestSink:
 def canonical_digest(name: str, table: TableVersion, key: str) -> str:
     """Return the SHA-256 that a rewritten file of a table must have, given its rows."""
     path = table.manifest.run.paths[key]
+    sink = DigestSink()
     if name != DATASET:
         with table.folder.open_input(path) as file:
             stored = pq.ParquetFile(file)
-            writer = GroupWriter(table.folder, key, plain_schema(stored.schema_arrow), DigestSink())
-            for group in range(stored.num_row_groups):
-                writer.write(stored.read_row_group(group))
-        return str(writer.close()["sha256"])
+            with open_parquet(sink, plain_schema(stored.schema_arrow)) as writer:
+                for group in range(stored.num_row_groups):
+                    write_group(writer, stored.read_row_group(group))
+        return sink.sha256
     schema = _schema_of(key, table.manifest.content.figures["tokenizer"])
-    sink = DigestSink()
     with table.folder.open_input(path) as file:
         reader = pa.ipc.open_file(file)
         writer_of = pa.ipc.new_file(pa.PythonFile(sink, mode="w"), schema)

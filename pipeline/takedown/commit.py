@@ -15,6 +15,7 @@ from importlib.metadata import version
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from pipeline.engine.part import delete_part_results
 from pipeline.takedown.rewrite import Removal, write_versions
 from pipeline.takedown.select import Selection
 from pipeline.takedown.tables import SPAN_LENGTHS, spans_per_document
@@ -127,6 +128,7 @@ def finish_takedown(run: Store, pending: PendingTakedown) -> Certificate:
     for table, change in certificate.tables.items():
         moved = {"to": change.version_after, "id": certificate.id}
         run.write_atomic(f"{table}/{change.version_before}/{REPLACED_NAME}", canonical_json(moved))
+        delete_part_results(run.child(f"{table}/{change.version_after}"))
     _clean_logs(run, {*pending.documents})
     for name in DERIVED_FILES:
         run.delete(name)

@@ -1,33 +1,44 @@
 """New versions of a run's tables without some documents: files that hold them are rewritten, all others are shared.
 
 Current versions are not changed. The takedown and the version before determine the folder name of a new version. Its
-manifest names shared files by their relative paths in the folder of that version.
+manifest names shared files by their relative paths in the folder of that version. An interrupted takedown writes only
+the files again that are not complete.
 """
 
 import os
 import posixpath
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from pipeline.engine.parquet import WrittenFile
+from pipeline.engine.part import PartResult, complete_part, delete_incomplete_parts
+from pipeline.engine.step import add_figures
 from pipeline.takedown.shards import (
     RemovedRows,
     blank_docs,
     blank_tokens,
+    bucket_holds,
     cut_by_url,
     cut_docs,
     cut_tokens,
     find_removed_rows,
 )
-from pipeline.takedown.tables import counts_without_rows, rewrite_part, trace_spans
+from pipeline.takedown.tables import (
+    SpanTrace,
+    counts_without_rows,
+    holds_documents,
+    rewrite_part,
+    trace_spans,
+)
 from pipeline.tokens.streams import MIX_RULE, TOKENS
 from schemas.ids import canonical_json, digest_of
 from schemas.manifest import (
@@ -42,12 +53,10 @@ from schemas.manifest import (
     read_run,
 )
 from schemas.storage import Store
-from schemas.tables import TABLES
+from schemas.tables import TABLES, Table
 from schemas.takedown import FIGURE, Descent, FileChange, Mode, TableChange, origin_digest, positions_digest
 from schemas.tokens import TRAIN, Dataset, open_dataset, shard_key
 from schemas.versions import DATASET
-
-Entry = dict[str, Any]
 
 
 @dataclass
@@ -61,8 +70,8 @@ class Removal:
     most_traces: int
     """Maximum number of traced spans of a document, of its tokens and of its text each."""
     num_tokens: dict[bytes, int] = field(default_factory=dict)
-    token_traces: dict[bytes, list[tuple[int, str]]] = field(default_factory=dict)
-    text_traces: dict[bytes, list[tuple[int, str]]] = field(default_factory=dict)
+    token_traces: dict[bytes, list[SpanTrace]] = field(default_factory=dict)
+    text_traces: dict[bytes, list[SpanTrace]] = field(default_factory=dict)
     num_clean: dict[str, int] = field(default_factory=dict)
     """Number of the documents that were kept in a version of `clean`, by its digest."""
 
@@ -71,18 +80,24 @@ class Removal:
         """The documents as an array."""
         return pa.array(sorted(self.documents), pa.binary(16))
 
-    def trace_tokens(self, document: bytes, tokens: Any) -> None:
-        """Collect spans of the tokens of a document."""
-        self.num_tokens[document] = self.num_tokens.get(document, 0) + len(tokens)
-        self.token_traces[document] = trace_spans(tokens, "tokens", self.salt, self.most_traces)
+    def trace_tokens(self, tokens: Any) -> list[SpanTrace]:
+        """Return spans of the tokens of a document."""
+        return trace_spans(tokens, "tokens", self.salt, self.most_traces)
 
-    def trace_texts(self, texts: Mapping[bytes, list[str]]) -> None:
-        """Collect spans of the texts of documents."""
-        for document, own in texts.items():
-            for text in own:
-                units = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
-                traced = trace_spans(units, "text", self.salt, self.most_traces)
-                self.text_traces[document] = [*self.text_traces.get(document, []), *traced]
+    def trace_texts(self, texts: Sequence[str]) -> list[SpanTrace]:
+        """Return spans of the texts of a document."""
+        units = (np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8) for text in texts)
+        return [span for own in units for span in trace_spans(own, "text", self.salt, self.most_traces)]
+
+    def add_traces(self, part: PartResult) -> None:
+        """Add the traces that are among the figures of a rewritten part."""
+        for name, spans in part.figures.get("texts", {}).items():
+            document = bytes.fromhex(name)
+            self.text_traces[document] = [*self.text_traces.get(document, []), *map(tuple, spans)]
+        for name, count, spans in part.figures.get("tokens", ()):
+            document = bytes.fromhex(name)
+            self.num_tokens[document] = self.num_tokens.get(document, 0) + count
+            self.token_traces[document] = [*map(tuple, spans)]
 
 
 @dataclass
@@ -91,12 +106,16 @@ class _Draft:
 
     old: TableVersion
     folder: Store
-    entries: dict[str, Entry] = field(default_factory=dict)
-    """Manifest entries of the rewritten files, by key."""
+    files: dict[str, WrittenFile] = field(default_factory=dict)
+    """The rewritten files, by key."""
     spans: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     rows: int = 0
     counts: Counts | None = None
     figures: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, part: PartResult) -> None:
+        """Add the files of a rewritten part."""
+        self.files |= {written.key: written for written in part.files.values()}
 
 
 def new_version(identifier: str, table: str, old: str) -> str:
@@ -111,13 +130,14 @@ def write_versions(run: Store, removal: Removal) -> dict[str, TableChange]:
     for table in (name for name in TABLES if name in current):
         old = TableVersion(*open_table(run, table))
         folder = run.child(f"{table}/{new_version(removal.id, table, current[table])}")
-        clear_folder(folder)
+        folder.delete(MANIFEST_NAME)
+        delete_incomplete_parts(folder)
         draft = _Draft(old, folder, figures=dict(old.manifest.content.figures))
         started = datetime.now(UTC), time.monotonic(), time.process_time()
         _rewrite_dataset(run, draft, removal) if table == DATASET else _rewrite_parts(table, draft, removal)
         digests = {change.before: change.after for change in changes.values()}
         renamed = [entry for entry in old.manifest.content.inputs if entry.sha256 in digests]
-        if not draft.entries and not renamed:
+        if not draft.files and not renamed:
             continue
         versions = {name: change.version_after for name, change in changes.items()}
         manifest = _manifest(draft, removal, digests, versions, started)
@@ -129,16 +149,9 @@ def write_versions(run: Store, removal: Removal) -> dict[str, TableChange]:
             version_after=folder.uri.rpartition("/")[2],
             rows=draft.rows,
             rewritten=list(_file_changes(draft)),
-            shared=len(manifest.content.files) - len(draft.entries),
+            shared=len(manifest.content.files) - len(draft.files),
         )
     return changes
-
-
-def clear_folder(folder: Store) -> None:
-    """Remove the files of an interrupted attempt from a version folder, its manifest first."""
-    folder.delete(MANIFEST_NAME)
-    for name in list(folder.walk()):
-        folder.delete(name)
 
 
 def _rewrite_parts(table: str, draft: _Draft, removal: Removal) -> None:
@@ -146,13 +159,14 @@ def _rewrite_parts(table: str, draft: _Draft, removal: Removal) -> None:
     verdicts: dict[str, int] = {}
     ids = removal.ids
     paths = draft.old.manifest.run.paths
-    for entry in draft.old.manifest.content.files if TABLES[table].ids else ():
-        made = rewrite_part(draft.old.folder, paths[entry.key], draft.folder, entry.key, (TABLES[table], ids))
-        if made is not None:
-            draft.entries[entry.key] = made.entry
-            removal.trace_texts(made.texts)
-            for name, number in made.removed.items():
-                verdicts[name] = verdicts.get(name, 0) + number
+    for ordinal, entry in enumerate(draft.old.manifest.content.files if TABLES[table].ids else ()):
+        if not holds_documents(draft.old.folder, paths[entry.key], TABLES[table], ids):
+            continue
+        write = partial(_rewrite_part, draft, entry.key, (TABLES[table], ids), removal)
+        part = complete_part(draft.folder, ordinal, write)
+        draft.add(part)
+        removal.add_traces(part)
+        verdicts = add_figures(verdicts, part.figures["removed"])
     draft.rows = sum(verdicts.values())
     if TABLES[table].rows != "key":  # the counts of an index are those of the run that wrote it
         draft.counts = counts_without_rows(draft.old.manifest.content.counts, TABLES[table], verdicts)
@@ -161,23 +175,37 @@ def _rewrite_parts(table: str, draft: _Draft, removal: Removal) -> None:
             removal.num_clean[draft.old.manifest.digest] = kept
 
 
+def _rewrite_part(draft: _Draft, key: str, how: tuple[Table, pa.Array], removal: Removal) -> PartResult:
+    """Write one part without the documents; its figures are the removed rows by verdict and the traces of texts."""
+    made = rewrite_part(draft.old.folder, draft.old.manifest.run.paths[key], draft.folder, key, how)
+    texts = {document.hex(): removal.trace_texts(own) for document, own in made.texts.items()}
+    return _result([made.written], removed=made.removed, texts=texts)
+
+
+def _result(files: Sequence[WrittenFile], **figures: Any) -> PartResult:
+    """Return the result of rewritten files that hold the same rows."""
+    counts = Counts(rows_in=files[0].rows, rows_kept=files[0].rows)
+    return PartResult({written.key: written for written in files}, counts, figures)
+
+
 def _rewrite_dataset(run: Store, draft: _Draft, removal: Removal) -> None:
     """Rewrite the shards, document indexes and buckets of the index by URL that hold the documents."""
     dataset = open_dataset(run)
     targets = find_removed_rows(dataset, removal.documents)
-    buckets = [entry.key for entry in draft.old.manifest.content.files if entry.key.startswith("by_url/")]
     ids, paths = removal.ids, dataset.manifest.run.paths
+    keys = [entry.key for entry in draft.old.manifest.content.files if entry.key.startswith("by_url/")]
     # Copies, digests and disk access release the GIL, so the work runs in threads.
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        urls = [pool.submit(cut_by_url, dataset.folder, key, paths[key], draft.folder, ids) for key in buckets]
-        shards = [pool.submit(_rewrite_shard, dataset, target, draft.folder, removal) for target in targets]
-    for target, shard in zip(targets, shards, strict=True):
-        entries, removed = shard.result()
-        draft.entries |= {entry["key"]: entry for entry in entries}
-        draft.spans[shard_key(target.shard.stream, target.shard.number)] = target.spans
-        for document, tokens in zip(target.documents, removed, strict=True):
-            removal.trace_tokens(document, tokens)
-    draft.entries |= {entry["key"]: entry for bucket in urls if (entry := bucket.result()) is not None}
+        is_touched = pool.map(lambda key: bucket_holds(dataset.folder, paths[key], ids), keys)
+        buckets = [key for key, is_one in zip(keys, is_touched, strict=True) if is_one]
+        writes = [
+            *(partial(_rewrite_shard, dataset, target, draft.folder, removal) for target in targets),
+            *(partial(_rewrite_bucket, dataset, key, draft.folder, ids) for key in buckets),
+        ]
+        for part in pool.map(partial(complete_part, draft.folder), range(len(writes)), writes):
+            draft.add(part)
+            removal.add_traces(part)
+    draft.spans = {shard_key(target.shard.stream, target.shard.number): target.spans for target in targets}
     draft.rows = sum(len(target.rows) for target in targets)
     draft.counts = _counts_of_dataset(draft, removal)
     if "documents" in draft.figures:
@@ -211,16 +239,22 @@ def _counts_of_dataset(draft: _Draft, removal: Removal) -> Counts:
     return Counts(rows_in=rows_in, rows_kept=rows_kept, dropped=dropped)
 
 
-def _rewrite_shard(
-    dataset: Dataset, target: RemovedRows, new: Store, removal: Removal
-) -> tuple[list[Entry], list[NDArray[np.unsignedinteger]]]:
-    """Write one shard and its document index; returns their entries and the removed tokens."""
+def _rewrite_shard(dataset: Dataset, target: RemovedRows, new: Store, removal: Removal) -> PartResult:
+    """Write one shard and its document index; the figures are the traces of the removed tokens."""
     contract, old = dataset.tokenizer, dataset.folder
     if removal.mode == "compact":
         made, removed = cut_tokens(old, target, new, contract.dtype)
-        return [made, cut_docs(old, target, new)], removed
-    made, removed = blank_tokens(old, target, new, contract.dtype, contract.reserved["tombstone"])
-    return [made, blank_docs(old, target, new)], removed
+        docs = cut_docs(old, target, new)
+    else:
+        made, removed = blank_tokens(old, target, new, contract.dtype, contract.reserved["tombstone"])
+        docs = blank_docs(old, target, new)
+    traced = zip(target.documents, removed, strict=True)
+    return _result([made, docs], tokens=[[own.hex(), len(ids), removal.trace_tokens(ids)] for own, ids in traced])
+
+
+def _rewrite_bucket(dataset: Dataset, key: str, new: Store, ids: pa.Array) -> PartResult:
+    """Write one bucket of the index by URL without the documents."""
+    return _result([cut_by_url(dataset.folder, key, dataset.manifest.run.paths[key], new, ids)])
 
 
 def _manifest(
@@ -233,8 +267,7 @@ def _manifest(
     """Return the manifest of a new version: that of the old version with its changes and its descent."""
     old, content = draft.old.manifest, draft.old.manifest.content
     before = draft.old.folder.uri.rpartition("/")[2]
-    rewritten = draft.entries
-    files = [FileEntry(**_entry(rewritten[own.key])) if own.key in rewritten else own for own in content.files]
+    files = [_entry(draft.files[own.key]) if own.key in draft.files else own for own in content.files]
     shared = {key: posixpath.normpath(f"../{before}/{path}") for key, path in old.run.paths.items()}
     inputs = [
         InputEntry(name=entry.name, bytes=entry.bytes, sha256=digests.get(entry.sha256, entry.sha256))
@@ -260,7 +293,7 @@ def _manifest(
     )
     new_run = old.run.model_copy(
         update={
-            "paths": shared | {key: entry["path"] for key, entry in draft.entries.items()},
+            "paths": shared | {key: written.path for key, written in draft.files.items()},
             "started": started[0].isoformat(timespec="seconds"),
             "wall_seconds": round(time.monotonic() - started[1], 3),
             "cpu_seconds": round(time.process_time() - started[2], 3),
@@ -271,14 +304,14 @@ def _manifest(
     return make_manifest(new_content.model_dump(mode="json"), new_run.model_dump(mode="json"), draft.folder.uri)
 
 
-def _entry(entry: Entry) -> Entry:
-    """Return the entry of a file without its path."""
-    return {name: value for name, value in entry.items() if name != "path"}
+def _entry(written: WrittenFile) -> FileEntry:
+    """Return the manifest entry of a file."""
+    return FileEntry(key=written.key, rows=written.rows, bytes=written.bytes, sha256=written.sha256)
 
 
 def _file_changes(draft: _Draft) -> Iterator[FileChange]:
     """Yield the changes of the rewritten files."""
     for entry in draft.old.manifest.content.files:
-        if entry.key in draft.entries:
-            spans, after = draft.spans.get(entry.key, []), draft.entries[entry.key]["sha256"]
+        if entry.key in draft.files:
+            spans, after = draft.spans.get(entry.key, []), draft.files[entry.key].sha256
             yield FileChange(key=entry.key, before=entry.sha256, after=after, spans=spans)

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from pipeline.engine.parquet import WrittenFile
 from pipeline.tokens.shards import IpcWriter
 from schemas.storage import Store
 from schemas.takedown import REMOVED_ID
@@ -21,7 +22,6 @@ from schemas.tokens import BATCH_DOCUMENTS, BY_URL, SHARD_DOCS, Dataset, Shard, 
 
 Rows = NDArray[np.int64]
 Tokens = NDArray[np.unsignedinteger]
-Entry = dict[str, Any]
 BLANK: Mapping[str, Any] = {"doc_id": REMOVED_ID, "split": "", "offset": 0, "length": 0, "url": "", "num_bytes": 0}
 """Values of a removed document in the document index; `KEPT` columns are unchanged, all others are null."""
 KEPT = ("source", "token_offset", "num_tokens")
@@ -81,8 +81,10 @@ def write_tokens(writer: IpcWriter, dtype: str, ids: pa.Array, tokens: Tokens, l
     writer.write([exact_copy(ids), pa.ListArray.from_arrays(pa.array(offsets), pa.array(tokens), type=kind)])
 
 
-def blank_tokens(old: Store, target: RemovedRows, new: Store, dtype: str, tombstone: int) -> tuple[Entry, list[Tokens]]:
-    """Write a shard in which tombstones replace documents; returns its entry and the removed tokens."""
+def blank_tokens(
+    old: Store, target: RemovedRows, new: Store, dtype: str, tombstone: int
+) -> tuple[WrittenFile, list[Tokens]]:
+    """Write a shard in which tombstones replace documents; returns it and the removed tokens."""
     shard, removed, first = target.shard, [], 0
     with IpcWriter(new, shard_key(shard.stream, shard.number), shard_schema(dtype)) as writer:
         for ids, tokens, lengths in token_batches(old, shard.path):
@@ -96,11 +98,11 @@ def blank_tokens(old: Store, target: RemovedRows, new: Store, dtype: str, tombst
                     tokens[begin:end] = tombstone
                 ids = _with(ids, rows, REMOVED_ID)
             write_tokens(writer, dtype, ids, tokens, lengths)
-    return writer.written.to_json(), removed
+    return writer.written, removed
 
 
-def cut_tokens(old: Store, target: RemovedRows, new: Store, dtype: str) -> tuple[Entry, list[Tokens]]:
-    """Write a shard without documents, in batches of the fixed size again; returns its entry and the removed tokens."""
+def cut_tokens(old: Store, target: RemovedRows, new: Store, dtype: str) -> tuple[WrittenFile, list[Tokens]]:
+    """Write a shard without documents, in batches of the fixed size again; returns it and the removed tokens."""
     shard, removed, first = target.shard, list[Tokens](), 0
     with IpcWriter(new, shard_key(shard.stream, shard.number), shard_schema(dtype)) as writer:
         held: list[tuple[list[bytes], Tokens, Rows]] = []
@@ -116,7 +118,7 @@ def cut_tokens(old: Store, target: RemovedRows, new: Store, dtype: str) -> tuple
                 held = _write_held(writer, dtype, held, BATCH_DOCUMENTS)
         if any(len(own) for own, _, _ in held):
             _write_held(writer, dtype, held, BATCH_DOCUMENTS)
-    return writer.written.to_json(), removed
+    return writer.written, removed
 
 
 def _write_held(
@@ -130,8 +132,8 @@ def _write_held(
     return [(ids[count:], tokens[end:], lengths[count:])]
 
 
-def blank_docs(old: Store, target: RemovedRows, new: Store) -> Entry:
-    """Write a document index with the rows of documents blanked; returns its entry."""
+def blank_docs(old: Store, target: RemovedRows, new: Store) -> WrittenFile:
+    """Write a document index with the rows of documents blanked; returns it."""
     shard, first = target.shard, 0
     with IpcWriter(new, docs_key(shard.stream, shard.number), SHARD_DOCS) as writer:
         for batch in _batches(old, shard.docs_path):
@@ -143,11 +145,11 @@ def blank_docs(old: Store, target: RemovedRows, new: Store) -> Entry:
                 values = [BLANK.get(field.name) for field in SHARD_DOCS]
                 arrays = [_with(a, rows, v) if b else a for a, v, b in zip(arrays, values, blank, strict=True)]
             writer.write([exact_copy(array) for array in arrays])
-    return writer.written.to_json()
+    return writer.written
 
 
-def cut_docs(old: Store, target: RemovedRows, new: Store) -> Entry:
-    """Write a document index without documents, with the offsets of later ones moved; returns its entry."""
+def cut_docs(old: Store, target: RemovedRows, new: Store) -> WrittenFile:
+    """Write a document index without documents, with the offsets of later ones moved; returns it."""
     shard = target.shard
     table = pa.Table.from_batches(_batches(old, shard.docs_path), SHARD_DOCS)
     stays = np.ones(table.num_rows, np.bool_)
@@ -159,24 +161,27 @@ def cut_docs(old: Store, target: RemovedRows, new: Store) -> Entry:
     return _write_table(new, docs_key(shard.stream, shard.number), SHARD_DOCS, table)
 
 
-def cut_by_url(old: Store, key: str, path: str, new: Store, documents: pa.Array) -> Entry | None:
-    """Write a bucket of the index by URL without documents; returns its entry, or None if it holds none of them."""
-    kept, touched = [], False
+def bucket_holds(old: Store, path: str, documents: pa.Array) -> bool:
+    """Return True if a bucket of the index by URL holds any of the documents."""
+    return any(pc.any(pc.is_in(batch.column("doc_id"), documents)).as_py() for batch in _batches(old, path))
+
+
+def cut_by_url(old: Store, key: str, path: str, new: Store, documents: pa.Array) -> WrittenFile:
+    """Write a bucket of the index by URL without documents; returns it."""
+    kept = []
     for batch in _batches(old, path):
         removed = pc.is_in(batch.column("doc_id"), documents)
-        holds_removed = bool(pc.any(removed).as_py())
-        kept.append(batch.filter(pc.invert(removed)) if holds_removed else batch)
-        touched |= holds_removed
-    return _write_table(new, key, BY_URL, pa.Table.from_batches(kept, BY_URL)) if touched else None
+        kept.append(batch.filter(pc.invert(removed)) if pc.any(removed).as_py() else batch)
+    return _write_table(new, key, BY_URL, pa.Table.from_batches(kept, BY_URL))
 
 
-def _write_table(new: Store, key: str, schema: pa.Schema, table: pa.Table) -> Entry:
+def _write_table(new: Store, key: str, schema: pa.Schema, table: pa.Table) -> WrittenFile:
     """Write the rows of a table in batches of the fixed size, each copied once to its own arrays."""
     with IpcWriter(new, key, schema) as writer:
         for first in range(0, table.num_rows, BATCH_DOCUMENTS):
             rows = table.slice(first, BATCH_DOCUMENTS)
             writer.write([pa.concat_arrays([*own.chunks, own.chunk(0).slice(0, 0)]) for own in rows.columns])
-    return writer.written.to_json()
+    return writer.written
 
 
 def _batches(folder: Store, path: str) -> Sequence[pa.RecordBatch]:

@@ -7,8 +7,7 @@ occurs, and do not reveal it.
 
 import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from pipeline.engine.parquet import HashingSink, unique_name
+from pipeline.engine.parquet import PartWriter, WrittenFile
 from schemas.ids import DOC_ID_BYTES
 from schemas.manifest import Counts
 from schemas.storage import Store
@@ -38,11 +37,11 @@ VERDICT = ("drop_stage", "drop_rule")
 class RewrittenPart:
     """The result of rewriting a part."""
 
-    entry: dict[str, Any]
-    """Manifest entry of the new file."""
-    removed: dict[str, int] = field(default_factory=dict)
+    written: WrittenFile
+    """The new file."""
+    removed: dict[str, int]
     """Number of rows removed or blanked, by their former verdict: `kept` or `stage/rule`."""
-    texts: dict[bytes, list[str]] = field(default_factory=dict)
+    texts: dict[bytes, list[str]]
     """Removed texts, by doc_id."""
 
 
@@ -69,35 +68,36 @@ def documents_named(batch: pa.RecordBatch, columns: Sequence[str]) -> set[bytes]
     return {identifier for name in columns for identifier in _ids(batch.column(name), name).to_pylist()}
 
 
-def _holds_documents(file: pq.ParquetFile, columns: Sequence[str], documents: pa.Array) -> bool:
-    """Return True if a file holds a row of any of the documents."""
-    batches = file.iter_batches(batch_size=1 << 16, columns=list(columns))
-    return bool(columns) and any(_names_any(batch, columns, documents).any() for batch in batches)
+def holds_documents(folder: Store, path: str, table: Table, documents: pa.Array) -> bool:
+    """Return True if a part of a table holds a row of any of the documents."""
+    with folder.open_input(path) as stream:
+        file = pq.ParquetFile(stream)
+        columns = columns_with_ids(table, file.schema_arrow.names)
+        batches = file.iter_batches(batch_size=1 << 16, columns=columns)
+        return bool(columns) and any(_names_any(batch, columns, documents).any() for batch in batches)
 
 
-def rewrite_part(old: Store, path: str, new: Store, key: str, how: tuple[Table, pa.Array]) -> RewrittenPart | None:
-    """Write a part of a table without documents, with the same row groups; returns None if it holds none of them."""
+def rewrite_part(old: Store, path: str, new: Store, key: str, how: tuple[Table, pa.Array]) -> RewrittenPart:
+    """Write a part of a table without documents, with the same row groups. `how` is the table and the documents."""
     table, documents = how
     removed: dict[str, int] = {}
     texts: dict[bytes, list[str]] = {}
     with old.open_input(path) as stream:
         file = pq.ParquetFile(stream)
         columns = columns_with_ids(table, file.schema_arrow.names)
-        if not _holds_documents(file, columns, documents):
-            return None
-        writer = GroupWriter(new, key, plain_schema(file.schema_arrow))
-        for group in range(file.num_row_groups):
-            rows = file.read_row_group(group)
-            is_removed = _names_any(rows, columns, documents)
-            if is_removed.any():
-                for name, number in _verdicts(rows.filter(pa.array(is_removed))).items():
-                    removed[name] = removed.get(name, 0) + number
-                for column in set(TEXTS) & set(rows.schema.names):
-                    _collect(rows.filter(pa.array(is_removed)), column, texts)
-                kept = table.blank_keeps
-                rows = blank_rows(rows, is_removed, kept) if kept else rows.filter(pa.array(~is_removed))
-            writer.write(rows)
-    return RewrittenPart(writer.close(), removed, texts)
+        with PartWriter(new, key, plain_schema(file.schema_arrow)) as writer:
+            for group in range(file.num_row_groups):
+                rows = file.read_row_group(group)
+                is_removed = _names_any(rows, columns, documents)
+                if is_removed.any():
+                    for name, number in _verdicts(rows.filter(pa.array(is_removed))).items():
+                        removed[name] = removed.get(name, 0) + number
+                    for column in set(TEXTS) & set(rows.schema.names):
+                        _collect(rows.filter(pa.array(is_removed)), column, texts)
+                    kept = table.blank_keeps
+                    rows = blank_rows(rows, is_removed, kept) if kept else rows.filter(pa.array(~is_removed))
+                writer.add_group(rows)
+    return RewrittenPart(writer.written, removed, texts)
 
 
 def blank_rows(rows: pa.Table, is_removed: Mask, kept: Collection[str]) -> pa.Table:
@@ -143,37 +143,6 @@ def _collect(rows: pa.Table, column: str, texts: dict[bytes, list[str]]) -> None
     for identifier, text in zip(rows.column("doc_id").to_pylist(), rows.column(column).to_pylist(), strict=True):
         if text:
             texts.setdefault(bytes(identifier), []).append(text)
-
-
-class GroupWriter:
-    """Writes row groups to a Parquet file; equal rows give equal bytes."""
-
-    def __init__(self, folder: Store, key: str, schema: pa.Schema, stream: Any = None):
-        """Open the file in `folder`; a `stream` replaces it if only the digest is required."""
-        self._folder, self._key, self._schema = folder, key, schema
-        self._path = unique_name(key, "parquet")
-        self._durable = stream is None
-        self._sink = HashingSink(stream or folder.open_output(self._path))
-        self._writer = pq.ParquetWriter(
-            pa.PythonFile(self._sink, mode="w"), schema, compression="zstd", compression_level=1, write_statistics=False
-        )
-        self.num_rows = 0
-
-    def write(self, rows: pa.Table) -> None:
-        """Write the rows as one row group, or none if there are none."""
-        if rows.num_rows:
-            # Chunks of a row group may be slices; only their own values are written.
-            self._writer.write_table(rows.cast(self._schema).combine_chunks(), row_group_size=rows.num_rows)
-            self.num_rows += rows.num_rows
-
-    def close(self) -> dict[str, Any]:
-        """Finish the file and make it durable; returns its manifest entry."""
-        self._writer.close()
-        self._sink.close()
-        if self._durable:
-            self._folder.sync(self._path)
-        size, sha256 = self._sink.num_bytes, self._sink.sha256
-        return {"key": self._key, "path": self._path, "rows": self.num_rows, "bytes": size, "sha256": sha256}
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:

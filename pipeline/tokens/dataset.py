@@ -1,12 +1,14 @@
 """The step that builds the table `tokens`, the dataset: documents encoded, shuffled globally, written as shards.
 
 The number of shards of a stream follows from its tokens and from `shard_tokens`. A document's shard and its position
-there follow from its hash alone, so any partitioning writes the same bytes. Shards are Arrow IPC files.
+there follow from its hash alone, so any partitioning writes the same bytes. Shards are Arrow IPC files. An interrupted
+step encodes again, because each document may belong to any shard, but writes only the shards that are not complete.
 """
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -15,7 +17,8 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from pipeline.engine.parquet import Part, WrittenFile
+from pipeline.engine.parquet import Part
+from pipeline.engine.part import PartResult, TaskResult, complete_part
 from pipeline.engine.spark import dataframe_from_tasks, persist_on_disk, run_partitions
 from pipeline.engine.stage import Row
 from pipeline.engine.step import StepContext, TableResult
@@ -69,6 +72,8 @@ FROM_CLEAN = [
     "text",
     "drop_stage",
 ]
+FILES = ("tokens", "docs", "by_url")
+"""Files of a part, in the order of the manifest: those of a shard, or of the URL index."""
 DOMAINS_PER_BUCKET = 1_000_000
 """Average number of documents in a file of the URL index."""
 
@@ -119,9 +124,10 @@ def build_tokens(build: StepContext) -> dict[str, TableResult]:
     plan = {name: -(-total.tokens // config.shard_tokens) for name, total in sorted(totals.items())}
     numbered = assign_shards(encoded.where(F.col("tokens").isNotNull()).drop("num_chars"), plan)
     folder = build.folders["tokens"]
-    answers = write_shards(numbered, plan, contract, folder) + write_index(numbered, totals, folder)
+    shards = write_shards(numbered, plan, contract, folder)
+    results = shards + write_index(numbered, totals, folder, first_part=len(shards))
     encoded.unpersist()
-    built = collect_results(answers, totals, build.inputs["clean"].manifest.content.counts.rows_kept)
+    built = collect_results(results, totals, build.inputs["clean"].manifest.content.counts.rows_kept)
     built.figures |= figures
     return {"tokens": built}
 
@@ -237,29 +243,36 @@ def assign_shards(encoded: DataFrame, plan: Mapping[str, int]) -> DataFrame:
 
 def write_shards(
     numbered: DataFrame, plan: Mapping[str, int], contract: TokenizerContract, folder: Store
-) -> list[dict[str, Any]]:
-    """Write every shard with its document index; return the result of each shard."""
+) -> list[PartResult]:
+    """Write every shard with its document index as one part; return the result of each shard."""
     shards = [(name, number) for name, count in plan.items() for number in range(count)]
     shared = numbered.sparkSession.sparkContext.broadcast(shards)
     frame = numbered.drop("surt", "domain_key").repartitionById(len(shards), F.col("place"))
     frame = frame.drop("place", "shard").sortWithinPartitions("key", "doc_id")
 
-    def write(number: int, batches: Iterator[pa.RecordBatch]) -> dict[str, Any]:
-        return write_shard(folder, *shared.value[number], batches, contract.dtype)
+    def write(number: int, batches: Iterator[pa.RecordBatch]) -> TaskResult:
+        shard = partial(write_shard, folder, *shared.value[number], batches, contract.dtype)
+        return complete_part(folder, number, shard).to_json()
 
-    return run_partitions(frame, write)
+    return [PartResult.from_json(result) for result in run_partitions(frame, write)]
 
 
-def write_index(numbered: DataFrame, totals: Mapping[str, StreamTotal], folder: Store) -> list[dict[str, Any]]:
-    """Write the URL index, partitioned by registrable domain; return the result of each file."""
+def write_index(
+    numbered: DataFrame, totals: Mapping[str, StreamTotal], folder: Store, first_part: int
+) -> list[PartResult]:
+    """Write the URL index, partitioned by registrable domain, as parts from `first_part`; return their results."""
     buckets = -(-sum(total.documents for total in totals.values()) // DOMAINS_PER_BUCKET)
     frame = numbered.select("surt", "url", "domain", "doc_id", "stream", "shard", "domain_key")
     frame = frame.repartitionById(buckets, (F.col("domain_key") % buckets).cast("int"))
     frame = frame.drop("domain_key").sortWithinPartitions("surt", "url", "doc_id")
-    return run_partitions(frame, lambda number, batches: write_by_url(folder, number, batches))
+
+    def write(number: int, batches: Iterator[pa.RecordBatch]) -> TaskResult:
+        return complete_part(folder, first_part + number, partial(write_by_url, folder, number, batches)).to_json()
+
+    return [PartResult.from_json(result) for result in run_partitions(frame, write)]
 
 
-def collect_results(answers: list[dict[str, Any]], totals: Mapping[str, StreamTotal], rows_in: int) -> TableResult:
+def collect_results(results: Sequence[PartResult], totals: Mapping[str, StreamTotal], rows_in: int) -> TableResult:
     """Return the dataset's files, row counts, and figures by stream.
 
     Raises ContractError if the shards of a stream do not hold all its tokens.
@@ -267,13 +280,14 @@ def collect_results(answers: list[dict[str, Any]], totals: Mapping[str, StreamTo
     built = TableResult()
     streams: dict[str, list[int]] = {}
     documents = 0
-    for answer in answers:
-        for entry in answer["files"]:
-            built.add_file(WrittenFile(**entry))
-        built.cpu_seconds += answer["cpu_seconds"]
-        if "stream" in answer:
-            streams.setdefault(answer["stream"], []).append(answer["tokens"])
-            documents += answer["rows"]
+    for result in results:
+        for name in FILES:
+            if name in result.files:
+                built.add_file(result.files[name])
+        built.cpu_seconds += result.cpu_seconds
+        for stream, tokens in result.figures.get("tokens", {}).items():
+            streams.setdefault(stream, []).append(tokens)
+            documents += result.counts.rows_in
     for name, total in totals.items():
         if sum(streams[name]) != total.tokens:
             raise ContractError(

@@ -3,7 +3,6 @@
 Each batch builds new arrays and never slices others: a slice would write its neighbors' bytes into the file.
 """
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.engine.parquet import FileWriter
-from pipeline.engine.part import TaskResult
+from pipeline.engine.part import PartResult
+from schemas.manifest import Counts
 from schemas.storage import Store
 from schemas.tokens import BATCH_DOCUMENTS, BY_URL, SHARD_DOCS, docs_key, shard_key, shard_schema
 
@@ -50,9 +50,8 @@ def regroup(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[list[dict[
         yield pending
 
 
-def write_shard(folder: Store, stream: str, number: int, batches: Iterator[pa.RecordBatch], dtype: str) -> TaskResult:
-    """Write a shard and its document index from rows sorted by (key, doc_id); return their entries and counts."""
-    started = time.process_time()
+def write_shard(folder: Store, stream: str, number: int, batches: Iterator[pa.RecordBatch], dtype: str) -> PartResult:
+    """Write a shard and its document index from rows sorted by (key, doc_id); the figure is its tokens by stream."""
     schema = shard_schema(dtype)
     offset = 0
     with (
@@ -72,16 +71,17 @@ def write_shard(folder: Store, stream: str, number: int, batches: Iterator[pa.Re
                 row["token_offset"] = start
             docs_writer.write([pa.array([row[field.name] for row in rows], field.type) for field in SHARD_DOCS])
             offset += int(ends[-1])
-    entries = [tokens_writer.written.to_json(), docs_writer.written.to_json()]
-    cpu = time.process_time() - started
-    return {"files": entries, "stream": stream, "tokens": offset, "rows": entries[0]["rows"], "cpu_seconds": cpu}
+    files = {"tokens": tokens_writer.written, "docs": docs_writer.written}
+    return PartResult(files, _counts(tokens_writer), {"tokens": {stream: offset}})
 
 
-def write_by_url(folder: Store, number: int, batches: Iterator[pa.RecordBatch]) -> TaskResult:
-    """Write one file of the URL index from rows sorted by (surt, url, doc_id); return its entry."""
-    started = time.process_time()
+def write_by_url(folder: Store, number: int, batches: Iterator[pa.RecordBatch]) -> PartResult:
+    """Write one file of the URL index from rows sorted by (surt, url, doc_id)."""
     with IpcWriter(folder, f"by_url/{number:05d}", BY_URL) as writer:
         for rows in regroup(batches, BATCH_DOCUMENTS):
             writer.write([pa.array([row[field.name] for row in rows], field.type) for field in BY_URL])
-    entry = writer.written.to_json()
-    return {"files": [entry], "rows": entry["rows"], "cpu_seconds": time.process_time() - started}
+    return PartResult({"by_url": writer.written}, _counts(writer))
+
+
+def _counts(writer: IpcWriter) -> Counts:
+    return Counts(rows_in=writer.num_rows, rows_kept=writer.num_rows)

@@ -1,20 +1,20 @@
 """The step that builds the table `tokenizer`: a trained or given model, with its contract.
 
 The model is trained on every clean document whose hash is below sample_bytes / total bytes, in hash order. The sample
-therefore does not depend on the partitioning of the text, and only the sample reaches the driver.
+therefore does not depend on the partitioning of the text, and only the sample reaches the driver. An interrupted step
+samples only the parts that are not complete.
 """
 
-import os
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.engine.parquet import HashingSink, WrittenFile, unique_name
-from pipeline.engine.spark import run_tasks
+from pipeline.engine.parquet import FileWriter
+from pipeline.engine.part import PartOutput, PartResult, PartTarget, TableTarget, delete_part_results, write_part
+from pipeline.engine.spark import run_parts
 from pipeline.engine.stage import Relation
 from pipeline.engine.step import StepContext, TableResult
 from pipeline.tokens.tokenizer import Kind, TokenizerConfig, load_tokenizer, tokenizer_kind, train_tokenizer
@@ -36,13 +36,13 @@ SAMPLE = pa.schema([pa.field("key", pa.int64()), pa.field("doc_id", pa.binary(16
 
 @dataclass(frozen=True)
 class TokenizerSampleTask:
-    """A part of `clean` to sample, and the file name that its sample is written to."""
+    """A part of `clean` to sample, and the folder that its sample is written to."""
 
+    ordinal: int
     clean: Store
     path: str
     share: float
     folder: Store
-    stem: str
 
 
 def build_tokenizer(build: StepContext) -> dict[str, TableResult]:
@@ -50,8 +50,10 @@ def build_tokenizer(build: StepContext) -> dict[str, TableResult]:
     config = build.recipe.section("tokenizer", TokenizerConfig)
     folder, started = build.folders["tokenizer"], time.process_time()
     built = TableResult()
+    samples: list[str] = []
     if config.model is None:
-        data = train_tokenizer(sample_texts(build, config, folder, built), config)
+        samples = sample_files(build, config, folder)
+        data = train_tokenizer(sample_texts(folder, samples, built), config)
         kind: Kind = "sentencepiece"
     else:
         model = build.models["tokenizer"]["tokenizer"]
@@ -59,24 +61,33 @@ def build_tokenizer(build: StepContext) -> dict[str, TableResult]:
             data = stream.read()
         kind = tokenizer_kind(model.path)
     tokenizer = load_tokenizer(data, kind, config)
-    built.add_file(write_model(folder, data))
+    with ModelWriter(folder, "tokenizer", "model") as writer:
+        writer.write(data)
+    built.add_file(replace(writer.written, key="model", rows=1))
+    delete_part_results(folder)
+    for path in samples:
+        folder.delete(path)
     built.figures = {**built.figures, "contract": tokenizer.contract.model_dump(mode="json")}
     built.cpu_seconds = time.process_time() - started
     return {"tokenizer": built}
 
 
-def write_model(folder: Store, data: bytes) -> WrittenFile:
-    """Write and sync the model file; return its manifest entry."""
-    path = unique_name("tokenizer", "model")
-    sink = HashingSink(folder.open_output(path))
-    sink.write(data)
-    sink.close()
-    folder.sync(path)
-    return WrittenFile("model", path, 1, len(data), sink.sha256)
+class ModelWriter(FileWriter):
+    """A file of bytes."""
+
+    def write(self, data: bytes) -> None:
+        """Append bytes."""
+        self._sink.write(data)
+
+    def _finish(self) -> None:
+        self._sink.flush()
+
+    def _drop(self) -> None:
+        """Do nothing: there is no format."""
 
 
-def sample_texts(build: StepContext, config: TokenizerConfig, folder: Store, built: TableResult) -> Iterator[str]:
-    """Yield the texts of the sample in hash order, delete its files, and record its size as figures of `built`.
+def sample_files(build: StepContext, config: TokenizerConfig, folder: Store) -> list[str]:
+    """Write the sampled documents of every clean part to temporary files and return their paths.
 
     Raises ContractError if `clean` has no text.
     """
@@ -89,17 +100,18 @@ def sample_texts(build: StepContext, config: TokenizerConfig, folder: Store, bui
         )
     share = min(1.0, config.sample_bytes / total)
     paths = clean.manifest.paths_of()
-    tasks = [
-        TokenizerSampleTask(clean.folder, path, share, folder, f"sample-{ordinal:05d}")
-        for ordinal, path in enumerate(paths)
-    ]
-    answers = run_tasks(build.spark, sample_part, tasks, "tokenizer", build.partitions)
+    tasks = [TokenizerSampleTask(ordinal, clean.folder, path, share, folder) for ordinal, path in enumerate(paths)]
+    results = run_parts(build.spark, sample_part, tasks, "tokenizer", build.partitions)
+    return [result.files["sample"].path for result in results]
+
+
+def sample_texts(folder: Store, paths: Sequence[str], built: TableResult) -> Iterator[str]:
+    """Yield the texts of the sample in hash order, and record its size as figures of `built`."""
     rows: list[tuple[int, bytes, str]] = []
-    for answer in answers:
-        with folder.open_input(answer["path"]) as stream:
+    for path in paths:
+        with folder.open_input(path) as stream:
             table = pq.read_table(stream)
         rows.extend(zip(*(table.column(name).to_pylist() for name in SAMPLE.names)))
-        folder.delete(answer["path"])
     rows.sort(key=lambda row: row[:2])
     built.counts = Counts(rows_in=len(rows), rows_kept=len(rows))
     built.figures = {"sample_documents": len(rows), "sample_bytes": sum(len(row[2].encode()) for row in rows)}
@@ -107,17 +119,16 @@ def sample_texts(build: StepContext, config: TokenizerConfig, folder: Store, bui
         yield row[2]
 
 
-def sample_part(task: TokenizerSampleTask, retried: bool) -> dict[str, Any]:
-    """Write the sampled documents of a clean part to a temporary file; return its path and number of rows."""
-    rows: dict[str, list[Any]] = {name: [] for name in SAMPLE.names}
-    with task.clean.open_input(task.path) as stream:
-        for batch in pq.ParquetFile(stream).iter_batches(batch_size=1024, columns=["doc_id", "text", "drop_stage"]):
-            for row in batch.to_pylist():
-                key = shuffle_key(SAMPLE_SEED, row["doc_id"])
-                if row["drop_stage"] is None and is_in_share(key, task.share):
-                    for name, value in zip(SAMPLE.names, (key, row["doc_id"], row["text"])):
-                        rows[name].append(value)
-    path = unique_name(os.path.basename(task.stem), "parquet")
-    with task.folder.open_output(path) as stream:
-        pq.write_table(pa.Table.from_pydict(rows, schema=SAMPLE), stream)
-    return {"path": path, "rows": len(rows["key"])}
+def sample_part(task: TokenizerSampleTask, retried: bool) -> PartResult:
+    """Write the sampled documents of a clean part to a temporary file."""
+
+    def fill(output: PartOutput) -> None:
+        with task.clean.open_input(task.path) as stream:
+            for batch in pq.ParquetFile(stream).iter_batches(batch_size=1024, columns=["doc_id", "text", "drop_stage"]):
+                for row in batch.to_pylist():
+                    row["key"] = shuffle_key(SAMPLE_SEED, row["doc_id"])
+                    if row["drop_stage"] is None and is_in_share(row["key"], task.share):
+                        output.write(row)
+                        output.books.enter(row, len(row["text"]))
+
+    return write_part(PartTarget(task.ordinal, {"sample": TableTarget(task.folder, SAMPLE, "text")}), fill)

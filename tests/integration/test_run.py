@@ -22,6 +22,8 @@ from pipeline.report.funnel import checks, funnel_rows
 from pipeline.report.page import write_report
 from pipeline.run import check_inputs
 from pipeline.stages import DOCUMENT_COLUMNS
+from pipeline.tokens import dataset as dataset_step
+from pipeline.tokens import train_tokenizer
 from pipeline.tokens.streams import TOKENS
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import shuffle_key
@@ -375,6 +377,48 @@ def test_a_table_without_manifest_does_not_exist_and_finished_parts_are_kept(run
         open_table(run, "clean")
     run_at(folder=folder)
     assert digests(run) == digests(finished)
+
+
+def completed_files(folder: Path) -> dict[str, set[str]]:
+    """The files of every completed part of a table's version, by the name of the part's result."""
+    results = {path.name: json.loads(path.read_bytes()) for path in folder.glob("parts/part-*.json")}
+    return {name: {file["path"] for file in result["files"].values()} for name, result in results.items()}
+
+
+@pytest.mark.parametrize(
+    ("table", "module", "last"),
+    [("tokens", dataset_step, "write_index"), ("tokenizer", train_tokenizer, "load_tokenizer")],
+)
+def test_a_killed_run_writes_again_only_the_parts_that_are_not_complete(
+    run_at, finished, tmp_path, monkeypatch, table, module, last
+):
+    folder = tmp_path / "run"
+    shutil.copytree(finished.root, folder)
+    version = folder / table / read_run(finished).tables[table]
+    shutil.rmtree(version)
+
+    def killed(*arguments, **named):
+        raise KeyboardInterrupt
+
+    written = []
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, last, killed)
+            with pytest.raises(KeyboardInterrupt):
+                run_at(folder=folder, until=table)
+        written.append(completed_files(version))
+        (version / "parts/part-00001.json").unlink()
+    first, second = written
+    assert len(first) > 2
+    assert {name for name in first if first[name] != second[name]} == {"part-00001.json"}
+    run_at(folder=folder, until=table)
+    paths = {*open_table(Store(str(folder)), table)[1].run.paths.values()}
+    if table == "tokens":
+        assert {name for name, files in second.items() if not files <= paths} == {"part-00001.json"}
+    else:  # the sample is temporary
+        assert not any((version / path).exists() for files in second.values() for path in files)
+    assert not list(version.glob("parts/*"))
+    assert open_table(Store(str(folder)), table)[1].digest == open_table(finished, table)[1].digest
 
 
 def test_an_input_that_changed_its_content_and_kept_its_looks_is_refused(finished):

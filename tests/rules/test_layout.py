@@ -108,6 +108,7 @@ HEAVY = {
     "icu4py",
     "kenlm",
     "matplotlib",
+    "phonenumbers",
     "presidio_analyzer",
     "pyspark",
     "safetensors",

@@ -17,8 +17,8 @@ from typing import Any
 from schemas.errors import ContractError
 from schemas.ids import canonical_json
 from schemas.storage import Store
+from schemas.text import LongWork
 from schemas.tokens import Dataset
-from train.monitor.progress import LongWork
 
 VERIFIED_NAME = "train/verified.json"
 SETTLED_SECONDS = 2.0
@@ -108,7 +108,7 @@ def verify_dataset(run: Store, dataset: Dataset, others: Iterable[ExpectedFile] 
     if paranoid:
         verified.forget(files)
     to_read = [file for file in files if not verified.holds(file)]
-    with LongWork("verify", sum(file.size for file in to_read), "B") as work:
+    with LongWork("verify", sum(file.size for file in to_read), "bytes") as work:
 
         def check(file: _DatasetFile) -> str | None:
             started_ns = time.time_ns()

@@ -19,6 +19,7 @@ from schemas.ablation import Measurement, SourceLoss
 from schemas.errors import ConfigError, ContractError, PenstockError
 from schemas.ids import canonical_json, digest_of
 from schemas.storage import Store
+from schemas.text import format_duration
 from schemas.tokens import Dataset, open_dataset
 from train.checkpoint.folder import CheckpointMetadata
 from train.checkpoint.state import check_objective, default_device, find_checkpoint, read_model, sequence_length_of
@@ -260,7 +261,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def describe_measurement(measurement: Measurement, seconds: float) -> str:
     """Return a measurement as a few lines of text."""
-    lines = [f"{measurement.run}/{measurement.checkpoint} on dataset {measurement.on[:12]}  ({seconds:.1f} s)"]
+    took = format_duration(seconds)
+    lines = [f"{measurement.run}/{measurement.checkpoint} on dataset {measurement.on[:12]}  ({took})"]
     for source, loss in sorted(measurement.sources.items()):
         bits = "" if loss.bits_per_byte is None else f"  {loss.bits_per_byte:.4f} bits/byte"
         lines.append(f"  {source:<12} {loss.loss:.4f} nats/token{bits}  {loss.targets:,} targets")

@@ -1,4 +1,4 @@
-"""The progress line of a training run, with loss, speed, data waiting and time left, and that of other long work.
+"""The progress line of a training run, with loss, speed, data waiting and time left.
 
 Speed is that of the steps since the last line, without evaluation and checkpoints. The time left is wall time over the
 last hundred steps, with both. A terminal also shows a line that is overwritten about once a second.
@@ -6,90 +6,12 @@ last hundred steps, with both. A terminal also shows a line that is overwritten 
 
 import os
 import sys
-import threading
 import time
 from collections import deque
 from typing import TextIO
 
+from schemas.text import CLEAR, format_clock
 from train.monitor.metrics import StepMetrics
-
-# Long work prints a line on standard error with the completed share, rate and time left. Short work prints nothing.
-
-FIRST_SECONDS = 2.0
-"""Time before the first line."""
-LINE_SECONDS = 10.0
-"""Time between lines in a log file; on a terminal the line is overwritten once a second."""
-CLEAR = "\r\x1b[K"
-"""Control sequence that clears the current line."""
-UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-
-
-class LongWork:
-    """The progress line of a long operation, as a context; call `add` from any thread."""
-
-    def __init__(self, label: str, total: int, unit: str, stream: TextIO | None = None):
-        """`total`: amount of work in `unit`; `stream`: None = standard error."""
-        self._label, self._total, self._unit = label, total, unit
-        self._stream = stream or sys.stderr
-        self._done, self._lock, self._stop = 0, threading.Lock(), threading.Event()
-        self._started, self._printed = time.monotonic(), False
-        self._thread = threading.Thread(target=self._loop, daemon=True)
-
-    def __enter__(self) -> "LongWork":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._stop.set()
-        self._thread.join()
-        if self._printed:
-            self._print("\n")
-
-    @property
-    def done(self) -> int:
-        """Return the completed amount."""
-        return self._done
-
-    def add(self, number: int) -> None:
-        """Add to the completed amount."""
-        with self._lock:
-            self._done += number
-
-    def _loop(self) -> None:
-        terminal = self._stream.isatty()
-        pause = FIRST_SECONDS
-        while not self._stop.wait(pause):
-            self._print("" if terminal else "\n")
-            pause = 1.0 if terminal else LINE_SECONDS
-
-    def _print(self, end: str) -> None:
-        line = work_line(self._label, self._done, self._total, self._unit, time.monotonic() - self._started)
-        start = CLEAR if self._stream.isatty() else ""
-        print(f"{start}{line}", end=end, file=self._stream, flush=True)
-        self._printed = True
-
-
-def work_line(label: str, done: int, total: int, unit: str, seconds: float) -> str:
-    """Return a line such as `verify  1.2 GB of 4.8 GB  25 %  1.1 GB/s  0:00:03 left`."""
-    rate = done / seconds if seconds > 0 else 0.0
-    share = f"{100 * done / total:.0f} %" if total else "100 %"
-    left = f"{clock((total - done) / rate)} left" if 0 < done < total else f"in {clock(seconds)}"
-    return f"{label}  {scaled(done, unit)} of {scaled(total, unit)}  {share}  {scaled(rate, unit)}/s  {left}"
-
-
-def clock(seconds: float) -> str:
-    """Return a duration [s] as hours, minutes and seconds, such as 0:42:10."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
-
-
-def scaled(number: float, unit: str) -> str:
-    """Return a number with its unit, such as `1.2 GB` or `950 rows`."""
-    for size, prefix in UNITS:
-        if unit == "B" and number >= size:
-            return f"{number / size:.1f} {prefix}{unit}"
-    return f"{number:,.0f} {unit}"
-
 
 RECENT_STEPS = 100
 """Number of steps from which the time left is estimated."""
@@ -152,7 +74,7 @@ class ProgressPrinter:
             mfu = sum((step.mfu or 0.0) * step.step_seconds for step in self._since) / seconds
             parts.append(f"MFU {100 * mfu:.1f} %")
         parts.append(f"data {100 * waited / seconds:.1f} %")
-        parts.append(f"{clock(self._seconds_of_step() * (self._steps - record.step))} left")
+        parts.append(f"{format_clock(self._seconds_of_step() * (self._steps - record.step))} left")
         return "  ".join(parts) + (f"  <- {mark}" if mark else "")
 
     def _seconds_of_step(self) -> float:

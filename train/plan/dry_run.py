@@ -7,6 +7,7 @@ or weights.
 import math
 from collections.abc import Iterator
 
+from schemas.text import format_bytes
 from train.config.settings import Settings
 from train.data.stages import StagePlan
 from train.model.shape import flops_per_token, num_parameters
@@ -135,21 +136,22 @@ def _memory(plan: Plan, settings: Settings, world_size: int, device: str) -> Ite
     needs = {stage: _need(plan, stage, settings, world_size, device) for stage in range(len(plan.stages))}
     stage, need = max(needs.items(), key=lambda item: item[1].peak)
     where = f" of stage {stage + 1}" if len(needs) > 1 else ""
-    yield f"memory of a rank ({device}), estimated: {_size(need.peak)} at its largest, the {need.peak_moment}{where}"
+    largest = f"{format_bytes(need.peak)} at its largest, the {need.peak_moment}{where}"
+    yield f"memory of a rank ({device}), estimated: {largest}"
     for name, size in sorted(need.at_peak.items(), key=lambda item: -item[1]):
         if size:
-            yield f"  {name}: {_size(size)}"
-    others = (f"{name} {_size(sum(sizes.values()))}" for name, sizes in need.moments.items())
+            yield f"  {name}: {format_bytes(size)}"
+    others = (f"{name} {format_bytes(sum(sizes.values()))}" for name, sizes in need.moments.items())
     yield f"  by moment: {', '.join(others)}"
     if need.host:
-        yield f"  in the host's memory: {_size(need.host)}"
+        yield f"  in the host's memory: {format_bytes(need.host)}"
     limit = settings.plan.device_memory
     if limit is None:
         yield "  device memory is unknown: set it with --set plan.device_memory=80_000_000_000 [bytes]"
     elif need.peak > limit:
-        yield f"!! does not fit: plan.device_memory is {_size(limit)}, {_size(need.peak - limit)} less"
+        yield f"!! does not fit: plan.device_memory is {format_bytes(limit)}, {format_bytes(need.peak - limit)} less"
     else:
-        yield f"  fits: plan.device_memory is {_size(limit)}, {100 * need.peak / limit:.0f} % of it used"
+        yield f"  fits: plan.device_memory is {format_bytes(limit)}, {100 * need.peak / limit:.0f} % of it used"
 
 
 def _need(plan: Plan, stage: int, settings: Settings, world_size: int, device: str) -> Memory:
@@ -174,16 +176,8 @@ def _cost(plan: Plan, settings: Settings, world_size: int) -> Iterator[str]:
     yield f"FLOPs: {steps} a step, {total:.3g} in all, {total / world_size:.3g} on each rank"
     if peak := settings.train.peak_flops:
         yield f"  {total / world_size / peak:.3g} s at the peak of the devices ({peak:.3g} FLOP/s each)"
-    yield f"checkpoint: {_size(checkpoint_bytes(plan.shape, settings))} over all ranks"
+    yield f"checkpoint: {format_bytes(checkpoint_bytes(plan.shape, settings))} over all ranks"
 
 
 def _flops_of_step(plan: Plan, stage: StagePlan) -> int:
     return flops_per_token(plan.shape, stage.seq_len) * stage.global_batch * stage.seq_len
-
-
-def _size(number: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000:
-            return f"{number:.4g} {unit}"
-        number /= 1000
-    return f"{number:,.4g} TB"

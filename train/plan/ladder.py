@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from schemas.errors import ConfigError
+from schemas.text import format_short
 from train.config.plan import PlanConfig
 from train.model.shape import choose_shape, num_parameters
 
@@ -45,15 +46,7 @@ class ProxyRun:
     @property
     def name(self) -> str:
         """Folder of the proxy, such as `n350k-d1.26M`."""
-        return f"n{format_short(self.params)}-d{format_short(self.tokens)}"
-
-
-def format_short(number: float) -> str:
-    """Return a number with three digits and a suffix, such as 1.26M."""
-    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= 0.9995 * size:
-            return f"{number / size:.3g}{letter}"
-    return f"{number:.3g}"
+        return f"n{format_short(self.params, '')}-d{format_short(self.tokens, '')}"
 
 
 def smallest_size(vocab_size: int, sizing: PlanConfig) -> int:

@@ -7,6 +7,7 @@ import json
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from schemas.text import format_bytes, text_table
 from train.config.settings import AUTO
 from train.plan.plan import Plan
 from train.plan.rules import SourcedFigure
@@ -37,9 +38,9 @@ def print_plan(plan: Plan) -> str:
     lines += ["", "DEVICE", *_on_devices(plan)]
     for subject, figures in _by_subject(plan.figures):
         plain = [figure for figure in figures if _head(figure) not in (LAWS, MEMORY)]
-        lines += ["", subject.upper(), *_listed(plain, notes)]
-        lines += _table(_laws([figure for figure in figures if _head(figure) == LAWS], notes))
-        lines += _table(_memory([figure for figure in figures if _head(figure) == MEMORY], notes))
+        lines += ["", subject.upper(), *_noted(_listed(plain, notes))]
+        lines += _noted(_laws([figure for figure in figures if _head(figure) == LAWS], notes))
+        lines += _noted(_memory([figure for figure in figures if _head(figure) == MEMORY], notes))
     lines += ["", "SOURCES", *(line for number, name in notes for line in _wrapped(f"  [{number}] ", name))]
     return "\n".join([*lines, *(["", "ADVICE"] if plan.advice else []), *(_advice(plan.advice))])
 
@@ -96,13 +97,10 @@ def _by_subject(figures: Sequence[SourcedFigure]) -> Iterator[tuple[str, list[So
             yield subject, matching
 
 
-def _listed(figures: Sequence[SourcedFigure], notes: _Notes) -> Iterator[str]:
-    names = max((len(figure.name) for figure in figures), default=0)
-    values = max((len(format_value(figure)) for figure in figures), default=0)
+def _listed(figures: Sequence[SourcedFigure], notes: _Notes) -> list[tuple[str, ...]]:
+    """Return a table row for each figure: name, value with its unit, and formula."""
     units = max((len(figure.unit) for figure in figures), default=0)
-    for figure in figures:
-        cells = f"  {figure.name:{names}}  {format_value(figure):>{values}} {figure.unit:{units}}  "
-        yield from _wrapped(cells, notes.of(figure))
+    return [(each.name, f"{format_value(each)} {each.unit:{units}}", notes.of(each)) for each in figures]
 
 
 def _laws(figures: Sequence[SourcedFigure], notes: _Notes) -> list[tuple[str, ...]]:
@@ -138,19 +136,17 @@ def _memory(figures: Sequence[SourcedFigure], notes: _Notes) -> list[tuple[str, 
     for part in sorted(dict.fromkeys(part for _, part in cells), key=lambda part: not part):
         row = [cells.get((rank, part)) for rank in ranks]
         first = next(figure for figure in row if figure is not None)
-        sizes = [_size(figure.value) if figure else "" for figure in row]
+        sizes = [format_bytes(figure.value) if figure else "" for figure in row]
         body.append((part or "all", *sizes, notes.of(first)))
     return [("part", *(f"{rank} ranks" if rank != "1" else "1 rank" for rank in ranks), ""), *body]
 
 
-def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+def _noted(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
     """Yield rows as lines: first column left-aligned, last column wrapped, the others right-aligned."""
-    if not rows:
-        return
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
-    for name, *cells, note in rows:
-        numbers = "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
-        yield from _wrapped(f"  {name:{widths[0]}}  {numbers}  ", note)
+    lines = text_table([row[:-1] for row in rows], "<>", "  ")
+    width = max(map(len, lines), default=0)
+    for line, row in zip(lines, rows):
+        yield from _wrapped(f"{line:{width}}  ", row[-1])
 
 
 def _wrapped(prefix: str, text: str) -> Iterator[str]:
@@ -172,11 +168,3 @@ def format_value(figure: SourcedFigure) -> str:
     if figure.unit == "FLOPs":
         return f"{value:.3g}"
     return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 1000 else f"{value:.3g}"
-
-
-def _size(num_bytes: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if num_bytes < 1000:
-            return f"{num_bytes:.3g} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:,.0f} TiB"

@@ -9,8 +9,8 @@ from typing import Any
 
 from schemas.errors import ConfigError
 from schemas.storage import Store
+from schemas.text import LongWork, text_table
 from schemas.tokens import Dataset, open_dataset
-from train.monitor.progress import LongWork
 from train.plan.plan import Plan, read_plan
 from train.trace.documents import DetailReader, DocumentDetail, Texts, documents_containing
 from train.trace.trace import (
@@ -251,9 +251,7 @@ def span(start: int, stop: int) -> str:
 
 def table(rows: Sequence[tuple[str, ...]]) -> str:
     """Return cells aligned in columns, one line per row."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(map(str.ljust, row, widths)) for row in rows)
-    return "\n".join(f"  {replace_control_characters(line)}".rstrip() for line in lines)
+    return "\n".join(text_table([tuple(map(replace_control_characters, row)) for row in rows], indent="  "))
 
 
 def replace_control_characters(text: str) -> str:

@@ -21,9 +21,9 @@ from schemas.manifest import MANIFEST_NAME, Manifest, part_key, read_manifest, r
 from schemas.storage import Store
 from schemas.tables import DOCUMENTS, PROVENANCE, TABLES, VERDICT_COLUMNS, to_mapping, value_type
 from schemas.takedown import REMOVED_ID
+from schemas.text import LongWork
 from schemas.tokens import Dataset, unescape
 from train.data.shards import StreamReader
-from train.monitor.progress import LongWork
 
 NO_SIGNALS = {*(column.name for column in PROVENANCE), *VERDICT_COLUMNS, "raw_digest", "text_digest", "anchor"}
 COLUMNS = {

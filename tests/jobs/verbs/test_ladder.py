@@ -29,7 +29,7 @@ from tests.support.tiny_dataset import make_tiny_dataset
 from train.config.plan import PlanConfig
 from train.model.shape import choose_shape, num_parameters
 from train.monitor.metrics import read_train_manifest
-from train.plan.ladder import BODY_SHARE, RANGE, ProxyRun, format_short, plan_proxies, sizes_of, smallest_size
+from train.plan.ladder import BODY_SHARE, RANGE, ProxyRun, plan_proxies, sizes_of, smallest_size
 from train.plan.make_plan import make_plan
 from train.plan.plan import read_plan, read_settings
 from train.scaling import fit
@@ -140,13 +140,6 @@ def test_sizes_and_lengths_lie_evenly_by_ratio() -> None:
         (2_000_000, 100_000_000),
     ]
     assert [rung.name for rung in rungs[:2]] == ["n1.05M-d5.24M", "n1.05M-d21M"]
-
-
-@pytest.mark.parametrize(
-    ("number", "text"), [(950, "950"), (999.6, "1k"), (1500, "1.5k"), (1_263_616, "1.26M"), (2e9, "2G"), (3e12, "3T")]
-)
-def test_numbers_in_names(number: float, text: str) -> None:
-    assert format_short(number) == text
 
 
 @pytest.mark.parametrize("vocab_size", [4096, 32_000])

@@ -173,7 +173,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"good\.files: 1 problem(?s:.*)none that matches"):
         gather_corpora({GOOD: corpus(files=[str(tmp_path / "*.jsonl")])}, (), READING, 0)
     (tmp_path / "x.csv").write_text("a")
-    with pytest.raises(ConfigError, match=r"good\.files: expected a file \.jsonl, .*got .*x\.csv\. Convert it"):
+    with pytest.raises(ConfigError, match=r"good\.files: expected a suffix of \.jsonl, .*got .*x\.csv\. Convert it"):
         gather_corpora({GOOD: corpus(files=[str(tmp_path / "x.csv")])}, (), READING, 0)
     (tmp_path / "x.txt").write_text("a")
     with pytest.raises(ConfigError, match="labelled: expected JSON lines or Parquet, which can hold labels"):
@@ -252,7 +252,10 @@ def test_all_spans_of_a_text_are_in_one_part(tmp_path: Path, files: dict[str, st
         ),
         ({"kind": "fasttext", "threads": 10}, "threads: Input should be greater than or equal to 11, .* 10"),
         ({"negatives": {}}, r"expected positives and negatives, or labelled files, got neither\. Set positives"),
-        ({"positives": {"files": ["x"], "sources": ["web"]}}, r"sources and languages select .* without a run\. Set"),
+        (
+            {"positives": {"files": ["x"], "sources": ["web"]}},
+            r"sources, languages: expected `run` .*, got no run\. Set",
+        ),
         ({"name": "a/b"}, "name: String should match pattern"),
         ({"postives": {}}, "postives: no such key .did you mean 'positives'"),
     ],

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from pipeline.report.charts import SizeClass, average_points, cluster_plot, line_plot, nice_ticks, training_plots
-from pipeline.report.facts import PlanFigure, ReportedStep, brief, estimate, number, percent, seconds, short, size
+from pipeline.report.facts import PlanFigure, ReportedStep, brief, estimate, number, percent
 from pipeline.report.page import figure_text
 
 
@@ -19,9 +19,6 @@ from pipeline.report.page import figure_text
         (number, None, "–"),
         (estimate, 740_123.0, "≈ 740 k"),
         (estimate, None, "–"),
-        (short, 999.4, "999"),
-        (short, 999.6, "1 k"),
-        (short, 4.67e11, "467 G"),
         (brief, 99_999, "99,999"),
         (brief, 123_456, "123 k"),
         (brief, None, "–"),
@@ -31,13 +28,6 @@ from pipeline.report.page import figure_text
         (percent, 0.9994, "99.9 %"),
         (percent, 0.9996, "> 99.9 %"),
         (percent, 1.0, "100.0 %"),
-        (size, 999, "999 bytes"),
-        (size, 1_969_604, "1.97 MB"),
-        (size, None, "–"),
-        (seconds, 8.04, "8.0 s"),
-        (seconds, 99.94, "99.9 s"),
-        (seconds, 150, "2 min"),
-        (seconds, 3780, "1 h 03 min"),
         (figure_text, PlanFigure("a", 2_500_000, "bytes", "", ""), "2.5 MB"),
         (figure_text, PlanFigure("a", 9.82e11, "FLOPs", "", ""), "982 G"),
         (figure_text, PlanFigure("a", 184_608, "parameters", "", ""), "184,608"),

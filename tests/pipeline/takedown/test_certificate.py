@@ -11,13 +11,14 @@ import pytest
 
 from pipeline.dedup.index import MERGED
 from pipeline.dedup.survivors import COUNTED
+from pipeline.engine.parquet import PartWriter
 from pipeline.takedown.certificate import CheckResult, check_certificate, describe_check
 from pipeline.takedown.tables import (
     SPAN_LENGTHS,
-    GroupWriter,
     SpanFinder,
     columns_with_ids,
     documents_named,
+    holds_documents,
     rewrite_part,
     span_digest,
     trace_spans,
@@ -347,9 +348,9 @@ def test_a_copy_of_the_shards_is_checked_by_the_certificate_alone(whole: Path, t
 def test_a_later_table_is_checked_too(run: Path, removed: dict) -> None:
     store = Store(str(run))
     rows = pa.table({"doc_id": pa.array([removed["doc_id"]], pa.binary(16))})
-    writer = GroupWriter(store.child("scores/v-later"), "part-00000", rows.schema)
-    writer.write(rows)
-    entry = writer.close()
+    with PartWriter(store.child("scores/v-later"), "part-00000", rows.schema) as writer:
+        writer.add_group(rows)
+    entry = writer.written.to_json()
     path = entry.pop("path")
     raw = json.loads((run / "tokenizer/v-tiny/manifest.json").read_text())
     raw["content"] |= {"table": "scores", "files": [entry]}
@@ -380,9 +381,9 @@ def rewrite(folder: Path, table: str, change) -> None:
     store, manifest = open_table(Store(str(folder)), table)
     path = store.path(manifest.run.paths[key])
     rows = change(pq.read_table(path))
-    writer = GroupWriter(Store(str(folder.parent)), "other", rows.schema)
-    writer.write(rows)
-    data = (folder.parent / writer.close()["path"]).read_bytes()
+    with PartWriter(Store(str(folder.parent)), "other", rows.schema) as writer:
+        writer.add_group(rows)
+    data = (folder.parent / writer.written.path).read_bytes()
     forge(folder, key, lambda _: data, table)
 
 
@@ -426,16 +427,16 @@ def test_indexes_and_audits_lose_their_rows(tmp_path: Path) -> None:
     }
     left = {}
     for (table, key), rows in tables.items():
-        store, how = Store(str(tmp_path)), (TABLES[table], removed)
-        columns = columns_with_ids(TABLES[table], rows.column_names)
-        old = GroupWriter(store, f"{table}-{key}", rows.schema)
-        old.write(rows)
+        store, declared = Store(str(tmp_path)), TABLES[table]
+        columns = columns_with_ids(declared, rows.column_names)
+        with PartWriter(store, f"{table}-{key}", rows.schema) as old:
+            old.add_group(rows)
         assert columns
-        made = rewrite_part(store, old.close()["path"], store, key, how)
-        assert made is not None
-        left[key if table != "dedup" else table] = made.entry["rows"]
-        assert rewrite_part(store, made.entry["path"], store, key, how) is None
-        with store.open_input(made.entry["path"]) as file:
+        assert holds_documents(store, old.written.path, declared, removed)
+        made = rewrite_part(store, old.written.path, store, key, (declared, removed)).written
+        left[key if table != "dedup" else table] = made.rows
+        assert not holds_documents(store, made.path, declared, removed)
+        with store.open_input(made.path) as file:
             (batch,) = pq.ParquetFile(file).iter_batches()
         assert documents_named(batch, columns) == ({ids[2], ids[3]} if table == "audit" else {ids[0], ids[2], ids[3]})
     assert left == {"bands/00000": 3, "leaders/00000": 3, "part-00000": 1, "dedup": 3}

@@ -1,5 +1,6 @@
 """A takedown that is killed at any write or deletion: the old or the new version is current; a rerun finishes it."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -130,6 +131,45 @@ def test_a_whole_run_killed_between_its_tables(tmp_path: Path) -> None:
         assert all(open_table(run, name)[1] for name in old)
     assert take_down(tmp_path / "run", doc=[identifier(34).hex()]) == 0
     assert take_down(tmp_path / "run", check=f"takedowns/{certificates(tmp_path / 'run')[0].id}.json") == 0
+
+
+def test_a_killed_takedown_writes_again_only_the_files_that_are_not_complete(tmp_path: Path) -> None:
+    def documents(folder: Path) -> list[str]:
+        make_tiny_dataset(folder, {"web": 60, "books": 20})
+        return [row["doc_id"].hex() for row in documents_of(opened(folder))[::6]]
+
+    with killed(10**6) as made:
+        assert take_down(tmp_path / "whole", doc=documents(tmp_path / "whole")) == 0
+    num_files = sum(change.startswith("open_output") for change in made)
+    assert num_files > 6
+    seen = set()
+    for after in range(4, len(made), 9):
+        folder = tmp_path / str(after)
+        chosen = documents(folder)
+        with killed(after), pytest.raises(Killed):
+            take_down(folder, doc=chosen)
+        if open_dataset_version(folder) != "v-tiny":
+            break
+        complete = {
+            written["path"]
+            for name in folder.glob("tokens/*/parts/part-*.json")
+            for written in json.loads(name.read_bytes())["files"].values()
+        }
+        with killed(10**6) as made_again:
+            assert take_down(folder) == 0
+        assert sum(change.startswith("open_output") for change in made_again) == num_files - len(complete)
+        manifest = opened(folder).manifest
+        assert complete <= {*manifest.run.paths.values()}
+        assert manifest.digest == opened(tmp_path / "whole").manifest.digest
+        assert [c.documents for c in certificates(folder)] == [c.documents for c in certificates(tmp_path / "whole")]
+        seen.add(len(complete))
+    assert 0 in seen
+    assert len(seen) > 2  # kills at which some files were complete and others were not
+
+
+def open_dataset_version(folder: Path) -> str:
+    """The folder name of the current version of the dataset."""
+    return read_run(Store(str(folder))).tables["tokens"]
 
 
 def test_tables_that_changed_meanwhile_are_rejected(tmp_path: Path) -> None:

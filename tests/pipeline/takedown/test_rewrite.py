@@ -8,11 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.engine.parquet import PartWriter
 from pipeline.report.facts import collect_facts
 from pipeline.report.funnel import checks
 from pipeline.takedown.select import TakedownRequest, select_documents
 from pipeline.takedown.shards import RemovedRows, blank_docs, blank_tokens, cut_docs, cut_tokens
-from pipeline.takedown.tables import GroupWriter, counts_without_rows, rewrite_part
+from pipeline.takedown.tables import counts_without_rows, rewrite_part
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import doc_id
 from schemas.manifest import Counts, current_tables, open_table, read_run, write_run
@@ -61,9 +62,9 @@ def test_a_shard_without_removals_is_written_with_the_same_bytes(unchanged: Path
     for shard in (shard for shards in dataset.streams.values() for shard in shards):
         place, none = RemovedRows(shard, np.empty(0, np.int64), [], []), []
         made = [blank_tokens(dataset.folder, place, new, "uint16", 4), cut_tokens(dataset.folder, place, new, "uint16")]
-        assert [(entry["sha256"], removed) for entry, removed in made] == [(shard.sha256, none)] * 2
+        assert [(written.sha256, removed) for written, removed in made] == [(shard.sha256, none)] * 2
         docs = [blank_docs(dataset.folder, place, new), cut_docs(dataset.folder, place, new)]
-        assert [entry["sha256"] for entry in docs] == [shard.docs_sha256] * 2
+        assert [written.sha256 for written in docs] == [shard.docs_sha256] * 2
 
 
 def test_only_touched_shards_are_rewritten_and_positions_kept(run: Path) -> None:
@@ -327,12 +328,10 @@ def test_the_counts_of_a_table(table: str, removed: dict, kept: int, dropped: di
 def test_every_table_loses_or_blanks_the_rows_of_a_document(table: Table, tmp_path: Path) -> None:
     store, ids = Store(str(tmp_path)), [bytes([n]) * 16 for n in range(4)]
     rows = [{name: ids[n + place] for place, name in enumerate(table.ids)} | example(table, n) for n in range(3)]
-    writer = GroupWriter(store, "old", table.schema)
-    writer.write(pa.Table.from_pylist(rows, table.schema))
-    old = writer.close()["path"]
-    made = rewrite_part(store, old, store, "part-00000", (table, pa.array([ids[1]], pa.binary(16))))
-    assert made is not None
-    left = pq.read_table(store.path(made.entry["path"])).to_pylist()
+    with PartWriter(store, "old", table.schema) as old:
+        old.add_group(pa.Table.from_pylist(rows, table.schema))
+    made = rewrite_part(store, old.written.path, store, "part-00000", (table, pa.array([ids[1]], pa.binary(16))))
+    left = pq.read_table(store.path(made.written.path)).to_pylist()
     if not table.blank_keeps:
         number = sum(ids[1] in (row[name] for name in table.ids) for row in rows)
         assert left == [row for row in filled(table, rows) if ids[1] not in (row[name] for name in table.ids)]

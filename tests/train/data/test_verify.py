@@ -1,15 +1,12 @@
 """The verification before training: a changed bit is rejected, a moved file is not."""
 
-import io
 import os
 import re
 import shutil
 import subprocess
 import sys
-import time
 from argparse import ArgumentParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,8 +22,6 @@ from train.config.settings import load_settings
 from train.data import verify
 from train.data.stages import NO_SKIPS
 from train.data.verify import VERIFIED_NAME, file_digest, verify_dataset
-from train.monitor import progress as long_work
-from train.monitor.progress import LongWork, work_line
 from train.plan.make_plan import make_plan
 from train.plan.plan import read_plan, write_plan
 
@@ -281,33 +276,3 @@ def test_a_damaged_file_of_results_is_named(run: Store, kept: bytes, message: st
     run.write_atomic(VERIFIED_NAME, kept)
     with pytest.raises(ContractError, match=f"{VERIFIED_NAME}: expected.*{message}"):
         verify_dataset(run, open_dataset(run))
-
-
-@pytest.mark.parametrize(
-    ("numbers", "expected"),
-    [
-        ((0, 4_800_000_000, "B", 0.0), "x  0 B of 4.8 GB  0 %  0 B/s  in 0:00:00"),
-        ((1_200_000_000, 4_800_000_000, "B", 1.0), "x  1.2 GB of 4.8 GB  25 %  1.2 GB/s  0:00:03 left"),
-        ((4_800_000_000, 4_800_000_000, "B", 4.0), "x  4.8 GB of 4.8 GB  100 %  1.2 GB/s  in 0:00:04"),
-        ((300, 4200, "rows", 2.0), "x  300 rows of 4,200 rows  7 %  150 rows/s  0:00:26 left"),
-        ((0, 0, "B", 0.0), "x  0 B of 0 B  100 %  0 B/s  in 0:00:00"),
-    ],
-)
-def test_the_line_of_long_work(numbers: tuple[Any, ...], expected: str) -> None:
-    assert work_line("x", *numbers) == expected
-
-
-def test_long_work_is_shown_and_short_work_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    short, long = io.StringIO(), io.StringIO()
-    with LongWork("verify", 10, "B", short) as work:
-        work.add(10)
-    assert (short.getvalue(), work.done) == ("", 10)
-    monkeypatch.setattr(long_work, "FIRST_SECONDS", 0.01)
-    with LongWork("verify", 10, "B", long) as work:
-        work.add(4)
-        while not long.getvalue():
-            time.sleep(0.01)
-        work.add(6)
-    lines = long.getvalue().splitlines()
-    assert lines[0].startswith("verify  4 B of 10 B  40 %  ")
-    assert lines[-1].startswith("verify  10 B of 10 B  100 %  ")

@@ -27,7 +27,7 @@ from train.monitor.metrics import (
     metrics_by_source,
     read_metrics,
 )
-from train.monitor.progress import ProgressPrinter, clock
+from train.monitor.progress import ProgressPrinter
 
 SOURCES = ("web", "code.py")
 NAN, INF = math.nan, math.inf
@@ -403,11 +403,3 @@ def test_a_real_terminal_has_its_own_width() -> None:
     with open(follower, "w") as stream:
         assert progress._columns(stream) == 33
     os.close(leader)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0:00:00"), (59.4, "0:00:59"), (59.6, "0:01:00"), (2530, "0:42:10"), (360_000, "100:00:00")],
-)
-def test_clock(seconds: float, text: str) -> None:
-    assert clock(seconds) == text

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.layout_cases import CASES, Case
+from tests.support.layout_cases import CASES, SLOW, Case
 from tests.support.rank_pool import shared_pool
 from tests.train.parallel.test_layouts import BATCH, RATES, SOURCES, batch_of, plan_of
 from train.optim.parameter import local_tensor
@@ -45,7 +45,7 @@ def looked_up(ranks: Any, case: Case) -> tuple[int, int, list[str]]:
 
 @pytest.mark.parametrize("name", ["zero2", "zero3 x 4", "hsdp", "zero1", "ddp", "tensor x shard", "muon", "offload"])
 def test_looked_up_tensors_remain_valid(name: str) -> None:
-    case = CASES[name]
+    case = (CASES | SLOW)[name]
     for before, after, moved_names in shared_pool().play(case.ranks, looked_up, case):
         assert before == 0
         assert after > 0

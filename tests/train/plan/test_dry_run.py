@@ -2,9 +2,11 @@ from typing import Any
 
 import pytest
 
+from schemas.text import format_bytes
 from train.config.settings import Settings, load_settings
 from train.data.stages import StagePlan
 from train.model.shape import ModelShape, flops_per_token, num_parameters
+from train.parallel.memory import memory_of_rank
 from train.plan.dry_run import describe_run, groups_along
 from train.plan.plan import Plan
 
@@ -56,7 +58,7 @@ def test_one_rank() -> None:
     assert "run: 100 steps, 819,200 tokens" in lines
     flops = flops_per_token(SHAPE, 128) * 64 * 128
     assert f"FLOPs: {flops:.3g} a step, {100 * flops:.3g} in all, {100 * flops:.3g} on each rank" in lines
-    assert f"checkpoint: {12 * num_parameters(SHAPE) / 1e6:.4g} MB over all ranks" in lines
+    assert f"checkpoint: {12 * num_parameters(SHAPE) / 1e6:.3g} MB over all ranks" in lines
     assert loud(lines) == []
 
 
@@ -139,10 +141,12 @@ def test_memory_is_of_the_stage_that_needs_most() -> None:
 def test_parts_of_the_memory_sum_up() -> None:
     lines = described({"layout": {"data": "ddp"}}, 4)
     begin = next(number for number, line in enumerate(lines) if line.startswith("memory"))
-    parts = [line for line in lines[begin + 1 :] if line.startswith("  ") and line.endswith("B") and "," not in line]
-    assert sum(float(part.split()[1]) * {"kB": 1e3, "MB": 1e6}[part.split()[2]] for part in parts) == pytest.approx(
-        float(lines[begin].split("estimated: ")[1].split()[0]) * 1e6, rel=1e-3
-    )
+    need = memory_of_rank(SHAPE, load_settings({"layout": {"data": "ddp"}}, [], "test"), 4, 128, 64, "cuda")
+    parts = {name: size for name, size in need.at_peak.items() if size}
+    assert sum(parts.values()) == need.peak
+    assert f"estimated: {format_bytes(need.peak)} at its largest" in lines[begin]
+    listed = sorted(parts.items(), key=lambda part: -part[1])
+    assert lines[begin + 1 : begin + 1 + len(parts)] == [f"  {name}: {format_bytes(size)}" for name, size in listed]
 
 
 def test_time_at_the_peak_of_the_devices() -> None:

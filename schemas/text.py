@@ -1,0 +1,117 @@
+"""Plain text for readers: tables, durations, sizes, and the progress line of long work."""
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Self, TextIO
+
+PREFIXES = ("", "k", "M", "G", "T", "P")
+FIRST_SECONDS = 2.0
+"""Time before the first progress line [s]."""
+LINE_SECONDS = 10.0
+"""Time between progress lines in a log file [s]; on a terminal the line is overwritten once a second."""
+CLEAR = "\r\x1b[K"
+"""Control sequence that clears the current line of a terminal."""
+
+
+def text_table(rows: Sequence[Sequence[str]], align: str = "<", indent: str = "") -> list[str]:
+    """Return one line per row, with columns two spaces apart and without spaces at the end.
+
+    `align` has `<` or `>` for each column; its last character also holds for all further columns.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sides = align.ljust(len(widths), align[-1])
+    lines = ("  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths)) for row in rows)
+    return [f"{indent}{line}".rstrip() for line in lines]
+
+
+def format_clock(seconds: float) -> str:
+    """Return a duration as hours, minutes and seconds, such as `0:42:10`."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration with its unit, such as `4.2 s` or `1 h 03 min`."""
+    if seconds < 99.95:
+        return f"{seconds:.1f} s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min"
+
+
+def format_short(number: float, space: str = " ") -> str:
+    """Return a number with three digits and a prefix, such as `12.3 M`; small numbers have no prefix."""
+    step = 0
+    while abs(number) >= 999.5 and step < len(PREFIXES) - 1:
+        number, step = number / 1000, step + 1
+    return f"{number:.3g}{space}{PREFIXES[step]}" if step else f"{number:.3g}"
+
+
+def format_bytes(number: float) -> str:
+    """Return a size in powers of ten with three digits, such as `1.23 MB` or `512 bytes`."""
+    return f"{format_short(number)}B" if number >= 999.5 else f"{number:.0f} bytes"
+
+
+def time_left(done: float, total: float, seconds: float) -> str:
+    """Return the time that the rest of some work will take, such as `0:00:50 left`; without a rest, `in 0:04:10`."""
+    if 0 < done < total:
+        return f"{format_clock(seconds / done * (total - done))} left"
+    return f"in {format_clock(seconds)}"
+
+
+class ProgressLine:
+    """Prints `describe(seconds so far)` every few seconds inside its block; short work prints nothing."""
+
+    def __init__(self, describe: Callable[[float], str], stream: TextIO | None = None, always: bool = False):
+        """`stream`: None = standard error; `always`: whether short work prints its last line too."""
+        self._describe, self._stream, self._printed = describe, stream or sys.stderr, always
+        self._started, self._stop = time.monotonic(), threading.Event()
+        self._thread = threading.Thread(target=self._loop, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        if self._printed:
+            self._print("\n")
+
+    def _loop(self) -> None:
+        is_terminal = self._stream.isatty()
+        pause = FIRST_SECONDS
+        while not self._stop.wait(pause):
+            self._print("" if is_terminal else "\n")
+            pause = 1.0 if is_terminal else LINE_SECONDS
+
+    def _print(self, end: str) -> None:
+        start = CLEAR if self._stream.isatty() else ""
+        line = self._describe(time.monotonic() - self._started)
+        print(f"{start}{line}", end=end, file=self._stream, flush=True)
+        self._printed = True
+
+
+class LongWork(ProgressLine):
+    """The progress line of an amount of work; call `add` from any thread."""
+
+    def __init__(self, label: str, total: int, unit: str, stream: TextIO | None = None):
+        super().__init__(lambda seconds: work_line(label, self.done, total, unit, seconds), stream)
+        self.done, self._lock = 0, threading.Lock()
+
+    def add(self, number: int) -> None:
+        """Add to the completed amount."""
+        with self._lock:
+            self.done += number
+
+
+def work_line(label: str, done: int, total: int, unit: str, seconds: float) -> str:
+    """Return a line such as `verify  1.2 GB of 4.8 GB  25 %  1.1 GB/s  0:00:03 left`."""
+
+    def amount(number: float) -> str:
+        return format_bytes(number) if unit == "bytes" else f"{number:,.0f} {unit}"
+
+    share = f"{100 * done / total:.0f} %" if total else "100 %"
+    rate = amount(done / seconds if seconds > 0 else 0.0)
+    return f"{label}  {amount(done)} of {amount(total)}  {share}  {rate}/s  {time_left(done, total, seconds)}"

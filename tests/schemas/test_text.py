@@ -1,0 +1,126 @@
+"""Tests of text for readers: aligned tables, durations, sizes, and the progress line of long work."""
+
+import io
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from schemas import text
+from schemas.text import (
+    CLEAR,
+    LongWork,
+    ProgressLine,
+    format_bytes,
+    format_clock,
+    format_duration,
+    format_short,
+    text_table,
+    time_left,
+    work_line,
+)
+
+
+def test_a_table_aligns_each_column_by_its_widest_cell() -> None:
+    rows = [("name", "rows", "size"), ("a", "7", "12"), ("longer", "1,203", "")]
+    assert text_table(rows, "<>") == ["name     rows  size", "a           7    12", "longer  1,203"]
+    assert text_table(rows, "><", "  ") == ["    name  rows   size", "       a  7      12", "  longer  1,203"]
+    assert text_table(rows) == ["name    rows   size", "a       7      12", "longer  1,203"]
+    assert text_table(rows, "<><") == ["name     rows  size", "a           7  12", "longer  1,203"]
+    assert text_table([]) == []
+    with pytest.raises(ValueError, match="shorter"):
+        text_table([("a", "b"), ("c",)])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(0, "0:00:00"), (59.4, "0:00:59"), (59.6, "0:01:00"), (2530, "0:42:10"), (360_000, "100:00:00")],
+)
+def test_clock(seconds: float, expected: str) -> None:
+    assert format_clock(seconds) == expected
+
+
+@pytest.mark.parametrize(
+    ("function", "value", "expected"),
+    [
+        (format_duration, 8.04, "8.0 s"),
+        (format_duration, 99.94, "99.9 s"),
+        (format_duration, 99.96, "2 min"),
+        (format_duration, 150, "2 min"),
+        (format_duration, 3569, "59 min"),
+        (format_duration, 3590, "1 h 00 min"),
+        (format_duration, 3780, "1 h 03 min"),
+        (format_short, 999.4, "999"),
+        (format_short, 999.6, "1 k"),
+        (format_short, 4.67e11, "467 G"),
+        (format_short, -1500, "-1.5 k"),
+        (format_bytes, 0, "0 bytes"),
+        (format_bytes, 999, "999 bytes"),
+        (format_bytes, 999.6, "1 kB"),
+        (format_bytes, 1_969_604, "1.97 MB"),
+        (format_bytes, 8e10, "80 GB"),
+    ],
+)
+def test_numbers_are_formatted_for_readers(function: Callable[[float], str], value: float, expected: str) -> None:
+    assert function(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [(950, "950"), (999.6, "1k"), (1500, "1.5k"), (1_263_616, "1.26M"), (2e9, "2G"), (3e12, "3T")],
+)
+def test_numbers_in_names_have_no_space(number: float, expected: str) -> None:
+    assert format_short(number, "") == expected
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [
+        ((0, 4_800_000_000, "bytes", 0.0), "x  0 bytes of 4.8 GB  0 %  0 bytes/s  in 0:00:00"),
+        ((1_200_000_000, 4_800_000_000, "bytes", 1.0), "x  1.2 GB of 4.8 GB  25 %  1.2 GB/s  0:00:03 left"),
+        ((4_800_000_000, 4_800_000_000, "bytes", 4.0), "x  4.8 GB of 4.8 GB  100 %  1.2 GB/s  in 0:00:04"),
+        ((300, 4200, "rows", 2.0), "x  300 rows of 4,200 rows  7 %  150 rows/s  0:00:26 left"),
+        ((0, 0, "bytes", 0.0), "x  0 bytes of 0 bytes  100 %  0 bytes/s  in 0:00:00"),
+    ],
+)
+def test_the_line_of_long_work(numbers: tuple[Any, ...], expected: str) -> None:
+    assert work_line("x", *numbers) == expected
+
+
+def test_the_time_left_is_that_of_the_rest_at_the_same_rate() -> None:
+    assert time_left(3, 8, 30.0) == "0:00:50 left"
+    assert (time_left(0, 8, 30.0), time_left(8, 8, 30.0)) == ("in 0:00:30", "in 0:00:30")
+
+
+def test_long_work_is_shown_and_short_work_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    short, long = io.StringIO(), io.StringIO()
+    with LongWork("verify", 10, "bytes", short) as work:
+        work.add(10)
+    assert (short.getvalue(), work.done) == ("", 10)
+    monkeypatch.setattr(text, "FIRST_SECONDS", 0.01)
+    with LongWork("verify", 10, "bytes", long) as work:
+        work.add(4)
+        while not long.getvalue():
+            time.sleep(0.01)
+        work.add(6)
+    lines = long.getvalue().splitlines()
+    assert lines[0].startswith("verify  4 bytes of 10 bytes  40 %  ")
+    assert lines[-1].startswith("verify  10 bytes of 10 bytes  100 %  ")
+
+
+def test_the_last_line_is_always_printed_where_it_is_wanted() -> None:
+    stream = io.StringIO()
+    with ProgressLine(lambda seconds: f"2/2 parts {seconds < 60}", stream, always=True):
+        pass
+    assert stream.getvalue() == "2/2 parts True\n"
+
+
+def test_a_terminal_sees_a_line_that_is_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: True)
+    monkeypatch.setattr(text, "FIRST_SECONDS", 0.01)
+    with ProgressLine(lambda seconds: "work", stream):
+        while not stream.getvalue():
+            time.sleep(0.01)
+    assert stream.getvalue() == f"{CLEAR}work{CLEAR}work\n"
