@@ -157,7 +157,7 @@ class PartOutput:
     errors: dict[str, int] = field(default_factory=dict)
     source: dict[str, Any] | None = None
     files: dict[str, WrittenFile] = field(default_factory=dict)
-    """Further files besides those of the tables, by kind, such as the leaders of an index."""
+    """Further files besides those of the tables, by kind, such as those of a snapshot index."""
     counts: Counts | None = None
     """Row counts of a table whose rows have no verdict; None uses the counts of `books`."""
 
