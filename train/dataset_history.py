@@ -1,7 +1,8 @@
-"""The history of a run's dataset: certified takedowns, and the replays that were declared after them.
+"""The history of a run's dataset: certified takedowns, and the replays of training that the user chose after them.
 
-A checkpoint belongs to a dataset by digest. Training resumes from it on another dataset only in one case: certified
-takedowns that kept every position lead to that dataset, and the user has chosen this checkpoint for a replay.
+A checkpoint names its dataset by digest. Training resumes from it on another dataset only if that dataset comes from
+the checkpoint's by certified takedowns that kept all token positions, and if the user chose this checkpoint for a
+replay.
 """
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -13,7 +14,7 @@ from schemas.tokens import Dataset
 
 REPLAYS_NAME = "train/replays.json"
 CLEAN = "clean"
-"""The choice of the last checkpoint that has seen none of the removed documents."""
+"""The value of --replay-from for the last checkpoint that saw none of the removed documents."""
 
 
 class Replay(BaseModel):
@@ -26,24 +27,25 @@ class Replay(BaseModel):
     from_step: int
     """Step of the checkpoint; 0 = from the beginning."""
     clean: bool
-    """True if that checkpoint has seen none of the removed documents."""
+    """True if the checkpoint was trained on none of the removed documents."""
     before: str
     """Digest of the dataset that the run was trained on so far."""
     after: str
     """Digest of the dataset on which training resumes."""
     takedowns: list[str]
-    """The takedowns between the two, newest first."""
+    """Ids of the takedowns between the two datasets, newest first."""
     order: str
-    """Digest of the order of the samples, the same on both."""
+    """Digest of the order of the samples, the same on both datasets."""
     set_aside: list[str]
     """Folders of the checkpoints that were set aside, relative to the run."""
 
 
 def comparable_digest(run: Store, dataset: Dataset, checkpoint: tuple[str, int], expected: str) -> str:
-    """Return the dataset digest to compare with a checkpoint: `expected`, its own, if a declared replay allows it.
+    """Return the dataset digest to compare with that of a checkpoint, `expected`.
 
+    It is `expected` itself if the user chose this checkpoint for a replay on the dataset, else the dataset's digest.
     `checkpoint`: its folder and step. Raises ContractError, naming both datasets, if the dataset comes from the
-    checkpoint's by takedowns and no replay from this checkpoint was declared.
+    checkpoint's by takedowns and there is no such replay.
     """
     (name, step), digest = checkpoint, dataset.digest
     since = [] if expected == digest else takedowns_since(run, dataset, expected)
@@ -51,8 +53,9 @@ def comparable_digest(run: Store, dataset: Dataset, checkpoint: tuple[str, int],
         return digest
     if moved := [certificate.id for certificate in since if certificate.mode == "compact"]:
         raise ContractError(
-            f"{name}: expected dataset {expected}, got {digest}, in which takedown {moved[-1]} has moved positions "
-            "(--compact), so no earlier checkpoint can be resumed. Remove the checkpoints and plan again."
+            f"{name}: expected dataset {expected}, got {digest}, in which takedown {moved[-1]} has moved positions of "
+            "tokens (--compact), so no earlier checkpoint can be resumed. Remove the folder train/checkpoints and run "
+            "`penstock plan` again."
         )
     chosen = [replay for replay in read_replays(run) if replay.after == digest]
     if chosen and chosen[-1].from_step == step:
@@ -66,7 +69,9 @@ def comparable_digest(run: Store, dataset: Dataset, checkpoint: tuple[str, int],
 
 
 def takedowns_since(run: Store, dataset: Dataset, expected: str) -> list[Certificate]:
-    """Return the certified takedowns between an earlier dataset and this one, newest first; empty if unrelated.
+    """Return the certified takedowns that led from an earlier dataset to this one, newest first; empty if none did.
+
+    `expected`: digest of the earlier dataset.
 
     Raises ContractError if a manifest and a certificate disagree.
     """
@@ -82,4 +87,6 @@ def read_replays(run: Store) -> list[Replay]:
     try:
         return [Replay.model_validate(entry) for entry in run.read_json(REPLAYS_NAME)]
     except ValidationError as error:
-        raise ContractError(f"{run.uri}/{REPLAYS_NAME}: expected replays, got {error}. Restore it.") from error
+        raise ContractError(
+            f"{run.uri}/{REPLAYS_NAME}: expected a list of replays, got {error}. Restore the file from a backup."
+        ) from error

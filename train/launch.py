@@ -1,7 +1,7 @@
 """A wrapper of torchrun that returns the exit code of its ranks instead of a traceback.
 
-It takes torchrun's arguments. Exit code 2 is an error that the user can fix. SIGTERM is forwarded to the ranks, which
-write a checkpoint; their stop is then a success, unless one of them reports a failure.
+It accepts torchrun's arguments. Exit code 2 is an error that the user can fix. SIGTERM is forwarded to the ranks, which
+write a checkpoint and stop; the exit code is then 0, unless a rank reports an error.
 """
 
 import signal

@@ -1,6 +1,6 @@
 """Verify that a batch after a takedown equals the old batch without the removed documents, at every position.
 
-The expected content follows from the sample order alone: which token of which stream a position holds, and if that
+The sample order alone determines the expected content: which token of which stream a position holds, and whether that
 token, or the one it predicts, belonged to a removed document.
 """
 
@@ -19,9 +19,9 @@ Span = tuple[str, int, int]
 
 
 def differences(before: Batches, after: Batches, documents: Sequence[Span], tombstone: int, step: int) -> Iterator[str]:
-    """Yield each difference between a step's batch (from 0) and the old one without the documents.
+    """Yield each difference between the new batch of a step and the old batch in which the documents are replaced.
 
-    Only for objective = causal.
+    `step` counts from 0; `tombstone` is the token id that replaces removed tokens. Only for objective = causal.
     """
     samples, again = before.samples(step), after.samples(step)
     if not np.array_equal(samples.index, again.index) or not np.array_equal(samples.source, again.source):
@@ -43,8 +43,7 @@ def differences(before: Batches, after: Batches, documents: Sequence[Span], tomb
 
 
 def removed_positions(samples: Samples, sources: Sequence[str], documents: Sequence[Span], ahead: int) -> Mask:
-    """Return a mask (B, T) of the positions whose token belongs to the documents; `ahead` = 1: whose next token
-    does."""
+    """Return a mask (B, T) of the positions whose token, or with `ahead` = 1 whose next token, is in the documents."""
     pieces = samples.pieces
     mask = np.zeros((len(samples.index), samples.seq_len), np.bool_)
     columns = (pieces.row, pieces.column, pieces.start, pieces.length)

@@ -1,7 +1,7 @@
 """Replay training after a takedown: find the steps and checkpoints that saw the documents, and resume without them.
 
-The plan is bound to the new dataset, whose token positions equal those of the old one. Checkpoints after the chosen one
-are set aside; then training resumes as usual.
+The plan is changed to name the new dataset, which has the token positions of the old one. Checkpoints after the chosen
+one are moved to another folder; then training resumes as usual.
 """
 
 import math
@@ -30,16 +30,16 @@ from train.dataset_history import CLEAN, REPLAYS_NAME, Replay, read_replays, tak
 from train.plan.plan import PLAN_NAME, Plan, open_order, write_plan
 
 REPLACED = "train/replaced"
-"""Folder of checkpoints that a replay sets aside, since they have seen removed documents."""
+"""Folder to which a replay moves the checkpoints after the chosen one."""
 Span = tuple[str, int, int]
-"""Stream, first token in it and number of tokens of a document."""
+"""The stream of a document, its first token in the stream, and its number of tokens."""
 
 
 # Steps and checkpoints that saw the removed documents.
 
 
 def find_effects(run: Store, dataset: Dataset, documents: Iterable[Span]) -> Effects:
-    """Return the steps of the plan whose batches contain tokens of the documents, and the state of each checkpoint."""
+    """Return the steps of the plan whose batches contain tokens of the documents, and which checkpoints saw them."""
     plan = _stored_plan(run)
     same = _same_positions(run, dataset)
     # A plan for the dataset before a takedown is still the one that made the checkpoints.
@@ -64,7 +64,7 @@ def find_effects(run: Store, dataset: Dataset, documents: Iterable[Span]) -> Eff
 
 
 def _same_positions(run: Store, dataset: Dataset) -> set[str]:
-    """Return the digests of a dataset and of the earlier ones with the same token positions."""
+    """Return the digests of a dataset and of the earlier versions of it that have the same token positions."""
     digests = {dataset.digest}
     for certificate in takedown_ancestry(run, dataset.manifest):
         if certificate.mode == "compact":
@@ -84,7 +84,10 @@ def _notes_aside(run: Store) -> Iterator[tuple[str, CheckpointMetadata]]:
 
 
 def steps_with_documents(order: SampleOrder, documents: Iterable[Span], next_tokens: int = 1) -> list[int]:
-    """Return the steps, from 1, that contain a token of the documents; `next_tokens` = 1: also as a target only."""
+    """Return the steps, from 1, whose batch contains a token of the documents.
+
+    `next_tokens`: 1 = also count a token that is only a target, after the last input of a row; 0 = do not.
+    """
     steps: set[int] = set()
     for stream, start, num_tokens in documents:
         source, _, split = stream.rpartition("/")
@@ -96,13 +99,13 @@ def steps_with_documents(order: SampleOrder, documents: Iterable[Span], next_tok
     return sorted(steps)
 
 
-# Begin a replay.
+# The start of a replay.
 
 
 def begin_replay(run: Store, choice: str) -> Replay:
-    """Bind the plan of a run to the dataset without the documents, and set aside the checkpoints after a step.
+    """Change the plan of a run to the dataset without the documents, and move the checkpoints after a step to REPLACED.
 
-    `choice`: `clean`, or the step of an existing checkpoint. Repeating the call completes an interrupted one. Raises
+    `choice`: `clean`, 0, or the step of an existing checkpoint. Repeating the call completes an interrupted one. Raises
     ConfigError or ContractError before anything is written.
     """
     local_path(run, "train")
@@ -113,29 +116,33 @@ def begin_replay(run: Store, choice: str) -> Replay:
 def _begin(run: Store, choice: str) -> Replay:
     dataset, plan = open_dataset(run), _stored_plan(run)
     if plan is None:
-        raise ConfigError(f"train --replay-from: expected a run with a plan, got no {PLAN_NAME}. Train it first.")
+        raise ConfigError(
+            f"train --replay-from: expected a run with a plan, got no {PLAN_NAME}. Train without --replay-from first."
+        )
     earlier = [replay for replay in read_replays(run) if replay.after == dataset.digest]
     before = earlier[-1].before if earlier and plan.dataset == dataset.digest else plan.dataset
     since = takedowns_since(run, dataset, before)
     if not since:
         raise ConfigError(
-            f"train --replay-from: expected a dataset that takedowns have made of {before}, for which the plan was "
-            f"made, got {dataset.digest}. Train without --replay-from to resume on the plan's dataset."
+            f"train --replay-from: expected a dataset that takedowns have made from the plan's dataset {before}, got "
+            f"{dataset.digest}. Train without --replay-from to resume on the plan's dataset."
         )
     if not dataset.manifest.content.counts.rows_kept:
         raise ConfigError(
-            f"train --replay-from: expected documents to train on, got that all were taken down of {dataset.digest}. "
-            "Run the recipe on other inputs, in a folder of its own."
+            f"train --replay-from: expected at least one document to train on, got 0: all documents of dataset "
+            f"{dataset.digest} were taken down. Run the recipe on other inputs, in another run folder."
         )
     if moved := [certificate.id for certificate in since if certificate.mode == "compact"]:
         raise ConfigError(
-            f"train --replay-from: expected a dataset in which every position was kept, got that takedown "
-            f"{moved[-1]} has moved them (--compact). Remove {CHECKPOINTS} and plan again."
+            f"train --replay-from: expected a dataset whose takedowns kept every token position, got positions that "
+            f"takedown {moved[-1]} has moved (--compact). Remove {CHECKPOINTS} and run `penstock plan` again."
         )
     bound = plan.model_copy(update={"dataset": dataset.digest})
     order = open_order(run, dataset, bound).digest
     if order != plan.order:
-        raise ContractError(f"{PLAN_NAME}: expected samples in order {plan.order}, got {order}. Plan again.")
+        raise ContractError(
+            f"{PLAN_NAME}: expected the plan's sample order {plan.order}, got {order}. Run `penstock plan` again."
+        )
     notes = list_checkpoints(run)
     step, clean = _chosen(choice, notes, since, earlier)
     later = [note.name for note in notes if note.step > step]
@@ -160,7 +167,7 @@ def _begin(run: Store, choice: str) -> Replay:
 def _chosen(
     choice: str, notes: list[CheckpointMetadata], since: list[Certificate], earlier: list[Replay]
 ) -> tuple[int, bool]:
-    """Return the step to resume from, and True if it has seen none of the documents."""
+    """Return the step to resume from, and True if its checkpoint saw none of the removed documents."""
     seen = [certificate.effects.steps[0] for certificate in since if certificate.effects.steps]
     # Checkpoints written after an earlier replay on this dataset have seen no removed document at any step.
     after = {replay.after for replay in earlier}
@@ -177,7 +184,7 @@ def _chosen(
 
 
 def _set_aside(run: Store, later: list[str], before: str) -> None:
-    """Move checkpoints out of the way of a resume, the newest first, so that a kill leaves no gap among them."""
+    """Move the checkpoints `later` to REPLACED, the newest first, so that a killed process leaves no gap among them."""
     for name in sorted(later, reverse=True):
         target = f"{REPLACED}/{before[:12]}/{name.rpartition('/')[2]}"
         number = 0
@@ -189,7 +196,7 @@ def _set_aside(run: Store, later: list[str], before: str) -> None:
 
 
 def describe_replay(replay: Replay) -> str:
-    """Return a description of a replay."""
+    """Return a description of a replay in one line."""
     where = f"checkpoint of step {replay.from_step}" if replay.from_step else "the beginning"
     seen = "which saw none of the removed documents" if replay.clean else "which HAS SEEN removed documents"
     aside = f"; {len(replay.set_aside)} later checkpoint(s) set aside in {REPLACED}" if replay.set_aside else ""

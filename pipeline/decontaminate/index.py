@@ -1,7 +1,8 @@
-"""The index of the evaluation sets: their sorted n-grams, each with its items, in one memory-mapped file.
+"""The index of the evaluation sets: sorted n-grams with the items that contain them, in one memory-mapped file.
 
-It grows with the sets and not with the corpus, so it is built once, and every worker looks up its documents in it. A
-bit filter of 32 to 64 bits per n-gram rejects all but one in 32 of the other n-grams before the binary search.
+The index grows with the sets and not with the corpus. It is built once, and every worker looks up its documents in it.
+A bit filter of 32 to 64 bits per n-gram rejects all but one in 32 of the n-grams that are not in the index, before the
+binary search.
 """
 
 import io
@@ -29,9 +30,9 @@ from schemas.ids import canonical_json, digest_of, file_sha256
 
 
 def read_items(path: str, where: str, fields: Sequence[str] = ()) -> Iterator[tuple[int, list[str]]]:
-    """Yield line number, from 1, and texts of every item of a file; blank lines are skipped.
+    """Yield the line number, from 1, and the texts of every item of a file; blank lines are skipped.
 
-    Raises ConfigError, with file and line, for a line that is no JSON object or has none of the fields.
+    Raises ConfigError, with file and line, for a line that is not a JSON object or has none of the fields.
     """
     names = fields or DEFAULT_FIELDS
     for number, line in _lines(path, where):
@@ -63,7 +64,8 @@ def _lines(path: str, where: str) -> Iterator[tuple[int, bytes]]:
 
 
 def _values(value: Any, path: Sequence[str]) -> Iterator[Any]:
-    """Yield the values at a path of field names; a list on the path is replaced by each of its members."""
+    """Yield the values at a path of field names in a JSON value; a list on the path is replaced by each of its
+    elements."""
     if not path:
         yield value
     elif isinstance(value, list):
@@ -81,28 +83,30 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(member)
 
 
-# N-grams of a text as 64-bit numbers: of words, or of characters in writing that does not separate words.
+# Hashes of the n-grams of a text: of words, or of characters in writing that does not separate words.
 #
-# The number of an n-gram is a polynomial of the keys of its units, computed for all runs at once from prefix sums. Keys
-# are xxh64, so an n-gram that is not among N n-grams collides with one of them with probability N / 2^64 (times up to
-# 8, for exchanged words). With 10^7 n-grams and a corpus of 10^12 words, 0.5 false hits are expected in the whole
-# corpus.
+# A unit (word or character) is represented by its key, the xxh64 of its UTF-8. The 64-bit hash of an n-gram is a
+# polynomial of its keys, computed for all n-grams at once from prefix sums. An n-gram that is not among N n-grams
+# collides with one of them with probability N / 2^64, or up to 8 times that if two words are exchanged. With 10^7
+# n-grams and a corpus of 10^12 words, 0.5 false hits are expected in the whole corpus.
 
 _UNSPACED = re.compile(f"[{UNSPACED}]")
 NON_WHITESPACE = re.compile(r"\S+")
 TOKEN = re.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")
-"""A token, the smallest unit that is cut: a character of a script that does not separate words, or a run of others."""
+"""A token, the smallest unit that is cut: a character of a script that does not separate words, or a run of other
+characters."""
 
 
 def prefix_sums(keys: Codes) -> Codes:
-    """Return the polynomials of the first 0, 1, … keys modulo 2^64 (len(keys) + 1,)."""
+    """Return the polynomial of the first 0, 1, … keys of a text modulo 2^64 (len(keys) + 1,), for `ngrams`."""
     sums = np.zeros(len(keys) + 1, np.uint64)
     np.cumsum(keys * powers(len(keys))[0][: len(keys)], out=sums[1:])
     return sums
 
 
 def ngrams(sums: Codes, size: int) -> Codes:
-    """Return the number of every run of `size` units, given the prefix sums of their keys; empty if there are fewer."""
+    """Return the hash of every n-gram of `size` units, from the prefix sums of their keys; empty if there are fewer
+    units."""
     count = max(0, len(sums) - size)
     return (sums[size:] - sums[:count]) * powers(len(sums))[1][:count]
 
@@ -113,20 +117,24 @@ def has_unspaced(text: str) -> bool:
 
 
 def is_unspaced(text: str) -> bool:
-    """Return True if most characters of the text's words belong to such scripts."""
+    """Return True if most characters of the text's words belong to scripts that do not separate words."""
     letters = "".join(normal_words(text))
     return has_unspaced(letters) and 2 * len(_UNSPACED.findall(letters)) > len(letters)
 
 
 def character_keys(text: str) -> Codes:
-    """Return the key of each character of the text's words, equal to the key of a word of this one letter."""
+    """Return the key of each character of the text's normalized words; it equals the key of a word of this one
+    letter."""
     letters = "".join(normal_words(text)).encode("utf-32-le", "surrogatepass")
     points, places = np.unique(np.frombuffer(letters, "<u4"), return_inverse=True)
     return word_keys(map(chr, points.tolist()))[places]
 
 
 def located_words(text: str) -> tuple[Codes, Ints]:
-    """Return the key of each word, and start and end of its text between whitespace (2, words) [code points]."""
+    """Return the key of each normalized word, and the span of the text between whitespace that it comes from.
+
+    The spans are (2, words): starts and ends [code points].
+    """
     words: list[str] = []
     spans: list[tuple[int, int]] = []
     for match in NON_WHITESPACE.finditer(text):
@@ -137,10 +145,10 @@ def located_words(text: str) -> tuple[Codes, Ints]:
 
 
 def located_characters(text: str) -> tuple[Codes, Ints]:
-    """Return the key of each character of the text's words, and start and end of its token (2, characters).
+    """Return the key of each character of the text's normalized words, and the span of the token that it comes from.
 
-    If a token's characters depend on its neighbors, as in a number, its span extends to the surrounding whitespace.
-    Spans are in code points.
+    The spans are (2, characters): starts and ends [code points]. If a token's characters depend on its neighbors, as in
+    a number, its span extends to the surrounding whitespace.
     """
     spans: list[tuple[int, int]] = []
     for match in NON_WHITESPACE.finditer(text):
@@ -155,14 +163,15 @@ def located_characters(text: str) -> tuple[Codes, Ints]:
 
 FORMAT = 1
 FILE, SET, IGNORED = "index", "set_", "ignored"
-"""Names of the compiled file, of each set's file (followed by the set's name), and of the ignored text's file."""
+"""Names of the stage's files: the compiled index, an evaluation set (followed by the set's name), and the ignored
+text."""
 WORDS, CHARACTERS = "word_sizes", "character_sizes"
-_FILTER_BITS = 32  # an n-gram, at least
+_FILTER_BITS = 32  # least bits of the filter for each n-gram
 
 
 @dataclass
 class _Collected:
-    """The n-grams of the items that have been read so far."""
+    """The n-grams of the items that have been read so far: their hashes and the number of each text's item."""
 
     config: DecontaminateConfig
     sizes: dict[str, set[int]] = field(default_factory=lambda: {WORDS: set(), CHARACTERS: set()})
@@ -170,7 +179,8 @@ class _Collected:
     owners: list[int] = field(default_factory=list)
 
     def add(self, text: str, owner: int) -> None:
-        """Add the n-grams of a text, or the whole of a shorter text that is long enough to be matched."""
+        """Add the n-grams of a text of item `owner`; a shorter text is one n-gram if it is long enough to be
+        matched."""
         if is_unspaced(text):
             kind, keys = CHARACTERS, character_keys(text)
             size, least = self.config.ngram_chars, self.config.min_item_chars
@@ -184,7 +194,7 @@ class _Collected:
             self.owners.append(owner)
 
     def pairs(self) -> tuple[Codes, npt.NDArray[np.uint32]]:
-        """Return every n-gram with its item, each pair once, sorted."""
+        """Return the distinct pairs (hash of an n-gram, number of an item that contains it) as two arrays, sorted."""
         hashes = np.concatenate([np.zeros(0, np.uint64), *self.hashes])
         owners = np.repeat(np.array(self.owners, np.uint32), [len(part) for part in self.hashes])
         order = np.lexsort((owners, hashes))
@@ -195,9 +205,11 @@ class _Collected:
 
 
 def compile_index(config: DecontaminateConfig, paths: Mapping[str, str], folder: str) -> dict[str, str]:
-    """Return the path of the index of the sets, by the name FILE; build it unless the folder holds it already.
+    """Return the path of the index of the evaluation sets under the name FILE; build it unless `folder` already
+    contains it.
 
-    Raises ConfigError, with file and line, for items that cannot be read, and for a set without any n-gram.
+    The result is empty without evaluation sets. Raises ConfigError, with file and line, for items that cannot be read,
+    and for a set without any n-gram.
     """
     if not config.evaluation_sets:
         return {}
@@ -214,7 +226,8 @@ def compile_index(config: DecontaminateConfig, paths: Mapping[str, str], folder:
 
 
 def build_index(config: DecontaminateConfig, paths: Mapping[str, str]) -> bytes:
-    """Return the bytes of the index, equal for equal files and settings. Raises ConfigError like `compile_index`."""
+    """Return the bytes of the index, which depend on files and settings alone. Raises ConfigError like
+    `compile_index`."""
     collected, lines, sets = _Collected(config), list[int](), list[dict[str, Any]]()
     for name in sorted(config.evaluation_sets):
         where = f"decontaminate.evaluation_sets.{name}"
@@ -244,9 +257,9 @@ def build_index(config: DecontaminateConfig, paths: Mapping[str, str]) -> bytes:
 
 
 def _describe(sets: list[dict[str, Any]], item_ngrams: Any, owners: Any, entries: Ints) -> None:
-    """Add to each set the number of its items that are matched, and the number of their distinct n-grams.
+    """Add two counts to each evaluation set: items with at least one n-gram, and distinct n-grams of all its items.
 
-    Raises ConfigError for a set with no such item.
+    Raises ConfigError for a set in which no item has an n-gram.
     """
     first = 0
     for entry in sets:
@@ -262,7 +275,7 @@ def _describe(sets: list[dict[str, Any]], item_ngrams: Any, owners: Any, entries
 
 
 def _ignored(config: DecontaminateConfig, path: str, sizes: Mapping[str, Iterable[int]]) -> Codes:
-    """Return the n-grams of the ignored text, of every size that the index has."""
+    """Return the distinct n-grams of the ignored text, of all lengths that the index contains."""
     hashes = [np.zeros(0, np.uint64)]
     for _, texts in read_items(path, "decontaminate.ignored"):
         for text in texts:
@@ -272,7 +285,7 @@ def _ignored(config: DecontaminateConfig, path: str, sizes: Mapping[str, Iterabl
 
 
 def _filter_of(hashes: Codes) -> npt.NDArray[np.uint8]:
-    """Return a bit for every value of the leading bits of a hash, set if one of the sorted hashes has this value."""
+    """Return a bit filter of sorted hashes: bit i is set if the leading bits of one of the hashes are the number i."""
     bits = max(10, (_FILTER_BITS * len(hashes) - 1).bit_length())
     slots = (hashes >> np.uint64(64 - bits)).view(np.int64)
     octets = np.zeros(1 << (bits - 3), np.uint8)
@@ -283,7 +296,7 @@ def _filter_of(hashes: Codes) -> npt.NDArray[np.uint8]:
 
 
 def _to_bytes(arrays: Mapping[str, Any], header: Mapping[str, Any]) -> bytes:
-    """Return an Arrow file of one row with a list in each column, which its reader memory-maps without a copy."""
+    """Return an Arrow file of one row with each array as a list, which a reader memory-maps without a copy."""
     columns = [pa.LargeListArray.from_arrays(pa.array([0, len(a)], pa.int64()), pa.array(a)) for a in arrays.values()]
     batch = pa.RecordBatch.from_arrays(columns, list(arrays)).replace_schema_metadata({FILE: canonical_json(header)})
     sink = pa.BufferOutputStream()

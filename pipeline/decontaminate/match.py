@@ -1,4 +1,4 @@
-"""Matches of a document with the index: shared n-grams, the words they cover, their items, and the cutting of them."""
+"""The overlap of a document with the evaluation sets, by their index of n-grams, and the removal of shared text."""
 
 import json
 from dataclasses import dataclass
@@ -29,23 +29,26 @@ from pipeline.text.words import Codes, Ints, normal_words, word_keys
 from schemas.errors import ContractError
 
 MOSTLY = 0.7
-"""Least share of an item's n-grams at which the whole item counts as contained. Source: Chowdhery et al. 2022 (PaLM),
-arXiv 2204.02311, section 8; there over the whole corpus, here in one document."""
+"""Share of an item's n-grams from which on a document counts as containing the whole item. Source: Chowdhery et al.
+2022 (PaLM), arXiv 2204.02311, section 8; there n-grams are counted in the whole corpus, here in one document."""
+
+
+_REBUILD = "Delete the file, then run `penstock run` again."
 
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Runs of units that are n-grams of the index."""
+    """The n-grams of a text that are in the index, each a run of units: words or characters."""
 
     starts: Ints
-    """First unit of each run."""
+    """Index in the text of the first unit of each run."""
     sizes: Ints
-    """Units of each run."""
+    """Number of units in each run."""
     entries: Ints
-    """Number of each run's n-gram in the index."""
+    """Index of each run's n-gram in the sorted n-grams of the index."""
 
     def covered(self, count: int) -> npt.NDArray[np.bool_]:
-        """Return True for each of `count` units that is in a run."""
+        """Return a mask of the `count` units of the text: True for a unit that is in at least one run."""
         edges = np.bincount(self.starts, minlength=count + 1) - np.bincount(
             self.starts + self.sizes, minlength=count + 1
         )
@@ -57,19 +60,20 @@ NO_RUNS = Runs(*(np.zeros(0, np.int64) for _ in range(3)))
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """The overlap of a document with the evaluation sets."""
+    """The text that a document shares with the evaluation sets."""
 
     ngrams: dict[str, int]
-    """Distinct shared n-grams by set; sets without any are left out."""
+    """Number of distinct shared n-grams by evaluation set; sets without any are left out."""
     share: float
-    """Words in such n-grams over words, or characters over characters if that is more; 0 to 1."""
+    """Share of the document's words that are in shared n-grams, or of its characters if that is more; 0 to 1."""
     items: list[tuple[str, bool]]
-    """`set:line` of every item with a shared n-gram, and True if the document has at least MOSTLY of the item's."""
+    """`set:line` of every item that shares an n-gram, and True if the share of its n-grams in the document is at least
+    MOSTLY."""
 
 
 @dataclass(frozen=True)
 class Index:
-    """The memory-mapped index."""
+    """The memory-mapped index of the n-grams of all evaluation sets."""
 
     arrays: dict[str, Any]
     header: dict[str, Any]
@@ -80,16 +84,17 @@ class Index:
 
     @cached_property
     def _set_ends(self) -> Ints:
-        """Return the number of the item after the last of each set."""
+        """Return, for each evaluation set, the number of the first item after it; items are numbered across all
+        sets."""
         return np.cumsum([entry["items"] for entry in self.header["sets"]])
 
     @cached_property
     def _shift(self) -> np.uint64:
-        """Return the number of bits by which a hash is shifted to give its bit in the filter."""
+        """Return the number of bits by which a hash is shifted right to give the index of its bit in the filter."""
         return np.uint64(65 - (8 * len(self.arrays["filter"])).bit_length())
 
     def find(self, hashes: Codes) -> tuple[Ints, Ints]:
-        """Return the positions of the hashes that are in the index, and their numbers there."""
+        """Return the positions in `hashes` of the n-grams that are in the index, and their positions in the index."""
         slots = (hashes >> self._shift).view(np.int64)
         bits = self.arrays["filter"][slots >> 3] >> (slots & 7).astype(np.uint8)
         maybe = np.flatnonzero(bits & 1)
@@ -101,9 +106,9 @@ class Index:
         return maybe[found], numbers[found]
 
     def runs(self, keys: Codes, kind: str) -> Runs:
-        """Return every run of units that is an n-gram of the index; `keys` are those of the units.
+        """Return every run of a text's units that is an n-gram of the index.
 
-        `kind` is WORDS or CHARACTERS.
+        `kind` is WORDS or CHARACTERS, and `keys` are the keys of the text's words or characters.
         """
         sizes = [size for size in self.header[kind] if size <= len(keys)]
         if not sizes:
@@ -117,7 +122,8 @@ class Index:
         return Runs(places - np.concatenate(([0], ends))[which], np.array(sizes)[which], entries)
 
     def overlap(self, text: str, words: Codes) -> Overlap | None:
-        """Return the overlap of a text with the sets, given the keys of its words; None if there is none."""
+        """Return the overlap of a text with the evaluation sets, given the keys of its words; None if they share no
+        n-gram."""
         matches = [(self.runs(words, WORDS), len(words))]
         if self.header[CHARACTERS] and has_unspaced(text):
             keys = character_keys(text)
@@ -133,7 +139,7 @@ class Index:
         return Overlap(ngrams_of, float(np.float32(max(shares))), self._items(owners))
 
     def _owners(self, entries: Ints) -> tuple[Ints, Ints]:
-        """Return the number of items of each n-gram, and those items, n-gram after n-gram."""
+        """Return how many items contain each n-gram, and the numbers of these items, concatenated over the n-grams."""
         starts, ends = self.arrays["starts"][entries], self.arrays["starts"][entries + 1]
         owners = np.concatenate([self.arrays["owners"][start:end] for start, end in zip(starts, ends)])
         return ends - starts, owners.astype(np.int64)
@@ -147,14 +153,14 @@ class Index:
 
 
 def open_index(path: str) -> Index:
-    """Return the index in a file. Raises ContractError if the file is no index."""
+    """Return the memory-mapped index in a file. Raises ContractError if the file is not an index of evaluation sets."""
     try:
         batch = pa.ipc.open_file(pa.memory_map(path)).get_batch(0)
         header = json.loads((batch.schema.metadata or {})[FILE.encode()])
     except (pa.ArrowInvalid, KeyError, ValueError) as error:
-        raise ContractError(f"{path}: expected an index of evaluation sets, got {error}. Delete the file.") from error
+        raise ContractError(f"{path}: expected an index of evaluation sets, got {error}. {_REBUILD}") from error
     if header["format"] != FORMAT:
-        raise ContractError(f"{path}: expected format {FORMAT} of the index, got {header['format']}. Delete the file.")
+        raise ContractError(f"{path}: expected format {FORMAT} of the index, got {header['format']}. {_REBUILD}")
     arrays = {name: batch.column(name).values.to_numpy() for name in batch.schema.names}
     return Index(arrays, header)
 
@@ -166,21 +172,21 @@ def open_index(path: str) -> Index:
 # the fragments become separate documents; here they remain one document.
 
 ROUNDS = 20
-"""Most rounds of matching and cutting, because a cut can create new matches. Text that still shares n-grams after them
-is cut whole, so that no adversarial text takes more than linear time."""
+"""Most rounds of matching and cutting, which are repeated because a cut can create new matches. Text that still shares
+n-grams after the last round is cut entirely, so no adversarial text takes more than linear time."""
 
 
 def cut_row(row: Row, index: Index, config: DecontaminateConfig) -> int:
-    """Cut the n-grams that a row shares with the index out of its text; return the number of fragments that are left.
+    """Cut the n-grams that a row shares with the index out of its text; return the number of remaining fragments.
 
-    Replaces `cuts`, `_body`, `_words` and `num_bytes`. Raises ContractError if the body is not the text after cuts.
+    Replaces `cuts`, `_body`, `_words` and `num_bytes`. Raises ContractError if `_body` is not the text without `cuts`.
     """
     text, body = row["text"], row["_body"]
     visible = complement([tuple(span) for span in row["cuts"]], len(text))
     if sum(end - start for start, end in visible) != len(body):
         raise ContractError(
-            f"decontaminate: expected a body of the text without its cuts, got {len(body)} code points in place of "
-            f"{sum(end - start for start, end in visible)}. Make the stages before it change both together."
+            f"decontaminate: expected `_body` to be the text without `cuts`, got {len(body)} code points in place of "
+            f"{sum(end - start for start, end in visible)}. Make each earlier stage that adds cuts also change `_body`."
         )
     kept, rest = [(0, len(body))], body
     for turn in range(ROUNDS + 1):
@@ -197,7 +203,7 @@ def cut_row(row: Row, index: Index, config: DecontaminateConfig) -> int:
 
 
 def shared_spans(text: str, index: Index) -> npt.NDArray[np.int64]:
-    """Return start and end of every n-gram that a text shares with the index (n, 2) [code points]."""
+    """Return the start and end of every n-gram that a text shares with the index (n-grams, 2) [code points]."""
     located = [(*located_words(text), WORDS)]
     if index.header[CHARACTERS] and has_unspaced(text):
         located.append((*located_characters(text), CHARACTERS))
@@ -209,9 +215,9 @@ def shared_spans(text: str, index: Index) -> npt.NDArray[np.int64]:
 
 
 def pieces_left(text: str, spans: Ints, margin: int, min_chars: int) -> list[Span]:
-    """Return the spans left of a text after `spans`, their `margin`, and fragments below `min_chars` are cut.
+    """Return the spans that remain of a text after `spans` and `margin` on each side of them are cut.
 
-    All lengths are in code points.
+    Remaining fragments shorter than `min_chars` are cut too. All lengths are in code points.
     """
     tokens = np.array([token.span() for token in TOKEN.finditer(text)], np.int64)
     first = np.searchsorted(tokens[:, 1], spans[:, 0] - margin, "right")

@@ -19,7 +19,7 @@ from pipeline.engine.stage import EVERY, Check, Cutoffs, PerDocument, Row, RowFu
 from schemas.tables import flatten_entries
 from schemas.text import text_table
 
-# Contamination figures that the step `documents` counts, and their table by evaluation set.
+# Contamination figures that the step `documents` counts, and their text table with a row for each evaluation set.
 #
 # Items are counted by name, so the figures are bounded by the size of the sets and do not grow with the corpus.
 
@@ -30,7 +30,7 @@ HITS = "_hits"
 
 
 def figures_of(row: Row) -> Iterator[tuple[str, str, int]]:
-    """Yield (figure, name, amount) for every count of a measured row."""
+    """Yield (figure, name, amount) for everything that a measured document adds to the contamination figures."""
     for name, count in (row.get("contamination") or {}).items():
         yield DOCUMENTS, name, 1
         yield NGRAMS, name, count
@@ -44,16 +44,16 @@ def figures_of(row: Row) -> Iterator[tuple[str, str, int]]:
 
 
 def set_sizes(path: str) -> dict[str, dict[str, int]]:
-    """Return the figure SETS of an index: items, matched items and distinct n-grams by evaluation set."""
+    """Return the figure SETS from an index file: items, matched items and distinct n-grams of each evaluation set."""
     numbers = ("items", "indexed", "ngrams")
     return {entry["name"]: {name: entry[name] for name in numbers} for entry in open_index(path).header["sets"]}
 
 
 def contamination_table(figures: Mapping[str, Any]) -> str:
-    """Return the hits of each evaluation set as a text table, from the figures of the table `documents`.
+    """Return a text table of the contamination by each evaluation set, from the figures of the table `documents`.
 
-    Columns: items of a set, items that are matched, items of which a document has an n-gram or at least MOSTLY of all,
-    and documents with hits. The text is empty if there are no sets.
+    Columns: items of the set, items that are matched, items that share an n-gram with a document or at least MOSTLY of
+    all their n-grams, documents that share an n-gram, and n-grams that they share. Empty if there are no sets.
     """
     heads = ("evaluation set", "items", "looked for", "seen", "share", f"seen {MOSTLY:.0%}", "documents", "n-grams")
     rows = [heads]
@@ -70,7 +70,7 @@ def contamination_table(figures: Mapping[str, Any]) -> str:
 
 
 def _by_set(items: Mapping[str, int]) -> dict[str, int]:
-    """Return the number of items by set."""
+    """Return the number of items of each evaluation set, from items named `set:line`."""
     counts: dict[str, int] = {}
     for item in items:
         name = item.rpartition(":")[0]
@@ -82,7 +82,7 @@ __all__ = ["DECONTAMINATE", "DecontaminateConfig", "contamination_table", "figur
 
 
 def model_files(config: DecontaminateConfig) -> dict[str, str]:
-    """Return the paths of the evaluation sets and of the ignored text."""
+    """Return the paths of the evaluation sets and of the ignored text, by their names in `index`."""
     files = {SET + name: path for name, path in config.evaluation_sets.items()}
     return files | ({IGNORED: config.ignored} if config.ignored else {})
 
@@ -96,7 +96,8 @@ def canary_counter(config: DecontaminateConfig) -> Callable[[str], int]:
 
 
 def make(config: DecontaminateConfig, models: Mapping[str, str]) -> RowFunction:
-    """Return the function that measures a document and, if the action is to cut, cuts it; it drops nothing."""
+    """Return the function that measures the row of a document and, with `action = "cut"`, cuts it; it drops no
+    document."""
     index = open_index(models[FILE]) if config.evaluation_sets else None
     canaries = canary_counter(config)
 
@@ -117,7 +118,7 @@ def make(config: DecontaminateConfig, models: Mapping[str, str]) -> RowFunction:
 
 
 def most_ngrams(batch: pa.RecordBatch) -> npt.NDArray[np.float64]:
-    """Return the largest number of distinct n-grams that each document shares with one set; NaN if not measured."""
+    """Return the largest number of distinct n-grams that each document shares with any one set; NaN if not measured."""
     column = batch.column("contamination")
     shared = flatten_entries(column)
     most = np.where(column.is_valid().to_numpy(zero_copy_only=False), 0.0, np.nan)
@@ -126,7 +127,7 @@ def most_ngrams(batch: pa.RecordBatch) -> npt.NDArray[np.float64]:
 
 
 def checks(config: DecontaminateConfig, models: Mapping[str, str], cutoffs: Cutoffs) -> Sequence[Check]:
-    """Return the checks of the stored measurements that the settings define."""
+    """Return the comparisons of stored measurements with the limits in the settings."""
     limits: list[tuple[str, str, str, float | None, Any]] = []
     if config.canaries:
         limits.append(("canary", "canaries", "max_canaries", config.max_canaries, None))

@@ -1,7 +1,7 @@
-"""Copies across all parts: rounds of bucketing and verification over DataFrames, each round saved to storage.
+"""The search for copies in all parts: rounds of bucketing and verification over DataFrames, each saved to storage.
 
-A round shuffles narrow rows by key, then joins each member of a bucket with its own signature, and then with the
-signature of the bucket's leader. Members that do not match their leader enter the next round.
+A round shuffles narrow rows by key, then joins each document of a bucket with its own signature, and then with the
+signature of the bucket's leader. Documents that do not match their leader enter the next round.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,21 +51,23 @@ MAX_BROADCAST_ROWS = 200_000
 
 @dataclass
 class CopySearchOutcome:
-    """Outcomes of every round, and the bucket leaders for a snapshot index."""
+    """What all rounds have found, and the bucket leaders for a snapshot index."""
 
     rounds: list[Mapping[str, StoredFrame]] = field(default_factory=list)
-    """Saved frames of each round by kind: see `verify.OUTCOMES`."""
+    """Saved frames of each round by kind, see `verify.OUTCOMES`."""
     leads: list[DataFrame] = field(default_factory=list)
-    """(key, order, position) of the leaders of buckets, by round; empty unless `write_index` is set."""
+    """Rows (key, order, position) of the bucket leaders, one frame per round; `position` is the round. Empty unless
+    `write_index` is set."""
 
     def similar(self, *kinds: str) -> Iterator[DataFrame]:
-        """Yield the frames (node, other, similarity) of these kinds, of every round."""
+        """Yield the frames (node, other, similarity) of all rounds that have one of these kinds, see
+        `verify.OUTCOMES`."""
         return (kept[kind].frame for kept in self.rounds for kind in kinds)
 
 
 @dataclass(frozen=True)
 class CopySearch:
-    """The inputs and settings that all rounds share."""
+    """The parts of the documents and the settings that all rounds of a search for copies share."""
 
     spark: SparkSession
     tasks: Sequence[DedupTask]
@@ -75,7 +77,7 @@ class CopySearch:
 
 
 def find_copies(search: CopySearch) -> CopySearchOutcome:
-    """Run all rounds of bucketing and verification, and return their outcomes."""
+    """Run all rounds of bucketing and verification, and return which documents match others."""
     config = search.tasks[0].dedup
     compare = make_comparison(config, search.tasks[0].signature)
     outcome = CopySearchOutcome()
@@ -96,7 +98,10 @@ def find_copies(search: CopySearch) -> CopySearchOutcome:
 
 
 def bucket_pairs(search: CopySearch, rows: DataFrame, number: int, outcome: CopySearchOutcome) -> DataFrame:
-    """Return the pairs of one round; with `write_index`, also append the leaders of its buckets to `outcome.leads`."""
+    """Return the candidate pairs of one round from its rows (key, order).
+
+    With `write_index`, also append the leaders of the buckets to `outcome.leads`.
+    """
     config = search.tasks[0].dedup
     width = order_bytes(config)
     in_order = rows.repartition(search.partitions, "key").sortWithinPartitions("key", "order")
@@ -111,9 +116,10 @@ def bucket_pairs(search: CopySearch, rows: DataFrame, number: int, outcome: Copy
 
 
 def join_payloads(search: CopySearch, pairs: DataFrame, rest: StoredFrame | None) -> DataFrame:
-    """Return every pair with its member's payload, sorted so that each leader's own row precedes its pairs.
+    """Return every pair with the payload of its document, sorted so that the row of each leader precedes its pairs.
 
-    `rest` holds the documents of this run that may occur in the pairs; None: all documents.
+    `rest` holds the documents that did not match in the previous round, the only ones of this run that occur in the
+    pairs. In the first round it is None, and all documents may occur.
     """
     payloads = payload_rows(search, pairs)
     if rest is not None:
@@ -131,12 +137,12 @@ def join_payloads(search: CopySearch, pairs: DataFrame, rest: StoredFrame | None
 
 
 def outcomes_of(number: int, batches: Iterator[pa.RecordBatch], compare: Compare) -> Outcomes:
-    """Return the outcomes of the pairs of one partition."""
+    """Compare the pairs of one Spark partition, and return the rows of each kind of `verify.OUTCOMES`."""
     return compare_pairs(batches, compare)
 
 
 def payload_rows(search: CopySearch, pairs: DataFrame) -> DataFrame:
-    """Return the frame (node, payload) of the values by which documents are compared."""
+    """Return a frame (node, payload) of the documents that may be compared; a payload holds what is compared."""
     task = search.tasks[0]
     if task.dedup.near and task.dedup.verify == "jaccard":
         members = pairs.select("node", part_number("node").cast("int").alias("part")).distinct()
@@ -147,18 +153,20 @@ def payload_rows(search: CopySearch, pairs: DataFrame) -> DataFrame:
 
 
 def part_number(column: str) -> Column:
-    """Return the part number at the end of a node."""
+    """Return the expression of the part number at the end of a node."""
     return F.conv(F.hex(F.substring(column, -PART_BYTES, PART_BYTES)), 16, 10).cast("long")
 
 
 def keys_of_part(task: DedupTask) -> Iterator[pa.RecordBatch]:
-    """Yield one row (key, order) for each key of each document of a part that is the first of its group."""
+    """Yield a row (key, order) for each key of each document of a part; of equal documents in a window, only for the
+    first."""
     for window in read_windows(task):
         yield from key_rows(keys_of(window, task), window.orders[window.first])
 
 
 def payloads_of_part(task: DedupTask) -> Iterator[pa.RecordBatch]:
-    """Yield digest and signature (PAYLOADS) of each document of a part that is the first of its group."""
+    """Yield text digest and signature (PAYLOADS) of each document of a part; of equal documents in a window, of the
+    first."""
     for window in read_windows(task):
         batch = window.batch.filter(pa.array(window.first))
         payload = payloads_of(batch, task.dedup)
@@ -169,7 +177,8 @@ def payloads_of_part(task: DedupTask) -> Iterator[pa.RecordBatch]:
 def shingles_of_part(
     number: int, batches: Iterator[pa.RecordBatch], tasks: Sequence[DedupTask]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield digest and shingle hashes (PAYLOADS) of the documents of a part that are in `batches` (node, part)."""
+    """Yield text digest and shingle hashes (PAYLOADS) of the documents of part `number` whose nodes are in the
+    batches."""
     candidates = {node[:-PART_BYTES] for batch in batches for node in batch.column(0).to_pylist()}
     if not candidates:
         return

@@ -1,7 +1,7 @@
 """The tables `clusters` and `index`: the groups of documents that are copies, and the snapshot index.
 
-Clusters depend on documents alone, not on verdicts, so other quality thresholds choose other survivors from the same
-clusters.
+Clusters depend on documents alone, not on verdicts. Other quality thresholds therefore choose other survivors from the
+same clusters.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,7 +40,8 @@ PARTITION_ROWS = 4_000_000
 
 @dataclass(frozen=True)
 class ClustersTask:
-    """The parts, and the folders that a worker writes to."""
+    """All parts of the documents with the settings of deduplication, and the folders of the tables `clusters` and
+    `index`."""
 
     tasks: Sequence[DedupTask]
     clusters: Store
@@ -49,11 +50,12 @@ class ClustersTask:
 
 @dataclass
 class ClusterLinks:
-    """Clusters and similarities of the documents of one part, by doc_id."""
+    """What the search for copies found about the documents of one part, by doc_id."""
 
     cluster: dict[bytes, bytes] = field(default_factory=dict)
+    """Cluster of each document that is joined with another."""
     similar: dict[bytes, tuple[float, bytes]] = field(default_factory=dict)
-    """The highest similarity, and the document with which it was measured."""
+    """Highest measured similarity of each document to another, and that other document."""
 
 
 def build_clusters(build: StepContext) -> dict[str, TableResult]:
@@ -89,7 +91,10 @@ def build_clusters(build: StepContext) -> dict[str, TableResult]:
 
 
 def collect_edges(search: CopySearch, outcome: CopySearchOutcome, indexes: Indexes) -> DataFrame:
-    """Return all edges (a, b) that join two documents, or a document and an earlier cluster."""
+    """Return the edges (a, b) of the graph of copies, whose connected components are the clusters.
+
+    An edge links two documents that are joined, or a document and a cluster of an earlier snapshot.
+    """
     edges = dataframe_from_tasks(search.spark, equal_edges_of_part, search.tasks, EDGES_DDL)
     for frame in outcome.similar(JOINED):
         edges = edges.union(frame.select(F.col("node").alias("a"), F.col("other").alias("b")))
@@ -103,7 +108,8 @@ def collect_edges(search: CopySearch, outcome: CopySearchOutcome, indexes: Index
 
 
 def equal_edges_of_part(task: DedupTask) -> Iterator[pa.RecordBatch]:
-    """Yield one edge for each group of equal documents in a window: from its first to its smallest doc_id."""
+    """Yield one edge for each group of equal documents in a window: from the first in keep order to the smallest
+    doc_id."""
     for window in read_windows(task):
         chosen = np.flatnonzero(window.first & (window.smallest != window.leads))
         ends = (window.nodes[chosen], window.nodes[window.smallest[chosen]])
@@ -111,8 +117,8 @@ def equal_edges_of_part(task: DedupTask) -> Iterator[pa.RecordBatch]:
 
 
 def rows_of_parts(links: DataFrame, outcome: CopySearchOutcome, parts: int) -> DataFrame:
-    """Return (node, other, similarity, part) for the documents of each part; `other` is the cluster if similarity is
-    null, else the other document of a joined pair."""
+    """Return rows (node, other, similarity, part) for the documents of each part. If `similarity` is null, `other` is
+    the document's cluster, else the document with which it was measured."""
     rows = links.select("node", F.col("cluster").alias("other"), F.lit(None).cast("float").alias("similarity"))
     for frame in outcome.similar(JOINED, BEST):
         rows = rows.union(frame)
@@ -121,7 +127,10 @@ def rows_of_parts(links: DataFrame, outcome: CopySearchOutcome, parts: int) -> D
 
 
 def write_parts(build: StepContext, rows: DataFrame, task: ClustersTask) -> list[PartResult]:
-    """Write one part of `clusters` for each part of `documents`, and its leaders if `write_index` is set."""
+    """Write one part of `clusters` for each part of `documents`.
+
+    With `write_index`, also write the documents that may be the first of a bucket, for the index.
+    """
     shared = build.spark.sparkContext.broadcast(task)
 
     def write(number: int, batches: Iterator[pa.RecordBatch]) -> PartResult:
@@ -131,7 +140,10 @@ def write_parts(build: StepContext, rows: DataFrame, task: ClustersTask) -> list
 
 
 def links_of(batches: Iterator[pa.RecordBatch]) -> ClusterLinks:
-    """Return the links of the documents of one part from the rows (node, other, similarity)."""
+    """Return the clusters and similarities of one part's documents from rows (node, other, similarity).
+
+    The rows are those of `rows_of_parts`.
+    """
     links = ClusterLinks()
     for batch in batches:
         nodes, others, similarities = (batch.column(name).to_pylist() for name in ("node", "other", "similarity"))
@@ -147,7 +159,10 @@ def links_of(batches: Iterator[pa.RecordBatch]) -> ClusterLinks:
 
 
 def write_clusters(task: ClustersTask, number: int, links: ClusterLinks) -> PartResult:
-    """Write the clusters of one part and, for an index, its leaders."""
+    """Write the part `number` of the table `clusters`.
+
+    With `write_index`, also write the documents that may be the first of a bucket, for the index.
+    """
     own = task.tasks[number]
 
     def fill(output: PartOutput) -> None:
@@ -170,14 +185,15 @@ def write_clusters(task: ClustersTask, number: int, links: ClusterLinks) -> Part
 
 
 def clusters_of(window: DedupWindow, links: ClusterLinks) -> list[bytes]:
-    """Return the cluster of every document of a window."""
+    """Return the cluster of every document of a window; a cluster is named by a doc_id."""
     ids = [node.tobytes() for node in window.nodes[:, :DOC_ID_BYTES]]
     places = zip(window.leads.tolist(), window.smallest.tolist())
     return [links.cluster.get(ids[lead]) or ids[smallest] for lead, smallest in places]
 
 
 def part_rows(window: DedupWindow, clusters: Sequence[bytes], links: ClusterLinks) -> Iterator[Row]:
-    """Yield the row of every document of a window; a document that is equal to another has similarity 1."""
+    """Yield the row of the table `clusters` for every document of a window; a document with an equal one has similarity
+    1."""
     ids = [node.tobytes() for node in window.nodes[:, :DOC_ID_BYTES]]
     leads = window.leads.tolist()
     equals: dict[int, int] = {}
@@ -194,7 +210,8 @@ def part_rows(window: DedupWindow, clusters: Sequence[bytes], links: ClusterLink
 
 
 def leaders_of(window: DedupWindow, clusters: Sequence[bytes], task: DedupTask) -> pa.RecordBatch:
-    """Return (doc_id, cluster, payload) of the documents of a window that may lead a bucket."""
+    """Return (doc_id, cluster, payload) of the documents of a window that may be the first of a bucket in keep
+    order."""
     first = window.first
     chosen = np.flatnonzero(first)
     payload = payloads_of(window.batch.filter(pa.array(first)), task.dedup)
@@ -206,7 +223,11 @@ def leaders_of(window: DedupWindow, clusters: Sequence[bytes], task: DedupTask) 
 def build_index(
     answers: Sequence[PartResult], outcome: CopySearchOutcome, links: DataFrame, task: ClustersTask
 ) -> TableResult:
-    """Write the table `index`: this snapshot's buckets if `write_index` is set, and the earlier clusters it joins."""
+    """Write the files of the table `index`.
+
+    They hold the buckets of this snapshot if `write_index` is set, and the clusters of earlier snapshots that its
+    documents join.
+    """
     built = TableResult()
     if task.tasks and task.tasks[0].dedup.indexes:
         earlier = links.where(part_number("node") == EARLIER).select(

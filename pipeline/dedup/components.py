@@ -51,23 +51,24 @@ KindBatches = Iterator[tuple[str, pa.RecordBatch]]
 
 @dataclass(frozen=True)
 class Components:
-    """The connected components, and the cost of their computation."""
+    """The connected components of a graph of documents, and the cost of their computation."""
 
     links: DataFrame
-    """(node, cluster) for every node with an edge to another; the cluster is the smallest node of the component."""
+    """Rows (node, cluster) for every node with an edge to another; the cluster is the smallest node of the
+    component."""
     edges_by_round: tuple[int, ...]
-    """Edges left before each round, and after the last round: those of the finish, or 0."""
+    """Edges that are left before each round, and after the last one; the final task processes the latter."""
     kept_bytes: int
     """Size of the files written to the scratch folder [bytes]."""
 
     @property
     def rounds(self) -> int:
-        """Return the number of rounds."""
+        """Return the number of rounds of star contraction."""
         return len(self.edges_by_round) - 1
 
 
 def components(edges: DataFrame, scratch: FrameStore, finish_edges: int, partitions: int) -> Components:
-    """Return the connected components of `edges`: two columns of byte strings of one width, in any order and number.
+    """Return the connected components of `edges`, two columns of byte strings of equal length, in any order and number.
 
     Every task that reads edges first replaces them by the stars of its own components. Large-star: the owner of a node
     links its larger neighbors to the smallest. Small-star: the owner of the larger ends replaces all edges that it
@@ -79,8 +80,8 @@ def components(edges: DataFrame, scratch: FrameStore, finish_edges: int, partiti
 
     Once at most `finish_edges` are left, one task does the rest. `partitions` is the number of partitions, unless each
     would hold more than PARTITION_EDGES or fewer than FEWEST_EDGES. Rows are saved in the folder `components` of
-    `scratch`, from which an interrupted run resumes. Raises ContractError if the widths differ or edges are left after
-    MAX_ROUNDS.
+    `scratch`, from which an interrupted run resumes. Raises ContractError if nodes differ in length, or if edges are
+    left after MAX_ROUNDS.
     """
     scratch = FrameStore(scratch.spark, scratch.folder.child("components"))
     left = scratch.store_each(EDGES, edges, _first_stars, {EDGES: PAIRS_DDL})[EDGES]
@@ -111,7 +112,7 @@ def components(edges: DataFrame, scratch: FrameStore, finish_edges: int, partiti
 
 
 def _large_stars(left: StoredFrame, partitions: int) -> DataFrame:
-    """Return the edges after large-star, as packs at the owners of the larger ends."""
+    """Return the edges that the large-star operation makes, as packs in the partitions that own their larger ends."""
 
     def send(batches: Batches) -> Batches:
         for edges in concatenate_edges(map(pairs_of, batches), CHUNK_EDGES):
@@ -128,7 +129,7 @@ def _large_stars(left: StoredFrame, partitions: int) -> DataFrame:
 
 
 def _to_one_task(left: StoredFrame) -> DataFrame:
-    """Return the edges that are left, as packs in one partition."""
+    """Return the edges that are left after the last round, as packs in one partition."""
 
     def send(batches: Batches) -> Batches:
         for edges in concatenate_edges(map(pairs_of, batches), CHUNK_EDGES):
@@ -139,7 +140,8 @@ def _to_one_task(left: StoredFrame) -> DataFrame:
 
 
 def _followed(links: StoredFrame, levels: Sequence[StoredFrame], partitions: int) -> DataFrame:
-    """Return all links as packs: clusters of parents are passed to their leaves, beginning with the last round."""
+    """Return all links (node, cluster) as packs: from the last round to the first, parents pass their clusters to
+    leaves."""
     rows = list(itertools.accumulate([links.rows, *(level.rows for level in reversed(levels))]))
     numbers = [_sized(partitions, count) for count in rows[1:]]
     known = links.mapped(_sender(0, KNOWN, numbers[0]), PACKS_DDL)
@@ -151,12 +153,12 @@ def _followed(links: StoredFrame, levels: Sequence[StoredFrame], partitions: int
 
 
 def _sized(partitions: int, rows: int) -> int:
-    """Return `partitions`, limited so that each partition's size stays within its bounds."""
+    """Return the number of partitions for so many rows: `partitions`, unless they would be too small or too large."""
     return max(min(partitions, -(-rows // FEWEST_EDGES)), -(-rows // PARTITION_EDGES), 1)
 
 
 def _sender(end: int, kind: int, partitions: int) -> Callable[[Batches], Batches]:
-    """Return a function that sends pairs to the owner of one of their ends."""
+    """Return a function that sends pairs, as packs of this kind, to the owner of the first (0) or second (1) node."""
 
     def send(batches: Batches) -> Batches:
         for pairs in concatenate_edges(map(pairs_of, batches), CHUNK_EDGES):
@@ -166,9 +168,9 @@ def _sender(end: int, kind: int, partitions: int) -> Callable[[Batches], Batches
 
 
 def _follower(partitions: int) -> Callable[[Batches], Batches]:
-    """Return a function that looks up the leaves of a partition in the known links, which precede them.
+    """Return a function for one partition that looks up the parent of each leaf in the links (node, cluster) before it.
 
-    It sends the links of the leaves to the owners of their nodes, and then passes on the known links.
+    The function sends the link of each leaf to the owner of its node, and then passes on the links that it received.
     """
 
     def work(batches: Batches) -> Batches:

@@ -15,7 +15,7 @@ REHYDRATION = {1: 1, 2: 2, 3: 3, 5: 5, 100: 8, 1000: 1}
 MINHASH_ONLY = frozenset(("threshold", "bands", "rows"))
 SIMHASH_ONLY = frozenset(("max_distance", "blocks"))
 NEAR_ONLY = MINHASH_ONLY | SIMHASH_ONLY | {"min_similarity", "verify", "rounds"}
-"""Settings that have an effect only with `near`, with one kind of signature or the other."""
+"""Settings that have an effect only if `near` is true; some need MinHash signatures, some SimHash signatures."""
 
 
 def _numeric(schema: pa.Schema) -> set[str]:
@@ -31,16 +31,16 @@ class DedupConfig(Section):
     """How copies are detected, and which document of a cluster survives."""
 
     exact: Literal["off", "normalised", "raw"] = "normalised"
-    """Which documents are exact copies: `normalised`, of equal text in NFKC, lower case and single spaces; `raw`, of
-    equal bytes; `off`, none."""
+    """Which documents are exact copies: `normalised`, those with equal text after NFKC, lower case and single spaces;
+    `raw`, those with equal bytes; `off`, none."""
     near: bool = True
-    """Whether near copies are joined, by the signatures of the section `[signature]`."""
+    """Whether near copies are joined, by their signatures (section `[signature]`)."""
     min_similarity: float = Field(0.7, ge=0, le=1)
     """Least Jaccard similarity of a joined pair, estimated from MinHash signatures, or true with `verify = jaccard`.
     Also the least similarity of a copy in the audit; SimHash uses it for nothing else."""
     threshold: float | None = Field(None, gt=0, lt=1)
-    """Similarity for which bands and rows are chosen, so that the sum of false positives and false negatives is least;
-    None: `bands` and `rows` are used."""
+    """Similarity for which bands and rows are chosen, so that the sum of false positives and false negatives is least.
+    None: the settings `bands` and `rows` apply."""
     bands: int = Field(14, ge=1)
     """Bands of a MinHash signature. With 14 bands of 8 rows, half of the pairs of similarity 0.69 become candidates."""
     rows: int = Field(8, ge=1)
@@ -50,11 +50,11 @@ class DedupConfig(Section):
     blocks: int = Field(6, ge=2, le=24)
     """Blocks that a SimHash is divided into; there is a table for every choice of `blocks - max_distance` of them."""
     verify: Literal["estimate", "jaccard"] = "estimate"
-    """How a candidate pair is verified: by the share of equal values in two signatures, or by the true Jaccard
-    similarity of the shingles. The latter reads the texts of candidates again."""
+    """How a candidate pair is verified: `estimate`, by the share of equal values in two signatures; `jaccard`, by the
+    true Jaccard similarity of the shingles, for which the texts of candidates are read again."""
     rounds: int = Field(3, ge=1, le=16)
-    """Rounds of bucketing and verification. In each, the members of a bucket are compared with its first document in
-    keep order; those that do not match enter the next round [rounds]."""
+    """Rounds of bucketing and verification [rounds]. In each round, all documents of a bucket are compared with its
+    first in keep order. Documents that do not match it are compared again in the next round."""
     scope: tuple[Literal["language", "source", "snapshot"], ...] = ()
     """Columns in which two documents must agree to be joined; empty: copies are joined across the whole run."""
     keep: tuple[str, ...] = ("source_rank", "longest", "earliest")
@@ -65,17 +65,20 @@ class DedupConfig(Section):
     source_ranks: tuple[str, ...] = ()
     """Sources from best to worst for `source_rank`; all sources that are not listed rank last, with equal rank."""
     indexes: tuple[str, ...] = location(())
-    """Run folders of earlier snapshots that were written with `write_index`, oldest first; their documents survive over
-    those of this run. The content of the indexes enters the fingerprint by digest."""
+    """Run folders of earlier snapshots that were written with `write_index`, oldest first. Their documents are kept
+    rather than copies in this run. The content of the indexes enters the fingerprint by digest."""
     write_index: bool = False
-    """Whether the snapshot index for later crawls is written: leaders of buckets, their signatures, representatives."""
+    """Whether the snapshot index for later crawls is written: the first document of each bucket, signatures, and
+    survivors."""
     by_url: Literal["off", "newest", "longest", "first"] = decision("off")
-    """Which document of those with one canonical URL survives. This is decided before copies of text are."""
+    """Which of the documents with the same canonical URL survives; `off`: all. This is decided before copies of text
+    are compared."""
     rehydration: dict[int, int] = decision(REHYDRATION)
-    """Weight of a survivor by the size of its cluster: the entry with the largest size up to that of the cluster.
-    Source of the default: FineWeb-2 (Penedo et al. 2025, arXiv 2506.20920)."""
+    """Weights of survivors by the size of their cluster. The entry with the largest size that the cluster reaches
+    applies. Source of the default: FineWeb-2 (Penedo et al. 2025, arXiv 2506.20920)."""
     finish_edges: int = execution(4_000_000, ge=0)
-    """Clusters are finished in one task once at most this many edges are left; 0: rounds run until no edge is left."""
+    """Clusters are the connected components of a graph of copies. One task finishes them once at most this many edges
+    are left. 0: rounds run until no edge is left."""
     partitions: int | None = execution(None, ge=1)
     """Partitions of the shuffles; None: Spark's default parallelism, or more if the data are large."""
 
@@ -88,7 +91,7 @@ class DedupConfig(Section):
                 continue
             raise ValueError(
                 f"keep: expected rules of {', '.join(RULES)}, highest:<signal> or lowest:<signal>, got {rule!r}. "
-                "Set dedup.keep to known rules."
+                "Set dedup.keep to a list of these rules."
             )
         return value
 
@@ -159,19 +162,21 @@ DEDUP = Relation(
 EXACT, NEAR, SAME_URL = "exact_duplicate", "near_duplicate", "same_url"
 
 
-# Settings of the audit: the size of its samples, and the least similarity of a copy.
+# Settings of the audit of deduplication: the size of its samples, and the least similarity of a copy.
 
 MIN_DOCUMENTS, MAX_DOCUMENTS = 100, 20_000
 
 
 class AuditConfig(Section):
-    """The size of the audit; samples are chosen by hashes, so they are the same at any partitioning."""
+    """Settings of the audit, which measures precision and recall of deduplication on samples. Samples are chosen by
+    hashes, so they are the same at any partitioning."""
 
     documents: int = Field(2000, ge=0, le=MAX_DOCUMENTS)
     """Documents in each of the three samples (joined, uniform, anchored); 0: no audit. There is none without
     `dedup.near` either. All pairs of a sample are compared, so time grows with the square: 2,000 take seconds."""
     group: int = Field(50, ge=2)
-    """Most documents of one anchor that are compared with each other, those with the lowest hashes."""
+    """Most documents of one anchor that are compared with each other. Of a larger group, those with the lowest hashes
+    are."""
     min_jaccard: float | None = Field(None, gt=0, le=1)
     """Least true Jaccard similarity of a pair that should be joined; None: `dedup.min_similarity`."""
     seed: int = Field(0, ge=0)
@@ -217,12 +222,12 @@ _BY_UNIT: dict[str, set[str]] = {
 
 
 class RepeatsConfig(Section):
-    """Which repeated passages are cut. They are searched in the documents that `dedup` keeps, within its `scope` and in
-    its keep order. The remaining text of a document is measured and judged again.
+    """Which repeated passages are cut, searched in the documents that `dedup` keeps, within its `scope` and keep order.
 
-    Measured again are the quality signals (of the text as if the passages had never been there), toxicity, and scores
-    of models if the run has them. Not measured again are the language, evaluation sets, and the perplexity of a
-    checkpoint: their stored values are judged. Cut-offs that were computed from the data remain those of `verdicts`.
+    The remaining text of a document is measured and judged again. This covers the quality signals (of the text as if
+    the passages had never been there), toxicity, and scores of models if the run has them. The language, evaluation
+    sets, and the perplexity of a checkpoint are not measured again: their stored values are compared with the limits.
+    Cut-offs that were computed from the data remain those of `verdicts`.
     """
 
     units: tuple[Unit, ...] = ()
@@ -247,10 +252,12 @@ class RepeatsConfig(Section):
     substring_length: int | None = Field(None, ge=4, le=4096)
     """Shortest run that is a repeat; None: 50 words, or 100 bytes. Lee et al.: 50 tokens, which are 100 bytes there."""
     on_substring: Literal["cut", "drop"] = "cut"
-    """Whether repeated runs are cut, or documents with too large a share of them are dropped and others left whole."""
+    """`cut`: repeated runs are cut; `drop`: documents with too large a share of them are dropped, and all others are
+    left whole."""
     max_repeated_share: float = Field(0.2, ge=0, lt=1)
-    """Largest share of repeated runs in a document with `drop` [code points over code points]; 0: any run drops the
-    document. Default: the partial drop that RefinedWeb tried (Penedo et al. 2023, arXiv 2306.01116)."""
+    """Largest share of repeated runs in a document that is kept, with `on_substring = "drop"` [code points over code
+    points]; 0: any run drops the document. Default: the partial drop that RefinedWeb tried (Penedo et al. 2023, arXiv
+    2306.01116)."""
     min_left_chars: int = Field(1, ge=1)
     """Least text that the cuts must leave of a document [code points]; the quality checks apply in addition."""
 

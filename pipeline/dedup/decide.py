@@ -1,7 +1,7 @@
-"""The decision about each document: facts from its part, totals of its URL and cluster, and the resulting verdict.
+"""The decision about each document: its stored values, the totals of its URL and cluster, and the resulting verdict.
 
-The best of several documents has the smallest byte string: a byte that marks a dropped document, its keep order, and
-the digest of its text. A run, a later snapshot and a what-if compare the same strings.
+Of several documents, the one with the smallest byte string is best: a byte that marks a dropped document, its keep
+order, and the digest of its text. A run, a later snapshot and a what-if compare the same strings.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,33 +20,36 @@ from schemas.tables import DROPPED_BEFORE
 from schemas.urls import url_key
 
 URL, CLUSTER = b"u", b"c"
-"""First byte of a key: the kind of the key."""
+"""First byte of a key, which says what the key is of: a URL or a cluster."""
 DROPPED = b"\1"
 NOT_DROPPED = b"\0"
 URL_RULES = {"newest": ("latest",), "longest": ("longest",), "first": ("snapshot", "earliest")}
 KnownTotals = Mapping[bytes, tuple[int, bytes]]
-"""(total, best) of every key that a part received, by kind and key."""
+"""For each kind and key that occurs in a part: the number of documents with the key, and the best of them as bytes."""
 BestCounts = dict[bytes, tuple[int, bytes]]
+"""For each key: the number of documents counted so far, and the best of them as bytes."""
 
 
 @dataclass(frozen=True)
 class DedupFacts:
-    """The stored values of a batch of documents on which the decision is based."""
+    """The stored values of a batch of documents on which the decision about them is based."""
 
     ids: list[bytes]
     dropped: list[bool]
-    """True for a document that a verdict drops."""
+    """True for a document that an earlier verdict drops."""
     clusters: list[bytes]
     similarities: list[float | None]
     """None for a document that is joined with no other."""
     orders: list[bytes]
-    """Keep order and digest of the text, as bytes."""
+    """Keep order of each document, followed by the digest of its text."""
     digest: int
-    """Length of that digest [bytes]; 0 if texts are not compared exactly."""
+    """Length of the text digest in `orders` [bytes]; 0 if `dedup.exact` is off."""
     urls: list[bytes | None]
-    """Key of the canonical URL, with the scope; None if `by_url` is off or there is no URL."""
+    """Key of each canonical URL, followed by the scope; None if `by_url` is off or the document has no URL."""
     url_orders: list[bytes]
+    """Keep order of each document among those of its URL."""
     chars: list[int]
+    """Length of each text after cuts [code points]."""
 
 
 def facts_columns(config: DedupConfig) -> dict[str, list[str]]:
@@ -59,7 +62,7 @@ def facts_columns(config: DedupConfig) -> dict[str, list[str]]:
 
 
 def facts_of(batch: pa.RecordBatch, ordinal: int, config: DedupConfig) -> DedupFacts:
-    """Return the facts of a batch with the columns of `facts_columns`."""
+    """Return the stored values that a decision needs from a batch with the columns of `facts_columns`."""
     order = orders(batch, ordinal, config)
     if config.exact != "off":
         order = np.concatenate([order, rows_of_bytes(batch.column(DIGESTS[config.exact]), DIGEST_BYTES)], axis=1)
@@ -90,14 +93,15 @@ def _rows(rows: npt.NDArray[np.uint8]) -> list[bytes]:
 
 
 def url_tallies(facts: DedupFacts, tally: BestCounts) -> None:
-    """Add the URLs of the documents that no verdict drops to the tally: their counts, and the best document of each."""
+    """Count the documents of each URL in `tally`, except those that a verdict drops, and store the best document of
+    each."""
     for key, order, dropped in zip(facts.urls, facts.url_orders, facts.dropped):
         if key is not None and not dropped:
             _count(tally, key, order)
 
 
 def cluster_tallies(facts: DedupFacts, known: KnownTotals, tally: BestCounts, alone: bool) -> None:
-    """Add the documents of each cluster to the tally: their count, and the best of them.
+    """Count the documents of each cluster in `tally`, and store the best document of each.
 
     Documents that are joined with no other are counted only if `alone` is true.
     """
@@ -113,7 +117,7 @@ def _count(tally: BestCounts, key: bytes, order: bytes) -> None:
 
 
 def early_drop_reasons(facts: DedupFacts, known: KnownTotals) -> list[str | None]:
-    """Return the reason why each document is dropped before copies of its text are compared; None for the others."""
+    """Return why each document is dropped before copies of text are compared; None if it is not."""
     reasons: list[str | None] = []
     for dropped, key, order in zip(facts.dropped, facts.urls, facts.url_orders):
         if dropped:
@@ -128,7 +132,8 @@ def early_drop_reasons(facts: DedupFacts, known: KnownTotals) -> list[str | None
 def decide(facts: DedupFacts, known: KnownTotals) -> Iterator[tuple[Row, str | None, int]]:
     """Yield (row, reason, length) of every document.
 
-    The row has no verdict yet, the reason is None for a survivor, and the length is in code points.
+    The row is of the table `dedup`, still without a verdict. The reason is why the document is dropped, None for a
+    survivor. The length is that of the text [code points].
     """
     for index, reason in enumerate(early_drop_reasons(facts, known)):
         identifier = facts.ids[index]
@@ -148,11 +153,12 @@ def decide(facts: DedupFacts, known: KnownTotals) -> Iterator[tuple[Row, str | N
 
 
 def doc_id_of(best: bytes, digest: int) -> bytes:
-    """Return the doc_id in the best string of a cluster, which ends with part and digest."""
+    """Return the doc_id in the byte string of a cluster's best document, which ends with part number and text
+    digest."""
     end = len(best) - digest - PART_BYTES
     return best[end - DOC_ID_BYTES : end]
 
 
 def weight_of(size: int, config: DedupConfig) -> int:
-    """Return the weight of a survivor for the size of its cluster: the number of times that it may be repeated."""
+    """Return the weight of the survivor of a cluster of this size: how many times training may repeat the document."""
     return config.rehydration[max(limit for limit in config.rehydration if limit <= size)]

@@ -1,8 +1,8 @@
 """The snapshot index: the data by which later snapshots find copies of its documents without reading its text.
 
-It has three kinds of files: `bands` (key → leaders of its bucket), `leaders` (document → its payload and cluster), and
-`merged` (cluster of an earlier index → the cluster that it joined). The survivor of each cluster is in the table
-`representatives`, which is written after verdicts.
+It has three kinds of files: `bands` (key → leader of its bucket, the first document in keep order), `leaders` (document
+→ its payload and cluster), and `merged` (cluster of an earlier snapshot → the cluster that it joined). The survivor of
+each cluster is in the table `representatives`, which is written after verdicts.
 """
 
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -34,9 +34,9 @@ BANDS_DDL = "key long, position int, order binary"
 LEADERS_DDL = "doc_id binary, cluster binary, payload binary"
 MERGED_DDL = "earlier binary, cluster binary"
 ROWS_PER_FILE = 4_000_000
-"""Rows of a file; the number of files depends on the rows alone."""
+"""Rows of an index file. The number of files depends on the number of rows alone."""
 EARLIER_PART_BYTES = EARLIER.to_bytes(PART_BYTES, "big")
-"""Bytes in place of the part number in a node of an earlier snapshot."""
+"""End of the node of a document of an earlier snapshot, in place of a part number."""
 EARLIER_NAME = "earlier-"
 SAME_METHOD = (
     "exact",
@@ -51,13 +51,13 @@ SAME_METHOD = (
     "rounds",
 )
 SAME_DEDUP = (*SAME_METHOD, "scope", "keep", "source_ranks")
-"""Settings in which a snapshot and the index it is compared with must agree."""
+"""Settings of `[dedup]` that a snapshot must share with the index that it is compared with."""
 
 
 def indexes_of(recipe: Recipe, splits: Sequence[Split]) -> dict[str, TableVersion]:
-    """Return the earlier indexes that the recipe names, as `earlier-<n>/index`.
+    """Return the indexes of earlier snapshots that the recipe names, as `earlier-<n>/index`.
 
-    Raises ConfigError if the settings do not fit the signature family, or an index does not fit this run.
+    Raises ConfigError if the settings do not fit the signature family, or if an index does not fit this run.
     """
     config = recipe.section("dedup", DedupConfig)
     check_method(config, recipe.section("signature", SignatureConfig))
@@ -75,16 +75,16 @@ def indexes_of(recipe: Recipe, splits: Sequence[Split]) -> dict[str, TableVersio
                 "Sort dedup.indexes by snapshot."
             )
         if problems:
-            raise ConfigError(f"dedup.indexes: {folder} does not fit this run\n  " + "\n  ".join(problems))
+            raise ConfigError(f"dedup.indexes: {folder} cannot be used in this run\n  " + "\n  ".join(problems))
         digests.add(index.manifest.digest)
         last = snapshots[-1]
     return indexes
 
 
 def representatives_of(recipe: Recipe, splits: Sequence[Split]) -> dict[str, TableVersion]:
-    """Return the tables of survivors of the earlier indexes' clusters, as `earlier-<n>/representatives`.
+    """Return the tables of survivors of earlier snapshots, as `earlier-<n>/representatives`.
 
-    Raises ConfigError if one belongs to another index, or was made with another `by_url`.
+    Raises ConfigError if a table belongs to another index than the run folder holds, or was made with another `by_url`.
     """
     config = recipe.section("dedup", DedupConfig)
     indexes, representatives = _open(config, "index"), _open(config, "representatives")
@@ -93,12 +93,12 @@ def representatives_of(recipe: Recipe, splits: Sequence[Split]) -> dict[str, Tab
         if index.manifest.digest not in [entry.sha256 for entry in content.inputs if entry.name == "index"]:
             raise ConfigError(
                 f"dedup.indexes: expected a finished run at {folder}, got representatives of another index. Run its "
-                "recipe to the end of the step `dedup`."
+                "recipe to the end with `penstock run`."
             )
         if content.config["dedup"]["by_url"] != config.by_url:
             raise ConfigError(
                 f"dedup.by_url: expected {content.config['dedup']['by_url']!r}, with which {folder} was made, got "
-                f"{config.by_url!r}. Set dedup.by_url to the former."
+                f"{config.by_url!r}. Set dedup.by_url={content.config['dedup']['by_url']!r}."
             )
     return representatives
 
@@ -114,9 +114,9 @@ def _open(config: DedupConfig, table: str) -> dict[str, TableVersion]:
 
 
 def incompatibilities_of(index: TableVersion, recipe: Recipe, splits: Sequence[Split], digests: Set[str]) -> list[str]:
-    """Return the reasons why an index does not fit a run; empty if it fits.
+    """Return the reasons why a snapshot index cannot be used in a run; empty if it can.
 
-    `digests` are those of the indexes that are listed before it.
+    `digests` are those of the indexes that the recipe lists before it.
     """
     content = index.manifest.content
     config = recipe.section("dedup", DedupConfig)
@@ -126,7 +126,7 @@ def incompatibilities_of(index: TableVersion, recipe: Recipe, splits: Sequence[S
     if config.keep[:1] != ("snapshot",):
         problems.append(
             "dedup.keep: expected to begin with 'snapshot', so that no earlier choice is undone, got "
-            f"{list(config.keep)}. Put 'snapshot' first."
+            f"{list(config.keep)}. Put 'snapshot' first in dedup.keep."
         )
     settings = {
         "dedup": {name: config.content()[name] for name in SAME_DEDUP},
@@ -138,18 +138,19 @@ def incompatibilities_of(index: TableVersion, recipe: Recipe, splits: Sequence[S
             if indexed != value:
                 problems.append(
                     f"{section}.{name}: expected {indexed!r}, with which the index was made, got {value!r}. "
-                    "Set it to the former."
+                    f"Set {section}.{name} to the value of the index."
                 )
     versions = {stage.name: stage.version for stage in (SIGNATURE, DEDUP)}
     if content.stages != versions:
         problems.append(
-            f"expected an index of stages {versions}, got one of {content.stages}. Run the recipe of the index again."
+            f"expected an index made by the stage versions {versions}, got {content.stages}. "
+            "Run the recipe of the index again with `penstock run`."
         )
     for entry in content.inputs:
         if entry.name.startswith(EARLIER_NAME) and entry.sha256 not in digests:
             problems.append(
-                f"expected the indexes that it was made with before it, got none of digest {entry.sha256[:12]}. "
-                "Add that index to dedup.indexes."
+                f"expected every index that it was itself compared with, got none of digest {entry.sha256[:12]}. "
+                "Add that index to dedup.indexes, before this one."
             )
     last, first = content.figures["snapshots"][-1], snapshots_of(splits)[0]
     if first <= last:
@@ -170,14 +171,14 @@ class EarlierBuckets:
     """Bucket leaders of earlier snapshots and their payloads, from snapshot indexes."""
 
     bands: DataFrame
-    """(key, order, position)"""
+    """Rows (key, order, position) of the bucket leaders; `position` is the number of the round."""
     payloads: DataFrame
-    """(node, payload)"""
+    """Rows (node, payload) of the bucket leaders; a payload holds text digest and signature."""
 
 
 @dataclass(frozen=True)
 class Indexes:
-    """The earlier indexes of a run."""
+    """The indexes of earlier snapshots that a run uses, as DataFrames."""
 
     spark: SparkSession
     tables: Mapping[str, TableVersion]
@@ -194,14 +195,15 @@ class Indexes:
         return EarlierBuckets(bands, self._leaders().select(node, "payload"))
 
     def clusters(self) -> DataFrame:
-        """Return (node, root): for each leader, the node of its cluster."""
+        """Return rows (node, root) of the leaders of all indexes; `root` is the node that names the leader's
+        cluster."""
         return self._leaders().select(
             F.concat("doc_id", F.lit(EARLIER_PART_BYTES)).alias("node"),
             F.concat("cluster", F.lit(EARLIER_PART_BYTES)).alias("root"),
         )
 
     def merged(self) -> DataFrame:
-        """Return (a, b): nodes of earlier clusters that a later snapshot joined."""
+        """Return rows (a, b): the nodes that name two clusters of earlier snapshots which a later snapshot joined."""
         frame = self._read("merged", MERGED, MERGED_DDL)
         return frame.select(
             *(F.concat(name, F.lit(EARLIER_PART_BYTES)).alias(to) for name, to in (("earlier", "a"), ("cluster", "b")))
@@ -217,7 +219,7 @@ class Indexes:
 def read_files(
     spark: SparkSession, tables: Mapping[str, TableVersion], which: tuple[str, str], schema: pa.Schema, ddl: str
 ) -> DataFrame:
-    """Return the rows of all files of the earlier tables; `which` is (table name, prefix of the file keys)."""
+    """Return the rows of all matching files of the earlier tables; `which` is (table name, prefix of the file keys)."""
     name, prefix = which
     files = [
         (table.folder, path)
@@ -229,7 +231,7 @@ def read_files(
 
 
 def rows_of_file(task: tuple[Store, str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of one file."""
+    """Yield the rows of one Parquet file, given as (folder, path)."""
     folder, path = task
     with folder.open_input(path) as stream:
         for batch in pq.ParquetFile(stream).iter_batches(batch_size=1 << 14, columns=schema.names):
@@ -237,7 +239,7 @@ def rows_of_file(task: tuple[Store, str], schema: pa.Schema) -> Iterator[pa.Reco
 
 
 def write_files(frame: DataFrame, rows: int, folder: Store, kind: str, schema: pa.Schema) -> list[WrittenFile]:
-    """Write a frame as sorted files `<kind>/00000` …, divided by a hash of the first column, and return them.
+    """Write a frame as sorted files `<kind>/00000` …, divided by a hash of the first column, and return the files.
 
     Raises ContractError if they do not hold all `rows` of the frame.
     """
@@ -253,12 +255,12 @@ def write_files(frame: DataFrame, rows: int, folder: Store, kind: str, schema: p
 
     files = [WrittenFile(**answer) for answer in run_partitions(cut, write)]
     if (written := sum(file.rows for file in files)) != rows:
-        raise ContractError(f"{folder.uri}/{kind}: expected {rows} rows, got {written} written. Run the step again.")
+        raise ContractError(f"{folder.uri}/{kind}: expected {rows} rows, got {written}. Run `penstock run` again.")
     return files
 
 
 def write_file(batches: Iterator[pa.RecordBatch], folder: Store, key: str, schema: pa.Schema) -> WrittenFile:
-    """Write one file of sorted rows; its row groups depend on the rows alone."""
+    """Write one Parquet file of sorted rows; how rows are divided into row groups depends on the rows alone."""
     folder.make_parent(key)
     with IndexWriter(folder, key, schema) as writer:
         for batch in batches:

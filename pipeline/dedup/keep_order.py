@@ -1,8 +1,8 @@
 """The keep order as byte strings: of two documents, the one with the smaller bytes is kept.
 
 The rules of a recipe become fields of fixed width, the first rule first, each encoded so that its bytes sort like its
-values. The doc_id and the part number follow, so that no two documents are equal and each can be located. Workers
-shuffle this string and a key, nothing else.
+values. The doc_id and the part number follow, so that no two documents are equal and each can be located. Only this
+string and a key are shuffled.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,9 +19,10 @@ from schemas.tables import SCORES
 Bytes = npt.NDArray[np.uint8]
 PART_BYTES = 4
 NODE_BYTES = DOC_ID_BYTES + PART_BYTES
-"""Bytes of a node: doc_id and part number, big-endian; nodes sort like doc_ids."""
+"""Bytes of a node, which names a document and locates it: doc_id, then part number, big-endian. Nodes sort like
+doc_ids."""
 EARLIER = (1 << 32) - 1
-"""Part number of documents of an earlier snapshot."""
+"""Part number in the node of a document of an earlier snapshot, which is in no part of this run."""
 SNAPSHOT_BYTES = 24
 NEVER = (1 << 48) - 1
 Encode = Callable[[pa.RecordBatch, DedupConfig], Bytes]
@@ -37,18 +38,19 @@ def order_columns(config: DedupConfig) -> dict[str, list[str]]:
 
 
 def order_bytes(config: DedupConfig) -> int:
-    """Return the length of a document's order [bytes], node included."""
+    """Return the length of a document's keep order as a byte string, with the node at its end [bytes]."""
     return sum(WIDTHS.get(rule, SIGNAL_BYTES) for rule in config.keep) + NODE_BYTES
 
 
 def orders(batch: pa.RecordBatch, ordinal: int, config: DedupConfig) -> Bytes:
-    """Return the order of every document of a batch (documents, order_bytes)."""
+    """Return the keep order of every document of a batch as bytes (documents, order_bytes); `ordinal` is the part
+    number."""
     fields = [ENCODERS[rule](batch, config) if rule in ENCODERS else _signal(batch, rule) for rule in config.keep]
     return np.concatenate([*fields, nodes(batch.column("doc_id"), ordinal)], axis=1)
 
 
 def nodes(doc_ids: pa.Array, ordinal: int) -> Bytes:
-    """Return the node of every document of a part (documents, NODE_BYTES)."""
+    """Return the node of every document of part `ordinal`: doc_id and part number (documents, NODE_BYTES)."""
     ids = rows_of_bytes(doc_ids, DOC_ID_BYTES)
     part = np.frombuffer(ordinal.to_bytes(PART_BYTES, "big"), np.uint8)
     return np.concatenate([ids, np.broadcast_to(part, (len(ids), PART_BYTES))], axis=1)
@@ -83,7 +85,7 @@ def _length(batch: pa.RecordBatch, config: DedupConfig) -> Bytes:
 
 
 def _millis(batch: pa.RecordBatch) -> npt.NDArray[np.uint64]:
-    """Return the milliseconds of each date, shifted to be positive; NEVER for a null."""
+    """Return each date in milliseconds, shifted so that none is negative; NEVER for a null."""
     millis = batch.column("date").cast(pa.int64())
     shifted = pc.fill_null(millis, 0).to_numpy(zero_copy_only=False).astype(np.int64) + (1 << 46)
     shifted = np.clip(shifted, 0, NEVER - 1)  # the years -260 to 8659

@@ -1,8 +1,8 @@
 """Keys that copies share, exact copies inside a part, and the buckets of documents with equal keys.
 
 Keys come from bands of a MinHash, tables of a SimHash, and the digest of the text. An equal key makes two documents
-candidates; `verify` decides whether they are joined. The scope is part of every key, so documents of different scopes
-are never compared. Each bucket is streamed in keep order and its members are paired with its first document.
+candidates, and `verify` decides whether they are joined. The scope is part of every key, so documents of different
+scopes are never compared. Each bucket is streamed in keep order, and its documents are paired with its first.
 """
 
 import math
@@ -29,12 +29,13 @@ Keys = npt.NDArray[np.int64]
 DIGESTS = {"normalised": "text_digest", "raw": "raw_digest"}
 DIGEST_BYTES = 16
 MAX_KEYS = 1000
+"""Most keys of a document."""
 _EXACT = np.uint64(0x6C62272E07BB0142)
-"""Mixed into keys of digests, so that they differ from keys of bands."""
+"""Constant that is mixed into keys of text digests, so that they differ from keys of bands."""
 
 
 def layout(dedup: DedupConfig, signature: SignatureConfig) -> tuple[int, int]:
-    """Return the bands and rows of a MinHash signature. Raises ConfigError if the signature is too short for them."""
+    """Return the numbers of bands and rows of a MinHash signature. Raises ConfigError if the signature is too short."""
     if dedup.threshold is not None and signature.family == "datasketch":
         return library_bands(dedup.threshold, signature.permutations)
     if dedup.threshold is not None:
@@ -48,7 +49,7 @@ def layout(dedup: DedupConfig, signature: SignatureConfig) -> tuple[int, int]:
 
 
 def check_method(dedup: DedupConfig, signature: SignatureConfig) -> None:
-    """Check the settings against the signature family.
+    """Check the settings of deduplication against the signature family.
 
     Raises ConfigError if the signature is too short for the bands, a setting belongs to another family, or a document
     would have more than MAX_KEYS keys.
@@ -68,7 +69,7 @@ def check_method(dedup: DedupConfig, signature: SignatureConfig) -> None:
 
 
 def num_keys(dedup: DedupConfig, signature: SignatureConfig) -> int:
-    """Return the number of keys of a document."""
+    """Return the number of keys that every document has."""
     exact = int(dedup.exact != "off")
     if not dedup.near:
         return exact
@@ -84,7 +85,7 @@ def key_columns(dedup: DedupConfig) -> list[str]:
 
 
 def near_keys(batch: pa.RecordBatch, dedup: DedupConfig, signature: SignatureConfig) -> Keys:
-    """Return the keys that near copies are likely to share (documents, keys); no column if `dedup.near` is false."""
+    """Return the keys that near copies are likely to share (documents, keys); no columns if `dedup.near` is false."""
     if not dedup.near:
         return np.zeros((batch.num_rows, 0), np.int64)
     values = signatures_of(batch, signature)
@@ -96,7 +97,7 @@ def near_keys(batch: pa.RecordBatch, dedup: DedupConfig, signature: SignatureCon
 
 
 def all_keys(batch: pa.RecordBatch, dedup: DedupConfig, signature: SignatureConfig) -> Keys:
-    """Return every key of every document (documents, num_keys)."""
+    """Return every key of every document, by which its exact and near copies are found (documents, num_keys)."""
     keys = near_keys(batch, dedup, signature)
     if dedup.exact == "off":
         return keys
@@ -112,12 +113,15 @@ def signatures_of(batch: pa.RecordBatch, signature: SignatureConfig) -> npt.NDAr
 
 
 def digests_of(batch: pa.RecordBatch, dedup: DedupConfig) -> npt.NDArray[np.uint8]:
-    """Return the digests that exact copies share (documents, 16)."""
+    """Return the digest of each document's text, which exact copies share (documents, 16)."""
     return rows_of_bytes(batch.column(DIGESTS[dedup.exact]), DIGEST_BYTES)
 
 
 def scopes_of(batch: pa.RecordBatch, dedup: DedupConfig) -> npt.NDArray[np.uint64]:
-    """Return a hash of each document's scope (documents,); different scopes collide with probability 2^-64."""
+    """Return a hash of each document's values in the columns `dedup.scope` (documents,).
+
+    Different values have equal hashes with probability 2^-64.
+    """
     numbers = np.zeros(batch.num_rows, np.uint64)
     for column in dedup.scope:
         encoded = pc.dictionary_encode(pc.fill_null(batch.column(column), ""))
@@ -133,7 +137,7 @@ def _scoped(keys: npt.NDArray[np.uint64], batch: pa.RecordBatch, dedup: DedupCon
 
 
 def payloads_of(batch: pa.RecordBatch, dedup: DedupConfig) -> npt.NDArray[np.uint8]:
-    """Return the payload by which documents are compared: digest and signature (documents, bytes)."""
+    """Return the payload of each document, by which it is compared: text digest and signature (documents, bytes)."""
     parts = [digests_of(batch, dedup)] if dedup.exact != "off" else []
     if dedup.near:
         signatures = b"".join(batch.column("signature").to_pylist())
@@ -143,16 +147,17 @@ def payloads_of(batch: pa.RecordBatch, dedup: DedupConfig) -> npt.NDArray[np.uin
 
 # Exact copies inside a part: documents with equal signatures and digests are grouped before the shuffle.
 #
-# Only the first of them in keep order is shuffled, so a page that occurs a million times costs one row per window.
-# Windows follow the row order of the part, which does not depend on partitioning.
+# Only the first of a group in keep order is shuffled, so a page that occurs a million times costs one row per window.
+# A window is a fixed number of consecutive rows of the part, so it does not depend on partitioning.
 
 WINDOW = 1 << 16
+"""Rows of a window."""
 Indices = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True)
 class DedupTask:
-    """One part of the documents, with the settings of deduplication."""
+    """One part of the documents, with the settings of signatures and deduplication."""
 
     part: Part
     dedup: DedupConfig
@@ -161,30 +166,31 @@ class DedupTask:
 
 @dataclass(frozen=True)
 class DedupWindow:
-    """Consecutive documents of a part, with their groups of equal documents."""
+    """Consecutive documents of a part, with their groups of equal documents: same signature, digest and scope."""
 
     batch: pa.RecordBatch
     orders: Bytes
-    """(documents, order_bytes)"""
+    """Keep order of each document, (documents, order_bytes)."""
     leads: Indices
-    """(documents,) index of the first in keep order among the documents equal to each."""
+    """For each document, the index of the first in keep order among the documents equal to it, (documents,)."""
     smallest: Indices
-    """(documents,) index of the document with the smallest doc_id among them."""
+    """For each document, the index of the one with the smallest doc_id among the documents equal to it,
+    (documents,)."""
 
     @property
     def nodes(self) -> Bytes:
-        """(documents, NODE_BYTES)"""
+        """Return the node of each document, the end of its keep order (documents, NODE_BYTES)."""
         return self.orders[:, -NODE_BYTES:]
 
     @property
     def first(self) -> npt.NDArray[np.bool_]:
-        """(documents,) True if the document is the first of its group."""
+        """Return True for each document that is the first of its group in keep order (documents,)."""
         first: npt.NDArray[np.bool_] = self.leads == np.arange(len(self.leads))
         return first
 
 
 def read_windows(task: DedupTask) -> Iterator[DedupWindow]:
-    """Yield the documents of a part that have measurements, a window at a time."""
+    """Yield the documents of a part, a window at a time; those that the step `documents` dropped are left out."""
     columns = order_columns(task.dedup)
     digest = ["raw_digest"] if task.dedup.verify == "jaccard" else []
     columns["documents"] = list(dict.fromkeys([*columns["documents"], *key_columns(task.dedup), *digest]))
@@ -195,7 +201,7 @@ def read_windows(task: DedupTask) -> Iterator[DedupWindow]:
 
 
 def iterate_windows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows in batches of WINDOW; the last may be shorter."""
+    """Yield the rows of all batches in batches of WINDOW rows; the last may be shorter."""
     held: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:
@@ -215,7 +221,10 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def identities(batch: pa.RecordBatch, dedup: DedupConfig, signature: SignatureConfig) -> npt.NDArray[np.uint64]:
-    """Return two hashes of each document's signature, digest and scope (documents, 2); they collide at 2^-128."""
+    """Return two hashes of each document's signature, digest and scope (documents, 2).
+
+    Documents that differ in one of the three have two equal hashes with probability 2^-128.
+    """
     parts = [scopes_of(batch, dedup)[:, None]]
     if dedup.exact != "off":
         parts.append(digests_of(batch, dedup).copy().view("<u8"))
@@ -231,7 +240,7 @@ def identities(batch: pa.RecordBatch, dedup: DedupConfig, signature: SignatureCo
 def equal_documents(identity: npt.NDArray[np.uint64], order: Bytes) -> tuple[Indices, Indices]:
     """Return, for each document, the first in keep order and the smallest doc_id among those of equal identity.
 
-    Both are arrays of indices (documents,).
+    Both results are indices of documents (documents,).
     """
     by_order = _first_of_each(identity, np.lexsort((*sort_words(order), identity[:, 1], identity[:, 0])))
     node = order[:, -NODE_BYTES:]
@@ -239,7 +248,8 @@ def equal_documents(identity: npt.NDArray[np.uint64], order: Bytes) -> tuple[Ind
 
 
 def sort_words(rows: Bytes) -> list[npt.NDArray[np.uint64]]:
-    """Return the rows as numbers that sort like their bytes, the least significant first, the order of `np.lexsort`."""
+    """Return the rows of a byte matrix as columns of numbers; `np.lexsort` of the columns sorts the rows by their
+    bytes."""
     count, width = rows.shape
     padded = np.zeros((count, -(-width // 8) * 8), np.uint8)
     padded[:, :width] = rows
@@ -256,14 +266,14 @@ def _first_of_each(identity: npt.NDArray[np.uint64], ranking: Indices) -> Indice
 
 
 def keys_of(window: DedupWindow, task: DedupTask) -> npt.NDArray[np.int64]:
-    """Return the keys of the documents that are first of their group (groups, keys)."""
+    """Return the keys of the first document of each group of equal documents in a window (groups, keys)."""
     return all_keys(window.batch.filter(pa.array(window.first)), task.dedup, task.signature)
 
 
-# Buckets: documents that share a key, streamed in keep order. Each member is paired with the first, the leader.
+# Buckets: documents that share a key, streamed in keep order. Each is paired with the first of the bucket, its leader.
 #
-# A bucket of a million documents gives a million pairs and is never held in memory. Pairs that verification rejects
-# return with their keys, and the first of them leads the bucket of the next round.
+# A bucket of a million documents makes a million pairs and is never held in memory. Documents that do not match their
+# leader form a bucket of the same key in the next round, and the first of them is its leader.
 
 KEYS = pa.schema([pa.field("key", pa.int64()), pa.field("order", pa.binary())])
 KEYS_DDL = "key long, order binary"
@@ -277,22 +287,26 @@ PAIRS = pa.schema(
 )
 PAIRS_DDL = "node binary, leader binary, key long, order binary"
 PAYLOAD_REQUEST = b"\0"
-"""In place of a leader: the node is a leader, and its own payload is requested. Sorts before any leader."""
+"""Value of `leader` in a row of PAIRS whose node is itself a leader, by which the node's payload is requested. It sorts
+before the nodes of leaders."""
 PAIRED, LEADERS = "pairs", "leads"
-"""Kinds of bucket rows: PAIRS, and KEYS of the leaders."""
+"""Kinds of rows that buckets yield: pairs (PAIRS), and keys of the leaders (KEYS)."""
 KINDS = {PAIRED: PAIRS_DDL, LEADERS: KEYS_DDL}
 
 
 def pairs_of_buckets(batches: Iterator[pa.RecordBatch], width: int) -> Iterator[pa.RecordBatch]:
-    """Yield the pairs (PAIRS) of every bucket, and a `PAYLOAD_REQUEST` row for each leader of a pair.
+    """Yield the pairs (PAIRS) of every bucket, and a `PAYLOAD_REQUEST` row for each leader that is in a pair.
 
-    The rows are sorted by (key, order); each order is `width` bytes long.
+    The input rows (KEYS) are sorted by (key, order); each order is `width` bytes long.
     """
     return (batch for kind, batch in rows_of_buckets(0, batches, width) if kind == PAIRED)
 
 
 def rows_of_buckets(number: int, batches: Iterator[pa.RecordBatch], width: int) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Yield the pairs and the leaders of all buckets with their kinds (see KINDS); `number` is the partition's."""
+    """Yield the pairs and the leaders of all buckets, each batch with its kind (see KINDS).
+
+    The input is that of `pairs_of_buckets`. The number of the Spark partition, `number`, has no effect.
+    """
     last_key: int | None = None
     leader = np.zeros((1, width), np.uint8)
     is_requested = False
@@ -327,7 +341,7 @@ def _pairs(orders: Bytes, leaders: Bytes, keys: npt.NDArray[np.int64]) -> pa.Rec
 
 
 def key_rows(keys: npt.NDArray[np.int64], orders: Bytes) -> Iterator[pa.RecordBatch]:
-    """Yield one row (KEYS) for each key of each document; `keys` is (documents, keys)."""
+    """Yield one row (KEYS) for each key of each document, from its keep order and `keys` (documents, keys)."""
     order = binary_array(orders)
     for column in keys.T:
         yield pa.RecordBatch.from_arrays([pa.array(np.ascontiguousarray(column)), order], schema=KEYS)

@@ -1,8 +1,9 @@
 """Star contraction of graphs in numpy: connected components, the two star operations of a round, and packed pairs.
 
-Nodes are byte strings of one width, and edges are a matrix (edges, 2, width). A forest of stars has one edge (node,
-center) for every node that is not the smallest of its component. It connects the same nodes as the original edges with
-fewer edges. Nodes are compared by all their bytes, never by a hash alone. Pairs are packed many to a row for shuffles.
+A node is the id of a document, a byte string; all have equal length. Edges are a matrix (edges, 2, width) of bytes. A
+star is a component whose nodes are all linked to one center, its smallest node. Replacing the edges of a graph by stars
+keeps its components and leaves fewer edges. Nodes are compared by all their bytes, never by a hash alone. Pairs are
+packed many to a row for shuffles.
 """
 
 import sys
@@ -19,30 +20,30 @@ from schemas.errors import ContractError
 
 Numbers = npt.NDArray[np.int64]
 ALL = sys.maxsize
-_SAME_WIDTH = "Run the step `clusters` again without its scratch folder."
+_SAME_WIDTH = "Delete the folder `clusters/v-…/scratch` in the run folder, then run `penstock run` again."
 MIX = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 """Odd constants of splitmix64 (Steele et al. 2014)."""
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Edges between numbered nodes; the numbers are in the order of the nodes' bytes."""
+    """A graph whose nodes are numbered in the order of their bytes."""
 
     nodes: Bytes
-    """(nodes, width) in ascending order"""
+    """The distinct nodes, (nodes, width), in ascending order."""
     ends: Numbers
-    """(edges, 2) numbers of nodes"""
+    """The numbers of the two nodes of each edge, (edges, 2)."""
 
 
 def graph_of(edges: Bytes) -> Graph:
-    """Return the graph of edges (edges, 2, width); loops and multiple edges are kept."""
+    """Return the graph of edges (edges, 2, width); self-loops and repeated edges are kept."""
     count, _, width = edges.shape
     rows = edges.reshape(2 * count, width)
     words = _words(rows)
     order = np.argsort(words[:, 0])
     ranked = words[order]
     differs = ranked[1:] != ranked[:-1]
-    # Distinct nodes with equal first words are sorted by the rest too; among digests they hardly occur.
+    # Nodes that differ only after the first 8 bytes are sorted by the rest too; among digests they hardly occur.
     if (differs.any(axis=1) & ~differs[:, 0]).any():
         order = np.lexsort(words.T[::-1])
         ranked = words[order]
@@ -61,7 +62,7 @@ def _words(rows: Bytes) -> npt.NDArray[np.uint64]:
 
 
 def owners(nodes: Bytes, partitions: int) -> Numbers:
-    """Return the partition that owns each node (nodes,), by a hash of all its bytes."""
+    """Return the partition that owns each node (nodes,), chosen by a hash of all its bytes."""
     mixed = np.zeros(len(nodes), np.uint64)
     for word in _words(nodes).T:
         mixed = (mixed ^ word) * MIX[0]
@@ -72,7 +73,7 @@ def owners(nodes: Bytes, partitions: int) -> Numbers:
 
 
 def component_centers(nodes: int, ends: Numbers) -> Numbers:
-    """Return the smallest node of the component of every node (nodes,)."""
+    """Return, for each of `nodes` numbered nodes, the smallest node of its component (nodes,)."""
     from scipy.sparse import coo_matrix
     from scipy.sparse.csgraph import connected_components
 
@@ -85,20 +86,22 @@ def component_centers(nodes: int, ends: Numbers) -> Numbers:
 
 
 def forest(nodes: int, ends: Numbers) -> Numbers:
-    """Return the stars (node, center) of the components of numbered edges."""
+    """Return the edges (node, center) of stars that replace numbered edges; a center is the smallest node of a
+    component."""
     center = component_centers(nodes, ends)
     leaves = np.flatnonzero(center != np.arange(nodes))
     return np.stack([leaves, center[leaves]], axis=1)
 
 
 def contract(edges: Bytes) -> Bytes:
-    """Return the forest of stars of any edges, as edges without loops."""
+    """Replace edges by stars: return one edge (node, center) for each node that is not the smallest of its
+    component."""
     graph = graph_of(edges)
     return graph.nodes[forest(len(graph.nodes), graph.ends)]
 
 
 def send_to_both_ends(edges: Bytes, partitions: int) -> tuple[Bytes, Numbers]:
-    """Return the forest of stars of any edges, each edge once for every owner of an end, and those owners (edges,)."""
+    """Replace edges by stars; return each new edge once per partition that owns an end, and this partition (edges,)."""
     graph = graph_of(edges)
     stars = forest(len(graph.nodes), graph.ends)
     owner = owners(graph.nodes, partitions)[stars]
@@ -108,10 +111,10 @@ def send_to_both_ends(edges: Bytes, partitions: int) -> tuple[Bytes, Numbers]:
 
 
 def large_star(edges: Bytes, partition: int, partitions: int) -> tuple[Bytes, Numbers]:
-    """Return edges (larger neighbor, smallest neighbor or itself) for the nodes that the partition owns, as stars.
+    """Link the larger neighbors of each node that `partition` owns to its smallest neighbor, or to itself if smaller.
 
-    The second array holds the partition of each, the owner of its larger end. A loop marks a node as the smaller end of
-    an edge for its owner.
+    The new edges are returned as stars. The second array holds the partition of each, the owner of its larger end. A
+    self-loop marks a node, for its owner, as the smaller end of an edge.
     """
     graph = graph_of(edges)
     count = len(graph.nodes)
@@ -129,9 +132,10 @@ def large_star(edges: Bytes, partition: int, partitions: int) -> tuple[Bytes, Nu
 
 
 def small_star(edges: Bytes, partition: int, partitions: int) -> tuple[Bytes, Bytes]:
-    """Return (edges that are left, leaves) from the stars of the edges that the owner of the larger ends received.
+    """Replace the edges that a partition received as the owner of larger ends by stars; return (other edges, leaves).
 
-    A node of this partition without a loop is the smaller end of no edge; its edge becomes a leaf (node, parent).
+    A node that this partition owns and that has no self-loop is the smaller end of no edge. Its edge becomes a leaf
+    (node, parent).
     """
     graph = graph_of(edges)
     count = len(graph.nodes)
@@ -151,10 +155,10 @@ def all_links(edges: Bytes) -> Bytes:
 
 
 def resolve_leaves(known: Bytes, requested: Bytes) -> tuple[Bytes, Bytes]:
-    """Return (node, cluster) of the requested leaves, and (node, cluster) of the parents that `known` does not hold.
+    """Return (node, cluster) of the requested leaves, and (node, cluster) of their parents that are not in `known`.
 
-    `known` holds (node, cluster) of parents, `requested` (node, parent) of leaves. A parent that is not known is the
-    center of its own cluster.
+    `known` holds (node, cluster) of parents, `requested` holds (node, parent) of leaves. A parent that is not known is
+    the center of its own cluster.
     """
     graph = graph_of(np.concatenate([known, requested]))
     held, leaves = graph.ends[: len(known)], graph.ends[len(known) :]
@@ -171,14 +175,14 @@ def resolve_leaves(known: Bytes, requested: Bytes) -> tuple[Bytes, Bytes]:
 def concatenate_edges(matrices: Iterable[Bytes], limit: int = ALL) -> Iterator[Bytes]:
     """Yield the edges of all matrices in matrices of at least `limit` edges; only the last may be smaller.
 
-    No matrix is empty. Raises ContractError if their widths differ.
+    No yielded matrix is empty. Raises ContractError if nodes differ in length.
     """
     pending: list[Bytes] = []
     count = 0
     for matrix in filter(len, matrices):
         if pending and matrix.shape[2] != pending[0].shape[2]:
             widths = f"{pending[0].shape[2]} and {matrix.shape[2]}"
-            raise ContractError(f"dedup: expected nodes of one width, got {widths} bytes. {_SAME_WIDTH}")
+            raise ContractError(f"dedup: expected ids of equal length, got {widths} bytes. {_SAME_WIDTH}")
         pending.append(matrix)
         count += len(matrix)
         if count >= limit:
@@ -194,15 +198,19 @@ def concatenate_edges(matrices: Iterable[Bytes], limit: int = ALL) -> Iterator[B
 # A pack holds the pairs that one task sends to one partition, up to PACK_PAIRS.
 
 PACK_PAIRS = 1024
-"""40 KiB for nodes of 20 bytes, so that the thousands of rows of an Arrow batch stay below 100 MiB."""
+"""Most pairs in a pack: 40 KiB for nodes of 20 bytes, so that the thousands of rows of an Arrow batch stay below 100
+MiB."""
 PACKS_A_BATCH = 256
+"""Most packs in an Arrow batch."""
 PACKS = pa.schema([("target", pa.int32()), ("kind", pa.int32()), ("width", pa.int32()), ("pack", pa.binary())])
 PACKS_DDL = "target int, kind int, width int, pack binary"
-"""`target` is a partition, `kind` lets the receiver distinguish packs, `width` is that of a node [bytes]."""
+"""`target` is the partition that receives a pack, `kind` lets it distinguish packs, `width` is the length of a node
+[bytes]."""
 
 
 def pack_pairs(pairs: Bytes, targets: Numbers, kind: int = 0) -> Iterator[pa.RecordBatch]:
-    """Yield pairs (pairs, 2, width) packed by their target partition (pairs,), in batches of PACKS_A_BATCH packs."""
+    """Yield pairs (pairs, 2, width) as packs for their target partitions (pairs,), in batches of PACKS_A_BATCH
+    packs."""
     count, _, width = pairs.shape
     if not count:
         return
@@ -225,13 +233,13 @@ def pack_pairs(pairs: Bytes, targets: Numbers, kind: int = 0) -> Iterator[pa.Rec
 
 
 def unpack_pairs(batch: pa.RecordBatch) -> Bytes:
-    """Return the pairs of all packs of a batch (pairs, 2, width). Raises ContractError if their widths differ."""
+    """Return the pairs of all packs of a batch (pairs, 2, width). Raises ContractError if nodes differ in length."""
     if not batch.num_rows:
         return np.zeros((0, 2, 1), np.uint8)
     widths = pc.min_max(batch.column("width"))
     low, high = widths["min"].as_py(), widths["max"].as_py()
     if low != high:
-        raise ContractError(f"dedup: expected nodes of one width, got {low} and {high} bytes. {_SAME_WIDTH}")
+        raise ContractError(f"dedup: expected ids of equal length, got {low} and {high} bytes. {_SAME_WIDTH}")
     column = batch.column("pack")
     _, offsets, data = column.buffers()
     bounds = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
@@ -239,7 +247,8 @@ def unpack_pairs(batch: pa.RecordBatch) -> Bytes:
 
 
 def pairs_of(batch: pa.RecordBatch) -> Bytes:
-    """Return the first two columns of a batch (rows, 2, width). Raises ContractError if their widths differ."""
+    """Return the first two columns of a batch as pairs (rows, 2, width). Raises ContractError if nodes differ in
+    length."""
     if not batch.num_rows:
         return np.zeros((0, 2, 1), np.uint8)
     ends = [batch.column(end) for end in (0, 1)]
@@ -248,11 +257,11 @@ def pairs_of(batch: pa.RecordBatch) -> Bytes:
     nulls = sum(end.null_count for end in ends)
     if nulls or len(widths) > 1 or not min(widths):
         listed = " and ".join(str(width) for width in sorted(widths - {None}))
-        raise ContractError(f"dedup: expected nodes of one width, got {listed} bytes and {nulls} nulls. {_SAME_WIDTH}")
+        raise ContractError(f"dedup: expected ids of equal length, got {listed} bytes and {nulls} nulls. {_SAME_WIDTH}")
     return np.stack([rows_of_bytes(end, min(widths)) for end in ends], axis=1)
 
 
 def pair_batch(pairs: Bytes) -> pa.RecordBatch:
-    """Return pairs as rows (node, cluster)."""
+    """Return pairs of nodes as a batch of rows (node, cluster)."""
     columns = [binary_array(pairs[:, end]) for end in (0, 1)]
     return pa.RecordBatch.from_arrays(columns, names=["node", "cluster"])

@@ -1,7 +1,7 @@
-"""The tables `dedup` and `representatives`: the survivor of each cluster, and tallies for later snapshots.
+"""The tables `dedup` and `representatives`: the survivor of each cluster, and the totals that later snapshots need.
 
-Documents of one URL are decided first, then copies of one text. Each part tallies its own documents, and the totals
-return to the parts that hold them, so the largest cluster costs one row per part.
+Documents of one URL are decided first, then copies of one text. Each part counts its own documents, and the totals
+return to the parts that contain them, so the largest cluster costs one row per part.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,14 +46,14 @@ from schemas.tables import DEDUP as DEDUP_SCHEMA
 
 READ = ("documents", "scores", "verdicts", "clusters")
 EARLIER_PART = -1
-"""Part number of a tally of an earlier snapshot."""
+"""Part number in the counts that come from an earlier snapshot."""
 COUNTED = pa.schema([TALLIES.field("key"), TALLIES.field("count"), TALLIES.field("first")])
 COUNTED_DDL = "key binary, count long, first binary"
 
 
 @dataclass(frozen=True)
 class SurvivorsTask:
-    """One part to decide about, and the folders of its tables."""
+    """One part whose documents are decided, and the folders of the tables `dedup` and `representatives`."""
 
     part: Part
     config: DedupConfig
@@ -88,16 +88,17 @@ def build_dedup(build: StepContext) -> dict[str, TableResult]:
 
 
 def totals_for_parts(counted: DataFrame, kind: bytes) -> DataFrame:
-    """Return the total and the best of every key that more than one document has, for each part that holds the key."""
+    """Return the total and the best document of each key that several documents have, for every part with such a
+    document."""
     chosen = counted.where((F.col("part") != EARLIER_PART) & (F.col("total") > 1))
     return chosen.select("part", F.concat(F.lit(kind), "key").alias("key"), "total", "best")
 
 
 def cluster_frame(build: StepContext, tasks: Sequence[SurvivorsTask], urls: DataFrame | None) -> DataFrame:
-    """Return the tallies of clusters of all parts.
+    """Return the counts (TALLIES) of the clusters of all parts.
 
-    `urls` are the totals of URLs, because a document that loses to another of its URL is no candidate; None: `by_url`
-    is off.
+    `urls` are the totals of URLs, because a document that loses to another of its URL cannot survive. None: `by_url` is
+    off.
     """
     if urls is None:
         return dataframe_from_tasks(build.spark, partial(cluster_tallies_of_part, known={}), tasks, TALLIES_DDL)
@@ -110,13 +111,13 @@ def cluster_frame(build: StepContext, tasks: Sequence[SurvivorsTask], urls: Data
 
 
 def earlier_urls(spark: SparkSession, inputs: Mapping[str, TableVersion]) -> DataFrame:
-    """Return the tallies of URLs of earlier snapshots, whose documents always survive."""
+    """Return the counts (TALLIES) of URLs in earlier snapshots, whose documents always survive."""
     frame = read_files(spark, inputs, ("representatives", "urls/"), COUNTED, COUNTED_DDL)
     return frame.select("key", F.lit(EARLIER_PART).alias("part"), "count", F.lit(b"").alias("first"))
 
 
 def earlier_clusters(spark: SparkSession, inputs: Mapping[str, TableVersion]) -> DataFrame:
-    """Return the tallies of earlier snapshots for their clusters that documents of this snapshot join."""
+    """Return the counts (TALLIES) of clusters in earlier snapshots that documents of this snapshot join."""
     frame = read_files(spark, inputs, ("representatives", "clusters/"), COUNTED, COUNTED_DDL)
     index = inputs["index"]
     files = [(index.folder, path) for path in index.manifest.paths_of("merged/")]
@@ -126,13 +127,13 @@ def earlier_clusters(spark: SparkSession, inputs: Mapping[str, TableVersion]) ->
 
 
 def facts_of_part(task: SurvivorsTask) -> Iterator[DedupFacts]:
-    """Yield the facts of the documents of a part, a batch at a time."""
+    """Yield the stored values on which decisions are based, for the documents of a part, a batch at a time."""
     for batch in read_measured(task.part, facts_columns(task.config)):
         yield facts_of(batch, task.part.ordinal, task.config)
 
 
 def url_tallies_of_part(task: SurvivorsTask) -> Iterator[pa.RecordBatch]:
-    """Yield the tallies (TALLIES) of the URLs of a part's documents that no verdict drops."""
+    """Yield the counts (TALLIES) of the URLs of a part's documents that no verdict drops."""
     tally: dict[bytes, tuple[int, bytes]] = {}
     for facts in facts_of_part(task):
         url_tallies(facts, tally)
@@ -140,7 +141,7 @@ def url_tallies_of_part(task: SurvivorsTask) -> Iterator[pa.RecordBatch]:
 
 
 def cluster_tallies_of_part(task: SurvivorsTask, known: KnownTotals) -> Iterator[pa.RecordBatch]:
-    """Yield the tallies (TALLIES) of the clusters of a part's documents that are joined with others."""
+    """Yield the counts (TALLIES) of the clusters of a part's documents that are joined with others."""
     tally: dict[bytes, tuple[int, bytes]] = {}
     for facts in facts_of_part(task):
         cluster_tallies(facts, known, tally, alone=False)
@@ -148,7 +149,7 @@ def cluster_tallies_of_part(task: SurvivorsTask, known: KnownTotals) -> Iterator
 
 
 def tallies(tally: Mapping[bytes, tuple[int, bytes]], ordinal: int) -> pa.RecordBatch:
-    """Return the tallies of one part as rows, sorted by key."""
+    """Return the counts of part `ordinal` as rows (TALLIES), sorted by key."""
     keys = sorted(tally)
     columns = [
         pa.array(keys, pa.binary()),
@@ -160,7 +161,7 @@ def tallies(tally: Mapping[bytes, tuple[int, bytes]], ordinal: int) -> pa.Record
 
 
 def known_totals_of(batches: Iterator[pa.RecordBatch]) -> dict[bytes, tuple[int, bytes]]:
-    """Return (total, best) by kind and key from the rows that a part received."""
+    """Return (number of documents, best document) by kind and key, from the rows that a part receives."""
     known: dict[bytes, tuple[int, bytes]] = {}
     for batch in batches:
         keys, counts, best = (batch.column(name).to_pylist() for name in ("key", "total", "best"))
@@ -169,7 +170,7 @@ def known_totals_of(batches: Iterator[pa.RecordBatch]) -> dict[bytes, tuple[int,
 
 
 def write_parts(build: StepContext, rows: DataFrame, tasks: Sequence[SurvivorsTask]) -> list[PartResult]:
-    """Write one part of `dedup` for each documents part, including those without a copy; returns their answers."""
+    """Write one part of `dedup` for each part of `documents`, also for those without a copy; return their results."""
     shared = build.spark.sparkContext.broadcast(list(tasks))
 
     def write(number: int, batches: Iterator[pa.RecordBatch]) -> PartResult:
@@ -179,7 +180,7 @@ def write_parts(build: StepContext, rows: DataFrame, tasks: Sequence[SurvivorsTa
 
 
 def write_survivors(task: SurvivorsTask, known: KnownTotals) -> PartResult:
-    """Write the verdicts of one part and, for an index, its tallies."""
+    """Write one part of the table `dedup`; with `write_index`, also its counts for the table `representatives`."""
 
     def fill(output: PartOutput) -> None:
         clusters: dict[bytes, tuple[int, bytes]] = {}
@@ -203,7 +204,7 @@ def write_survivors(task: SurvivorsTask, known: KnownTotals) -> PartResult:
 
 
 def write_verdict(row: Row, reason: str | None, chars: int, config: DedupConfig, books: DropCounter) -> None:
-    """Set the verdict and weight of a row of the table `dedup`, and count the row."""
+    """Set verdict and weight in a row of the table `dedup`, and count the row in `books`."""
     row["drop_stage"] = row["weight"] = None
     if reason is not None:
         set_verdict(row, DEDUP.name, Drop(reason, row["similarity"] if reason in (EXACT, NEAR) else None))

@@ -1,7 +1,8 @@
 """Verification of candidate pairs: payloads of both documents are joined to each pair and compared, in streams.
 
-First every member of a bucket is joined with its own signature, then with the signature of the bucket's leader. Each
-signature crosses the network once per pair, and no worker holds a table of signatures.
+First every document of a bucket is joined with its own signature, then with the signature of the bucket's leader, its
+first document in keep order. Each signature crosses the network once per pair, and no worker holds a table of
+signatures.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,19 +28,19 @@ SIMILAR = pa.schema(
 )
 SIMILAR_DDL = "node binary, other binary, similarity float"
 JOINED, BEST, FAILED = "joined", "best", "failed"
-"""Kinds of outcomes: members with the leader they join; leaders with the most similar member that joins them; members
-that match no leader, with their keys, for the next round."""
+"""Kinds of outcomes. `joined`: documents with the leader that they match; `best`: leaders with the most similar
+document that matches them; `failed`: documents that do not match their leader, with their keys, for the next round."""
 OUTCOMES = {JOINED: SIMILAR_DDL, BEST: SIMILAR_DDL, FAILED: KEYS_DDL}
 Outcomes = Iterator[tuple[str, pa.RecordBatch]]
 Compare = Callable[[pa.Array, pa.Array], npt.NDArray[np.float32]]
-"""(payloads, payloads) → the similarity of each pair; NaN for pairs that are not joined."""
+"""Function (payloads, payloads) → the similarity of each pair; NaN for pairs that are too different to be joined."""
 
 
 def attach_payloads(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the distinct pairs (CARRIED) with the member's payload.
+    """Yield each distinct pair once, with the payload of its document (CARRIED).
 
-    The rows (`WITH_PAYLOADS`) are sorted by (node, leader): for each node its payload first (no leader), then rows with
-    `PAYLOAD_REQUEST`, then its pairs. Raises ContractError if a payload is missing.
+    The input rows (`WITH_PAYLOADS`) are sorted by (node, leader). For each node, its payload comes first (empty
+    leader), then rows with `PAYLOAD_REQUEST`, then its pairs. Raises ContractError if a payload is missing.
     """
     payload, owner, last_size = pa.array([b""], pa.binary()), np.zeros((1, NODE_BYTES), np.uint8), 0
     for batch in batches:
@@ -54,7 +55,7 @@ def attach_payloads(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
         if (owners[row] != node).any():
             raise ContractError(
                 "dedup: expected a signature for every document of a bucket, got one without. "
-                "Run the step `documents` again."
+                "Delete the folder `documents` in the run folder, then run `penstock run` again."
             )
         requested = (sizes == 1) & (np.concatenate([[last_size], sizes[:-1]]) == 0)
         if requested.any():
@@ -69,7 +70,8 @@ def attach_payloads(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
 
 
 def _distinct(pairs: pa.RecordBatch, payloads: pa.Array) -> pa.RecordBatch:
-    """Return the pairs, each once with all its keys; equal pairs are adjacent in the input."""
+    """Return each distinct pair once, with its payload and the keys of all its rows; equal pairs are adjacent in the
+    input."""
     both = np.concatenate([rows_of_bytes(pairs.column(column), NODE_BYTES) for column in (0, 1)], axis=1)
     starts = np.flatnonzero(np.concatenate([[True], (both[1:] != both[:-1]).any(axis=1)]))
     offsets = np.append(starts, len(both)).astype(np.int32) * 8
@@ -81,9 +83,10 @@ def _distinct(pairs: pa.RecordBatch, payloads: pa.Array) -> pa.RecordBatch:
 
 
 def compare_pairs(batches: Iterator[pa.RecordBatch], compare: Compare) -> Outcomes:
-    """Yield the outcome of every pair with its kind (see OUTCOMES).
+    """Compare every pair with `compare`, and yield the rows that result with their kind (see OUTCOMES).
 
-    The rows (CARRIED) are sorted by (leader, node), a leader's own row first. Raises ContractError if one is missing.
+    The input rows (CARRIED) are sorted by (leader, node); the leader's own row, with its payload, comes first. Raises
+    ContractError if such a row is missing.
     """
     payload, owner = pa.array([b""], pa.binary()), np.zeros((1, NODE_BYTES), np.uint8)
     for batch in batches:
@@ -96,7 +99,8 @@ def compare_pairs(batches: Iterator[pa.RecordBatch], compare: Compare) -> Outcom
         owners = np.concatenate([owner, leader[own]])
         if (owners[row] != leader).any():
             raise ContractError(
-                "dedup: expected the signature of every leader, got one without. Run the step `documents` again."
+                "dedup: expected a signature for the first document of every bucket, got one without. "
+                "Delete the folder `documents` in the run folder, then run `penstock run` again."
             )
         pairs = np.flatnonzero(~own)
         if len(pairs):
@@ -140,7 +144,8 @@ def lengths(array: pa.Array) -> npt.NDArray[np.int32]:
 
 
 def make_comparison(dedup: DedupConfig, signature: SignatureConfig) -> Compare:
-    """Return the function that compares payloads; equal digests give similarity 1 regardless of the signatures."""
+    """Return the function that compares payloads. Equal text digests mean similarity 1, regardless of the
+    signatures."""
     skip = DIGEST_BYTES if dedup.exact != "off" else 0
     limit = np.float32(dedup.min_similarity)
 

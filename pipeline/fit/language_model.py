@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from pipeline.engine.spark import dataframe_from_tasks, ship_models, worker_path
 from pipeline.fit.corpus import RunSampleTask, sample_run
-from pipeline.perplexity.compile import compile_lm
+from pipeline.perplexity.compile import SET_PIECES, compile_lm
 from pipeline.perplexity.kneser_ney.config import TrainLmConfig
 from pipeline.perplexity.kneser_ney.read_text import find_ranges
 from pipeline.perplexity.kneser_ney.train import train_lm, train_lm_on_frame
@@ -126,7 +126,7 @@ def checked_target(config: LmConfig, training: TrainLmConfig, out: str) -> Path:
     if config.run is not None:
         open_table(Store(config.run), "clean")
     if config.pieces is not None:
-        load_splitter(_read(config.pieces), config.pieces)
+        load_splitter(_read(config.pieces), config.pieces, SET_PIECES)
     return target
 
 
@@ -134,9 +134,7 @@ def _read(path: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise ConfigError(
-            f"lm.pieces: expected the path of a SentencePiece model, got {error}. Correct lm.pieces."
-        ) from error
+        raise ConfigError(f"lm.pieces: expected a SentencePiece model, got {error}. {SET_PIECES}") from error
 
 
 def inputs_of(config: LmConfig, pieces: str) -> dict[str, str]:
@@ -200,7 +198,7 @@ def sentence_frame(spark: Any, config: LmConfig, pieces: str) -> Any:
 def sentences_of_part(task: LinesTask) -> Iterator[pa.RecordBatch]:
     """Yield the sentences of a part of `clean`, each as SentencePiece pieces joined by spaces."""
     path = worker_path(task.pieces)
-    cut = load_splitter(Path(path).read_bytes(), path)
+    cut = load_splitter(Path(path).read_bytes(), path, SET_PIECES)
     for batch in task.sample.batches(["text"]):
         texts = batch.column("text").to_pylist()
         cuts = cut([line for text in texts for line in sentences_of(text, task.normalisation)])

@@ -1,6 +1,7 @@
 """Band keys and similarity estimates of signatures, and the choice of bands and rows for a threshold.
 
-Signatures are rows of a matrix. A band key is a hash of one band's values, so equal keys make a candidate pair.
+Signatures are the rows of a matrix. A band key is a hash of the values in one band of a signature. Two documents with
+an equal band key are a candidate pair.
 """
 
 from collections.abc import Sequence
@@ -17,20 +18,21 @@ Signatures = npt.NDArray[np.unsignedinteger]
 
 
 def as_matrix(signatures: Sequence[bytes], value: str = VALUE) -> Signatures:
-    """Return signatures of one length as a matrix (n, values); `value` is the number type that their family stores."""
+    """Return signatures of equal length as a matrix (signatures, values); `value` is the NumPy type of a stored
+    value."""
     return np.frombuffer(b"".join(signatures), value).reshape(len(signatures), -1)
 
 
 def band_keys(signatures: Signatures, bands: int = 14, rows: int = 8) -> Codes:
-    """Return the key of every band of every signature (n, bands).
+    """Return the key of every band of every signature (signatures, bands).
 
-    Two keys are equal if the band's number and its values are; others collide with probability 2^-64. Values beyond
-    bands x rows are not used. Raises ContractError if there are fewer.
+    Two keys are equal if both bands have the same position and equal values; different bands collide with probability
+    2^-64. Values beyond bands x rows are not used. Raises ContractError if a signature has fewer values.
     """
     if signatures.shape[1] < bands * rows:
         raise ContractError(
             f"signature: expected at least {bands} x {rows} = {bands * rows} values, got {signatures.shape[1]}. "
-            "Run the step `documents` again with the same [signature] section."
+            "Set dedup.bands and dedup.rows so that their product is at most this number."
         )
     parts = signatures[:, : bands * rows].astype(np.uint64).reshape(len(signatures), bands, rows)
     sums: Codes = (parts * draw_odd_numbers(0, "row", rows)).sum(axis=2, dtype=np.uint64)
@@ -38,10 +40,10 @@ def band_keys(signatures: Signatures, bands: int = 14, rows: int = 8) -> Codes:
 
 
 def similarity(left: Signatures, right: Signatures) -> npt.NDArray[np.float64]:
-    """Return the estimated similarity of row i of `left` and row i of `right` (n,), 0 to 1.
+    """Return the estimated similarity of row i of `left` and row i of `right`, for every i (rows,), 0 to 1.
 
-    MinHash: the share of equal values, which estimates the Jaccard similarity with a standard error of
-    sqrt(s (1 - s) / permutations), 0.04 at s = 0.7 with 112. SimHash, which has one value: the share of equal bits.
+    MinHash: the share of equal values, which estimates the Jaccard similarity. Its standard error is sqrt(s (1 - s) /
+    permutations), 0.04 at s = 0.7 with 112. SimHash, which has one value: the share of equal bits.
     """
     shares: npt.NDArray[np.float64]
     if left.shape[1] == 1:
@@ -54,8 +56,8 @@ def similarity(left: Signatures, right: Signatures) -> npt.NDArray[np.float64]:
 # Optimal bands and rows for a threshold: the pair that minimizes false positives plus false negatives.
 #
 # A pair of similarity s becomes a candidate with probability 1 - (1 - s^rows)^bands. This is a polynomial, so a
-# Gauss-Legendre rule of enough points integrates it exactly. The choice equals datasketch's. Source: Zhu et al. 2016,
-# "LSH Ensemble".
+# Gauss-Legendre rule of enough points integrates it exactly. The library datasketch chooses the same bands and rows.
+# Source: Zhu et al. 2016, "LSH Ensemble".
 
 
 @lru_cache(maxsize=64)
@@ -64,12 +66,13 @@ def optimal_bands(
 ) -> tuple[int, int]:
     """Return the (bands, rows) with bands x rows <= permutations that minimize the weighted error of candidates.
 
-    The error is the integral of the candidate probability below the threshold (false positives), plus the integral of
-    its complement above (false negatives), each with its weight. Ties go to the fewest bands, then the fewest rows.
+    The error is the sum of two integrals, each with its weight: of the candidate probability below the threshold (false
+    positives), and of its complement above the threshold (false negatives). Ties go to the fewest bands, then the
+    fewest rows.
     """
     nodes, weights = np.polynomial.legendre.leggauss(permutations // 2 + 1)
     below, above = threshold * (nodes + 1) / 2, threshold + (1 - threshold) * (nodes + 1) / 2
-    # by number of rows (permutations, nodes): the probability that one band does not match, and that none so far does
+    # by number of rows (permutations, nodes): the probability that one band differs, and that all bands so far differ
     missed = 1 - np.multiply.accumulate([np.concatenate([below, above])] * permutations)
     none = np.ones_like(missed)
     best, least = (1, 1), np.inf

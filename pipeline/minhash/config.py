@@ -1,4 +1,4 @@
-"""Settings of signatures: the unit and length of shingles, the signature family, and the length of a signature."""
+"""Settings of the section `[signature]`: the family and length of a signature, and the unit and length of shingles."""
 
 from typing import Literal
 
@@ -11,17 +11,17 @@ _RANDOM_STATE = ("datasketch", "datatrove")
 
 
 class SignatureConfig(Section):
-    """How signatures are computed; the defaults are datatrove's and FineWeb's. The `[dedup]` section sets how they are
-    compared."""
+    """How signatures are computed. The defaults are those of datatrove and FineWeb. The section `[dedup]` sets how
+    signatures are compared."""
 
     family: Literal["fast", "datasketch", "datatrove", "simhash"] = "fast"
-    """Signature family. MinHash: `fast` is our own [uint32 per permutation]; `datasketch` reproduces the hash values of
-    that library bit for bit [uint32]; `datatrove` reproduces the bands of that library for English text [uint64].
-    `simhash`: 64 bits in all. Signatures of two families cannot be compared."""
+    """Signature family. MinHash: `fast` is our own, with uint32 values; `datasketch` reproduces the hash values of that
+    library bit for bit (uint32); `datatrove` reproduces the bands of that library for English text (uint64). `simhash`
+    has a single value of 64 bits. Signatures of two families cannot be compared."""
     unit: Literal["auto", "words", "chars"] = "auto"
     """Unit of a shingle: normalized words, or their characters without the spaces between them. `auto`: characters in
-    languages whose writing does not separate words, words in all others. `words` in such a language: words of a
-    dictionary."""
+    languages whose writing does not separate words, words in all others. With `words`, a dictionary splits the text of
+    such languages into words."""
     shingle_words: int = Field(5, ge=1)
     """Length of a shingle of words [words]."""
     shingle_chars: int = Field(5, ge=1)
@@ -33,7 +33,8 @@ class SignatureConfig(Section):
     datasketch_hash: Literal["sha1", "xxh32"] = "sha1"
     """Hash function of the family `datasketch`: SHA-1, the default of that library, or `xxhash.xxh32_intdigest`."""
     datasketch_scheme: Literal["affine32", "legacy"] = "affine32"
-    """Permutation scheme of the family `datasketch`: the scheme of that library since 2.0, or the one before."""
+    """Permutation scheme of the family `datasketch`: `affine32`, that library's scheme since version 2.0, or `legacy`,
+    its only scheme before."""
 
     @model_validator(mode="after")
     def _seed_fits(self) -> "SignatureConfig":

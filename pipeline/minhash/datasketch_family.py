@@ -1,8 +1,8 @@
-"""The signature family `datasketch`, which reproduces the hash values of that library bit for bit.
+"""The signature family `datasketch`, which reproduces the hash values of the library datasketch bit for bit.
 
 The bytes of a shingle are the UTF-8 of its words joined by one space, or of its characters without separators. A text
-without a word is its own shingle. Source: datasketch 2.0.0, MinHash. Schemes: `affine32` permutes the mixed hash x as
-a x + b modulo 2^32 with odd a; `legacy`, the only one before 2.0, takes the low 32 bits of a x + b modulo 2^61 - 1.
+without a word is one shingle. Source: datasketch 2.0.0, MinHash. Schemes: `affine32` permutes the mixed hash x as a x +
+b modulo 2^32 with odd a; `legacy`, the only one before 2.0, takes the low 32 bits of a x + b modulo 2^61 - 1.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ _LOW = np.uint64((1 << 32) - 1)
 
 
 def shingles(text: str, language: str, config: SignatureConfig) -> Iterator[bytes]:
-    """Return the bytes of every shingle in text order, the values that `datasketch.MinHash.update` takes."""
+    """Return the bytes of every shingle in text order, as `datasketch.MinHash.update` expects them."""
     by_words = not uses_characters(language, config)
     words = words_of(text, language) if by_words else normal_words(text)
     if not words:
@@ -38,9 +38,9 @@ def shingles(text: str, language: str, config: SignatureConfig) -> Iterator[byte
 
 
 def hashes(text: str, language: str, words: Codes | None, config: SignatureConfig) -> Codes:
-    """Return the hash of every shingle: the first 8 bytes of its SHA-1, or its xxh32. The low 32 bits are permuted.
+    """Return the hash of every shingle in text order: the first 8 bytes of its SHA-1, or its xxh32.
 
-    `words` is not used, because shingles are hashed by their letters.
+    A signature uses the low 32 bits of each hash. `words` is ignored, because the text of the shingles is hashed.
     """
     runs_of_bytes = shingles(text, language, config)
     if config.datasketch_hash == "xxh32":
@@ -50,7 +50,7 @@ def hashes(text: str, language: str, words: Codes | None, config: SignatureConfi
 
 
 def sketch(codes: Codes, config: SignatureConfig) -> Values:
-    """Return the library's hash values for at least one shingle hash (permutations,)."""
+    """Return the signature of one or more shingle hashes, equal to the library's hash values (permutations,)."""
     factors, terms = _permutations(config.seed, config.permutations, config.datasketch_scheme)
     if config.datasketch_scheme == "legacy":
         return mersenne_minima(codes & _LOW, factors, terms, _LOW).astype(np.uint32)
@@ -58,7 +58,8 @@ def sketch(codes: Codes, config: SignatureConfig) -> Values:
 
 
 def _mixed32(numbers: Values) -> Values:
-    """Return the numbers with every input bit spread over the output. Source: Appleby, MurmurHash3 32-bit finalizer."""
+    """Return a hash of each number in which every input bit affects all output bits. Source: Appleby, MurmurHash3
+    32-bit finalizer."""
     numbers = (numbers ^ (numbers >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     numbers = (numbers ^ (numbers >> np.uint32(13))) * np.uint32(0xC2B2AE35)
     return numbers ^ (numbers >> np.uint32(16))
@@ -66,9 +67,9 @@ def _mixed32(numbers: Values) -> Values:
 
 @lru_cache(maxsize=16)
 def _permutations(seed: int, count: int, scheme: str) -> tuple[Any, Any]:
-    """Return the factors a and the terms b of a scheme, each (count, 1), as the library draws them.
+    """Return the factors a and the terms b of `count` permutations, each (count, 1), as the library draws them.
 
-    They are uint32 for `affine32` and uint64 for `legacy`.
+    They are uint32 for the scheme `affine32` and uint64 for `legacy`.
     """
     from datasketch import MinHash  # imported once per process and only for this family: the import takes 0.8 s
 
@@ -80,7 +81,7 @@ def _permutations(seed: int, count: int, scheme: str) -> tuple[Any, Any]:
 def library_bands(threshold: float, permutations: int) -> tuple[int, int]:
     """Return the (bands, rows) that `datasketch.MinHashLSH` chooses for a threshold with its default weights.
 
-    It takes 20 ms for 112 permutations. The class itself is not used, because it rejects a single band.
+    The computation takes 20 ms for 112 permutations. The class itself is not used, because it rejects a single band.
     """
     from datasketch.lsh import _optimal_param
 

@@ -1,9 +1,9 @@
-"""The signature family `datatrove`, which reproduces the bands of that library bit for bit for English text.
+"""The signature family `datatrove`, which reproduces the bands of the library datatrove bit for bit for English text.
 
-A shingle is the text of five English tokens of the normalized text, joined by spaces. Its xxh64 x is permuted as
-(a x + b) mod 2^61 - 1, where a x + b wraps at 2^64. Source: datatrove 0.10.1, MinhashDedupSignature. Two differences:
-a text shorter than a shingle is one shingle, where datatrove computes no signature; and languages other than English
-use our own splitters, or characters, in place of datatrove's.
+A shingle is the text of five English tokens of the normalized text, joined by spaces. Its xxh64 x is permuted as (a x +
+b) mod 2^61 - 1, where a x + b wraps at 2^64. Source: datatrove 0.10.1, MinhashDedupSignature. There are two
+differences. A text shorter than a shingle is one shingle, where datatrove computes no signature. Languages other than
+English use our own splitters, or characters, in place of datatrove's.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,13 +38,13 @@ class _Tokens(dict[str, str]):
 
 
 _ENGLISH, _NEUTRAL, _UNSPACED = _Tokens(split_english), _Tokens(split_neutral), _Tokens(split_unspaced)
-# their values depend on the text alone, so sharing them cannot change a signature
+# All documents share these caches. Their values depend on the text alone, so sharing cannot change a signature.
 
 
 def hashes(text: str, language: str, words: Codes | None, config: SignatureConfig) -> Codes:
-    """Return the xxh64 of the text of every run of tokens in text order, or of the whole text if it has no token.
+    """Return the xxh64 of the text of every shingle in text order, or of the whole text if it has no token.
 
-    `words` is not used, because shingles are hashed by their letters.
+    `words` is ignored, because the text of the shingles is hashed.
     """
     if uses_characters(language, config):
         size = config.shingle_chars
@@ -68,5 +68,5 @@ def factors(seed: int, count: int) -> tuple[Codes, Codes]:
 
 
 def sketch(codes: Codes, config: SignatureConfig) -> Codes:
-    """Return the signature of at least one shingle hash: the smallest value under each permutation (permutations,)."""
+    """Return the signature of one or more shingle hashes: the smallest hash under each permutation (permutations,)."""
     return mersenne_minima(codes, *factors(config.seed, config.permutations))

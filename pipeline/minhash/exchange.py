@@ -1,8 +1,9 @@
 """Exchange of LSH indexes with users of the library datasketch, for the families `fast` and `datasketch`.
 
 `build_lsh` makes an index of the library from a run's stored signatures, and `read_band_keys` computes our band keys
-from an index of the library. Values of the family `fast` agree with each other but not with those that the library
-computes from text, so an index of this family can only be queried with signatures of the same settings.
+from an index of the library. Signatures of the family `fast` can be compared with each other, but not with those that
+the library computes from text. An index of this family can therefore only be queried with signatures of the same
+settings.
 """
 
 from collections.abc import Iterable
@@ -18,10 +19,11 @@ from pipeline.text.words import Codes
 from schemas.errors import ConfigError
 
 EXCHANGED = ("fast", "datasketch")
+"""Signature families whose values an index of datasketch can hold."""
 
 
 def _check_family(config: SignatureConfig) -> None:
-    """Raise ConfigError for a family whose values the library cannot hold."""
+    """Raise ConfigError for a signature family whose values an index of datasketch cannot hold."""
     if config.family not in EXCHANGED:
         raise ConfigError(
             f"signature.family: expected {' or '.join(map(repr, EXCHANGED))} for an exchange with datasketch, got "
@@ -30,9 +32,9 @@ def _check_family(config: SignatureConfig) -> None:
 
 
 def to_minhash(values: Signatures, config: SignatureConfig) -> Any:
-    """Return the `datasketch.LeanMinHash`, a MinHash without permutations, of one signature (permutations,).
+    """Return one signature (permutations,) as a `datasketch.LeanMinHash`, a MinHash that stores no permutations.
 
-    Raises ConfigError for a family whose values the library cannot hold.
+    Raises ConfigError for a signature family whose values the library cannot hold.
     """
     from datasketch import LeanMinHash  # not at the top: the import takes 0.8 s
 
@@ -42,10 +44,11 @@ def to_minhash(values: Signatures, config: SignatureConfig) -> Any:
 
 
 def build_lsh(batches: Iterable[pa.RecordBatch], config: SignatureConfig, bands: int, rows: int) -> Any:
-    """Return a `datasketch.MinHashLSH` of documents by doc_id, with these bands and rows.
+    """Return a `datasketch.MinHashLSH` of documents, each under its doc_id, with these numbers of bands and rows.
 
     The batches have the columns `doc_id` and `signature` of the table `documents`; a document without a signature is
-    left out. Raises ConfigError for a family whose values the library cannot hold, and for a layout that it rejects.
+    left out. Raises ConfigError for a signature family whose values the library cannot hold, and for numbers of bands
+    and rows that it rejects.
     """
     from datasketch import MinHashLSH
 
@@ -65,9 +68,10 @@ def build_lsh(batches: Iterable[pa.RecordBatch], config: SignatureConfig, bands:
 
 
 def read_band_keys(index: Any) -> tuple[list[Any], Codes]:
-    """Return the keys of a `datasketch.MinHashLSH` and their band keys (keys, bands), as `band_keys` computes them.
+    """Return the document keys in a `datasketch.MinHashLSH`, and the band keys of each document (documents, bands).
 
-    The index holds the values of each band in big-endian order. Raises ConfigError if it holds hashes of them instead.
+    The index must store the values of each band, in big-endian order. Raises ConfigError if it stores hashes of the
+    values.
     """
     if index.hashfunc is not None:
         raise ConfigError(

@@ -1,7 +1,7 @@
 """The signature family `fast`: shingles of word keys, and 32-bit multiplicative permutations as array operations.
 
-Each permutation multiplies every shingle hash by an odd number modulo 2^32 and keeps the smallest product. Numbers have
-32 bits because vector units multiply these fast, and because a signature stores no more.
+Each permutation multiplies every shingle hash by an odd number modulo 2^32 and keeps the smallest product. The hashes
+have 32 bits because vector instructions multiply these fast, and because a signature stores no more.
 """
 
 from functools import lru_cache
@@ -17,7 +17,7 @@ __all__ = ["VALUE", "hashes", "sketch"]
 
 
 def sketch(codes: Codes, config: SignatureConfig) -> Values:
-    """Return the signature of at least one shingle hash: the smallest value under each permutation (permutations,)."""
+    """Return the signature of one or more shingle hashes: the smallest hash under each permutation (permutations,)."""
     return permuted_minima((codes >> np.uint64(32)).astype(np.uint32), _factors(config.seed, config.permutations))
 
 

@@ -1,7 +1,8 @@
 """Random numbers, bit mixing and permutations, as array operations that the signature families share.
 
-A permutation of hashes is a linear function modulo 2^32 or 2^61 - 1; a signature keeps the smallest value under each.
-Source: Broder 1997, "On the resemblance and containment of documents"; permutations: Dietzfelbinger et al. 1997.
+A permutation of hashes is a linear function modulo 2^32 or 2^61 - 1. A signature keeps the smallest hash under each
+permutation. Source: Broder 1997, "On the resemblance and containment of documents"; permutations: Dietzfelbinger et al.
+1997.
 """
 
 import hashlib
@@ -16,10 +17,11 @@ VALUE = "<u4"
 """NumPy type of each value of a stored signature with 32-bit values."""
 Values = npt.NDArray[np.uint32]
 BLOCK = 2048  # shingles permuted at a time: 112 x 2048 x 4 bytes stay in a core's own cache
-NARROW = 64  # elements; see `permuted_minima`
+NARROW = 64  # elements in NumPy's buffer; see `permuted_minima`
 PRIME = np.uint64((1 << 61) - 1)
 MERSENNE_BITS = np.uint64(61)
-MERSENNE_BLOCK = 128  # shingles permuted at a time; malloc maps larger arrays anew each time: 430 µs for 600, not 137
+# Shingles permuted at a time. For larger arrays malloc requests new memory each time: 430 instead of 137 µs for 600.
+MERSENNE_BLOCK = 128
 
 
 @lru_cache(maxsize=64)
@@ -30,7 +32,8 @@ def draw_odd_numbers(seed: int, purpose: str, count: int) -> Codes:
 
 
 def mix_bits(codes: Codes) -> Codes:
-    """Return the codes with every input bit spread over the output. Source: Steele et al. 2014, SplitMix64."""
+    """Return a hash of each 64-bit number in which every input bit affects all output bits. Source: Steele et al. 2014,
+    SplitMix64."""
     codes = codes ^ (codes >> np.uint64(30))
     codes *= np.uint64(0xBF58476D1CE4E5B9)
     codes ^= codes >> np.uint64(27)
@@ -40,7 +43,7 @@ def mix_bits(codes: Codes) -> Codes:
 
 
 def permuted_minima(numbers: Values, factors: Values, terms: Values | None = None) -> Values:
-    """Return the smallest factor x number + term modulo 2^32 over at least one number, by permutation (permutations,).
+    """Return for each permutation the smallest (factor x number + term) mod 2^32 over the numbers (permutations,).
 
     `factors` and `terms` are (permutations, 1). NumPy copies short broadcast rows into a buffer of 8,192 elements,
     which costs twice the multiplication (22 against 14 µs for 600 numbers). It does not copy if the buffer is shorter
@@ -56,12 +59,15 @@ def permuted_minima(numbers: Values, factors: Values, terms: Values | None = Non
             block: Values = np.minimum.reduce(values, axis=1)
             smallest = block if smallest is None else np.minimum(smallest, block)
     if smallest is None:
-        raise ValueError("minima: expected at least one number, got none. Hash at least one shingle.")
+        raise ValueError("signature: expected at least one shingle hash, got none. Hash at least one shingle.")
     return smallest
 
 
 def mersenne_minima(codes: Codes, a: Codes, b: Codes, low: np.uint64 = PRIME) -> Codes:
-    """Return the smallest (a x + b) mod 2^61 - 1 over the codes x, masked by `low`, by permutation (permutations,)."""
+    """Return for each permutation the smallest (a x + b) mod 2^61 - 1 over the hashes x (permutations,).
+
+    `a` and `b` are (permutations, 1). The values are masked by `low` before they are compared.
+    """
     least = np.full(len(a), low, np.uint64)
     for start in range(0, len(codes), MERSENNE_BLOCK):
         values = a * codes[start : start + MERSENNE_BLOCK]

@@ -1,8 +1,9 @@
-"""The units of shingles: keys of a text's normalized words, code points of their letters, or runs of bytes.
+"""Shingles of a text and their hashes; a shingle is an n-gram of normalized words, or of their characters.
 
-Most texts are ASCII or nearly so. These are split by array operations, without a string for each word: letters are
-digits of a number in base 29, a word is a span of digits, and a table maps this number to the word's key. Other texts
-are split at whitespace and looked up in a vocabulary. Both paths return the keys of `normal_words`.
+A word is represented by its key, the xxh64 of its UTF-8. Most texts are ASCII or nearly so. These are split by array
+operations, without a Python string for each word: a letter is a digit in base 29, so each word has a number, and a
+cache maps the number to the word's key. Other texts are split at whitespace, and their words are looked up in a
+vocabulary. Both methods return the keys of the words of `normal_words`.
 """
 
 import re
@@ -19,11 +20,11 @@ from pipeline.text.spacy_tokens import UNSPACED_LANGUAGES, split_neutral, split_
 from pipeline.text.words import PUNCTUATION, Codes, Vocabulary, normal_words, word_keys
 
 _BASE = 29  # odd, so that it has an inverse modulo 2^64, and above the codes of letters
-_LONGEST = 13  # letters of the longest word whose number is its own: 29^13 < 2^64
-_SPAN = 1 << 16  # bytes cut at a time
+_LONGEST = 13  # most letters of a word whose number belongs to no other word: 29^13 < 2^64
+_SPAN = 1 << 16  # bytes that are split into words at a time
 _SLOT_BITS = 17
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
-_TOO_LONG, _FREE = np.uint64(0), np.uint64((1 << 64) - 1)  # no word has these numbers
+_TOO_LONG, _FREE = np.uint64(0), np.uint64((1 << 64) - 1)  # numbers of no word: marks of a longer word and a free slot
 _ZERO, _POINT = 27, 28  # codes of every digit, and of the separators inside a decimal number
 
 
@@ -35,7 +36,7 @@ def _code(char: str) -> int:
 
 _CODES = bytes(_code(chr(byte)) for byte in range(256))
 _LETTERS = bytes([0, *range(97, 123), ord("0"), *range(228)])
-# begins with a literal, because a search for a literal is ten times as fast as one for a character class
+# The pattern begins with a literal: a search for a literal is ten times as fast as a search for a character class.
 _NUMBER = re.compile(rb"\x1b\x1b*(?:\x1c\x1b\x1b*)?")
 
 
@@ -45,15 +46,16 @@ def uses_characters(language: str, config: SignatureConfig) -> bool:
 
 
 def words_of(text: str, language: str) -> list[str]:
-    """Return the normalized words of a text, split by a dictionary where the language does not separate words."""
+    """Return the normalized words of a text; a dictionary splits text of languages that do not separate words."""
     words = normal_words(text)
     return [part for word in words for part in split_unspaced(word)] if language in UNSPACED_LANGUAGES else words
 
 
 def shingle_units(text: str, language: str, words: Codes | None, config: SignatureConfig) -> tuple[Codes, int]:
-    """Return the units of a text, at least one, and the number of units in a shingle.
+    """Return the units of a text's shingles, at least one, and the number of units in a shingle.
 
-    `words` are the keys of the text's normalized words, None if not known.
+    The units are word keys or code points. `words` are the keys of the text's normalized words; if None, they are
+    computed here.
     """
     size = config.shingle_words
     if uses_characters(language, config):
@@ -67,7 +69,7 @@ def shingle_units(text: str, language: str, words: Codes | None, config: Signatu
 
 
 def text_keys(text: str) -> Codes:
-    """Return the xxh64 of each normalized word of the text."""
+    """Return the key (xxh64) of each normalized word of the text, in text order."""
     plain = text if text.isascii() else _as_ascii(text)
     keys = None if plain is None else _ascii_keys(plain)
     if keys is None:
@@ -92,7 +94,7 @@ def _as_ascii(text: str) -> str | None:
 
 @lru_cache(maxsize=1 << 12)
 def _plain(char: str) -> str | None:
-    """Return the ASCII that can replace a character in any context, or None if no such ASCII exists."""
+    """Return ASCII text that can replace a character without changing any normalized word; None if there is none."""
     if char.isdecimal():
         return "0"
     if char in PUNCTUATION or char.isspace():
@@ -103,7 +105,7 @@ def _plain(char: str) -> str | None:
 
 
 def _ascii_keys(text: str) -> Codes | None:
-    """Return the keys of the words of an ASCII text, or None if a word fills a whole span."""
+    """Return the key of each word of an ASCII text, or None if a word is longer than _SPAN."""
     body = _NUMBER.sub(b"\x1b", text.encode().translate(_CODES)).replace(b"\x1c", b"\0") + b"\0"
     keys, start = [], 0
     while start < len(body):
@@ -116,7 +118,10 @@ def _ascii_keys(text: str) -> Codes | None:
 
 
 def _span_keys(span: bytes) -> Codes:
-    """Return the keys of the words of a span that begins before a word and ends with a mark in place of the next."""
+    """Return the key of each word in a span of encoded text: a byte from `_CODES` for each letter, 0 between words.
+
+    The span begins with a 0, and ends with a 0 and one more byte, which marks where the next word would begin.
+    """
     letters = np.frombuffer(span, np.uint8)
     inside = letters != 0
     before = (inside[1:] > inside[:-1]).nonzero()[0]  # the index before each word, and before the mark at the end
@@ -134,7 +139,7 @@ def _span_keys(span: bytes) -> Codes:
 
 @lru_cache(maxsize=1)
 def _powers() -> tuple[Codes, Codes]:
-    """Return the powers 0, 1, … and -1, -2, … of the base modulo 2^64, for one span and its ends."""
+    """Return the powers 0, 1, … and the powers -1, -2, … of _BASE modulo 2^64, as many as the longest span needs."""
     bases = np.array([[_BASE], [pow(_BASE, -1, 1 << 64)]], np.uint64).repeat(_SPAN + 2, axis=1)
     bases[0, 0] = 1
     up, down = np.multiply.accumulate(bases, axis=1)
@@ -142,7 +147,8 @@ def _powers() -> tuple[Codes, Codes]:
 
 
 class _KnownWords:
-    """A cache from word numbers to word keys; a missing word is hashed, and replaces another in its slot.
+    """A cache from the number of a word in base 29 to its key (xxh64). A word that is not in the cache is hashed and
+    replaces the word in its slot.
 
     A number belongs to one word alone, so results never depend on earlier calls.
     """
@@ -151,7 +157,10 @@ class _KnownWords:
         self._entries = np.full((1 << _SLOT_BITS, 2), _FREE)
 
     def keys(self, numbers: Codes, word_at: Callable[[int], bytes]) -> Codes:
-        """Return the xxh64 of each word; `word_at(i)` returns the letters of word i, whose number may be _TOO_LONG."""
+        """Return the key of each word, given its number in base 29, or _TOO_LONG for a word too long to have a number.
+
+        `word_at(i)` returns the letters of word i. It is called for words that are not in the cache.
+        """
         slots = ((numbers * _SPREAD) >> np.uint64(64 - _SLOT_BITS)).astype(np.intp)
         entries = self._entries.take(slots, axis=0)
         keys: Codes = entries[:, 1].copy()
@@ -163,28 +172,30 @@ class _KnownWords:
 
 
 _KNOWN, _VOCABULARY = _KnownWords(), Vocabulary(split_neutral)
-# their results depend on the text alone, so sharing them cannot change a signature
+# All documents share these caches. Their results depend on the text alone, so sharing cannot change a signature.
 
 
-# Hashes of shingles of word keys, and shingles as bytes, for families that hash text rather than word keys.
+# Hashes of shingles from the keys of their units, and shingles as bytes for the families that hash text.
 
 
 def shingles(units: Codes, size: int, seed: int) -> Codes:
-    """Return the hashes of all runs of `size` units, or of the whole text if it is shorter."""
+    """Return the hash of every run of `size` consecutive units; if there are fewer units, one hash of all."""
     size = min(size, len(units))
     return mix_bits(np.correlate(units, draw_odd_numbers(seed, "shingle", size), "valid"))
 
 
 def hashes(text: str, language: str, words: Codes | None, config: SignatureConfig) -> Codes:
-    """Return the hash of every shingle in text order; `words` are the keys of the normalized words, None if not known.
+    """Return the hash of every shingle of a text, in text order.
 
-    A text shorter than a shingle is one shingle. A text of punctuation alone is hashed as a whole.
+    `words` are the keys of the text's normalized words; if None, they are computed here. A text shorter than a shingle
+    is one shingle. A text of punctuation alone is hashed as a whole.
     """
     return shingles(*shingle_units(text, language, words, config), config.seed)
 
 
 def iterate_runs(joined: bytes, size: int) -> Iterator[bytes]:
-    """Yield every run of `size` units of a text whose units are separated by one space; all of it if it has fewer."""
+    """Yield every run of `size` units of a text whose units are separated by one space; all of the text if it has
+    fewer."""
     ends = np.flatnonzero(np.frombuffer(joined + b" ", np.uint8) == ord(" "))
     size = min(size, len(ends))
     starts = np.concatenate(([0], ends[: len(ends) - size] + 1))

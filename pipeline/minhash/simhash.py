@@ -1,4 +1,4 @@
-"""The signature family `simhash`: 64 bits, of which near copies differ in few, and the table keys that find them.
+"""The signature family `simhash`: 64-bit signatures, of which near copies differ in few bits, and keys that find these.
 
 Every occurrence of a shingle votes with the bits of its hash, so a shingle's weight is its number of occurrences.
 Source: Charikar 2002, "Similarity estimation techniques from rounding algorithms"; tables: Manku, Jain and Das Sarma
@@ -22,12 +22,14 @@ __all__ = ["BITS", "VALUE", "distance", "hashes", "sketch", "table_keys"]
 VALUE = "<u8"
 """NumPy type of the single value of a stored signature."""
 BITS = 64
+"""Number of bits in a signature."""
 
 _BLOCK = 255  # shingles counted at a time, so that every count fits in a byte
 
 
 def sketch(codes: Codes, config: SignatureConfig) -> Codes:
-    """Return the signature of at least one shingle hash (1,): the bits that more than half of them have."""
+    """Return the signature, (1,), of one or more shingle hashes: a bit is 1 if more than half of the hashes have it
+    set."""
     votes = np.zeros(BITS, np.int64)
     for start in range(0, len(codes), _BLOCK):
         octets = codes[start : start + _BLOCK].astype("<u8").view(np.uint8).reshape(-1, 8)
@@ -36,17 +38,19 @@ def sketch(codes: Codes, config: SignatureConfig) -> Codes:
 
 
 def distance(left: Codes, right: Codes) -> npt.NDArray[np.int64]:
-    """Return the number of bits in which the signatures differ, element by element: 0 to 64."""
+    """Return the number of bits in which signature i of `left` and signature i of `right` differ, for every i: 0 to
+    64."""
     bits: npt.NDArray[np.int64] = np.bitwise_count(left ^ right).astype(np.int64)
     return bits
 
 
 def table_keys(signatures: Codes, blocks: int, max_distance: int) -> Codes:
-    """Return the keys of signatures (n,) in every table (n, binomial(blocks, max_distance)).
+    """Return the key of every signature in every table (signatures, binomial(blocks, max_distance)).
 
-    There is a table for every choice of blocks - max_distance blocks. Two signatures share a table's key if these
-    blocks are equal; others collide with probability 2^-64. Signatures that differ in at most `max_distance` bits have
-    that many equal blocks, so they share at least one key. Raises ConfigError unless blocks exceed max_distance.
+    The bits of a signature are divided into blocks. There is a table for every choice of blocks - max_distance blocks,
+    and a key is a hash of the chosen blocks. Two signatures that differ in at most `max_distance` bits agree in all
+    blocks of at least one choice, so they share a key. Different keys collide with probability 2^-64. Raises
+    ConfigError unless max_distance < blocks <= 64.
     """
     masks, salts = _tables(blocks, max_distance)
     return mix_bits((signatures[:, None] & masks) + salts)

@@ -1,8 +1,9 @@
 """The stage `signature`: digests that exact copies share, and signatures that estimate the similarity of two texts.
 
-A text is a set of shingles, runs of words or characters. The share of equal values in two MinHash signatures estimates
-the Jaccard similarity of their sets; SimHash signatures of near copies differ in few bits. A family defines how
-shingles are hashed and how the hashes become a signature. Each family has a module here and an entry in FAMILIES.
+A text is compared as the set of its shingles, which are n-grams of words or characters. The share of equal values in
+two MinHash signatures estimates the Jaccard similarity of the two sets. SimHash signatures of near copies differ in few
+bits. A family defines how shingles are hashed and how the hashes become a signature. Each family has a module here and
+an entry in FAMILIES.
 """
 
 import hashlib
@@ -47,12 +48,14 @@ _SPACES = bytes(32 if chr(byte).isspace() else byte for byte in range(128)) + by
 
 @dataclass(frozen=True)
 class SignatureFamily:
-    """The functions and the number type of one signature family."""
+    """A signature family: how a text becomes shingle hashes, how these become a signature, and the type of its
+    values."""
 
     hashes: Callable[[str, str, Codes | None, SignatureConfig], Codes]
-    """(text, language, keys of its normalized words or None, config) → the hash of every shingle, at least one."""
+    """Function (text, language, xxh64 of its normalized words or None, config) → the hash of every shingle, at least
+    one."""
     sketch: Callable[[Codes, SignatureConfig], npt.NDArray[Any]]
-    """(shingle hashes, config) → the values of the signature."""
+    """Function (shingle hashes, config) → the values of the signature."""
     value: str
     """NumPy type of the signature's values."""
 
@@ -71,7 +74,10 @@ def value_type(config: SignatureConfig) -> str:
 
 
 def signature(text: str, language: str, config: SignatureConfig, words: Codes | None = None) -> bytes:
-    """Return a text's signature as little-endian numbers; `words`: keys of its normalized words, None if unknown."""
+    """Return the signature of a text as the bytes of little-endian numbers.
+
+    `words` are the xxh64 of its normalized words; if None, they are computed here.
+    """
     family = FAMILIES[config.family]
     return (
         family.sketch(family.hashes(text, language, words, config), config).astype(family.value, copy=False).tobytes()
@@ -81,7 +87,8 @@ def signature(text: str, language: str, config: SignatureConfig, words: Codes | 
 def shingle_hashes(text: str, language: str, config: SignatureConfig, words: Codes | None = None) -> Codes:
     """Return the hashes of the text's distinct shingles, sorted.
 
-    Equal shingles have equal hashes; others collide with probability 2^-64, or 2^-32 in a family of 32-bit hashes.
+    Equal shingles have equal hashes. Different shingles collide with probability 2^-64, or 2^-32 in a family of 32-bit
+    hashes.
     """
     return np.unique(FAMILIES[config.family].hashes(text, language, words, config))
 
@@ -95,9 +102,9 @@ def jaccard(left: Codes, right: Codes) -> float:
 
 
 def anchor(hashes: Codes, seed: int) -> int:
-    """Return the smallest hash under a permutation that no signature uses (0 to 2^63 - 1).
+    """Return the smallest of a text's shingle hashes under a permutation that no signature uses (0 to 2^63 - 1).
 
-    Two documents of Jaccard similarity s share it with probability s, independently of their signatures.
+    Two documents of Jaccard similarity s have the same anchor with probability s, independently of their signatures.
     """
     values = (hashes ^ (hashes >> np.uint64(32))) * draw_odd_numbers(seed, "anchor", 1)
     return int(values.min()) >> 1
@@ -109,7 +116,7 @@ def raw_digest(text: str) -> bytes:
 
 
 def text_digest(text: str) -> bytes:
-    """Return the first 16 bytes of the SHA-256 of the text in NFKC and lower case, with single spaces."""
+    """Return the first 16 bytes of the SHA-256 of the text after NFKC, lower case and single spaces."""
     if text.isascii():
         normal = text.lower().encode().translate(_SPACES)
         while b"  " in normal:  # a third of the cost of splitting into words and joining them
@@ -122,7 +129,7 @@ def text_digest(text: str) -> bytes:
 
 
 def make(config: SignatureConfig, models: Mapping[str, str]) -> RowFunction:
-    """Return the function that adds a document's digests, signature and anchor; it drops nothing."""
+    """Return the function that adds digests, signature and anchor to the row of a document; it drops no document."""
     family = FAMILIES[config.family]
 
     def sign(row: Row) -> None:

@@ -1,7 +1,7 @@
-"""Compilation of an ARPA file to a memory-mappable model file with words, n-grams and pieces.
+"""Compilation of an ARPA file to a memory-mappable model file of words, n-grams and a SentencePiece model.
 
 The file is a magic line, arrays at multiples of 64 bytes, then a JSON header that describes the arrays. Memory is
-bounded by the vocabulary and one block of an order's keys: n-grams are first partitioned by key on disk.
+bounded by the vocabulary and one block of an order's n-grams, which are first divided by ranges of keys on disk.
 """
 
 import io
@@ -42,8 +42,10 @@ from schemas.errors import ConfigError, ContractError
 
 # Reading of ARPA files as columns, a block of lines at a time, so that a file of any size needs little memory.
 
+TRAIN_AGAIN = "Train the model again with `penstock train-lm`."
+SET_PIECES = "Set lm.pieces to the file of a SentencePiece model."
 BLOCK_LINES = 1 << 18
-"""Number of lines that are parsed at once."""
+"""Number of lines of an ARPA file that are parsed at once."""
 COUNT_LINE = re.compile(rb"ngram (\d+)\s*=\s*(\d+)")
 LINE_FORMAT = (
     "log10 probability, tab, words with single spaces between them, and, if there is one, tab, back-off weight"
@@ -52,30 +54,30 @@ LINE_FORMAT = (
 
 @dataclass(frozen=True)
 class ArpaBlock:
-    """A block of n-grams of one order."""
+    """Some n-grams of one order, read from consecutive lines of an ARPA file."""
 
     words: pa.DictionaryArray
-    """(n-grams · order,) the words of all n-grams in order."""
+    """The words of all n-grams, one n-gram after the other, (n-grams · order,)."""
     probabilities: npt.NDArray[np.float32]
-    """log10 probabilities."""
+    """log10 probability of each n-gram."""
     backoffs: npt.NDArray[np.float32]
-    """log10 back-off weights; 0 where the file has none."""
+    """log10 back-off weight of each n-gram; 0 where the file has none."""
 
     def codes(self) -> Keys:
-        """Return the code of each word, (n-grams, order)."""
+        """Return the code of each word (xxh64), (n-grams, order)."""
         distinct = word_codes(self.words.dictionary.to_pylist())
         codes: Keys = distinct[self.words.indices.to_numpy()].reshape(len(self.probabilities), -1)
         return codes
 
 
 class ArpaReader:
-    """An open ARPA file, plain or compressed by its suffix, which is read once in order."""
+    """An open ARPA file, plain or compressed as its suffix says, which is read once from start to end."""
 
     def __init__(self, path: str):
         try:
             stream = pa.input_stream(path)
         except OSError as error:
-            raise ConfigError(f"{path}: expected an ARPA file, got {error}. Set the path to an ARPA file.") from error
+            raise ConfigError(f"{path}: expected an ARPA file, got {error}. {TRAIN_AGAIN}") from error
         self._path = path
         self._lines = io.BufferedReader(stream, 1 << 20)
         self.counts = self._header()
@@ -86,7 +88,8 @@ class ArpaReader:
         self._lines.close()
 
     def entries(self, order: int) -> Iterator[ArpaBlock]:
-        """Yield the n-grams of the next section, of this order. Raises ContractError if the section is malformed."""
+        """Yield the n-grams of the next section, which must be of this order. Raises ContractError if it is
+        malformed."""
         num_remaining = self.counts[order - 1]
         self._expect(f"\\{order}-grams:")
         while num_remaining:
@@ -149,13 +152,13 @@ class ArpaReader:
 
     def _error(self, expected: str, value: Any) -> ContractError:
         text = value.decode("utf-8", "replace").rstrip("\n") if isinstance(value, bytes) else value
-        return ContractError(f"{self._path}: expected {expected}, got {text!r}. Write the ARPA file again.")
+        return ContractError(f"{self._path}: expected {expected}, got {text!r}. {TRAIN_AGAIN}")
 
 
-# The model file.
+# Writing of the model file.
 
 ENTRIES_AT_ONCE = 1 << 22
-"""Number of entries that are sorted at once: 490 MB at the peak, measured with 6 million n-grams of order 5."""
+"""Number of n-grams that are sorted at once: 490 MB at the peak, measured with 6 million n-grams of order 5."""
 MISSING_UNKNOWN = -100.0
 """log10 probability of an unknown word if the ARPA file has none, as in KenLM."""
 
@@ -168,7 +171,7 @@ def compile_lm(
     normalisation: Literal["ccnet", "none"] = "ccnet",
     percentiles: Mapping[str, float] | None = None,
 ) -> ModelHeader:
-    """Write the model file `out` and return its header; equal n-grams give equal bytes.
+    """Compile an ARPA file to the model file `out` and return its header; equal n-grams give equal bytes.
 
     `spm` is the SentencePiece model whose pieces are the words of the ARPA file (None = words separated by spaces).
     `percentiles` are perplexities of a sample by name, which are only stored. Raises ContractError if the ARPA file is
@@ -206,10 +209,8 @@ def _read_pieces(path: str) -> bytes:
     try:
         model = Path(path).read_bytes()
     except OSError as error:
-        raise ConfigError(
-            f"{path}: expected a SentencePiece model, got {error}. Set the path to a SentencePiece model."
-        ) from error
-    load_splitter(model, path)
+        raise ConfigError(f"{path}: expected a SentencePiece model, got {error}. {SET_PIECES}") from error
+    load_splitter(model, path, SET_PIECES)
     return model
 
 
@@ -236,7 +237,7 @@ class _ModelWriter:
         self._partial.unlink(missing_ok=True)
 
     def add(self, name: str, blocks: Iterable[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-        """Append an array, given in blocks; return it, memory-mapped."""
+        """Append an array, given in blocks, and return it memory-mapped."""
         start = self._sink.tell() + -self._sink.tell() % ALIGNMENT
         self._sink.write(bytes(start - self._sink.tell()))
         kind = np.dtype(np.uint8)
@@ -256,7 +257,7 @@ class _ModelWriter:
 
 
 def _write_words(source: ArpaReader, writer: _ModelWriter, where: str) -> Keys:
-    """Write the words, sorted by code, with their values; return the codes."""
+    """Write the words with their probabilities and back-off weights, sorted by code; return the codes."""
     blocks = [(entries.codes()[:, 0], entries) for entries in source.entries(1)]
     codes = np.concatenate([codes for codes, _ in blocks])
     entries = np.zeros(len(codes), ENTRY)
@@ -265,9 +266,7 @@ def _write_words(source: ArpaReader, writer: _ModelWriter, where: str) -> Keys:
     entries["backoff"] = np.concatenate([block.backoffs for _, block in blocks])
     begin, end, unknown = word_codes((BEGIN, END, UNKNOWN)).tolist()
     if absent := [name for name, code in ((BEGIN, begin), (END, end)) if code not in entries["key"]]:
-        raise ContractError(
-            f"{where}: expected {BEGIN} and {END}, got no {' and no '.join(absent)}. Train the model again."
-        )
+        raise ContractError(f"{where}: expected {BEGIN} and {END}, got no {' and no '.join(absent)}. {TRAIN_AGAIN}")
     if unknown not in entries["key"]:
         added = np.array([(unknown, MISSING_UNKNOWN, 0.0)], ENTRY)
         entries = np.concatenate([entries, added])
@@ -280,9 +279,10 @@ def _write_words(source: ArpaReader, writer: _ModelWriter, where: str) -> Keys:
 def _write_order(
     source: ArpaReader, writer: _ModelWriter, order: int, context: tuple[Keys, list[NgramTable], Path, str]
 ) -> tuple[NgramTable, bool]:
-    """Write the table of one order; return it, and True if the model has the prefix and suffix of all its n-grams.
+    """Write the hash table of one order; return it, and True if the model has prefix and suffix of all its n-grams.
 
-    `context` is the words, the tables of lower orders, a scratch folder, and the ARPA file's name for errors.
+    `context` is the codes of the words, the tables of lower orders, a scratch folder, and the ARPA file's name for
+    errors.
     """
     words, tables, folder, where = context
     count = source.counts[order - 1]
@@ -305,11 +305,11 @@ def _check_words(codes: Keys, words: Keys, block: ArpaBlock, where: str) -> None
     is_known = words[np.minimum(np.searchsorted(words, codes), len(words) - 1)] == codes
     if not is_known.all():
         word = block.words[int(is_known.ravel().argmin())].as_py()
-        raise ContractError(f"{where}: expected a 1-gram for every word, got none for {word!r}. Train the model again.")
+        raise ContractError(f"{where}: expected a 1-gram for every word, got none for {word!r}. {TRAIN_AGAIN}")
 
 
 def _spill(keys: Keys, block: ArpaBlock, paths: list[Path]) -> None:
-    """Append the n-grams of a block to the scratch files of their ranges of keys."""
+    """Append the n-grams of a block to scratch files, one file in `paths` for each range of keys."""
     entries = np.zeros(len(keys), ENTRY)
     entries["key"], entries["probability"], entries["backoff"] = keys, block.probabilities, block.backoffs
     numbers = key_range(keys, len(paths))
@@ -333,6 +333,6 @@ def _sorted(entries: npt.NDArray[np.void], where: str, order: int) -> npt.NDArra
     if num_repeated:
         raise ContractError(
             f"{where}: expected each {order}-gram once, got {num_repeated} more than once (or, with a probability "
-            "below 0.001 up to 100 million n-grams, with equal 64-bit keys). Train the model again."
+            f"below 0.001 up to 100 million n-grams, with equal 64-bit keys). {TRAIN_AGAIN}"
         )
     return entries

@@ -36,12 +36,15 @@ Values = npt.NDArray[np.float32]
 EMPTY = np.uint64(2**64 - 1)
 """Key of an empty slot; keys of entries are even."""
 EVEN = np.uint64(2**64 - 2)
+"""Mask that makes a key even."""
 STEP = 0x9E3779B97F4A7C15
-"""Base of the word factors; odd, so that the factor of a word never loses bits, at any distance."""
+"""Base of the factors of words in a key (see `word_factor`); odd, so that no factor loses bits, at any distance."""
 HALF = np.uint64(32)
 HOME_SLOTS_PER_ENTRY = 1.5
-"""Home slots per entry. At 1.5 a search takes 2 steps on average, and a model of lmplz 24 bytes per n-gram."""
+"""Home slots, where searches start, per n-gram of a table. At 1.5 a search takes 2 steps on average, and a model of
+lmplz takes 24 bytes per n-gram."""
 ENTRY = np.dtype([("key", "<u8"), ("probability", "<f4"), ("backoff", "<f4")])
+"""Type of an n-gram on its way to the table: key, log10 probability and log10 back-off weight."""
 
 
 def word_codes(words: Iterable[str]) -> Keys:
@@ -50,19 +53,19 @@ def word_codes(words: Iterable[str]) -> Keys:
 
 
 def word_factor(distance: int) -> np.uint64:
-    """Return the factor of a word's code in its n-gram's key; `distance` counts the words after it."""
+    """Return the factor by which a word's code enters the key of its n-gram, `distance` words before the last."""
     return np.uint64(pow(STEP, distance, 1 << 64))
 
 
 def keys_of(codes: Keys) -> Keys:
-    """Return the key of each row of `codes`, (n-grams,); `codes` is (n-grams, order), last word in the last column."""
+    """Return the key of each n-gram, (n-grams,), from the codes of its words, (n-grams, order), last word last."""
     factors = np.array([word_factor(distance) for distance in range(codes.shape[1])], np.uint64)
     keys: Keys = (codes * factors[::-1]).sum(axis=1, dtype=np.uint64) & EVEN
     return keys
 
 
 def key_range(keys: Keys, parts: int) -> npt.NDArray[np.int64]:
-    """Return the part of each key, of `parts` equal ranges of keys; it increases with the key."""
+    """Return the number of the range that each key is in, if all 64-bit keys are divided into `parts` equal ranges."""
     return ((keys >> HALF) * np.uint64(parts) >> HALF).astype(np.int64)
 
 
@@ -73,10 +76,13 @@ class NgramTable:
     num_home_slots: int
     """Number of slots in which the search for a key can start."""
     slots: Keys
-    """Key and value of each slot in turn; the last slot is empty."""
+    """Key and value of each slot, one after the other; the last slot is empty."""
 
     def find(self, keys: Keys) -> tuple[npt.NDArray[np.intp], Values]:
-        """Return the positions of the keys in the table, and their probabilities and back-off weights, (found, 2)."""
+        """Return the indices in `keys` of those that the table contains, and the values of these keys.
+
+        The values are their log10 probabilities and back-off weights (found, 2).
+        """
         positions = key_range(keys, self.num_home_slots) * 2
         current = self.slots[positions]
         pending = np.flatnonzero(current < keys)
@@ -90,7 +96,7 @@ class NgramTable:
 
 
 def build_slots(sorted_parts: Iterable[npt.NDArray[np.void]], num_home_slots: int) -> Iterator[Keys]:
-    """Yield the slots of a table in blocks, from sorted blocks of entries in ascending order of keys."""
+    """Yield the slots of a hash table in blocks, from blocks of entries (ENTRY) that are in ascending order of keys."""
     num_written = 0
     for entries in sorted_parts:
         numbers = np.arange(len(entries))
@@ -115,7 +121,7 @@ def build_slots(sorted_parts: Iterable[npt.NDArray[np.void]], num_home_slots: in
 # every digit as 0, typographic punctuation as its plain counterpart, no control characters.
 
 Splitter = Callable[[Sequence[str]], list[list[str]]]
-"""A function from lines to the pieces of each line."""
+"""Function from lines to the words of each line, or to its SentencePiece pieces."""
 
 PUNCTUATION = {
     '"': "\u00ab\u00bb\u201c\u201d\u201e\u300a\u300b\u300c\u300d",
@@ -125,16 +131,16 @@ PUNCTUATION = {
     **{".": "\u3002", ":": "\u2236\uff1a", "?": "\uff1f", "!": "\uff01", ";": "\uff1b", "%": "\uff05", "~": "\uff5e"},
     **{"(": "\uff08", ")": "\uff09", "<": "\u3008", ">": "\u3009", "[": "\u3010", "]": "\u3011"},
 }
-"""ASCII character → the characters that it replaces."""
+"""ASCII character → the characters that it replaces in normalized text."""
 EXPANSIONS = {"\u2014": " - ", "\u2026": "...", "\uff0e": ". "}
-"""Characters that are replaced by several characters."""
+"""Characters that normalization replaces by several characters."""
 REMOVED = 0xFFFFFFFF
 REPLACEMENT = 0xFFFD
 
 
 @lru_cache(maxsize=1)
 def _table() -> npt.NDArray[np.uint32]:
-    """Return the replacement of each code point of decomposed lower-case text; REMOVED = none."""
+    """Return the replacement of each code point in lower-case text after NFD; REMOVED: the code point is removed."""
     table = np.arange(sys.maxunicode + 1, dtype=np.uint32)
     for code in range(sys.maxunicode + 1):
         match unicodedata.category(chr(code)):
@@ -151,7 +157,7 @@ def _table() -> npt.NDArray[np.uint32]:
 
 
 def normalize(text: str) -> str:
-    """Return the normalized text, with the same lines."""
+    """Return a text in the normal form of CCNet, with the same number of lines."""
     text = unicodedata.normalize("NFD", text.lower())
     for char, replacement in EXPANSIONS.items():
         text = text.replace(char, replacement)
@@ -172,10 +178,10 @@ def words(lines: Sequence[str]) -> list[list[str]]:
     return [line.split() for line in lines]
 
 
-def load_splitter(model: bytes, where: str) -> Splitter:
-    """Return a function that splits lines into the pieces of a SentencePiece model.
+def load_splitter(model: bytes, where: str, fix: str) -> Splitter:
+    """Return a function that splits lines into pieces, from the bytes of a SentencePiece model.
 
-    Raises ConfigError if the bytes are not a SentencePiece model.
+    Raises ConfigError if the bytes are not such a model; the message begins with `where` and ends with `fix`.
     """
     import sentencepiece
 
@@ -183,9 +189,7 @@ def load_splitter(model: bytes, where: str) -> Splitter:
     try:
         processor.LoadFromSerializedProto(model)
     except RuntimeError as error:
-        raise ConfigError(
-            f"{where}: expected a SentencePiece model, got {error}. Set the path to a SentencePiece model."
-        ) from error
+        raise ConfigError(f"{where}: expected a SentencePiece model, got {error}. {fix}") from error
 
     def cut(lines: Sequence[str]) -> list[list[str]]:
         # One call per line: for a batch it starts threads, which cost more than they save.
@@ -195,7 +199,7 @@ def load_splitter(model: bytes, where: str) -> Splitter:
 
 
 def sentences(text: str, cut: Splitter) -> list[str]:
-    """Return the lines of a text as training sentences: normalized pieces joined by spaces, without blank lines."""
+    """Return a training sentence for each line of a text that is not blank: its normalized pieces, joined by spaces."""
     return [" ".join(pieces) for pieces in cut(normalize(text).split("\n")) if pieces]
 
 
@@ -208,15 +212,15 @@ BEGIN, END, UNKNOWN = "<s>", "</s>", "<unk>"
 ALIGNMENT = 64
 MAGIC = b"penstock n-gram model 1\n".ljust(ALIGNMENT)
 TAIL = 8
-"""Number of bytes at the end of the file that hold the size of the JSON before them."""
+"""Number of bytes at the end of a model file, which hold the size of the JSON header before them."""
 GROUP_CHARS = 1 << 18
-"""Amount of text that is scored at once; more only takes more memory [characters]."""
+"""Amount of text that is scored at once [characters]. A larger amount only takes more memory."""
 MAX_CACHED_WORDS = 1 << 18
-"""Maximum number of words in the cache of word numbers."""
+"""Maximum number of words in the cache `_WordNumbers`."""
 
 
 class ModelHeader(BaseModel):
-    """The header of a model file."""
+    """The header of a compiled model file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -229,30 +233,31 @@ class ModelHeader(BaseModel):
     homes: tuple[int, ...]
     """Number of home slots of the table of each order, from 2 on."""
     closed: tuple[bool, ...]
-    """For each order from 2 on: True if the model has the prefix and the suffix of each of its n-grams."""
+    """For each order from 2 on: True if the model has the prefix and the suffix of each n-gram of this order."""
     percentiles: dict[str, float]
     """Percentiles of the perplexities of a sample, by name."""
     arrays: dict[str, tuple[str, int, int]]
     """Type, length and offset [bytes] of each array of the file."""
 
     def to_bytes(self) -> bytes:
-        """Return the header as the last bytes of a model file: JSON and its size."""
+        """Return the header as the last bytes of a model file: JSON, then the size of the JSON."""
         text = canonical_json(self.model_dump(mode="json"))
         return text + len(text).to_bytes(TAIL, "little")
 
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of sentences."""
+    """The scores of sentences, or of the lines of a text, by a language model."""
 
     log10: Floats
-    """(sentences,) log10 probability, the sentence end included."""
+    """log10 probability of each sentence, its end included, (sentences,)."""
     tokens: Ints
-    """(sentences,) number of tokens, the sentence end included; 0 for a line without words, which has no score."""
+    """Number of tokens of each sentence, its end included, (sentences,); 0 for a line without words, which has no
+    score."""
 
 
 class _WordNumbers(dict[str, int]):
-    """A cache from words to their numbers in the model; words of a text that equal markers count as unknown."""
+    """A cache from words to their indices in the model; <s> and </s> in a text count as unknown words."""
 
     def __init__(self, codes: Keys):
         self._codes = codes
@@ -269,7 +274,7 @@ class _WordNumbers(dict[str, int]):
 
 
 class LanguageModel:
-    """A compiled language model, memory-mapped."""
+    """A compiled language model, memory-mapped from its file."""
 
     def __init__(self, path: str):
         self.header, arrays = _read(path)
@@ -280,10 +285,10 @@ class LanguageModel:
         ]
         self._numbers = _WordNumbers(self._words)
         model = arrays["pieces"].tobytes()
-        self._cut = load_splitter(model, path) if model else words
+        self._cut = load_splitter(model, path, "Copy the file again.") if model else words
 
     def score_text(self, text: str) -> Scores:
-        """Return the scores of each line of a text; a line without words has no score."""
+        """Return the scores of each line of a text; a line without words has no score (0 tokens)."""
         if self.header.normalisation == "ccnet":
             text = normalize(text)
         else:
@@ -295,7 +300,7 @@ class LanguageModel:
         return self._cut(lines)
 
     def score(self, sentences: Sequence[Sequence[str]]) -> Scores:
-        """Return the scores of sentences given as words or pieces."""
+        """Return the scores of sentences, each given as a list of words or pieces."""
         tokens = np.fromiter(map(len, sentences), np.int64, len(sentences)) + 1
         if not len(tokens):
             return Scores(np.zeros(0), tokens)
@@ -313,11 +318,12 @@ class LanguageModel:
         return Scores(np.add.reduceat(scores, starts), tokens)
 
     def _positions(self, numbers: Ints, starts: Ints) -> Floats:
-        """Return the log10 probability of each word given the words before it; values at the starts are undefined.
+        """Return the log10 probability of each word given the words before it; undefined at the starts of sentences.
 
-        Order by order, a word's score is that of the longer n-gram if the model has it, else that of the shorter n-gram
-        plus the back-off weight of the context. In a closed model, a longer n-gram exists only if its prefix and suffix
-        exist, so other positions are not looked up.
+        `numbers` are the words of all sentences with their begin and end markers, `starts` the indices of the begin
+        markers. Order by order, a word's score is that of the longer n-gram if the model has it, else that of the
+        shorter n-gram plus the back-off weight of the context. In a closed model, a longer n-gram exists only if its
+        prefix and suffix exist, so other positions are not looked up.
         """
         values = self._unigrams[numbers].view(np.float32).reshape(-1, 2)
         scores, backoffs = values[:, 0].astype(np.float64), values[:, 1].astype(np.float64)
@@ -344,7 +350,8 @@ class LanguageModel:
 
 
 def score_lines(model: Any, lines: Sequence[str]) -> Scores:
-    """Return the scores of lines by a model with the methods `cut` and `score`, in groups of bounded size."""
+    """Return the scores of lines by a model that has the methods `cut` and `score`; a bounded amount of text at a
+    time."""
     parts = []
     for group in _groups(lines):
         sentences = model.cut(group)
@@ -357,7 +364,7 @@ def score_lines(model: Any, lines: Sequence[str]) -> Scores:
 
 
 def _groups(lines: Sequence[str]) -> list[Sequence[str]]:
-    """Return the lines in groups of about GROUP_CHARS characters; at least one group."""
+    """Return the lines in at least one group of consecutive lines, each of about GROUP_CHARS characters."""
     lengths = np.fromiter(map(len, lines), np.int64, len(lines))
     cuts = np.flatnonzero(np.diff(np.cumsum(lengths + 1) // GROUP_CHARS)) + 1
     return [lines[start:end] for start, end in pairwise([0, *cuts.tolist(), len(lines)])]
@@ -384,7 +391,7 @@ def _read(path: str) -> tuple[ModelHeader, dict[str, Any]]:
     return header, arrays
 
 
-# Language models of both kinds: a compiled model file, or a KenLM binary with its SentencePiece model.
+# Language models of both kinds: a compiled model file of Penstock, or a KenLM binary with its SentencePiece model.
 
 KENLM_MAGIC = b"mmap lm http://kheafield.com/code"
 ARPA_START = b"\\data\\"
@@ -392,16 +399,17 @@ MARKERS = frozenset(("<s>", "</s>"))
 
 
 class Scorer(Protocol):
-    """The interface of a language model for the perplexity stage."""
+    """Interface that a language model must have for the stage `perplexity`."""
 
     def score_text(self, text: str) -> Scores:
-        """Return the scores of each line of a text; a line without words has no score."""
+        """Return the scores of each line of a text; a line without words has no score (0 tokens)."""
 
 
 class KenlmModel:
-    """A model that the kenlm package reads: a binary, memory-mapped and shared by workers, or an ARPA file.
+    """A model that the package kenlm reads: a binary, memory-mapped and shared by workers, or an ARPA file.
 
-    Lines are normalized and split as in CCNet's published models. With `spm` None, lines are split at spaces.
+    Lines are normalized and split as for CCNet's published models. `spm` is the path of the SentencePiece model that
+    splits them; None: they are split at spaces.
     """
 
     def __init__(self, path: str, spm: str | None):
@@ -417,10 +425,11 @@ class KenlmModel:
             raise ConfigError(
                 f"{path}: expected a model that kenlm reads, got {error}. Set perplexity.models to a KenLM binary."
             ) from error
-        self._cut = words if spm is None else load_splitter(Path(spm).read_bytes(), spm)
+        fix = "Set perplexity.pieces to the SentencePiece model of the KenLM binary."
+        self._cut = words if spm is None else load_splitter(Path(spm).read_bytes(), spm, fix)
 
     def score_text(self, text: str) -> Scores:
-        """Return the scores of each line of a text; a line without words has no score."""
+        """Return the scores of each line of a text; a line without words has no score (0 tokens)."""
         return score_lines(self, normalize(text).split("\n"))
 
     def cut(self, lines: Sequence[str]) -> list[list[str]]:
@@ -428,14 +437,14 @@ class KenlmModel:
         return self._cut(lines)
 
     def score(self, sentences: Sequence[Sequence[str]]) -> Scores:
-        """Return the scores of sentences given as words or pieces; kenlm sums them as float32."""
+        """Return the scores of sentences, each given as a list of words or pieces; kenlm sums them as float32."""
         lines = (" ".join("<unk>" if word in MARKERS else word for word in sentence) for sentence in sentences)
         log10 = np.fromiter((self._model.score(line, bos=True, eos=True) for line in lines), np.float64, len(sentences))
         return Scores(log10, np.fromiter(map(len, sentences), np.int64, len(sentences)) + 1)
 
 
 def require_kenlm(path: str) -> None:
-    """Raise ConfigError if the package that reads KenLM binaries is not installed."""
+    """Raise ConfigError if the package kenlm, which reads the binary at `path`, is not installed."""
     if find_spec("kenlm") is None:
         raise ConfigError(
             f"{path}: expected the package kenlm for a KenLM binary, got no such package. "
@@ -444,10 +453,11 @@ def require_kenlm(path: str) -> None:
 
 
 def open_model(path: str, spm: str | None, alone: bool = False) -> Scorer:
-    """Return the language model of a file, whose kind its first bytes determine.
+    """Return the language model in a file; the first bytes of the file determine its kind.
 
-    A KenLM binary requires `spm`, or `alone` if its words are separated by spaces. Raises ConfigError if the file is of
-    another kind, if a KenLM binary has neither, or if a compiled model, which has its own pieces, has either.
+    A KenLM binary requires `spm`, the path of its SentencePiece model, or `alone` if its words are separated by spaces.
+    A compiled model contains its SentencePiece model and takes neither. Raises ConfigError if this is not so, or if the
+    file is of another kind.
     """
     with Path(path).open("rb") as stream:
         start = stream.read(len(MAGIC))
@@ -459,13 +469,13 @@ def open_model(path: str, spm: str | None, alone: bool = False) -> Scorer:
     if not start.startswith(KENLM_MAGIC):
         if spm is not None or alone:
             raise ConfigError(
-                f"{path}: expected a KenLM binary, got a model that contains its pieces. "
+                f"{path}: expected a KenLM binary, got a model that contains its SentencePiece model. "
                 "Remove its language from perplexity.pieces."
             )
         return LanguageModel(path)
     if spm is None and not alone:
         raise ConfigError(
-            f"{path}: expected the pieces of a KenLM binary, got none. "
-            "Set perplexity.pieces to its SentencePiece model."
+            f"{path}: expected the SentencePiece model of a KenLM binary, got none. "
+            "Set perplexity.pieces to its path, or to 'words' if its words are separated by spaces."
         )
     return KenlmModel(path, spm)

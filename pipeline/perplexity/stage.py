@@ -1,7 +1,8 @@
-"""The stage `perplexity`: perplexity of each document and paragraph under its language's model, and checks by it.
+"""The stage `perplexity`: perplexity of documents and paragraphs by a language model, and checks of documents by it.
 
-A document is in the head, middle or tail of its language, by quantiles of the perplexities of this run, which are
-computed after all documents are scored. Source: Wenzek et al. 2020 (CCNet), arXiv 1911.00359, section 3.4.
+Each language has its own model. A document is in the head, middle or tail of its language, by quantiles of the
+perplexities of this run, which are computed after all documents are scored. Source: Wenzek et al. 2020 (CCNet), arXiv
+1911.00359, section 3.4.
 """
 
 import json
@@ -28,7 +29,8 @@ BUCKETS: tuple[Bucket, ...] = ("head", "middle", "tail")
 ALL = "all"
 """The bucket of a document without perplexity."""
 HEAD_CUT, MIDDLE_CUT = "perplexity_head", "perplexity_middle"
-"""Names of the quantiles: the head is below the first, the middle below the second."""
+"""Names of the two quantiles of a language: documents below the first are its head, others below the second its
+middle."""
 NGRAM, CHECKPOINT = "ngram", "checkpoint:"
 METADATA_FILE = "checkpoint.json"
 PLAIN_WORDS = "words"
@@ -36,25 +38,25 @@ COLUMNS = ("perplexity", "perplexity_tokens", "paragraphs", "paragraph_perplexit
 TO_SCORE = pa.schema(
     [DOC_ID, field("language", pa.string(), "most probable language"), field("text", pa.string(), "text after cuts")]
 )
-"""Schema of the files that a checkpoint's process reads."""
+"""Schema of the files from which a checkpoint's process reads documents."""
 SCORED = pa.schema([DOC_ID, *(SCORES.field(name) for name in COLUMNS)])
-"""Schema of the files that it writes, with the rows in the same order."""
+"""Schema of the files that a checkpoint's process writes, with the rows in the same order."""
 FILES_AT_ONCE = 256
-"""Number of files that one process scores, because the length of a command line is limited."""
+"""Number of files that one process scores. It is bounded because the length of a command line is."""
 MAX_PERPLEXITY = float(np.finfo(np.float32).max)
 
 
 class PerplexityConfig(Section):
-    """The section `[perplexity]` of a recipe."""
+    """The section `[perplexity]` of a recipe: the language models, and limits of the perplexity."""
 
     scorer: str | None = location(None)
-    """The scorer: "ngram" (the models of `models`), or "checkpoint:PATH" with the folder of a checkpoint of `penstock
-    train`, such as `checkpoint:RUN/train/checkpoints/step-001000`. None = no perplexities."""
+    """What computes perplexities: "ngram" (the language models in `models`), or "checkpoint:PATH" with the folder of a
+    checkpoint of `penstock train`, such as `checkpoint:RUN/train/checkpoints/step-001000`. None = no perplexities."""
     models: dict[str, str] = location({})
     """Path, or name in the model store, of a compiled language model or of a KenLM binary (`….bin`), by language.
     Documents in other languages get no perplexity."""
     pieces: dict[str, str] = location({})
-    """SentencePiece model of a KenLM binary, by language; "words" if its words are separated by spaces."""
+    """Path of the SentencePiece model of a KenLM binary, by language; "words" if its words are separated by spaces."""
     python: str | None = execution(None)
     """Python executable that runs a checkpoint, in an environment with torch; None = the current executable."""
     head_share: float = decision(0.30, gt=0, lt=1)
@@ -87,30 +89,32 @@ class PerplexityConfig(Section):
         if self.scorer == NGRAM and not self.models:
             raise ValueError('scorer = "ngram" requires models by language, got none. Set perplexity.models.')
         if unknown := ", ".join(sorted(self.pieces.keys() - self.models.keys())):
-            raise ValueError(f"pieces: expected languages of models, got {unknown}. Remove {unknown} from pieces.")
+            raise ValueError(
+                f"pieces: expected languages of models, got {unknown}. Remove {unknown} from perplexity.pieces."
+            )
         if self.head_share >= self.middle_share:
             raise ValueError(
                 f"head_share: expected less than middle_share, got {self.head_share} and {self.middle_share}. "
-                "Lower head_share."
+                "Lower perplexity.head_share."
             )
         numbers = sorted(map(BUCKETS.index, self.keep_buckets))
         if not numbers or numbers != list(range(numbers[0], numbers[-1] + 1)):
             raise ValueError(
                 f"keep_buckets: expected one to three adjacent buckets, each once, got {list(self.keep_buckets)}. "
-                "Set keep_buckets to adjacent buckets."
+                "Set perplexity.keep_buckets to adjacent buckets."
             )
         if self.min_perplexity and self.max_perplexity and self.min_perplexity > self.max_perplexity:
             raise ValueError(
                 f"min_perplexity: expected at most max_perplexity, got {self.min_perplexity} and "
-                f"{self.max_perplexity}. Lower min_perplexity."
+                f"{self.max_perplexity}. Lower perplexity.min_perplexity."
             )
         return self
 
 
 def make_perplexity(config: PerplexityConfig, models: Mapping[str, str]) -> RowFunction:
-    """Return the function that adds the four columns to a row; null if its language has no model.
+    """Return the function that adds the columns COLUMNS to the row of a document; null if its language has no model.
 
-    A checkpoint scores in a separate process before this stage; columns that a row has already are not changed.
+    A checkpoint scores in a separate process before this stage. Columns that a row already has are not changed.
     """
     scorers: dict[str, Scorer] = {}
     for language in config.models if config.scorer == NGRAM else ():
@@ -129,7 +133,7 @@ def make_perplexity(config: PerplexityConfig, models: Mapping[str, str]) -> RowF
 
 
 def measure(scorer: Scorer, text: str) -> Row:
-    """Return the four columns of a text; a text without words has no perplexity and no paragraphs."""
+    """Return the columns COLUMNS of a text; a text without words has no perplexity and no paragraphs."""
     scores = scorer.score_text(text)
     (scored,) = np.nonzero(scores.tokens)
     log10, tokens = scores.log10[scored].tolist(), scores.tokens[scored].tolist()
@@ -142,7 +146,7 @@ def measure(scorer: Scorer, text: str) -> Row:
 
 
 def perplexity_of(log10: float, tokens: int) -> float:
-    """Return 10^(-log10 / tokens), rounded to float32; `tokens` includes line ends."""
+    """Return the perplexity 10^(-log10 / tokens), rounded to float32; `tokens` includes line ends."""
     # Python's power: the last bits of numpy's depend on the processor's vector unit.
     return float(np.float32(min(10.0 ** min(-log10 / tokens, 300.0), MAX_PERPLEXITY)))
 
@@ -150,7 +154,7 @@ def perplexity_of(log10: float, tokens: int) -> float:
 def perplexity_buckets(
     perplexity: npt.ArrayLike, head_cut: npt.ArrayLike, middle_cut: npt.ArrayLike
 ) -> npt.NDArray[np.str_]:
-    """Return head, middle or tail of each document, (documents,); ALL if the perplexity or a quantile is NaN.
+    """Return the bucket of each document: head, middle, tail; ALL if its perplexity or a quantile is NaN (documents,).
 
     Values are compared as float32.
     """
@@ -183,7 +187,8 @@ def _checks(config: PerplexityConfig, models: Mapping[str, str], cutoffs: Cutoff
 
 
 def _below(cutoffs: Mapping[str, float]) -> dict[str, float]:
-    """Return the largest float32 below each quantile."""
+    """Return the largest float32 below each quantile: a maximum includes its limit, and the quantile itself is not
+    kept."""
     return {name: float(np.nextafter(np.float32(cut), np.float32(-np.inf))) for name, cut in cutoffs.items()}
 
 
@@ -209,7 +214,7 @@ def _models(config: PerplexityConfig) -> dict[str, str]:
 
 
 def checkpoint_files(folder: str) -> dict[str, str]:
-    """Return the metadata file of a checkpoint and every file of its state; their digests identify the weights.
+    """Return the metadata file of a checkpoint and all files of its state, by name; their digests identify the weights.
 
     Raises ConfigError if the folder is not a checkpoint.
     """
@@ -225,7 +230,7 @@ def checkpoint_files(folder: str) -> dict[str, str]:
 
 
 def score_with_checkpoint(config: PerplexityConfig, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """Score Parquet files (TO_SCORE) with the checkpoint of `scorer`, in a separate process; write one file for each.
+    """Score Parquet files (TO_SCORE) with the checkpoint of `scorer` in a separate process; write one file for each.
 
     The output files have the schema SCORED. Raises ConfigError or ContractError with the last error line of the
     process.

@@ -244,7 +244,7 @@ def test_several_processes_and_restarts_are_torchruns(monkeypatch, tiny_run, giv
     ("given", "message"),
     [
         ("--ranks 3 --set layout.tensor=2", "layout: expected 3 rank(s), got tensor 2"),
-        ("--ranks 8", "train.global_batch: expected a sequence for each of 8 groups of ranks, got 6"),
+        ("--ranks 8", "expected at least 8 sequences, one for each data-parallel group of ranks, got 6"),
         ("--set layout.compress=bf16 --set layout.data=ddp", "got one rank"),
         ("--set guard.patience=2 --set train.eval_every=0", "guard.patience = 2: expected held-out losses"),
         ("--set train.step=3", "train.step"),

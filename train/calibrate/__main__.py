@@ -9,7 +9,7 @@ from train.calibrate.measure import calibrate
 
 
 def main() -> int:
-    """Run the command and return the exit code: 2 for an error that the user can fix."""
+    """Run the command and return the exit code: 0, or 2 for an error that the user can fix."""
     parser = argparse.ArgumentParser(prog="penstock calibrate", description="measure this machine as a device")
     parser.add_argument("profile", type=Path, help="FILE.json to write; its path then names the device")
     parser.add_argument("--ranks", type=int, help="ranks that measure together; default: one for each GPU, else two")

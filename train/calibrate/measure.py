@@ -1,7 +1,7 @@
 """Measure this machine as a device for the layout search, and write its profile.
 
 All ranks measure at the same time: rates of matrix products, attention and memory, and the seconds of collectives and
-of empty layers. The shortest of several repetitions counts, as it is least affected by other load.
+of tiny layers. The shortest of several repetitions counts, as it is least affected by other load.
 """
 
 import math
@@ -29,21 +29,21 @@ from train.parallel.parallelize import SplitModel, use_matrix_units
 from train.parallel.ranks import Ranks, all_gather_single, backend_of, device_of, select_device, use_expandable_segments
 
 SIDES = (256, 512, 1024)
-"""Sides of the square matrices in the products; eight times as long on a GPU."""
+"""Sides of the square matrices that are multiplied; on a GPU they are eight times as long."""
 SMALL, LARGE = 1 << 12, 1 << 22
 """Bytes that collectives send, to measure latency and bandwidth."""
 STREAMS = (1 << 16, 1 << 19, 1 << 22, 1 << 24)
-"""Tensor sizes, in numbers, for the memory bandwidth: some fit into caches, the others do not."""
+"""Tensor sizes [elements] for the memory bandwidth: some fit into caches, the others do not."""
 SECONDS = 0.4
 """Seconds for each measurement, with at least three repetitions."""
 SLOW = 0.01
-"""Seconds of a product after which no larger one is tried."""
+"""Seconds of a matrix product above which no larger product is measured."""
 LAYERS = (2, 6)
-"""Depths of the two tiny models whose difference gives the cost of a layer."""
+"""Numbers of layers of the two tiny models, whose difference in time gives the cost of a layer."""
 
 
 def measure(ranks: Ranks, report: Callable[[str], None]) -> dict[str, Any]:
-    """Return rates of products, attention and memory, and seconds of collectives and of empty layers."""
+    """Return rates of matrix products, attention and memory, and seconds of collectives and of tiny layers, by name."""
     cuda = ranks.device.type == "cuda"
     use_matrix_units(ranks.device)
     report("products of matrices")
@@ -55,7 +55,7 @@ def measure(ranks: Ranks, report: Callable[[str], None]) -> dict[str, Any]:
     pages = 0.0 if cuda else _page_seconds(ranks)
     report("collectives")
     links = _links(ranks) if ranks.world_size > 1 else (0.0, 0.0)
-    report("empty layers")
+    report("tiny layers")
     return {
         "kind": ranks.device.type,
         "name": torch.cuda.get_device_name() if cuda else platform.processor() or platform.machine(),
@@ -76,9 +76,9 @@ def _memory_of_machine() -> int:
 
 
 def _shortest(ranks: Ranks, work: Callable[[], object], least: float = SECONDS) -> float:
-    """Return the seconds of the fastest repetition, averaged over the ranks.
+    """Return the seconds of the fastest repetition of `work`, averaged over the ranks.
 
-    Every rank makes the same number of repetitions, since some of the work is collective.
+    `least`: seconds to spend on repetitions. Every rank makes the same number of them, since some work is collective.
     """
 
     def once() -> float:
@@ -96,7 +96,7 @@ def _shortest(ranks: Ranks, work: Callable[[], object], least: float = SECONDS) 
 
 
 def _best_rate(ranks: Ranks, kind: torch.dtype) -> float:
-    """Return the best FLOP/s of products over SIDES; larger sides are skipped for a format without a fast kernel."""
+    """Return the best FLOP/s of matrix products over SIDES; slow formats are not measured at larger sides."""
     best = 0.0
     for side in SIDES:
         side *= 8 if ranks.device.type == "cuda" else 1
@@ -113,7 +113,10 @@ def _product_rate(ranks: Ranks, side: int, kind: torch.dtype) -> float:
 
 
 def _attention_rate(ranks: Ranks, kind: torch.dtype) -> float:
-    """Return the FLOP/s of causal attention, forward and backward: unmasked pairs, each counted 3.5 times."""
+    """Return the FLOP/s of causal attention, forward and backward together.
+
+    Only unmasked pairs count; both passes have 3.5 times the FLOPs of the forward pass.
+    """
     length, heads, width = 512, 8, 64
     parts = [
         torch.randn(1, heads, length, width, dtype=kind, device=ranks.device, requires_grad=True) for _ in range(3)
@@ -126,14 +129,14 @@ def _attention_rate(ranks: Ranks, kind: torch.dtype) -> float:
 
 
 def _bandwidth(ranks: Ranks, numbers: int) -> float:
-    """Return the bytes/s of an element-wise addition."""
+    """Return the bytes/s that an element-wise addition of `numbers` elements reads and writes."""
     values = torch.ones(numbers, device=ranks.device)
     target = torch.empty_like(values)
     return 12 * numbers / _shortest(ranks, lambda: torch.add(values, values, out=target))
 
 
 def _page_seconds(ranks: Ranks) -> float:
-    """Return the seconds per byte of page faults, from a tensor too large for the allocator to reuse memory."""
+    """Return the seconds of page faults per byte: the extra time to fill new memory instead of reused memory."""
     numbers = STREAMS[-1]
     target = torch.empty(numbers)
     anew, again = _shortest(ranks, lambda: torch.ones(numbers)), _shortest(ranks, lambda: target.fill_(1))
@@ -141,7 +144,7 @@ def _page_seconds(ranks: Ranks) -> float:
 
 
 def _links(ranks: Ranks) -> tuple[float, float]:
-    """Return the seconds of a minimal collective, and the send bandwidth of each rank [bytes/s]."""
+    """Return the seconds of an all-gather of few bytes, and the bandwidth with which each rank sends [bytes/s]."""
     size = LARGE * (16 if ranks.device.type == "cuda" else 1)
     small, large = _gather_seconds(ranks, SMALL), _gather_seconds(ranks, size)
     return small, (ranks.world_size - 1) * size / max(1e-9, large - small)
@@ -155,9 +158,10 @@ def _gather_seconds(ranks: Ranks, size: int) -> float:
 
 
 def _layer_seconds(ranks: Ranks, collective: float) -> dict[str, float]:
-    """Return the seconds of a tiny model's layer, forward and backward, by split and without its collectives.
+    """Return the seconds of one layer of a tiny model, forward and backward, by parallelism and without collectives.
 
-    `outside` is the cost of a micro-batch outside the layers.
+    Keys: `plain` (the whole model on every rank), `sharded` (zero3), `tensor` (tensor parallelism), and `outside`, the
+    seconds of a micro-batch outside the layers.
     """
     plain = [_tiny_seconds(ranks, layers, {"data": "ddp"}) for layers in LAYERS]
     slope = max(0.0, (plain[1] - plain[0]) / (LAYERS[1] - LAYERS[0]))
@@ -171,7 +175,7 @@ def _layer_seconds(ranks: Ranks, collective: float) -> dict[str, float]:
 
 
 def _tiny_seconds(ranks: Ranks, layers: int, layout: dict[str, Any]) -> float:
-    """Return the seconds of the forward and backward pass of a tiny model, which are mostly overhead."""
+    """Return the seconds of a forward and backward pass of a model so small that they are mostly overhead."""
     heads, length = 4 * ranks.world_size, 8 * ranks.world_size
     settings = Settings.model_validate({"layout": {"micro_batch": 1} | layout})
     shape = ModelShape(
@@ -193,7 +197,7 @@ def _tiny_seconds(ranks: Ranks, layers: int, layout: dict[str, Any]) -> float:
     return _shortest(ranks, lambda: model.backward(rows[:1], 1.0), 2 * SECONDS)
 
 
-# The calibration command: start the ranks, and make a device profile of their measurements.
+# The command `penstock calibrate`: start the ranks, and make a device profile from their measurements.
 #
 # All ranks measure at once, as they compute at once in a run. The profile is a JSON file whose path names the device.
 
@@ -212,10 +216,10 @@ def calibrate(
     cores = len(os.sched_getaffinity(0))
     number = _num_ranks(cores) if ranks is None else ranks
     if path.suffix != ".json":
-        raise ConfigError(f"calibrate: expected a file FILE.json, got {path}. Give a path that ends in .json.")
+        raise ConfigError(f"calibrate: expected a path that ends in .json, got {path}. Give a path such as FILE.json.")
     if number < 1 or (threads is not None and threads < 1):
         raise ConfigError(
-            f"calibrate: expected a rank and a thread at least, got {number} and {threads}. "
+            f"calibrate: expected at least one rank and one thread, got --ranks {number} and --threads {threads}. "
             "Set --ranks and --threads to at least 1."
         )
     device_of(torch.cuda.is_available(), torch.cuda.device_count(), 0, number)  # raises before any rank starts
@@ -233,7 +237,10 @@ def _num_ranks(cores: int) -> int:
 
 
 def device_from(measured: dict[str, Any], ranks: int, at_once: int) -> Device:
-    """Return the device for measurements, which have the keys of `measure`'s result."""
+    """Return the device profile that follows from the result of `measure`.
+
+    `ranks`: number of ranks that measured together; `at_once`: ranks that the CPU cores can run at the same time.
+    """
     cuda = measured["kind"] == "cuda"
     alike = [device for device in KNOWN_DEVICES if cuda and device.name.partition("-")[0] in measured["name"].lower()]
     alike = alike or [device for device in KNOWN_DEVICES if device.name == ("h100-sxm" if cuda else "cpu")]
@@ -271,7 +278,7 @@ def _summary(device: Device) -> str:
     return (
         f"{flops} GFLOP/s, memory {device.memory_bandwidth * device.traffic_share / 1e9:.3g} GB/s, links "
         f"{device.within.bandwidth / 1e9:.3g} GB/s and {1e6 * device.collective_seconds:.3g} us"
-        + (f", an empty layer [ms]: {layers}" if layers else "")
+        + (f", a tiny layer [ms]: {layers}" if layers else "")
     )
 
 
@@ -279,7 +286,7 @@ def _summary(device: Device) -> str:
 
 
 def _measured(number: int, threads: int, report: Callable[[str], None]) -> dict[str, Any]:
-    """Start the ranks and return the measurements of rank 0; its progress lines are printed."""
+    """Start the processes of the ranks and return the result of `measure` on rank 0, whose progress is reported."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         receiver, sender = context.Pipe(duplex=False)
@@ -303,16 +310,16 @@ def _listen(pipe: Connection, report: Callable[[str], None]) -> dict[str, Any]:
             message = pipe.recv()
         except EOFError:
             raise ContractError(
-                "calibrate: expected measurements, got a rank that ended. Fix the error above."
+                "calibrate: expected measurements, got a rank that ended early. Fix the error that is printed above."
             ) from None
         if isinstance(message, dict):
             return message
         report(f"  {message}")
-    raise ContractError(f"calibrate: expected measurements within {LIMIT} s, got none. Start fewer ranks.")
+    raise ContractError(f"calibrate: expected measurements within {LIMIT} s, got none. Set --ranks to a lower number.")
 
 
 def _rank(rank: int, number: int, threads: int, store: str, pipe: Connection) -> None:
-    """Run a rank: join the others, measure, and send the result from rank 0."""
+    """Run the process of a rank: join the other ranks, measure, and on rank 0 send the result through `pipe`."""
     torch.set_num_threads(threads)
     use_expandable_segments()
     device = select_device(rank, number)

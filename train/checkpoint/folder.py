@@ -1,7 +1,8 @@
 """The folder of a run's checkpoints: metadata, listing, retention and removal; and the identity of a run.
 
-A checkpoint is removed metadata first and files second, each step durable before the next. A process killed at any
-point therefore leaves it complete or absent, and the remains of an absent one are removed at the next start.
+To remove a checkpoint, its metadata is deleted before its files, and each deletion is durable before the next. A
+process killed at any point therefore leaves a complete checkpoint, or files without metadata, which the next start
+removes.
 """
 
 import json
@@ -40,20 +41,20 @@ class _FrozenModel(BaseModel):
 
 
 class Identity(_FrozenModel):
-    """Everything that decides the weights at a given step; a run resumes from a checkpoint only if it agrees."""
+    """Everything that decides the weights at a given step; a run resumes from a checkpoint only if both agree."""
 
     dataset: str
-    """Digest of the dataset: of its content, so shards may be renamed or moved."""
+    """Digest of the dataset's content, which stays the same if shards are renamed or moved."""
     tokenizer: str
     """Digest of the tokenizer contract, which defines where separators go."""
     order: str
     """Digest of the order of the samples."""
     settings: dict[str, Any]
-    """Every setting that decides content, `shape.…`, `train.…` and so on, with the values that the plan filled in."""
+    """Every setting that decides the weights, such as `shape.…` and `train.…`, with the values that the plan set."""
     skip_list: str
     """Digest of the skip list."""
     skip_length: int
-    """Number of entries of the skip list, which may grow later."""
+    """Number of entries of the skip list, to which a later run may append."""
     code_version: str
     """Version of the code that wrote the checkpoint; recorded, not compared."""
 
@@ -71,7 +72,7 @@ class Layout(_FrozenModel):
     axes: dict[str, int]
     """Size of each axis of the mesh."""
     settings: dict[str, Any]
-    """Every other setting of `[layout]` that does not decide content: data, micro_batch, schedule, compile, …"""
+    """Every setting of `[layout]` besides the axes that does not decide the weights: data, micro_batch, schedule, …"""
     threads: int
     """CPU threads of a rank; the backward pass splits sums over them, which changes the last bits."""
     device: str
@@ -80,13 +81,13 @@ class Layout(_FrozenModel):
     """What selects the kernels: torch version, and the CPU's instruction set or the name of the GPU."""
 
     def differences(self, other: "Layout") -> list[str]:
-        """Return the differences of another layout, as `name old, now new`, in fixed order."""
+        """Return the differences of another layout from this one, as `name old, now new`, in fixed order."""
         pairs = _pairs(_flat(self), _flat(other))
         return [f"{name} {old}, now {new}" for name, (old, new) in pairs.items() if old != new]
 
 
 class TrainerState(_FrozenModel):
-    """The trainer state beside the tensors; every number is restored exactly, infinite values included."""
+    """The state of the trainer besides the tensors; every number is restored exactly, infinite values included."""
 
     heldout: tuple[tuple[int, float], ...] = ()
     """(step, held-out loss) of every evaluation, oldest first, for plateau schedules."""
@@ -95,7 +96,7 @@ class TrainerState(_FrozenModel):
     loss_scale: float | None = None
     """fp16: factor of the loss; None = not scaled."""
     finite_steps: int = 0
-    """fp16: consecutive finite steps since that factor last changed."""
+    """fp16: consecutive finite steps since the factor of the loss last changed."""
 
 
 class StateFile(_FrozenModel):
@@ -115,7 +116,7 @@ class CheckpointMetadata(_FrozenModel):
     identity: Identity
     """Identity of the run that the checkpoint belongs to."""
     layout: Layout
-    """Layout in which it was computed."""
+    """Layout in which the checkpoint was computed."""
     progress: TrainerState = TrainerState()
     """Trainer state at that step."""
     files: dict[str, StateFile] = {}
@@ -132,7 +133,7 @@ class CheckpointMetadata(_FrozenModel):
         return sum(file.size for file in self.files.values())
 
     def to_bytes(self) -> bytes:
-        """Return the file's content."""
+        """Return the content of `checkpoint.json`."""
         return canonical_json(json.loads(self.model_dump_json()))
 
 
@@ -142,14 +143,17 @@ def folder_name(step: int) -> str:
 
 
 def parse_metadata(data: bytes, where: str) -> CheckpointMetadata:
-    """Parse checkpoint metadata. Raises ContractError that names each invalid field, or the wrong step."""
+    """Parse checkpoint metadata; `where`: the path of its file.
+
+    Raises ContractError that names each invalid field, or a step that is not that of the folder.
+    """
     try:
         checkpoint = CheckpointMetadata.model_validate_json(data)
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, item['loc'])) or 'JSON'}: {item['msg']}" for item in error.errors()]
         raise ContractError(
-            f"{where}: expected checkpoint metadata, got {'; '.join(problems[:5])}. The file is damaged or of another "
-            "version: remove its folder to resume from the previous checkpoint."
+            f"{where}: expected checkpoint metadata, got {'; '.join(problems[:5])}. The file is damaged or was written "
+            "by another version: remove its folder to resume from the previous checkpoint."
         ) from error
     if not where.endswith(f"{checkpoint.name}/{METADATA_NAME}"):
         raise ContractError(
@@ -247,8 +251,8 @@ def _folders(run: Store) -> list[Path]:
     return [path for path in root.iterdir() if re.fullmatch(r"step-\d{6,}", path.name)] if root.exists() else []
 
 
-# The identity of a run holds the digests and settings that decide its weights. A checkpoint stores it, and a plan must
-# keep it to resume.
+# The identity of a run holds the digests and settings that decide its weights. A checkpoint stores it, and a run
+# resumes from the checkpoint only if its own identity agrees with it.
 
 
 def identify(dataset: Dataset, plan: Plan, skip: SkipList) -> Identity:
@@ -258,7 +262,7 @@ def identify(dataset: Dataset, plan: Plan, skip: SkipList) -> Identity:
         "optim.warmup_steps": plan.warmup_steps,
         "optim.learning_rate": plan.learning_rate,
     }
-    # Steps and batch are part of the stages, with the values that the plan filled in.
+    # Steps and global batch are part of `train.stages`, with the values that the plan set.
     given = {name: value for name, value in plan.settings.content().items() if name not in RESOLVED}
     if heldout_loss_users(plan.settings):
         train = plan.settings.train
@@ -288,7 +292,7 @@ def stage_rates(plan: Plan) -> dict[str, object]:
 
 
 def with_checkpoint_formats(run: Store, settings: Settings) -> Settings:
-    """Return settings whose automatic number formats are those of the newest checkpoint of a run, if there is one."""
+    """Return the settings with automatic number formats as in the newest checkpoint of a run, if there is one."""
     checkpoints = list_checkpoints(run) if run.is_local else []
     return settings.with_precisions_of(checkpoints[-1].identity.settings) if checkpoints else settings
 

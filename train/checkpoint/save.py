@@ -60,7 +60,7 @@ class HostCopies:
 
     @torch.no_grad()
     def take(self, state: State) -> None:
-        """Copy the values that this rank writes; keep an error for the write, which reports it to every rank."""
+        """Copy the tensors that this rank writes; an error is kept until the write, which reports it to every rank."""
         self._taken = [(name, value.shape, value.dtype) for name, value in state.items()]
         signature, names = self._written
         mine = names if signature == self._taken else {*state}
@@ -94,19 +94,19 @@ class CopiesPlanner(DefaultSavePlanner):
         self._copies = copies
 
     def create_local_plan(self) -> SavePlan:
-        """Return the plan of this rank. Raises the error of copying, here, so that DCP passes it to the other ranks."""
+        """Return the save plan of this rank. Raises the error of `take`, if any; DCP then reports it to all ranks."""
         if self._copies.problem is not None:
             raise self._copies.problem
         return super().create_local_plan()
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """Return the plan from rank 0, without the tensors that other ranks write."""
+        """Return the save plan from rank 0, without the tensors that other ranks write."""
         plan = super().finish_plan(new_plan)
         self._copies.remember({item.index.fqn for item in plan.items})
         return plan
 
     def lookup_object(self, index: MetadataIndex) -> Tensor:
-        """Return the copy of this rank's part of a tensor."""
+        """Return the copy of this rank's shard of a tensor."""
         return self._copies.values[index.fqn]
 
 
@@ -122,7 +122,7 @@ def _local(value: Tensor) -> Tensor:
 def write_checkpoint(
     run: Store, checkpoint: CheckpointMetadata, state: State, ranks: Ranks, copies: HostCopies | None = None
 ) -> CheckpointMetadata:
-    """Write a checkpoint, its metadata last; return the metadata with its files. All ranks call it together.
+    """Write a checkpoint, its metadata last; return the metadata with its list of files. All ranks call it together.
 
     Values come from `copies` if given, else from `state`. Raises ContractError if it cannot be written (FirstRankFailed
     on all ranks but 0) and removes the incomplete checkpoint.
@@ -147,14 +147,14 @@ def write_checkpoint(
 
 
 def _gather_files(files: Mapping[str, StateFile], ranks: Ranks) -> dict[str, StateFile]:
-    """All-gather the files of all ranks."""
+    """Return the state files that all ranks have written, by name."""
     everywhere: list[Mapping[str, StateFile]] = [{} for _ in range(ranks.world_size)]
     dist.all_gather_object(everywhere, files, group=ranks.control)
     return {name: part[name] for part in everywhere for name in part}
 
 
 def _commit(run: Store, checkpoint: CheckpointMetadata) -> CheckpointMetadata:
-    """Write the metadata after the names of all files are durable."""
+    """Make the names of all files durable, then write the metadata."""
     run.sync(checkpoint.name)
     run.sync(CHECKPOINTS)
     run.write_atomic(f"{checkpoint.name}/{METADATA_NAME}", checkpoint.to_bytes())
@@ -226,7 +226,7 @@ class _CheckpointWriter(FileSystemWriter):
 
 
 def _first_cause(error: BaseException) -> BaseException:
-    """Return the first storage error that caused another error; torch.save replaces it by its own when it closes."""
+    """Return the first storage error behind an error; torch.save raises one of its own when it closes the file."""
     first, cause = error, error.__context__
     while cause is not None:
         first = cause if isinstance(cause, OSError) else first
@@ -242,7 +242,7 @@ class Saved:
     seconds: float
     """Time from the call of `save` until the metadata was written [s]."""
     stalled: float
-    """Time that training was stopped [s]; in mode sync until old checkpoints were removed."""
+    """Time for which training was stopped [s]; in mode sync it includes the removal of old checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -303,9 +303,10 @@ class Saver:
             self._copies.take(state)
 
     def save(self, checkpoint: CheckpointMetadata, state: State) -> list[SaveOutcome]:
-        """Write a checkpoint, or start to; return known outcomes: in mode sync of this save, async of the previous one.
+        """Write a checkpoint (mode sync), or start to write it (mode async).
 
-        async: wait for the previous save, copy the state and return; the tensors may change from then on.
+        Return the outcome of this save in mode sync, and of the previous save, if any, in mode async. Mode async waits
+        for the previous save and copies the state, so the tensors may change after the call.
         """
         began = time.monotonic()
         known = self.wait()
@@ -319,9 +320,9 @@ class Saver:
         return known if self._pool else self.wait()
 
     def poll(self) -> list[SaveOutcome]:
-        """Return the outcome of the save in progress, one call after all ranks have completed it; [] without a save.
+        """Return the outcome of the save in progress if all ranks had completed it at the previous call, else [].
 
-        Each call starts the sum that the next call reads, so that no step waits for another rank.
+        Each call starts a sum over ranks that the next call reads, so that no step waits for another rank.
         """
         if self._job is None:
             return []
@@ -362,14 +363,14 @@ class Saver:
         return known
 
     def close(self) -> None:
-        """Wait for the background thread to end and release it; nothing can be saved afterwards."""
+        """Wait for the background thread to end and release it; call `save` no more afterwards."""
         if self._pool is not None:
             self._pool.shutdown()
             dist.destroy_process_group(self._writers.control)
         self._pool, self._copies = None, None
 
     def _write(self, checkpoint: CheckpointMetadata, state: State) -> _Written:
-        """Write a checkpoint and apply retention to earlier ones; the same on every rank."""
+        """Write a checkpoint together with all ranks, then remove earlier ones that retention does not keep."""
         try:
             checkpoint = write_checkpoint(self._run, checkpoint, state, self._writers, self._copies)
         except Exception as error:

@@ -1,8 +1,8 @@
 """The state of a run as a flat mapping of names to tensors, and its loading from a checkpoint into any layout.
 
-A tensor is plain, the same on every rank that has it, or a DTensor of which each rank has a shard. A rank holds only
-the names of its own layers. The checkpoint is the union over ranks, so it can be read at any number of ranks, or in
-part.
+A tensor is either plain, the same on every rank that has it, or a DTensor of which each rank has a shard. A rank holds
+only the tensors of its own layers. A checkpoint holds the tensors of all ranks, so it can be read on any number of
+ranks, and also in part.
 """
 
 import hashlib
@@ -32,13 +32,13 @@ from train.parallel.ranks import Ranks
 State = dict[str, Tensor]
 """Tensors by name: `model.<parameter>`, and `<moment>.<parameter>` for the states of an optimizer."""
 DIGEST_THREADS = 8
-"""Files that a rank hashes at once; SHA-256 takes 1.9 GB/s of a core, so a fast disk feeds several threads."""
+"""Files that a rank hashes at once; a core computes SHA-256 of 1.9 GB/s, so a fast disk keeps several threads busy."""
 
 
 def read_state(run: Store, checkpoint: CheckpointMetadata, state: State, ranks: Ranks | None = None) -> None:
-    """Fill the tensors of `state`, all or some of the stored ones, from a checkpoint, in place, in any layout.
+    """Read the tensors of `state` from a checkpoint, in place and in any layout; `state` may hold some of them only.
 
-    All ranks call it together, each with the names it has; without `ranks` this process reads alone. Raises
+    All ranks call it together, each with its own tensors; without `ranks` this process reads alone. Raises
     ContractError if a file has changed since it was written, or if a tensor is missing or has another shape.
     """
     folder = local_path(run, checkpoint.name)
@@ -55,7 +55,8 @@ def read_state(run: Store, checkpoint: CheckpointMetadata, state: State, ranks: 
     except CheckpointException as failed:
         reasons = "; ".join(sorted({str(failure[0]) for failure in failed.failures.values()}))
         error = ContractError(
-            f"{folder}: expected every tensor of the model, got {reasons}. Use the model shape of the checkpoint's run."
+            f"{folder}: expected every tensor of the model, got {reasons}. Plan the run with the model shape of the "
+            "checkpoint."
         )
         if ranks is None:
             raise error from failed
@@ -87,7 +88,7 @@ def verify_files(folder: Path, files: Mapping[str, StateFile], ranks: Ranks | No
         return
     error = ContractError(
         f"{folder}: expected files as they were written, got\n  " + "\n  ".join(sorted(wrong)) + "\n"
-        "Restore them, or remove the folder to resume from the previous checkpoint."
+        "Restore these files from a backup, or remove the folder to resume from the previous checkpoint."
     )
     if ranks is None:
         raise error
@@ -146,7 +147,7 @@ def check_tokenizer(checkpoint: CheckpointMetadata, dataset: Dataset) -> None:
     if checkpoint.identity.tokenizer != contract:
         raise ContractError(
             f"{checkpoint.name}: expected tokenizer contract {checkpoint.identity.tokenizer[:12]}, got "
-            f"{contract[:12]}. Restore the dataset that it was trained on."
+            f"{contract[:12]}. Restore the dataset that the checkpoint was trained on."
         )
 
 
@@ -174,7 +175,7 @@ def read_tokenizer(dataset: Dataset) -> bytes:
     if digest != dataset.tokenizer.sha256:
         raise ContractError(
             f"{dataset.tokenizer_folder.uri}/{dataset.tokenizer_path}: expected SHA-256 {dataset.tokenizer.sha256}, "
-            f"got {digest}. Restore the file."
+            f"got {digest}. Restore the file from a backup."
         )
     return data
 

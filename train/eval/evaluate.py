@@ -1,8 +1,8 @@
 """Held-out losses across runs: checkpoints measured on the held-out rows of any dataset of the same tokenizer.
 
-The rows are the first of each source in stored order, evaluated in fp32 by one process. A document that one of the runs
-was trained on is left out for all runs, and so is one of which a run was trained on a copy, by the clusters of any run.
-All checkpoints are therefore measured on the same tokens, none of which any of them has seen.
+The rows are the first of each source in stored order, evaluated in fp32 by one process. A document is left out for all
+runs if one of the runs was trained on it, or on a copy of it by the duplicate clusters of any run. All checkpoints are
+therefore measured on the same tokens, and none was trained on any of them.
 """
 
 import argparse
@@ -61,7 +61,7 @@ class EvaluatedCheckpoint:
 
 @dataclass(frozen=True)
 class HeldoutExam:
-    """Held-out rows whose targets leave out the documents that must not count."""
+    """Held-out rows of a dataset, without the targets in documents that a run was trained on."""
 
     dataset: Dataset
     heldout: HeldoutRows
@@ -72,13 +72,17 @@ class HeldoutExam:
 
 
 def open_candidate(name: str, step: int | None) -> EvaluatedCheckpoint:
-    """Return the checkpoint of a run (None = the last). Raises ContractError if it is not of the current dataset."""
+    """Return the checkpoint of a run at a step; None = the last.
+
+    Raises ContractError if it was trained on another dataset than the run's current one.
+    """
     run = Store(name)
     note, dataset = find_checkpoint(run, step), open_dataset(run)
     check_objective(note, *OBJECTIVES)
     if note.identity.dataset != dataset.digest:
         raise ContractError(
             f"{name}/{note.name}: expected dataset {note.identity.dataset[:12]}, on which it was trained, got "
+            "the run's "
             f"{dataset.digest[:12]}. Train on the current dataset with `penstock train`."
         )
     return EvaluatedCheckpoint(name, run, dataset, note)
@@ -100,7 +104,11 @@ def check_tokenizers(candidates: Sequence[EvaluatedCheckpoint], exams: Sequence[
 def make_exam(
     on: Dataset, candidates: Sequence[EvaluatedCheckpoint], number: int, left_out: Iterable[bytes] = ()
 ) -> HeldoutExam:
-    """Return the held-out rows of a dataset for these candidates. Raises ConfigError if there are none."""
+    """Return the first `number` held-out rows of each source of a dataset, for all candidates.
+
+    Documents in `left_out`, and those that a candidate was trained on, have no targets. Raises ConfigError if there are
+    no held-out rows.
+    """
     first = candidates[0]
     streams = heldout_streams(on, first.seq_len)
     if not streams:
@@ -108,7 +116,7 @@ def make_exam(
             f"{on.folder.uri}: expected held-out rows of {first.seq_len} tokens, got none. Run the recipe with a "
             "larger tokens.heldout_share."
         )
-    # Training rows are not needed here, so the required order covers only the held-out rows.
+    # `Batches` needs a sample order; one over the held-out rows will do, since no training row is read.
     stage = StagePlan(
         first_step=0, num_steps=1, seq_len=first.seq_len, global_batch=1, counts=dict.fromkeys(streams, 1)
     )
@@ -126,7 +134,10 @@ def make_exam(
 
 
 def mask_documents(heldout: HeldoutRows, hidden: Sequence[HeldoutDocument], starts: Any, ahead: int) -> HeldoutRows:
-    """Return the rows without the targets of some documents; `ahead`: distance of a target after its position."""
+    """Return the rows without the targets in `hidden` documents.
+
+    `starts`: first token of each row in the stream, by source; `ahead`: tokens from a position to its target.
+    """
     if not hidden:
         return heldout
     targets_BT = heldout.rows.targets_BT.clone()
@@ -144,7 +155,7 @@ def mask_documents(heldout: HeldoutRows, hidden: Sequence[HeldoutDocument], star
 
 @torch.no_grad()
 def measure_checkpoint(candidate: EvaluatedCheckpoint, exams: Sequence[HeldoutExam]) -> list[Measurement]:
-    """Return the losses of a checkpoint on each of the exams."""
+    """Return the losses of a checkpoint on the held-out rows of each dataset."""
     device = default_device()
     model = read_model(candidate.run, candidate.note, device)
     measurements = []
@@ -186,7 +197,8 @@ def evaluate(names: Sequence[str], on: Sequence[str], number: int, left_out: Ite
     check_tokenizers(candidates, datasets)
     if len(shapes := {(candidate.seq_len, _objective(candidate)) for candidate in candidates}) > 1:
         raise ConfigError(
-            f"evaluate: expected checkpoints of one seq_len and objective, got {sorted(shapes)}. Remove one run."
+            f"evaluate: expected checkpoints with equal seq_len and objective, got {sorted(shapes)}. Leave out the "
+            "runs that differ."
         )
     seq_len, runs = candidates[0].seq_len, [*(candidate.run for candidate in candidates), *(Store(name) for name in on)]
     held = {document.doc_id for _, dataset in datasets for document in heldout_documents(dataset, seq_len, number)}
@@ -224,7 +236,7 @@ def read_ids(path: str) -> list[bytes]:
             return [bytes.fromhex(line) for line in lines.read().split()]
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"--leave-out {path}: expected one document id in hex per line, got {error}. Correct the file."
+            f"--leave-out {path}: expected a file with one document id in hex per line, got {error}. Correct the file."
         ) from error
 
 

@@ -85,21 +85,27 @@ def open_codec(dataset: Dataset) -> Codec:
 
 
 def encode_prompt(prompt: str, contract: TokenizerContract, codec: Codec) -> list[int]:
-    """Return the ids of a document that begins with the prompt.
+    """Return the token ids of a document that begins with the prompt.
 
     Raises ConfigError if the prompt contains control tokens or has no ids.
     """
     ids, names = codec.encode(prompt), {number: name for name, number in contract.reserved.items()}
     if control := sorted({names[number] for number in ids if number in names}):
-        raise ConfigError(f"generate: expected a prompt of plain text, got {', '.join(control)} in it. Remove it.")
+        raise ConfigError(
+            f"generate: expected a prompt of plain text, got control tokens: {', '.join(control)}. "
+            "Remove them from --prompt."
+        )
     ids = [*(contract.reserved[name] for name in contract.before), *ids]
     if not ids:
-        raise ConfigError("generate: expected a prompt, since no token begins documents, got none. Give --prompt.")
+        raise ConfigError(
+            "generate: expected a prompt, since the tokenizer has no token that begins documents, got none. "
+            "Give --prompt."
+        )
     return ids
 
 
 class Sampler:
-    """Samples ids from logits, reproducibly by seed; of the reserved ids only those that end a document."""
+    """Samples token ids from logits, reproducibly by seed; of the reserved ids only those that end a document."""
 
     def __init__(self, contract: TokenizerContract, temperature: float, seed: int):
         self.ends = {contract.reserved[name] for name in contract.after}
@@ -108,7 +114,7 @@ class Sampler:
         self._generator = torch.Generator().manual_seed(seed)
 
     def draw(self, logits_V: Tensor) -> int:
-        """Return one sampled id."""
+        """Return one sampled token id."""
         logits_V = logits_V.detach().double().cpu()
         logits_V[self._excluded] = -torch.inf
         if self._temperature == 0:
@@ -119,7 +125,7 @@ class Sampler:
 
 @torch.no_grad()
 def continue_ids(model: Transformer, ids: list[int], num_tokens: int, seq_len: int, sampler: Sampler) -> list[int]:
-    """Return the ids with up to `num_tokens` more, which stop before one that ends a document."""
+    """Return the token ids with up to `num_tokens` sampled ids appended, up to the first that ends a document."""
     device, ids = next(model.parameters()).device, list(ids)
     for _ in range(num_tokens):
         window_BT = torch.tensor([ids[-seq_len:]], device=device)

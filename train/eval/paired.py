@@ -33,13 +33,16 @@ def width_factor(number: int, share: float = SHARE) -> float:
 
 
 def seeds_for_half(number: int, share: float = SHARE) -> int | None:
-    """Return how many more seeds would halve the width at the same standard deviation; None = above 1000."""
+    """Return how many more seeds would halve the interval at the same standard deviation; None = more than 1000."""
     target = width_factor(number, share) / 2
     return next((more for more in range(1, MOST_SEEDS) if width_factor(number + more, share) <= target), None)
 
 
 def verdict(interval: DifferenceInterval, number: int, share: float = SHARE) -> str:
-    """Return the verdict on rules by an interval of differences (without - with, nats/token) over `number` seeds."""
+    """Return, as text, whether rules lower the loss, by the interval of the difference over `number` seeds.
+
+    The difference is the loss without the rules minus the loss with them [nats/token].
+    """
     if interval.low is None or interval.high is None:
         return "cannot be told with 1 seed: one pair has no scatter; give --seeds 2 or more"
     if interval.low > 0:
@@ -55,19 +58,20 @@ def verdict(interval: DifferenceInterval, number: int, share: float = SHARE) -> 
 
 
 Losses = Mapping[tuple[str, int], Sequence[Measurement]]
-"""The losses of every proxy run, by (side, seed): one measurement for each held-out set."""
+"""The losses of every proxy run by (side, seed), where side is with or without the rules: one for each held-out set."""
 OWN_TEXT_NOTE = (
     "Each dataset is favoured on held-out text of its own kind, so what counts is the text that the model is for; "
     "--on RUN asks about another."
 )
 DECIDED = ("worth it", "not worth it")
-"""Verdicts that claim a difference."""
+"""Verdicts that state a difference."""
 
 
 def compare_sides(on: Sequence[str], seeds: Sequence[int], losses: Losses) -> list[Comparison]:
-    """Return the comparison of the two sides on every held-out set: over all, then by source if there are several.
+    """Return the comparison of the runs with and without the rules on every held-out set.
 
-    Raises ContractError if no document of a set is left.
+    The comparison over all sources comes first, then one for each source if there are several. Raises ContractError if
+    no held-out document of a set can be used.
     """
     comparisons = []
     for number, name in enumerate(on):
@@ -75,7 +79,7 @@ def compare_sides(on: Sequence[str], seeds: Sequence[int], losses: Losses) -> li
         sources = sorted(set.intersection(*(set(losses_by_source) for pair in pairs for losses_by_source in pair)))
         if not sources:
             raise ContractError(
-                f"held-out text {name!r}: expected documents that neither side is trained on, got none. Raise "
+                f"held-out text {name!r}: expected documents that no run of either side is trained on, got none. Raise "
                 "tokens.heldout_share."
             )
         comparisons.append(_compared(name, "", [[sum_losses(side.values()) for side in pair] for pair in pairs]))
@@ -87,7 +91,7 @@ def compare_sides(on: Sequence[str], seeds: Sequence[int], losses: Losses) -> li
 
 
 def _compared(on: str, source: str, pairs: Sequence[Sequence[SourceLoss]]) -> Comparison:
-    """Return a comparison from the losses (with, without) of every seed."""
+    """Return the comparison on a source from the losses (with the rules, without them) of every seed."""
     bits = [
         without.bits_per_byte - ours.bits_per_byte
         for ours, without in pairs
@@ -113,7 +117,7 @@ def summarize_comparisons(comparisons: Sequence[Comparison]) -> str:
 
 
 def _at_once(comparisons: Sequence[Comparison]) -> list[str]:
-    """Return a note on how many claimed differences would remain if all intervals had to hold at once (Bonferroni).
+    """Return a note on how many of the differences would remain if all intervals had to hold at once (Bonferroni).
 
     Each of n intervals then has a coverage of 1 - (1 - SHARE) / n, for any dependence between them.
     Source: Dunn 1961, "Multiple comparisons among means", Journal of the American Statistical Association 56.

@@ -4,7 +4,8 @@ A document is read as in training: the tokens that begin documents (if there are
 and the tokens that end it. Every token after the beginning counts, the end included. If no token begins documents, the
 first token has no context and does not count. A document longer than seq_len is read in windows of seq_len tokens that
 start half a window apart. A token counts in the first window that contains it, so from the second window on it has at
-least half a window of context. The tokens of a line begin in it or are its line end; the end tokens belong to no line.
+least half a window of context. A token belongs to the line in which it begins, and a line break to the line that it
+ends. The tokens that end a document belong to no line.
 """
 
 import argparse
@@ -49,12 +50,12 @@ MAX_NATS = 88.0
 """Largest exponent for which exp() is a finite float32."""
 
 OffsetEncoder = Callable[[str], tuple[list[int], list[int]]]
-"""Text → its ids, and the start of each [code points]."""
+"""Text → its token ids, and the start of each token in the text [code points]."""
 
 
 @dataclass(frozen=True)
 class ScoreWindow:
-    """A span of a document for one forward pass, and the tokens of it that count."""
+    """A span of a document's tokens for one forward pass, and those of them whose losses count."""
 
     document: int
     start: int
@@ -121,7 +122,7 @@ class CheckpointScorer:
 
 
 def window_bounds(num_tokens: int, first: int, seq_len: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (start, first, end) of the windows in which each token from `first` on counts once."""
+    """Yield (start, first, end) of a document's windows, as in `ScoreWindow`; each token from `first` counts once."""
     start = 0
     while first < num_tokens:
         end = min(num_tokens, start + seq_len + 1)
@@ -132,7 +133,7 @@ def window_bounds(num_tokens: int, first: int, seq_len: int) -> Iterator[tuple[i
 
 
 def batch_length(length: int, seq_len: int) -> int:
-    """Return the row length of the batch for a window: a power of two from MIN_WINDOW on, at most seq_len."""
+    """Return the row length of the batch that a window is read in: a power of two from MIN_WINDOW to seq_len."""
     return min(seq_len, max(MIN_WINDOW, 1 << (length - 1).bit_length()))
 
 
@@ -150,7 +151,7 @@ def batches_of(windows: Sequence[ScoreWindow], seq_len: int) -> Iterator[list[Sc
 def columns_of(text: str, starts: Sequence[int], nats: Any, offsets: tuple[int, int]) -> dict[str, Any]:
     """Return the four columns from the losses [nats] of a document's tokens.
 
-    `offsets`: the index of the first token of its text, and of the first token that counts.
+    `offsets`: the index of the first token of the text, and of the first token that counts.
     """
     before, first = offsets
     counted = nats[first:]
@@ -212,7 +213,10 @@ def open_offset_encoder(dataset: Dataset) -> OffsetEncoder:
 
 
 def open_scorer(path: str) -> CheckpointScorer:
-    """Return a scorer for a checkpoint folder, or the last of a run folder. Raises ContractError if it is damaged."""
+    """Return a scorer for a checkpoint folder, or for the last checkpoint of a run folder.
+
+    Raises ContractError if the checkpoint is missing or damaged.
+    """
     where = path.rstrip("/")
     named = re.fullmatch(rf"(.*)/{CHECKPOINTS}/step-(\d+)", where)
     run, step = (Store(named[1]), int(named[2])) if named else (Store(where), None)
@@ -232,13 +236,15 @@ def read_texts(uri: str) -> Iterator[pa.RecordBatch]:
     try:
         stream = Store(folder or ".").open_input(name)
     except OSError as error:
-        raise ConfigError(f"{uri}: expected a file of texts, got {error}. Correct the path.") from error
+        raise ConfigError(f"{uri}: expected a Parquet or Arrow file, got {error}. Correct the path in --in.") from error
     with stream:
         arrow = bytes(stream.read_at(6, 0)) == b"ARROW1"
         file = pa.ipc.open_file(stream) if arrow else pq.ParquetFile(stream)
         names = (file.schema if arrow else file.schema_arrow).names
         if missing := [name for name in ("doc_id", "text") if name not in names]:
-            raise ContractError(f"{uri}: expected doc_id and text, got no {' and no '.join(missing)}. Add the column.")
+            raise ContractError(
+                f"{uri}: expected the columns doc_id and text, got no {' and no '.join(missing)}. Add the column."
+            )
         if arrow:
             for number in range(file.num_record_batches):
                 batch = file.get_batch(number).select(["doc_id", "text"])

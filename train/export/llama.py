@@ -51,7 +51,7 @@ class TokenizerFile:
 
 
 def special_ids(tokenizer: TokenizerFile | None) -> dict[str, Any]:
-    """Return the ids of the roles that `transformers` knows; each id that ends documents also ends a generated text."""
+    """Return the ids of the special tokens of `transformers`; each id that ends documents also ends generated text."""
     if tokenizer is None:
         return {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     contract = tokenizer.contract
@@ -65,7 +65,10 @@ def special_ids(tokenizer: TokenizerFile | None) -> dict[str, Any]:
 
 
 def generation_settings(tokenizer: TokenizerFile | None) -> dict[str, Any]:
-    """Return settings that generate like `penstock generate`: sampling, without reserved tokens except the ends."""
+    """Return the generation settings that equal `penstock generate`.
+
+    They sample, and allow no reserved token except those that end documents.
+    """
     ids = special_ids(tokenizer)
     if tokenizer is None:
         return ids
@@ -79,7 +82,7 @@ def tokenizer_files(tokenizer: TokenizerFile, seq_len: int) -> dict[str, bytes]:
     Raises ConfigError for a SentencePiece model that is not of kind bpe: `transformers` would load it as bpe.
     """
     contract = tokenizer.contract
-    # A reserved token's name in a text is text, as it was in training.
+    # The name of a reserved token in a text is encoded as ordinary text, as in training.
     settings: dict[str, Any] = {"model_max_length": seq_len, "split_special_tokens": True}
     settings |= {"clean_up_tokenization_spaces": False}
     if contract.kind == "huggingface":
@@ -94,15 +97,15 @@ def tokenizer_files(tokenizer: TokenizerFile, seq_len: int) -> dict[str, bytes]:
         model: Any = sentencepiece_model_pb2.ModelProto.FromString(tokenizer.data)  # type: ignore[attr-defined]
         if model.trainer_spec.model_type != model.trainer_spec.BPE:
             raise ConfigError(
-                "export: expected a SentencePiece model of kind bpe, got another, with which LlamaTokenizer would "
-                "tokenize differently. Train with tokenizer.algorithm = bpe."
+                "export: expected a SentencePiece model of kind bpe, got another kind, which LlamaTokenizer would read "
+                "as bpe. Set tokenizer.algorithm = bpe and train again."
             )
         pieces = {number: piece.piece for number, piece in enumerate(model.pieces)}
         settings |= {"tokenizer_class": "LlamaTokenizer", "legacy": False, "add_eos_token": False}
         settings |= {"add_bos_token": contract.before == ["bos"]}
         settings |= {"add_prefix_space": model.normalizer_spec.add_dummy_prefix}
         settings |= {"unk_token": pieces[model.trainer_spec.unk_id]}
-    # Ids after those of the model have no piece.
+    # Reserved ids after those of the tokenizer's model have no text.
     named = {f"{name}_token": pieces.get(contract.reserved[name]) for name in ("bos", "eos", "pad", "mask")}
     settings |= {role: piece for role, piece in named.items() if piece is not None}
     file = "tokenizer.json" if contract.kind == "huggingface" else "tokenizer.model"
@@ -110,7 +113,7 @@ def tokenizer_files(tokenizer: TokenizerFile, seq_len: int) -> dict[str, bytes]:
 
 
 def json_bytes(value: object) -> bytes:
-    """Return a value as an indented JSON file."""
+    """Return a value as the bytes of an indented JSON file."""
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
 
 
@@ -129,7 +132,7 @@ LAYER_NAMES = {
     "ffn.up": "mlp.up_proj",
     "ffn.down": "mlp.down_proj",
 }
-"""Our module names and those of Llama; in layer N, below `blocks.N` and `model.layers.N`."""
+"""Names of a layer's modules: ours, below `blocks.N`, and those of Llama, below `model.layers.N`."""
 
 
 def export_llama(
@@ -142,14 +145,16 @@ def export_llama(
 ) -> None:
     """Write a model, whose parameters are plain tensors, to a new folder, with its tokenizer if there is one.
 
-    Raises ConfigError if Llama has no such shape or the folder is not empty, ContractError if weights do not match it.
+    Raises ConfigError if Llama does not support the shape or the folder is not empty, ContractError if the weights do
+    not match the shape.
     """
     if problems := [text for wrong, text in _beyond_llama(shape) if wrong]:
         raise ConfigError(
-            f"export: expected a shape that Llama has, got {'; '.join(problems)}. Use the checkpoint in its own format."
+            f"export: expected a model shape that Llama supports, got {'; '.join(problems)}. Use the checkpoint in its "
+            "own format."
         )
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder}: expected a new folder, got one with files in it. Set --out to another.")
+        raise ConfigError(f"{folder}: expected a new folder, got one with files in it. Set --out to a new folder.")
     _check_weights(state, shape, "export")
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     partial.mkdir(parents=True)
@@ -169,9 +174,10 @@ def export_llama(
 
 
 def import_llama(folder: Path | str) -> tuple[ModelShape, dict[str, Tensor]]:
-    """Return the shape of a Llama in a folder, and its parameters by our names, in float32.
+    """Return the shape of the Llama model in a folder, and its parameters in float32 by their names in our model.
 
-    Raises ConfigError if no shape of ours describes it, ContractError if files are damaged or weights do not match.
+    Raises ConfigError if our model does not support the configuration, ContractError if files are damaged or weights do
+    not match.
     """
     folder = Path(folder)
     config = _read_json(folder / "config.json")
@@ -182,7 +188,7 @@ def import_llama(folder: Path | str) -> tuple[ModelShape, dict[str, Tensor]]:
         try:
             loaded = load_file(path)
         except Exception as error:  # safetensors raises an exception of its own, which is not an OSError
-            raise ContractError(f"{path}: expected weights, got {error}. Fetch the file again.") from error
+            raise ContractError(f"{path}: expected a safetensors file, got {error}. Download it again.") from error
         for theirs, value in loaded.items():
             if theirs.endswith("rotary_emb.inv_freq") or (shape.tie_embeddings and theirs == "lm_head.weight"):
                 continue  # buffers that old versions wrote with the parameters
@@ -198,7 +204,7 @@ def _beyond_llama(shape: ModelShape) -> Iterator[tuple[bool, str]]:
 
 
 def _names(shape: ModelShape) -> dict[str, str]:
-    """Return the Llama name of every parameter, by our name."""
+    """Return the name in Llama of every parameter, by its name in our model."""
     named = {}
     for name, _ in build_model(shape).named_parameters():
         module, _, kind = name.rpartition(".")
@@ -223,12 +229,12 @@ def _check_weights(state: Mapping[str, Tensor], shape: ModelShape, where: str) -
     if problems:
         more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
         raise ContractError(
-            f"{where}: expected the weights of its shape, got {'; '.join(problems[:5])}{more}. "
-            "Fetch weights and configuration from the same source."
+            f"{where}: expected the parameters of the model shape, got {'; '.join(problems[:5])}{more}. "
+            "Use weights and a configuration of the same model."
         )
 
 
-# Writing a folder.
+# The files of an exported folder.
 
 
 def _config(
@@ -264,7 +270,7 @@ def _config(
 
 
 def _write_weights(folder: Path, state: Mapping[str, Tensor], names: Mapping[str, str], max_bytes: int) -> None:
-    """Write one weight file, or several with an index of the file of each parameter."""
+    """Write the parameters to one file, or to several with an index of the file that holds each parameter."""
     shards: list[list[str]] = [[]]
     filled = 0
     for name in names:
@@ -293,14 +299,14 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-# Reading a folder.
+# The files of an imported folder.
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ContractError(f"{path}: expected a JSON file, got {error}. Fetch the folder again.") from error
+        raise ContractError(f"{path}: expected a JSON file, got {error}. Download the folder again.") from error
     return value
 
 
@@ -311,9 +317,9 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _shape_of(config: dict[str, Any], where: str) -> ModelShape:
-    """Return the shape that a config.json describes.
+    """Return the shape of the model that a config.json describes.
 
-    Reads `rope_parameters`, and also `rope_theta` and `rope_scaling`, which older versions write.
+    It reads `rope_parameters`, and also `rope_theta` and `rope_scaling`, which older versions of `transformers` wrote.
     """
     rope = {"rope_theta": config.get("rope_theta", 10_000.0)} | (config.get("rope_scaling") or {})
     rope |= config.get("rope_parameters") or {}
@@ -328,7 +334,9 @@ def _shape_of(config: dict[str, Any], where: str) -> ModelShape:
         (bool(config.get("mlp_bias", False)) != bias, "attention_bias and mlp_bias that differ"),
     ]
     if unsupported := [text for is_wrong, text in problems if is_wrong]:
-        raise ConfigError(f"{where}: expected a supported Llama, got {'; '.join(unsupported)}. Choose another model.")
+        raise ConfigError(
+            f"{where}: expected a supported Llama model, got {'; '.join(unsupported)}. Choose another model."
+        )
     try:
         heads = config["num_attention_heads"]
         return ModelShape(
@@ -349,7 +357,8 @@ def _shape_of(config: dict[str, Any], where: str) -> ModelShape:
         )
     except (KeyError, ValidationError) as error:
         raise ContractError(
-            f"{where}: expected a complete configuration of a Llama, got an error at {error}. Fetch it again."
+            f"{where}: expected the complete configuration of a Llama model, got a missing or invalid key: {error}. "
+            "Download config.json again."
         ) from error
 
 
@@ -359,7 +368,8 @@ def _shape_of(config: dict[str, Any], where: str) -> ModelShape:
 def export_checkpoint(run: Store, folder: Path, step: int | None = None) -> CheckpointMetadata:
     """Write the model of a checkpoint (None: the last) to a new folder, and return the checkpoint metadata.
 
-    Raises ConfigError if Llama has no such model or the folder is not empty, ContractError if files are damaged.
+    Raises ConfigError if Llama does not support the model or the folder is not empty, ContractError if files are
+    damaged.
     """
     dataset, note = open_dataset(run), find_checkpoint(run, step)
     check_tokenizer(note, dataset)

@@ -19,7 +19,7 @@ from train.data.shards import OpenShard
 
 MAGIC, VERSION = b"MMIDIDX\x00\x00", 1
 EXPORT_TYPES = {"uint16": ("<u2", 8), "uint32": ("<i4", 4)}
-"""By type of the ids in our shards: the exported type and Megatron's code for it, which lacks uint32."""
+"""The exported type of token ids and Megatron's code for it, by the type in our shards; Megatron has no uint32."""
 BLOCK = 1 << 20
 
 

@@ -27,9 +27,9 @@ from train.plan.plan import PLAN_NAME, Plan, read_plan
 Floats = NDArray[np.float64]
 
 LAST = 5
-"""Number of measurements that the line is fitted to."""
+"""Number of measurements at the end of a run that the straight line is fitted to."""
 FEWEST_OF_LINE = 4
-"""Fewest measurements for a line: one more than the line and its error require."""
+"""Fewest measurements for a straight line: one more than the line and its error require."""
 FEWEST_OF_LAW = 6
 """Fewest measurements for a power law: twice its number of parameters."""
 EXPONENTS = np.geomspace(0.095, 2.0, 40)
@@ -48,14 +48,14 @@ class FinalLoss:
 
     value: float
     error: float
-    """Its standard error."""
+    """Standard error of `value`."""
     points: int
     """Number of measurements used."""
 
 
 @dataclass(frozen=True)
 class LossCurveLaw:
-    """L(n) = floor + rest · (n / end)^-exponent over tokens n, `end` being those of the whole run [nats/token]."""
+    """A loss curve L(n) = floor + rest · (n / end)^-exponent [nats/token]; n: tokens so far, end: tokens of the run."""
 
     floor: float
     """Loss in the limit of infinite tokens."""
@@ -71,7 +71,7 @@ class LossCurveLaw:
 
 @dataclass(frozen=True)
 class Learning:
-    """A power law fitted to the losses of a source, with the error of its speed."""
+    """A power law fitted to the losses of a source, with the standard error of `law.speed`."""
 
     law: LossCurveLaw
     error: float
@@ -116,7 +116,7 @@ def fit_power_law(tokens: Floats, losses: Floats, end: float, exponent: float | 
 
 
 def _for_exponent(exponent: float, tokens: Floats, losses: Floats, end: float) -> tuple[float, LossCurveLaw]:
-    """Return the smallest sum of squares for an exponent, and the law that has it."""
+    """Return the smallest sum of squared errors for an exponent, and the law that reaches it."""
     x = (tokens / end) ** -exponent
     middle, mean = x.mean(), losses.mean()
     spread = float(((x - middle) ** 2).sum())
@@ -144,7 +144,7 @@ def learning_of(tokens: Sequence[float], losses: Sequence[float], exponent: floa
 
 
 LAST_SHARE = 0.1
-"""Share of the last steps used for a training loss: a single step has few tokens of each source."""
+"""Share of the steps, at the end of a run, whose training losses are used: one step has few tokens of each source."""
 ENOUGH = 12
 """Number of held-out measurements that an error message recommends."""
 COMPARED = ("objective", "mask_share", "mean_span", "document_mask", "seq_len")
@@ -153,10 +153,10 @@ COMPARED = ("objective", "mask_share", "mean_span", "document_mask", "seq_len")
 
 @dataclass(frozen=True)
 class LossCurve:
-    """The loss curve of a source over the tokens of the run."""
+    """The losses of a source over the tokens of a run."""
 
     tokens: list[float]
-    """Cumulative targets of all sources."""
+    """Training targets of all sources up to each measurement."""
     losses: list[float]
     """Losses [nats/token]."""
 
@@ -218,19 +218,22 @@ class MeasuredRun:
         if len(points.losses) < FEWEST_OF_LINE:
             kind = "held-out" if heldout else "training"
             raise ConfigError(
-                f"{self.description}: expected {FEWEST_OF_LINE} {kind} losses of {source}, got {len(points.losses)}. "
+                f"{self.description}: expected at least {FEWEST_OF_LINE} {kind} losses of {source}, got "
+                f"{len(points.losses)}. "
                 f"{self.advice() if heldout else 'Train for more steps'}."
             )
         return final_loss(points.tokens, points.losses, LAST if heldout else len(points.losses))
 
     def advice(self) -> str:
-        """Return the advice by which setting to measure more often."""
+        """Return the advice to measure held-out losses more often, with the setting."""
         return f"Train with --set train.eval_every={max(1, self.plan.steps // ENOUGH)} or less"
 
 
 def measured_run(run: Store) -> MeasuredRun:
-    """Return the measurements of a run folder. Raises ContractError if it was not trained, ConfigError for one
-    source."""
+    """Return the metrics of a run folder with its dataset and plan.
+
+    Raises ContractError if no step was trained, ConfigError if fewer than two sources are in use, or one has no rows.
+    """
     dataset = open_dataset(run)
     plan, steps = read_plan(run, dataset), read_metrics(run)
     if not steps:
@@ -240,13 +243,14 @@ def measured_run(run: Store) -> MeasuredRun:
         left_out = ", ".join(sorted(whole.keys() - rows.keys()))
         more = f"; {left_out} has weight 0, so it was not measured" if left_out else ""
         raise ConfigError(
-            f"{run.uri}: expected sources to mix, got one in use: {', '.join(rows)}{more}. "
+            f"{run.uri}: expected at least two sources in use, got one: {', '.join(rows)}{more}. "
             "Give a second source a weight in train.weights."
         )
     if unread := sorted(rows.keys() - {name for name, tokens in tokens_by_source(plan.stages).items() if tokens}):
         raise ConfigError(
-            f"{run.uri}: expected a row of every source in use, got none of {', '.join(unread)} in {plan.steps:,} "
-            "steps. Train for longer, or leave it out with weight 0 in train.weights."
+            f"{run.uri}: expected at least one row of every source in use, got none of {', '.join(unread)} in "
+            f"{plan.steps:,} "
+            "steps. Train for more steps, or leave the source out with weight 0 in train.weights."
         )
     unique = {name: rows.get(name, tokens) for name, tokens in sorted(whole.items())}
     return MeasuredRun(dataset, plan, digest_of(run.read_json(PLAN_NAME)), steps, unique)

@@ -1,9 +1,10 @@
 """Suggest a mix from the losses of a run, by excess loss over a reference run or by the speed of learning.
 
-Each source carries its evidence as numbers and a sentence. A figure within the noise of the mean counts as the mean, so
-without significant differences the shares stay. Shares that repeat a source too often are cut, and the missing tokens
-reported. The errors are those within a run: over four seeds of a run of 200 steps a loss spread by three times as much
-(0.026 for 0.008), which `MIN_STANDARD_ERRORS` leaves room for.
+The mix holds the evidence for each source as numbers and a sentence. A figure that does not differ significantly from
+the mean of all sources counts as the mean, so without significant differences the shares stay as they are. Shares that
+repeat a source too often are cut, and the number of missing tokens is reported. Standard errors are estimated within a
+run. Over four seeds of a run of 200 steps, losses varied three times as much (0.026 instead of 0.008), which
+`MIN_STANDARD_ERRORS` allows for.
 """
 
 import math
@@ -23,7 +24,7 @@ from train.mix.measured import (
 )
 from train.scaling.repeats import LIFE_OF_REPEATS
 
-# Shares from the figures of sources: two rules, the noise threshold, and the bound on repeats.
+# Shares from the figures of sources: two rules, the test for significance, and the limit on repeats.
 
 MIN_STANDARD_ERRORS = 3.0
 """Number of standard errors by which a figure must differ from the mean: a normal error of a line through 5 points is
@@ -33,9 +34,9 @@ TINY = 1e-9
 STEP_SIZE = 1.0
 """η, the step size of the exponentiated gradient. Source: Xie et al. 2023, arXiv 2305.10429, section 3."""
 SMOOTHING = 1e-3
-"""c, the part of the shares that is uniform, so that no share becomes 0. Source: the same."""
+"""c, the weight of the uniform mixture in the new shares, so that no share becomes 0. Source: as for STEP_SIZE."""
 LEAST_WORTH = 0.5
-"""Least worth of a further pass over a source, relative to the first pass."""
+"""Least worth of the tokens of a further pass over a source, relative to new tokens."""
 UNITS = 50_000
 """Shares are multiples of 1/UNITS: the block of a mixture then represents them exactly, in five decimals."""
 
@@ -81,8 +82,9 @@ def by_learning(shares: Mapping[str, float], speeds: Mapping[str, float]) -> Sha
 
     A source's tokens are a fixed share of all, so -dL/dn per token of the source is speed / (share · n). Of the whole
     loss, weighted by the share, it is speed / n: sources whose tokens reduce the loss most get more. Source: Jiang et
-    al. 2024, arXiv 2410.11820, section 3, without the terms for a mixture that changes during training. Where no source
-    learns, the shares stay. The rule is first-order: it does not bound the loss of a source that gives up much.
+    al. 2024, arXiv 2410.11820, section 3, without the terms for a mixture that changes during training. If no source
+    learns, the shares stay as they are. The rule is first-order: it does not limit how far the loss of a source rises
+    when its share falls.
     """
     raised = {name: share * max(speeds[name], 0.0) for name, share in shares.items()}
     return _smoothed(raised) if any(raised.values()) else dict(shares)
@@ -94,7 +96,7 @@ def _smoothed(raised: Mapping[str, float]) -> Shares:
 
 
 def worth_of_pass(passes: float) -> float:
-    """Return the worth of one more token relative to a new one after `passes` passes: the slope of the repeats law.
+    """Return the worth of one more token of a source, relative to a new token, after `passes` passes over the source.
 
     Source: Muennighoff et al. 2023, arXiv 2305.16264, section 3: dD'/dD of `worth_of_tokens`.
     """
@@ -102,9 +104,10 @@ def worth_of_pass(passes: float) -> float:
 
 
 def most_passes(max_epochs: float, worth: float = LEAST_WORTH) -> float:
-    """Return the most passes over a source: at most `max_epochs`, each worth at least `worth` of the first.
+    """Return the maximum number of passes over a source, at most `max_epochs`.
 
-    The inverse of `worth_of_pass`: 1 - R* · ln(worth), 11.7 for a half.
+    The tokens of the last pass are worth at least `worth` of new tokens, by the inverse of `worth_of_pass`: 1 - R* ·
+    ln(worth), 11.7 for a half.
     """
     return min(max_epochs, 1 - LIFE_OF_REPEATS * math.log(worth))
 
@@ -130,7 +133,7 @@ def clip_shares(shares: Mapping[str, float], limits: Mapping[str, float]) -> Sha
 def round_shares(shares: Mapping[str, float], full: Collection[str]) -> Shares:
     """Return the shares as multiples of 1/UNITS with sum 1, by largest remainder; a positive share stays positive.
 
-    Shares of `full` sources are rounded down, unless all are full.
+    `full`: sources whose share is at its limit; it is rounded down, unless all sources are full.
     """
     exact = {name: share * UNITS for name, share in shares.items()}
     counts = {name: max(int(value + TINY), 1 if value > 0 else 0) for name, value in exact.items()}
@@ -145,23 +148,23 @@ def round_shares(shares: Mapping[str, float], full: Collection[str]) -> Shares:
 
 
 FEW_PASSES = 0.5
-"""Passes below which a source may be stored smaller, if the evidence lowered its share."""
+"""Number of passes below which only a part of a source has to be kept, if the evidence lowered its share."""
 KEPT_UNITS = 10_000
 """The kept part of a source is a multiple of 1/KEPT_UNITS."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The evidence on a source before the bound on repeats."""
+    """The evidence on a source, before the limit on repeats is applied."""
 
     figure: float
-    """The figure that changes its share: excess loss, or speed of learning [nats/token]."""
+    """The figure by which the share of the source changes: excess loss, or speed of learning [nats/token]."""
     error: float
-    """Its standard error."""
+    """Standard error of `figure`."""
     words: str
-    """The same as the start of a sentence."""
+    """The figure and the losses behind it, as the start of a sentence."""
     numbers: dict[str, float] = field(default_factory=dict)
-    """Its inputs, by name."""
+    """The measurements that the figure was computed from, by name."""
 
 
 def suggest_by_reference(
@@ -189,7 +192,7 @@ def suggest_by_law(
 ) -> Mix:
     """Return the mix by speed of learning, from a power law fitted to each source's held-out losses.
 
-    `exponent` of the tokens: taken from the law that `source` names; None = fitted to each source.
+    `exponent`: that of the tokens in the law that `source` names; None = fitted to each source.
     Measurements before `from_step` are left out. Raises ConfigError if there are too few.
     """
     fitted = _fitted(run, exponent, from_step)
@@ -208,7 +211,10 @@ def _used(run: MeasuredRun) -> Shares:
 
 
 def _figures(findings: Mapping[str, Finding], shares: Mapping[str, float]) -> tuple[Shares, set[str]]:
-    """Return the figures, those within the noise replaced by the mean, and the sources beyond the noise."""
+    """Return the figure of each source, and the sources whose figure differs significantly from the mean.
+
+    A figure that does not is replaced by the mean.
+    """
     figures = {name: finding.figure for name, finding in findings.items()}
     apart = significant_figures(figures, {name: finding.error for name, finding in findings.items()}, shares)
     mean = math.fsum(shares[name] * figure for name, figure in figures.items())
@@ -216,7 +222,7 @@ def _figures(findings: Mapping[str, Finding], shares: Mapping[str, float]) -> tu
 
 
 def _against(run: MeasuredRun, reference: MeasuredRun, name: str) -> Finding:
-    """Return the finding on a source from both runs, by held-out losses if there are any, else by training losses."""
+    """Return the excess loss of a source over the reference run, by held-out losses if any, else by training losses."""
     held = has_heldout(run, name)
     own, other = run.level(name, held), reference.level(name, held)
     error = math.hypot(own.error, other.error)
@@ -255,26 +261,26 @@ def _of_law(run: MeasuredRun, name: str, learning: Learning, given: bool) -> Fin
     return Finding(law.speed, learning.error, words, numbers)
 
 
-# The bound on repeats, and the sentences of evidence.
+# The limit on repeats, and the sentences of evidence.
 
 
 @dataclass(frozen=True)
 class _Shares:
-    """The shares that follow from the figures, and those that remain after the bound on repeats."""
+    """The shares that follow from the figures, and those that remain after the limit on repeats."""
 
     run: MeasuredRun
     length: float
     """Tokens of the run that the mix is for."""
     most: float
-    """Most passes over a source."""
+    """Maximum number of passes over a source."""
     unbounded: Shares
     """Shares that follow from the figures."""
     moved: set[str]
-    """Sources whose figure is beyond the noise."""
+    """Sources whose figure differs significantly from the mean."""
     shares: Shares
-    """Shares within the bound on repeats."""
+    """Shares within the limit on repeats."""
     cut: set[str]
-    """Sources whose share the bound has cut."""
+    """Sources whose share the limit has cut."""
 
 
 def _mix(
@@ -284,7 +290,11 @@ def _mix(
     tokens: float | None,
     against: str,
 ) -> Mix:
-    """Return the mix within the bound on repeats; `asked`: the unbounded shares and the sources that moved them."""
+    """Return the mix within the limit on repeats.
+
+    `asked`: the shares before the limit, and the sources whose figure differs significantly from the mean. `against`:
+    a description of what the run was compared with.
+    """
     unbounded, moved = asked
     length = float(run.plan.num_tokens if tokens is None else tokens)
     most = most_passes(run.plan.settings.plan.max_epochs)
@@ -328,9 +338,10 @@ def _left_out(run: MeasuredRun, name: str) -> SourceMix:
 
 
 def _limit(run: MeasuredRun, name: str, length: float, most: float) -> float:
-    """Return the largest share of a source: a row less than `most` passes, for the last block of a mixture.
+    """Return the largest share of a source: that of `most` passes, less one row for the last block of a mixture.
 
-    A share that the plan already had at this length is never cut, and a source of a row or two keeps a share.
+    A share that the run's plan already had within `most` passes is not cut. A source of only a row or two keeps a share
+    of 1/UNITS.
     """
     limit = max((most * run.unique[name] - run.plan.seq_len) / length, 1 / UNITS)
     before = run.shares[name]

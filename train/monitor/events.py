@@ -34,9 +34,9 @@ class _Event(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     step: int
-    """The step in which it happened or, between steps, the last completed step."""
+    """The step of the event or, if it happened between steps, the last completed step."""
     at: str = Field(default_factory=_now)
-    """Time, UTC, ISO 8601."""
+    """Time of the event, UTC, ISO 8601."""
 
 
 class Skipped(_Event):
@@ -54,7 +54,7 @@ class Skipped(_Event):
 
 
 class SpikeDocument(BaseModel):
-    """A part of a document in the batch of a spike, as `penstock trace` shows it, with its loss."""
+    """A span of a document's tokens in the batch of a spike, as `penstock trace` shows it, with its loss."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", from_attributes=True, use_attribute_docstrings=True)
 
@@ -71,19 +71,19 @@ class SpikeDocument(BaseModel):
     split: str
     """Input file the document came from."""
     offset: int
-    """Start of its record there [bytes]."""
+    """Start of the document's record in the input file [bytes]."""
     length: int
-    """Length of its record there [bytes]."""
+    """Length of the document's record in the input file [bytes]."""
     doc_start: int
-    """First token of the part, relative to the document."""
+    """First token of the span, counted in the document."""
     doc_stop: int
-    """Token after the part, relative to the document."""
+    """Token after the span, counted in the document."""
     loss: float | None = None
-    """Mean cross-entropy of its targets under the weights before the update [nats/token]; None = no targets."""
+    """Mean cross-entropy of the span's targets under the weights before the update [nats/token]; None = no targets."""
     targets: int = 0
-    """Number of its tokens that are prediction targets."""
+    """Number of tokens of the span that are prediction targets."""
     excess: float | None = None
-    """Excess of that loss over the level of its source, as `excess_of` computes it [nats/token]."""
+    """Excess of `loss` over the mean loss of the source, as `excess_of` computes it [nats/token]."""
 
     _number = field_validator("loss", "excess", mode="before")(finite)
 
@@ -97,17 +97,17 @@ class Spike(_Event):
     loss: float
     """Loss of the step [nats/token]."""
     mean: float
-    """Mean of the previous window, of the first quantity of `left`."""
+    """Mean of the first quantity of `left` in the window of previous steps."""
     deviation: float
-    """Standard deviation of that window."""
+    """Standard deviation of that quantity in that window."""
     limit: float
-    """Largest value that is not a spike."""
+    """Largest value of that quantity that is not a spike."""
     grad_norm: float | None = None
     """Gradient norm before clipping; None = not recorded."""
     grad_limit: float | None = None
-    """Largest norm that is not a spike; None = the gradient is not watched, or not yet."""
+    """Largest norm that is not a spike; None = the gradient is not watched, or its window is not full yet."""
     documents: tuple[SpikeDocument, ...] = ()
-    """Every part of a document in the step's batch, by `excess`, the worst first; those without targets last."""
+    """Every document span in the step's batch, by `excess`, the worst first; those without targets last."""
 
 
 class Rewound(_Event):
@@ -119,13 +119,13 @@ class Rewound(_Event):
     checkpoint: str
     """Folder of the checkpoint, relative to the run."""
     samples: tuple[int, ...]
-    """Global sample indices that are skipped from now on."""
+    """Global sample indices that all later steps skip."""
     quarantined: tuple[str, ...] = ()
-    """Ids of documents, hex, that are in no batch from now on."""
+    """Ids of documents, hex, that are in no later batch."""
 
 
 class Undone(_Event):
-    """A step that a rewind undid, with its line of metrics.jsonl."""
+    """A step that a rewind undid, with the line that it had in metrics.jsonl."""
 
     kind: Literal["undone"] = "undone"
     metrics: StepMetrics
@@ -149,7 +149,7 @@ class EarlyStop(_Event):
     best: float | None
     """Lowest held-out loss of the run [nats/token]."""
     since_best: int
-    """Measurements since the lowest."""
+    """Held-out losses measured since the lowest."""
 
     _number = field_validator("heldout_loss", mode="before")(finite)
 
@@ -185,7 +185,7 @@ class Interrupted(_Event):
 
 
 class Stopped(_Event):
-    """A run that stopped with an error of its own."""
+    """The end of a run that the guard stopped with an error."""
 
     kind: Literal["stopped"] = "stopped"
     reason: Text
@@ -227,7 +227,8 @@ def read_events(run: Store) -> list[Event]:
             continue
         except ValidationError as error:
             raise ContractError(
-                f"{run.uri}/{EVENTS_NAME}, line {number}: expected an event, got {error}. Restore the file from a copy."
+                f"{run.uri}/{EVENTS_NAME}, line {number}: expected an event, got {error}. "
+                "Restore the file from a backup."
             ) from error
     return events
 

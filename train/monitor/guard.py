@@ -16,11 +16,11 @@ from schemas.errors import ContractError
 from train.config.train import GuardConfig
 
 MIN_DEVIATION = 1e-3
-"""Minimum deviation of a window of losses [nats/token]: if losses are constant, the last digit is no spike."""
+"""Minimum deviation of a window of losses [nats/token]: after constant losses, rounding is not a spike."""
 MIN_NORM_SHARE = 1e-2
 """Minimum deviation of gradient norms as a share of their mean, since their scale depends on the model."""
 MAX_SPIKES_IN_A_ROW = 8
-"""Maximum number of consecutive spikes; one more is the new level, and the window restarts with it."""
+"""Maximum number of consecutive spikes; the next value above the limit starts a new window and is not a spike."""
 
 
 class Verdict(StrEnum):
@@ -42,19 +42,19 @@ class GuardState(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     non_finite: int = 0
-    """Consecutive non-finite steps up to the last one that count against `max_non_finite`."""
+    """Consecutive non-finite steps, up to the last step, that count towards `max_non_finite`."""
     skipped: int = 0
     """Steps without an update in the whole run."""
     losses: tuple[float, ...] = ()
     """The last losses without spikes, at most `spike_window`, oldest first; empty if the loss is not watched."""
     norms: tuple[float, ...] = ()
-    """The last gradient norms, in the same way; empty if the gradient is not watched."""
+    """The last gradient norms without spikes, likewise; empty if the gradient is not watched."""
     spikes: int = 0
     """Consecutive spikes up to the last step."""
     rewinds: int = 0
     """Rewinds of the run."""
     best_heldout: float | None = None
-    """Lowest held-out loss [nats/token]; None before the first."""
+    """Lowest held-out loss [nats/token]; None = not measured yet."""
     since_best: int = 0
     """Held-out losses measured since the lowest."""
 
@@ -68,12 +68,14 @@ Quantity = Literal["loss", "gradient"]
 
 
 class Band(NamedTuple):
-    """The band of losses [nats/token] or gradient norms before a step."""
+    """Mean, deviation and limit of the losses [nats/token] or gradient norms of the steps before a step."""
 
     mean: float
     """Mean of the window."""
     deviation: float
-    """Standard deviation of the window, with n - 1 in the denominator; at least MIN_DEVIATION, or MIN_NORM_SHARE."""
+    """Standard deviation of the window, with n - 1 in the denominator.
+
+    At least MIN_DEVIATION for losses, and MIN_NORM_SHARE of the mean for gradient norms."""
     limit: float
     """Largest value that is not a spike."""
 
@@ -95,7 +97,7 @@ class Bands(NamedTuple):
 
 
 def bands_of(state: GuardState, config: GuardConfig) -> Bands:
-    """Return the bands set by the steps so far."""
+    """Return the band of each quantity over the last `spike_window` steps without spikes."""
     window = config.spike_window
     return Bands(
         _level(state.losses[-window:], config.spike_sigmas, window, lambda mean: MIN_DEVIATION),
@@ -139,7 +141,10 @@ def after_step(
 
 
 def after_heldout(state: GuardState, config: GuardConfig, loss: float) -> tuple[GuardState, bool]:
-    """Return the state after a held-out loss [nats/token], and whether the run ends; non-finite is no minimum."""
+    """Return the state after a held-out loss [nats/token], and True if the run ends.
+
+    A loss that is not finite is never the lowest.
+    """
     best = state.best_heldout
     falls = best is None or (loss < best and loss <= best - config.min_improvement)
     if falls and math.isfinite(loss):
@@ -149,7 +154,7 @@ def after_heldout(state: GuardState, config: GuardConfig, loss: float) -> tuple[
 
 
 def after_rewind(state: GuardState, restored: GuardState) -> GuardState:
-    """Return the guard state of the checkpoint with the number of rewinds increased by one."""
+    """Return `restored`, the guard state of the checkpoint, with one rewind more than `state` has."""
     return restored.model_copy(update={"rewinds": state.rewinds + 1})
 
 

@@ -132,7 +132,7 @@ class StepTable:
         self._rows.append(row)
 
     def cut(self, step: int) -> None:
-        """Drop the steps after `step`."""
+        """Remove the steps after `step`."""
         table = self.table()
         self._closed = table.slice(0, pc.sum(pc.less_equal(table["step"], step)).as_py() or 0)
 
@@ -146,7 +146,7 @@ class StepTable:
 
 
 class Scalars:
-    """An open TensorBoard event file; values of earlier files from its first step on count as undone."""
+    """An open TensorBoard event file; TensorBoard discards values of earlier files from `first_step` on."""
 
     def __init__(self, run: Store, first_step: int):
         from tensorboard.compat.proto import event_pb2, summary_pb2
@@ -203,9 +203,10 @@ class MetricsLog:
         self._on_scalars(lambda scalars: scalars.write(record.step, {k: v for k, v in values.items() if k != "step"}))
 
     def sync(self) -> None:
-        """Flush every step so far to disk, since a checkpoint must not be ahead of its metrics; write the table.
+        """Flush every step so far to disk, since a checkpoint must not have steps without metrics; write the table.
 
-        Raises OSError if the disk rejects the steps. A table that cannot be written stays older, with a warning.
+        Raises OSError if the disk rejects the steps. If the table cannot be written, the older one stays, with a
+        warning.
         """
         self._journal.sync()
         self._on_scalars(Scalars.flush)
@@ -256,7 +257,7 @@ def write_table(run: Store, table: pa.Table) -> None:
     """Replace metrics.parquet atomically: a reader gets the old or the new file.
 
     It is written whole each time. 32 columns take 0.1 s at 100,000 steps; with a checkpoint every 200 steps that is 25
-    s of such a run.
+    s in total over such a run.
     """
     sink = pa.BufferOutputStream()
     # Measurements rarely repeat: dictionary encoding would take four times as long, for a larger file.

@@ -20,7 +20,7 @@ MANIFEST_NAME = "train/manifest.json"
 
 
 class HeldoutMetrics(BaseModel):
-    """The held-out sequences of one source."""
+    """The held-out loss of one source."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -100,7 +100,7 @@ class StepMetrics(BaseModel):
 
     @property
     def wait_share(self) -> float:
-        """Return the share of the step's duration spent waiting for data, 0 to 1."""
+        """Return the share of the step's duration that rank 0 waited for data, 0 to 1."""
         return self.data_seconds / self.step_seconds if self.step_seconds > 0 else 0.0
 
     def line(self) -> bytes:
@@ -153,7 +153,10 @@ def finite(value: float | None) -> float | None:
 def metrics_by_source(
     names: Sequence[str], sums: Sequence[float], counts: Sequence[float]
 ) -> tuple[dict[str, float], dict[str, int]]:
-    """Return mean loss and number of targets of each source that has any, from sums over the global batch."""
+    """Return the mean loss and the number of targets of each source that has targets in the global batch.
+
+    `sums`, `counts`: summed cross-entropy [nats] and number of targets of each source in `names`.
+    """
     numbers = {name: round(count) for name, count in zip(names, counts, strict=True) if count}
     totals = dict(zip(names, sums, strict=True))
     return {name: totals[name] / number for name, number in numbers.items()}, numbers
@@ -162,7 +165,10 @@ def metrics_by_source(
 def heldout_by_source(
     names: Sequence[str], sums: Sequence[float], counts: Sequence[float], num_bytes: Sequence[float] | None
 ) -> dict[str, HeldoutMetrics]:
-    """Return the held-out figures of each source with targets, from sums over all of them [nats, targets, bytes]."""
+    """Return the held-out metrics of each source that has targets.
+
+    `sums`, `counts`, `num_bytes`: cross-entropy [nats], targets and bytes of text of each source in `names`.
+    """
     figures = {}
     for number, (name, total, count) in enumerate(zip(names, sums, counts, strict=True)):
         if count:
@@ -209,7 +215,8 @@ def read_metrics(run: Store) -> list[StepMetrics]:
             records.append(StepMetrics.model_validate_json(line))
         except ValidationError as error:
             raise ContractError(
-                f"{run.uri}/{METRICS_NAME}, line {number}: expected a step, got {error}. Restore the file from a copy."
+                f"{run.uri}/{METRICS_NAME}, line {number}: expected the metrics of a step, got {error}. "
+                "Restore the file from a backup."
             ) from error
     return records
 
@@ -220,7 +227,8 @@ def last_metrics(run: Store, step: int) -> StepMetrics:
     if not records or records[-1].step != step:
         last = f"step {records[-1].step}" if records else "none"
         raise ContractError(
-            f"{run.uri}/{METRICS_NAME}: expected a last line for step {step}, got {last}. Restore the file from a copy."
+            f"{run.uri}/{METRICS_NAME}: expected step {step} in the last line, got {last}. "
+            "Restore the file from a backup."
         )
     return records[-1]
 

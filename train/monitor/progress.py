@@ -1,7 +1,8 @@
 """The progress line of a training run, with loss, speed, data waiting and time left.
 
-Speed is that of the steps since the last line, without evaluation and checkpoints. The time left is wall time over the
-last hundred steps, with both. A terminal also shows a line that is overwritten about once a second.
+Speed is that of the steps since the last line, without evaluation and checkpoints. The time left follows from the wall
+time of the last hundred steps, evaluation and checkpoints included. A terminal also shows a line that is overwritten
+about once a second.
 """
 
 import os
@@ -78,7 +79,7 @@ class ProgressPrinter:
         return "  ".join(parts) + (f"  <- {mark}" if mark else "")
 
     def _seconds_of_step(self) -> float:
-        """Return the wall time per step [s]; the first step, which includes setup, counts only while it is alone."""
+        """Return the wall time per step [s]; the first step, which includes setup, counts only until another ends."""
         if len(self._ends) == 1:
             return self._ends[0] - self._started
         return (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)

@@ -1,8 +1,8 @@
 """The quarantine list `train/quarantine.jsonl`: documents that spikes are attributed to, excluded from training.
 
-Each line is a JSON object, flushed to disk before the samples that hold the document enter the skip list. The file
-names documents and not samples, so another run over the same documents, or a takedown, can use it. Documents are
-chosen by their loss relative to their source.
+Each line is a JSON object, flushed to disk before the samples that hold the document are added to the skip list. The
+file names documents and not samples, so another run over the same documents, or a takedown, can use it. Documents are
+chosen by their loss relative to the loss of their source.
 """
 
 import math
@@ -36,25 +36,25 @@ class Quarantined(BaseModel):
     split: str
     """Input file the document came from."""
     offset: int
-    """Start of its record there [bytes]."""
+    """Start of the document's record in the input file [bytes]."""
     length: int
-    """Length of its record there [bytes]."""
+    """Length of the document's record in the input file [bytes]."""
     step: int
     """Step of the spike."""
     rewind: int
-    """Number of the rewind of the run after the spike, from 1."""
+    """Number, in the run, of the rewind that followed the spike, from 1."""
     loss: float
-    """Mean cross-entropy of its targets in that step, before the update [nats/token]."""
+    """Mean cross-entropy of the document's targets in `step`, before the update [nats/token]."""
     targets: int
-    """Number of these targets."""
+    """Number of the document's prediction targets in `step`."""
     excess: float
-    """Excess of that loss over the level of its source, as `excess_of` computes it [nats/token]."""
+    """Excess of `loss` over the mean loss of the source, as `excess_of` computes it [nats/token]."""
     limit: float
-    """Largest excess that is not an outlier in that step [nats/token]."""
+    """Largest excess that is not an outlier in `step` [nats/token]."""
     why: str
-    """The rule that chose it."""
+    """The rule by which the document was chosen, in words."""
     at: str = Field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"))
-    """Time, UTC, ISO 8601."""
+    """Time of the quarantine, UTC, ISO 8601."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,13 @@ class Exclusion:
     samples: tuple[int, ...]
     """Global sample indices that were added to the skip list."""
     documents: tuple[Quarantined, ...]
-    """Documents that are in no batch from now on."""
+    """Documents that are in no later batch."""
 
 
 def read_quarantine(run: Store) -> list[Quarantined]:
-    """Return every line of the list, in order; incomplete lines of killed processes, `{` without `"}`, are ignored.
+    """Return every document of the list, in order. Raises ContractError if a line is invalid.
 
-    Raises ContractError if any other line is invalid.
+    A line that a killed process left incomplete is ignored: it starts with `{` and does not end with `"}`.
     """
     if not run.exists(QUARANTINE_NAME):
         return []
@@ -89,7 +89,7 @@ def read_quarantine(run: Store) -> list[Quarantined]:
 
 
 def quarantine(run: Store, documents: Iterable[Quarantined]) -> None:
-    """Append documents and flush them to disk. Raises OSError if the disk rejects them."""
+    """Append documents to the quarantine list and flush them to disk. Raises OSError if the disk rejects them."""
     journal = Journal(run, QUARANTINE_NAME)
     try:
         for document in documents:
@@ -99,25 +99,25 @@ def quarantine(run: Store, documents: Iterable[Quarantined]) -> None:
         journal.close()
 
 
-# A spike is attributed to the documents of the batch whose loss is an outlier. A loss is compared with the previous
-# level of the document's source, so that code and prose are treated alike. The mean of few targets has less weight,
-# since it scatters by chance.
+# A spike is attributed to the documents of the batch whose loss is an outlier. A loss is compared with the mean loss of
+# the document's source in previous steps, so that code and prose are treated alike. The mean of few targets has less
+# weight, since it varies by chance.
 
 PRIOR_TARGETS = 32
-"""Number of targets whose mean scatters by chance about as much as the documents of a source differ: with 3 nats/token
-between tokens and 0.5 between documents, (3 / 0.5)² = 36. A choice, not measured on a corpus."""
+"""Number of targets whose mean varies by chance about as much as the documents of a source differ: with a deviation of
+3 nats/token between tokens and 0.5 between documents, (3 / 0.5)² = 36. A choice, not measured on a corpus."""
 OUTLIER = 3.5
-"""Deviations above the median beyond which a value is an outlier; one is NORMAL · the median absolute deviation.
+"""Deviations above the median beyond which a value is an outlier; one is MAD_TO_DEVIATION · median absolute deviation.
 Source: Iglewicz and Hoaglin 1993, "How to detect and handle outliers", section 3.2.2 (modified z-score)."""
 MAD_TO_DEVIATION = 1.4826
-"""Standard deviation of a normal distribution over its median absolute deviation."""
+"""Ratio of a normal distribution's standard deviation to its median absolute deviation."""
 MAX_SHARE = 0.1
 """Maximum share of a batch's documents that a spike is attributed to; at least one is always allowed."""
 
 
 @dataclass(frozen=True)
 class OwnLoss:
-    """A document of a batch and the loss over all its parts in the batch."""
+    """A document of a batch and the loss over all its spans in the batch."""
 
     doc_id: str
     """Document, hex."""
@@ -126,7 +126,7 @@ class OwnLoss:
     """Mean cross-entropy [nats/token]."""
     targets: int
     excess: float
-    """See `excess_of` [nats/token]."""
+    """Excess of `loss` over the mean loss of the source, as `excess_of` computes it [nats/token]."""
 
 
 @dataclass(frozen=True)
@@ -134,18 +134,18 @@ class Attribution:
     """The documents that a spike is attributed to."""
 
     documents_blamed: tuple[OwnLoss, ...]
-    """The worst first."""
+    """The documents, by excess, the worst first."""
     limit: float
     """Largest excess that is not an outlier [nats/token]."""
     why: str
-    """The rule that chose them."""
+    """The rule by which they were chosen, in words."""
 
 
 class SourceLevels:
     """The mean loss of each source over some steps [nats/token]."""
 
     def __init__(self, records: Iterable[StepMetrics]):
-        """A source without targets in these steps gets the mean of all sources."""
+        """`records`: metrics of the steps. A source without targets in these steps gets the mean of all sources."""
         sums, counts = dict[str, float](), dict[str, int]()
         for record in records:
             for source, loss in record.losses.items():
@@ -161,12 +161,18 @@ class SourceLevels:
 
 
 def excess_of(loss: float, targets: int, level: float) -> float:
-    """Return the excess of a mean loss over a level: the difference · √(targets / (targets + 32)) [nats/token]."""
+    """Return the excess of a mean loss over the level of its source [nats/token].
+
+    It is the difference, times √(targets / (targets + 32)), so that a mean over few targets weighs less.
+    """
     return (loss - level) * math.sqrt(targets / (targets + PRIOR_TARGETS))
 
 
 def merge_parts(parts: Iterable[tuple[str, str, float | None, int]], levels: SourceLevels) -> list[OwnLoss]:
-    """Merge document parts (doc_id, source, loss, targets) into documents; parts without targets are left out."""
+    """Return the loss of each document from the losses of its spans; spans without targets are left out.
+
+    `parts`: (doc_id, source, loss, targets) of each span; `levels`: mean loss of each source.
+    """
     sums: dict[tuple[str, str], tuple[float, int]] = {}
     for doc_id, source, loss, targets in parts:
         if loss is not None and targets:
@@ -181,7 +187,7 @@ def merge_parts(parts: Iterable[tuple[str, str, float | None, int]], levels: Sou
 def attribute_spike(documents: Sequence[OwnLoss]) -> Attribution:
     """Attribute a spike to documents: outliers by excess, at most a tenth of all; without outliers, the worst document.
 
-    Return no documents if none exceeds its source. Raises ValueError if `documents` is empty.
+    Return no documents if no loss exceeds that of its source. Raises ValueError if `documents` is empty.
     """
     if not documents:
         raise ValueError("documents: expected at least 1, got 0. Pass the documents of the spike's batch.")

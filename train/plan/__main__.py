@@ -1,4 +1,4 @@
-"""The command `python -m train.plan RUN`: the plan of a run for the devices that it starts on, written to a JSON file.
+"""The command `python -m train.plan RUN`: plan a run for the devices that it starts on, and write the plan to a file.
 
 The trainer runs it if `plan.json` is missing or was made with other settings, so that no rank loads the planner.
 """
@@ -18,7 +18,10 @@ from train.plan.layouts import plan_for_devices
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the plan and its lines, or the error, to a file; return 2 for an error that the user can fix."""
+    """Write a JSON file with the plan and the lines to print about what is unknown, or with the error.
+
+    Return 0, or 2 for an error that the user can fix.
+    """
     parser = argparse.ArgumentParser(prog="train.plan", description="Plan a run for the devices that it starts on.")
     parser.add_argument("run", metavar="RUN", help="run folder with the tokens")
     parser.add_argument("--devices", required=True, help="the devices of the ranks, as JSON")

@@ -22,7 +22,7 @@ from train.scaling.repeats import RepeatedData
 NEAR = 1.05
 """Largest ratio of two sizes or token counts that the advice treats as equal."""
 OWN_NUMBERS = {"floor": "nats/token", "a": "", "b": "", "alpha": "", "beta": "", "exponent": ""}
-"""The parameters of an own law, with their units."""
+"""The parameters of a law that was fitted to the user's own runs, with their units."""
 
 
 def size_figures(plan: Plan, target: Target, unique: Mapping[str, float]) -> list[SourcedFigure]:
@@ -73,7 +73,7 @@ def _loss_rows(plan: Plan, unique: Mapping[str, float]) -> Iterator[Row]:
 
 
 def _on_c4(plan: Plan) -> str:
-    """Return a note on the corpus and the model sizes that the published law was fitted to."""
+    """Return a phrase on the corpus and the model sizes that the published law was fitted to."""
     least, most = repeats.SIZES
     within = least <= plan.num_params <= most
     return "on C4" if within else f"on C4, a guess: its law was fitted to {least:,.0f} to {most:,.0f} parameters"
@@ -82,7 +82,7 @@ def _on_c4(plan: Plan) -> str:
 def _loss(plan: Plan, own: OwnLaw | None, data: RepeatedData) -> float:
     """Return the expected loss L(N, D') [nats/token].
 
-    The runs of an own law saw every token once at any N, so its N is not reduced for repeats.
+    N is not reduced for repeated tokens under an own law: the runs that it was fitted to read every token once.
     """
     if own is not None:
         return law_in(own).loss(plan.num_params, data.worth)
@@ -103,7 +103,7 @@ def flops_rows(plan: Plan) -> Iterator[Row]:
 
 
 def advice(plan: Plan, target: Target, unique: Mapping[str, float]) -> list[str]:
-    """Return advice on the data and on the reliability of an own law, one sentence an entry.
+    """Return advice on the data and on the reliability of an own law, one sentence per entry.
 
     `unique`: unique tokens of each source.
     """
@@ -125,7 +125,7 @@ def advice(plan: Plan, target: Target, unique: Mapping[str, float]) -> list[str]
 
 
 def _of_repeats(plan: Plan, own: OwnLaw | None, data: RepeatedData, epochs: Mapping[str, float]) -> str:
-    """Return the sentence on repeated tokens: how often they are read and what they are worth."""
+    """Return the sentence on repeated tokens: how often they are read, and how many new tokens they are worth."""
     evenly = max(epochs.values()) <= NEAR * min(epochs.values())
     each = ", ".join(f"{source} {times:.3g} times" for source, times in epochs.items())
     read = (
@@ -142,7 +142,7 @@ def _of_repeats(plan: Plan, own: OwnLaw | None, data: RepeatedData, epochs: Mapp
 
 
 def _of_no_use(plan: Plan, target: Target, expected: float) -> Iterator[str]:
-    """Yield a note if expected losses above ln V are left out: a uniform prediction already has the loss ln V."""
+    """Yield a sentence if the plan leaves out expected losses above ln V, the loss of a uniform prediction."""
     limit, compute = math.log(plan.shape.vocab_size), target.budget or 6.0 * plan.num_params * plan.num_tokens
     sized = ((law, law.for_compute(compute)) for law in (law_of(plan.settings.plan), *LAWS_BY_NAME.values()))
     losses = [law.loss(size.params, size.tokens) for law, size in sized if isinstance(law, LossLaw)]
@@ -183,7 +183,7 @@ def _of_shortage(plan: Plan, target: Target, epochs: Mapping[str, float]) -> str
 
 
 def _distrust(plan: Plan, own: OwnLaw) -> list[str]:
-    """Return the reasons why an own law may not hold for this plan, one sentence an entry."""
+    """Return the reasons why an own law may not hold for this plan, one sentence per entry."""
     lines = []
     if own.dataset != plan.dataset:
         of = f"dataset {own.dataset[:12]}" if own.dataset else "a dataset that it does not name"
@@ -208,7 +208,7 @@ MOST_RATIO, QWEN_3 = 60_000.0, "Qwen 3 0.6B: 36 T tokens; Yang et al. 2025, arXi
 FEW_STEPS = 100
 """Optimizer steps below which a warm-up of a tenth of the run has fewer than ten updates."""
 MOST_EMBEDDINGS = 0.5
-"""Share of the parameters in the embeddings above which a sentence is written."""
+"""Share of the parameters in the embeddings above which the advice mentions it."""
 
 
 def unusual_proportions(plan: Plan) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The dry run: a text description of a run on a number of ranks, with everything that does not fit.
+"""The dry run: a text description of a run on a number of ranks, which names everything that does not fit or divide.
 
 It shows layout, memory, steps and cost. All of it is computed from the plan alone, without a process group, a device
 or weights.
@@ -25,11 +25,11 @@ from train.parallel.memory import Memory, checkpoint_bytes, memory_of_rank
 from train.plan.plan import Plan
 
 SHOWN_GROUPS = 4
-"""Most groups of ranks, and ranges of rows, that a line lists."""
+"""Maximum number of groups of ranks, and of ranges of rows, that a line lists."""
 
 
 def describe_run(plan: Plan, settings: Settings, world_size: int, device: str = "cuda") -> str:
-    """Return the run of a plan in the layout of these settings; lines that start with `!!` name what does not fit.
+    """Return a description of a plan's run under `settings`; a line that starts with `!!` names what does not fit.
 
     Memory is estimated for `device` ("cpu", "cuda") and compared with `plan.device_memory` if that is set.
     """
@@ -54,11 +54,12 @@ def _model(plan: Plan, settings: Settings, device: str) -> Iterator[str]:
     shape = plan.shape
     yield (
         f"model: {num_parameters(shape):,} parameters ({num_parameters(shape, False):,} without embeddings), "
-        f"{shape.num_layers} layers of {shape.d_model}, {shape.num_heads} heads of {shape.head_dim} "
-        f"({shape.num_kv_heads} of keys), {shape.activation} of {shape.d_ffw}, {shape.vocab_size:,} ids"
+        f"{shape.num_layers} layers of width {shape.d_model}, {shape.num_heads} heads of width {shape.head_dim} "
+        f"({shape.num_kv_heads} for keys and values), {shape.activation} of width {shape.d_ffw}, "
+        f"{shape.vocab_size:,} tokens in the vocabulary"
     )
     compiled = ", compiled" if settings.layout.compile else ""
-    yield f"numbers ({device}): {settings.train.precision}{compiled}; optimizer: {settings.optim.optimizer}"
+    yield f"precision ({device}): {settings.train.precision}{compiled}; optimizer: {settings.optim.optimizer}"
 
 
 def _axes(settings: Settings, axes: dict[str, int]) -> Iterator[str]:
@@ -110,7 +111,7 @@ def _rows(settings: Settings, axes: dict[str, int], global_batch: int) -> Iterat
         )
     if rest := counts[-1] % used:
         alike = settings.layout.pipeline > 1 or settings.layout.compile
-        padded = "is filled up with rows that count nowhere" if alike else "is smaller"
+        padded = "is padded with rows that do not count" if alike else "is smaller"
         yield f"!! {counts[-1]} rows do not divide by micro-batches of {used}: the last, of {rest}, {padded}"
 
 

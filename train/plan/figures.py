@@ -183,7 +183,10 @@ def _cost_figures(plan: Plan) -> list[SourcedFigure]:
 
 
 def memory_needed(shape: ModelShape, settings: Settings, stages: Sequence[StagePlan], world_size: int) -> Memory | None:
-    """Return the memory of a GPU in its largest training stage; None if layout or batch do not suit `world_size`."""
+    """Return the memory of a GPU in the training stage that needs the most.
+
+    None = the layout or a batch does not work with `world_size` ranks.
+    """
     needs = []
     for stage in stages:
         length, batch = row_length(settings.train, stage.seq_len), stage.global_batch

@@ -1,7 +1,8 @@
 """The proxy runs of a ladder: sizes and lengths of small runs from which a scaling law is fitted.
 
-Sizes and lengths are spaced evenly by ratio. Every run sees tokens once and has its own schedule, as in approach 3 of
-Hoffmann et al. 2022, arXiv 2203.15556. The available tokens bound the lengths, so that no repeats enter the law.
+Sizes and lengths are spaced evenly by ratio. Every run reads a token at most once and has its own learning rate
+schedule, as in approach 3 of Hoffmann et al. 2022, arXiv 2203.15556. The available tokens limit the lengths, so that
+repeated tokens do not influence the law.
 """
 
 from collections.abc import Mapping
@@ -20,12 +21,12 @@ BODY_SHARE = 0.25
 """Least share of non-embedding parameters in the smallest model: below it, N predicts the loss poorly (Pearce and
 Song 2024, arXiv 2406.12907)."""
 SPAN = 4.0
-"""Ratio of the largest to the smallest size, unless the data allows more."""
+"""Ratio of the largest to the smallest size; it is larger if there are tokens for a larger model."""
 PLANNED_SHARE = 8.0
-"""The largest proxy is this many times smaller than a model of 20 tokens per parameter."""
+"""The largest proxy is this many times smaller than the model that has 20 unique tokens per parameter."""
 MOST_RATIO, LEAST_RATIO = 80.0, 5.0
-"""Tokens per parameter of the longest run of a size: where there are enough, and the least for the largest size. With
-1.6 (12 runs of 0.2 to 0.8 million parameters on 1.26 million tokens), models of twice the size had no lower loss."""
+"""Tokens per parameter of the longest run of a size: the maximum, and the minimum for the largest size. With 1.6 (12
+runs of 0.2 to 0.8 million parameters on 1.26 million tokens), models of twice the size had no lower loss."""
 RANGE = 16.0
 """Ratio of the longest to the shortest run of a size."""
 LEAST_STEPS = 20
@@ -37,11 +38,11 @@ class ProxyRun:
     """A proxy run of the ladder."""
 
     wanted: int
-    """Requested N, embeddings included; the nearest shape is used."""
+    """Requested number of parameters N, embeddings included; the nearest model shape is used."""
     params: int
     """N of that shape."""
     tokens: int
-    """D, before it is rounded to whole steps."""
+    """Number of training tokens D, before it is rounded to whole steps."""
 
     @property
     def name(self) -> str:
@@ -60,9 +61,10 @@ def smallest_size(vocab_size: int, sizing: PlanConfig) -> int:
 
 
 def sizes_of(smallest: float, largest: float | None, number: int, unique: float) -> list[int]:
-    """Return the requested sizes N; `unique`: unique tokens; `largest` None = as large as the tokens allow.
+    """Return `number` model sizes N, spaced evenly by ratio.
 
-    Raises ConfigError if the tokens are too few for the largest size, and names the number that it requires.
+    `unique`: unique tokens; `largest`: None = as large as the tokens allow. Raises ConfigError if `number` is outside
+    its range or the sizes do not grow, or if the tokens are too few for the largest size.
     """
     if not SIZES[0] <= number <= SIZES[1]:
         raise ConfigError(
@@ -84,8 +86,9 @@ def sizes_of(smallest: float, largest: float | None, number: int, unique: float)
 
 
 def plan_proxies(sizes: Mapping[int, int], number: int, unique: float) -> list[ProxyRun]:
-    """Return the runs of every size, `number` lengths each, shortest first; `sizes`: N of the shape by requested N.
+    """Return the runs of every size, `number` for each, the shortest first.
 
+    `sizes`: for each requested N, the N of the nearest shape; `unique`: unique tokens, which no run exceeds.
     Raises ConfigError if two sizes have the same shape.
     """
     if not LENGTHS[0] <= number <= LENGTHS[1]:
@@ -95,8 +98,9 @@ def plan_proxies(sizes: Mapping[int, int], number: int, unique: float) -> list[P
         )
     if len(set(sizes.values())) < len(sizes):
         raise ConfigError(
-            f"ladder: expected {len(sizes)} sizes, got models of {', '.join(f'{size:,}' for size in sizes.values())} "
-            "parameters, the nearest that exist. Raise --largest, or lower --sizes."
+            f"ladder: expected {len(sizes)} different sizes, got models of "
+            f"{', '.join(f'{size:,}' for size in sizes.values())} parameters, the nearest possible shapes. "
+            "Raise --largest, or lower --sizes."
         )
     longest = {wanted: min(MOST_RATIO * params, unique) for wanted, params in sizes.items()}
     return [

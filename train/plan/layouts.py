@@ -1,4 +1,4 @@
-"""The layout of a plan: the fastest that fits the devices that a plan names, or those that a run starts on."""
+"""The choice of a plan's layout: the fastest that fits the devices of `[cluster]`, or those that a run starts on."""
 
 import json
 import math
@@ -30,8 +30,8 @@ AXES = ("replicate", "shard", "context", "tensor", "pipeline")
 def choose_layout(plan: Plan) -> tuple[Plan, SearchResult | None]:
     """Return the plan in its fastest layout and the search result; the plan unchanged and None if no device is named.
 
-    Settings of `[layout]` are kept, and advice reports their cost. The returned plan has no automatic setting left.
-    Raises ConfigError if no layout fits.
+    Settings of `[layout]` in the recipe are kept, and the plan's advice reports their cost. The returned plan has no
+    automatic setting left. Raises ConfigError if no layout fits.
     """
     cluster = cluster_of(plan.settings)
     if cluster is None:
@@ -42,16 +42,16 @@ def choose_layout(plan: Plan) -> tuple[Plan, SearchResult | None]:
     if not result.best:
         rejected = result.refused.items()
         reasons = "; ".join(f"{count:,} {reason}, such as {example}" for reason, (count, example) in rejected)
-        if not reasons:  # no split was left to time
+        if not reasons:  # the sizes in the recipe rule out every layout before one is tried
             layout = plan.settings.layout
             sizes = ", ".join(f"{axis} = {getattr(layout, axis)}" for axis in AXES if axis in layout.model_fields_set)
             raise ConfigError(
-                f"layout: expected sizes that divide {cluster.world_size} devices ({cluster}) between them, got "
-                f"{sizes}. Remove one of these settings, and the search chooses it."
+                f"layout: expected axis sizes that together divide {cluster.world_size} devices ({cluster}), got "
+                f"{sizes}. Remove one of these settings, so that the layout search chooses it."
             )
         raise ConfigError(
             f"cluster: expected a layout of {cluster} that this run fits into, got none of {result.searched:,}: "
-            f"{reasons}. Name more devices, or plan a smaller model."
+            f"{reasons}. Name more devices in [cluster], or plan a smaller model."
         )
     offers = tuple(
         LayoutOffer(
@@ -77,7 +77,7 @@ def choose_layout(plan: Plan) -> tuple[Plan, SearchResult | None]:
 
 
 def _over_hours(plan: Plan, offer: LayoutOffer, cluster: Cluster) -> Iterator[str]:
-    """Yield a sentence if the layout takes other hours than those that the run was sized for."""
+    """Yield a sentence if the run takes more or fewer device hours in this layout than it was sized for."""
     named, sizing = plan.settings.cluster, plan.settings.plan
     given, taken = hours_of(sizing, named), plan.steps * offer.step_seconds / HOUR * cluster.world_size
     if given is None or sizing.inference_tokens is not None or 1 / NEAR <= taken / given <= NEAR:
@@ -104,7 +104,8 @@ def _figures(plan: Plan, offer: LayoutOffer, cluster: Cluster) -> list[SourcedFi
     return figures_of(rows)
 
 
-# The cost of settings that a recipe fixes: the chosen layout compared with the fastest one when a setting is free.
+# The cost of a setting that a recipe fixes: the step time of the chosen layout, compared with that of the fastest one
+# when the search may choose the setting.
 
 FREED: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("train", ("precision",)),
@@ -112,9 +113,9 @@ FREED: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("layout", ("micro_batch",)),
     ("layout", ("activation_checkpointing", "activation_budget")),
 )
-"""Sections, and the settings in each that are freed together; the sentence names the first."""
+"""Sections, and settings of each that are left to the search together; the advice names the first of them."""
 MIN_REPORTED_SHARE = 0.01
-"""Smallest share of a step's time that a sentence is written for."""
+"""Smallest slowdown, as a share of the step time, that the advice mentions."""
 
 
 def costs_of_fixed(
@@ -148,19 +149,20 @@ def without_settings(settings: Settings, section: str, names: Sequence[str]) -> 
 
 
 def plan_for_devices(run: Store, overrides: Sequence[str], here: RunDevices) -> tuple[Plan, list[str]]:
-    """Return the plan of a run for the devices that it starts on, with `section.key=value` overrides applied.
+    """Return the plan of a run for the devices that it starts on, and the lines to print about what is unknown.
 
-    The lines say what is unknown. Raises ConfigError or ContractError as `make_plan` and `resolve_plan` do.
+    `overrides`: settings as `section.key=value`. Raises ConfigError or ContractError as `make_plan` and `resolve_plan`
+    do.
     """
     dataset = open_dataset(run)
     return resolve_plan(make_plan(run, dataset, settings_at_start(run, dataset, overrides, here)), here)
 
 
 def resolve_plan(plan: Plan, here: RunDevices) -> tuple[Plan, list[str]]:
-    """Return the plan with every automatic setting resolved, and lines to print about what is unknown.
+    """Return the plan with every automatic setting resolved, and the lines to print about what is unknown.
 
-    If no micro-batch is set, it is searched for together with recomputation on a CUDA device of the table. Raises
-    ConfigError if the device cannot train with these settings.
+    On a CUDA device whose profile is known, an unset micro-batch size is searched for together with the recomputation
+    mode. Raises ConfigError if the device cannot train with these settings.
     """
     settings = plan.settings.with_precisions_for(here.kind, here.capability)
     check_document_mask(plan.shape, settings, here.kind)
@@ -169,8 +171,9 @@ def resolve_plan(plan: Plan, here: RunDevices) -> tuple[Plan, list[str]]:
         layout = _fastest_layout(plan, settings, here)
         if layout is None:
             lines.append(
-                f"{here}: expected a device of the table with memory for a micro-batch, got none; micro-batches have "
-                f"{MICRO_BATCH} rows. Measure the device with `penstock calibrate FILE.json`, and plan with that file."
+                f"{here}: expected a device with a known profile and memory for a micro-batch, got none; micro-batches "
+                f"have {MICRO_BATCH} rows. Measure the device with `penstock calibrate FILE.json`, and set "
+                "cluster.device to that file."
             )
         settings = settings.model_copy(update={"layout": layout or settings.layout})
     settings = settings.for_device(here.kind, here.capability)
@@ -178,7 +181,10 @@ def resolve_plan(plan: Plan, here: RunDevices) -> tuple[Plan, list[str]]:
 
 
 def _fastest_layout(plan: Plan, settings: Settings, here: RunDevices) -> LayoutConfig | None:
-    """Return the layout with the fastest micro-batch and recomputation that fit; None: unknown device or none fits."""
+    """Return the layout with the fastest micro-batch size and recomputation mode that fit into memory.
+
+    None = the device is unknown, or nothing fits.
+    """
     device = known_device(settings, here)
     if device is None:
         return None

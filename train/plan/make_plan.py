@@ -29,12 +29,12 @@ from train.plan.target import check_size_reached, read_own_law, target_of, token
 def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
     """Return the plan for a dataset; write the index of packed rows if the settings require it and none exists.
 
-    Raises ConfigError if settings contradict each other or what the dataset offers.
+    Raises ConfigError if settings contradict each other, or if the dataset is too small for them.
     """
     if not dataset.manifest.content.counts.rows_kept:
         raise ConfigError(
-            f"{dataset.folder.uri}: expected documents to train on, got an empty dataset. "
-            "Relax the checks in the recipe."
+            f"{dataset.folder.uri}: expected at least one document to train on, got 0. Run `penstock report` to see "
+            "which rules dropped the documents, then loosen those rules in the recipe and run `penstock run` again."
         )
     settings = settings.model_copy(update={"plan": read_own_law(settings.plan)})
     sizing, train, optim = settings.plan, settings.train, settings.optim
@@ -52,7 +52,7 @@ def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
     body_flops = flops_per_token(shape, train.seq_len, logits=False)
     sequences = rules.deepseek_batch(body_flops * tokens) / train.seq_len
     batch = train.global_batch or _power_of_two(sequences, offer.most_samples)
-    # Whole steps, and none more than the data allows.
+    # Whole steps, and at most as many as the data allows.
     steps = max(1, min(round(tokens / (batch * train.seq_len)), offer.most_samples // batch))
     stages = resolve_stages(train, counts, batch, steps * batch * train.seq_len)
     _check_epochs(streams, stages, sizing.max_epochs)
@@ -120,25 +120,27 @@ def _check_epochs(streams: Mapping[str, RowOrder], stages: tuple[StagePlan, ...]
 
 
 def _check_memory(shape: ModelShape, settings: Settings, stages: tuple[StagePlan, ...]) -> None:
-    """Check that the run fits into memory on the largest world size that suits layout and batch.
+    """Check that the run fits into the memory of its devices, `plan.device_memory`.
 
-    Raises ConfigError if it does not fit.
+    The number of ranks is the largest of `plan.world_sizes` that works with the layout and the global batch. Raises
+    ConfigError if the run does not fit, or if no number works.
     """
     limit = settings.plan.device_memory
-    if limit is None or settings.cluster.device:  # the search for a layout keeps to it
+    if limit is None or settings.cluster.device:  # the layout search applies the limit itself
         return
     sizes = sorted(settings.plan.world_sizes, reverse=True)
     needs = ((size, memory_needed(shape, settings, stages, size)) for size in sizes)
     ranks, need = next(((size, need) for size, need in needs if need is not None), (0, None))
     if need is None:
         raise ConfigError(
-            f"plan.device_memory: expected a number of ranks in plan.world_sizes = {sizes[::-1]} that suits "
-            "the layout and the batch, got none. Add the number of ranks of the run to plan.world_sizes."
+            "plan.world_sizes: expected a number of ranks that works with the [layout] settings and the global batch "
+            f"size, to check plan.device_memory, got {sizes[::-1]}. Add the number of ranks of the run to "
+            "plan.world_sizes."
         )
     if need.peak > limit:
         parts = ", ".join(f"{name} {size:,}" for name, size in need.at_peak.items() if size)
         raise ConfigError(
-            f"layout: expected to fit into plan.device_memory = {limit:,} bytes, got {need.peak:,} on each of "
-            f"{ranks} ranks ({parts}). Lower layout.micro_batch, recompute activations "
+            f"layout: expected at most plan.device_memory = {limit:,} bytes on each rank, got {need.peak:,} on each "
+            f"of {ranks} ranks ({parts}). Lower layout.micro_batch, recompute activations "
             '(layout.activation_checkpointing = "full"), or split the model (layout.tensor, layout.pipeline).'
         )

@@ -1,7 +1,7 @@
 """The plan as a model and as `plan.json`: everything that the trainer needs besides the dataset.
 
 This file reads and writes the plan, opens the sample order that it determines, and checks before a rank starts that
-every setting has an effect and that the layout suits the number of ranks.
+every setting has an effect and that the layout works with the number of ranks.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from train.plan.rules import SourcedFigure
 
 PLAN_NAME = "train/plan.json"
 CHECKED_FIGURES = ("steps", "global_batch", "warmup_steps", "learning_rate")
-"""Numbers of a plan that its figures repeat."""
+"""Fields of a plan that must equal its figures of the same name."""
 
 
 class LayoutOffer(BaseModel):
@@ -46,11 +46,11 @@ class LayoutOffer(BaseModel):
     mfu: float
     """Model FLOPs utilization, a share of the devices' peak."""
     memory: int
-    """Bytes of the device with the largest memory use."""
+    """Peak memory of the device that needs the most [bytes]."""
 
 
 class Plan(BaseModel):
-    """A sized run: everything the trainer needs besides the dataset."""
+    """The sizes and settings of a training run: everything that the trainer needs besides the dataset."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -65,7 +65,7 @@ class Plan(BaseModel):
     num_params: int
     """Exact number of parameters of that shape."""
     stages: tuple[StagePlan, ...]
-    """Ranges of steps, each with its sequence length, batch and mixture."""
+    """Training stages: ranges of steps, each with its sequence length, batch and mixture."""
     warmup_steps: int
     """Steps of linear warm-up."""
     learning_rate: float
@@ -77,13 +77,13 @@ class Plan(BaseModel):
     advice: tuple[str, ...] = ()
     """Sentences of advice on data, proportions and settings."""
     layouts: tuple[LayoutOffer, ...] = ()
-    """The fastest layouts for the named devices; the settings contain the first."""
+    """The fastest layouts for the devices of `[cluster]`, fastest first; `settings` contains the first."""
     figures: list[SourcedFigure]
-    """Every number above and its intermediate figures, in order of derivation."""
+    """Every number above and the figures from which it was computed, in order of computation."""
 
     @field_serializer("settings")
     def _given(self, settings: Settings) -> dict[str, Any]:
-        """Serialize only what was set: a written default would be rejected where it has no effect."""
+        """Return only the settings that were set: a stored default would be rejected where it has no effect."""
         return settings.to_json()
 
     @property
@@ -103,12 +103,12 @@ class Plan(BaseModel):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the run."""
+        """Training tokens of the whole run."""
         return sum(stage.num_tokens for stage in self.stages)
 
     @property
     def course(self) -> ScheduleInputs:
-        """The stages and the peak from which, with `[optim]`, the learning rate of each step follows."""
+        """The training stages and the peak learning rate, which with `[optim]` set the learning rate of each step."""
         given = self.settings.train.stages
         stages = [
             StageSchedule(plan.first_step + 1, plan.num_steps, own.learning_rate, own.schedule, own.final_lr_share)
@@ -125,7 +125,7 @@ def write_plan(run: Store, plan: Plan) -> None:
 def read_plan(run: Store, dataset: Dataset | None = None) -> Plan:
     """Return the run's plan. Raises ContractError if there is none, or if it is for another dataset than `dataset`.
 
-    `dataset` None: the dataset of the run.
+    `dataset`: None = the dataset of the run.
     """
     if not run.exists(PLAN_NAME):
         raise ContractError(f"{run.uri}: expected a plan, got no {PLAN_NAME}. Make it with `penstock plan`.")
@@ -240,7 +240,7 @@ def open_order(run: Store, dataset: Dataset, plan: Plan) -> SampleOrder:
     return make_order(dataset, train, plan.stages, skip, packings)
 
 
-# The mix of a plan: its shares as settings, its copy in the run, and the check for contradicting overrides.
+# The mix of a plan: its shares as settings, its copy in the run, and a check for overrides that contradict it.
 
 WEIGHTS, MIX = "train.weights", "train.mix"
 
@@ -248,12 +248,12 @@ WEIGHTS, MIX = "train.weights", "train.mix"
 def mix_overrides(path: str, dataset: Dataset, overrides: Sequence[str] = ()) -> list[str]:
     """Return a mix file as overrides `section.key=value`: the shares of a dataset's sources, and the file's digest.
 
-    Raises ConfigError if the file is no mix, is for other sources, or if `overrides` set shares too.
+    Raises ConfigError if the file is not a mix or is for other sources, or if `overrides` also set shares.
     """
     if conflicts := [text for text in overrides if _key(text) in (WEIGHTS, MIX)]:
         raise ConfigError(
-            f"--mix {path}: expected shares in the mix alone, got --set {' and '.join(conflicts)} too. "
-            "Remove --mix, or the --set."
+            f"--mix {path}: expected shares from the mix only, got --set {' and '.join(conflicts)} too. "
+            "Remove --mix or these --set."
         )
     parts = read_mix(path).of(set(dataset.num_tokens()), f"mix {path}, for dataset {dataset.digest[:12]}")
     shares = ", ".join(f"{json.dumps(name)} = {part.share!r}" for name, part in sorted(parts.items()))
@@ -271,12 +271,12 @@ def copy_mix(run: Store, path: str) -> str:
 
 
 def mix_path(digest: str) -> str:
-    """Return the path of the mix with a digest, relative to the run."""
+    """Return the path of the run's copy of the mix with this digest, relative to the run."""
     return f"train/mix-{digest[:12]}.toml"
 
 
 def check_mix_overrides(settings: Mapping[str, Any], overrides: Sequence[str]) -> None:
-    """Raises ConfigError if overrides change the shares of a plan with a mix; `settings` are the plan's."""
+    """Raise ConfigError if overrides change the shares of a plan with a mix; `settings`: those of the plan."""
     mix = settings.get("train", {}).get("mix")
     if mix and (conflicts := [text for text in overrides if _key(text) in (WEIGHTS, MIX)]):
         raise ConfigError(
@@ -293,7 +293,7 @@ def _key(override: str) -> str:
     return override.partition("=")[0].strip()
 
 
-# Checks before a rank starts: settings without effect, and whether the layout suits the number of ranks.
+# Checks before a rank starts: settings without effect, and whether the layout works with the number of ranks.
 
 MIN_BLOCKS_HEAD = 16
 """Smallest head width that a CUDA kernel for block-masked documents supports."""
@@ -309,24 +309,30 @@ def heldout_loss_users(settings: Settings) -> list[str]:
 
 
 def check_settings_used(settings: Settings, dataset: Dataset) -> None:
-    """Check that no other section leaves a setting without effect. Raises ConfigError that names every such setting."""
+    """Check that every setting has an effect under the settings of the other sections.
+
+    Raises ConfigError that names every setting without effect.
+    """
     train, optim, problems = settings.train, settings.optim, []
     for name in heldout_loss_users(settings):
         if not train.eval_every:
             problems.append(f"{name}: expected held-out losses, got train.eval_every = 0. Raise train.eval_every.")
         elif not heldout_streams(dataset, train.seq_len):
             problems.append(
-                f"{name}: expected held-out losses, got no held-out row of {train.seq_len} tokens. Leave it out."
+                f"{name}: expected held-out losses, got no held-out row of {train.seq_len} tokens. Remove this setting."
             )
     for name in ("initial_loss_scale", "loss_scale_steps"):
         if train.precision not in ("fp16", AUTO) and name in optim.model_fields_set:
-            problems.append(f"optim.{name}: expected train.precision = fp16, got {train.precision}. Leave it out.")
+            problems.append(f"optim.{name}: expected train.precision = fp16, got {train.precision}. Remove {name}.")
     if problems:
         raise ConfigError("\n".join(problems))
 
 
 def check_document_mask(shape: ModelShape, settings: Settings, kind: str) -> None:
-    """Check that document masks on a CUDA device run in 16 bits. Raises ConfigError for fp32, which has no kernel."""
+    """Check that document masks on a CUDA device run in 16 bits.
+
+    Raises ConfigError for fp32, for which there is no kernel with document masks.
+    """
     layout, train = settings.layout, settings.train
     blocks = train.document_mask and shape.positions == "rope" and shape.head_dim >= MIN_BLOCKS_HEAD
     by_keys = layout.context > 1 and layout.context_by == "keys"
@@ -348,11 +354,12 @@ def check_ranks(plan: Plan, world_size: int) -> None:
         groups = data_ranks(axes_of(settings.layout, world_size))
         if groups > stage.global_batch:
             raise ConfigError(
-                f"train.global_batch: expected a sequence for each of {groups} groups of ranks, got "
-                f"{stage.global_batch}. Start fewer ranks."
+                f"train.global_batch: expected at least {groups} sequences, one for each data-parallel group of ranks, "
+                f"got {stage.global_batch}. Set train.global_batch, or global_batch of the entry in train.stages, to "
+                f"at least {groups}."
             )
     if settings.layout.compress != "none" and world_size == 1:
         raise ConfigError(
-            f"layout.compress = {settings.layout.compress}: expected gradients that travel between replicas, got "
-            "one rank. Start more ranks."
+            f"layout.compress = {settings.layout.compress}: expected at least 2 ranks that exchange gradients, got "
+            'one rank. Start more ranks, or set layout.compress = "none".'
         )

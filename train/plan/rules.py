@@ -25,9 +25,9 @@ class SourcedFigure(BaseModel):
     name: str
     """Name of the figure; figures of the same kind share the part before the dot."""
     value: int | float
-    """Its value."""
+    """Value of the figure."""
     unit: str
-    """Its unit; empty for a plain number."""
+    """Unit of the value; empty for a plain number."""
     formula: str
     """Formula: N parameters, N' without embeddings, D tokens, U unique tokens, B sequences a step, L seq_len."""
     source: str

@@ -29,7 +29,8 @@ LAWS_BY_NAME: dict[str, Law] = {
 AVAILABLE_TOKENS = "the tokens there are"
 SECONDS = 3600.0
 ROUNDS = 6
-"""Iterations that convert hours into a budget of 6ND for the shape they buy; two usually suffice."""
+"""Iterations that convert device hours to a budget C = 6ND, which depends on the shape that C leads to; two usually
+suffice."""
 MAX_SIZE_RATIO = 1.5
 """Largest ratio between the size of a shape and the requested size."""
 SHAPED = ("num_layers", "d_model")
@@ -45,11 +46,11 @@ class Target:
     tokens: float
     """D, at most the dataset's tokens in `max_epochs`; `tokens_of_shape` recomputes it for the chosen shape."""
     asked: Allocation
-    """Size that the law chooses with unlimited data, N counted as the law counts."""
+    """Size that the law chooses with unlimited data; N is counted by the law's own rule."""
     budget: float | None
-    """C [FLOPs, as 6ND], given directly or as hours or money; None = no budget."""
+    """Compute budget C [FLOPs, as 6ND], set directly, or as device hours or money; None = no budget."""
     how: str
-    """Origin of N and D, in words."""
+    """What N and D follow from, in words."""
     unique: float
     """Unique tokens of the sources in use."""
     most: float
@@ -57,7 +58,7 @@ class Target:
 
 
 def read_own_law(sizing: PlanConfig) -> PlanConfig:
-    """Return the settings with the law read from `plan.law_file` in its place, so that the file is not needed again.
+    """Return the settings with `law_file` replaced by the law in that file, which is then not needed again.
 
     Raises ConfigError if the file holds no law.
     """
@@ -68,7 +69,7 @@ def read_own_law(sizing: PlanConfig) -> PlanConfig:
 
 
 def law_of(sizing: PlanConfig) -> Law:
-    """Return the law that `plan.law` names; call `read_own_law` before for an own law."""
+    """Return the law that `plan.law` names; for `own`, call `read_own_law` first."""
     if sizing.law == "own":
         if sizing.own_law is None:
             raise ConfigError(
@@ -82,15 +83,15 @@ def law_of(sizing: PlanConfig) -> Law:
 
 
 def hours_of(sizing: PlanConfig, cluster: ClusterConfig) -> float | None:
-    """Return the hours of one device, given directly or as money; None if neither is given.
+    """Return the budget in hours of one device, from `plan.gpu_hours` or `plan.usd`; None if neither is set.
 
-    Raises ConfigError if money is given without a price.
+    Raises ConfigError if `plan.usd` is set without a price.
     """
     hours = sizing.gpu_hours
     if sizing.usd is not None:
         if cluster.usd_per_gpu_hour is None:
             raise ConfigError(
-                f"plan.usd = {sizing.usd:g}: expected a price, got no cluster.usd_per_gpu_hour. "
+                f"plan.usd = {sizing.usd:g}: expected a price of a device hour, got no cluster.usd_per_gpu_hour. "
                 "Set cluster.usd_per_gpu_hour, or give plan.gpu_hours."
             )
         hours = sizing.usd / cluster.usd_per_gpu_hour
@@ -100,10 +101,11 @@ def hours_of(sizing: PlanConfig, cluster: ClusterConfig) -> float | None:
 def target_of(
     settings: Settings, vocab_size: int, unique: float, most: float, peak: float | None, seq_len: int
 ) -> Target:
-    """Return the target size. `peak`: peak of one device [FLOP/s], None = unknown.
+    """Return the target size, as `choose_target` does; `peak`: peak of one device [FLOP/s], None = unknown.
 
-    Hours buy FLOPs as MFU counts them, including attention over rows of `seq_len`; C = 6ND is the part for the
-    weights. Raises ConfigError as `choose_target` does, and if hours or money are given without a known peak.
+    Device hours are converted to FLOPs as MFU counts them, which include attention over rows of `seq_len`; C = 6ND is
+    the share of the weights. Raises ConfigError as `choose_target` does, and if hours or money are set without a known
+    peak.
     """
     sizing, cluster = settings.plan, settings.cluster
     hours = hours_of(sizing, cluster)
@@ -111,8 +113,8 @@ def target_of(
         return choose_target(sizing, vocab_size, unique, most, sizing.compute)
     if peak is None:
         raise ConfigError(
-            f"plan.{'usd' if sizing.usd else 'gpu_hours'}: expected a device that the hours are of, got no "
-            "cluster.device. Set cluster.device, or give plan.compute."
+            f"plan.{'usd' if sizing.usd else 'gpu_hours'}: expected a device to which the hours apply, got no "
+            "cluster.device. Set cluster.device, or set plan.compute instead."
         )
     flops, counts_all = hours * SECONDS * peak * cluster.mfu, law_of(sizing).counts == "all"
     target = choose_target(sizing, vocab_size, unique, most, flops)
@@ -126,8 +128,9 @@ def target_of(
 def choose_target(sizing: PlanConfig, vocab_size: int, unique: float, most: float, budget: float | None) -> Target:
     """Return the target size; `unique`: tokens of one pass over the dataset, `most`: tokens of `max_epochs` passes.
 
-    If the data is too small for a budget, the rest of the budget goes into parameters. Raises ConfigError if the law or
-    the budget leads to no valid size.
+    `budget`: C [FLOPs, as 6ND], None = the size follows from `plan.params` or the tokens. If there are too few tokens
+    for a budget, the rest of it goes into parameters. Raises ConfigError if the law or the budget leads to no valid
+    size.
     """
     law, once = law_of(sizing), min(unique, most)
     if sizing.params is not None:
@@ -152,7 +155,7 @@ def choose_target(sizing: PlanConfig, vocab_size: int, unique: float, most: floa
     if params < sizing.min_params:
         raise ConfigError(
             f"plan: expected a budget for {sizing.min_params:,} parameters (plan.min_params), got one for "
-            f"{params:,.0f} and {tokens:,.0f} tokens. Raise the budget, or lower plan.min_params."
+            f"{params:,.0f} and {tokens:,.0f} tokens. Raise {_setting_of(sizing)}, or lower plan.min_params."
         )
     how = "the budget" if tokens == asked.tokens else "the budget and the tokens"
     if sizing.inference_tokens is not None:
@@ -163,7 +166,7 @@ def choose_target(sizing: PlanConfig, vocab_size: int, unique: float, most: floa
 
 
 def check_size_reached(target: Target, sizing: PlanConfig, shape: ModelShape) -> None:
-    """Check that the shape is near the size that a budget or `plan.params` requires. Raises ConfigError if not."""
+    """Check that the shape has about the size that a budget or `plan.params` requires. Raises ConfigError if not."""
     params = num_parameters(shape)
     bought = target.budget is not None
     # If the shape is given, a budget buys only the tokens.
@@ -235,7 +238,7 @@ def _body_of(total: float, vocab_size: int, sizing: PlanConfig) -> float:
 
 
 def _solve(function: Callable[[float], float], value: float) -> float:
-    """Return where an increasing function reaches `value`, to a thousandth or to one of its steps."""
+    """Return the argument at which an increasing function reaches `value`, to within 0.1 %; it may have jumps."""
     low, high = value, 2 * value
     while function(high) < value:
         low, high = high, 2 * high

@@ -13,7 +13,7 @@ from train.plan.plan import Plan
 from train.plan.rules import SourcedFigure
 
 WIDTH = 118
-"""Characters of a line."""
+"""Maximum number of characters of a line."""
 SUBJECTS = {
     "data": "tokens padding documents_cut unique_tokens epochs worth_in_unique_tokens",
     "sizes by other laws": "compute_6nd size own_law expected_loss",
@@ -48,7 +48,7 @@ def print_plan(plan: Plan) -> str:
 AUTOMATIC = {
     "train.precision": "auto: bf16 on a GPU (fp16 at compute capability 7.0 to 7.5, fp32 below), fp32 on a CPU",
     "layout.compile": "auto: true on a GPU, false on a CPU",
-    "layout.micro_batch": "auto: searched for when the run starts on a GPU of the table, else 8 rows",
+    "layout.micro_batch": "auto: searched for when the run starts on a GPU with a known profile, else 8 rows",
     "optim.muon_precision": "auto: bf16 on a GPU, fp32 on a CPU",
 }
 """Values that automatic settings take on a device, printed while no device is named."""
@@ -67,7 +67,7 @@ def _on_devices(plan: Plan) -> Iterator[str]:
 
 
 class _Notes:
-    """Numbers of the sources, in order of first use; counted and given figures have no source."""
+    """The numbered list of sources, in order of first use; figures that are counted or set have no source."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
@@ -79,7 +79,7 @@ class _Notes:
         return f"{figure.formula} [{self.number(figure.source)}]"
 
     def number(self, source: str) -> int:
-        """Return the number of a source."""
+        """Return the number of a source in the list, to which it is added at first use."""
         return self._numbers.setdefault(source, len(self._numbers) + 1)
 
     def __iter__(self) -> Iterator[tuple[int, str]]:

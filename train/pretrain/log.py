@@ -49,7 +49,7 @@ class TrainingLog:
     """The log of a run from its checkpoint, or from step 0; leaving the context closes it."""
 
     def __init__(self, setup: TrainingSetup, ranks: Ranks, sources: Sequence[str], rewinds: int):
-        """`rewinds`: those of the whole run, including ones that a killed process made after its last checkpoint."""
+        """`rewinds`: number in the whole run, including those that a killed process made after its last checkpoint."""
         checkpoint = setup.checkpoint
         self.guard = (checkpoint.progress.guard if checkpoint else GuardState()).model_copy(update={"rewinds": rewinds})
         self.heldout: tuple[tuple[int, float], ...] = checkpoint.progress.heldout if checkpoint else ()
@@ -81,7 +81,7 @@ class TrainingLog:
 
     @property
     def ended(self) -> bool:
-        """True if the held-out losses so far end the run."""
+        """True if the run ends since the held-out loss has stopped falling."""
         patience = self._setup.settings.guard.patience
         return patience is not None and self.guard.since_best >= patience
 
@@ -104,7 +104,7 @@ class TrainingLog:
             self.guard = after_stage_change(self.guard)
 
     def judge(self, step: int, measured: StepResult, loss_scale: float | None) -> Verdict:
-        """Return the guard's verdict on a step, the same on every rank; `loss_scale` is that of fp16."""
+        """Return the guard's verdict on a step, the same on every rank; `loss_scale`: of fp16, else None."""
         config, loss, norm = self._setup.settings.guard, measured.loss, measured.grad_norm
         known = bands_of(self.guard, config)
         self.guard, verdict = after_step(self.guard, config, loss, norm, loss_scale or 1.0)
@@ -118,7 +118,7 @@ class TrainingLog:
 
     @property
     def is_spike(self) -> bool:
-        """True if the step judged last is a spike, which `report_spike` must log."""
+        """True if the last judged step is a spike, which `report_spike` must log."""
         return self._spike is not None
 
     def report_spike(self, step: int, documents: Sequence[SpikeDocument]) -> None:
@@ -140,7 +140,7 @@ class TrainingLog:
         self._stall = 0.0
 
     def add_heldout_loss(self, step: int, loss: float) -> bool:
-        """Record a held-out loss [nats/token]; return True if it ends the run."""
+        """Record a held-out loss [nats/token]; return True if the run ends since the loss has stopped falling."""
         self.heldout = (*self.heldout, (step, loss))
         self.guard, ends = after_heldout(self.guard, self._setup.settings.guard, loss)
         if ends:
@@ -152,22 +152,22 @@ class TrainingLog:
     # ---------------------------------------------------------------------------------------------------- checkpoints
 
     def sync(self) -> None:
-        """Flush all metrics lines to disk: a checkpoint must not be ahead of its metrics."""
+        """Flush all metrics lines to disk: a checkpoint must not have steps without metrics."""
         if self._log is not None:
             self._log.sync()
 
     def log_saves(self, outcomes: Sequence[SaveOutcome]) -> None:
-        """Log the completed saves that failed."""
+        """Log the saves that failed."""
         for outcome in outcomes:
             if isinstance(outcome, SaveFailed):
                 self.log_events(FailedSave(step=outcome.step, error=outcome.reason))
 
     def add_stall(self, seconds: float) -> None:
-        """Add the time [s] that a save has stopped training."""
+        """Add the time [s] for which a save stopped training."""
         self._stall += seconds
 
     def rewind(self, step: int, to_step: int, checkpoint: str, left_out: Exclusion, restored: GuardState) -> None:
-        """Log a rewind from `step` to the state of `to_step`, which excludes some samples from training."""
+        """Log a rewind from `step` to the state of `to_step`, and the samples that it excludes from training."""
         samples, doc_ids = left_out.samples, tuple(document.doc_id for document in left_out.documents)
         if self._log is not None:
             undone = [Undone(step=line.step, metrics=line) for line in self._log.after(to_step)]
@@ -206,7 +206,10 @@ def describe_spike(event: Spike) -> str:
 def step_metrics(
     setup: TrainingSetup, batches: Batches, learner: Learner, measured: StepResult, values: Mapping[str, Any]
 ) -> StepMetrics:
-    """Return the metrics of a step; `values`: step, learning_rate, loss_scale, skipped and its times."""
+    """Return the metrics of a step.
+
+    `values`: its fields step, learning_rate, loss_scale, skipped, step_seconds and data_seconds.
+    """
     step, seconds = int(values["step"]), max(float(values["step_seconds"]), 1e-9)
     stage = batches.order.place(step - 1)[0]
     losses, tokens = metrics_by_source(batches.order.sources, measured.losses, measured.counts)

@@ -21,7 +21,7 @@ from train.pretrain.step import Feed, Learner, StepResult, StopSignals
 
 @dataclass
 class LaunchedStep:
-    """An optimizer step whose work has been launched."""
+    """An optimizer step whose computation has been launched on the device."""
 
     step: int
     """Number of the step, 1 = first."""
@@ -119,12 +119,12 @@ class TrainingRun:
         return documents
 
     def launched(self, made: LaunchedStep) -> None:
-        """Write the metrics line of the previous step, and keep the figures of this launched step for later."""
+        """Write the metrics line of the previous step, and keep this step until its figures are read."""
         self.settle()
         self.step, self._pending = made.step, made
 
     def line(self) -> StepMetrics | None:
-        """Return the metrics of the pending step after the guard has checked them; None if no step is pending."""
+        """Read the figures of the pending step, apply the guard and return its metrics; None if no step is pending."""
         made, self._pending = self._pending, None
         if made is None:
             return None
@@ -183,7 +183,7 @@ class TrainingRun:
     def rewind(self, documents: Sequence[SpikeDocument]) -> None:
         """Load the newest checkpoint, and exclude the samples of the current step from training.
 
-        `documents` are those of its batch; some of them may be quarantined.
+        `documents`: the documents of that step's batch, of which some may be quarantined.
         """
         self.record.log_saves(self._saver.wait())
         self.feed.drop()
@@ -207,9 +207,9 @@ class TrainingRun:
     # ------------------------------------------------------------------------------------------------------- held out
 
     def evaluate(self) -> bool:
-        """Measure the held-out losses and write them into the line of the last step.
+        """Measure the held-out losses and write them into the metrics line of the last step.
 
-        Return True if they end the run.
+        Return True if the run ends since the held-out loss has stopped falling.
         """
         line = self.line()
         loss, heldout = self._measure_heldout()
@@ -219,7 +219,7 @@ class TrainingRun:
         return ends
 
     def _measure_heldout(self) -> tuple[float | None, dict[str, HeldoutMetrics]]:
-        """Return the mean held-out loss [nats/token] and the figures of each source; (None, {}) if none is held out."""
+        """Return the mean held-out loss [nats/token] and the metrics of each source; (None, {}) if none is held out."""
         if self._heldout is None or not len(self._heldout.rows):
             return None, {}
         tally = self.learner.measure(self._heldout)

@@ -67,7 +67,7 @@ class TrainingSetup:
     done: bool
     """True if the run is complete and its manifest exists."""
     window: ProfileWindow | None
-    """The steps to profile on this rank."""
+    """The steps to profile on this rank; None = no step."""
     peak_flops: float | None = None
     """Peak throughput of a device, the denominator of MFU [FLOP/s]; None = unknown."""
 
@@ -82,7 +82,10 @@ class TrainingSetup:
 
 
 def check_run(run: Store, overrides: Sequence[str], ranks: Ranks) -> tuple[Plan, CheckpointMetadata | None, bool]:
-    """Return the plan, the checkpoint to resume from and whether the run is complete, after every check; for rank 0."""
+    """Check everything that a run needs, on rank 0.
+
+    Return the plan, the checkpoint to resume from, and True if the run is complete.
+    """
     local_path(run, "train")
     dataset, here = open_dataset(run), devices_of(ranks)
     plan, lines = current_plan(run, dataset, overrides, here)
@@ -114,9 +117,10 @@ def check_run(run: Store, overrides: Sequence[str], ranks: Ranks) -> tuple[Plan,
 
 
 def current_plan(run: Store, dataset: Dataset, overrides: Sequence[str], here: RunDevices) -> tuple[Plan, list[str]]:
-    """Return the plan for these settings and devices, and lines to print: `plan.json` verified, else a new plan.
+    """Return the plan for these settings and devices, and the lines to print about what is unknown.
 
-    Raises ConfigError if a setting is wrong, ContractError if `plan.json` does not fit the dataset.
+    The plan is the stored one, verified, or a new one if there is none with these settings. Raises ConfigError if a
+    setting is wrong, ContractError if `plan.json` does not match the dataset.
     """
     settings = settings_at_start(run, dataset, overrides, here)
     resolved = settings.for_device(here.kind, here.capability)
@@ -131,12 +135,12 @@ def current_plan(run: Store, dataset: Dataset, overrides: Sequence[str], here: R
 
 
 def _stored(settings: Settings) -> Settings:
-    """Return the settings as the plan stores them: a profile belongs to one start, and the next records none."""
+    """Return the settings as the plan stores them: without `train.profile`, which applies to one start only."""
     return settings.model_copy(update={"train": settings.train.model_copy(update={"profile": ""})})
 
 
 def call_planner(run: Store, overrides: Sequence[str], here: RunDevices) -> tuple[Plan, list[str]]:
-    """Return the plan that `python -m train.plan` makes in a process of its own, and its lines.
+    """Run `python -m train.plan` in a process of its own; return its plan and the lines to print about what is unknown.
 
     Raises ConfigError or ContractError with the planner's message.
     """
@@ -163,7 +167,7 @@ def devices_of(ranks: Ranks) -> RunDevices:
 
 
 def stage_position(stages: Sequence[StagePlan], step: int) -> tuple[int, int]:
-    """Return the training stage that is active after `step` updates, from 0, and the samples it has used so far."""
+    """Return the number of the training stage after `step` updates, from 0, and the samples it has used so far."""
     number = max(i for i, stage in enumerate(stages) if stage.first_step <= step)
     return number, (step - stages[number].first_step) * stages[number].global_batch
 
@@ -177,7 +181,7 @@ def _is_done(run: Store, checkpoint: CheckpointMetadata) -> bool:
 
 
 def prepare(run: Store, overrides: Sequence[str], ranks: Ranks) -> TrainingSetup:
-    """Open the run on every rank after rank 0 has checked it. Raises ConfigError or ContractError."""
+    """Check the run on rank 0, then open it on every rank. Raises ConfigError or ContractError if a check fails."""
     plan, checkpoint, done = ranks.on_first(lambda: check_run(run, overrides, ranks))
     layout = plan.settings.layout
     current = layout_of(layout, axes_of(layout, ranks.world_size), default_threads(ranks), ranks.device.type)

@@ -1,7 +1,7 @@
 """The handling of a loss spike: the loss of each document in its batch, and the exclusion of samples from training.
 
-A rewind skips the samples of the spike's step. With `guard.quarantine` it also skips every sample that holds a document
-that the spike is attributed to.
+A rewind skips the samples of the spike's step. With `guard.quarantine` it also skips every sample with tokens of a
+document that the spike is attributed to.
 """
 
 from collections.abc import Iterable, Sequence
@@ -37,7 +37,7 @@ def _trace(setup: TrainingSetup, order: SampleOrder) -> Trace:
 
 
 def source_levels_before(setup: TrainingSetup, step: int) -> SourceLevels:
-    """Return the loss levels of each source in the last `guard.spike_window` steps before `step`."""
+    """Return the mean loss of each source over the last `guard.spike_window` steps before `step`."""
     before = [record for record in read_metrics(setup.run) if record.step < step and not record.skipped]
     return SourceLevels(before[-setup.settings.guard.spike_window :])
 
@@ -45,9 +45,10 @@ def source_levels_before(setup: TrainingSetup, step: int) -> SourceLevels:
 def measure_documents(
     setup: TrainingSetup, ranks: Ranks, learner: Learner, step: int, rows: Rows
 ) -> list[SpikeDocument]:
-    """Return each document part in the batch of a step with its loss under the current weights, worst first.
+    """Return each span of a document in the batch of a step with its loss under the current weights, worst first.
 
-    `rows` are this rank's. All ranks run one forward pass that leaves the gradient unchanged, and get the same result.
+    `rows`: the rows of this rank. All ranks run one forward pass that leaves the gradient unchanged, and return the
+    same result.
     """
     # This needs its own reader and order: those of the run are used by the prefetch thread.
     batches = setup.open_batches()
@@ -68,13 +69,14 @@ def measure_documents(
 
 
 def samples_to_skip(trace: Trace, doc_ids: Iterable[str], samples: Sequence[int], after: int) -> list[int]:
-    """Return `samples` and all samples after step `after` that hold the documents, in any epoch.
+    """Return `samples` and all samples after step `after`, of any epoch, that hold tokens of the documents.
 
-    Samples that move up in place of skipped ones are checked too. Raises ContractError if most samples hold them.
+    The samples that are trained on instead of skipped ones are checked too. Raises ContractError if most samples would
+    be skipped.
     """
     skipped, documents = list(samples), [bytes.fromhex(doc_id) for doc_id in doc_ids]
     while more := trace.skipping(skipped).samples_with(documents, after):
-        # Skipping samples of a stage moves those of later stages, so each stage is completed before the next.
+        # Skipping samples of a stage changes which samples later stages use, so each stage is completed first.
         stage = more[0] >> STAGE_BITS
         skipped += [sample for sample in more if sample >> STAGE_BITS == stage]
         if len(skipped) > trace.num_samples(after):
@@ -87,7 +89,7 @@ def samples_to_skip(trace: Trace, doc_ids: Iterable[str], samples: Sequence[int]
 
 
 def skip_quarantined(setup: TrainingSetup, after: int) -> int:
-    """Skip the samples after step `after` that hold a quarantined document; return how many were added.
+    """Add the samples after step `after` that hold a quarantined document to the skip list; return their number.
 
     This applies a quarantine list that a killed process had just written, or that was copied from another run.
     """
@@ -102,10 +104,11 @@ def skip_quarantined(setup: TrainingSetup, after: int) -> int:
 def exclude_spike(
     setup: TrainingSetup, step: int, after: int, documents: Sequence[SpikeDocument], rewind: int
 ) -> Exclusion:
-    """Skip the samples of the spike in `step`, and quarantine its worst documents if the settings enable it.
+    """Add the samples of the spike in `step` to the skip list, and quarantine its worst documents if that is enabled.
 
-    Call it on one rank. Training resumes from `after`; `rewind` is the number of this rewind in the run. If the process
-    is killed between the two writes, the quarantine list is complete, and the next start applies it.
+    Call it on one rank. `documents`: the spans of documents in the step's batch; `after`: the step from which training
+    resumes; `rewind`: the number of this rewind in the run. If the process is killed between the two writes, the
+    quarantine list is complete, and the next start applies it.
     """
     order = open_order(setup.run, setup.dataset, setup.plan)
     samples, listed = order.samples(step - 1).index.tolist(), list[Quarantined]()
@@ -114,7 +117,7 @@ def exclude_spike(
         levels = source_levels_before(setup, step)
         losses = merge_parts(((part.doc_id, part.source, part.loss, part.targets) for part in documents), levels)
         listed = _lines(attribute_spike(losses), documents, step, rewind) if losses else []
-        # The samples that move up may hold documents that were quarantined earlier.
+        # The samples that are used instead of the skipped ones may hold documents that were quarantined earlier.
         doc_ids = [line.doc_id for line in (*read_quarantine(setup.run), *listed)]
         more = samples_to_skip(_trace(setup, order), doc_ids, samples, after)[len(samples) :]
         reason += f", with {len(more)} more samples of quarantined documents" if more else ""
@@ -149,6 +152,6 @@ def _write(setup: TrainingSetup, listed: Sequence[Quarantined], samples: list[in
         append_to_skip_list(setup.run, name, samples, reason)
     except OSError as error:
         raise ContractError(
-            f"{setup.run.uri}/train/{name}: expected space for {len(samples)} samples ({reason}), got {error}. Free "
-            "disk space and start the run again."
+            f"{setup.run.uri}/train/{name}: expected disk space to add {len(samples)} samples ({reason}), got {error}. "
+            "Free disk space and start the run again."
         ) from error

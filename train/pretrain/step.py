@@ -35,11 +35,11 @@ COMPRESSION_PREFIX = "compress."
 class StepResult:
     """Loss and gradient norm of a step before its update, the same on every rank.
 
-    The copy from the device runs beside the work launched afterwards; the first access to a figure waits for it.
+    The figures are copied from the device while later work runs; the first access to a figure waits for the copy.
     """
 
     def __init__(self, tally: LossTally, norm: Tensor, scale: float):
-        """`norm`: of the gradient of the loss times `scale`."""
+        """`norm`: that of the gradient of the loss times `scale`, the loss scale."""
         figures = torch.cat((tally.losses_S, tally.counts_S, norm[None].to(tally.losses_S.device)))
         self._number, self._scale = len(tally.losses_S), scale
         self.norm = norm
@@ -114,7 +114,7 @@ class Learner:
     def load_checkpoint(self, run: Store, checkpoint: CheckpointMetadata, same_layout: bool) -> list[str]:
         """Load the state of a checkpoint; return the names of the tensors that were dropped.
 
-        These are the compression states of each rank, which another layout cannot use.
+        Only the compression state of each rank is dropped, and only if the layout differs.
         """
         state, dropped = self.state(), list[str]()
         if not same_layout:
@@ -130,7 +130,7 @@ class Learner:
         return dropped
 
     def state(self) -> State:
-        """Return the tensors of a checkpoint by name, without copying them."""
+        """Return the tensors that a checkpoint stores, by name, without copying them."""
         weights = {
             f"model.{name}": without_torchao_wrapper(parameter.data)
             for name, parameter in self.model.parameters.items()
@@ -156,7 +156,10 @@ class Learner:
         return TrainerState(heldout=heldout, guard=guard, loss_scale=scale.scale, finite_steps=scale.finite_steps)
 
     def compute(self, step: int, rows: Rows, num_rows: int, num_targets: float) -> StepResult:
-        """Compute the gradient of step `step` (1 = first) from this rank's rows of a batch of `num_rows`."""
+        """Compute the gradient of a step (1 = first) from `rows`, this rank's rows of a global batch of `num_rows`.
+
+        `num_targets`: targets of the global batch, by which the loss is divided.
+        """
         if self.model.compressor is not None:
             self.model.compressor.start(step)
         scale = self.loss_scale.scale if self.loss_scale else 1.0
@@ -202,9 +205,10 @@ class Learner:
         return self.model.measure(self.model.part_of(heldout.rows), len(heldout.sources))
 
     def measure_groups(self, rows: Rows, groups_BT: Tensor, number: int, num_rows: int) -> LossTally:
-        """Return the losses of this rank's rows of a batch of `num_rows` by group of each position.
+        """Return the losses of a global batch of `num_rows`, summed by the group of each position.
 
-        The gradients are unchanged.
+        `rows`: the rows of this rank; `groups_BT`: the group of each of their positions, below `number`. The gradients
+        are unchanged.
         """
         return self.model.measure(self.model.micro_batches(rows.grouped(groups_BT), num_rows), number)
 
@@ -238,7 +242,7 @@ class StepInput:
 
 @dataclass(frozen=True)
 class RequestedStep:
-    """A step whose rows are read and whose sums are pending."""
+    """A step whose rows are read and whose sums over the ranks are pending."""
 
     step: int
     rows: Rows | Exception
@@ -246,7 +250,7 @@ class RequestedStep:
 
 
 class Feed:
-    """The source of rows and sums, one step ahead. Every rank requests the same steps in the same order."""
+    """The source of the input of each step, requested one step ahead. Every rank requests the same steps in order."""
 
     def __init__(self, rows: Prefetch, ranks: Ranks, counts: bool, stop_signals: StopSignals):
         """`counts`: True if this rank's targets count; only one of the ranks that read the same rows counts them."""
@@ -255,7 +259,7 @@ class Feed:
         self._waited = 0.0
 
     def request(self, step: int) -> RequestedStep:
-        """Wait for the rows of a step (0 = first) and start its sums; return both.
+        """Wait for the rows of a step (0 = first) and start its sums over the ranks; return both.
 
         A read error is raised by `take`: the sums are started anyway, since every rank takes part in them.
         """
@@ -282,7 +286,7 @@ class Feed:
         return StepInput(ahead.rows, num_targets, bool(by_sigterm), bool(by_sigint))
 
     def drop(self) -> None:
-        """Drop the requested step; call on every rank, returns after all ranks have requested it."""
+        """Discard the requested step; call it on every rank. It returns after all ranks have requested the step."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             ahead.total.wait()
@@ -293,7 +297,7 @@ class Feed:
         return seconds
 
     def close(self) -> None:
-        """Stop reading without waiting for the sums, since another rank may have failed."""
+        """Stop reading rows; the pending sums are not waited for, since another rank may have failed."""
         self._ahead = None
         self._rows.close()
 

@@ -31,7 +31,7 @@ STOPS = {"maxiter": 2000, "ftol": 1e-15, "gtol": 1e-12}
 LARGEST = 700.0
 """Largest logarithm of a parameter of a law; a float holds up to 709."""
 WIDEST = 0.5
-"""Width of an exponent's interval, as a share of the exponent, beyond which the runs do not determine it."""
+"""Width of an exponent's interval, as a share of the exponent, above which the runs do not determine the exponent."""
 STEEPEST = 1.0
 """Largest plausible exponent; published ones lie between 0.05 and 0.5. Where sizes hardly matter, L-BFGS finds
 exponents of 30 and more with narrow intervals (12 runs of 0.2 to 0.8 million parameters, 0.1 to 7 tokens each)."""
@@ -42,25 +42,25 @@ NAMES = ("floor", "a", "b", "alpha", "beta")
 
 @dataclass(frozen=True)
 class MeasuredLoss:
-    """The measurements of a run."""
+    """The size, length and final loss of a training run."""
 
     params: float
-    """N."""
+    """Number of parameters N."""
     tokens: float
-    """D."""
+    """Number of training tokens D."""
     loss: float
     """Final loss [nats/token]."""
     run: str = ""
-    """Its folder."""
+    """Folder of the run."""
     dataset: str = ""
-    """Digest of its dataset; empty = unknown."""
+    """Digest of the run's dataset; empty = unknown."""
     plan: str = ""
-    """Digest of everything that determined its weights; empty = unknown."""
+    """Digest of everything that determined the weights; empty = unknown."""
 
 
 @dataclass(frozen=True)
 class Exponents:
-    """Exponents from another source, not fitted."""
+    """Exponents of a law that come from a publication and are not fitted."""
 
     alpha: float
     beta: float
@@ -68,12 +68,12 @@ class Exponents:
 
 
 PUBLISHED = Exponents(BESIROGLU.alpha, BESIROGLU.beta, BESIROGLU.source)
-"""Values at which exponents are held if the runs do not determine them."""
+"""The values at which both exponents are held if the runs do not determine them."""
 
 
 @dataclass(frozen=True)
 class BootstrapInterval:
-    """A bootstrap interval of a parameter."""
+    """The bounds of a bootstrap confidence interval of a fitted parameter."""
 
     low: float
     high: float
@@ -81,7 +81,7 @@ class BootstrapInterval:
 
 @dataclass(frozen=True)
 class Fit:
-    """A fitted law with its intervals."""
+    """A fitted law with the confidence intervals of its parameters."""
 
     law: LossLaw
     objective: float
@@ -90,21 +90,23 @@ class Fit:
     """Intervals of floor, a, b, alpha, beta and `exponent`, the power of C in the optimal N; held values have none."""
     num_runs: int
     drawn: tuple[LossLaw, ...] = ()
-    """The laws of the bootstrap samples."""
+    """The laws fitted to the bootstrap samples."""
     held: Exponents | None = None
-    """The held exponents; None = fitted."""
+    """The exponents that were held at published values; None = they were fitted."""
 
 
 def starts(held: Exponents | None = None) -> Floats:
-    """Return the paper's grid of starts (ln A, ln B, ln E, alpha, beta): 4,500 rows; 180 where exponents are held."""
+    """Return the paper's grid of starts (ln A, ln B, ln E, alpha, beta): 4,500 rows, or 180 if exponents are held."""
     logs, floors, exponents = np.arange(0, 26, 5.0), np.arange(-1, 1.1, 0.5), np.arange(0, 2.1, 0.5)
     alphas, betas = ([held.alpha], [held.beta]) if held else (exponents, exponents)
     return np.array(list(itertools.product(logs, logs, floors, alphas, betas)))
 
 
 def objective(theta: Floats, runs: Floats) -> tuple[Floats, Floats]:
-    """Return the sum of Huber losses of `theta` (rows, 5) over `runs` (runs, 3) of ln N, ln D, ln L, and its
-    gradient."""
+    """Return the sum of Huber losses over the runs for each row of parameters, and its gradient.
+
+    `theta`: (rows, 5), as in `starts`; `runs`: (runs, 3) of ln N, ln D and ln L.
+    """
     log_n, log_d, log_l = runs.T
     a, b, e, alpha, beta = theta.T[:, :, None]
     terms = np.stack([a - alpha * log_n, b - beta * log_d, np.broadcast_to(e, (len(theta), len(runs)))])
@@ -121,7 +123,7 @@ def objective(theta: Floats, runs: Floats) -> tuple[Floats, Floats]:
 
 
 def _least(theta: Floats, runs: Floats, held: Exponents | None) -> tuple[float, Floats]:
-    """Return the minimum that L-BFGS reaches from a start, and its position."""
+    """Return the minimum that L-BFGS reaches from a start, and the parameters at the minimum."""
     from scipy.optimize import minimize
 
     # Centering N and D decorrelates A and B from the exponents: the same minimum in a quarter of the steps.
@@ -153,9 +155,10 @@ def _exp(value: float) -> float:
 def fit_law(
     measured: Sequence[MeasuredLoss], draws: int = 200, share: float = 0.9, seed: int = 0, held: Exponents | None = None
 ) -> Fit:
-    """Return the law fitted to runs, with intervals that contain `share` of `draws` bootstrap fits; `held`: not fitted.
+    """Return the law fitted to runs, with intervals that contain `share` of `draws` bootstrap fits.
 
-    Raises ConfigError if the runs are too few, do not differ in N and in D, or contain invalid numbers.
+    `held`: exponents that are not fitted; None = all are. Raises ConfigError if the runs are too few, do not differ in
+    N and in D, or contain invalid numbers.
     """
     runs = _checked(measured)
     # The matrices of L-BFGS are 5 wide: with several BLAS threads it took 25 times as long.
@@ -166,7 +169,7 @@ def fit_law(
 def fit_or_hold_exponents(measured: Sequence[MeasuredLoss], draws: int, share: float) -> Fit:
     """Return the law fitted to runs; if they do not determine an exponent, both are held at PUBLISHED values.
 
-    An exponent is undetermined if it is not between 0 and STEEPEST, or if its interval is wider than WIDEST of it.
+    An exponent is not determined if it is not between 0 and STEEPEST, or its interval is wider than WIDEST times it.
     Raises ConfigError as `fit_law` does.
     """
     free = fit_law(measured, draws, share)

@@ -19,12 +19,12 @@ PF_DAY = 8.64e19
 
 @dataclass(frozen=True)
 class Allocation:
-    """Parameters and tokens that a budget is spent on."""
+    """The numbers of parameters and tokens on which a compute budget is spent."""
 
     params: float
-    """N, counted as the law counts."""
+    """N, by the law's counting rule."""
     tokens: float
-    """D."""
+    """Number of training tokens D."""
 
     @property
     def compute(self) -> float:
@@ -73,9 +73,9 @@ class LossLaw:
     floor: float
     """E, the irreducible loss [nats/token]."""
     a: float
-    """A."""
+    """A, the factor of N^-alpha."""
     b: float
-    """B."""
+    """B, the factor of D^-beta."""
     alpha: float
     beta: float
     counts: Counts = "all"
@@ -221,7 +221,7 @@ APPROACH_1 = ComputePowerLaw(
 APPROACH_2 = ComputePowerLaw(
     "Hoffmann, approach 2", f"{HOFFMANN}, Table A3 (our fit of it)", 0.14488, 0.489942, 1.15276, 0.51002
 )
-"""IsoFLOP profiles; also a fit of the paper's table."""
+"""IsoFLOP profiles; also our fit of the paper's table."""
 
 APPROACH_3 = LossLaw(
     name="Hoffmann, approach 3",
@@ -279,7 +279,7 @@ STEPS = 200
 
 @dataclass(frozen=True)
 class Lifetime:
-    """A model size with its cost of training and inference."""
+    """A size of model and run, with the cost of training and inference together."""
 
     size: Allocation
     loss: float
@@ -294,20 +294,21 @@ class Lifetime:
 
 
 def tokens_to_reach(law: LossLaw, params: float, loss: float) -> float:
-    """Return the D at which N = `params` reach a loss [nats/token]; infinite if they never do."""
+    """Return the D at which a model of N = `params` reaches a loss [nats/token]; infinite if it never does."""
     left = loss - law.floor - law.a * math.pow(params, -law.alpha)
     return math.pow(law.b / left, 1 / law.beta) if left > 0 else math.inf
 
 
 def for_lifetime(law: LossLaw, loss: float, inference_tokens: float) -> Lifetime:
-    """Return the cheapest model that reaches a loss [nats/token], with `inference_tokens` in inference.
+    """Return the size that reaches a loss [nats/token] at the lowest cost of training and inference together.
 
+    `inference_tokens`: tokens that the model will process in inference.
     Raises ConfigError if no model of the law reaches the loss.
     """
     if loss <= law.floor:
         raise ConfigError(
-            f"inference-aware sizing: expected a loss above {law.floor:.4g}, where {law.name}'s law ends, got "
-            f"{loss:.4g}. Give a higher loss."
+            f"inference-aware sizing: expected a loss above {law.floor:.4g}, the irreducible loss of {law.name}'s law, "
+            f"got {loss:.4g}. Give a higher loss."
         )
 
     def cost(log_params: float) -> float:

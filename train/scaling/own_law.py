@@ -1,6 +1,7 @@
-"""An own scaling law, fitted to the user's runs, and its file `law.json`.
+"""An own scaling law, which is fitted to the user's runs, and its file `law.json`.
 
-The file holds the law with its intervals, and the runs. A plan stores only the law, so that it needs no file later.
+The file holds the law with the intervals of its parameters, and the runs. A plan stores a copy of the law, so that it
+does not need the file later.
 """
 
 import math
@@ -19,9 +20,9 @@ from train.scaling.laws import LossLaw
 MAX_EXTRAPOLATION = 100.0
 """Multiple of the largest run's compute beyond which the law is unreliable."""
 LEAST_SHARE = 0.05
-"""Smallest lower bound of the interval of A or B, as a share of its value; below it, it may be zero."""
+"""Smallest lower bound of the interval of A or B, as a share of the fitted value; below it, A or B may be zero."""
 LEAST_FALL = 1.0
-"""Least decrease of a term over the runs, in units of their scatter about the law, for it to be significant."""
+"""Smallest significant decrease of a term of the law over the runs, in units of the runs' scatter about the law."""
 
 
 class _Block(BaseModel):
@@ -32,38 +33,38 @@ class FittedRun(_Block):
     """A run that the law was fitted to."""
 
     run: str
-    """Its folder, relative to the run of the ladder, or as it was given."""
+    """Folder of the run, relative to the run of the ladder, or as it was given."""
     params: float
-    """N."""
+    """Number of parameters N."""
     tokens: float
-    """D."""
+    """Number of training tokens D."""
     loss: float
-    """Measured [nats/token]."""
+    """Measured final loss [nats/token]."""
     fitted: float
-    """L(N, D)."""
+    """Loss L(N, D) by the law [nats/token]."""
     residual: float
     """ln(loss / fitted)."""
     dataset: str = ""
-    """Digest of its dataset; empty = unknown."""
+    """Digest of the run's dataset; empty = unknown."""
     plan: str = ""
-    """Digest of everything that determined its weights; empty = unknown."""
+    """Digest of everything that determined the weights; empty = unknown."""
 
 
 class LawFile(_Block):
     """A fitted law with its runs, the content of `law.json`."""
 
     format_version: Literal[1] = 1
-    """Version of this layout."""
+    """Version of the file's format."""
     law: OwnLaw
-    """The law."""
+    """The fitted law."""
     how: str
     """Description of the fit."""
     points: list[FittedRun]
-    """The runs."""
+    """The runs that the law was fitted to."""
 
 
 def law_in(own: OwnLaw) -> LossLaw:
-    """Return the fitted law. Raises ConfigError if it has no optimal sizes in the range of its own runs."""
+    """Return an own law as a LossLaw. Raises ConfigError if it has no optimal sizes in the range of its runs."""
     numbers = {name: getattr(own, name) for name in NAMES}
     law = LossLaw(name="own law", source=own.source, counts=own.counts, **numbers)
     try:
@@ -73,8 +74,8 @@ def law_in(own: OwnLaw) -> LossLaw:
         numbers_of_sizes = [math.inf]
     if not all(0 < number < math.inf for number in numbers_of_sizes):
         raise ConfigError(
-            f"own law: expected best sizes where its {own.num_runs} runs are, got none: {law.formula}. "
-            "Fit it again with more runs."
+            f"own law: expected optimal sizes in the range of its {own.num_runs} runs, got none: {law.formula}. "
+            "Fit the law again to more runs with `penstock fit-scaling`."
         )
     return law
 
@@ -99,7 +100,7 @@ def law_file(fit: Fit, measured: Sequence[MeasuredLoss], share: float, how: str)
             compute=max(6 * run.params * run.tokens for run in measured),
         )
     except ValidationError as error:
-        raise ConfigError(f"the fit: expected the parameters of a law, got {_wrong(error)}. Add runs.") from error
+        raise ConfigError(f"the fit: expected valid parameters of a law, got {_wrong(error)}. Add runs.") from error
     return LawFile(law=own, how=how, points=points)
 
 
@@ -130,21 +131,23 @@ def write_law(path: str, content: LawFile) -> None:
         if low < LEAST_SHARE * getattr(law, name) or falls[name] <= LEAST_FALL * scatter:
             raise ConfigError(
                 f"{path}: expected runs whose loss falls with {variable}, got {name} = {getattr(law, name):.3g} "
-                f"({law.interval(name)}): no plan can follow such a law, and none is written. Fit it to runs that "
-                f"differ more in {more} and see more tokens."
+                f"({law.interval(name)}): such a law cannot size a model, and none is written. Fit the law to runs "
+                f"that differ more in {more} and train on more tokens."
             )
     folder, name = _split_path(path)
     folder.write_atomic(name, canonical_json(content.model_dump(mode="json")))
 
 
 def _spread(sizes: Sequence[float], exponent: float) -> float:
-    """Return the difference of a law's term between the smallest and the largest run, without its factor."""
+    """Return how much N^-alpha, or D^-beta, falls from the smallest to the largest of `sizes`."""
     return float(min(sizes) ** -exponent - max(sizes) ** -exponent)
 
 
 def read_law(path: str, named: str = "plan.law_file =") -> LawFile:
-    """Return the law of a file. Raises ConfigError if it is invalid; `named`: the setting or flag that gave the
-    path."""
+    """Return the content of a law file. Raises ConfigError if it is missing or invalid.
+
+    `named`: the setting or flag that gave the path, for the error message.
+    """
     folder, name = _split_path(path)
     where = f"{named} {path}"
     if not folder.exists(name):
@@ -152,11 +155,13 @@ def read_law(path: str, named: str = "plan.law_file =") -> LawFile:
     try:
         raw = folder.read_json(name)
     except (ContractError, ValueError, OSError) as error:  # invalid UTF-8 raises a ValueError
-        raise ConfigError(f"{where}: expected JSON, got {error}. Fit it again.") from error
+        raise ConfigError(
+            f"{where}: expected JSON, got {error}. Make the file again with `penstock ladder`."
+        ) from error
     version = raw.get("format_version") if isinstance(raw, dict) else None
     if version != 1:
         raise ConfigError(
-            f"{where}: expected a law of format version 1, got {version}. Fit it again with "
+            f"{where}: expected a law of format version 1, got {version}. Make the file again with "
             "`penstock ladder` or `penstock fit-scaling`."
         )
     try:
@@ -166,7 +171,9 @@ def read_law(path: str, named: str = "plan.law_file =") -> LawFile:
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
     except ValidationError as error:
-        raise ConfigError(f"{where}: expected a law, got {_wrong(error)}. Fit it again.") from error
+        raise ConfigError(
+            f"{where}: expected a law, got {_wrong(error)}. Make the file again with `penstock ladder`."
+        ) from error
 
 
 def _wrong(error: ValidationError) -> str:

@@ -16,7 +16,7 @@ LIFE_OF_REPEATS = 15.387756
 """R*_D: the number of repeats after which 1 - 1/e of the possible gain is reached."""
 
 LIFE_OF_EXCESS = 5.309743
-"""R*_N: the same for parameters beyond those for which the unique tokens are optimal."""
+"""R*_N: the same constant for parameters in excess of the number for which the unique tokens are optimal."""
 
 MOST_EPOCHS = 40
 """Passes after which little is left to gain: by the law they are worth 15.2 of at most 16.4 times the unique tokens."""
@@ -37,20 +37,23 @@ LAW = LossLaw(
 
 
 def worth_of_tokens(unique: float, tokens: float) -> float:
-    """Return D', the unique tokens that `tokens` drawn from `unique` ones are worth, at most 16.4 times `unique`."""
+    """Return D', the number of new tokens that `tokens` drawn from `unique` ones are worth: at most 16.4 · `unique`."""
     repeats = max(0.0, tokens / unique - 1)
     return min(tokens, unique) + unique * LIFE_OF_REPEATS * -math.expm1(-repeats / LIFE_OF_REPEATS)
 
 
 def worth_of_params(unique: float, params: float) -> float:
-    """Return N', the parameters that `params` are worth with `unique` tokens to learn from."""
+    """Return N', the effective number of parameters: those beyond the optimum for `unique` tokens count less."""
     carried = LAW.for_tokens(unique).params
     excess = max(0.0, params / carried - 1)
     return min(params, carried) + carried * LIFE_OF_EXCESS * -math.expm1(-excess / LIFE_OF_EXCESS)
 
 
 def expected_loss(params: float, tokens: float, unique: float) -> float:
-    """Return L(N, D) [nats/token] of `tokens` drawn from `unique` ones, for the law's corpus (C4) and tokenizer."""
+    """Return the loss L(N', D') [nats/token] after `tokens` training tokens drawn from `unique` ones.
+
+    It holds for the law's corpus (C4) and tokenizer.
+    """
     return LAW.loss(worth_of_params(unique, params), worth_of_tokens(unique, tokens))
 
 
@@ -63,7 +66,7 @@ class RepeatedData:
     unique: float
     """U: unique tokens of the sources in use."""
     worth: float
-    """D': number of new tokens with the same effect."""
+    """D': number of new tokens that would have the same effect."""
     seen: float
     """Unique tokens that are read at least once."""
 
@@ -74,12 +77,12 @@ class RepeatedData:
 
     @property
     def share(self) -> float:
-        """Mean worth of a token relative to a new one."""
+        """Mean worth of a training token relative to a new one, 0 to 1."""
         return self.worth / self.tokens
 
 
 def count_repeated_tokens(drawn: Mapping[str, float], unique: Mapping[str, float]) -> RepeatedData:
-    """Return the token counts of a run, with repeats counted for each source."""
+    """Return the token counts of a run; `drawn`, `unique`: training tokens and unique tokens of each source."""
     worth = math.fsum(worth_of_tokens(unique[source], tokens) for source, tokens in drawn.items())
     seen = math.fsum(min(unique[source], tokens) for source, tokens in drawn.items())
     return RepeatedData(math.fsum(drawn.values()), math.fsum(unique[source] for source in drawn), worth, seen)

@@ -1,4 +1,4 @@
-"""The answers of a trace: the documents of a step or the steps of a document, with title, signals and text."""
+"""The answers of `penstock trace`: the documents of a step or the steps of a document, with title, signals and text."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,7 +32,7 @@ class AnswerOptions:
     details: bool = True
     """Title and signals."""
     text: bool = False
-    """Text: for a step only the span that was read, else the whole document."""
+    """Text: for a step only the span that its batch contains, else the whole document."""
 
 
 @dataclass(frozen=True)
@@ -40,36 +40,36 @@ class RowSelection:
     """The rows of a global batch that are selected."""
 
     rank: int | None = None
-    """None = all ranks."""
+    """Rank that reads the rows; None = all ranks."""
     micro_batch: int | None = None
     """Micro-batch of the rank, from 0; None = all."""
     ranks: int | None = None
-    """Number of ranks for the layout of the plan; None = the layout that checkpoints recorded."""
+    """Number of ranks on which to apply the plan's layout; None = use the layout that checkpoints recorded."""
 
 
 @dataclass(frozen=True)
 class TracedDocument:
-    """A document, or its span in a row, with title, signals and text."""
+    """A document, or one of its spans in a batch, with title, signals and text."""
 
     place: Appearance | FoundDocument
     detail: DocumentDetail
     text: str | None
 
     def to_json(self) -> dict[str, Any]:
-        """Return this as JSON values, without the parts that were not requested."""
+        """Return this as JSON values, without a text that was not requested."""
         values = asdict(self.place) | {"title": self.detail.title, "signals": to_json_value(self.detail.signals)}
         return values | ({} if self.text is None else {"text": self.text})
 
 
 @dataclass(frozen=True)
 class StepAnswer:
-    """The documents of a step, or of some of its rows."""
+    """The document spans in the global batch of a step, or in some of its rows."""
 
     step: int
     rows: range
     """Selected rows of the global batch."""
     layout: str | None
-    """The origin of the layout that assigns rows to ranks, such as a checkpoint; None if no rank is selected."""
+    """Where the layout that assigns rows to ranks comes from, such as a checkpoint; None if no rank is selected."""
     parts: list[TracedDocument]
 
     def to_json(self) -> dict[str, Any]:
@@ -80,12 +80,12 @@ class StepAnswer:
 
 @dataclass(frozen=True)
 class DocumentsAnswer:
-    """Documents and the steps and checkpoints that saw them."""
+    """Documents, and the steps and checkpoints that were trained on them."""
 
     num_documents: int
     """Number of matching documents; `documents` may hold fewer."""
     seen: Exposure
-    """Steps and checkpoints that saw any of them."""
+    """Steps and checkpoints that were trained on any matching document."""
     documents: list[tuple[TracedDocument, Exposure]]
 
     def to_json(self) -> dict[str, Any]:
@@ -106,11 +106,14 @@ class TraceAnswers:
 
     @cached_property
     def details(self) -> DetailReader:
-        """The tables from which the dataset was made."""
+        """The reader of title and signals in the tables from which the dataset was made."""
         return DetailReader(self.dataset)
 
     def step(self, step: int, place: RowSelection) -> StepAnswer:
-        """Return the documents of a step. Raises ConfigError if there is no such step, rank or micro-batch."""
+        """Return the document spans in the selected rows of a step.
+
+        Raises ConfigError if there is no such step, rank or micro-batch.
+        """
         self.trace.check_step(step)
         stage = next(stage for stage in self._plan.stages if stage.first_step < step <= stage.end)
         rows, origin = range(stage.global_batch), None
@@ -123,11 +126,11 @@ class TraceAnswers:
         return StepAnswer(step, rows, origin, described)
 
     def url(self, url: str) -> DocumentsAnswer:
-        """Return the documents of a URL."""
+        """Return the documents with a URL, and the steps and checkpoints that were trained on them."""
         return self._documents(self.trace.steps_of_url(url), None)
 
     def document(self, doc_id: str) -> DocumentsAnswer:
-        """Return the document of an id in hex. Raises ConfigError if it is not a document id."""
+        """Return the document with an id in hex. Raises ConfigError if the text is not a document id."""
         try:
             identifier = bytes.fromhex(doc_id)
         except ValueError as error:
@@ -139,7 +142,7 @@ class TraceAnswers:
     def domain(self, host: str, limit: int | None) -> DocumentsAnswer:
         """Return the documents of a domain or host; at most `limit` of them are listed.
 
-        Raises ConfigError if it is not the name of a host.
+        Raises ConfigError if `host` is not the name of a host.
         """
         name = host.strip().rstrip(".").lower()
         if not name or set(name) & set("/:@ "):
@@ -193,7 +196,7 @@ class TraceAnswers:
 
 
 def to_json_value(value: Any) -> Any:
-    """Return a value of a table as a JSON value; numbers that are not finite become null, bytes become hex."""
+    """Return a value of a table as a JSON value; numbers that are not finite become null, and bytes become hex."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, bytes):
@@ -208,11 +211,11 @@ def to_json_value(value: Any) -> Any:
 # The answers of a trace as text: a table of spans or steps, then title, signals and text of each document.
 
 LISTED = 40
-"""Maximum number of spans listed for a document; the rest is only counted."""
+"""Maximum number of spans listed for a document; further spans are only counted."""
 
 
 def print_documents(appearances: Sequence[Appearance]) -> str:
-    """Return the documents of a step as a text table."""
+    """Return the document spans of a step as a text table."""
     rows = [("row", "tokens of row", "source", "document", "tokens of document", "cluster", "record", "url")]
     for seen in appearances:
         row_part, doc_part = span(seen.row_start, seen.row_stop), span(seen.doc_start, seen.doc_stop)
@@ -222,7 +225,7 @@ def print_documents(appearances: Sequence[Appearance]) -> str:
 
 
 def print_steps(documents: Sequence[FoundDocument], listed: int = LISTED) -> str:
-    """Return documents and the steps that saw them as text."""
+    """Return documents and the steps that were trained on them as text; at most `listed` spans of each document."""
     if not documents:
         return "no document has this URL; URLs are stored with personal data replaced, compare with `penstock show`"
     blocks = []
@@ -262,7 +265,7 @@ def replace_control_characters(text: str) -> str:
 
 
 def present_step(answer: StepAnswer) -> str:
-    """Return the documents of a step: the table of spans, then the requested title, signals and text."""
+    """Return the answer on a step as text: the table of spans, then title, signals and text as far as requested."""
     rows = answer.rows
     head = [f"step {answer.step}, rows {rows.start} to {rows.stop - 1} of the global batch, {len(answer.parts)} spans"]
     if not rows:
@@ -280,7 +283,7 @@ def present_step(answer: StepAnswer) -> str:
 
 
 def present_documents(answer: DocumentsAnswer, nothing: str) -> str:
-    """Return documents and the steps that saw them as text; `nothing` is the text if there are none."""
+    """Return the answer on documents as text; `nothing`: the text if there are none."""
     if not answer.documents:
         return nothing
     blocks = []
@@ -296,7 +299,7 @@ def present_documents(answer: DocumentsAnswer, nothing: str) -> str:
 
 
 def _describe(described: TracedDocument, with_signals: bool) -> Iterator[str]:
-    """Yield title, signals and text of a document, as far as they are known."""
+    """Yield the lines of a document's title, signals and text, as far as they are known."""
     place, detail = described.place, described.detail
     if with_signals and (detail.title or detail.signals):
         yield f"{place.doc_id[:12]}  {replace_control_characters(detail.title or 'no title')}"

@@ -1,8 +1,9 @@
 """Title, signals and text of the documents of a dataset, and a scan for documents that contain a string.
 
-Title and signals are rows of the tables from which the dataset was made, looked up by file and offset. The tables are
-compressed column groups, and shuffling has spread the documents of a step over all files, so a look-up takes some
-milliseconds per document. Text is decoded from the tokens of the shards. This module does not import torch.
+Title and signals come from the tables from which the dataset was made, where a document is found by its input file and
+its byte offset in that file. Row groups are compressed, and shuffling spreads the documents of a step over all files,
+so each look-up takes some milliseconds. Text is decoded from the tokens of the shards. This module does not import
+torch.
 """
 
 import hashlib
@@ -40,13 +41,13 @@ class DocumentDetail:
     title: str | None = None
     """Title, with personal data replaced."""
     signals: dict[str, Any] = field(default_factory=dict)
-    """Signals by column."""
+    """Values of the signals, by column."""
 
 
 def origin_table(folder: Store, made: Manifest, name: str) -> tuple[Store, Manifest] | None:
-    """Return folder and manifest of the table from which the version in `folder` was made; None if it was deleted.
+    """Return folder and manifest of the table `name` from which the table in `folder` was made; None if it was deleted.
 
-    It is in the same run or in a run whose tables this one uses; the manifest names it as if it were in this run.
+    `made`: the manifest in `folder`. The table is in the same run, or in another run whose tables this run uses.
     """
     if (version := made.run.lineage.get(name)) is None:
         return None
@@ -58,7 +59,7 @@ def origin_table(folder: Store, made: Manifest, name: str) -> tuple[Store, Manif
 
 
 class DetailReader:
-    """The tables from which a dataset was made, as far as they still exist."""
+    """The reader of documents in the tables from which a dataset was made, as far as they still exist."""
 
     def __init__(self, dataset: Dataset):
         self._tables: dict[str, tuple[Store, Manifest]] = {}
@@ -73,11 +74,11 @@ class DetailReader:
 
     @property
     def missing(self) -> list[str]:
-        """The tables that no longer exist, whose columns are therefore not shown."""
+        """Names of the tables that no longer exist, so that their columns cannot be shown."""
         return [name for name in ("documents", "clean") if name not in self._tables]
 
     def of(self, split: str, offset: int, doc_id: str) -> DocumentDetail:
-        """Return title and signals of the document of this id, whose record begins at `offset` of a file."""
+        """Return title and signals of a document, whose record begins at byte `offset` of the input file `split`."""
         values: dict[str, Any] = {}
         for name, columns in COLUMNS.items():
             if name in self._tables and split in self._parts:
@@ -87,36 +88,36 @@ class DetailReader:
         return DocumentDetail(title, values)
 
     def record(self, split: str, offset: int, doc_id: str) -> dict[str, Any]:
-        """Return the whole row of `documents`; empty if the table or the row does not exist."""
+        """Return the document's row of the table `documents`; empty if the table or the row does not exist."""
         if "documents" not in self._tables or split not in self._parts:
             return {}
         return self._part("documents", self._parts[split]).row(bytes.fromhex(doc_id), offset, DOCUMENTS.names)
 
     def _add(self, name: str, made: tuple[Store, Manifest]) -> None:
-        """Open the version of a table from which another was made, if it still exists."""
+        """Open the version of the table `name` from which the table `made` was made, if it still exists."""
         if (origin := origin_table(*made, name)) is not None:
             self._tables[name] = origin
 
     def _part(self, name: str, number: int) -> "_PartFile":
         if (name, number) not in self._files:
             folder, manifest = self._tables[name]
-            self._files[name, number] = _PartFile(folder, manifest.run.paths[part_key(number)])
+            self._files[name, number] = _PartFile(name, folder, manifest.run.paths[part_key(number)])
         return self._files[name, number]
 
 
 class _PartFile:
     """One part file of a table, sorted by offset if it has that column."""
 
-    def __init__(self, folder: Store, path: str):
-        try:
-            self._file = pq.ParquetFile(folder.open_input(path))
-        except (OSError, pa.ArrowInvalid) as error:
-            raise ContractError(f"{folder.uri}/{path}: expected a Parquet file, got {error}. Restore it.") from error
+    def __init__(self, name: str, folder: Store, path: str):
+        self._file = _open_parquet(name, folder, path)
         self._names = set(self._file.schema_arrow.names)
         self._offsets: dict[int, int] = {}
 
     def row(self, doc_id: bytes, offset: int, columns: list[str]) -> dict[str, Any]:
-        """Return some columns of the row of a document; empty if there is none."""
+        """Return the values of `columns` of a document, whose record begins at byte `offset` of its input file.
+
+        Empty if the file has no such document.
+        """
         target = pa.scalar(doc_id, pa.binary(16))
         for group in self._groups(offset):
             ids = self._file.read_row_group(group, columns=["doc_id"]).column(0)
@@ -130,7 +131,7 @@ class _PartFile:
         return {}
 
     def _groups(self, offset: int) -> list[int]:
-        """Return the row groups that may hold a record at this offset, the most likely first."""
+        """Return the row groups that may hold the documents of a record at this offset, the most likely first."""
         groups = range(self._file.num_row_groups)
         if "offset" not in self._names:
             return list(groups)
@@ -144,13 +145,24 @@ class _PartFile:
         return self._offsets[group]
 
 
+def _open_parquet(name: str, folder: Store, path: str) -> pq.ParquetFile:
+    """Return an open part file of the table `name`. Raises ContractError if it cannot be read."""
+    try:
+        return pq.ParquetFile(folder.open_input(path))
+    except (OSError, pa.ArrowInvalid) as error:
+        raise ContractError(
+            f"{folder.uri}/{path}: expected a readable Parquet file of the table `{name}`, got {error}. "
+            "Restore the file from a backup."
+        ) from error
+
+
 # The text of documents as the model read it, decoded from the tokens of the shards.
 
 Decode = Callable[[list[int]], str]
 
 
 class Texts:
-    """The text of token spans of a dataset. Reserved tokens except separators appear by name, such as `<tombstone>`."""
+    """Decodes token spans of a dataset. Reserved tokens except separators appear by name, such as `<tombstone>`."""
 
     def __init__(self, dataset: Dataset):
         """Open the tokenizer. Raises ContractError if the model file does not match the contract."""
@@ -182,7 +194,7 @@ class Texts:
 
 
 def open_decoder(dataset: Dataset) -> Decode:
-    """Return the function that decodes ids of a dataset's tokenizer, none of them reserved, to text.
+    """Return the function that decodes token ids of a dataset to text; none of the ids may be reserved.
 
     Raises ContractError if the model file does not match the contract.
     """
@@ -190,7 +202,9 @@ def open_decoder(dataset: Dataset) -> Decode:
     data = folder.read_bytes(path)
     sha256 = hashlib.sha256(data).hexdigest()
     if sha256 != contract.sha256:
-        raise ContractError(f"{folder.uri}/{path}: expected SHA-256 {contract.sha256}, got {sha256}. Restore the file.")
+        raise ContractError(
+            f"{folder.uri}/{path}: expected SHA-256 {contract.sha256}, got {sha256}. Restore the file from a backup."
+        )
     if contract.kind == "sentencepiece":
         from sentencepiece import SentencePieceProcessor
 
@@ -229,10 +243,7 @@ def _in_table(folder: Store, manifest: Manifest, text: str) -> Iterator[bytes]:
     total = sum(entry.rows for entry in manifest.content.files)
     with LongWork("scan", total, "rows") as work:
         for path in manifest.paths_of():
-            try:
-                file = pq.ParquetFile(folder.open_input(path))
-            except (OSError, pa.ArrowInvalid) as error:
-                raise ContractError(f"{folder.uri}/{path}: expected clean text, got {error}. Restore it.") from error
+            file = _open_parquet("clean", folder, path)
             for batch in file.iter_batches(batch_size=ROWS_AT_ONCE, columns=["doc_id", "text", "drop_stage"]):
                 hits = pc.and_(pc.match_substring(batch.column("text"), text), batch.column("drop_stage").is_null())
                 yield from batch.filter(hits).column("doc_id").to_pylist()
@@ -247,7 +258,9 @@ def _in_shards(dataset: Dataset, text: str) -> Iterator[bytes]:
                 reader = pa.ipc.open_file(dataset.folder.open_input(shard.path))
             except (OSError, pa.ArrowInvalid) as error:
                 where = f"{dataset.folder.uri}/{shard.path}"
-                raise ContractError(f"{where}: expected a token shard, got {error}. Restore it.") from error
+                raise ContractError(
+                    f"{where}: expected a readable Arrow file of tokens, got {error}. Restore the file from a backup."
+                ) from error
             for number in range(reader.num_record_batches):
                 batch = reader.get_batch(number)
                 for doc_id, tokens in zip(batch.column("doc_id"), batch.column("tokens"), strict=True):

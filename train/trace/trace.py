@@ -1,7 +1,7 @@
-"""The trace of a run: its order joined with the documents and ranks of its dataset, in both directions.
+"""The trace of a run: which documents a step is trained on, and which steps are trained on a document.
 
-Steps count from 1, as the trainer's do: step k is made of batch k - 1 of the order. Nothing is iterated from the start
-of the run: a step's rows are computed, and a document's steps are those whose rows hold its place in the stream.
+Steps count from 1, as the trainer's do: step k uses batch k - 1 of the sample order. Nothing is iterated from the start
+of the run: the rows of a step are computed, and so are the steps whose rows contain a token position of a document.
 """
 
 import math
@@ -27,14 +27,14 @@ from train.plan.plan import Plan, open_order, read_plan
 
 @dataclass(frozen=True)
 class Appearance:
-    """The span of a document in one contiguous token range of a row of a step."""
+    """A span of a document's tokens in a row of a step; the span is contiguous in the stored stream."""
 
     step: int
     """Step, from 1."""
     row: int
     """Row of the global batch, from 0."""
     piece: int
-    """Number of the token range in the row, from 0; each range is contiguous in the stored stream."""
+    """Number of the contiguous token range in the row that holds the span, from 0."""
     sample: int
     """Global sample index, as in a skip list."""
     source: str
@@ -47,24 +47,24 @@ class Appearance:
     split: str
     """Input file the document came from, such as a WARC file."""
     offset: int
-    """Start of its record there [bytes]."""
+    """Start of the document's record in the input file [bytes]."""
     length: int
-    """Length of its record there [bytes]."""
+    """Length of the document's record in the input file [bytes]."""
     doc_start: int
     """First token of the span, counted in the document."""
     doc_stop: int
     """Token after the span, counted in the document."""
     row_start: int
-    """First token of the span, counted in the row. The token after a range is only a target, of its last input."""
+    """First token of the span, counted in the row."""
     row_stop: int
-    """Token after the span, counted in the row."""
+    """Token after the span, counted in the row; the last token of the span may be a target only, and not an input."""
     cluster: str = ""
     """Duplicate cluster, hex; empty if it is not known."""
 
 
 @dataclass(frozen=True)
 class TokenRange:
-    """A contiguous token range in a row of a step, with the token after it if that is a target."""
+    """A token range in a row that is contiguous in the stream, and the token after the range if that is a target."""
 
     step: int
     row: int
@@ -77,7 +77,7 @@ class TokenRange:
     stop: int
 
     def appearance(self, document: Row, begin: int) -> Appearance:
-        """Return the span of a document in this range; the document begins at token `begin` of its stream."""
+        """Return the span of a document that lies in this range; the document begins at token `begin` of the stream."""
         first, stop = max(begin, self.start), min(begin + document["num_tokens"], self.stop)
         return Appearance(
             step=self.step,
@@ -101,24 +101,24 @@ class TokenRange:
 
 @dataclass(frozen=True)
 class FoundDocument:
-    """A document and all its spans in the steps of a plan."""
+    """A document and all its spans in the batches of a plan."""
 
     stream: str
     """`<source>/train` or `<source>/heldout`; held-out documents are never trained on."""
     doc_id: str
     """Document, hex."""
     url: str
-    """URL, redacted."""
+    """URL of the document, redacted."""
     split: str
-    """Input file it came from, such as a WARC file."""
+    """Input file the document came from, such as a WARC file."""
     offset: int
-    """Start of its record there [bytes]."""
+    """Start of the document's record in the input file [bytes]."""
     length: int
-    """Length of its record there [bytes]."""
+    """Length of the document's record in the input file [bytes]."""
     num_tokens: int
-    """Length [tokens], separators included."""
+    """Number of tokens of the document, separators included."""
     appearances: list[Appearance]
-    """Its spans in training rows, by step and row."""
+    """Spans of the document in training rows, by step and row."""
     cluster: str = ""
     """Duplicate cluster, hex; empty if it is not known."""
 
@@ -129,10 +129,10 @@ def id_to_hex(identifier: Any) -> str:
 
 
 class Trace:
-    """The order of a run joined with the documents of its dataset."""
+    """Finds the documents of a step and the steps of a document, from the sample order and the document index."""
 
     def __init__(self, dataset: Dataset, order: SampleOrder, predicts_next: bool = True):
-        """`predicts_next`: True if the token after a range is a target, as for objective = causal."""
+        """`predicts_next`: True if the token after the last input is a target, as with train.objective = causal."""
         self._order, self._lookahead = order, int(predicts_next)
         self.documents = DocumentIndex(dataset)
         self.num_steps = order.stages[-1].end
@@ -162,7 +162,7 @@ class Trace:
         return spans
 
     def samples_with(self, doc_ids: Iterable[bytes], after: int) -> list[int]:
-        """Return the global indices of samples after step `after` that contain tokens of documents, ascending."""
+        """Return the global indices of the samples after step `after` that contain tokens of the documents, sorted."""
         located = [placed for doc_id in doc_ids if (placed := self.documents.of_id(doc_id)) is not None]
         return sorted({part.sample for placed in located for part in self._appearances(placed) if part.step > after})
 
@@ -171,7 +171,7 @@ class Trace:
         return sum(max(0, plan.end - max(after, plan.first_step)) * plan.global_batch for plan in self._order.stages)
 
     def skipping(self, samples: Sequence[int]) -> "Trace":
-        """Return this trace with more samples skipped, by global index."""
+        """Return this trace for a skip list with more samples, given by global index."""
         order = self._order
         streams, skip = dict(zip(order.sources, order.streams, strict=True)), SkipList((*order.skip.indices, *samples))
         trace = copy(self)
@@ -179,7 +179,7 @@ class Trace:
         return trace
 
     def _with_appearances(self, placed: LocatedDocument) -> FoundDocument:
-        """Return a document of the index with all its spans in the steps, in order."""
+        """Return a document of the index with all its spans in batches, by step and row."""
         stream, document, _ = placed
         key = lambda part: (part.step, part.row, part.piece)  # noqa: E731
         named = {name: document[name] for name in ("url", "split", "offset", "length", "num_tokens")}
@@ -192,32 +192,35 @@ class Trace:
         )
 
     def steps_of_url(self, url: str) -> list[FoundDocument]:
-        """Return every document of a URL, as it is stored (redacted), with all its spans in the steps, in order.
+        """Return every document with this URL, as stored (redacted), with all its spans by step and row.
 
-        If there is none, return those of the same page; empty if there are none of these either.
+        If there is none, return the documents whose canonical URL is the same; empty if there are none of these either.
         """
         return [self._with_appearances(placed) for placed in self.documents.of_url(url)]
 
     def steps_of_document(self, doc_id: bytes) -> list[FoundDocument]:
-        """Return the document of an id with all its spans in the steps; empty if the dataset has none."""
+        """Return the document with an id and all its spans; empty if the dataset has no such document."""
         placed = self.documents.of_id(doc_id)
         return [] if placed is None else [self._with_appearances(placed)]
 
     def steps_of_domain(self, host: str) -> Iterator[FoundDocument]:
-        """Yield every document of a registrable domain, or of a host and its subdomains, by SURT."""
+        """Yield every document of a registrable domain, or of a host and its subdomains, with all its spans."""
         return (self._with_appearances(placed) for placed in self.documents.of_host(host))
 
     def _covering(
         self, source: str, pieces: Sequence[TokenRange]
     ) -> tuple[list[tuple[Row, int]], list[int], list[int]]:
-        """Return the documents in token ranges of a source, and where each begins and ends in the stream."""
+        """Return the documents that overlap token ranges of a source, and where each begins and ends in the stream.
+
+        `pieces`: token ranges; those of other sources are ignored.
+        """
         ranges = [(piece.start, piece.stop) for piece in pieces if piece.source == source]
         documents = self.documents.covering(f"{source}/{TRAIN}", ranges)
         begins = [begin for _, begin in documents]
         return documents, begins, [begin + row["num_tokens"] for row, begin in documents]
 
     def _appearances(self, placed: LocatedDocument) -> Iterator[Appearance]:
-        """Yield the spans of a document in the steps of the plan."""
+        """Yield the spans of a document in the batches of the plan."""
         stream, document, begin = placed
         (source, _, split), end = stream.rpartition("/"), begin + document["num_tokens"]
         if split != TRAIN or source not in self._order.sources:
@@ -231,7 +234,7 @@ class Trace:
                     yield piece.appearance(document, begin)
 
     def _pieces(self, samples: Samples, places: Sequence[tuple[int, int]]) -> Iterator[TokenRange]:
-        """Yield the token ranges of samples, which are used at these (step, row)."""
+        """Yield the contiguous token ranges of samples; `places`: step and row of each sample."""
         pieces, last, number = samples.pieces, -1, 0
         columns = (pieces.row, pieces.column, pieces.epoch, pieces.start, pieces.length, pieces.closed)
         for row, column, epoch, start, length, closed in zip(*(array.tolist() for array in columns), strict=True):
@@ -253,8 +256,8 @@ def open_trace(run: Store, dataset: Dataset | None = None, plan: Plan | None = N
     order = open_order(run, dataset, plan)
     if order.digest != plan.order:
         raise ContractError(
-            f"{run.uri}: expected order {plan.order[:12]}, the order of the plan, got {order.digest[:12]}. Use the "
-            "version of Penstock that trained."
+            f"{run.uri}: expected the plan's sample order {plan.order[:12]}, got {order.digest[:12]}. Use the version "
+            "of Penstock that trained the model."
         )
     return Trace(dataset, order, config.objective == "causal")
 
@@ -268,22 +271,22 @@ def documents_of_step(run: Store, step: int) -> list[Appearance]:
 
 
 def steps_of_url(run: Store, url: str) -> list[FoundDocument]:
-    """Return every document of a URL, as it is stored (redacted), with all its spans in the plan's steps, in order.
+    """Return every document with this URL, as stored (redacted), with all its spans by step and row.
 
     Empty if the dataset has no such URL. Raises ContractError if the plan is of another dataset.
     """
     return open_trace(run).steps_of_url(url)
 
 
-# Steps, epochs and checkpoints of a run that saw documents, and the last checkpoint that did not.
+# The steps, epochs and checkpoints of a run that were trained on documents, and the last checkpoint that was not.
 
 
 @dataclass(frozen=True)
 class Exposure:
-    """The steps of a plan that see a set of documents, and the existing checkpoints that have seen it."""
+    """The steps of a plan that are trained on a set of documents, and the existing checkpoints that saw the set."""
 
     steps: tuple[int, ...]
-    """Every step that sees a document of the set, in order, up to the end of the plan."""
+    """Every step whose batch contains a document of the set, in order, up to the end of the plan."""
     epochs: tuple[int, ...]
     """Passes over the source in which these steps lie, from 0."""
     trained: int | None
@@ -291,12 +294,12 @@ class Exposure:
     first_checkpoint: int | None
     """Step of the first checkpoint that saw the set; None = none did."""
     last_checkpoint: int | None
-    """Step of the last checkpoint that saw the set; documents that were seen stay in the weights."""
+    """Step of the last checkpoint that saw the set: every checkpoint after the first that saw it has seen it too."""
     last_clean: int | None
     """Step of the last checkpoint that had not seen the set; None = there is none, so train from step 0."""
 
     def describe(self) -> str:
-        """Return this as text."""
+        """Return the steps, epochs and checkpoints as one line of text."""
         if not self.steps:
             return "in no step of the plan: every checkpoint is clean"
         steps, epochs = self.steps, ", ".join(map(str, self.epochs))
@@ -313,7 +316,7 @@ class Exposure:
 def exposure_of(appearances: Iterable[Appearance], checkpoints: Iterable[int]) -> Exposure:
     """Return the steps and checkpoints that saw documents, from their spans and the steps of existing checkpoints.
 
-    A checkpoint of step s has made s updates, so it saw a step k if k <= s.
+    A checkpoint of step s is the result of updates 1 to s, so it saw the documents of steps up to s.
     """
     uses = [(part.step, part.epoch) for part in appearances]
     steps, saved = sorted({step for step, _ in uses}), sorted(checkpoints)
@@ -339,14 +342,14 @@ def checkpoint_steps(run: Store) -> list[int]:
 
 @dataclass(frozen=True)
 class StepLayout:
-    """The layout of a step."""
+    """The layout in which the rows of a step are divided among ranks and micro-batches."""
 
     axes: dict[str, int]
     """Size of every axis of the mesh."""
     layout: LayoutConfig
-    """Settings; only the size of a micro-batch is used."""
+    """Settings of `[layout]`; only the size of a micro-batch is used."""
     named: str
-    """The origin of the layout: a checkpoint or the plan."""
+    """Where the layout comes from: a checkpoint or the plan."""
 
     @property
     def ranks(self) -> int:
@@ -371,8 +374,8 @@ class StepLayout:
     def rows(self, num_rows: int, rank: int, micro_batch: int | None = None) -> range:
         """Return the rows of a global batch that a rank reads, or only those of one of its micro-batches (from 0).
 
-        Empty if the rank reads only padding, to match the number of micro-batches of the others. Raises
-        ConfigError if there is no such rank or micro-batch.
+        Empty if the rows are only padding, which gives every rank the same number of micro-batches. Raises ConfigError
+        if there is no such rank or micro-batch.
         """
         own_rows = rows_of(num_rows, data_ranks(self.axes), self.data_rank(rank))
         if micro_batch is None:
@@ -388,10 +391,10 @@ class StepLayout:
 
 
 def layout_of_step(run: Store, plan: Plan, step: int, ranks: int | None = None) -> StepLayout:
-    """Return the layout of the first checkpoint from a step on, else of the last before it, else of the plan.
+    """Return the layout of a step: that of the first checkpoint not before it, else of the last one, else the plan's.
 
-    `ranks`: use the layout of the plan on this number of ranks instead. Raises ConfigError if that layout does not fit
-    `ranks`.
+    `ranks`: use the plan's layout on this number of ranks instead. Raises ConfigError if that layout does not work with
+    `ranks` ranks.
     """
     layout = plan.settings.layout.for_device("cpu")  # rows are the same on every type of device
     notes = list_checkpoints(run) if run.is_local and ranks is None else []

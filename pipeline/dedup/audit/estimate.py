@@ -21,10 +21,11 @@ from pipeline.minhash.stage import SignatureConfig, similarity, value_type
 
 # Pairs of sampled documents: their true Jaccard similarity, estimated similarity, common keys, and common clusters.
 #
-# All pairs of a sample are computed as products of sparse matrices, one block of rows at a time; documents with equal
-# shingles are multiplied once. Pairs below FLOOR are discarded.
+# The similarities of all pairs of a sample are products of sparse matrices, computed for one block of rows at a time.
+# Documents with equal shingles enter a product once. Pairs with a similarity below FLOOR are discarded.
 
 FLOOR = 0.2
+"""Least Jaccard similarity of a pair that is counted."""
 BLOCK_CELLS = 1 << 21
 PAIRS_AT_ONCE = 1 << 14
 Rows = npt.NDArray[np.int64]
@@ -33,30 +34,35 @@ Numbers = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class AuditSample:
-    """The documents that can be compared, sorted by doc_id; the other arrays have a row for each."""
+    """The sampled documents that can be compared, sorted by doc_id. Every array has a row for each document."""
 
     docs: Sequence[bytes]
     scope: Rows
+    """Hash of the document's values in the columns `dedup.scope`."""
     cluster: Rows
-    """A number for each cluster."""
+    """Number of the document's cluster; numbers are equal for equal clusters."""
     digest: Rows
-    """A number for each normalised text."""
+    """Number of the document's normalised text; numbers are equal for equal texts."""
     signatures: npt.NDArray[np.unsignedinteger]
     keys: Rows
-    """(documents, keys)"""
+    """Keys that near copies are likely to share, (documents, keys)."""
     sets: Any
-    """Sparse (documents, distinct shingles), 1 where the document has the shingle."""
+    """Sparse matrix (documents, distinct shingles), 1 where the document has the shingle."""
     sizes: Rows
+    """Number of distinct shingles of the document."""
     same: Rows
-    """The first document with the same shingles."""
+    """Row of the first document with the same shingles."""
     row: dict[bytes, int]
+    """Row of each document by doc_id."""
     without_text: frozenset[bytes]
+    """Sampled documents that have no text, so they cannot be compared."""
     too_long: frozenset[bytes]
+    """Sampled documents that have too many shingles to be compared."""
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs of documents by row, a < b, of one scope."""
+    """Pairs of documents with the same scope, as rows a < b of an `AuditSample`, and their true Jaccard similarity."""
 
     a: Rows
     b: Rows
@@ -68,14 +74,14 @@ class Pairs:
 
 
 def concatenate_pairs(parts: Sequence[Pairs]) -> Pairs:
-    """Return all pairs of several sets of pairs."""
+    """Return the pairs of all parts in one object."""
     empty = Pairs(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
     columns = zip(*((part.a, part.b, part.jaccard) for part in (empty, *parts)))
     return Pairs(*map(np.concatenate, columns))
 
 
 def read_sample(table: pa.Table, signature: SignatureConfig) -> AuditSample:
-    """Return the sample from rows SAMPLED in any order."""
+    """Return the sampled documents from rows (SAMPLED) in any order."""
     from scipy.sparse import csr_matrix
 
     table = table.sort_by("doc").combine_chunks()
@@ -116,7 +122,8 @@ def _matrix(column: pa.ChunkedArray, value: str) -> Any:
 
 
 def all_pairs(sample: AuditSample, rows: Rows) -> Iterator[Pairs]:
-    """Yield every pair of these documents (ascending rows) of one scope and at least FLOOR similar, in blocks."""
+    """Yield, in blocks, all pairs of the documents `rows` (ascending) of one scope and with a similarity of at least
+    FLOOR."""
     step = max(1, BLOCK_CELLS // max(1, len(rows)))
     for start in range(0, len(rows), step):
         left, right = rows[start : start + step], rows[start:]
@@ -147,13 +154,13 @@ def jaccard_of(sample: AuditSample, a: Rows, b: Rows) -> Numbers:
 
 
 def _ratio(common: Any, left: Any, right: Any) -> Any:
-    """Return common over union, and 1 for two texts without a shingle."""
+    """Return the common shingles over their union, from counts; 1 for two texts without a shingle."""
     union = left + right - common
     return np.where(union > 0, common / np.maximum(union, 1), 1.0)
 
 
 def share_a_key(sample: AuditSample, a: Rows, b: Rows) -> npt.NDArray[np.bool_]:
-    """Return True for each pair a[i], b[i] that shares a key, so that it was a candidate (pairs,)."""
+    """Return, for each pair a[i], b[i], whether it shares a key, which makes it a candidate (pairs,)."""
     shared = np.zeros(len(a), bool)
     for column in sample.keys.T:
         shared |= column[a] == column[b]
@@ -161,7 +168,7 @@ def share_a_key(sample: AuditSample, a: Rows, b: Rows) -> npt.NDArray[np.bool_]:
 
 
 def estimates(sample: AuditSample, a: Rows, b: Rows, is_simhash: bool) -> Numbers:
-    """Return the similarity of document a[i] and document b[i] that their signatures estimate (pairs,)."""
+    """Return, for each pair a[i], b[i], the similarity that the two signatures estimate (pairs,)."""
     estimated = np.zeros(len(a), np.float64)
     for start in range(0, len(a), PAIRS_AT_ONCE):
         block = slice(start, start + PAIRS_AT_ONCE)
@@ -177,7 +184,7 @@ DIGITS = 6
 
 @dataclass(frozen=True)
 class ShareEstimate:
-    """A share 0..1 with its interval of 95 % and its number of pairs; None if there are no pairs."""
+    """A share, 0 to 1, with its 95 % confidence interval and the number of pairs; None without pairs."""
 
     value: float | None
     low: float | None
@@ -185,12 +192,12 @@ class ShareEstimate:
     pairs: int
 
     def to_json(self) -> dict[str, float | int | None]:
-        """Return the share as the manifest stores it."""
+        """Return the share and its interval as the manifest stores them."""
         return {"value": self.value, "low": self.low, "high": self.high, "pairs": self.pairs}
 
 
 def wilson(share: float, count: float) -> tuple[float, float]:
-    """Return the interval of 95 % of a share of `count` observations."""
+    """Return Wilson's 95 % confidence interval of a share that `count` independent observations measure."""
     square = Z * Z / count
     center = (share + square / 2) / (1 + square)
     half = Z / (1 + square) * math.sqrt(share * (1 - share) / count + square / count / 4)
@@ -198,7 +205,10 @@ def wilson(share: float, count: float) -> tuple[float, float]:
 
 
 def simple_share(hits: int, pairs: int, is_all: bool = False) -> ShareEstimate:
-    """Return the share of hits among independent pairs; `is_all`: these are all pairs, so the interval has no width."""
+    """Return the share of hits among independent pairs, with its 95 % confidence interval.
+
+    With `is_all`, these are all pairs of the run and not a sample, so the interval has no width.
+    """
     if not pairs:
         return ShareEstimate(None, None, None, 0)
     value = hits / pairs
@@ -206,7 +216,10 @@ def simple_share(hits: int, pairs: int, is_all: bool = False) -> ShareEstimate:
 
 
 def grouped_share(hits: Numbers, weights: Numbers, pairs: int, is_all: bool = False) -> ShareEstimate:
-    """Return the weighted share of hits, from the sums of each group (groups,)."""
+    """Return the weighted share of hits with its 95 % confidence interval, from sums over groups of dependent pairs.
+
+    `hits` and `weights` are (groups,). With `is_all`, the pairs are not a sample, so the interval has no width.
+    """
     total = float(weights.sum())
     if not pairs or not total:
         return ShareEstimate(None, None, None, 0)
@@ -215,7 +228,7 @@ def grouped_share(hits: Numbers, weights: Numbers, pairs: int, is_all: bool = Fa
 
 
 def effective_groups(hits: Numbers, weights: Numbers) -> float:
-    """Return the effective number of independent observations in the groups: at least 1, at most their number."""
+    """Return how many independent observations the groups are worth: at least 1, at most the number of groups."""
     used = weights > 0
     hits, weights = hits[used], weights[used]
     groups, total, sum_hits = len(weights), float(weights.sum()), float(hits.sum())
@@ -230,7 +243,7 @@ def effective_groups(hits: Numbers, weights: Numbers) -> float:
 
 
 def theory(jaccard: Numbers, bands: int, rows: int) -> Numbers:
-    """Return the probability that two documents of this similarity share a band: 1 - (1 - s^rows)^bands."""
+    """Return the probability that two documents of this similarity share a band key: 1 - (1 - s^rows)^bands."""
     probability: Numbers = 1 - (1 - jaccard**rows) ** bands
     return probability
 
@@ -240,25 +253,26 @@ def _share(value: float, interval: tuple[float, float], pairs: int) -> ShareEsti
     return ShareEstimate(round(value, DIGITS), round(min(low, value), DIGITS), round(max(high, value), DIGITS), pairs)
 
 
-# Sums over the pairs of a sample: recall at each similarity, and the measured candidate curve, by bins.
+# Sums over the pairs of a sample, by bins of similarity: recall, and the measured candidate curve.
 #
-# Sums are kept by document, so that pairs which depend on each other can be grouped afterwards.
+# Sums are kept by document, so that pairs with a common document, which are not independent, can be grouped afterwards.
 
 RECALL_MARGIN = 0.1
-"""Recall is reported down to this much below the least similarity of a copy."""
+"""Recall is reported for similarities down to the least similarity of a copy minus this margin."""
 
 
 def bin_edges(min_jaccard: float) -> list[float]:
-    """Return the lower edges of the bins: steps of 0.05 from FLOOR to 1 (equal sets), and the least copy similarity."""
+    """Return the lower edges of the bins of similarity: FLOOR to 1 in steps of 0.05, and the least similarity of a
+    copy."""
     steps = [round(0.05 * step, 2) for step in range(round(FLOOR / 0.05), 21)]
     return sorted({*steps, *([min_jaccard] if min_jaccard >= FLOOR else [])})
 
 
 class PairTally:
-    """Weighted pairs by document and bin."""
+    """Sums of the weights of pairs, by document and bin of similarity."""
 
     def __init__(self, groups: Rows, edges: Sequence[float], layout: tuple[int, int] | None):
-        """Start empty sums; `groups` has the first document of each document's group, and `add` merges groups."""
+        """Start with empty sums; `groups` is the row of the first document of each document's group."""
         self._groups, self._edges, self._layout = groups, np.array(edges), layout
         self._shape = (len(groups), len(edges))
         self._weights, self._candidates, self._joined = (np.zeros(self._shape) for _ in range(3))
@@ -268,7 +282,10 @@ class PairTally:
     def add(
         self, pairs: Pairs, weights: Numbers, candidates: npt.NDArray[np.bool_], joined: npt.NDArray[np.bool_]
     ) -> None:
-        """Count pairs of at least FLOOR, and merge the groups of the two documents of each pair."""
+        """Add pairs of at least FLOOR to the sums, and merge the groups of the two documents of each pair.
+
+        `candidates` and `joined` say which pairs share a key, and which are in one cluster.
+        """
         bins = np.searchsorted(self._edges, pairs.jaccard, side="right") - 1
         cells = pairs.a * self._shape[1] + bins
         every = np.ones(len(bins), bool)
@@ -292,13 +309,14 @@ class PairTally:
         self._groups = np.unique(labels, return_index=True)[1][labels]
 
     def pairs_from(self, edge: float) -> int:
-        """Return the number of pairs that are at least this similar; `edge` is a bin edge."""
+        """Return the number of pairs with a similarity of at least `edge`, which must be a bin edge."""
         return int(self._counts[0][self._edges >= edge].sum())
 
     def recall(self, min_jaccard: float, is_all: bool) -> list[dict[str, Any]]:
         """Return recall at each bin edge from `min_jaccard` - `RECALL_MARGIN` on.
 
-        For the pairs that are at least this similar: the share in one cluster, and the share with a common key.
+        It covers the pairs that are at least as similar as the edge: the share in one cluster, and the share with a
+        common key.
         """
         edges = [edge for edge in self._edges.tolist() if edge >= min(min_jaccard, 1.0) - RECALL_MARGIN - 1e-9]
         return [
@@ -312,7 +330,8 @@ class PairTally:
         ]
 
     def curve(self, is_all: bool) -> list[dict[str, Any]]:
-        """Return mean similarity, share with a common key, and expected share of each bin that holds a pair."""
+        """Return the candidate curve: mean similarity, share with a common key and expected share of each bin with a
+        pair."""
         bins = []
         for index in np.flatnonzero(self._counts[0]).tolist():
             total = float(self._weights[:, index].sum())

@@ -1,9 +1,9 @@
-"""The samples of the audit: their proposal part by part, their choice over all parts, and the reading of their texts.
+"""The samples of the audit: documents that each part proposes, the choice among them, and the reading of their texts.
 
 Documents are chosen by hashes of doc_id and anchor, never by order. Three samples: documents that deduplication joined
-(for precision), uniformly drawn documents, and all documents of some anchors. An anchor is a document's smallest
-shingle under a separate hash, so two documents of Jaccard similarity s share it with probability s. Sources: Broder
-1997, "On the resemblance and containment of documents"; Cohen and Kaplan 2007, "Summarizing data using bottom-k
+(for precision), uniformly drawn documents, and all documents of some anchors (for recall). An anchor is a document's
+smallest shingle under a separate hash, so two documents of Jaccard similarity s share it with probability s. Sources:
+Broder 1997, "On the resemblance and containment of documents"; Cohen and Kaplan 2007, "Summarizing data using bottom-k
 sketches" (coordinated samples).
 """
 
@@ -31,8 +31,9 @@ from schemas.manifest import part_key
 
 JOINED, UNIFORM, ANCHORED = "joined", "uniform", "anchored"
 OVERSAMPLE = 64
-"""Documents proposed for their anchors, as a multiple of the sample size. The share that has an anchor in common with
-another document is not known before; if it is below one in 64, the sample is smaller than `audit.documents`."""
+"""Number of documents that are proposed for their anchors, as a multiple of the sample size. The share of documents
+whose anchor another document has is not known in advance. If it is below one in 64, the sample is smaller than
+`audit.documents`."""
 PROPOSALS = pa.schema(
     [
         pa.field("sample", pa.string()),
@@ -45,7 +46,8 @@ PROPOSALS = pa.schema(
         pa.field("count", pa.int64()),
     ]
 )
-"""`rank` and `group` are the anchor's; the first row of a group in a part has the `count` of its documents there."""
+"""Columns of a proposed document. `rank` is the hash of its anchor, `group` is anchor and scope. `count` is the number
+of documents of the group in a part, in the first row of the group there, else 0."""
 PROPOSALS_DDL = (
     "sample string, key long, doc binary, leader binary, cluster binary, rank long, group binary, count long"
 )
@@ -54,14 +56,14 @@ Keys = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class ProposeTask:
-    """One part of the documents, and the number of documents of all parts."""
+    """One part of the documents, the settings of the audit, and the number of documents in all parts."""
 
     part: Part
     audit: AuditConfig
     dedup: DedupConfig
     num_documents: int
     num_joined: int
-    """Documents that deduplication joined with another."""
+    """Documents in all parts that deduplication joined with another."""
 
 
 def hash_values(values: npt.NDArray[np.uint64], seed: int, purpose: str) -> Keys:
@@ -74,17 +76,17 @@ def hash_values(values: npt.NDArray[np.uint64], seed: int, purpose: str) -> Keys
 
 
 def document_keys(doc_ids: pa.Array, seed: int, purpose: str) -> Keys:
-    """Return the hash of each doc_id."""
+    """Return a hash of each doc_id, in [0, 2^63), for one purpose; see `hash_values`."""
     return hash_values(rows_of_bytes(doc_ids, DOC_ID_BYTES)[:, :8].copy().view("<u8")[:, 0], seed, purpose)
 
 
 def hash_limit(share: float) -> int:
-    """Return the number below which the lowest `share` of all hashes lies."""
+    """Return the limit below which this share of all hashes of `hash_values` lies."""
     return (1 << 63) - 1 if share >= 1 else int(share * (1 << 63))
 
 
 def propose(task: ProposeTask) -> Iterator[pa.RecordBatch]:
-    """Yield the documents of a part (PROPOSALS) that may belong to a sample of all parts."""
+    """Yield the documents of one part that may belong to a sample (PROPOSALS); the choice is made among all parts."""
     size = task.audit.documents
     enough = size + 6 * size**0.5 + 10  # almost surely at least `size`
     joined_cut, uniform_cut = (hash_limit(enough / max(1, count)) for count in (task.num_joined, task.num_documents))
@@ -112,7 +114,7 @@ def _rows(sample: str, batch: pa.RecordBatch, keys: Keys, chosen: npt.NDArray[np
 
 
 def _with_anchors(batch: pa.RecordBatch, task: ProposeTask, limit: int) -> pa.RecordBatch:
-    """Return the documents of the chosen anchors, with group and key."""
+    """Return (doc, rank, group, key) of the documents whose anchor has a rank of at most `limit`; see PROPOSALS."""
     batch = batch.filter(batch.column("anchor").is_valid())
     anchors = batch.column("anchor").to_numpy().view(np.uint64)
     ranks = hash_values(anchors, task.audit.seed, "anchor")
@@ -125,7 +127,8 @@ def _with_anchors(batch: pa.RecordBatch, task: ProposeTask, limit: int) -> pa.Re
 
 
 def _groups(batches: Sequence[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
-    """Yield, for each group of one part, the `size` documents with the lowest keys, and the number of its documents."""
+    """Yield, for each group of a part, the `size` documents with the lowest keys, and how many documents the group
+    has."""
     for batch in batches:  # a single batch, or none if the part has no document
         if not batch.num_rows:
             continue
@@ -144,31 +147,32 @@ def _groups(batches: Sequence[pa.RecordBatch], size: int) -> Iterator[pa.RecordB
 
 @dataclass(frozen=True)
 class AuditSamples:
-    """The samples of a run."""
+    """The documents of the three samples."""
 
     joined: Sequence[tuple[bytes, bytes, bytes]]
-    """(document, document that it was joined with, first document of its cluster)"""
+    """Rows (document, document that it matched, first document of its cluster)."""
     uniform: Sequence[bytes]
+    """The uniformly drawn documents."""
     anchored: Sequence[Sequence[bytes]]
-    """Documents of one anchor and scope, at least two."""
+    """Groups of at least two documents with the same anchor and scope."""
     every_joined: bool
-    """True if the sample holds every joined document."""
+    """True if the sample of joined documents holds all joined documents of the run."""
     every_document: bool
-    """True if the uniform sample holds every document."""
+    """True if the uniform sample holds all documents of the run."""
     capped: Sequence[int]
-    """Sizes of the groups of which only some documents are in the sample."""
+    """Sizes of the groups of one anchor of which only some documents are in the sample."""
 
     def wanted(self) -> list[bytes]:
-        """Return every document of the samples, sorted."""
+        """Return the doc_ids of all documents in the samples, sorted."""
         joined = {doc for row in self.joined for doc in row}
         return sorted({*joined, *self.uniform, *(doc for group in self.anchored for doc in group)})
 
 
 def choose(rows: pa.Table, audit: AuditConfig, num_documents: int, num_joined: int) -> AuditSamples:
-    """Return the samples, from the proposals with the lowest keys and the anchors with the lowest ranks.
+    """Return the samples: the proposals with the lowest keys, and the groups of anchors with the lowest ranks.
 
-    `rows` hold at least `audit.documents` proposals of each kind, if the run has as many; `count` is the size of the
-    whole group of an anchor.
+    `rows` hold at least `audit.documents` proposals of each sample, if the run has as many. Their `count` is the size
+    of a group in the whole run.
     """
     by_sample: dict[str, list[dict[str, Any]]] = {JOINED: [], UNIFORM: [], ANCHORED: []}
     for row in rows.to_pylist():
@@ -214,7 +218,8 @@ SAMPLED = pa.schema(
         pa.field("shingles", pa.binary()),
     ]
 )
-"""`shingles` are sorted distinct uint64, null for a document with no text (then `num_shingles` is too) or too many."""
+"""`shingles` are the sorted distinct hashes as uint64. They are null for a document without text, for which
+`num_shingles` is null too, and for a document with too many."""
 SAMPLED_DDL = (
     "doc binary, scope long, cluster binary, digest binary, signature binary, keys binary, num_shingles long, "
     "shingles binary"
@@ -223,7 +228,7 @@ SAMPLED_DDL = (
 
 @dataclass(frozen=True)
 class TextsTask:
-    """One part, and the sampled documents of all parts."""
+    """One part, and the doc_ids of the sampled documents of all parts."""
 
     part: Part
     wanted: Sequence[bytes]
@@ -232,7 +237,7 @@ class TextsTask:
 
 
 def read_sampled(task: TextsTask) -> Iterator[pa.RecordBatch]:
-    """Yield the sampled documents (SAMPLED) of this part. Raises ContractError if its tables are not of one run."""
+    """Yield the sampled documents of a part (SAMPLED). Raises ContractError if its tables are of different runs."""
     names = list(dict.fromkeys(["doc_id", "language", "text_digest", "signature", *key_columns(task.dedup)]))
     documents = joined(rows_of(task.part, "documents", names, pa.array(task.wanted, pa.binary(16))))
     if documents is None:
@@ -250,7 +255,8 @@ def read_sampled(task: TextsTask) -> Iterator[pa.RecordBatch]:
 
 
 def rows_of(part: Part, table: str, columns: Sequence[str], wanted: pa.Array) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of the wanted documents in one part of a table, in its order; other row groups are not read."""
+    """Yield the rows of the wanted documents in one part of a table, in its order; row groups without one are
+    skipped."""
     with part.folders[table].open_input(part.paths[table]) as stream:
         file = pq.ParquetFile(stream)
         for group in range(file.num_row_groups):
@@ -261,19 +267,22 @@ def rows_of(part: Part, table: str, columns: Sequence[str], wanted: pa.Array) ->
 
 
 def joined(batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:
-    """Return the batches as a single batch; None if there is none."""
+    """Return all batches as a single batch; None if there are none."""
     held = list(batches)
     return pa.Table.from_batches(held).combine_chunks().to_batches()[0] if held else None
 
 
 def _same(task: TextsTask, expected: pa.Array, rows: pa.RecordBatch | None) -> pa.RecordBatch:
-    """Return the rows, after a check that they are those of the expected documents, in their order."""
+    """Return the rows after a check that they are those of the expected documents, in the same order.
+
+    None for `rows` means no rows. Raises ContractError if the check fails.
+    """
     if rows is None:
         rows = pa.RecordBatch.from_arrays([expected.slice(0, 0)], ["doc_id"])
     if not rows.column("doc_id").equals(expected):
         raise ContractError(
             f"audit {part_key(task.part.ordinal)}: expected {len(expected)} sampled documents in `clusters` and "
-            f"`text`, got {rows.num_rows} or others, so the tables are not of the same run. Run the steps again."
+            f"`text`, got {rows.num_rows} or others, so the tables are of different runs. Run `penstock run` again."
         )
     return rows
 

@@ -1,6 +1,7 @@
-"""The step `audit`: samples are proposed part by part, chosen, read from their parts, and examined in one task.
+"""The step `audit`: samples of documents are chosen, read from their parts, and compared pair by pair in one task.
 
-Only samples are shuffled: `audit.documents` bounds the data on the driver and in that task, for a run of any size.
+Each part proposes documents for the samples, and the driver chooses among them. Only samples are shuffled:
+`audit.documents` bounds the data on the driver and in that task, for a run of any size.
 """
 
 from collections.abc import Iterator
@@ -54,21 +55,21 @@ from schemas.manifest import Counts
 from schemas.storage import Store
 from schemas.tables import AUDIT
 
-# The audit in one task over the samples: figures for the manifest, and the pairs on which they are based.
+# The comparison of the sampled documents in one task: figures for the manifest, and the pairs they are based on.
 #
 # Precision is the share of joined pairs that are at least as similar as `min_jaccard`; recall is the share of all such
 # pairs that are joined. A pair of documents shares an anchor with probability s, so its weight is 1/s (Horvitz and
 # Thompson 1952). Rows are sorted by doc_id and summed in one task, so the figures are the same at any partitioning.
 
 MAX_LISTED = 50_000
-"""Most pairs of a sample that are listed, those with the lowest hashes."""
+"""Most pairs of a sample that the table lists; of more, those with the lowest hashes."""
 CLUSTER = "cluster"
 """The sample of joined documents, each paired with the first document of its cluster (joined by a chain of links)."""
 
 
 @dataclass(frozen=True)
 class ExamineTask:
-    """The samples, the settings of deduplication, and the folder of the table."""
+    """The sampled documents, the settings of deduplication, and the folder of the table `audit`."""
 
     chosen: AuditSamples
     audit: AuditConfig
@@ -83,19 +84,19 @@ class ExamineTask:
 
     @property
     def layout(self) -> tuple[int, int] | None:
-        """Return bands and rows; None for SimHash, whose candidate curve has another form."""
+        """Return the numbers of bands and rows; None for SimHash, whose candidate curve has another form."""
         return None if self.signature.family == "simhash" else layout(self.dedup, self.signature)
 
 
 @dataclass
 class ListedPairs:
-    """The pairs of one sample with the lowest hashes."""
+    """The pairs of one sample that the table lists: those with the lowest hashes."""
 
     kind: str
     pairs: Pairs
 
     def add(self, sample: AuditSample, pairs: Pairs) -> None:
-        """Add pairs, and discard those with the highest hashes beyond MAX_LISTED."""
+        """Add pairs; if there are more than MAX_LISTED, discard those with the highest hashes."""
         self.pairs = concatenate_pairs([self.pairs, pairs])
         if len(self.pairs.a) > MAX_LISTED:
             a, b = self.pairs.a, self.pairs.b
@@ -105,7 +106,7 @@ class ListedPairs:
 
 
 def examine(task: ExamineTask, batches: Iterator[pa.RecordBatch]) -> PartResult:
-    """Write the table from the rows SAMPLED of every sampled document; the figures go into the manifest."""
+    """Write the table `audit` from the rows of all sampled documents (SAMPLED); its manifest gets the figures."""
 
     def fill(output: PartOutput) -> None:
         sample = read_sample(pa.Table.from_batches(batches, SAMPLED), task.signature)
@@ -128,7 +129,10 @@ def examine(task: ExamineTask, batches: Iterator[pa.RecordBatch]) -> PartResult:
 
 
 def precision(task: ExamineTask, sample: AuditSample, listed: list[ListedPairs]) -> dict[str, Any]:
-    """Return the similarity of joined documents to the document that each joined, and to the first of its cluster."""
+    """Return the precision of two kinds of pairs of joined documents, and append their pairs to `listed`.
+
+    A document is paired with the one that it matched, and with the first document of its cluster.
+    """
     chosen = task.chosen
     excluded = sample.without_text | sample.too_long
     figures: dict[str, Any] = {"documents": len(chosen.joined)}
@@ -154,7 +158,10 @@ def precision(task: ExamineTask, sample: AuditSample, listed: list[ListedPairs])
 
 
 def recall_uniform(task: ExamineTask, sample: AuditSample, listed: list[ListedPairs]) -> dict[str, Any]:
-    """Return recall on all pairs of uniformly drawn documents: unbiased, but with few copies in a large run."""
+    """Return recall on all pairs of uniformly drawn documents, and append these pairs to `listed`.
+
+    The estimate is unbiased, but few of the pairs are copies in a large run.
+    """
     rows = np.array(sorted(sample.row[doc] for doc in task.chosen.uniform if doc in sample.row), np.int64)
     tally = PairTally(np.arange(len(sample.docs)), bin_edges(task.min_jaccard), task.layout)
     kept = ListedPairs(UNIFORM, concatenate_pairs([]))
@@ -167,7 +174,10 @@ def recall_uniform(task: ExamineTask, sample: AuditSample, listed: list[ListedPa
 
 
 def recall_anchored(task: ExamineTask, sample: AuditSample, listed: list[ListedPairs]) -> dict[str, Any]:
-    """Return recall on the pairs that share an anchor, a second hash family: many pairs in a run of any size."""
+    """Return recall on the pairs of documents with an equal anchor, and append these pairs to `listed`.
+
+    An anchor is the minimum under a hash that no signature uses, so a run of any size has many such pairs.
+    """
     groups: Rows = np.arange(len(sample.docs))
     here = [
         np.array(sorted(sample.row[doc] for doc in group if doc in sample.row), np.int64)
@@ -205,7 +215,7 @@ def _figures_of(task: ExamineTask, tally: PairTally, is_all: bool) -> dict[str, 
 
 
 def rows_of(task: ExamineTask, sample: AuditSample, listed: ListedPairs) -> Iterator[Row]:
-    """Yield the rows AUDIT of the listed pairs, sorted, each pair once."""
+    """Yield the rows of the table `audit` for the listed pairs, sorted, each pair once."""
     pairs = listed.pairs.take(np.unique(np.stack([listed.pairs.a, listed.pairs.b]), axis=1, return_index=True)[1])
     a, b = pairs.a, pairs.b
     estimated = estimates(sample, a, b, task.signature.family == "simhash")
@@ -224,7 +234,7 @@ def rows_of(task: ExamineTask, sample: AuditSample, listed: ListedPairs) -> Iter
 
 
 def build_audit(build: StepContext) -> dict[str, TableResult]:
-    """Build the table `audit`: one part with the pairs that were compared; the figures are in its manifest."""
+    """Build the table `audit`: one part with the pairs that were compared. The figures are in its manifest."""
     audit, dedup = build.recipe.section("audit", AuditConfig), build.recipe.section("dedup", DedupConfig)
     signature = build.recipe.section("signature", SignatureConfig)
     parts = parts_of(build.inputs)
@@ -246,7 +256,7 @@ def build_audit(build: StepContext) -> dict[str, TableResult]:
 def lowest_proposals(proposals: DataFrame, audit: AuditConfig) -> Any:
     """Return the `audit.documents` proposals with the lowest keys of each sample as an Arrow table.
 
-    Of the anchors it has one more group, and each row has the size of its whole group.
+    The sample by anchors has up to one group more, and each of its rows has the size of its whole group.
     """
     of_anchor = proposals.where(F.col("sample") == ANCHORED)
     group = Window.partitionBy("group")

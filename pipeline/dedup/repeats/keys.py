@@ -1,7 +1,7 @@
-"""Tallies of one part for the step `repeats`: keys of units, seeds and windows, and the repeats that return to a part.
+"""Counts of keys in one part for the step `repeats`: keys of units, seeds and windows; and the repeats of a part.
 
-Three passes read the documents of a part: units of text, seeds of windows, and the windows whose seed is a repeat.
-`KnownRepeats` then looks up the repeated keys of a part.
+Three passes read the documents of a part: for units of text, for seeds of windows, and for the windows whose seed is a
+repeat. `KnownRepeats` then looks up which keys of a document are repeated.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,27 +25,32 @@ from schemas.config import Recipe
 from schemas.ids import DOC_ID_BYTES
 from schemas.storage import Store
 
-# Tallies of a part: each key once per chunk, with the number of its occurrences and the first of them in keep order.
+# Counts of the keys of a part (TALLIES): a row for each key in some consecutive documents, with the number of its
+# occurrences and the first of them in keep order.
 
 PLACES_AT_ONCE = 1 << 20
-"""Occurrences that are tallied together, so that the memory of a task does not grow with its part."""
+"""Occurrences of keys that are counted together, so that the memory of a task does not grow with its part."""
 POSITION_BYTES = 8
+"""Bytes of a position in a document."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyOccurrences:
-    """The occurrences of keys in one document."""
+    """The occurrences of all keys in one document."""
 
     order: Bytes
-    """(order_bytes,) the keep order of the document."""
+    """Keep order of the document, (order_bytes,)."""
     keys: Codes
-    """(places, 1 or 2) a key is one number for units and seeds, two numbers for windows."""
+    """Key of each occurrence, (occurrences, 1 or 2): one number for units and seeds, two numbers for windows."""
     positions: Ints
-    """(places,) position of each key in the document."""
+    """Position in the document of each occurrence, (occurrences,)."""
 
 
 def tallies(documents: Iterator[KeyOccurrences], part: int, at_once: int = PLACES_AT_ONCE) -> Iterator[pa.RecordBatch]:
-    """Yield the occurrences of a part's documents as TALLIES; `first` is a document's order and a position in it."""
+    """Yield the counts of the keys of a part's documents (TALLIES), at least `at_once` occurrences at a time.
+
+    `first` is the keep order of the document with the first occurrence, followed by the position in it.
+    """
     held: list[KeyOccurrences] = []
     size = 0
     for places in documents:
@@ -60,7 +65,7 @@ def tallies(documents: Iterator[KeyOccurrences], part: int, at_once: int = PLACE
 
 
 def tally(held: list[KeyOccurrences], part: int) -> pa.RecordBatch:
-    """Return one row (TALLIES) for each key of some documents, each of which has at least one key."""
+    """Return one row (TALLIES) for each distinct key of some documents, each of which has at least one key."""
     orders = np.stack([places.order for places in held])
     document = np.repeat(np.arange(len(held)), [len(places.keys) for places in held])
     keys = np.concatenate([places.keys for places in held])
@@ -87,19 +92,23 @@ def tally(held: list[KeyOccurrences], part: int) -> pa.RecordBatch:
 
 
 def key_bytes(keys: Codes) -> Bytes:
-    """Return the keys as bytes, most significant first (keys, 8 or 16)."""
+    """Return each key as bytes, most significant first (keys, 8 or 16)."""
     count, numbers = keys.shape
     return keys.astype(">u8").view(np.uint8).reshape(count, 8 * numbers)
 
 
-# The repeats that a part receives: keys that occur often enough in the run, with their first occurrence.
+# The repeats of a part: its keys that occur often enough in the run, and their first occurrence if it is in this part.
 
 ELSEWHERE = -1
+"""Position of a first occurrence that is not in this part."""
 Bools = npt.NDArray[np.bool_]
 
 
 class KnownRepeats:
-    """Sorted repeated keys of one width, with document and position of each first occurrence that is in this part."""
+    """The repeated keys of one part, sorted, with the first occurrence of each key if it is in this part.
+
+    All keys have the same number of 64-bit numbers, one or two.
+    """
 
     def __init__(self, keys: Codes, documents: Bytes, positions: Ints):
         # a key arrives once from each chunk that holds it; the row with the first occurrence sorts before the others
@@ -114,14 +123,17 @@ class KnownRepeats:
         return len(self.keys)
 
     def has_first_number(self, numbers: Codes) -> Bools:
-        """Return True for each number that is the first number of a key."""
+        """Return True for each number with which a repeated key begins."""
         if not len(self):
             return np.zeros(len(numbers), bool)
         known: Bools = self._leading[self._near(numbers)] == numbers
         return known
 
     def is_repeat(self, keys: Codes, positions: Ints, doc_id: bytes) -> Bools:
-        """Return True for each occurrence in a document that repeats another and is not the first itself (places,)."""
+        """Return True for each occurrence of a key in a document that is to be cut (occurrences,).
+
+        The key is repeated, and this is not its first occurrence in the run.
+        """
         if not len(self):
             return np.zeros(len(keys), bool)
         rows = self._near(keys[:, 0])
@@ -141,9 +153,9 @@ class KnownRepeats:
 
 
 def known_repeats(batches: Iterable[pa.RecordBatch], numbers: Sequence[int]) -> list[KnownRepeats]:
-    """Return the repeated keys of a part from its rows (key, part, first), by their width in 64-bit numbers.
+    """Return the repeated keys of a part from rows (key, part, first), one object for each length of keys in `numbers`.
 
-    `numbers` are the widths. `first` is null if the first occurrence is not in this part.
+    A length is the number of 64-bit numbers in a key. `first` is null if the first occurrence is not in this part.
     """
     held: dict[int, list[tuple[Codes, Bytes, Ints]]] = {number: [] for number in numbers}
     for batch in batches:
@@ -176,40 +188,44 @@ def _rows_of(batch: pa.RecordBatch, number: int) -> tuple[Codes, Bytes, Ints]:
 
 
 SUBSTRING, SEED = "substring", "seed"
+"""Kinds that are mixed into the keys of windows and of their seeds."""
 NO_ORDER = np.zeros(1, np.uint8)
-"""In place of an order, if the first occurrence does not matter."""
+"""Value in place of a keep order where the first occurrence does not matter."""
 Paths = Mapping[str, Mapping[str, str]]
 
 
 class Reevaluator(Protocol):
-    """Interface of the object that measures and judges documents again after their cuts."""
+    """Interface of an object that measures documents again after cuts and computes their verdicts."""
 
     @property
     def columns(self) -> Mapping[str, Sequence[str]]:
-        """Return the stored columns that it reads, by table."""
+        """Return the stored columns that are read to judge a document again, by table."""
 
     @property
     def reasons(self) -> Sequence[tuple[str, Mapping[str, str]]]:
-        """Return the stages whose verdicts it computes, with their reasons."""
+        """Return the stages whose verdicts are computed, each with its drop reasons."""
 
     @property
     def errors(self) -> Mapping[str, int]:
-        """Return the number of errors by kind and location."""
+        """Return the number of errors so far, by kind and location."""
 
     def __call__(self, rows: list[Row]) -> None:
-        """Add signals and verdicts to rows that have those columns, `text` without the passages and the `_rest`."""
+        """Add signals and verdicts to rows that have `columns`, `text` without the repeats, and the remaining body
+        `_rest`."""
 
     def close(self) -> None:
-        """Close what it has opened."""
+        """Close the resources that the object has opened."""
 
 
 MakeReevaluator = Callable[[Recipe, Any, Cutoffs, bool, bool], Reevaluator]
-"""(recipe, model paths, cut-offs, True if the run has scores, True if a record may have killed the worker) → Judge"""
+"""Function (recipe, model paths, cut-offs, has scores, retried) → Reevaluator. `has scores` is True if the run has
+scores of models, `retried` if a record may have killed the worker in an earlier attempt."""
 
 
 @dataclass(frozen=True)
 class RepeatsTask:
-    """One part, the settings and models of its judge, and the folder of the table."""
+    """One part, the recipe, models and cut-offs by which its documents are judged again, and the folder of the
+    table."""
 
     part: Part
     recipe: Recipe
@@ -220,24 +236,26 @@ class RepeatsTask:
 
     @property
     def config(self) -> RepeatsConfig:
-        """Return the settings of the step."""
+        """Return the settings of the step `repeats`."""
         return self.recipe.section(REPEATS.name, RepeatsConfig)
 
     @property
     def dedup(self) -> DedupConfig:
-        """Return the settings of deduplication, for scope and keep order."""
+        """Return the settings of deduplication, which define scope and keep order."""
         return self.recipe.section("dedup", DedupConfig)
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A document that deduplication keeps."""
+    """A document that deduplication keeps, with what the search for repeats needs."""
 
     doc_id: bytes
     body: str
     """Its text after cuts."""
     scope: np.uint64
+    """Hash of its values in the columns `dedup.scope`."""
     order: Bytes
+    """Its keep order."""
 
 
 def documents_of(task: RepeatsTask) -> Iterator[Document]:
@@ -255,7 +273,7 @@ def documents_of(task: RepeatsTask) -> Iterator[Document]:
 
 
 def units_of_part(task: RepeatsTask) -> Iterator[pa.RecordBatch]:
-    """Yield the tallies (TALLIES) of the lines, paragraphs and sentences of a part."""
+    """Yield the counts (TALLIES) of the keys of lines, paragraphs and sentence spans in one part."""
     config = task.config
 
     def places() -> Iterator[KeyOccurrences]:
@@ -270,7 +288,7 @@ def units_of_part(task: RepeatsTask) -> Iterator[pa.RecordBatch]:
 
 
 def seeds_of_part(task: RepeatsTask) -> Iterator[pa.RecordBatch]:
-    """Yield the tallies (TALLIES) of the seeds of a part."""
+    """Yield the counts (TALLIES) of the seeds of windows in one part."""
     config = task.config
 
     def places() -> Iterator[KeyOccurrences]:
@@ -283,7 +301,7 @@ def seeds_of_part(task: RepeatsTask) -> Iterator[pa.RecordBatch]:
 
 
 def windows_of_part(task: RepeatsTask, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the tallies (TALLIES) of the windows of a part whose seed is among the rows."""
+    """Yield the counts (TALLIES) of those windows of one part whose seed is among `rows`, the repeated seeds."""
     config = task.config
     (known,) = known_repeats(rows, (1,))
 

@@ -1,4 +1,4 @@
-"""The step `repeats` on Spark: totals of keys over all parts, repeats returned to their parts, and parts written."""
+"""The step `repeats` on Spark: count keys over all parts, return repeated keys to their parts, and write the parts."""
 
 import functools
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,13 +38,13 @@ from schemas.tables import REPEATS as REPEATS_SCHEMA
 # The writer of one part of the table `repeats`: repeats are cut, and the remaining text is judged again.
 
 ANY = "any"
-"""Name in the figures of documents with a cut of any kind."""
+"""Name in the figures for documents with a cut of any kind."""
 
 
 def passages_of(
     document: Document, units: KnownRepeats, windows: KnownRepeats, config: RepeatsConfig
 ) -> list[tuple[str, list[Span]]]:
-    """Return the repeated spans of a document by kind, in the order of the settings [code points]."""
+    """Return the repeated spans of a document by kind of unit, in the order of the setting `units` [code points]."""
     passages: list[tuple[str, list[Span]]] = []
     for kind in config.units:
         if kind == SUBSTRING:
@@ -59,7 +59,7 @@ def passages_of(
 
 
 def repeated_runs(document: Document, windows: KnownRepeats, config: RepeatsConfig) -> list[Span]:
-    """Return the spans of a document that repeated windows cover [code points]."""
+    """Return the spans of a document that are covered by windows of words or bytes which are repeats [code points]."""
     if not len(windows):
         return []
     tokens = Tokens(document.body, config.substring_unit)
@@ -71,7 +71,10 @@ def repeated_runs(document: Document, windows: KnownRepeats, config: RepeatsConf
 
 
 def write_repeats(task: RepeatsTask, rows: Iterable[pa.RecordBatch], retried: bool) -> PartResult:
-    """Cut and re-evaluate one part, given its repeats (key, part, first), and write it."""
+    """Write one part of the table `repeats`: cut the repeats (key, part, first) and judge the remaining text again.
+
+    `retried` is True if a record may have killed the worker in an earlier attempt.
+    """
     units, windows = known_repeats(rows, (1, 2))
 
     def fill(output: PartOutput) -> None:
@@ -92,16 +95,17 @@ def write_repeats(task: RepeatsTask, rows: Iterable[pa.RecordBatch], retried: bo
 
 
 def columns_for(task: RepeatsTask, judge: Reevaluator) -> dict[str, Sequence[str]]:
-    """Return the stored columns that cutting and judging read, by table."""
+    """Return the stored columns that are read to cut a document and to judge it again, by table."""
     own = ["body_chars", "num_bytes", *task.dedup.scope, *judge.columns["documents"]]
     others = {name: columns for name, columns in judge.columns.items() if name != "documents"}
     return {"documents": own, "text": ["text", "cuts"], "dedup": ["drop_stage"], **others}
 
 
 def rows_of(batch: pa.RecordBatch, task: RepeatsTask, units: KnownRepeats, windows: KnownRepeats) -> list[Row]:
-    """Return the rows of a batch with their cuts.
+    """Return the rows of the table `repeats` for a batch of documents, with their cuts.
 
-    Rows to be judged again have `_rest`, the remaining body, and `_without`, the raw text without the passages.
+    A row that is to be judged again also has `_rest`, the remaining body, and `_without`, the raw text without the
+    passages.
     """
     columns = ["doc_id", "text", "cuts", "body_chars", "num_bytes", "drop_stage"]
     rows: list[Row] = []
@@ -130,7 +134,7 @@ def rows_of(batch: pa.RecordBatch, task: RepeatsTask, units: KnownRepeats, windo
 def without_runs(
     row: Row, passages: list[tuple[str, list[Span]]], size: int, config: RepeatsConfig
 ) -> list[tuple[str, list[Span]]]:
-    """Return the passages except runs, and drop the document if runs are too large a share of its `size`."""
+    """Return the passages except repeated runs, and drop the document if runs are too large a share of its `size`."""
     runs = dict(passages)[SUBSTRING]
     share = sum(end - start for start, end in runs) / max(1, size)
     if share > config.max_repeated_share:
@@ -140,7 +144,8 @@ def without_runs(
 
 
 def cut_row(row: Row, text: str, body: str, cuts: tuple[list[Cut], list[Cut]]) -> None:
-    """Set the cuts, the remaining text and its sizes; `cuts` are (spans of the body, spans of the text)."""
+    """Set the cuts, the remaining text and its sizes in a row; `cuts` are the same cuts as (spans of body, spans of
+    text)."""
     in_body, in_text = ([(start, end) for start, end, _ in spans] for spans in cuts)
     row["cuts"] = cuts[1]
     row["_rest"], row["_without"] = without(body, in_body), without(text, in_text)
@@ -149,7 +154,7 @@ def cut_row(row: Row, text: str, body: str, cuts: tuple[list[Cut], list[Cut]]) -
 
 
 def reevaluate(rows: list[Row], batch: pa.RecordBatch, judge: Reevaluator) -> None:
-    """Add signals and verdicts to the rows of a batch that were cut and not dropped for it."""
+    """Add signals and verdicts to the rows of a batch that were cut, except those that the cuts already dropped."""
     again = [number for number, row in enumerate(rows) if "_rest" in row and row.get("drop_stage") is None]
     names = list(dict.fromkeys(["doc_id", *(name for columns in judge.columns.values() for name in columns)]))
     stored = batch.select(names).take(pa.array(again, pa.int64())).to_pylist()
@@ -165,7 +170,7 @@ def reevaluate(rows: list[Row], batch: pa.RecordBatch, judge: Reevaluator) -> No
 
 
 def count_row(row: Row, books: DropCounter) -> None:
-    """Count one row, and its cuts by kind of unit."""
+    """Count one row in `books`, and its cuts by kind of unit."""
     kept = row.get("drop_stage") is None
     books.enter(row, row["body_chars"] if kept else row["_chars"])
     cuts = row.get("cuts") or []
@@ -177,7 +182,7 @@ def count_row(row: Row, books: DropCounter) -> None:
 
 
 def is_enabled(recipe: Recipe) -> bool:
-    """Return True if the recipe names any kind of unit."""
+    """Return True if the recipe names a kind of unit that is compared, so that the step `repeats` runs."""
     return bool(recipe.section(REPEATS.name, RepeatsConfig).units)
 
 
@@ -199,7 +204,7 @@ def build_repeats(build: StepContext, make_reevaluator: MakeReevaluator) -> dict
 
 
 def repeats_of(build: StepContext, tasks: list[RepeatsTask]) -> DataFrame:
-    """Return the repeats (key, part, first) of every part: units and windows."""
+    """Return the repeated keys of every part as rows (key, part, first): keys of units and of windows."""
     config = tasks[0].config
     shared = build.spark.sparkContext.broadcast(tasks)
 
@@ -220,9 +225,10 @@ def repeats_of(build: StepContext, tasks: list[RepeatsTask]) -> DataFrame:
 
 
 def repeated_keys(tallies: DataFrame, min_count: int, keep_first: bool) -> DataFrame:
-    """Return (key, part, first) of the keys with at least `min_count` occurrences.
+    """Return rows (key, part, first) of the keys with at least `min_count` occurrences.
 
-    `first` is null except in the part of the first occurrence, and always null without `keep_first`.
+    With `keep_first`, `first` names the first occurrence in the row of the part that contains it. It is null in all
+    other rows.
     """
     rows = totals(tallies).where(F.col("total") >= min_count)
     first = F.when(F.col("first") == F.col("best"), F.col("best")) if keep_first else F.lit(None).cast("binary")

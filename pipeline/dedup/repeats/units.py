@@ -1,7 +1,7 @@
-"""Units of text for the step `repeats`, and the cuts: spans and keys of lines, paragraphs, sentences and windows.
+"""Units of text for the step `repeats` (lines, paragraphs, sentences, windows) as spans with keys, and their removal.
 
 Lines, paragraphs and sentences are compared by 64-bit keys of their normal forms. Runs of words or bytes are compared
-by fingerprints of windows, of which only those with a repeated seed leave the worker.
+by fingerprints of windows of fixed length. Only windows whose seed (see below) is repeated leave the worker.
 """
 
 import re
@@ -23,7 +23,7 @@ from pipeline.text.spacy_tokens import UNSPACED
 from pipeline.text.spans import Span, append_span, map_visible_spans, union
 from pipeline.text.words import SENTENCE_ENDS, Codes, Ints, word_keys
 
-# The normal form in which lines, paragraphs and sentences are compared: lower case, digits as 0, words alone.
+# The normal form in which lines, paragraphs and sentences are compared: lower case, digits as 0, no punctuation.
 #
 # Source: Wenzek et al. 2020 (CCNet), arXiv 1911.00359, section 3.1: lower case, numbers by a placeholder, no Unicode
 # punctuation, no accent marks. In addition, whitespace is a single space, because removed punctuation leaves gaps.
@@ -37,7 +37,7 @@ _PLAIN = bytes.maketrans(string.digits.encode(), b"0" * 10)
 
 @cache
 def _table() -> npt.NDArray[np.uint32]:
-    """Return the replacement of each code point of decomposed lower-case text; REMOVED: none."""
+    """Return the replacement of each code point in lower-case text after NFD; REMOVED: the code point is removed."""
     table = np.arange(sys.maxunicode + 1, dtype=np.uint32)
     for code in range(sys.maxunicode + 1):
         category = unicodedata.category(chr(code))
@@ -73,14 +73,14 @@ _SENTENCE_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """Units of a text, in text order."""
+    """The units of one kind in a text (lines, paragraphs or spans of sentences), in text order."""
 
     keys: Codes
-    """(units,) keys of the normal forms; different forms collide with probability 2^-64."""
+    """Keys of the normal forms, (units,); different normal forms have equal keys with probability 2^-64."""
     starts: Ints
-    """(units,) [code points]"""
+    """Start of each unit, (units,) [code points]."""
     ends: Ints
-    """(units,) [code points]"""
+    """End of each unit, (units,) [code points]."""
 
 
 def units_of(text: str, kind: str, config: RepeatsConfig) -> Units:
@@ -97,7 +97,10 @@ def units_of(text: str, kind: str, config: RepeatsConfig) -> Units:
 
 
 def _in_a_row(single: Units, sizes: Ints, config: RepeatsConfig) -> Units:
-    """Return every span of `config.sentences` consecutive sentences, joined by single spaces."""
+    """Return a unit for every `config.sentences` consecutive sentences, from single sentences and their lengths.
+
+    The normal form of a unit is that of its sentences joined by single spaces.
+    """
     count = max(0, len(sizes) - config.sentences + 1)
     keys = np.zeros(count, np.uint64)
     for index in range(config.sentences):
@@ -108,22 +111,22 @@ def _in_a_row(single: Units, sizes: Ints, config: RepeatsConfig) -> Units:
 
 
 def line_spans(text: str) -> Ints:
-    """Return start and end of each line (lines, 2) [code points]; a line break belongs to no line."""
+    """Return the start and end of each line (lines, 2) [code points]; a line break belongs to no line."""
     sizes = np.fromiter(map(len, text.split("\n")), np.int64)
     ends = np.cumsum(sizes + 1) - 1
     return np.stack([ends - sizes, ends], axis=1)
 
 
 def paragraph_spans(text: str) -> Ints:
-    """Return start and end of each paragraph (paragraphs, 2) [code points]: the text between blank lines."""
+    """Return the start and end of each paragraph, the text between blank lines (paragraphs, 2) [code points]."""
     return _between([match.span() for match in _BLANK_LINES.finditer(text)], len(text))
 
 
 def sentence_spans(text: str) -> Ints:
-    """Return start and end of each sentence (sentences, 2) [code points].
+    """Return the start and end of each sentence (sentences, 2) [code points].
 
-    A sentence ends with its line, and at an end mark that whitespace follows or that needs none. Abbreviations are not
-    recognized; this is enough, because two copies of a passage are always split in the same way.
+    A sentence ends at the end of its line, and at an end mark that whitespace follows or that needs none. Abbreviations
+    are not recognized; this is enough, because two copies of a passage are always split in the same way.
     """
     ends = [match.end() for match in _SENTENCE_END.finditer(text)]
     return _between([(end, end) for end in ends], len(text))
@@ -135,19 +138,19 @@ def _between(separators: Sequence[tuple[int, int]], size: int) -> Ints:
 
 
 def scoped(keys: Codes, kind: str, scope: np.uint64) -> Codes:
-    """Return the keys mixed with kind and scope, so that equal units of another kind or scope have other keys."""
+    """Return the keys mixed with kind of unit and scope, so that equal text of another kind or scope has other keys."""
     return mix_bits(keys ^ np.uint64(xxhash.xxh64_intdigest(kind.encode())) ^ scope)
 
 
-# Repeated runs of words or bytes: fingerprints of all windows of n units, of which few leave the worker.
+# Repeated runs of words or bytes: fingerprints of all windows of n tokens, of which few leave the worker.
 #
 # The seed of a window is the smallest fingerprint of its k-grams (k = n // 2). Equal windows have equal seeds in any
-# context, and neighbors mostly share theirs, so 2 in n - k + 2 k-grams are seeds. Only windows with a repeated seed are
-# compared, by 128 bits: the fingerprint of their units and, as verification, another hash of their bytes. Sources:
+# context, and most neighbors share a seed, so 2 in n - k + 2 k-grams are seeds. Only windows with a repeated seed are
+# compared, by 128 bits: the fingerprint of their tokens and, as verification, another hash of their bytes. Sources:
 # Schleimer, Wilkerson and Aiken 2003 (winnowing); Lee et al. 2022, arXiv 2107.06499 (runs, by one suffix array).
 
 TOKEN = re.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")
-"""A word: a character of a script that does not separate words, or a run of others between whitespace."""
+"""A word: one character of a script that does not separate words, or a run of other characters between whitespace."""
 CHECK_SEED = 0x1EE2022
 _WINDOW_FACTOR = np.uint64(0xD6E8FEB86659FD93)
 _BYTE_KEYS = word_keys(map(chr, range(256)))
@@ -155,20 +158,20 @@ _BYTE_KEYS = word_keys(map(chr, range(256)))
 
 @dataclass(frozen=True)
 class Tokens:
-    """A text as words or as bytes."""
+    """A text as a sequence of tokens, which are words or bytes."""
 
     text: str
     unit: str
-    """`words` or `bytes`."""
+    """Kind of a token: `words` or `bytes`."""
 
     @cached_property
     def pieces(self) -> list[str]:
-        """Return the words."""
+        """Return the words of the text."""
         return TOKEN.findall(self.text)
 
     @cached_property
     def data(self) -> bytes:
-        """Return the text in UTF-8; words are separated by one space."""
+        """Return the text in UTF-8; if tokens are words, they are separated by one space."""
         whole = self.text if self.unit == "bytes" else " ".join(self.pieces)
         return whole.encode("utf-8", "surrogatepass")
 
@@ -181,7 +184,7 @@ class Tokens:
         return word_keys(self.pieces)
 
     def checks(self, places: Ints, n: int) -> Codes:
-        """Return the XXH3 of the bytes of the windows of n tokens that begin at these tokens (places,)."""
+        """Return the XXH3 of the bytes of the windows of n tokens whose first tokens are `places` (windows,)."""
         view = memoryview(self.data)
         starts, ends = self._offsets
         edges = zip(starts[places].tolist(), ends[places + (n - 1)].tolist())
@@ -190,7 +193,7 @@ class Tokens:
 
     @cached_property
     def _offsets(self) -> tuple[Ints, Ints]:
-        """Return start and end of each token in `data` [bytes]."""
+        """Return the start and end of each token in `data` [bytes]."""
         if self.unit == "bytes":
             starts = np.arange(len(self.data))
             return starts, starts + 1
@@ -202,7 +205,8 @@ class Tokens:
     def chars(self, runs: Ints) -> list[Span]:
         """Return the spans of the text [code points] that runs of tokens (runs, 2) cover.
 
-        Runs are sorted and disjoint. A run of bytes covers its whole characters alone; without one it has no span.
+        The runs are sorted and disjoint. A run of bytes covers only the characters that it contains whole. If there is
+        none, it has no span.
         """
         if not len(runs):
             return []
@@ -235,7 +239,10 @@ def grams(codes: Codes, n: int) -> Codes:
 
 
 def sliding_extremes(values: Codes, width: int, take: np.ufunc) -> Codes:
-    """Return the minimum or maximum (`take`) of every `width` adjacent values (len(values) - width + 1,)."""
+    """Return the minimum or maximum of every `width` adjacent values (len(values) - width + 1,).
+
+    `take` is `np.minimum` or `np.maximum`.
+    """
     size = 1
     while 2 * size <= width:
         values, size = take(values[:-size], values[size:]), 2 * size
@@ -245,7 +252,7 @@ def sliding_extremes(values: Codes, width: int, take: np.ufunc) -> Codes:
 
 
 def window_seeds(codes: Codes, n: int) -> Codes:
-    """Return the seed of every window of n tokens (len(codes) - n + 1,); empty if the text is shorter."""
+    """Return the seed of every window of n tokens (len(codes) - n + 1,); empty if the text has fewer tokens."""
     if len(codes) < n:
         return np.zeros(0, np.uint64)
     k = n // 2
@@ -253,7 +260,7 @@ def window_seeds(codes: Codes, n: int) -> Codes:
 
 
 def seeds(codes: Codes, n: int) -> Codes:
-    """Return the seeds of a text, once for each of their positions.
+    """Return the seeds of all windows of n tokens, each once for every position of its k-gram in the text.
 
     A window that occurs t times has its seed at t or more positions, even if its occurrences overlap.
     """
@@ -270,7 +277,10 @@ def seeds(codes: Codes, n: int) -> Codes:
 
 
 def covered_runs(places: Ints, n: int) -> Ints:
-    """Return the runs (runs, 2) that windows of n tokens cover together; `places` are their first tokens, ascending."""
+    """Return the runs of tokens (runs, 2) that windows of n tokens cover together, from the first token of each window.
+
+    `places` are these first tokens, in ascending order.
+    """
     if not len(places):
         return np.zeros((0, 2), np.int64)
     breaks = np.flatnonzero(places[1:] > places[:-1] + n)
@@ -284,14 +294,16 @@ def covered_runs(places: Ints, n: int) -> Ints:
 # The text itself is never rewritten; every cut names the kind of unit that caused it. Whitespace alone is never cut.
 
 Cut = tuple[int, int, str]
+"""(start, end, kind of the unit that is repeated) [code points]."""
 _SPACE = re.compile(r"\s+")
 
 
 def cuts_of(text: str, passages: Sequence[tuple[str, Sequence[Span]]]) -> list[Cut]:
-    """Return the cuts that remove passages from a text; passages are given by kind, in descending precedence.
+    """Return the cuts that remove repeated passages from a text.
 
-    Of all whitespace in and around a passage, the run with the most line breaks is kept, the first of equal runs. At
-    the start and the end of the text none is kept.
+    Passages are given by kind of unit; where two overlap, the cut names the kind that comes first. Of all whitespace in
+    and around a passage, the run with the most line breaks is kept, the first of equal runs. At the start and the end
+    of the text none is kept.
     """
     spans = [span for _, kind_spans in passages for span in kind_spans]
     if not spans:
@@ -311,7 +323,7 @@ def cuts_of(text: str, passages: Sequence[tuple[str, Sequence[Span]]]) -> list[C
 
 
 def regions(text: str, spans: Sequence[Span]) -> list[Span]:
-    """Return the spans extended by the whitespace around them, and joined if they touch."""
+    """Return the spans, each extended by the whitespace around it, and joined if they touch."""
     wide: list[Span] = []
     for start, end in union(spans, []):
         reached = wide[-1][1] if wide else 0
@@ -325,7 +337,7 @@ def regions(text: str, spans: Sequence[Span]) -> list[Span]:
 
 
 def _around_separator(text: str, region: Span, spaces: Sequence[Span]) -> list[Span]:
-    """Return the spans of a region that are cut: all of it except the whitespace run that is kept."""
+    """Return the spans of a region that are cut: all of it except the run of whitespace that is kept as a separator."""
     start, end = region
     if start == 0 or end == len(text) or not spaces:
         return [region]
@@ -334,7 +346,10 @@ def _around_separator(text: str, region: Span, spaces: Sequence[Span]) -> list[S
 
 
 def _by_owner(owner: npt.NDArray[np.uint8]) -> list[tuple[int, int, int]]:
-    """Return runs (start, end, kind) of equal kind; whitespace takes the kind of the text before it, else after it."""
+    """Return the runs (start, end, kind) of equal kind of a text, given the kind of each character.
+
+    Whitespace, whose kind is 0, gets the kind of the text before it, or after it if there is none before.
+    """
     owned = np.flatnonzero(owner)
     last = np.maximum(np.searchsorted(owned, np.arange(len(owner)), "right") - 1, 0)
     kinds = owner[owned[last]]
@@ -343,7 +358,8 @@ def _by_owner(owner: npt.NDArray[np.uint8]) -> list[tuple[int, int, int]]:
 
 
 def cuts_in_whole_text(cuts: Sequence[Cut], visible: Sequence[Span]) -> list[Cut]:
-    """Return cuts of the visible text as spans of the whole text; `visible` are the visible spans of the whole text."""
+    """Return cuts of the visible text as spans of the whole text, of which `visible` are the spans that are not cut
+    yet."""
     by_kind: dict[str, list[Span]] = {}
     for start, end, kind in cuts:
         by_kind.setdefault(kind, []).append((start, end))

@@ -1,4 +1,4 @@
-"""Files and messages of the training: scratch files, messages that are shuffled by key, and the ARPA file.
+"""Files and messages of the n-gram trainer: scratch files, messages that are shuffled by partition, and the ARPA file.
 
 Workers write the sections of the ARPA file part by part; the driver joins them in the order of the parts. Numbers are
 the shortest decimals that round to the same 32-bit float, as in files of lmplz.
@@ -21,11 +21,11 @@ from schemas.storage import Store
 # Arrays between workers: columns of scratch files, and messages that Spark shuffles by their target partition.
 #
 # A message holds the bytes of arrays, split into rows of at most ROW_BYTES so that rows and Arrow batches stay small.
-# Counting 4.2 million 5-grams with messages took 1.7 to 2.2 s and keeps them sorted; as packed rows that the JVM groups
-# it took 2.7 to 2.9 s (two cores, warm) and leaves them in hash order, so that every later step must sort or hash.
+# Counting 4.2 million 5-grams with messages took 1.7 to 2.2 s (two cores, warm), and the n-grams stay sorted. With
+# packed rows that the JVM groups it took 2.7 to 2.9 s, and they are in hash order: every later step must sort or hash.
 
 ROW_BYTES = 1 << 20
-"""Maximum size of a message's row [bytes]."""
+"""Maximum size of the row of a message [bytes]."""
 MESSAGE = pa.schema(
     [
         *(pa.field(name, pa.int32()) for name in ("target", "source", "signed_order", "row_index")),
@@ -33,15 +33,16 @@ MESSAGE = pa.schema(
     ]
 )
 MESSAGE_DDL = "target int, source int, signed_order int, row_index int, payload binary"
-"""Schema of the rows of messages: numbers of the target and source partitions, order of the n-grams, row, bytes.
+"""Schema of the rows of messages: target and source partition, order of the n-grams, number of the row, and bytes.
 
-The order is negative in messages with back-off weights, to distinguish them from messages with context sums."""
+The order is negative in messages with back-off weights, to distinguish them from messages with context sums.
+"""
 Messages = dict[tuple[int, int], memoryview]
-"""The messages to one target by (signed order, source)."""
+"""The bytes of the messages to one partition, by (signed order, source partition)."""
 
 
 def write_columns(folder: Store, stem: str, columns: dict[str, npt.NDArray[np.generic] | pa.Array]) -> str:
-    """Write columns of one length to a new file; return its name."""
+    """Write columns of equal length to a new Arrow file, and return its name; the name begins with `stem`."""
     path = unique_name(stem, "arrow")
     table = pa.table(columns)
     options = pa.ipc.IpcWriteOptions(compression="lz4")
@@ -51,18 +52,18 @@ def write_columns(folder: Store, stem: str, columns: dict[str, npt.NDArray[np.ge
 
 
 def read_columns(folder: Store, path: str) -> pa.Table:
-    """Return the columns of a file, in one chunk each."""
+    """Return the columns of a file of `write_columns`, each in one chunk."""
     with folder.open_input(path) as stream:
         return pa.ipc.open_file(stream).read_all().combine_chunks()
 
 
 def write_grams(folder: Store, stem: str, grams: Words, counts: Ints) -> str:
-    """Write n-grams and their counts to a new file; return its name."""
+    """Write n-grams and their counts to a new file, and return its name; the name begins with `stem`."""
     return write_columns(folder, stem, {f"word{row}": words for row, words in enumerate(grams)} | {"count": counts})
 
 
 def read_grams(folder: Store, path: str) -> tuple[Words, Ints]:
-    """Return the n-grams and counts of a file."""
+    """Return the n-grams and their counts from a file of `write_grams`."""
     columns = [column.to_numpy() for column in read_columns(folder, path).columns]
     return np.stack(columns[:-1]), columns[-1]
 
@@ -70,7 +71,7 @@ def read_grams(folder: Store, path: str) -> tuple[Words, Ints]:
 def message_rows(
     target: int, source: int, signed_order: int, *arrays: npt.NDArray[np.generic]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a message from a source to a target partition; none if the arrays are empty."""
+    """Yield the rows of a message from a source to a target partition (MESSAGE); none if the arrays are empty."""
     payload = b"".join(np.ascontiguousarray(array).data.cast("B") for array in arrays if array.size)
     for number, start in enumerate(range(0, len(payload), ROW_BYTES)):
         view = memoryview(payload)[start : start + ROW_BYTES]
@@ -81,7 +82,10 @@ def message_rows(
 
 
 def join_messages(batches: Iterable[pa.RecordBatch]) -> Messages:
-    """Return the messages to one target by (signed order, source), sorted by this key, from rows in any order."""
+    """Return the messages to one partition from their rows (MESSAGE) in any order.
+
+    They are sorted by their key (signed order, source partition).
+    """
     rows: dict[tuple[int, int], list[tuple[int, bytes]]] = defaultdict(list)
     for batch in batches:
         addresses = zip(*(batch.column(name).to_pylist() for name in ("signed_order", "source", "row_index")))
@@ -91,23 +95,24 @@ def join_messages(batches: Iterable[pa.RecordBatch]) -> Messages:
 
 
 def message_grams(payload: memoryview, order: int) -> tuple[Words, Ints]:
-    """Return the n-grams and counts of a message that was written from these two arrays."""
+    """Return n-grams of this order and their counts, from the bytes of a message that was written from these two
+    arrays."""
     number = len(payload) // (4 * order + 8)
     grams = np.frombuffer(payload, np.uint32, number * order).reshape(order, number)
     return grams, np.frombuffer(payload, np.uint8, offset=4 * number * order).view(np.int64)
 
 
-# Sections of the ARPA file, and the file itself.
+# Sections of the ARPA file, one for each order, and the file itself.
 
 SPECIAL_WORDS = [b"<unk>", b"<s>", b"</s>"]
 LINES = 1 << 17
-"""Lines that are formatted at once."""
+"""Lines of the ARPA file that are formatted at once."""
 COPY_BYTES = 4 << 20
 """Size of the blocks in which sections are copied to the ARPA file [bytes]."""
 
 
 class Lexicon:
-    """The text of the words of one part, read from the files of the vocabulary."""
+    """The text of the words with these ids, read from the files of the vocabulary."""
 
     def __init__(self, folder: Store, files: Sequence[tuple[str, int]], ids: Words):
         # np.unique hashes: 1.2 s for 14 million ids; a sort of 32-bit integers takes 0.05 s (process time).
@@ -121,17 +126,17 @@ class Lexicon:
         self._words = pa.concat_arrays(texts)
 
     def words(self, ids: Words) -> pa.Array:
-        """Return the text of each word id (binary)."""
+        """Return the text of each word id as a binary array."""
         return self._words.take(pa.array(np.searchsorted(self._ids, ids)))
 
 
 def gram_texts(level: OrderNgrams, below: pa.Array, lexicon: Lexicon) -> pa.Array:
-    """Return n-grams of order 2 or more as text; `below` are the texts of the n-grams of the next lower order."""
+    """Return the text of the n-grams of one order, 2 or more; `below` are the texts of the next lower order."""
     return pc.binary_join_element_wise(lexicon.words(level.grams[-1]), below.take(pa.array(level.suffix)), b" ")
 
 
 def lines(texts: pa.Array, probabilities: Floats, weights: Floats | None) -> Iterator[pa.Buffer]:
-    """Yield the lines of a section in blocks: log10 probability, words, and log10 back-off weight if given."""
+    """Yield the lines of an ARPA section in blocks: log10 probability, words, and log10 back-off weight if given."""
     for start in range(0, len(texts), LINES):
         rows = slice(start, start + LINES)
         columns = [_decimals(probabilities[rows]), texts[rows]]
@@ -144,13 +149,13 @@ def lines(texts: pa.Array, probabilities: Floats, weights: Floats | None) -> Ite
 
 
 def _decimals(values: Floats) -> pa.Array:
-    """Return the log10 of values as text."""
+    """Return the log10 of each value as decimal text."""
     logs = np.log10(values).astype(np.float32)
     return pa.array(logs).cast(pa.string()).cast(pa.binary())
 
 
 def write_section(folder: Store, stem: str, texts: pa.Array, probabilities: Floats, weights: Floats | None) -> str:
-    """Write the lines of one order that a part owns to a new file; return its name."""
+    """Write the ARPA lines of one part's n-grams of one order to a new file, and return its name."""
     path = unique_name(stem, "lines")
     with folder.open_output(path) as stream:
         # rounding may lift a probability above 1
@@ -160,7 +165,11 @@ def write_section(folder: Store, stem: str, texts: pa.Array, probabilities: Floa
 
 
 def write_arpa(scratch: Store, sections: Sequence[Sequence[str]], kept: Sequence[int], folder: Store, name: str) -> str:
-    """Join the section files of each order to one ARPA file; return its SHA-256. Memory holds one block at a time."""
+    """Join the section files of all orders to one ARPA file, and return its SHA-256.
+
+    `sections` are the files of each order, `kept` the number of n-grams of each order. Memory holds one block at a
+    time.
+    """
     partial = name if not folder.is_local else unique_name(name, "partial")
     sink = HashingSink(io.BufferedWriter(folder.open_output(partial), COPY_BYTES))
     try:

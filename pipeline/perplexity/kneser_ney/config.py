@@ -1,4 +1,4 @@
-"""Settings of the n-gram trainer, with the same meanings as the options of lmplz."""
+"""Settings of the n-gram trainer (section `[train_lm]`), with the same meanings as the options of lmplz."""
 
 from typing import Literal, Self
 
@@ -8,26 +8,27 @@ from schemas.config import Section, execution, location
 
 
 class TrainLmConfig(Section):
-    """Settings of counting, pruning and smoothing an n-gram model."""
+    """How n-grams are counted, pruned and smoothed."""
 
     input: list[str] = location([])
-    """Text files, one sentence a line, words separated by spaces, plain or `.gz`; paths or patterns on any
+    """Text files with one sentence per line and spaces between words, plain or `.gz`; paths or patterns on any
     filesystem."""
     order: int = Field(5, ge=1, le=10)
     """Number of words in the longest n-gram; 5 as in CCNet's models. kenlm reads orders 2 to 6."""
     prune: list[int] = Field(default_factory=list)
-    """Pruning threshold of each order, from 1 on: n-grams with at most this count are removed and their mass goes to
-    the back-off. Must not decrease; the last value applies to all higher orders. Empty = no pruning."""
+    """Pruning threshold of each order, from 1 on: n-grams with at most this count are removed, and their probability
+    mass goes to the back-off. Must not decrease. The last value applies to all higher orders. Empty = no pruning."""
     discount_fallback: list[float] | None = None
-    """Discounts of the counts 1, 2 and 3+ for orders where the closed form fails (the last value is repeated); lmplz
-    uses 0.5 1 1.5. None = a text on which the closed form fails is rejected."""
+    """Discounts of the counts 1, 2 and 3+ for orders whose counts determine none by the closed form (the last value is
+    repeated); lmplz uses 0.5 1 1.5. None = such a text is rejected."""
     reserved_words: Literal["refuse", "skip"] = "refuse"
     """Treatment of a text that contains `<s>`, `</s>` or `<unk>`: "refuse" rejects it, "skip" removes these words."""
     interpolate_unigrams: bool = True
-    """True to distribute the discounted mass of unigrams evenly over all words and `<unk>`; False to give all of it to
+    """True to distribute the discounted mass of unigrams evenly over all words and `<unk>`. False to give all of it to
     `<unk>`, as SRILM does."""
     vocab_pad: int | None = Field(None, ge=1)
-    """Minimum vocabulary size for that distribution [words]; None = the actual size."""
+    """Minimum number of words over which `interpolate_unigrams` distributes mass [words]; None = the vocabulary
+    size."""
     limit_vocab: str | None = location(None)
     """A file of words separated by whitespace: n-grams with any other word are removed. None = no restriction."""
     partitions: int | None = execution(None, ge=1)
@@ -41,32 +42,32 @@ class TrainLmConfig(Section):
         if len(self.prune) > self.order:
             raise ValueError(
                 f"prune: expected at most {self.order} thresholds, one per order, got {self.prune}. "
-                f"Remove {len(self.prune) - self.order} of them."
+                f"Remove {len(self.prune) - self.order} of them from train_lm.prune."
             )
         if any(value < 0 for value in self.prune) or self.prune != sorted(self.prune):
             raise ValueError(
-                f"prune: expected thresholds >= 0 that do not decrease, got {self.prune}. Sort them in ascending order."
+                f"prune: expected thresholds >= 0 that do not decrease, got {self.prune}. Sort train_lm.prune."
             )
         fallback = self.discount_fallback
         if fallback is not None:
             if not 1 <= len(fallback) <= 3:
                 raise ValueError(
                     f"discount_fallback: expected 1 to 3 discounts, got {fallback}. "
-                    "Set discount_fallback = [0.5, 1, 1.5]."
+                    "Set train_lm.discount_fallback = [0.5, 1, 1.5]."
                 )
             if any(not 0 <= value <= count for count, value in enumerate(fallback, 1)):
                 raise ValueError(
                     f"discount_fallback: expected a discount of count i in [0, i], got {fallback}. "
-                    "Set discount_fallback = [0.5, 1, 1.5]."
+                    "Set train_lm.discount_fallback = [0.5, 1, 1.5]."
                 )
         if self.vocab_pad is not None and not self.interpolate_unigrams:
             raise ValueError(
                 "vocab_pad would be ignored: expected interpolate_unigrams = true, got interpolate_unigrams = false. "
-                "Remove vocab_pad."
+                "Remove train_lm.vocab_pad."
             )
         return self
 
     def thresholds(self) -> list[int]:
-        """Return the pruning threshold of every order."""
+        """Return the pruning threshold of every order, from 1 on."""
         thresholds = self.prune or [0]
         return thresholds + thresholds[-1:] * (self.order - len(thresholds))

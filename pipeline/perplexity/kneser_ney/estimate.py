@@ -29,18 +29,20 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class CountsOfCounts:
-    """Counts of counts of the n-grams of one order, the only data about n-grams that reach the driver."""
+    """Counts of counts of the n-grams of one order: how many n-grams have a count of 1, 2, and so on."""
 
     number: int = 0
     """Number of n-grams."""
     kept: int = 0
     """Number of n-grams that pruning keeps."""
     ones: int = 0
-    """Number of n-grams with an adjusted count of 1, pruned or not; `twos`, `threes` and `fours` likewise."""
+    """Number of n-grams with an adjusted count of 1, pruned or not; `twos`, `threes` and `fours` are those of 2, 3 and
+    4."""
     twos: int = 0
     threes: int = 0
     fours: int = 0
     kept_ones: int = 0
+    """Number of kept n-grams with an adjusted count of 1; `kept_twos` are those of 2."""
     kept_twos: int = 0
     kept_more: int = 0
     """Number of kept n-grams with an adjusted count of 3 or more."""
@@ -51,7 +53,8 @@ class CountsOfCounts:
 
     @classmethod
     def of(cls, counts: Ints, kept: Flags) -> Self:
-        """Return the counts of counts of n-grams, from their adjusted counts and a mask of kept n-grams."""
+        """Return the counts of counts of n-grams, given their adjusted counts and a mask of the n-grams that pruning
+        keeps."""
         totals = np.bincount(np.minimum(counts, 5), minlength=6).tolist()
         kept_totals = np.bincount(np.minimum(counts[kept], 3), minlength=4).tolist()
         return cls(
@@ -74,19 +77,22 @@ class CountsOfCounts:
 
 @dataclass(frozen=True)
 class Discounts:
-    """The discounts of adjusted counts of 1, 2, and 3 or more, for one order."""
+    """What is subtracted from adjusted counts of 1, 2, and 3 or more of the n-grams of one order."""
 
     d1: float
     d2: float
     d3_plus: float
 
     def of(self, counts: Ints) -> Floats:
-        """Return the discount of each count."""
+        """Return the discount of each adjusted count."""
         table: Floats = np.array([0.0, self.d1, self.d2, self.d3_plus])
         return np.take(table, np.minimum(counts, 3))
 
     def freed(self, ones: Ints, twos: Ints, more: Ints, pruned: Ints, mass: Ints) -> Floats:
-        """Return the share of each context's mass that goes to its back-off, from sums over the words after it."""
+        """Return the share of each context's mass that goes to its back-off.
+
+        `ones`, `twos`, `more` and `pruned` are sums over the words that follow the context, by adjusted count.
+        """
         shares: Floats = (self.d1 * ones + self.d2 * twos + self.d3_plus * more + pruned) / mass
         return shares
 
@@ -94,7 +100,7 @@ class Discounts:
 def estimate_discounts(
     order: int, tally: CountsOfCounts, fallback: Sequence[float] | None
 ) -> tuple[Discounts, str | None]:
-    """Return the discounts of an order and None, or the fallback and the reason why the closed form fails.
+    """Return (discounts, None) of an order, or (fallback, reason) if the closed form fails.
 
     Raises ContractError if the closed form fails and there is no fallback.
     """
@@ -121,7 +127,7 @@ def estimate_discounts(
     return Discounts(*filled), problem
 
 
-# Counts: the n-grams of a text, sorted and summed, of all orders, and their partitioning.
+# Counts: the n-grams of all orders in a text, sorted, with their counts, and how they are divided into parts.
 
 Words = npt.NDArray[np.uint32]
 Keys = npt.NDArray[np.uint64]
@@ -133,7 +139,8 @@ HALF = np.uint64(32)
 
 
 def windows(line: Words, order: int) -> Words:
-    """Return the n-gram that ends at each position of a line of words and sentence ends; unsorted, with repetitions."""
+    """Return the n-gram that ends at each position of a text of word ids and sentence ends, unsorted, with
+    repetitions."""
     ends = np.flatnonzero(line == EOS)
     starts = np.concatenate([[0], ends[:-1] + 1])[: len(ends)]
     position = np.arange(len(line)) - np.repeat(starts, ends - starts + 1)
@@ -145,10 +152,11 @@ def windows(line: Words, order: int) -> Words:
 
 
 def suffix_order(grams: Words, bits: int) -> npt.NDArray[np.intp]:
-    """Return the permutation that sorts columns by their first row, then the second, and so on; ids have `bits` bits.
+    """Return the permutation that sorts columns by their first row, then the second, and so on.
 
-    As many rows as fit are packed into a 64-bit key; its rank replaces these rows in the next key. Takes 0.5 s for 2.8
-    million 5-grams of real text; numpy's lexsort of the rows takes 1.35 s (process time, one core).
+    Ids have `bits` bits. As many rows as fit are packed into a 64-bit key; its rank replaces these rows in the next
+    key. Takes 0.5 s for 2.8 million 5-grams of real text; numpy's lexsort of the rows takes 1.35 s (process time, one
+    core).
     """
     key = np.zeros(grams.shape[1], np.uint64)
     used, shift = 0, np.uint64(bits)
@@ -172,9 +180,9 @@ def _ranks(keys: Keys) -> Keys:
 
 
 def new_gram_mask(grams: Words) -> Flags:
-    """Return a mask (rows, columns): True where the first 1, 2, ... rows of a sorted column differ from the previous.
+    """Return a mask (rows, columns) of sorted n-grams: True where a column differs from the previous one so far.
 
-    A True in row n - 1 thus starts a new n-gram of order n.
+    Row n - 1 compares the first n rows, so a True there starts a new n-gram of order n.
     """
     new = np.ones(grams.shape, np.bool_)
     new[:, 1:] = grams[:, 1:] != grams[:, :-1]
@@ -182,7 +190,7 @@ def new_gram_mask(grams: Words) -> Flags:
 
 
 def combine_counts(grams: Words, counts: Ints, bits: int) -> tuple[Words, Ints]:
-    """Return the distinct n-grams in suffix order, with the sums of their counts."""
+    """Return the distinct n-grams in suffix order, each with the sum of its counts."""
     order = suffix_order(grams, bits)
     grams = grams[:, order]
     starts = np.flatnonzero(new_gram_mask(grams)[-1])
@@ -195,10 +203,10 @@ class OrderNgrams:
 
     grams: Words
     counts: Ints
-    """Adjusted counts: the number of different words before the n-gram. The raw count if the n-gram starts with <s> or
-    has the highest order."""
+    """Adjusted counts: the number of different words that precede the n-gram. The raw count if the n-gram starts with
+    <s> or has the highest order."""
     raw: Ints
-    """Raw counts: the number of occurrences."""
+    """Raw counts: the number of occurrences in the text."""
     suffix: npt.NDArray[np.intp]
     """Index of the n-gram without its first word, among the n-grams of the next lower order."""
 
@@ -209,14 +217,15 @@ class OrderNgrams:
     def kept(self, threshold: int, num_allowed: int) -> Flags:
         """Return a mask of the n-grams that pruning keeps.
 
-        N-grams with ids from `num_allowed` on are removed; the unigram of sentence ends is always kept.
+        Pruned are n-grams with a raw count of at most `threshold`, or with an id from `num_allowed` on. The unigram of
+        sentence ends is always kept.
         """
         keep = (self.raw > threshold) & (self.grams < num_allowed).all(axis=0)
         return keep | (self.grams[0] == EOS) if len(self.grams) == 1 else keep
 
 
 def ngrams_by_order(grams: Words, counts: Ints) -> list[OrderNgrams]:
-    """Return the n-grams of every order, from 1 on, contained in distinct sorted n-grams of the highest order."""
+    """Return the n-grams of every order, from 1 on, that distinct sorted n-grams of the highest order contain."""
     new = new_gram_mask(grams)
     orders: list[OrderNgrams] = []
     below: npt.NDArray[np.intp] = np.zeros(grams.shape[1], np.intp)
@@ -238,19 +247,21 @@ def ngrams_by_order(grams: Words, counts: Ints) -> list[OrderNgrams]:
 
 
 def owner_keys(grams: Words) -> Keys:
-    """Return the keys by which n-grams are partitioned: their last two words, so that suffixes are in the same part."""
+    """Return the keys by which n-grams are divided into parts: their last two words, so that suffixes are in the same
+    part."""
     before = grams[1] if len(grams) > 1 else np.zeros_like(grams[0])
     keys: Keys = (grams[0].astype(np.uint64) << HALF) | before
     return keys
 
 
 def owner_parts(grams: Words, bounds: Keys) -> Ints:
-    """Return the part of each n-gram; parts are ranges of suffix order that start at the bounds."""
+    """Return the number of the part that owns each n-gram; a part is a range of suffix order that starts at a bound."""
     return np.searchsorted(bounds, owner_keys(grams), side="right")
 
 
 def context_buckets(grams: Words, number: int) -> npt.NDArray[np.unsignedinteger]:
-    """Return a hash of each column's ids, in [0, number); as 16-bit integers if they suffice, which sort faster."""
+    """Return the hash bucket, in [0, number), of each column of ids; 16-bit integers if they suffice, which sort
+    faster."""
     mixed = np.full(grams.shape[1], len(grams), np.uint64)
     for row in grams:
         mixed = (mixed ^ row) * HASH_FACTOR
@@ -266,7 +277,7 @@ def context_buckets(grams: Words, number: int) -> npt.NDArray[np.unsignedinteger
 
 @dataclass(frozen=True)
 class ContextSums:
-    """The context sums that a part receives for its n-grams, in the order in which it sent them."""
+    """The sums that a part receives for the contexts of its n-grams, in the order in which it sent them."""
 
     mass: Ints
     """Sum of the adjusted counts of all n-grams with the context."""
@@ -276,18 +287,19 @@ class ContextSums:
 
 @dataclass(frozen=True)
 class BucketSums:
-    """The context sums of one hash bucket."""
+    """The sums of all contexts in one hash bucket."""
 
     sums: list[ContextSums]
-    """The sums for each part that sent contexts, in the order of the parts."""
+    """The sums for each part that sent contexts to the bucket, in the order of the parts."""
     parts: Ints
-    """The part that holds each distinct context as an n-gram; ascending."""
+    """Number of the part that holds each distinct context as an n-gram; ascending."""
     freed: Floats
-    """Share of the mass that goes to the back-off, of each distinct context, in suffix order."""
+    """Share of each distinct context's mass that goes to the back-off, in suffix order."""
 
 
 def contexts_by_bucket(level: OrderNgrams, kept: Flags, number: int) -> list[tuple[Words, Ints]]:
-    """Return the contexts of n-grams with their adjusted counts, negative if pruned: a pair for each hash bucket."""
+    """Return, for each hash bucket, the contexts of n-grams and the n-grams' adjusted counts, which are negative if
+    pruned."""
     contexts = level.grams[1:]
     counts = np.where(kept, level.counts, -level.counts)
     bucket = context_buckets(contexts, number)
@@ -297,7 +309,7 @@ def contexts_by_bucket(level: OrderNgrams, kept: Flags, number: int) -> list[tup
 
 
 def sum_contexts(parts: list[tuple[Words, Ints]], discounts: Discounts, bits: int, bounds: Keys) -> BucketSums:
-    """Return the sums of one hash bucket over the contexts that the parts have sent."""
+    """Return the sums of one hash bucket from what the parts have sent: contexts, and signed adjusted counts."""
     grams = np.concatenate([part[0] for part in parts], axis=1)
     signed = np.concatenate([part[1] for part in parts])
     order = suffix_order(grams, bits)
@@ -331,24 +343,25 @@ def sum_contexts(parts: list[tuple[Words, Ints]], discounts: Discounts, bits: in
 
 @dataclass(frozen=True)
 class Unigrams:
-    """The sums over all unigrams, which every part needs."""
+    """What every part needs to compute the probabilities of its unigrams."""
 
     tally: CountsOfCounts
     discounts: Discounts
     vocabulary: int
-    """Number of words over which the freed mass is distributed: all kept words, <unk> and </s>, without <s>."""
+    """Number of words that share the freed mass: all kept words, <unk> and </s>, without <s>."""
     interpolate: bool
+    """True if the freed mass is distributed evenly; False if <unk> gets all of it."""
     shared: Mapping[int, tuple[int, int]]
-    """Total adjusted and raw counts of the words that are in more than one part."""
+    """Adjusted and raw counts, over all parts, of the words that are in more than one part."""
 
     def freed(self) -> float:
-        """Return the share of the unigrams' mass that discounting and pruning free."""
+        """Return the share of the unigrams' mass that discounts and pruning free."""
         tally = self.tally
         sums = [tally.kept_ones, tally.kept_twos, tally.kept_more, tally.pruned_mass, tally.mass]
         return float(self.discounts.freed(*(np.array([value]) for value in sums))[0])
 
     def probabilities(self, words: Words, counts: Ints) -> Floats:
-        """Return the probability of each word."""
+        """Return the probability of each word, from the ids and adjusted counts of the words."""
         freed = self.freed()
         uniform = freed / self.vocabulary
         discounted = (counts - self.discounts.of(counts)) / self.tally.mass
@@ -359,7 +372,7 @@ class Unigrams:
         return values
 
     def complete(self, level: OrderNgrams, part: int, bounds: Keys) -> tuple[OrderNgrams, Flags]:
-        """Return the unigrams of a part with total counts, and a mask of those that the part writes.
+        """Return the unigrams of a part with counts over all parts, and a mask of those that the part writes.
 
         A part writes the unigrams that it owns, even if it holds none of their n-grams; part 0 also writes <unk> and
         <s>.
@@ -379,7 +392,7 @@ class Unigrams:
 def interpolate_probabilities(
     level: OrderNgrams, sums: Sequence[ContextSums], discounts: Discounts, below: Floats
 ) -> Floats:
-    """Return the probabilities of n-grams of order 2 or more; `below` are those of the next lower order."""
+    """Return the probabilities of the n-grams of one order, 2 or more; `below` are those of the next lower order."""
     mass, freed = np.zeros(len(level.counts), np.int64), np.zeros(len(level.counts))
     bucket = context_buckets(level.grams[1:], len(sums))
     order = np.argsort(bucket, kind="stable")
@@ -391,7 +404,11 @@ def interpolate_probabilities(
 
 
 def backoff_weights(grams: Words, freed: Sequence[Floats]) -> Floats:
-    """Return the back-off weight of each n-gram: its freed share as a context, 1 if no word can follow it."""
+    """Return the back-off weight of each n-gram; 1 if no word can follow it.
+
+    The weight is the share of the n-gram's mass, as a context, that goes to the back-off. `freed` holds these shares by
+    hash bucket.
+    """
     weights = np.ones(grams.shape[1])
     follows = np.flatnonzero((grams[0] != EOS) & (grams[0] != UNK))
     bucket = context_buckets(grams[:, follows], len(freed))
@@ -403,26 +420,30 @@ def backoff_weights(grams: Words, freed: Sequence[Floats]) -> Floats:
 
 
 def check_sums(expected: int, received: int, order: int) -> None:
-    """Raise ContractError if a part receives another number of sums than it has n-grams."""
+    """Raise ContractError if the number of sums that a part receives is not the number of its n-grams."""
     if expected != received:
         raise ContractError(
-            f"train_lm: expected sums for {expected} {order}-grams of a part, got {received}. Run the training again."
+            f"train_lm: expected sums for {expected} {order}-grams of a part, got {received}. "
+            "Run `penstock train-lm` again."
         )
 
 
 def kept_ngrams(level: OrderNgrams, keep: Flags, below: Flags) -> OrderNgrams:
-    """Return the kept n-grams of an order; `keep` and `below` mask the n-grams of this and of the next lower order."""
+    """Return the n-grams of one order that pruning keeps, with indices of suffixes among those kept of the lower order.
+
+    `keep` is the mask of this order's n-grams, `below` that of the next lower order's.
+    """
     rows = np.flatnonzero(keep)
     index = np.cumsum(below) - 1
     return OrderNgrams(level.grams[:, rows], level.counts[rows], level.raw[rows], index[level.suffix[rows]])
 
 
-# Plan and smoothing: small values that the driver computes from the parts' reports and sends to all parts.
+# Plan and smoothing: small values that the driver computes from the reports of the parts and sends to all of them.
 
 
 @dataclass(frozen=True)
 class EstimationPlan:
-    """The plan of a training, known to every part as soon as the words have ids."""
+    """What every part must know to count n-grams: vocabulary, order, pruning and the bounds of the parts."""
 
     folder: Store
     """Folder of the scratch files."""
@@ -430,30 +451,31 @@ class EstimationPlan:
     """Files of the vocabulary, each with the id of its first word."""
     order: int
     thresholds: list[int]
+    """Pruning threshold of each order."""
     num_allowed: int
-    """Ids from here on are words that `limit_vocab` removes."""
+    """First id of the words that `limit_vocab` removes."""
     num_ids: int
     partitions: int
     bounds: Keys = field(default_factory=lambda: np.zeros(0, np.uint64))
-    """First owner key of each part but the first, in suffix order."""
+    """Owner key at which each part except the first starts, in suffix order."""
 
     @property
     def bits(self) -> int:
-        """The number of bits of a word id."""
+        """Return the number of bits of a word id."""
         return self.num_ids.bit_length()
 
     def shared(self) -> list[int]:
-        """Return the words whose n-grams may be in more than one part."""
+        """Return the ids of the words whose n-grams may be in more than one part."""
         return sorted({int(bound) >> 32 for bound in self.bounds})
 
     def kept(self, level: OrderNgrams) -> Flags:
-        """Return a mask of the n-grams that pruning keeps."""
+        """Return a mask of the n-grams of one order that pruning keeps."""
         return level.kept(self.thresholds[len(level.grams) - 1], self.num_allowed)
 
 
 @dataclass(frozen=True)
 class Smoothing:
-    """The smoothing of a model, known to every part as soon as the counts of counts are summed."""
+    """What every part must know to compute probabilities, from the counts of counts of all parts."""
 
     tallies: list[CountsOfCounts]
     discounts: list[Discounts]
@@ -462,14 +484,14 @@ class Smoothing:
     """Orders that use `discount_fallback`, each with the reason."""
 
     def lines(self) -> list[int]:
-        """Return the number of ARPA lines of each order; <unk> and <s> have no count, but a line."""
+        """Return the number of ARPA lines of each order. <unk> and <s> have a line although they have no count."""
         return [tally.kept + 2 * (order == 1) for order, tally in enumerate(self.tallies, 1)]
 
 
 def make_plan(
     config: TrainLmConfig, folder: Store, vocabulary: Sequence[Mapping[str, Any]], partitions: int
 ) -> EstimationPlan:
-    """Return the plan for a vocabulary whose files are in the order of ids."""
+    """Return the plan for a vocabulary, given the reports of its files in the order of ids."""
     firsts = FIRST_WORD + np.cumsum([0, *(entry["words"] for entry in vocabulary)])
     files = [(entry["path"], int(first)) for entry, first in zip(vocabulary, firsts)]
     num_allowed = FIRST_WORD + sum(entry["allowed"] for entry in vocabulary)
@@ -477,14 +499,14 @@ def make_plan(
 
 
 def part_bounds(samples: Iterable[Sequence[int]], partitions: int) -> Keys:
-    """Return the distinct quantiles of sampled owner keys, which bound parts of about equal size."""
+    """Return the bounds of parts of about equal size: distinct quantiles of the sampled owner keys."""
     keys = np.sort(np.array([key for sample in samples for key in sample], np.uint64))
     positions = np.linspace(0, len(keys), partitions, endpoint=False)[1:].astype(np.int64)
     return np.unique(keys[positions])
 
 
 def make_smoothing(config: TrainLmConfig, plan: EstimationPlan, answers: Sequence[Mapping[str, Any]]) -> Smoothing:
-    """Return the smoothing for the counts of all parts.
+    """Return the smoothing of a model from the reports of all parts.
 
     Raises ContractError if the counts of counts determine no discounts and there is no fallback.
     """

@@ -1,4 +1,4 @@
-"""Reading of the training text: byte ranges of files, their lines, and chunks of numbered words.
+"""Reading of the training text of an n-gram model: byte ranges of files, their lines, and chunks of numbered words.
 
 A plain file is split into byte ranges, so that many workers read it; a range holds the lines that start in it. This is
 the only step of the training that reads text.
@@ -20,7 +20,7 @@ from schemas.errors import ConfigError, ContractError
 from schemas.storage import resolve_uri
 
 RANGE_BYTES = 32 << 20
-"""Size of a range of a plain file [bytes]."""
+"""Size of a byte range of a plain file [bytes]."""
 BLOCK_BYTES = 4 << 20
 """Size of the blocks that are read at once [bytes]."""
 
@@ -36,9 +36,9 @@ class ByteRange:
 
 
 def find_ranges(paths: list[str], setting: str = "input", range_bytes: int = RANGE_BYTES) -> list[ByteRange]:
-    """Return the ranges of all files that the paths and patterns of a setting match.
+    """Return the byte ranges of all files that the paths and patterns of a setting of `[train_lm]` match.
 
-    Raises ConfigError that lists every path without a file.
+    Raises a ConfigError that lists every path without a file.
     """
     if not paths:
         raise ConfigError(f"train_lm.{setting}: expected text files, got none. Set train_lm.{setting} to their paths.")
@@ -57,7 +57,7 @@ def find_ranges(paths: list[str], setting: str = "input", range_bytes: int = RAN
 
 
 def read_lines(part: ByteRange, block_bytes: int = BLOCK_BYTES) -> Iterator[pa.Array]:
-    """Yield the lines of a range as binary arrays, without line ends; the last line may lack one.
+    """Yield the lines of a byte range as binary arrays, without line ends; the last line may lack one.
 
     Raises ContractError if a compressed file is corrupt.
     """
@@ -78,7 +78,7 @@ def read_lines(part: ByteRange, block_bytes: int = BLOCK_BYTES) -> Iterator[pa.A
 
 
 def _skip_line(stream: Any, block_bytes: int, part: ByteRange) -> bool:
-    """Skip the line that contains the byte before the range; return True if another line starts in the range."""
+    """Skip the line that contains the byte before the range; return True if another line starts within the range."""
     offset = stream.tell()
     while block := stream.read(block_bytes):
         newline = block.find(b"\n")
@@ -118,7 +118,7 @@ def _split(text: bytes) -> pa.Array:
 
 
 def sha256_of(uri: str) -> str:
-    """Return the SHA-256 (hex) of a file's bytes, without decompression."""
+    """Return the SHA-256 (hex) of a file's bytes as stored, without decompression."""
     fs, path = resolve_uri(uri)
     digest = hashlib.sha256()
     with fs.open_input_stream(path, compression=None) as stream:
@@ -133,24 +133,25 @@ def sha256_of(uri: str) -> str:
 
 RESERVED = (b"<s>", b"</s>", b"<unk>")
 SPACES = np.arange(256, dtype=np.uint8)
-"""Maps every byte to itself, and separators of words to a space."""
+"""Table from each byte to itself, except that the separators of words become spaces."""
 SPACES[[0, 9, 13]] = ord(" ")
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A group of sentences with its own numbering of words."""
+    """Some sentences as word numbers; every chunk numbers its own words."""
 
     words: pa.Array
     """The distinct words (binary), numbered from 1."""
     line: npt.NDArray[np.int32]
-    """The word numbers of all sentences in order; 0 ends a sentence."""
+    """The word numbers of all sentences, one sentence after the other; 0 ends a sentence."""
 
 
 def make_chunks(lines: Iterable[pa.Array], num_tokens: int, reserved: Literal["refuse", "skip"]) -> Iterator[Chunk]:
-    """Yield the lines (binary or string arrays; nulls are skipped) as chunks of about `num_tokens` words.
+    """Yield lines of text as chunks of about `num_tokens` words.
 
-    Raises ContractError if `reserved` is "refuse" and a reserved word occurs.
+    Lines are binary or string arrays; nulls are skipped. Raises ContractError if `reserved` is "refuse" and the text
+    contains a reserved word.
     """
     pending: list[pa.Array] = []
     num_pending = 0
@@ -181,7 +182,7 @@ def split_words(lines: pa.Array) -> pa.Array:
 
 
 def _chunk(pending: list[pa.Array], reserved: Literal["refuse", "skip"]) -> Chunk:
-    """Return a chunk of split lines, without the empty words between two spaces."""
+    """Return a chunk from the words of lines, without the empty words between two spaces."""
     coded = pa.chunked_array([split.flatten() for split in pending], pa.binary()).dictionary_encode().combine_chunks()
     lengths = np.concatenate([pc.list_value_length(split).to_numpy() for split in pending]).astype(np.int64)
     if isinstance(coded, pa.ChunkedArray):  # the array has no chunk

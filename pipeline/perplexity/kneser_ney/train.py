@@ -2,8 +2,7 @@
 
 text -> chunks -> vocabulary -> ids -> [shuffle by suffix] counts -> discounts -> [shuffle by context] context sums
 -> [shuffle back] probabilities -> sections -> one file. Data between the shuffles is in scratch files; only their names
-and sizes reach the driver. Words are Spark rows. N-grams are shuffled as messages, arrays that numpy sorts, so no
-n-gram is ever a Spark row.
+and sizes reach the driver. Words are Spark rows. N-grams are shuffled as messages, which are arrays that numpy sorts.
 """
 
 import json
@@ -36,15 +35,15 @@ from schemas.storage import Store
 
 # The phases of the training as Spark jobs.
 #
-# Words are Spark rows: deduplicated, sorted and joined to ids by Spark. N-grams are messages shuffled by key: arrays of
-# ids that one worker sorts and another merges. Results are in scratch files, so no job repeats an earlier one.
+# Spark removes repeated words, sorts them and joins them to ids. N-grams are shuffled as messages: arrays of ids that
+# one worker sorts and another merges. Results are in scratch files, so no job repeats an earlier one.
 
 NumberedFile = tuple[int, str]
-"""The number of a part or chunk, and its file."""
+"""(number, file) of a part or a chunk."""
 
 
 def word_frame(spark: SparkSession, folder: Store, chunks: Sequence[TaskResult]) -> DataFrame:
-    """Return the distinct words of every chunk with their numbers: a DataFrame (chunk, number, word)."""
+    """Return the distinct words of every chunk with their numbers in it, as a DataFrame (chunk, number, word)."""
 
     def read(task: NumberedFile) -> Iterator[pa.RecordBatch]:
         return worker.chunk_words(folder, *task)
@@ -54,10 +53,10 @@ def word_frame(spark: SparkSession, folder: Store, chunks: Sequence[TaskResult])
 
 
 def vocabulary_files(folder: Store, words: DataFrame, limits: Sequence[ByteRange], partitions: int) -> list[TaskResult]:
-    """Write the vocabulary in the order of ids: allowed words before others, each group sorted by bytes.
+    """Write the vocabulary in the order of ids, and return the reports of its files.
 
-    `limits` are the files that list the allowed words; without them all words are allowed. The bounds between files
-    are sampled by Spark and change no id.
+    Allowed words come before others, and each group is sorted by bytes. `limits` are byte ranges of the file that lists
+    the allowed words; without them all words are allowed. Spark samples the bounds between files, which change no id.
     """
     distinct = words.select("word").distinct()
     if not limits:
@@ -74,7 +73,7 @@ def vocabulary_files(folder: Store, words: DataFrame, limits: Sequence[ByteRange
 def encode_chunks(
     plan: EstimationPlan, words: DataFrame, chunks: Sequence[TaskResult]
 ) -> tuple[list[NumberedFile], EstimationPlan]:
-    """Write the chunks with word ids; return their files, and the plan with the bounds of worker from samples."""
+    """Write the chunks as word ids; return their files, and the plan with the bounds of the parts."""
 
     def read(task: tuple[str, int]) -> Iterator[pa.RecordBatch]:
         return worker.word_ids(plan.folder, *task)
@@ -109,9 +108,9 @@ def count_ngrams(spark: SparkSession, plan: EstimationPlan, lines: Sequence[Numb
 def write_sections(
     spark: SparkSession, plan: EstimationPlan, smoothing: Smoothing, answers: Sequence[TaskResult]
 ) -> list[TaskResult]:
-    """Write the ARPA sections of each part; return the report of each part.
+    """Write the ARPA lines of each part; return the report of each part.
 
-    Contexts are shuffled to their hash buckets and summed there; the sums are shuffled back to the worker.
+    Contexts are shuffled to their hash buckets and summed there. The sums are shuffled back to the parts.
     """
     grams = list(enumerate(answer["path"] for answer in answers))
 
@@ -132,32 +131,33 @@ def write_sections(
 
 
 def check_complete(answers: list[TaskResult], number: int) -> list[TaskResult]:
-    """Return the results of all worker. Raises ContractError if a part has no result."""
+    """Return the reports of all parts or chunks. Raises ContractError if their number is not `number`."""
     if len(answers) != number:
         raise ContractError(
-            f"train_lm: expected the results of {number} worker, got {len(answers)}. Run the training again."
+            f"train_lm: expected the results of {number} partitions, got {len(answers)}. Run `penstock train-lm` again."
         )
     return answers
 
 
 def shuffle_by_target(letters: DataFrame, number: int) -> DataFrame:
-    """Shuffle messages by their target partition."""
+    """Shuffle messages to `number` partitions, by the target that each row names."""
     return letters.repartitionById(number, F.col("target"))
 
 
 # The training as a whole.
 
 TOKENS_PER_PART = 2_000_000
-"""Number of tokens per part, if `partitions` is None."""
+"""Number of words per part, if the setting `partitions` is None."""
 
 
 @dataclass(frozen=True)
 class LmReport:
-    """The result of a training: the ARPA file and its figures."""
+    """The result of the n-gram training: the ARPA file and its figures."""
 
     arpa: str
-    """Path of the ARPA file; its settings and digests are in the file of the same name plus `.json`."""
+    """Path of the ARPA file. Its settings and digests are in the file of the same name with `.json` appended."""
     sha256: str
+    """SHA-256 of the ARPA file."""
     tokens: int
     """Number of words, without sentence ends."""
     sentences: int
@@ -166,15 +166,15 @@ class LmReport:
     pruned: list[int]
     """Number of pruned n-grams of each order."""
     discounts: list[list[float]]
-    """Discounts of adjusted counts 1, 2 and 3+, of each order."""
+    """Discounts of adjusted counts 1, 2 and 3+ of each order."""
     fallbacks: dict[int, str]
-    """Orders that use `discount_fallback`, each with the reason."""
+    """Orders that use `discount_fallback`, each with the reason why the closed form fails."""
     seconds: dict[str, float]
     """Wall time of each phase [s]."""
 
 
 def train_lm(spark: SparkSession, config: TrainLmConfig, out: str) -> LmReport:
-    """Train on the files of `input` and write the ARPA file `out` and `out`.json.
+    """Train an n-gram model on the files of `train_lm.input`, and write the ARPA file `out` and `out`.json.
 
     Raises ConfigError if a path does not exist, ContractError if the text does not determine a model.
     """
@@ -192,9 +192,10 @@ def train_lm(spark: SparkSession, config: TrainLmConfig, out: str) -> LmReport:
 def train_lm_on_frame(
     spark: SparkSession, lines: DataFrame, inputs: Mapping[str, str], config: TrainLmConfig, out: str
 ) -> LmReport:
-    """Train on the column `sentences` (string or binary, nulls skipped) of a DataFrame, otherwise as `train_lm`.
+    """Train an n-gram model on the column `sentences` of a DataFrame, and write the same files as `train_lm`.
 
-    `inputs` maps the names of the inputs to their digests, for `out`.json.
+    The column is of strings or binary; nulls are skipped. `inputs` maps the names of the inputs to their digests, for
+    `out`.json.
     """
     if config.input:
         raise ConfigError(
@@ -220,12 +221,12 @@ def _digest(part: ByteRange, retried: bool) -> TaskResult:
 
 
 class _Training:
-    """A training in progress: its settings, its folders, and the wall time of each phase."""
+    """An n-gram training in progress: its settings, its folders, and the wall time of each phase so far."""
 
     def __init__(self, spark: SparkSession, config: TrainLmConfig, out: str):
         head, slash, self.name = out.rpartition("/")
         if not self.name:
-            raise ConfigError(f"train_lm: expected the path of a file, got {out!r}. Append a file name to the path.")
+            raise ConfigError(f"train_lm: expected the path of a file, got {out!r}. Append a file name to --out.")
         self.limits = [] if config.limit_vocab is None else find_ranges([config.limit_vocab], "limit_vocab")
         self.folder = Store((head or "/") if slash else ".")
         self.scratch = self.folder.child(unique_name(f"{self.name}.scratch", "d"))
@@ -234,13 +235,13 @@ class _Training:
         self._since = time.perf_counter()
 
     def done(self, step: str) -> None:
-        """Record the wall time of a phase that has just ended."""
+        """Record the wall time of the phase that has just ended."""
         now = time.perf_counter()
         self.seconds[step] = round(now - self._since, 2)
         self._since = now
 
     def run(self, write: Callable[[Store], list[TaskResult]], inputs: Mapping[str, str]) -> LmReport:
-        """Write the chunks of the text with `write`, train on them, and write the model and its JSON file."""
+        """Write the chunks of the text with `write`, train on them, and write the ARPA file and its JSON file."""
         try:
             report = self._model([chunk for answer in write(self.scratch) for chunk in answer["chunks"]], inputs)
         finally:
@@ -273,7 +274,8 @@ class _Training:
         num_lines = [sum(section[order]["lines"] for section in sections) for order in range(config.order)]
         if num_lines != smoothing.lines():
             raise ContractError(
-                f"train_lm: expected {smoothing.lines()} lines by order, got {num_lines}. Run the training again."
+                f"train_lm: expected {smoothing.lines()} ARPA lines by order, got {num_lines}. "
+                "Run `penstock train-lm` again."
             )
         paths = [[section[order]["path"] for section in sections] for order in range(config.order)]
         digest = write_arpa(self.scratch, paths, num_lines, self.folder, self.name)
@@ -285,7 +287,7 @@ class _Training:
         )
 
     def _write_manifest(self, report: LmReport, inputs: Mapping[str, str]) -> None:
-        """Write `out`.json, which holds nothing about this run, so that equal models have equal JSON files."""
+        """Write `out`.json. It holds nothing about this run, so equal models have equal JSON files."""
         figures = asdict(report)
         content = {
             "settings": self.config.content(),

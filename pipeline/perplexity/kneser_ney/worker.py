@@ -1,4 +1,4 @@
-"""The functions that a worker runs in each phase of the training, on plain values, scratch files and messages.
+"""The functions that a worker runs in each phase of the n-gram training, on plain values, scratch files and messages.
 
 A message holds arrays and is shuffled by its target partition. Functions that Spark maps over tasks yield messages;
 functions that write a part return a report for the driver: file names, sizes and sums.
@@ -49,14 +49,15 @@ from pipeline.perplexity.kneser_ney.read_text import ByteRange, make_chunks, rea
 from schemas.storage import Store
 
 Answer = dict[str, Any]
+"""The report of a worker to the driver, which can be written as JSON."""
 SAMPLES = 64
-"""Number of n-grams that a chunk samples for the bounds of parts."""
+"""Number of n-grams that are sampled from each chunk to choose the bounds of parts."""
 WORD_ROWS = 1 << 16
-"""Words in a batch for Spark."""
+"""Words in a batch that Spark gets."""
 
 
 def write_chunks(lines: Iterable[pa.Array], folder: Store, config: TrainLmConfig) -> Answer:
-    """Write the sentences as chunks of word numbers; return their files and sizes."""
+    """Write sentences as chunks of numbered words, and return the files and sizes of the chunks."""
     answer: Answer = {"chunks": [], "rows": 0}
     for chunk in make_chunks(lines, config.chunk_tokens, config.reserved_words):
         sentences = int((chunk.line == 0).sum())
@@ -73,7 +74,7 @@ def write_chunks(lines: Iterable[pa.Array], folder: Store, config: TrainLmConfig
 
 
 def chunk_words(folder: Store, number: int, path: str) -> Iterator[pa.RecordBatch]:
-    """Yield the words of a chunk with their numbers: rows (chunk, number, word)."""
+    """Yield the distinct words of a chunk with their numbers in it: rows (chunk, number, word)."""
     words = read_columns(folder, path)["word"].combine_chunks()
     for start in range(0, len(words), WORD_ROWS):
         rows = words[start : start + WORD_ROWS]
@@ -83,13 +84,16 @@ def chunk_words(folder: Store, number: int, path: str) -> Iterator[pa.RecordBatc
 
 
 def allowed_words(part: ByteRange) -> Iterator[pa.RecordBatch]:
-    """Yield the words of a range of a `limit_vocab` file, with repetitions."""
+    """Yield the words of one byte range of a `limit_vocab` file, with repetitions."""
     for lines in read_lines(part):
         yield pa.RecordBatch.from_arrays([split_words(lines).flatten()], ["word"])
 
 
 def write_vocabulary(folder: Store, batches: Iterator[pa.RecordBatch]) -> Answer:
-    """Write sorted rows (outside, word) as one file of the vocabulary; return its name and counts."""
+    """Write the words of sorted rows (outside, word) as one file of the vocabulary; return its name and counts.
+
+    `outside` is True for a word that `limit_vocab` does not list.
+    """
     words, outside = [pa.array([], pa.binary())], 0
     for batch in batches:
         words.append(batch.column("word"))
@@ -109,7 +113,10 @@ def word_ids(folder: Store, path: str, first: int) -> Iterator[pa.RecordBatch]:
 
 
 def encode_chunk(plan: EstimationPlan, path: str, batches: Iterator[pa.RecordBatch]) -> Answer:
-    """Write a chunk with word ids, given rows (number, id); return its file and a sample of its owner keys."""
+    """Write the text of a chunk as word ids, given rows (number in the chunk, id) of its words.
+
+    Returns the file, and a sample of the keys by which its n-grams are partitioned.
+    """
     pairs = [(batch.column("number").to_numpy(), batch.column("id").to_numpy()) for batch in batches]
     numbers = read_columns(plan.folder, path)["number"].to_numpy()
     ids = np.zeros(sum(len(number) for number, _ in pairs), np.uint32)
@@ -122,7 +129,7 @@ def encode_chunk(plan: EstimationPlan, path: str, batches: Iterator[pa.RecordBat
 
 
 def count_chunk(plan: EstimationPlan, number: int, path: str) -> Iterator[pa.RecordBatch]:
-    """Yield messages with the n-grams of a chunk and their counts, to the parts that own them."""
+    """Yield messages with the n-grams of a chunk and their counts, addressed to the parts that own them."""
     grams = windows(read_columns(plan.folder, path)["id"].to_numpy(), plan.order)
     grams, counts = combine_counts(grams, np.ones(grams.shape[1], np.int64), plan.bits)
     cuts = np.searchsorted(owner_parts(grams, plan.bounds), np.arange(plan.partitions + 1))
@@ -131,7 +138,10 @@ def count_chunk(plan: EstimationPlan, number: int, path: str) -> Iterator[pa.Rec
 
 
 def merge_counts(plan: EstimationPlan, batches: Iterator[pa.RecordBatch]) -> Answer:
-    """Merge the messages of a part and write its n-grams; return counts of counts, and counts of shared words."""
+    """Add up the counts that a part receives in messages, and write its n-grams.
+
+    Returns the file, the counts of counts of each order, and the counts of words that several parts share.
+    """
     arrays = [message_grams(payload, plan.order) for payload in join_messages(batches).values()]
     grams = np.concatenate([np.zeros((plan.order, 0), np.uint32), *(pair[0] for pair in arrays)], axis=1)
     counts = np.concatenate([np.zeros(0, np.int64), *(pair[1] for pair in arrays)])
@@ -147,7 +157,10 @@ def merge_counts(plan: EstimationPlan, batches: Iterator[pa.RecordBatch]) -> Ans
 
 
 def send_contexts(plan: EstimationPlan, number: int, path: str) -> Iterator[pa.RecordBatch]:
-    """Yield messages with the contexts of a part's n-grams and their counts, to the hash buckets of each order."""
+    """Yield messages with the contexts of a part's n-grams and their counts.
+
+    Each goes to a partition for one order and one hash bucket of contexts.
+    """
     for order, level in enumerate(ngrams_by_order(*read_grams(plan.folder, path)), 1):
         if order == 1:
             continue
@@ -158,10 +171,10 @@ def send_contexts(plan: EstimationPlan, number: int, path: str) -> Iterator[pa.R
 def sum_bucket_contexts(
     plan: EstimationPlan, smoothing: Smoothing, number: int, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Sum the contexts of a hash bucket and yield messages to the parts.
+    """Add up the contexts that one hash bucket receives in messages, and yield messages with the sums to the parts.
 
-    The source of a context receives its sums. The part that holds the context as an n-gram receives its freed share, in
-    a message with a negative order.
+    The part that sent a context receives its sums. The part that holds the context as an n-gram receives the share of
+    its mass that goes to the back-off, in a message with a negative order.
     """
     messages = join_messages(batches)
     if not messages:
@@ -179,7 +192,7 @@ def sum_bucket_contexts(
 def write_part_sections(
     plan: EstimationPlan, smoothing: Smoothing, path: str, number: int, batches: Iterator[pa.RecordBatch]
 ) -> Answer:
-    """Write the ARPA lines of a part, a file for each order; return the files and their numbers of lines."""
+    """Write the ARPA lines of a part, one file for each order; return the files and their numbers of lines."""
     messages = join_messages(batches)
     orders = ngrams_by_order(*read_grams(plan.folder, path))
     unigrams, owned = smoothing.unigrams.complete(orders[0], number, plan.bounds)
@@ -215,13 +228,17 @@ def write_part_sections(
 
 
 def _sums(plan: EstimationPlan, messages: Messages, order: int) -> list[ContextSums]:
-    """Return each hash bucket's sums for a part's n-grams; half of a message is masses, half is freed shares."""
+    """Return the sums of the contexts of a part's n-grams of one order, by hash bucket.
+
+    The first half of a message is sums of counts. The second half is the shares that go to the back-off.
+    """
     payloads = [messages.pop((order, bucket), memoryview(b"")) for bucket in range(plan.partitions)]
     halves = [(payload[: len(payload) // 2], payload[len(payload) // 2 :]) for payload in payloads]
     return [ContextSums(np.frombuffer(mass, np.int64), np.frombuffer(freed, np.float64)) for mass, freed in halves]
 
 
 def _freed(plan: EstimationPlan, messages: Messages, order: int) -> list[Floats]:
-    """Return each hash bucket's freed shares of a part's n-grams as contexts."""
+    """Return the shares of mass that go to the back-off, for a part's n-grams of one order as contexts, by hash
+    bucket."""
     payloads = [messages.pop((-order, bucket), memoryview(b"")) for bucket in range(plan.partitions)]
     return [np.frombuffer(payload, np.float64) for payload in payloads]

@@ -158,7 +158,7 @@ def test_the_smallest_size_is_no_bare_embedding(vocab_size: int) -> None:
         ("--tokens-per-size 1", "ladder --tokens-per-size: expected 2 to 6, got 1"),
         ("--smallest 4e4 --largest 4e4", "expected more parameters than the smallest proxy's 40,000, got 40,000"),
         ("--largest 1e6", "expected at least 1,000,000 unique training tokens, 1 for each parameter of the largest"),
-        ("--sizes 5 --largest 5e4", "expected 5 sizes, got models of 30,880, 30,880, "),
+        ("--sizes 5 --largest 5e4", "expected 5 different sizes, got models of 30,880, 30,880, "),
         (
             "--set train.global_batch=64",
             "expected at least 20 steps in the shortest proxy run, got 4 of 64 x 64 tokens",
@@ -483,7 +483,7 @@ def test_a_law_of_another_dataset_and_one_that_reaches_far_are_warned_of(own: tu
         ({"law.a": None}, "law.a: Input should be a valid number (None)"),
         (
             {"law.alpha": 1e-6, "law.beta": 1e-6},
-            "own law: expected best sizes where its 12 runs are, got none: least ",
+            "own law: expected optimal sizes in the range of its 12 runs, got none: least ",
         ),
         ({"law.more": 1}, "law.more: Extra inputs are not permitted"),
     ],

@@ -279,7 +279,7 @@ def test_a_mix_of_other_sources_is_refused(given_run: Path, tmp_path: Path) -> N
 def test_shares_are_given_in_one_place(given_run: Path, tmp_path: Path, text: str) -> None:
     dataset, path = open_dataset(Store(str(given_run))), tmp_path / "mix.toml"
     path.write_text(mix_toml(mix_of(dataset.digest, web_head=0.5, web_tail=0.5)))
-    with pytest.raises(ConfigError, match=r"expected shares in the mix alone, got --set train\.(weights|mix)"):
+    with pytest.raises(ConfigError, match=r"expected shares from the mix only, got --set train\.(weights|mix)"):
         mix_overrides(str(path), dataset, [text])
 
 

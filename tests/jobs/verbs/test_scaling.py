@@ -196,8 +196,8 @@ def test_a_budget_for_a_shape_that_is_given_buys_tokens(run: Store) -> None:
     [
         ("--flops 1e3", "expected a budget for 200,000 parameters (plan.min_params), got one for"),
         ("--flops 1e10 --params 1e6", "compute and params: expected a single budget"),
-        ("--usd 100", "plan.usd = 100: expected a price, got no cluster.usd_per_gpu_hour"),
-        ("--gpu-hours 5", "expected a device that the hours are of, got no cluster.device"),
+        ("--usd 100", "plan.usd = 100: expected a price of a device hour, got no cluster.usd_per_gpu_hour"),
+        ("--gpu-hours 5", "expected a device to which the hours apply, got no cluster.device"),
         ("--flops -1", "plan.compute"),
         ("--set plan.inference_tokens=1e9", "inference_tokens requires compute, gpu_hours or usd"),
         ("--gpus 4", "gpus: expected a device, got none"),
@@ -218,7 +218,7 @@ def test_named_devices_choose_the_layout(run: Store, capsys) -> None:
     assert main(["plan", run.uri, *words]) == 0
     shown, plan = capsys.readouterr().out, run.read_json("train/plan.json")
     assert "predicted, not measured" in shown
-    assert "not taken:" in shown
+    assert "rejected:" in shown
     assert 1 <= len(plan["layouts"]) <= 5
     seconds = [one["step_seconds"] for one in plan["layouts"]]
     assert seconds == sorted(seconds)
@@ -276,7 +276,7 @@ def test_memory_is_that_of_the_layout_found(run: Store, capsys) -> None:
     [
         ("--gpu h101", "got h101"),
         ("--gpu h100-sxm --gpus 0", "cluster.gpus"),
-        ("--gpu h100-sxm --gpus 8 --set layout.tensor=3", "expected sizes that divide 8 devices"),
+        ("--gpu h100-sxm --gpus 8 --set layout.tensor=3", "expected axis sizes that together divide 8 devices"),
         ("--gpu h100-sxm --gpus 8 --set layout.tensor=4 --set layout.context=4", "got context = 4, tensor = 4"),
         ("--gpu a100-80gb --set train.precision=fp8", "expected one that a100-80gb computes in"),
         ("--gpu h100-sxm --gpus 1 --params 2e10 --set train.precision=bf16", "got none of"),

@@ -75,5 +75,5 @@ def test_sentences() -> None:
 
 
 def test_bytes_that_are_not_a_sentencepiece_model() -> None:
-    with pytest.raises(ConfigError, match="here: expected a SentencePiece model, got"):
-        load_splitter(b"no model", "here")
+    with pytest.raises(ConfigError, match=r"here: expected a SentencePiece model, got .*\. Set lm\.pieces\.$"):
+        load_splitter(b"no model", "here", "Set lm.pieces.")

@@ -289,7 +289,10 @@ def lineage(run: Store, **reads: str) -> None:
     """Record in the manifest of `dedup` the versions that it was made from."""
     path = "dedup/v-tiny/manifest.json"
     manifest = run.read_json(path)
-    manifest["run"]["lineage"] = {"documents": "v-tiny", "verdicts": "v-tiny", "clusters": "v-tiny", **reads}
+    manifest["run"]["lineage"] = {
+        **dict.fromkeys(("documents", "verdicts", "clusters", "index"), "v-tiny"),
+        **reads,
+    }
     run.write_atomic(path, canonical_json(manifest))
 
 

@@ -121,7 +121,7 @@ def test_another_tokenizer_is_refused(run: Path, tmp_path: Path) -> None:
 def test_what_was_trained_on_has_to_be_known(run: Path, tmp_path: Path) -> None:
     changed = other_run(tmp_path / "changed", {"web": 160})
     (changed / "train").symlink_to(run / "train")
-    with pytest.raises(ContractError, match=r"expected dataset \w{12}, on which it was trained, got \w{12}"):
+    with pytest.raises(ContractError, match=r"expected dataset \w{12}, on which it was trained, got the run's \w{12}"):
         measured([changed], [run])
 
 
@@ -156,6 +156,6 @@ def test_the_command_writes_what_it_prints(run: Path, tmp_path: Path, capsys: py
     )
     ids.write_text("zebra\n")
     assert evaluate.main([str(run), "--on", str(run), "--leave-out", str(ids)]) == 2
-    assert "expected one document id in hex per line, got" in capsys.readouterr().err
+    assert "expected a file with one document id in hex per line, got" in capsys.readouterr().err
     assert evaluate.main([str(run), "--on", str(run), "--sequences", "0"]) == 2
     assert evaluate.main([str(tmp_path / "none"), "--on", str(run)]) == 2

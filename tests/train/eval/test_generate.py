@@ -69,8 +69,8 @@ def test_main(run: Store, capsys) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("<eos> bebu", 1), "got eos in it"),
-        (("bebu <pad> <eos>", 1), "got eos, pad in it"),
+        (("<eos> bebu", 1), "got control tokens: eos"),
+        (("bebu <pad> <eos>", 1), "got control tokens: eos, pad"),
         (("bebu", -1), "got -1 and 1.0"),
         (("bebu", 1, -0.5), "got 1 and -0.5"),
     ],

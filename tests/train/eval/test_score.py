@@ -217,7 +217,10 @@ def test_wrong_arguments(run: Store, tmp_path: Path, capsys) -> None:
     for arguments, message in (
         (["--checkpoint", run.uri, "--in", *inputs, inputs[0], "--out", out, out], "expected 1 or 3 files, got 2"),
         (["--checkpoint", f"{run.uri}/train/checkpoints/step-000007", "--in", *inputs, "--out", out], "of step 7"),
-        (["--checkpoint", run.uri, "--in", str(tmp_path / "none"), "--out", out], "expected a file of texts, got"),
+        (
+            ["--checkpoint", run.uri, "--in", str(tmp_path / "none"), "--out", out],
+            "expected a Parquet or Arrow file",
+        ),
         (
             ["--checkpoint", run.uri, "--in", str(tmp_path / "half.parquet"), "--out", out],
             "got no text. Add the column",

@@ -196,9 +196,9 @@ def test_llamas_that_no_shape_can_hold(change: Callable[[Path], None], message: 
     ("change", "message"),
     [
         (lambda folder: (folder / "config.json").unlink(), "config.json: expected a JSON file"),
-        (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors: expected weights"),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b"no"), "model.safetensors: expected weights"),
-        (changed(hidden_size="gone"), "an error at 'hidden_size'"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "expected a safetensors file"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"no"), "expected a safetensors file"),
+        (changed(hidden_size="gone"), "missing or invalid key: 'hidden_size'"),
         (changed(num_hidden_layers=3), "blocks.2.attention_norm.weight is missing.* and 4 more"),
         (changed(num_hidden_layers=1), "model.layers.1.input_layernorm.weight is not one of its parameters"),
     ],

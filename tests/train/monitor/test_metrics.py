@@ -184,17 +184,17 @@ def test_a_rewind_drops_what_it_undoes_everywhere(tmp_path: Path) -> None:
 def test_a_line_that_is_no_step_is_refused(tmp_path: Path) -> None:
     run = Store(str(tmp_path))
     run.write_atomic(METRICS_NAME, record(1).line() + b'\n{"step": 2}\n')
-    with pytest.raises(ContractError, match=r"metrics.jsonl, line 2: expected a step"):
+    with pytest.raises(ContractError, match=r"metrics.jsonl, line 2: expected the metrics of a step"):
         read_metrics(run)
 
 
 def test_last_metrics(tmp_path: Path) -> None:
     run = Store(str(tmp_path))
-    with pytest.raises(ContractError, match="expected a last line for step 3, got none"):
+    with pytest.raises(ContractError, match="expected step 3 in the last line, got none"):
         last_metrics(run, 3)
     write(run, 0, record(1), record(2))
     assert last_metrics(run, 2) == record(2)
-    with pytest.raises(ContractError, match="expected a last line for step 3, got step 2"):
+    with pytest.raises(ContractError, match="expected step 3 in the last line, got step 2"):
         last_metrics(run, 3)
 
 

@@ -185,8 +185,8 @@ def test_files_that_are_no_profiles(tmp_path: Path, content: str | None, said: s
 
 
 def test_calibration_refuses_before_it_measures(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"expected a file FILE.json"):
+    with pytest.raises(ConfigError, match=r"expected a path that ends in .json"):
         calibrate(tmp_path / "here.txt", 1)
-    with pytest.raises(ConfigError, match=r"expected a rank and a thread at least, got 0"):
+    with pytest.raises(ConfigError, match=r"expected at least one rank and one thread, got --ranks 0"):
         calibrate(tmp_path / "here.json", 0)
     assert not list(tmp_path.iterdir())

@@ -97,14 +97,14 @@ def test_groups_part_the_ranks() -> None:
         (
             {"layout": {"micro_batch": 24}},
             1,
-            "!! 64 rows do not divide by micro-batches of 24: the last, of 16, is filled up with rows",
+            "!! 64 rows do not divide by micro-batches of 24: the last, of 16, is padded with rows",
         ),
         ({}, 128, "!! 64 of 128 groups of ranks have no rows: there are 64"),
         ({"layout": {"pipeline": 4}}, 4, "!! 6 layers do not divide by 4 stages: some have one more"),
         (
             {"layout": {"pipeline": 2, "micro_batch": 24}},
             2,
-            "!! 64 rows do not divide by micro-batches of 24: the last, of 16, is filled up with rows",
+            "!! 64 rows do not divide by micro-batches of 24: the last, of 16, is padded with rows",
         ),
         (
             {"layout": {"tensor": 3}},

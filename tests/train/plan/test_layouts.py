@@ -156,7 +156,7 @@ def test_an_unknown_device_has_plain_defaults_and_says_so(tiny: Store) -> None:
     plan, (defaults,) = resolve_plan(planned(tiny), GEFORCE)
     assert (plan.settings.train.precision, plan.settings.layout.compile) == ("bf16", True)
     assert plan.settings.layout.micro_batch == 8
-    assert defaults.startswith("NVIDIA GeForce RTX 4090: expected a device of the table")
+    assert defaults.startswith("NVIDIA GeForce RTX 4090: expected a device with a known profile")
     assert "`penstock calibrate FILE.json`" in defaults
     (mfu,) = unknown_peak(plan.settings, GEFORCE)
     assert mfu.startswith("MFU is not shown: the peak of NVIDIA GeForce RTX 4090 is not known.")

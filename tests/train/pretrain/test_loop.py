@@ -526,7 +526,7 @@ def test_a_refusal_reaches_every_rank(tmp_path: Path) -> None:
     path = next(run.glob("tokens/*/web/train/shard-00000.arrow"))
     results = tiny_runs.train(run, 2, "train.global_batch=1")
     assert [item.error.partition(":")[0] for item in results] == ["ConfigError", "FirstRankFailed"]
-    assert "expected a sequence for each of 2 groups of ranks, got 1" in results[0].error
+    assert "expected at least 2 sequences, one for each data-parallel group of ranks, got 1" in results[0].error
     flip_byte(path)
     results = tiny_runs.train(run, 2)
     assert [item.error.partition(":")[0] for item in results] == ["ContractError", "FirstRankFailed"]

@@ -1,8 +1,8 @@
 """Enumerate the layouts of a run on a cluster, and reject invalid ones before they are timed.
 
 A tensor axis stays within a node, where its collectives in every layer have a fast link. GPipe is left out: it takes
-as long as 1F1B and more memory. A context axis splits the sequence by heads where they divide, else by keys. Settings
-of `[layout]` in the recipe are kept.
+as long as 1F1B and more memory. A context axis divides the heads if their number allows it, else the keys. Settings of
+`[layout]` in the recipe are kept.
 """
 
 import math
@@ -67,7 +67,7 @@ def layout_overrides(split: LayoutSplit, size: int, mode: str) -> dict[str, Any]
 
 
 def describe_split(split: LayoutSplit) -> str:
-    """Return a description of a split."""
+    """Return a split in one line, such as `zero3, shard 8 · tensor 2`."""
     sizes = {"replicate": split.replicate, "shard": split.shard} if not split.whole else {"replicas": split.replicate}
     sizes |= {"context": split.context, "tensor": split.tensor, "pipeline": split.pipeline}
     axes = " · ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "one rank"
@@ -93,7 +93,7 @@ class Batch(NamedTuple):
     rows: int
     """Rows of an optimizer step over all ranks."""
     steps: int = 1
-    """Optimizer steps of the stage, its weight in the mean."""
+    """Optimizer steps of the stage, which weight it in the mean over stages."""
 
 
 class RejectedLayouts:
@@ -103,7 +103,7 @@ class RejectedLayouts:
         self.counted: dict[str, tuple[int, str]] = {}
 
     def add(self, reason: str, count: int, example: Callable[[], str]) -> None:
-        """Add `count` layouts to a reason; only the first example is kept, and only that one is formatted."""
+        """Count `count` more layouts rejected for a reason; `example` is called only if the reason is new."""
         if count:
             before, first = self.counted.get(reason) or (0, example())
             self.counted[reason] = before + count, first
@@ -123,7 +123,7 @@ class LayoutSpace:
         self._problem = cache(self._find_problem)
 
     def splits(self) -> Iterator[LayoutSplit]:
-        """Yield every split that divides the model, the sequences and the batch; count the others as refusals."""
+        """Yield every split that divides the model, the sequences and the batch; count the others as rejected."""
         for split in self._all():
             groups = split.replicate * split.shard
             leaves = max(1, len(self.sizes(groups)) * len(self.modes))
@@ -177,17 +177,19 @@ class LayoutSpace:
         return SCHEDULES
 
     def _fixed(self, name: str, options: Sequence[Any]) -> Sequence[Any]:
-        """Return the value that the recipe sets, else all options; empty for a size that does not divide the ranks."""
+        """Return the value that the recipe sets, else all options.
+
+        Empty if the set value is the size of an axis and does not divide the number of ranks.
+        """
         if name not in self._given:
             return options
         value = getattr(self.settings.layout, name)
         return [value] if isinstance(value, str) or self.cluster.world_size % value == 0 else []
 
     def sizes(self, groups: int) -> list[int]:
-        """Return the micro-batch sizes for a number of data-parallel groups: powers of two, and equal shares of the
-        rows.
+        """Return the micro-batch sizes to try for a number of data-parallel groups.
 
-        Where micro-batches are padded, equal shares waste least.
+        They are powers of two, and equal shares of the rows, which need the least padding.
         """
         if "micro_batch" in self._given:
             return [self.settings.layout.rows_at_once]
@@ -226,7 +228,7 @@ class LayoutSpace:
         return (DIVISION, problems[0]) if problems else None
 
     def problem(self, split: LayoutSplit, size: int, mode: str) -> str | None:
-        """Return why micro-batches of `size` rows, or this recomputation, do not suit a split; None if they do."""
+        """Return why a split cannot use micro-batches of `size` rows or a recomputation mode; None if it can."""
         if split.pipeline == 1:
             return None
         groups = split.replicate * split.shard
@@ -245,14 +247,18 @@ class LayoutSpace:
         return next(layout_problems(self.shape, settings, split.pipeline, lengths, number), None)
 
     def layout(self, split: LayoutSplit, size: int, mode: str) -> LayoutConfig:
-        """Return the `[layout]` section of a split, other settings as in the recipe. Raises ValidationError if
-        invalid."""
+        """Return the section `[layout]` for a split, with the other settings of the recipe.
+
+        Raises ValidationError if they contradict each other.
+        """
         section = LayoutConfig.model_validate(self.kept | layout_overrides(split, size, mode))
         return section.for_device(self.cluster.device.kind)
 
     def compiled(self, schedule: str) -> bool:
-        """Return True if layers are compiled under a schedule: as the recipe sets, else wherever it speeds up the
-        device."""
+        """Return True if layers are compiled under a pipeline schedule.
+
+        The recipe decides; if it does not, layers are compiled on CUDA unless the schedule splits the backward pass.
+        """
         if "compile" in self._given:
             return self.settings.layout.compile is True
         return self.cluster.device.kind == "cuda" and schedule not in SPLIT_BACKWARD

@@ -32,7 +32,7 @@ class ForwardCost(NamedTuple):
 
 
 class MicroBatchCost(NamedTuple):
-    """Cost of a micro-batch on the busiest rank, and what the other ranks of a pipeline wait for."""
+    """Cost of a micro-batch on the busiest rank of a pipeline, and the computation of its other ranks."""
 
     parts: dict[str, float]
     """Seconds by component."""
@@ -42,7 +42,7 @@ class MicroBatchCost(NamedTuple):
     others: float
     """Seconds of computation on the other ranks of the pipeline."""
     mean: float
-    """Mean computation of a rank, as a share of that of the busiest."""
+    """Mean computation of a rank, as a share of that of the busiest rank."""
 
 
 def loss_bytes_per_logit(width: int, compiled: bool) -> int:
@@ -77,8 +77,10 @@ class Compute:
         """Cache of micro-batch costs, by everything that they depend on."""
 
     def traffic(self, size: float, tensor: float | None = None) -> float:
-        """Return the seconds to move `size` bytes to or from the device's memory, in tensors of `tensor` bytes; None =
-        any."""
+        """Return the seconds to move `size` bytes to or from the device's memory.
+
+        `tensor`: bytes of each tensor, on which the bandwidth of some devices depends; None = any.
+        """
         sizes = self.device.by_size
         if not sizes or tensor is None:
             return size / self._bandwidth
@@ -94,8 +96,10 @@ class Compute:
         return rows * self.seq_len / split.context
 
     def _layer(self, split: LayoutSplit, rows: float) -> ForwardCost:
-        """Return the cost of a forward pass of one layer over `rows` rows; it depends on the tensor and context axes
-        only."""
+        """Return the cost of a forward pass of one layer over `rows` rows.
+
+        Of the axes, only tensor and context change it.
+        """
         positions = self.positions(split, rows)
         products, number = self._products(positions, split.tensor)
         attention = self._attention(split, rows)
@@ -130,7 +134,10 @@ class Compute:
         return products * pairs * shape.query_width / split.tensor / self._attention_flops
 
     def _squares(self, split: LayoutSplit, rows: float) -> float:
-        """Return the seconds for what attention materializes: scores with relative positions, a mask by keys."""
+        """Return the seconds to read and write the matrices that attention materializes.
+
+        They are the scores with relative positions, or a mask if the context axis divides keys.
+        """
         pairs = rows * self.seq_len * self.seq_len / split.context
         if self.shape.positions == "relative":
             return self.traffic(24 * pairs * self.shape.num_heads / split.tensor)
@@ -138,8 +145,10 @@ class Compute:
         return self.traffic(self.width * pairs * self.shape.num_heads / split.tensor) if by_keys else 0.0
 
     def _bytes_of_position(self, split: LayoutSplit) -> float:
-        """Return the bytes that norms, residuals, rotary embedding and activation of a layer move per position,
-        forward."""
+        """Return the bytes per position that a layer's element-wise operations read and write in a forward pass.
+
+        These are norms, residuals, rotary embedding and activation.
+        """
         shape, width = self.shape, self.width
         residual = 4 if split.whole else width
         compiled = self.compiled
@@ -150,8 +159,7 @@ class Compute:
         return (norms * shape.d_model + width * (heads + gate * shape.d_ffw)) / split.tensor
 
     def _launches(self, split: LayoutSplit, products: int, busy: float) -> float:
-        """Return the seconds of launching a layer's operations, including those in which the device waits for the
-        host."""
+        """Return the seconds of launching a layer's operations, and of the device waiting for the host."""
         device, compiled = self.device, self.compiled
         if device.layer_seconds:
             kind = "plain" if split.whole else "tensor" if split.tensor > 1 else "sharded"
@@ -184,8 +192,10 @@ class Compute:
         return self.traffic(8 * self.positions(split, rows) * self.shape.d_model * self.width)
 
     def update(self, params: float, ranks: int) -> float:
-        """Return the seconds of gradient norm, clipping and update of `params` local parameters, sharded over
-        `ranks`."""
+        """Return the seconds of gradient norm, clipping and update on a rank.
+
+        `params`: parameters of this rank; `ranks`: number of ranks over which the model is sharded.
+        """
         optim, layout = self.settings.optim, self.settings.layout
         declared = OPTIMIZERS[optim.optimizer]
         size = (declared.update_bytes + 4 + (8 if optim.clip_norm else 0)) * params

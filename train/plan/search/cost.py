@@ -18,9 +18,9 @@ from train.plan.search.compute import BACKWARD, Compute, ForwardCost, MicroBatch
 
 # The cost of collectives: the ranks of an axis form a ring over the links between them.
 #
-# A ring passes through every device of a node before it leaves the node, so with k members per node k adapters carry
-# it in parallel. Source: Thakur et al. 2005, "Optimization of collective communication operations in MPICH", section 4
-# (ring).
+# A ring passes through every device of a node before it leaves the node, so with k ranks per node, k network adapters
+# carry its traffic in parallel. Source: Thakur et al. 2005, "Optimization of collective communication operations in
+# MPICH", section 4 (ring).
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Ring:
 
     size: int
     per_node: int
-    """Members per node."""
+    """Ranks of the ring on each node."""
     nodes: int
     bandwidth: float
     """Bandwidth of the slowest link of the ring [bytes/s]."""
@@ -99,23 +99,23 @@ STEP_COMPONENTS = {
     "attention": "products of queries, keys and values",
     "traffic": "norms, residuals, rotation and activation: bytes through memory; the embedding",
     "launches": "launching operations, and waiting for the host",
-    "recompute": "layers, or their cheap parts, computed again",
+    "recompute": "layers, or their cheap operations, computed again in the backward pass",
     "head": "logits and loss",
     "pages": "page faults of newly allocated memory, on a CPU",
     "tensor": "all-gathers and reduce-scatters of activations along the tensor axis",
     "context": "exchanges of heads or keys along the context axis",
     "weights": "all-gathers of weights that do not overlap with computation",
-    "gradients": "reductions of gradients that do not overlap with it",
+    "gradients": "reductions of gradients that do not overlap with computation",
     "sends": "activations sent between pipeline stages",
     "bubble": "ranks of a pipeline that wait for others",
     "update": "gradient norm, clipping and optimizer",
-    "cores": "ranks that wait for a core of the machine they share",
+    "cores": "ranks that wait for a CPU core of the machine that they share",
 }
 """Components of a step's time, with their descriptions."""
 
 
 def bubble_share(schedule: str, stages: int) -> float:
-    """Return the bubble of a pipeline relative to that of 1F1B.
+    """Return the bubble of a pipeline, the time in which its ranks wait, relative to that of 1F1B.
 
     Sources: Narayanan et al. 2021, arXiv 2104.04473, section 2.2.2 (interleaved: 1/stages); Qi et al. 2023, arXiv
     2401.10241, table 2 (zero bubble: the gradients of weights fill two of three passes; zbv: nearly all).
@@ -126,7 +126,7 @@ def bubble_share(schedule: str, stages: int) -> float:
 
 
 class StepCost:
-    """The cost of one split, for any micro-batch size and recomputation mode."""
+    """The cost of an optimizer step under one split, for any micro-batch size and recomputation mode."""
 
     def __init__(self, compute: Compute, links: ClusterRings, split: LayoutSplit):
         self._compute, self._links, self._split = compute, links, split
@@ -146,7 +146,7 @@ class StepCost:
         self._weigh()
 
     def _weigh(self) -> None:
-        """Compute the seconds of gathering weights and reducing gradients, of a layer and outside the layers."""
+        """Compute the seconds of gathering weights and reducing gradients, in a layer and outside the layers."""
         compute, split = self._compute, self._split
         self._layers = max(layers for layers, *_ in self._places)
         ends = (True, True) if split.pipeline == 1 else (False, True)
@@ -172,7 +172,7 @@ class StepCost:
         return ring.gather(size) + self._compute.traffic(copies * size)
 
     def parts(self, rows_of_rank: int, micro_batch: int, recompute: str) -> dict[str, float]:
-        """Return the seconds of a step by component (PARTS) on the busiest rank."""
+        """Return the seconds of a step on the busiest rank, by the components of STEP_COMPONENTS."""
         compute, split = self._compute, self._split
         size = min(micro_batch, rows_of_rank)
         number = -(-rows_of_rank // size)
@@ -230,8 +230,10 @@ class StepCost:
         return self._replicas.size if self._split.data == "zero1" else self._shares
 
     def _waiting(self, parts: dict[str, float], mean: float) -> float:
-        """Return the seconds that ranks wait for a core if a machine has more ranks than cores; a bubble frees a
-        core."""
+        """Return the seconds that ranks wait for a CPU core if a machine has more ranks than cores.
+
+        A rank in the pipeline bubble leaves its core to the others.
+        """
         at_once, ranks = self._links.cluster.device.at_once, self._links.cluster.gpus_per_node
         if at_once is None or ranks <= at_once:
             return 0.0
@@ -245,11 +247,10 @@ class StepCost:
         return compute.width * compute.positions(self._split, rows) * compute.shape.d_model
 
     def _stream_seconds(self, rows: float, recompute: str) -> float:
-        """Return the seconds of two all-gathers and two reduce-scatters of activations in a layer, and as many
-        backward.
+        """Return the seconds of a layer's collectives along the tensor axis, forward and backward.
 
-        Source: Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2. Recomputation repeats those of the forward
-        pass.
+        Each pass has two all-gathers and two reduce-scatters of activations; recomputation repeats those of the forward
+        pass. Source: Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2.
         """
         passes = 2 if recompute == "none" else 3
         return passes * 4 * self._along_tensor.gather(self._stream_bytes(rows))
@@ -258,7 +259,7 @@ class StepCost:
         return 2 * self._along_tensor.gather(self._stream_bytes(rows))
 
     def _context_seconds(self, rows: float, recompute: str) -> float:
-        """Return the seconds of the context axis in a layer.
+        """Return the seconds of a layer's collectives along the context axis.
 
         By heads: all-to-alls of queries, keys, values and results. By keys: all-gathers of keys and values, and the
         reduction of their gradients.
@@ -285,8 +286,10 @@ class StepCost:
     # Communication of weights and gradients.
 
     def _sent(self, number: int, forward: float, backward: float) -> dict[str, float]:
-        """Return the seconds of weights and gradients that do not overlap with `number` micro-batches of these
-        passes."""
+        """Return the seconds of collectives of weights and gradients that do not overlap with computation.
+
+        `number`: micro-batches of a step; `forward`, `backward`: seconds of each pass of a micro-batch.
+        """
         hides = self._links.cluster.device.overlap
         gradient = 4 * self.params / self._shares * self._sent_share()
         between = self._replicas.reduce(gradient) if self._replicas.size > 1 else 0.0
@@ -337,7 +340,7 @@ def _again(layer: ForwardCost, recompute: str) -> float:
 
 @cache
 def _places(num_layers: int, ranks: int, schedule: str, stages: int) -> list[tuple[int, bool, bool]]:
-    """Return, for every rank of a pipeline, its number of layers and if it has the first and the last stage."""
+    """Return for every rank of a pipeline the number of its layers, and if it has the first and the last stage."""
     if ranks == 1:
         return [(num_layers, True, True)]
     layout = LayoutConfig.model_validate(

@@ -75,7 +75,7 @@ class SearchResult:
     limit: int
     """Memory limit of a rank [bytes]."""
     seconds: float
-    """Duration of the search."""
+    """Duration of the search [s]."""
 
     @property
     def searched(self) -> int:
@@ -102,7 +102,7 @@ class SearchResult:
             yield f"   {', '.join(_shares(candidate))}"
         if not self.best:
             yield "none fits"
-        yield "not taken:"
+        yield "rejected:"
         for reason, (count, example) in sorted(self.refused.items(), key=lambda item: -item[1][0]):
             yield f"   {count:>9,} {reason}; such as {example}"
         yield f"device: {device.source}. Uncertain: {device.uncertain or 'nothing, it was measured here'}."
@@ -123,7 +123,7 @@ SLOWER, SAME_AXES = "slower", "slower with the same axes"
 
 
 class _Leaf(NamedTuple):
-    """A layout that is valid, with its time, before its memory is checked."""
+    """A valid layout with its predicted step time; its memory is not checked yet."""
 
     seconds: float
     number: int
@@ -139,10 +139,10 @@ def search(
     cluster: Cluster,
     top: int = 5,
 ) -> SearchResult:
-    """Return the `top` fastest layouts of a run on a cluster, each with different axes, and the reasons against others.
+    """Return the `top` fastest layouts of a run on a cluster, each with different axes; count the others by reason.
 
-    `run`: its training stages, or (positions of a row, rows of a step). Settings of `[layout]` are kept; automatic ones
-    depend on the device. Raises ConfigError if the device does not support the precision.
+    `run`: its training stages, or (positions of a row, rows of a step). Settings of `[layout]` that the recipe sets are
+    kept; automatic ones depend on the device. Raises ConfigError if the device does not support the precision.
     """
     return _Search(shape, settings, run, cluster).best_layouts(top)
 
@@ -172,7 +172,7 @@ def predict(
 ) -> Candidate:
     """Return the prediction for the layout of the settings, even if it does not fit into memory.
 
-    Raises ConfigError if the layout does not suit the cluster.
+    Raises ConfigError if the layout does not work on the cluster.
     """
     layout = settings.layout.for_device(cluster.device.kind)
     again = {"activation_checkpointing": layout.activation_checkpointing}
@@ -183,14 +183,14 @@ def predict(
     if not leaves:
         reasons = "; ".join(f"{reason}: {example}" for reason, (_, example) in searching.space.refusals.counted.items())
         raise ConfigError(
-            f"layout: expected to go into {cluster}, got {reasons or 'axes that do not divide it'}. "
+            f"layout: expected axes that work on {cluster}, got {reasons or 'sizes that do not divide its devices'}. "
             "Change the axes of [layout]."
         )
     return searching.candidate(leaves[0])
 
 
 class _Search:
-    """One search, with its caches."""
+    """One layout search, with its caches."""
 
     def __init__(
         self, shape: ModelShape, settings: Settings, run: Sequence[StagePlan] | tuple[int, int], cluster: Cluster
@@ -251,9 +251,9 @@ class _Search:
         return SearchResult(self.cluster, tuple(best), dict(refusals.counted), self._limit, seconds)
 
     def leaves(self, whatever_fits: bool = False) -> list[_Leaf]:
-        """Return every valid layout with its time.
+        """Return every valid layout with its predicted step time.
 
-        Layouts whose weights and optimizer state alone exceed the memory are left out, unless `whatever_fits`.
+        Layouts whose weights and optimizer state alone exceed the memory are left out, unless `whatever_fits` is True.
         """
         leaves: list[_Leaf] = []
         for split in self.space.splits():
@@ -280,7 +280,7 @@ class _Search:
         return leaves
 
     def candidate(self, leaf: _Leaf) -> Candidate:
-        """Return a layout with its times, MFU and memory."""
+        """Return a valid layout with its step time by component, MFU and memory."""
         split = leaf.split
         groups = split.replicate * split.shard
         parts: dict[str, float] = {}
@@ -314,9 +314,9 @@ class _Search:
         return self.settings.model_copy(update={"layout": self.space.layout(leaf.split, leaf.size, leaf.mode)})
 
     def _least(self, leaf: _Leaf) -> tuple[_Leaf, int]:
-        """Return the layout of a split with the least memory, and that memory [bytes].
+        """Return the layout of a split that needs the least memory, and that memory [bytes].
 
-        It recomputes everything, with single rows or, as no gradients accumulate then, with all rows at once.
+        It recomputes as much as possible. Its micro-batch has one row, or all rows, so that no gradients accumulate.
         """
         sizes = self.space.sizes(leaf.split.replicate * leaf.split.shard)
         single = leaf._replace(size=sizes[0], mode=self.space.modes[-1])
@@ -333,8 +333,10 @@ class _Search:
         return f"{_name(leaf)}: {peak / 1e9:.4g} of {self._limit / 1e9:.4g} GB"
 
     def _first_place(self, leaf: _Leaf) -> int:
-        """Return the memory of the first rank of a pipeline, which holds most micro-batches: a lower bound on the
-        peak."""
+        """Return the peak memory of the first rank of a pipeline [bytes], a lower bound on that of all ranks.
+
+        The first rank holds the activations of most micro-batches.
+        """
         settings, cuda = self._settings(leaf), self.cluster.device.kind == "cuda"
         if settings.layout.offload:
             return 0

@@ -304,5 +304,5 @@ def test_degenerate_text_is_rejected_with_its_counts(tmp_path: Path) -> None:
 
 def test_sums_that_do_not_match_stop_the_run() -> None:
     check_sums(3, 3, 2)
-    with pytest.raises(ContractError, match=r"expected sums for 4 2-grams of a part, got 3\. Run the training again\."):
+    with pytest.raises(ContractError, match=r"expected sums for 4 2-grams of a part, got 3\. Run `penstock train"):
         check_sums(4, 3, 2)

@@ -165,7 +165,7 @@ def test_the_best_are_fit_to_run_and_have_other_axes() -> None:
     assert "does not fit into memory" in found.refused
     shown = str(found)
     assert f"{found.searched:,} layouts for 32 h100-sxm, 4 node(s) of 8" in shown
-    assert all(part in shown for part in ("MFU", "not taken:", "NVIDIA H100 data sheet"))
+    assert all(part in shown for part in ("MFU", "rejected:", "NVIDIA H100 data sheet"))
 
 
 WIDE = SMALL.model_copy(update={"d_model": 256, "d_ffw": 768, "num_layers": 8, "head_dim": 64})
@@ -264,7 +264,7 @@ def test_stages_of_a_run_are_weighed_by_their_steps() -> None:
 
 
 def test_a_layout_that_does_not_go_in_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"expected to go into 4 plain, 1 node.s. of 4, got fewer sequences"):
+    with pytest.raises(ConfigError, match=r"expected axes that work on 4 plain, 1 node.s. of 4, got fewer sequences"):
         predict(SMALL, settings({"data": "ddp"}), (128, 2), Cluster(PLAIN, 4, 1))
     with pytest.raises(ConfigError, match=r"that plain computes in .fp32, bf16., got fp16"):
         search(SMALL, settings(precision="fp16"), (128, 16), Cluster(PLAIN, 4, 1))
