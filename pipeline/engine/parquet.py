@@ -305,7 +305,7 @@ class _Rows:
     def _unequal(self) -> ContractError:
         return ContractError(
             f"{part_key(self._part.ordinal)}: expected the same documents in `documents` and `{self._table}`, got "
-            "different ones. Run `penstock run` again to rebuild both tables."
+            "different ones. Run `penstock run` again: it rebuilds the table that is out of date."
         )
 
 

@@ -114,7 +114,7 @@ def survivors(task: CleanTask) -> Iterator[Row]:
     if num_texts != len(kept):
         raise ContractError(
             f"clean {part_key(task.ordinal)}: expected the text of {len(kept)} survivors, got {num_texts}. "
-            "Run `penstock run` again to rebuild `documents`, `text` and `dedup`."
+            "Run `penstock run` again: it rebuilds the tables that are out of date."
         )
 
 
