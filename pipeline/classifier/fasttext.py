@@ -1,8 +1,9 @@
-"""fastText classifiers: score with any supervised model, or train one, which is not deterministic.
+"""fastText classifiers: score texts with a supervised model, or train one, which is not deterministic.
 
-fastText 0.9.3 initializes its input matrix in tenths rounded down, one per thread, so fewer than eleven threads leave a
-part uninitialized. With memory that was filled with NaN, 18 of 20 trainings in 16 dimensions failed with ten threads
-and none with eleven. Threads race, so two trainings write two different files; the model is an input by digest.
+fastText 0.9.3 initializes its input matrix in ten slices, rounded down, one per thread, so fewer than eleven threads
+leave the last rows uninitialized. In memory that was filled with NaN, 18 of 20 trainings in 16 dimensions failed with
+ten threads and none with eleven. Threads race, so two trainings write different files. A run identifies a model by its
+digest.
 """
 
 from collections.abc import Callable
@@ -20,12 +21,12 @@ PREFIX = "__label__"
 
 
 def one_line(text: str) -> str:
-    """Return the text in fastText's input format: one line that contains no label."""
+    """Return the text as one line of fastText's input format, without the prefix that marks labels."""
     return " ".join(text.split()).replace(PREFIX, "label ")
 
 
 def write_example(stream: IO[bytes], text: str, good: bool) -> None:
-    """Append a labeled line of training data."""
+    """Append a text with the label of its class as one line of training data."""
     stream.write(f"{GOOD_LABEL if good else BAD_LABEL} {one_line(text)}\n".encode("utf-8", "replace"))
 
 
@@ -61,7 +62,7 @@ def load_fasttext(path: str, label: str, where: str) -> Callable[[str], float]:
         model = fasttext.load_model(path)
     except ValueError as error:
         raise ConfigError(
-            f"{where}: expected a linear or fastText model, got {error}. Set the path to a model file."
+            f"{where}: expected a linear or fastText model, got {error}. Set {where} to the path of such a model."
         ) from error
     labels = model.get_labels()
     if label not in labels:

@@ -33,18 +33,19 @@ class ImportanceConfig(Section):
     """The section `[importance]` of a recipe."""
 
     models: dict[str, str] = location({})
-    """Name in the model store, or path, of each target's model, by the name of its weights. Empty = no weights are
-    computed."""
+    """Name in the model store, or path, of the model of each target corpus, by a name for its weights. Empty computes
+    no weights."""
     length_correction: bool = False
-    """True to add the log ratio of the probabilities of the text's number of words: Poisson with the means of target
-    and raw sample, as in the `_length_correction` signals of RedPajama-V2 (which count characters)."""
+    """True to add to the log weight the log ratio of two probabilities of the text's number of words: Poisson
+    distributions with the mean lengths of target and raw sample. The `_length_correction` signals of RedPajama-V2 do
+    this with characters."""
     min_importance: dict[str, float] = decision({})
-    """Minimum log weight per word of a kept document, by target [nats per word]."""
+    """Minimum log weight per word of a kept document, by name in `models` [nats per word]."""
     min_quantile: dict[str, float] = decision({})
-    """Share of each language's documents to drop, by target: those with the lowest weights per word."""
+    """Share of each language's documents to drop, by name in `models`: those with the lowest log weights per word."""
     min_gumbel_quantile: dict[str, float] = decision({})
-    """Share of each language's documents that resampling drops, by target. The others are sampled without replacement
-    by their whole weights (the largest values of log weight + Gumbel noise)."""
+    """Share of each language's documents that resampling drops, by name in `models`. The others are a sample without
+    replacement by importance weight: those with the largest log weight + Gumbel noise."""
     seed: int = decision(10, ge=0, lt=1 << 63)
     """Seed of the Gumbel noise."""
 
@@ -55,24 +56,24 @@ class ImportanceConfig(Section):
             self, ("min_quantile", "min_gumbel_quantile"), lambda value: 0 < value < 1, "a share between 0 and 1"
         )
         if "seed" in self.model_fields_set and not self.min_gumbel_quantile:
-            raise ValueError("seed would be ignored without min_gumbel_quantile. Remove seed.")
+            raise ValueError("seed would be ignored without min_gumbel_quantile. Remove importance.seed.")
         if self.length_correction and not self.models:
-            raise ValueError("length_correction would be ignored without models. Remove length_correction.")
+            raise ValueError("length_correction would be ignored without models. Remove importance.length_correction.")
         return self
 
 
 @dataclass(frozen=True)
 class NgramCounts:
-    """The exact n-gram counts of a corpus by hash bucket."""
+    """The exact n-gram counts of a corpus by hash bucket, and its size."""
 
     counts: Counts
-    """(buckets,)"""
+    """Number of n-grams in each hash bucket; shape (buckets,)."""
     words: int
     documents: int
 
     @property
     def mean_words(self) -> float:
-        """The mean number of words of a document."""
+        """The mean number of words per document."""
         return self.words / self.documents
 
 
@@ -88,7 +89,10 @@ class ImportanceModel:
     """Constant that is added to every count, so that no bucket has probability 0."""
 
     def log_ratios(self) -> Floats:
-        """Return ln p - ln q, (buckets,); p and q are (count + smoothing) / (sum of counts + smoothing x buckets)."""
+        """Return ln p - ln q for each bucket, of the target's share p and the raw sample's share q; shape (buckets,).
+
+        A share is (count + smoothing) / (sum of counts + smoothing x number of buckets).
+        """
         target, raw = (_log_shares(bag.counts, self.smoothing) for bag in (self.target, self.raw))
         return target - raw
 
@@ -99,9 +103,9 @@ def _log_shares(counts: Counts, smoothing: float) -> Floats:
 
 
 def poisson_log_ratio(words: int, target: float, raw: float) -> float:
-    """Return the log ratio of two Poisson probabilities of a number of words, each with FLOOR added.
+    """Return ln(P / Q), where P and Q are the probabilities of a number of words in the target and in the raw sample.
 
-    `target` and `raw` are the mean numbers of words.
+    Both are Poisson with the mean numbers of words `target` and `raw`, plus FLOOR.
     """
 
     def log_probability(mean: float) -> float:
@@ -112,12 +116,15 @@ def poisson_log_ratio(words: int, target: float, raw: float) -> float:
 
 
 def log_weight(keys: Codes, ratios: Floats, max_n: int) -> float:
-    """Return the log importance weight of a document: the sum of its n-grams' log ratios [nats]."""
+    """Return the log importance weight of a document: the sum of its n-grams' log ratios [nats].
+
+    `keys` are the keys of its words, `ratios` the log ratios of the hash buckets.
+    """
     return float(np.add.reduce(ratios[hash_buckets(ngram_codes(keys, max_n), len(ratios))]))
 
 
 def save_importance(model: ImportanceModel, path: Path) -> None:
-    """Write the model; equal models give equal bytes."""
+    """Write the model to a file; equal models give equal bytes."""
     bags = {"target": model.target, "raw": model.raw}
     sizes = {name: {"words": bag.words, "documents": bag.documents} for name, bag in bags.items()}
     header = {"max_n": model.max_n, "smoothing": model.smoothing, **sizes}
@@ -125,14 +132,14 @@ def save_importance(model: ImportanceModel, path: Path) -> None:
 
 
 def load_importance(path: str, where: str) -> ImportanceModel:
-    """Return the model of a file. Raises ConfigError if the file is not an importance model."""
+    """Read the model in a file. Raises ConfigError if the file is not an importance model."""
     header, columns = read_model(path, KIND, where)
     target, raw = (NgramCounts(columns[name], **header[name]) for name in ("target", "raw"))
     return ImportanceModel(target, raw, header["max_n"], header["smoothing"])
 
 
 def make_importance(config: ImportanceConfig, models: Mapping[str, str]) -> RowFunction:
-    """Return the function that adds the log weights per word to a row; null for a text without words."""
+    """Return the function that adds the log weight per word of each model to a row; None for a text without words."""
     vocabulary = new_vocabulary()
     loaded = {name: load_importance(models[name], f"importance.models.{name}") for name in config.models}
     ratios = {name: model.log_ratios() for name, model in loaded.items()}
@@ -155,12 +162,12 @@ def make_importance(config: ImportanceConfig, models: Mapping[str, str]) -> RowF
 
 
 def weight_per_word(name: str) -> Callable[[pa.RecordBatch], Floats]:
-    """Return a function from a batch to its stored log weights per word."""
+    """Return a function from a batch to the stored log weights per word of a model."""
     return lambda batch: entry_values(batch, COLUMN, name)
 
 
 def resampling_value(name: str, seed: int) -> Callable[[pa.RecordBatch], Floats]:
-    """Return a function from a batch to its whole log weights plus Gumbel noise derived from doc_id."""
+    """Return a function from a batch to the log weights of whole documents, plus Gumbel noise derived from doc_id."""
     return lambda batch: (
         entry_values(batch, COLUMN, name) * column_values(batch, WORDS)
         + gumbel_draws(uniform_draws(batch.column("doc_id").to_pylist(), seed, name))
@@ -168,12 +175,12 @@ def resampling_value(name: str, seed: int) -> Callable[[pa.RecordBatch], Floats]
 
 
 def quantile_name(setting: str, name: str) -> str:
-    """Return the name of the quantile of a target, by its setting."""
+    """Return the name of a quantile, given its setting and the name of a model."""
     return f"importance.{setting}.{name}"
 
 
 def importance_quantiles(config: ImportanceConfig) -> list[Quantile]:
-    """Return the quantiles below which documents are dropped."""
+    """Return the quantiles of the data below which documents are dropped."""
     quantiles = [
         Quantile(quantile_name("min_quantile", name), COLUMN, share, weight_per_word(name), (COLUMN,))
         for name, share in sorted(config.min_quantile.items())
@@ -191,7 +198,7 @@ def importance_quantiles(config: ImportanceConfig) -> list[Quantile]:
 
 
 def importance_checks(config: ImportanceConfig, models: Mapping[str, str], cutoffs: Cutoffs) -> list[Check]:
-    """Return the checks: thresholds first, then quantiles."""
+    """Return the checks that the settings enable: those of fixed limits first, then those of quantiles."""
     reasons = {"min_quantile": "importance_quantile", "min_gumbel_quantile": "importance_resampled"}
     checks = [
         Check("importance_low", COLUMN, "min_importance", {EVERY: limit}, weight_per_word(name), (COLUMN,), name)
@@ -205,7 +212,7 @@ def importance_checks(config: ImportanceConfig, models: Mapping[str, str], cutof
 
 
 def importance_models(config: ImportanceConfig) -> dict[str, str]:
-    """Return the model files by name."""
+    """Return the names or paths of the models, by the name of their weights."""
     return dict(config.models)
 
 

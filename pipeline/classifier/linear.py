@@ -23,14 +23,14 @@ from pipeline.text.words import Codes, Vocabulary
 from schemas.errors import ConfigError
 from schemas.ids import canonical_json
 
-# Features of a text for hashed models: 64-bit keys of its words, and the hash buckets of its word n-grams.
+# Features of a text: 64-bit keys of its words, and the hash buckets of its word n-grams.
 #
 # Words are the normalized words of `pipeline/text/words.py` (lower case, numbers as 0, no punctuation, no accents), so
 # a model depends on the words and not on their formatting. Each character of a script without spaces between words is
-# one word. Model files carry FEATURES: increase it with every change of a text's hash buckets.
+# one word. FEATURES is stored in model files: increase it with every change that gives a text other hash buckets.
 
 FEATURES = 1
-"""Version of the features, stored in every model file."""
+"""Version of the computation of features, stored in every model file."""
 MAX_NGRAM = 3
 """Maximum length of an n-gram [words]."""
 
@@ -43,12 +43,12 @@ _POSITION_FACTORS = np.array([0xB7E151628AED2A6B, 0x243F6A8885A308D3, 0x6A09E667
 
 
 def new_vocabulary() -> Vocabulary:
-    """Return an empty vocabulary for the keys of words."""
+    """Return an empty cache of word keys."""
     return Vocabulary(str.split)
 
 
 def word_keys_of(text: str, vocabulary: Vocabulary) -> Codes:
-    """Return the 64-bit key of each word of the text, in order."""
+    """Return the 64-bit key of each normalized word of the text, in order."""
     vocabulary.trim()
     if not text.isascii() and _highest(text) >= _FIRST_UNSPACED:
         text = _UNSPACED.sub(r" \g<0> ", text)
@@ -61,7 +61,7 @@ def _highest(text: str) -> int:
 
 
 def keys_of_row(row: Row, vocabulary: Vocabulary) -> Codes:
-    """Return the word keys of the row's text after cuts; computed once per row, for all models."""
+    """Return the word keys of the row's text after cuts; they are computed once and kept in the row for all models."""
     keys: Codes | None = row.get("_word_keys")
     if keys is None:
         keys = row["_word_keys"] = word_keys_of(row["_body"], vocabulary)
@@ -101,7 +101,7 @@ _KEY = b"penstock"
 
 
 def write_model(path: Path, kind: str, header: Mapping[str, Any], columns: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Write a model of this kind: one row for each hash bucket."""
+    """Write a model file with one row for each hash bucket; `kind` and `header` are stored in its metadata."""
     arrays = {name: pa.array(values) for name, values in columns.items()}
     metadata = {_KEY: canonical_json({"kind": kind, "features": FEATURES, **header})}
     schema = pa.schema([(name, array.type) for name, array in arrays.items()], metadata=metadata)
@@ -123,7 +123,7 @@ def read_model(path: str, kind: str, where: str) -> tuple[dict[str, Any], dict[s
     except (pa.ArrowException, KeyError, TypeError, ValueError, IndexError) as error:
         raise ConfigError(
             f"{where}: expected a {kind} model, got {path}, which is not one ({error}). "
-            "Set the path to a file of `penstock train`."
+            "Set the path to a file that `penstock train-classifier` or `penstock train-importance` wrote."
         ) from error
     if header.get("kind") != kind:
         raise ConfigError(
@@ -132,7 +132,7 @@ def read_model(path: str, kind: str, where: str) -> tuple[dict[str, Any], dict[s
         )
     if header.get("features") != FEATURES:
         raise ConfigError(
-            f"{where}: expected a model of features {FEATURES}, got {header.get('features')} in {path}. "
+            f"{where}: expected a model with features of version {FEATURES}, got {header.get('features')} in {path}. "
             "Train the model again."
         )
     return header, columns
@@ -151,21 +151,21 @@ def is_arrow(path: str) -> bool:
 
 Vector = npt.NDArray[np.float64]
 Objective = Callable[[Vector], tuple[float, Vector]]
-"""Maps a point to the function's value and gradient there."""
+"""Function from a point to the objective's value and gradient there."""
 
 MEMORY = 10
-"""Number of latest steps whose curvature is kept."""
+"""Number of the latest steps from which the Hessian is approximated."""
 ARMIJO_SHARE = 1e-4
-"""Share of the predicted decrease that a step must reach (Armijo condition)."""
+"""Minimum share of the linearly predicted decrease that a step must reach (Armijo condition)."""
 MAX_HALVINGS = 40
 """Maximum number of halvings of a step in the line search."""
 CURVATURE = 1e-12
-"""Minimum relative curvature of a step that is kept."""
+"""Minimum relative curvature of a step that is used to approximate the Hessian."""
 
 
 @dataclass(frozen=True)
 class Minimum:
-    """The last point of a minimization."""
+    """The result of a minimization: its last point, the value and gradient there, and the number of steps."""
 
     point: Vector
     value: float
@@ -175,7 +175,7 @@ class Minimum:
 
 
 def dot(left: Vector, right: Vector) -> float:
-    """Return the inner product, summed in numpy's order and never by BLAS."""
+    """Return the inner product of two vectors, summed in a fixed order by numpy and not by BLAS."""
     return float(np.add.reduce(left * right))
 
 
@@ -226,13 +226,16 @@ Ints = npt.NDArray[np.int64]
 
 KIND = "linear classifier"
 TOLERANCE = 1e-6
-"""Tolerance of the mean loss's gradient; margins are then far more exact than the digits that are printed."""
+"""Largest component of the mean loss's gradient at which training stops; margins are then more exact than printed."""
 MAX_STEPS = 500
 """Maximum number of L-BFGS steps."""
 
 
 def document_vector(keys: Codes, num_buckets: int, max_n: int) -> tuple[Ints, Floats]:
-    """Return a document's hash buckets, ascending, and its values there; a vector of length 1, or an empty one."""
+    """Return a document as a sparse unit vector: its hash buckets in ascending order, and the values there.
+
+    Both are empty for a document without words.
+    """
     buckets, counts = np.unique(hash_buckets(ngram_codes(keys, max_n), num_buckets), return_counts=True)
     values = 1.0 + np.log(counts)
     return buckets, values / np.sqrt(np.add.reduce(values * values)) if len(values) else values
@@ -243,7 +246,7 @@ class LinearModel:
     """A trained linear classifier."""
 
     weights: npt.NDArray[np.float32]
-    """(buckets,)"""
+    """Weight of each hash bucket; shape (buckets,)."""
     max_n: int
     """Longest n-gram [words]."""
     scale: float
@@ -251,12 +254,12 @@ class LinearModel:
     """The probability is logistic(scale * margin + offset)."""
 
     def margin(self, keys: Codes) -> float:
-        """Return the product of the weights with the document's vector; 0 for a text without words."""
+        """Return the inner product of the weights and the document's vector; 0 for a text without words."""
         buckets, values = document_vector(keys, len(self.weights), self.max_n)
         return float(np.add.reduce(self.weights[buckets] * values))
 
     def probability(self, keys: Codes) -> float:
-        """Return the probability of the good class, at the class shares of the training documents."""
+        """Return the probability of the good class, if both classes are as frequent as among the calibration texts."""
         return float(logistic(np.array([self.scale * self.margin(keys) + self.offset]))[0])
 
 
@@ -267,19 +270,19 @@ def logistic(logits: Floats) -> Floats:
 
 
 def save_linear(model: LinearModel, path: Path) -> None:
-    """Write the model; equal models give equal bytes."""
+    """Write the model to a file; equal models give equal bytes."""
     header = {"max_n": model.max_n, "scale": model.scale, "offset": model.offset}
     write_model(path, KIND, header, {"weight": model.weights})
 
 
 def load_linear(path: str, where: str) -> LinearModel:
-    """Return the model of a file, with memory-mapped weights. Raises ConfigError if the file is not a linear model."""
+    """Read the model in a file, with memory-mapped weights. Raises ConfigError if the file is not a linear model."""
     header, columns = read_model(path, KIND, where)
     return LinearModel(columns["weight"], header["max_n"], header["scale"], header["offset"])
 
 
 class Examples:
-    """A growing set of labeled documents as sparse vectors; their text is not kept."""
+    """Labeled documents as sparse vectors, added one by one; their texts are not stored."""
 
     def __init__(self, num_buckets: int, max_n: int):
         self.num_buckets, self.max_n = num_buckets, max_n
@@ -295,14 +298,14 @@ class Examples:
         self.labels.append(label)
 
     def columns(self) -> Ints:
-        """Return the hash buckets that occur, ascending."""
+        """Return the hash buckets that occur in any document, in ascending order."""
         occurs = np.zeros(self.num_buckets, bool)
         for buckets in self._buckets:
             occurs[buckets] = True
         return np.flatnonzero(occurs)
 
     def matrix(self, columns: Ints) -> Any:
-        """Return a scipy CSR matrix (documents, len(columns)) over these hash buckets."""
+        """Return the documents as a scipy CSR matrix (documents, len(columns)) with these hash buckets as columns."""
         from scipy.sparse import csr_matrix
 
         column_of = np.zeros(self.num_buckets, np.int32)
@@ -314,9 +317,9 @@ class Examples:
 
 
 def fit_weights(examples: Examples, l2: float) -> tuple[npt.NDArray[np.float32], Minimum]:
-    """Return the weights (buckets,) that minimize the mean logistic loss + l2 / 2 |weights|^2, and the minimum.
+    """Return the weights (buckets,) that minimize the mean logistic loss + l2 / 2 |weights|^2, and the minimization.
 
-    An intercept without penalty is fitted too, but not returned: calibration fits another.
+    An intercept without penalty is fitted too. It is not returned, because calibration fits its own.
     """
     columns = examples.columns()
     matrix = examples.matrix(columns)
@@ -340,7 +343,8 @@ def fit_weights(examples: Examples, l2: float) -> tuple[npt.NDArray[np.float32],
 def fit_platt(margins: Iterable[float], labels: Iterable[bool]) -> tuple[float, float]:
     """Return the scale and offset for which logistic(scale * margin + offset) fits the labels best (Platt scaling).
 
-    Targets are those of Platt 1999, (good + 1) / (good + 2) and 1 / (bad + 2): separable margins have a finite fit.
+    The target probabilities are those of Platt 1999, (good + 1) / (good + 2) and 1 / (bad + 2), so the fit is finite
+    even if the margins separate the classes.
     """
     margin, label = np.array(list(margins), np.float64), np.array(list(labels), bool)
     good = int(label.sum())

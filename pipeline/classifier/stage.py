@@ -1,8 +1,8 @@
 """The stage `classifier`: quality classifiers score each text, and three kinds of checks drop documents by the scores.
 
-Scores are stored, so checks run later and can be replayed: by threshold, by quantile of the language, or by a random
-draw derived from doc_id (GPT-3's rule). Models are linear classifiers of this package or supervised fastText files;
-`penstock train` writes both.
+Scores are stored, so the checks can be repeated later with other settings. A check compares a score with a threshold,
+with a quantile of its language, or with a random draw derived from doc_id (GPT-3's rule). Models are linear classifiers
+of this package or supervised fastText files; `penstock train-classifier` writes both.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,17 +26,17 @@ class ClassifierConfig(Section):
     """The section `[classifier]` of a recipe."""
 
     models: dict[str, str] = location({})
-    """Name in the model store, or path, of each classifier, by the name of its scores. Empty = no text is scored."""
+    """Name in the model store, or path, of each classifier, by a name for its scores. Empty scores no text."""
     labels: dict[str, str] = Field(default={})
-    """Label of the good class, by classifier; required for a fastText model whose label is not `__label__good`."""
+    """Label of the good class, by classifier; required for a fastText model without the label `__label__good`."""
     min_score: dict[str, float] = decision({})
     """Minimum probability of the good class of a kept document, by classifier, 0..1."""
     min_quantile: dict[str, float] = decision({})
     """Share of each language's documents to drop, by classifier: those with the lowest scores. 0.9 keeps the top
     tenth, as DCLM does (Li et al. 2024, arXiv 2406.11794)."""
     min_alpha: dict[str, float] = decision({})
-    """Shape alpha of GPT-3's rule, by classifier: a document is kept with probability (2 - score)^-alpha. GPT-3 uses
-    9."""
+    """Parameter alpha of GPT-3's rule, by classifier: a document is kept with probability (2 - score)^-alpha. GPT-3
+    uses 9."""
     seed: int = decision(9, ge=0, lt=1 << 63)
     """Seed of the random draws of GPT-3's rule."""
 
@@ -47,20 +47,20 @@ class ClassifierConfig(Section):
         check_range(self, ("min_quantile",), lambda value: 0 < value < 1, "a share between 0 and 1")
         check_range(self, ("min_alpha",), lambda value: 0 < value <= MAX_SHAPE, "a positive shape of at most 1e6")
         if "seed" in self.model_fields_set and not self.min_alpha:
-            raise ValueError("seed would be ignored without min_alpha. Remove seed.")
+            raise ValueError("seed would be ignored without min_alpha. Remove classifier.seed.")
         return self
 
 
 def check_model_names(config: Section, known: Mapping[str, str], fields: tuple[str, ...]) -> None:
     """Raise ValueError if a field of a section names a model that is not in `known`."""
     unknown = [
-        f"{field}.{name}: expected the name of a model, got {name!r}"
+        f"{field}.{name}: expected a name in `models`, got {name!r}"
         f"{suggest_name(name, known) if known else ', but models is empty'}"
         for field in fields
         for name in sorted(set(getattr(config, field)) - set(known))
     ]
     if unknown:
-        raise ValueError(f"{'; '.join(unknown)}. Add the model to models.")
+        raise ValueError(f"{'; '.join(unknown)}. Add the model to `models`.")
 
 
 def check_range(config: Section, fields: tuple[str, ...], is_valid: Callable[[float], bool], expected: str) -> None:
@@ -72,9 +72,9 @@ def check_range(config: Section, fields: tuple[str, ...], is_valid: Callable[[fl
 
 
 def load_scorer(path: str, label: str | None, name: str, vocabulary: Vocabulary) -> Callable[[Row], float]:
-    """Return a function from a row to the probability of the good class.
+    """Load a classifier and return a function from a row to the probability of the good class.
 
-    Raises ConfigError if the file is not a classifier or a linear model has a label.
+    Raises ConfigError if the file is not a classifier, or if a label is set for a linear model.
     """
     where = f"classifier.models.{name}"
     if is_arrow(path):
@@ -90,7 +90,7 @@ def load_scorer(path: str, label: str | None, name: str, vocabulary: Vocabulary)
 
 
 def make_classifier(config: ClassifierConfig, models: Mapping[str, str]) -> RowFunction:
-    """Return the function that adds the scores to a row; None without models."""
+    """Return the function that adds the scores of all classifiers to a row; the column is None without classifiers."""
     vocabulary = new_vocabulary()
     scorers = {name: load_scorer(models[name], config.labels.get(name), name, vocabulary) for name in config.models}
 
@@ -102,12 +102,12 @@ def make_classifier(config: ClassifierConfig, models: Mapping[str, str]) -> RowF
 
 
 def score_of(name: str) -> Callable[[pa.RecordBatch], Floats]:
-    """Return a function from a batch to its stored scores of a classifier."""
+    """Return a function from a batch to the stored scores of a classifier."""
     return lambda batch: entry_values(batch, SCORES, name)
 
 
 def odds_of(name: str) -> Callable[[pa.RecordBatch], Floats]:
-    """Return a function from a batch to the log odds of its scores."""
+    """Return a function from a batch to the log odds of a classifier's scores."""
     return lambda batch: log_odds(entry_values(batch, SCORES, name))
 
 
@@ -157,7 +157,7 @@ def classifier_checks(config: ClassifierConfig, models: Mapping[str, str], cutof
 
 
 def classifier_quantiles(config: ClassifierConfig) -> list[Quantile]:
-    """Return the quantiles of the log odds below which documents are dropped."""
+    """Return the quantiles of the classifiers' log odds below which documents are dropped."""
     return [
         Quantile(quantile_name(name), SCORES, share, odds_of(name), (SCORES,))
         for name, share in sorted(config.min_quantile.items())
@@ -165,7 +165,7 @@ def classifier_quantiles(config: ClassifierConfig) -> list[Quantile]:
 
 
 def classifier_models(config: ClassifierConfig) -> dict[str, str]:
-    """Return the model files by name."""
+    """Return the names or paths of the models, by the name of their scores."""
     return dict(config.models)
 
 

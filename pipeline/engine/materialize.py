@@ -1,8 +1,9 @@
-"""Materialized frames: rows of a step that are written to a folder of the run once and read back without their lineage.
+"""Stored frames: intermediate rows of a step, written once to Arrow files in the run folder and read back from there.
 
-What Spark persists is lost with an executor, and its lineage is then computed again. Here every task writes Arrow files
-through pyarrow.fs and the driver lists them in one atomic write. A killed worker loses nothing, and a killed run
-resumes after the last stored frame. Files of failed or speculative attempts are in no list.
+Rows that Spark persists are lost with their executor, and Spark then computes everything that led to them again. Here
+every task writes Arrow files through pyarrow.fs, and the driver lists them in a JSON file in one atomic write. So a
+killed worker loses nothing, and a killed run resumes after the last stored frame. Files of failed or speculative task
+attempts are in no list.
 """
 
 import functools
@@ -23,12 +24,12 @@ from schemas.storage import Store
 
 BATCH_ROWS = 1 << 16
 BATCH_BYTES = 16 << 20
-"""Limits of a stored batch; rows of very different sizes may exceed the second one."""
+"""Maximum number of rows and of bytes of a stored batch. If rows differ much in size, a batch may have more bytes."""
 COMPRESSION = "lz4"
 
 Batches = Iterator[pa.RecordBatch]
 Step = Callable[[int, Batches], Iterator[tuple[str, pa.RecordBatch]]]
-"""Maps (partition number, its batches) to the batches to be stored, each with the name of its kind."""
+"""Function from (partition number, batches of the partition) to the batches to store, each with its kind's name."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class BatchRange:
 
 @dataclass(frozen=True)
 class StoredFrame:
-    """A stored frame: its schema and its files."""
+    """A stored frame: the schema and the files from which its rows are read."""
 
     spark: SparkSession
     folder: Store
@@ -72,13 +73,13 @@ class StoredFrame:
 
     @property
     def frame(self) -> DataFrame:
-        """The rows, read from the files alone."""
+        """The rows as a DataFrame that Spark reads from the files and never computes again."""
         return self.mapped(_unchanged, self.schema)
 
     def mapped(self, function: Callable[[Batches], Batches], schema: str) -> DataFrame:
-        """Return the rows mapped by `function` inside the reading tasks, of the Spark schema `schema`.
+        """Return the rows after applying `function` to their batches in the tasks that read them.
 
-        There are about as many tasks as the cluster has cores, however many files there are.
+        `schema` is the Spark schema of the result. There are at most as many tasks as Spark's default parallelism.
         """
         read = functools.partial(_read, self.folder, function)
         return dataframe_from_tasks(
@@ -93,13 +94,14 @@ class FrameStore:
         self.spark, self.folder = spark, folder
 
     def keep(self, name: str, frame: DataFrame) -> StoredFrame:
-        """Return a frame as stored, which is computed and written now unless an interrupted run stored it."""
+        """Store a frame under a name, unless an interrupted run has stored it already, and return the stored frame."""
         return self.store_each(name, frame, functools.partial(_one_kind, name), {name: frame.schema.toDDL()})[name]
 
     def store_each(self, name: str, frame: DataFrame, step: Step, schemas: Mapping[str, str]) -> dict[str, StoredFrame]:
-        """Return the kinds of rows that `step` makes of the partitions of a frame, stored together under one name.
+        """Apply `step` to each partition of a frame, store the resulting kinds of rows, and return a frame for each.
 
-        `schemas` is the Spark DDL of every kind. The rows go from `step` to the files without passing the JVM.
+        All kinds are stored under one name; nothing is computed if an interrupted run has stored them. `schemas` is the
+        Spark DDL of every kind. The rows are written by the Python workers without passing through the JVM.
         """
         listing = f"{name}.json"
         if not self.folder.exists(listing):
@@ -123,10 +125,10 @@ class FrameStore:
 
 
 def shuffled_bytes(spark: SparkSession) -> int:
-    """Return the shuffle bytes that the tasks of this application have written so far, compressed as Spark writes them.
+    """Return the compressed shuffle bytes that the tasks of this Spark application have written so far.
 
-    The driver sums the metrics of ended tasks, failed ones included, which arrive a moment after a task ends. Use the
-    difference of two calls around a job.
+    The driver sums the metrics of ended tasks, failed ones included; they arrive shortly after a task ends. To measure
+    one job, subtract a call before it from a call after it.
     """
     executors: Any = spark.sparkContext._jsc.sc().statusStore().executorList(False)
     return sum(int(executors.apply(number).totalShuffleWrite()) for number in range(executors.size()))
@@ -169,7 +171,7 @@ def _one_kind(name: str, number: int, batches: Batches) -> Iterator[tuple[str, p
 
 
 def _write(folder: Store, name: str, step: Step, number: int, batches: Batches) -> TaskResult:
-    """Write what `step` makes of a partition, one file for each kind; a kind without rows has no file."""
+    """Apply `step` to a partition, write one file for each kind of rows, and return the files; no rows, no file."""
     writers: dict[str, BatchWriter] = {}
     with ExitStack() as stack:
         for kind, batch in step(number, batches):
@@ -182,7 +184,7 @@ def _write(folder: Store, name: str, step: Step, number: int, batches: Batches) 
 
 
 class BatchWriter(FileWriter):
-    """An Arrow IPC file of batches, which are joined and cut to the limits of a stored batch; it is not hashed."""
+    """An Arrow IPC file, to which rows are appended and written in batches of limited size; it is not hashed."""
 
     def __init__(self, folder: Store, key: str, schema: pa.Schema):
         super().__init__(folder, key, "arrow", hashes=False)
@@ -217,6 +219,6 @@ class BatchWriter(FileWriter):
         self._writer.close()
 
     def stored(self) -> StoredFile:
-        """Return the finished file. Raises RuntimeError inside the block."""
+        """Return the description of the finished file. Raises RuntimeError inside the `with` block."""
         written = self.written
         return StoredFile(written.path, written.rows, written.bytes, self._batches)

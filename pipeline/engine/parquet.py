@@ -1,6 +1,6 @@
-"""Part files: written as Parquet files of known SHA-256, and read side by side, a batch at a time.
+"""Part files: writes them as Parquet with their SHA-256, and reads the parts of several tables together in batches.
 
-Row groups are cut by the rows alone (count and text size), so equal rows give equal bytes on every machine.
+The size of a row group depends only on the number and text size of its rows, so equal rows give equal bytes anywhere.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ GROUP_BYTES = 32 << 20
 
 
 class HashingSink:
-    """A file object that counts the bytes written through it and computes their SHA-256, unless `hashes` is False."""
+    """A file object that counts the bytes written through it and, unless `hashes` is False, computes their SHA-256."""
 
     def __init__(self, stream: Any, hashes: bool = True):
         self._stream = stream
@@ -35,7 +35,7 @@ class HashingSink:
         self.discards = False
 
     def write(self, data: Any) -> int:
-        """Write and hash one buffer and return its size [bytes]; once `discards` is set, nothing is written."""
+        """Write and hash one buffer and return its size [bytes]. After `discards` is set, nothing is written."""
         view = memoryview(data)
         if self.discards:
             return view.nbytes
@@ -66,7 +66,7 @@ class HashingSink:
 
 
 def unique_name(stem: str, suffix: str) -> str:
-    """Return a file name that no other attempt uses; the file counts only when a manifest lists it."""
+    """Return a file name that no other task attempt uses; a file belongs to a table only if a manifest lists it."""
     return f"{stem}-{uuid.uuid4().hex[:12]}.{suffix}"
 
 
@@ -86,10 +86,10 @@ class WrittenFile:
 
 
 class FileWriter(ABC):
-    """A file under a unique name, written through a hash, as a context manager.
+    """A context manager that writes a file under a unique name and computes its SHA-256. Subclasses define the format.
 
-    Leaving the block closes the file and makes it durable; `written` then describes it. An exception removes it as far
-    as the storage allows; no manifest will list it. Subclasses define the format.
+    At the end of the `with` block the file is closed and synced to storage, and `written` describes it. If the block
+    raises, the file is deleted as far as the storage allows; no manifest will list it.
     """
 
     def __init__(self, folder: Store, key: str, suffix: str, hashes: bool = True):
@@ -101,11 +101,11 @@ class FileWriter(ABC):
 
     @abstractmethod
     def _finish(self) -> None:
-        """Write the pending rows and the footer of the format."""
+        """Write the rows that are not written yet, and the end of the file that the format requires."""
 
     @abstractmethod
     def _drop(self) -> None:
-        """Close the format's writer, whose output is discarded."""
+        """Close the format's writer; its output is discarded."""
 
     def __enter__(self) -> Self:
         return self
@@ -133,9 +133,9 @@ class FileWriter(ABC):
 
     @property
     def written(self) -> WrittenFile:
-        """The finished file. Raises RuntimeError inside the block."""
+        """The description of the finished file. Raises RuntimeError inside the `with` block."""
         if self._written is None:
-            raise RuntimeError(f"{self._key}: expected a finished file, got an open one. Leave its block first.")
+            raise RuntimeError(f"{self._key}: expected a finished file, got an open one. Read it after the with block.")
         return self._written
 
 
@@ -146,9 +146,9 @@ def open_parquet(sink: Any, schema: pa.Schema) -> pq.ParquetWriter:
 
 
 def write_group(writer: pq.ParquetWriter, rows: pa.Table) -> None:
-    """Write the rows as one row group, or none if there are none."""
+    """Write the rows as one row group; without rows, nothing is written."""
     if rows.num_rows:
-        # Chunks of a row group may be slices; only their own values are written.
+        # The chunks of a column may be slices of larger arrays; only the values in the slices are written.
         writer.write_table(rows.cast(writer.schema).combine_chunks(), row_group_size=rows.num_rows)
 
 
@@ -164,7 +164,7 @@ class PartWriter(FileWriter):
         self._pending_rows = self._pending_bytes = 0
 
     def add(self, row: Row) -> None:
-        """Append one row; columns that it lacks are null. The caller checks that all its columns are of the schema."""
+        """Append one row; columns that it lacks are null. The caller checks that the schema has all its columns."""
         for column, name in zip(self._columns, self._names):
             column.append(row.get(name))
         self._pending_rows += 1
@@ -174,7 +174,7 @@ class PartWriter(FileWriter):
             self._flush()
 
     def add_group(self, rows: pa.Table) -> None:
-        """Append rows as a row group of their own."""
+        """Append these rows as one row group."""
         self._flush()
         write_group(self._writer, rows)
         self.num_rows += rows.num_rows
@@ -189,7 +189,7 @@ class PartWriter(FileWriter):
                     column[:] = map(to_entries, column)
                 arrays.append(pa.array(column, field.type))
             except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-                raise ContractError(f"{self._key}: column {field.name} expected {field.type}, got {error}") from error
+                raise ContractError(f"{self._key}: column {field.name}: expected {field.type}, got {error}.") from error
             column.clear()
         self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema), row_group_size=GROUP_ROWS)
         self.num_rows += self._pending_rows
@@ -203,7 +203,9 @@ class PartWriter(FileWriter):
         self._writer.close()
 
 
-# The tables of documents have the same number of parts, and part N of each holds the same documents in the same order.
+# All tables of documents have the same number of parts, and part N of each holds the same documents in the same order.
+# A table has a row for every record, dropped ones included, or one for every measured document: each one whose row in
+# `documents` has no drop. `TABLES` says which.
 
 ROWS_AT_ONCE = 4096
 TEXTS_AT_ONCE = 512
@@ -211,7 +213,7 @@ TEXTS_AT_ONCE = 512
 
 @dataclass(frozen=True)
 class Part:
-    """One part of several tables: the folder of each table, and the path of the part in it."""
+    """The parts of several tables with the same number: the folder of each table, and the part's path in it."""
 
     ordinal: int
     folders: Mapping[str, Store]
@@ -219,7 +221,7 @@ class Part:
 
 
 def parts_of(tables: Mapping[str, TableVersion]) -> list[Part]:
-    """Return the parts of these tables, of which each table has the same number."""
+    """Return the parts of these tables by part number; every table has the same number of parts."""
     folders = {name: table.folder for name, table in tables.items()}
     count = len(tables["documents"].manifest.content.files)
     keys = [part_key(ordinal) for ordinal in range(count)]
@@ -230,10 +232,11 @@ def parts_of(tables: Mapping[str, TableVersion]) -> list[Part]:
 def read_measured(
     part: Part, columns: Mapping[str, Sequence[str]], rows_at_once: int = ROWS_AT_ONCE
 ) -> Iterator[pa.RecordBatch]:
-    """Yield batches of the measured documents, with these columns of these tables, `doc_id` first.
+    """Yield batches of the documents in a part that `documents` does not drop, joined from several tables.
 
-    A column name that occurs in several tables is qualified as `table.column` in all but the first. Raises
-    ContractError if a table does not hold the same documents in the same order.
+    `columns` maps each table to the columns to read; `doc_id` comes first. A column name that occurs in several tables
+    is renamed to `table.column` in all but the first. Raises ContractError if the tables differ in their documents or
+    in the order of these.
     """
     own = list(dict.fromkeys(["doc_id", *columns.get("documents", ())]))
     others = {
@@ -260,13 +263,13 @@ def read_measured(
 def _batches(part: Part, table: str, columns: list[str], rows_at_once: int) -> Iterator[pa.RecordBatch]:
     with part.folders[table].open_input(part.paths[table]) as stream:
         file = pq.ParquetFile(stream)
-        # An empty batch comes first, so that a table without rows still has its columns.
+        # An empty batch comes first, so that the caller knows the columns of a table without rows.
         yield pa.RecordBatch.from_pylist([], pa.schema([file.schema_arrow.field(name) for name in columns]))
         yield from file.iter_batches(batch_size=rows_at_once, columns=columns)
 
 
 class _Rows:
-    """The rows of one part of a table, read in batches of any size."""
+    """Reads the rows of one part of a table in batches of the sizes that the caller asks for."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch], table: str, part: Part):
         self._batches, self._table, self._part = batches, table, part
@@ -290,24 +293,24 @@ class _Rows:
         return pa.Table.from_batches(taken).combine_chunks().to_batches()[0]
 
     def check(self, doc_ids: pa.Array, expected: pa.Array) -> None:
-        """Raise ContractError if the documents are not the expected ones."""
+        """Raise ContractError if the document ids are not the expected ones, in the same order."""
         if not doc_ids.equals(expected):
             raise self._unequal()
 
     def finish(self) -> None:
-        """Raise ContractError if any rows are left."""
+        """Raise ContractError if there are rows that have not been taken."""
         if self._held or next(self._batches, None) is not None:
             raise self._unequal()
 
     def _unequal(self) -> ContractError:
         return ContractError(
             f"{part_key(self._part.ordinal)}: expected the same documents in `documents` and `{self._table}`, got "
-            "different ones. Run `penstock run` again, so that both tables are of the same run."
+            "different ones. Run `penstock run` again: it rebuilds the table that is out of date."
         )
 
 
 def apply_cuts(text: str, cuts: Sequence[Mapping[str, int]]) -> str:
-    """Return the text without the spans that line rules cut."""
+    """Return the text without the given spans (`start`, `end` in code points), which are sorted and disjoint."""
     if not cuts:
         return text
     kept, end = [], 0

@@ -1,8 +1,8 @@
-"""One part of a step's tables: the driver that writes it once, and the typed result that describes it.
+"""One part of a step's tables: the function that writes its files, and the result that describes them.
 
-A part that an interrupted run completed is not written again. Until the manifest exists, the result of each part is a
-small JSON file in the folder of the step's first table. `write_part` writes the rows of tables; `complete_part` resumes
-parts of any other format.
+A part that an interrupted run completed is not written again. For this, the result of each part is stored as a small
+JSON file in the folder of the step's first table until the manifest exists. `write_part` writes parts of tables as
+Parquet; `complete_part` does the same for parts of any format.
 """
 
 import time
@@ -30,26 +30,29 @@ EVERY_STAGE = {
     FAILED: "the stage raised an error on this record",
     CRASHED: "the worker died on this record, as a retry in a child process showed",
 }
-"""Reasons of every stage that runs code on a record."""
+"""Reason → meaning, for the reasons that every stage has that runs code on a record."""
 
 
 def reason_names(stage: str, reasons: Mapping[str, str], raises: bool = True) -> list[str]:
-    """Return `stage/reason` for each reason of a stage in declared order, with those of EVERY_STAGE if it `raises`."""
+    """Return `stage/reason` for each reason of a stage, in declared order.
+
+    If the stage runs code on records (`raises`), the reasons of EVERY_STAGE follow.
+    """
     return [f"{stage}/{reason}" for reason in (*reasons, *(EVERY_STAGE if raises else ()))]
 
 
 def set_verdict(row: Row, stage: str, drop: Drop) -> None:
-    """Write a verdict into the row unless it already has one."""
+    """Write a drop into the `drop_` columns of the row, unless the row has been dropped before."""
     if row.get("drop_stage") is None:
         row["drop_stage"], row["drop_rule"] = stage, drop.rule
         row["drop_value"], row["drop_limit"] = drop.value, drop.limit
 
 
 class DropCounter:
-    """Counts rows, drops by reason, and the report's figures, while a part is written."""
+    """Counts the rows of a part, its drops by reason, and figures for the report, while the part is written."""
 
     def __init__(self, stages: Sequence[tuple[str, Mapping[str, str]]], raises: bool = True):
-        """Start at zero for the reasons of these (stage, reasons), and for failures of stages that run (`raises`)."""
+        """Set the count of every reason in these (stage, reasons) to zero; `raises` adds the reasons of EVERY_STAGE."""
         names = [name for stage, reasons in stages for name in reason_names(stage, reasons, raises)]
         self.dropped: dict[str, int] = dict.fromkeys(names, 0)
         self.dropped_chars: Counter[str] = Counter()
@@ -57,7 +60,7 @@ class DropCounter:
         self._figures: dict[str, Counter[str]] = {}
 
     def enter(self, row: Row, chars: int) -> None:
-        """Count one finished row by its verdict; `chars` is the length of its text [code points]."""
+        """Count one row as kept or as dropped for its reason; `chars` is the length of its text [code points]."""
         self.rows_in += 1
         if row.get("drop_stage") is None:
             self.rows_kept += 1
@@ -65,12 +68,12 @@ class DropCounter:
             return
         name = f"{row['drop_stage']}/{row['drop_rule']}"
         if name not in self.dropped:
-            raise ContractError(f"drop counter: expected a declared reason, got {name!r}. Declare it in its stage.")
+            raise ContractError(f"drops: expected a reason that its stage declares, got {name!r}. Declare it there.")
         self.dropped[name] += 1
         self.dropped_chars[name] += chars
 
     def tally(self, figure: str, name: str, amount: int = 1) -> None:
-        """Add to one named count of a figure."""
+        """Add `amount` to the count `name` of a figure, such as one language of `kept_languages`."""
         self._figures.setdefault(figure, Counter())[name] += amount
 
     @property
@@ -90,19 +93,19 @@ class DropCounter:
 
 @dataclass(frozen=True)
 class PartResult:
-    """The output of one task: the files of a part by table, its row counts, and figures that add up over parts."""
+    """What one task wrote: the files of a part by table, its row counts, and figures that are summed over parts."""
 
     files: Mapping[str, WrittenFile]
     counts: Counts
     figures: Mapping[str, Any] = field(default_factory=dict)
     errors: Mapping[str, int] = field(default_factory=dict)
-    """Records that failed, by stage, kind of error and place in the code."""
+    """Number of records that failed, by a text of stage, kind of error and line of code."""
     cpu_seconds: float = 0.0
     source: Mapping[str, Any] | None = None
-    """Name, size and SHA-256 of the input file that was read, if it was one from outside the run."""
+    """Name, size and SHA-256 of the input file; None if the task read only tables of the run."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as JSON values; `rows` feeds the progress line."""
+        """Return the result as JSON values; the progress line shows `rows`."""
         return {
             "files": {table: written.to_json() for table, written in self.files.items()},
             "rows": self.counts.rows_in,
@@ -115,7 +118,7 @@ class PartResult:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "PartResult":
-        """Return the result that `to_json` described."""
+        """Return the result from the JSON values that `to_json` returned."""
         files = {table: WrittenFile(**written) for table, written in values["files"].items()}
         counts = Counts.model_validate(values["counts"])
         named = {name: values[name] for name in ("figures", "errors", "cpu_seconds", "source")}
@@ -133,19 +136,20 @@ class TableTarget:
 
 @dataclass(frozen=True)
 class PartTarget:
-    """The part that a task writes: its number, its tables (the first one keeps the result), its reasons to drop."""
+    """The part that a task writes: its number, its tables, and the reasons for which its rows may be dropped."""
 
     ordinal: int
     tables: Mapping[str, TableTarget]
+    """Where to write each table; the JSON file with the part's result is in the folder of the first."""
     reasons: Sequence[tuple[str, Mapping[str, str]]] = ()
-    """(stage, reasons) in declared order."""
+    """(stage, reason → meaning), in declared order."""
     raises: bool = True
-    """Whether the stages run code on records, so that a record may fail or crash."""
+    """True if the stages run code on records, so that a record may also be dropped as failed or crashed."""
 
 
 @dataclass
 class PartOutput:
-    """A part that is being written: its open files, its counters, and the other fields of its result."""
+    """A part that is being written: its open files, its counters, and further fields of its result."""
 
     writers: Mapping[str, PartWriter]
     books: DropCounter
@@ -153,9 +157,9 @@ class PartOutput:
     errors: dict[str, int] = field(default_factory=dict)
     source: dict[str, Any] | None = None
     files: dict[str, WrittenFile] = field(default_factory=dict)
-    """Files beside the part's own, by kind, such as the leaders of an index."""
+    """Further files besides those of the tables, by kind, such as those of a snapshot index."""
     counts: Counts | None = None
-    """Counts of rows that have no verdict; None: those of `books`."""
+    """Row counts of a table whose rows have no verdict; None uses the counts of `books`."""
 
     def write(self, row: Row) -> None:
         """Append a finished row to every table."""
@@ -164,9 +168,10 @@ class PartOutput:
 
 
 def write_part(target: PartTarget, fill: Callable[[PartOutput], None]) -> PartResult:
-    """Return the result of a part, which `fill` writes unless an interrupted run has completed it.
+    """Open the files of a part, write its rows with `fill`, and return and store the result.
 
-    Files of a part whose `fill` raises are removed.
+    If an interrupted run has completed the part, its stored result is returned instead. If `fill` raises, the files are
+    deleted.
     """
 
     def write() -> PartResult:
@@ -190,9 +195,9 @@ def write_part(target: PartTarget, fill: Callable[[PartOutput], None]) -> PartRe
 
 
 def complete_part(folder: Store, ordinal: int, write: Callable[[], PartResult]) -> PartResult:
-    """Return the result of a part, which `write` writes unless an interrupted run has completed it.
+    """Write a part with `write`, store its result in `folder`, and return the result with its CPU time.
 
-    The result is kept in `folder`; its CPU time is measured here.
+    If an interrupted run has completed the part, its stored result is returned instead.
     """
     name = f"{PARTS}/{part_key(ordinal)}.json"
     if folder.exists(name):
@@ -204,18 +209,21 @@ def complete_part(folder: Store, ordinal: int, write: Callable[[], PartResult]) 
 
 
 def part_results(folder: Store) -> list[str]:
-    """Return the names of the results of completed parts; a source named `parts` has its files in deeper folders."""
+    """Return the names of the files with the results of completed parts.
+
+    Files in deeper folders are not included: they are the shards of a source named `parts`.
+    """
     return [f"{PARTS}/{name}" for name in folder.child(PARTS).walk() if "/" not in name]
 
 
 def delete_part_results(folder: Store) -> None:
-    """Delete the results of all parts, which a manifest has replaced."""
+    """Delete the stored results of all parts, after the manifest of the table has been written."""
     for name in part_results(folder):
         folder.delete(name)
 
 
 def delete_incomplete_parts(folder: Store) -> None:
-    """Delete every file of an interrupted attempt except completed parts and their results."""
+    """Delete every file in the folder except the files of completed parts and their stored results."""
     results = part_results(folder)
     parts = [PartResult.from_json(folder.read_json(name)) for name in results]
     kept = {*results, *(written.path for part in parts for written in part.files.values())}

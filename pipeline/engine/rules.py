@@ -1,6 +1,6 @@
 """Checks evaluated on batches of stored columns, and exact histograms and quantiles of those columns.
 
-The first check that a document breaks drops it. Nothing here reads text. A run, a what-if and the report use this code.
+The first check that a document breaks drops it. No text is read here. A run, a what-if and the report use this code.
 """
 
 import math
@@ -21,18 +21,18 @@ KEPT = -1
 
 @dataclass(frozen=True, slots=True)
 class CheckResults:
-    """The checks of a batch of documents, evaluated."""
+    """The results of some checks on a batch of documents."""
 
     broken: npt.NDArray[np.bool_]
-    """(checks, documents)"""
+    """Whether each document breaks each check; shape (checks, documents)."""
     values: Floats
-    """(checks, documents); NaN where not measured."""
+    """The compared values; shape (checks, documents), NaN where not measured."""
     limits: Floats
-    """(checks, documents); NaN where the check does not apply."""
+    """The limits; shape (checks, documents), NaN where the check does not apply."""
 
     @property
     def first(self) -> npt.NDArray[np.int64]:
-        """The number of the first broken check of each document, KEPT if there is none; (documents,)."""
+        """The index of the first check that each document breaks, KEPT if it breaks none; shape (documents,)."""
         if not len(self.broken):
             return np.full(self.broken.shape[1], KEPT)
         return np.where(self.broken.any(axis=0), self.broken.argmax(axis=0), KEPT)
@@ -45,7 +45,7 @@ def columns_of(checks: Sequence[Check | Quantile]) -> list[str]:
 
 
 def values_of(check: Check | Quantile, batch: pa.RecordBatch) -> Floats:
-    """Return the values that are compared, (documents,), rounded to float32; NaN where not measured."""
+    """Return the values that a check or quantile uses, in float32; shape (documents,), NaN where not measured."""
     if check.value is not None:
         values = check.value(batch)
     else:
@@ -56,13 +56,13 @@ def values_of(check: Check | Quantile, batch: pa.RecordBatch) -> Floats:
 
 
 def languages_of(batch: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], list[str]]:
-    """Return the number of each document's language, (documents,), and the names; EVERY means no language."""
+    """Return, for each document, the index of its language in the returned list of languages; EVERY if it has none."""
     encoded = pc.dictionary_encode(pc.fill_null(batch.column("language"), EVERY))
     return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), encoded.dictionary.to_pylist()
 
 
 def evaluate_checks(checks: Sequence[Check], batch: pa.RecordBatch) -> CheckResults:
-    """Evaluate the checks on a batch that has the columns `columns_of(checks)`."""
+    """Return the results of the checks on a batch that has the columns `columns_of(checks)`."""
     shape = (len(checks), batch.num_rows)
     broken, values, limits = np.zeros(shape, bool), np.full(shape, np.nan), np.full(shape, np.nan)
     numbers, names = languages_of(batch)
@@ -75,12 +75,15 @@ def evaluate_checks(checks: Sequence[Check], batch: pa.RecordBatch) -> CheckResu
 
 
 def limit_of(check: Check, language: str) -> float:
-    """Return the limit of a check in a language; NaN if it has none."""
+    """Return the limit of a check in a language; NaN if the check does not apply to it."""
     return check.limits.get(language, check.limits.get(EVERY, np.nan))
 
 
 def is_minimum(check: Check) -> bool:
-    """Return True if the limit is a minimum. Raises ContractError if the setting is neither min_… nor max_…."""
+    """Return True if the check's limit is a minimum, by the name of its setting.
+
+    Raises ContractError if the name starts with neither min_ nor max_.
+    """
     side = check.setting.rpartition(".")[2][:4]
     if side not in ("min_", "max_"):
         raise ContractError(
@@ -90,7 +93,7 @@ def is_minimum(check: Check) -> bool:
 
 
 def evaluate_row(checks: Sequence[Check], row: Mapping[str, object]) -> tuple[str, float, float] | None:
-    """Return reason, value and limit of the first check that one document breaks, or None; for tests and `show`."""
+    """Return reason, value and limit of the first check that one document breaks, or None if it breaks none."""
     names = columns_of(checks)
     kinds = {"doc_id": pa.binary(16), "language": pa.string()}
     batch = pa.RecordBatch.from_arrays([pa.array([row.get(n)], kinds.get(n)) for n in names], names)
@@ -104,21 +107,21 @@ def evaluate_row(checks: Sequence[Check], row: Mapping[str, object]) -> tuple[st
     return checks[first].reason, float(verdict.values[first, 0]), float(verdict.limits[first, 0])
 
 
-# Histograms. A bin is the leading bits of a float32. Read as an integer, the bits of a float32 sort as the number does,
-# so cutting the last bits gives bins of constant relative width. Counts add up in any order, so neither they nor the
-# quantiles computed from them depend on the partitioning.
+# Histograms. The bin of a value is given by the leading bits of its float32. Read as integers, float32 bits sort as
+# their numbers do, so removing the last bits gives bins of constant relative width. Counts can be summed in any order,
+# so neither they nor the quantiles computed from them depend on the partitioning.
 
 FINE = 12
-"""Bits cut for quantiles: bins are 0.05 % wide, 2048 to an octave."""
+"""Number of last bits removed for quantiles: bins are 0.05 % wide, 2,048 for each factor of two."""
 COARSE = 21
-"""Bits cut for plots: four bins to an octave."""
+"""Number of last bits removed for plots: four bins for each factor of two."""
 _SIGN = np.uint32(1 << 31)
 
 Counts = dict[int, int]
 
 
 def bins_of(values: npt.NDArray[np.float64], cut: int) -> npt.NDArray[np.int64]:
-    """Return the bin of each value; bins sort as the values do. NaN is not allowed."""
+    """Return the bin of each value after removing its last `cut` bits; bins sort as values do. NaN is not allowed."""
     bits = (values.astype(np.float32) + np.float32(0)).view(np.uint32)  # -0 becomes 0
     ordered = np.where(bits & _SIGN, ~bits, bits | _SIGN)
     keys: npt.NDArray[np.int64] = (ordered >> np.uint32(cut)).astype(np.int64)
@@ -133,15 +136,15 @@ def lower_edge(key: int, cut: int) -> float:
 
 
 def count_bins(values: npt.NDArray[np.float64], cut: int) -> Counts:
-    """Return the number of values in each bin; NaN are left out."""
+    """Return the number of values in each bin; NaN values are not counted."""
     keys, counts = np.unique(bins_of(values[~np.isnan(values)], cut), return_counts=True)
     return dict(zip(keys.tolist(), counts.tolist()))
 
 
 def quantile(counts: Mapping[int, int], share: float, cut: int) -> float:
-    """Return the upper end of the bin in which the share (0..1) of the values is reached; NaN without values.
+    """Return the value below which at least this share (0..1) of the values lies; NaN if there are no values.
 
-    At least that share of the values is below the result, and the end of no smaller bin has this property.
+    The result is the upper end of a bin, the smallest with this property.
     """
     keys = sorted(counts)
     if not keys:

@@ -1,7 +1,7 @@
-"""The Spark runner: pure functions run as tasks, one per partition, and return small JSON results to the driver.
+"""The Spark runner: runs pure functions as Spark tasks, which return small JSON results to the driver.
 
-Results are those of committed attempts, so retries and speculation count once. An error that the user can act on is
-returned as a result instead of failing the task four times.
+The results are those of each task's successful attempt, so retries and speculative attempts count once. An error that
+the user can fix is returned as a result, because Spark would otherwise run the failing task four times.
 """
 
 import functools
@@ -41,9 +41,10 @@ def run_tasks(
     label: str,
     partitions: int | None,
 ) -> list[TaskResult]:
-    """Return the results of `function(task, retried)` in task order; `rows` of a result feeds the progress line.
+    """Run `function(task, retried)` for every task and return the results in task order.
 
-    Tasks are distributed over `partitions` (None: one each). Raises the PenstockError that a task raised.
+    `retried` is True in a second or later attempt. The tasks are distributed over `partitions` Spark partitions (None:
+    one for each task). The progress line sums `rows` of the results. Raises the PenstockError that a task raised.
     """
     if not tasks:
         return []
@@ -78,7 +79,7 @@ def run_parts(
     label: str,
     partitions: int | None,
 ) -> list[PartResult]:
-    """Return the results of tasks that write one part each, in task order; otherwise as `run_tasks`."""
+    """Run tasks that write one part each, as `run_tasks` does, and return their results in task order."""
 
     def write(task: T, retried: bool) -> TaskResult:
         return function(task, retried).to_json()
@@ -89,7 +90,7 @@ def run_parts(
 def dataframe_from_tasks(
     spark: SparkSession, function: Callable[[T], Iterator[pa.RecordBatch]], tasks: Sequence[T], schema: str
 ) -> DataFrame:
-    """Return the rows that `function(task)` yields for every task, as a DataFrame of the Spark schema `schema`."""
+    """Return a DataFrame of the rows that `function(task)` yields for every task; `schema` is its Spark schema."""
     shared = spark.sparkContext.broadcast(list(tasks))
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -103,7 +104,10 @@ def dataframe_from_tasks(
 def run_partitions(
     frame: DataFrame, function: Callable[[int, Iterator[pa.RecordBatch]], TaskResult]
 ) -> list[TaskResult]:
-    """Return the results of `function(partition number, its batches)`, one per partition, also for empty partitions."""
+    """Run `function(partition number, batches)` on each partition of a frame and return the results in order.
+
+    Empty partitions have a result too.
+    """
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         number = task_context().partitionId()
@@ -115,7 +119,10 @@ def run_partitions(
 
 
 def catch_user_errors(call: Callable[[], TaskResult]) -> TaskResult:
-    """Return the call's result, or as a result its error if the user can act on it; other errors fail the task."""
+    """Return the call's result; if it raises an error that the user can fix, return the message as a result.
+
+    Other errors are raised and fail the task.
+    """
     try:
         return call()
     except PenstockError as error:
@@ -128,7 +135,7 @@ def catch_user_errors(call: Callable[[], TaskResult]) -> TaskResult:
 
 
 def raise_if_error(answer: TaskResult) -> TaskResult:
-    """Return the result. Raises the error that it contains."""
+    """Return the result of a task, or raise the error that `catch_user_errors` returned as its result."""
     if "error" in answer:
         raise KINDS.get(answer.get("kind", ""), PenstockError)(answer["error"])
     return answer
@@ -139,7 +146,7 @@ def task_context() -> TaskContext:
     context = TaskContext.get()
     if context is None:
         raise RuntimeError(
-            "engine: expected to run inside a Spark task, got no context. Call it from a task's function."
+            "engine: expected to run inside a Spark task, got no task context. Call it in a function of a task."
         )
     return context
 
@@ -150,7 +157,10 @@ def is_retry() -> bool:
 
 
 def ship_models(spark: SparkSession, paths: Sequence[str]) -> None:
-    """Copy model files to every worker, under their base names. Raises ConfigError if two share a base name."""
+    """Make model files available on every worker under their base names.
+
+    Raises ConfigError if two files have the same base name.
+    """
     places: dict[str, str] = {}
     for path in sorted(set(paths)):
         other = places.setdefault(os.path.basename(path), path)
@@ -161,7 +171,7 @@ def ship_models(spark: SparkSession, paths: Sequence[str]) -> None:
 
 
 def worker_path(path: str) -> str:
-    """Return the path of a model file on this worker: its own path if that exists, else the copy that was shipped."""
+    """Return the path of a model file on this worker: the same path if it exists, else that of the shipped copy."""
     return path if os.path.exists(path) else SparkFiles.get(os.path.basename(path))
 
 
@@ -176,10 +186,10 @@ def map_parts(
     function: Callable[[int, Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
     schema: str,
 ) -> DataFrame:
-    """Return the rows that `function(part number, its rows)` yields for every part, also for parts without a row.
+    """Group the rows of a frame by part and return the rows that `function(part number, batches)` yields for each.
 
-    The column `part` of `frame`, 0 to `parts` - 1, is the part of a row. Every part gets a marker row with its number,
-    because the number of a partition changes inside a union.
+    The column `part` of `frame` is the part number of a row, from 0 to `parts` - 1. `function` is also called for parts
+    without rows. Each part gets a marker row with its number, because Spark renumbers partitions in a union.
     """
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -193,9 +203,9 @@ def map_parts(
 def run_part_writers(
     frame: DataFrame, parts: int, function: Callable[[int, Iterator[pa.RecordBatch]], PartResult]
 ) -> list[PartResult]:
-    """Return the results of `function(part number, its rows)` for every part, also for parts without a row.
+    """Group the rows of a frame by part, write each part by `function(part number, batches)`, and return the results.
 
-    Raises ContractError if a part has no result.
+    `function` is also called for parts without rows. Raises ContractError if a part has no result.
     """
 
     def write(number: int, batches: Iterator[pa.RecordBatch]) -> TaskResult:
@@ -203,12 +213,15 @@ def run_part_writers(
 
     results = run_partitions(_by_part(frame, parts), write)
     if len(results) != parts:
-        raise ContractError(f"expected results of {parts} parts, got {len(results)}. Start `penstock run` again.")
+        raise ContractError(f"spark: expected results of {parts} parts, got {len(results)}. Run `penstock run` again.")
     return [PartResult.from_json(result) for result in results]
 
 
 def _by_part(frame: DataFrame, parts: int) -> DataFrame:
-    """Return one partition for each part, with a marker row: Spark skips the shuffle of a frame it knows is empty."""
+    """Return the frame with one partition for each part, and a marker row in each.
+
+    Without marker rows, Spark would skip the shuffle of a frame that it knows is empty.
+    """
     marks = frame.sparkSession.range(parts).select(
         *(
             F.col("id").cast("int").alias("part") if name == "part" else F.lit(None).cast(kind).alias(name)
@@ -223,10 +236,10 @@ def _without_marks(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.filter(pc.invert(batch.column("_mark")))
 
 
-# Totals of keys over all parts: their number of occurrences, and the first of their documents in keep order.
+# Totals of each key over all parts: how often it occurs, and which of its documents is first in keep order.
 #
-# A part sends one row for each of its keys, so the cost of the most frequent key grows with the number of parts and not
-# with its occurrences.
+# Each part contributes one row for each of its keys. So the cost of a frequent key grows with the number of parts and
+# not with the number of its occurrences.
 
 TALLIES = pa.schema(
     [
@@ -240,9 +253,10 @@ TALLIES_DDL = "key binary, part int, count long, first binary"
 
 
 def totals(tallies: DataFrame) -> DataFrame:
-    """Return (key, part, count, first, total, best): every tally with its key's sum of counts and smallest `first`.
+    """Add two columns to the counts of keys in parts: the key's total count, and its smallest `first` in any part.
 
-    `tallies` has the columns of TALLIES: `part` is the number of the part that counted, `first` sorts as bytes.
+    `tallies` has the columns of TALLIES: the count of a key in one part, and the `first` of its documents there by byte
+    order. The new columns are `total` and `best`.
     """
     same_key = Window.partitionBy("key")
     return tallies.withColumns({"total": F.sum("count").over(same_key), "best": F.min("first").over(same_key)})

@@ -1,6 +1,6 @@
-"""Declarations of stages: columns read and added, settings, the closed list of reasons, and the function.
+"""Declarations of stages: their settings, the columns they read and add, their reasons for drops, and their functions.
 
-A row is a dict of column values; names that begin with `_` exist only inside the fused pass and are never written.
+A row is a dict of column values. Names that begin with `_` are passed from stage to stage and never written to a table.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """The verdict of a rule: its name, the value that it measured, and the limit."""
+    """Why a document is dropped: the name of the rule, the value that it measured, and the limit."""
 
     rule: str
     value: float | None = None
@@ -27,7 +27,7 @@ class Drop:
 
 @dataclass(frozen=True)
 class Split:
-    """One input that one task reads: `name` has no location, `identity` changes when the file does."""
+    """An input file that one task reads. `name` contains no location; `identity` changes when the file does."""
 
     ordinal: int
     name: str
@@ -37,36 +37,36 @@ class Split:
     source: str
     format: str
     snapshot: str | None = None
-    """The crawl that it belongs to."""
+    """The crawl that the file belongs to."""
 
 
 EVERY = "*"
-"""In the limits of a check: every language without a limit of its own."""
+"""Key in the limits of a check for every language without a limit of its own."""
 
 Cutoffs = Mapping[str, Mapping[str, float]]
-"""The value of each quantile by name and language."""
+"""The value of each quantile, by the quantile's name and language."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
     """One comparison of a measured value with a limit, made after every document has been measured.
 
-    Both sides are rounded to float32. A null value was not measured and breaks no limit.
+    Both are rounded to float32. A null value was not measured and breaks no limit.
     """
 
     reason: str
     column: str
     """The stored column that is compared; with `value`, the column under which the result is shown."""
     setting: str
-    """The field of the stage's section that holds the limit. Its prefix min_ or max_ is the side, both inclusive."""
+    """The field of the stage's section that holds the limit. Its prefix is min_ or max_; both limits are inclusive."""
     limits: Mapping[str, float]
     """The limit by language; EVERY is for all others. A language without a limit is not checked."""
     value: Callable[[pa.RecordBatch], npt.NDArray[np.float64]] | None = None
-    """Computes the compared value from stored columns (NaN: not measured); None: the column itself."""
+    """Computes the compared value from stored columns (NaN: not measured); None compares the column itself."""
     needs: tuple[str, ...] = ()
     """The stored columns that `value` reads."""
     label: str = ""
-    """Distinguishes checks with the same reason, such as by the name of a model."""
+    """Text that distinguishes checks with the same reason, such as the name of a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,35 +76,35 @@ class Quantile:
     name: str
     column: str
     share: float
-    """0..1."""
+    """The share of documents below the value, 0..1."""
     value: Callable[[pa.RecordBatch], npt.NDArray[np.float64]] | None = None
-    """As for Check."""
+    """Computes the values from stored columns (NaN: not measured); None uses the column itself."""
     needs: tuple[str, ...] = ()
-    """As for Check."""
+    """The stored columns that `value` reads."""
 
 
 RowFunction = Callable[[Row], Drop | None]
-"""Adds its columns to the row; returns a Drop if a rule of the stage drops the document."""
+"""Function of a stage: adds the stage's columns to a row, and returns a Drop if the document is dropped."""
 
 
 def no_models(config: Any) -> dict[str, str]:
-    """Return no models, for a stage that needs none."""
+    """Return an empty dict: the default of a stage that needs no models."""
     return {}
 
 
 def no_checks(config: Any, models: Mapping[str, str], cutoffs: Cutoffs) -> Sequence[Check]:
-    """Return no checks, for a stage without decisions on stored columns."""
+    """Return no checks: the default of a stage that compares no stored column with a limit."""
     return ()
 
 
 def no_quantiles(config: Any) -> Sequence[Quantile]:
-    """Return no quantiles, for a stage whose limits do not depend on the data."""
+    """Return no quantiles: the default of a stage whose limits do not depend on the data."""
     return ()
 
 
 @dataclass(frozen=True)
 class PerDocument:
-    """A stage that processes one document at a time; consecutive ones run fused in one pass."""
+    """A stage that processes one document at a time; consecutive stages of this kind run together in one pass."""
 
     name: str
     version: int
@@ -115,28 +115,29 @@ class PerDocument:
     reasons: Mapping[str, str]
     """Reason → meaning; every drop of the stage has one of these reasons."""
     make: Callable[[Any, Mapping[str, str]], RowFunction]
-    """(config, local model paths by name) → the function. It is called once per worker and loads heavy resources."""
+    """(config, local model paths by name) → the stage's function. It is called once per worker and loads the models."""
     models: Callable[[Any], dict[str, str]] = no_models
-    """(config) → names in the model store or paths, by the name under which `make` gets them."""
+    """(config) → the models that the stage needs: names in the model store or paths, by the names that `make` reads."""
     compile: Callable[[Any, Mapping[str, str], str], dict[str, str]] | None = None
-    """(config, local model paths, folder) → paths of files made from them once, before anything runs; `make` gets both.
-    """
+    """(config, local model paths, folder) → paths of files made from the models once, before any task runs. `make` gets
+    the paths of both."""
     stays: tuple[str, ...] = ()
-    """Prefixes of names of models that its workers never open, such as those that another process reads."""
+    """Prefixes of names of models that the workers never open, because another process reads them, for example."""
     again: Literal["text", "rest"] | None = None
-    """How a document is measured again after passages were cut from it: by its text without the passages, by what all
-    cuts leave of it, or not at all (None: the stored values are used)."""
+    """How a document is measured again after passages were cut from it. "text": on its whole text without the passages;
+    "rest": on what is left after all cuts; None: not at all, and the stored values are used."""
     ends: bool = True
-    """Whether a drop ends the pass for the document; otherwise later stages still measure it (law 6)."""
+    """True if the stages after this one do not run on a document that it drops; otherwise they measure it too (law 6).
+    """
     verdicts: Mapping[str, str] = field(default_factory=dict)
-    """Reason → meaning of the checks: drops that are decided later, from stored columns alone."""
+    """Reason → meaning, for the drops that the stage's checks decide later from stored columns."""
     checks: Callable[[Any, Mapping[str, str], Cutoffs], Sequence[Check]] = no_checks
     """(config, local model paths by name, cut-offs) → the checks in the order in which they decide."""
     quantiles: Callable[[Any], Sequence[Quantile]] = no_quantiles
-    """(config) → the cut-offs of its checks that depend on the data."""
+    """(config) → the quantiles of the data that its checks use as limits."""
     columns: tuple[pa.Field, ...] = ()
-    """Columns of `documents` that `schemas/tables.py` does not declare, because no other step and not the training half
-    reads them; each has its meaning and unit. They follow the columns declared there."""
+    """Columns of `documents`, with meaning and unit, that only this stage uses. `schemas/tables.py` does not declare
+    them; they follow the columns declared there."""
 
 
 def extend_schema(schema: pa.Schema, stages: Iterable[PerDocument]) -> pa.Schema:
@@ -146,7 +147,7 @@ def extend_schema(schema: pa.Schema, stages: Iterable[PerDocument]) -> pa.Schema
 
 @dataclass(frozen=True)
 class Source:
-    """A stage that opens one split and yields its rows, gap rows included, never loading a split whole."""
+    """A stage that reads one split and yields its rows, gap rows included, without loading the whole split."""
 
     name: str
     version: int
@@ -154,16 +155,16 @@ class Source:
     adds: tuple[str, ...]
     reasons: Mapping[str, str]
     open: Callable[[Split, Any, Any], Iterator[tuple[Row, Drop | None]]]
-    """(split, byte stream, config) → rows with a Drop where the record cannot be a document."""
+    """(split, byte stream, config) → its rows, each with a Drop if the record cannot be a document, else with None."""
 
 
 @dataclass(frozen=True)
 class Relation:
-    """A stage that needs all rows, written in DataFrame expressions, or one that writes files that Spark cannot."""
+    """A stage that needs all documents, or that writes files other than tables; its step implements it."""
 
     name: str
     version: int
     config: type[Section]
     reasons: Mapping[str, str] = field(default_factory=dict)
     models: Callable[[Any], dict[str, str]] = no_models
-    """As for PerDocument."""
+    """(config) → the models that the stage needs: names in the model store or paths, by the names that it reads."""

@@ -1,6 +1,6 @@
-"""A step of a run: what it declares, the context that its builder is given, and the tables that it returns.
+"""A step of a run: its declaration, the context that its `build` function receives, and the tables that it returns.
 
-Fingerprints, resume and commits are not the builder's concern: they are in `pipeline/run.py`.
+A `build` function only writes part files. `pipeline/run.py` skips complete steps and writes manifests.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,29 +19,33 @@ Stage = Source | PerDocument | Relation
 
 @dataclass(frozen=True)
 class Model:
-    """A model file on the driver, identified by its content."""
+    """A model file on the driver and its SHA-256."""
 
     path: str
     sha256: str
     shipped: bool = True
-    """Whether workers open it. A model that another file was compiled from, or that another process reads, is not
-    shipped."""
+    """True if the file is copied to the workers. A model that only another process reads, or from which another file
+    was compiled, is not."""
 
 
 @dataclass(frozen=True)
 class StepContext:
-    """Everything that the builder of a step may use. `folders` has one folder for each table that it writes."""
+    """Everything that the `build` function of a step may use."""
 
     spark: Any
-    """The SparkSession, to be passed on to `engine/spark.py`."""
+    """The SparkSession; steps only pass it to functions of `engine/`."""
     recipe: Recipe
     stages: tuple[Stage, ...]
     """The stages of the step, in order."""
     folders: Mapping[str, Store]
+    """The folder of each table that the step writes."""
     inputs: Mapping[str, TableVersion]
+    """The tables that the step reads, by name."""
     splits: Sequence[Split]
     models: Mapping[str, Mapping[str, Model]]
+    """The models of the step's stages, by stage and name."""
     partitions: int | None
+    """Number of Spark partitions; None: one for each part."""
 
     @property
     def per_document(self) -> tuple[PerDocument, ...]:
@@ -49,7 +53,7 @@ class StepContext:
         return tuple(stage for stage in self.stages if isinstance(stage, PerDocument))
 
     def model_paths(self) -> dict[str, dict[str, str]]:
-        """Return the paths of shipped models by stage and name, as the stages' `make` functions take them."""
+        """Return the paths of the shipped models by stage and name, for the stages' `make` functions."""
         return {
             stage: {name: model.path for name, model in models.items() if model.shipped}
             for stage, models in self.models.items()
@@ -58,7 +62,7 @@ class StepContext:
 
 @dataclass
 class TableResult:
-    """One written table: its files, its row counts and its exact figures."""
+    """What a step returns about one table that it wrote: its files, row counts and figures for the manifest."""
 
     files: list[FileEntry] = field(default_factory=list)
     paths: dict[str, str] = field(default_factory=dict)
@@ -71,7 +75,7 @@ class TableResult:
     """Name, size and SHA-256 of every input file from outside the run."""
 
     def add_file(self, written: WrittenFile) -> None:
-        """List one finished file."""
+        """Add a finished file to the table."""
         self.files.append(FileEntry(key=written.key, rows=written.rows, bytes=written.bytes, sha256=written.sha256))
         self.paths[written.key] = written.path
 
@@ -95,34 +99,39 @@ def _nothing_external(recipe: Recipe, splits: Sequence[Split]) -> dict[str, Tabl
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a run: the tables it writes, the stages whose settings decide them, and the tables it reads."""
+    """One step of a run: the tables it writes, the stages whose settings determine them, and the tables it reads."""
 
     writes: tuple[str, ...]
     stages: tuple[Stage, ...]
     reads: tuple[str, ...]
-    """Tables of steps that the recipe does not use are left out."""
+    """Names of tables of the run. If the recipe does not use the step that writes a table, the table is left out."""
     build: Callable[[StepContext], dict[str, TableResult]]
     settings: Literal["content", "decision"] = "content"
-    """The kind of settings that change what this step writes."""
+    """Which settings change what this step writes: "decision", those only compared with measured values, or "content".
+    """
     is_used: Callable[[Recipe], bool] = _always
     """Returns True if the recipe uses the step."""
     external_inputs: Callable[[Recipe, Sequence[Split]], dict[str, TableVersion]] = _nothing_external
-    """Returns the tables of other runs that it reads too; raises ConfigError for what it cannot use, before Spark."""
+    """Returns the tables of other runs that the step reads. It is called before Spark starts, and raises ConfigError if
+    the step cannot use one of them."""
     optional_inputs: Callable[[Recipe], tuple[str, ...]] = _no_tables
-    """Returns the tables of the run that it reads with some settings only."""
+    """Returns the names of further tables of the run that the step reads with these settings."""
 
     def inputs(self, recipe: Recipe) -> tuple[str, ...]:
-        """Return the name of every table of the run that it reads with these settings."""
+        """Return the names of all tables of the run that the step reads with these settings."""
         return (*self.reads, *self.optional_inputs(recipe))
 
     @property
     def name(self) -> str:
-        """The name of the step: that of its first table."""
+        """The name of the step: the name of its first table."""
         return self.writes[0]
 
 
 def combine_parts(results: Sequence[PartResult], tables: Sequence[str]) -> dict[str, TableResult]:
-    """Return the results of all parts as one table each; the first table has the verdict counts, figures are summed."""
+    """Combine the results of all parts into one result for each of these tables.
+
+    The result of the first table has the counts of kept and dropped rows, and the figures summed over all parts.
+    """
     built = {table: TableResult() for table in tables}
     first = built[tables[0]]
     for result in results:
@@ -140,7 +149,7 @@ def combine_parts(results: Sequence[PartResult], tables: Sequence[str]) -> dict[
 
 
 def add_figures(left: Any, right: Any) -> Any:
-    """Return the sum of two figures: numbers add, mappings add key by key."""
+    """Return the sum of two figures: of two numbers, or of two mappings key by key."""
     if isinstance(left, Mapping) and isinstance(right, Mapping):
         keys = sorted({*left, *right})
         return {

@@ -1,7 +1,8 @@
-"""The fused pass: rows run through consecutive per-document stages in one worker and get their verdicts.
+"""The fused pass: each row runs through consecutive per-document stages in one worker, which may drop it.
 
-A stage that raises an error on a row drops that row as `failed`; the kind and place of the error are counted, never
-its text. A retried task makes each call in a child process, so that a record that kills it is dropped as `crashed`.
+If a stage raises an error on a row, the row is dropped as `failed`. Errors are counted by type and line of code; their
+messages are not stored. A retried task processes each row in a child process: a row that kills it is dropped as
+`crashed`.
 """
 
 import multiprocessing
@@ -21,12 +22,12 @@ ModelPaths = Mapping[str, Mapping[str, str]]
 
 
 def local_models(models: ModelPaths) -> dict[str, dict[str, str]]:
-    """Return the model paths as they are on this worker."""
+    """Return the paths of the models on this worker."""
     return {stage: {name: worker_path(path) for name, path in paths.items()} for stage, paths in models.items()}
 
 
 class FusedStages:
-    """Consecutive per-document stages as one function of a row, built once per worker."""
+    """Consecutive per-document stages as one function of a row, with their models loaded once."""
 
     def __init__(self, stages: Sequence[PerDocument], recipe: Recipe, models: ModelPaths):
         """`models` are paths on this worker, as `local_models` returns them."""
@@ -37,12 +38,12 @@ class FusedStages:
         self.errors: Counter[str] = Counter()
 
     def __call__(self, row: Row) -> Row:
-        """Return the row with the columns of every stage that processed it, and its verdict if a stage dropped it."""
+        """Return the row with the columns of every stage that processed it, and the drop if a stage dropped it."""
         for stage, function, reasons in self._stages:
             try:
                 drop = function(row)
             except PenstockError:
-                raise  # a setting or a file is wrong, such as a model of another kind: not the fault of this record
+                raise  # a setting or a file is wrong, such as a model of another kind: this record did not cause it
             except Exception as error:
                 self.errors[f"{stage.name}: {_place(error)}"] += 1
                 set_verdict(row, stage.name, Drop(FAILED))
@@ -51,7 +52,7 @@ class FusedStages:
                 continue
             if drop.rule not in reasons:
                 raise ContractError(
-                    f"stage {stage.name}: expected a reason of {sorted(reasons)}, got {drop.rule!r}. Declare it."
+                    f"stage {stage.name}: expected one of its reasons {sorted(reasons)}, got {drop.rule!r}. Declare it."
                 )
             set_verdict(row, stage.name, drop)
             if stage.ends:
@@ -70,9 +71,10 @@ def _place(error: BaseException) -> str:
 def run_rows(
     rows: Iterable[tuple[Row, Drop | None]], fused: FusedStages, stages: tuple[str, str], retried: bool
 ) -> Iterator[Row]:
-    """Yield every row with its verdict: the drop that it comes with, or that of the stages it runs through.
+    """Run rows through the stages and yield each with its drop, if there is one.
 
-    `stages` names the stage that a drop which comes with a row belongs to, and the one that a crash is counted for.
+    A row that already has a drop is not processed. `stages` names the stage to which such drops belong, and the stage
+    for which crashes are counted.
     """
     measure: FusedStages | Sandbox = Sandbox(fused) if retried else fused
     try:
@@ -92,13 +94,13 @@ def run_rows(
 
 
 class Crashed(Exception):
-    """The child process died, or did not answer in time, on the record that it was given."""
+    """The child process died on a record or did not finish it in time."""
 
 
 class Sandbox:
-    """A function of a row whose calls are made in a forked child process, which is replaced when it dies.
+    """Calls a function of a row in a forked child process, which is replaced when it dies.
 
-    Only retried tasks use it, so that the first attempt pays nothing.
+    Only retried tasks use it, so that first attempts are not slower.
     """
 
     def __init__(self, function: Callable[[Row], Row], seconds: float = SECONDS_PER_RECORD):
@@ -108,7 +110,7 @@ class Sandbox:
         self._pipe: Connection | None = None
 
     def __call__(self, row: Row) -> Row:
-        """Return the function's result. Raises Crashed if the child dies or does not answer in time."""
+        """Return the function's result for a row. Raises Crashed if the child dies or does not finish in time."""
         pipe = self._pipe or self._start()
         try:
             pipe.send(row)

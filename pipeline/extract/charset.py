@@ -1,4 +1,4 @@
-"""Charset detection: the charset of a page (by byte order mark, HTTP, meta or the bytes) and its decoded text.
+"""Charset detection: finds the charset of a page by byte order mark, HTTP header, meta tag or bytes, and decodes it.
 
 Declarations are often wrong, so evidence has priority: valid UTF-8 is UTF-8 whatever the server declares, and a
 declared charset must decode the bytes and match their script, or the next candidate is tried.
@@ -17,21 +17,23 @@ Origin = Literal["bom", "http", "meta", "utf-8", "detector"]
 Candidate = tuple[str, Origin]
 
 PRESCAN_BYTES = 4096
-"""Bytes that are searched for a declaration; browsers guarantee 1,024 and read more, and real pages need this many."""
+"""Number of first bytes of a page that are searched for a charset declaration. Browsers search at least 1,024, and some
+real pages declare theirs later."""
 MAX_DAMAGE = 0.05
-"""Maximum share of broken non-ASCII characters before another charset is tried; a truncated page has one or two."""
+"""Maximum share of non-ASCII characters that a charset may fail to decode before the next one is tried. A truncated
+page has one or two such characters."""
 MAX_UTF8_DAMAGE = 0.5
-"""The same limit for UTF-8, whose sequences rarely occur by chance."""
+"""The same limit for UTF-8; it is higher, as valid UTF-8 sequences rarely occur by chance."""
 MIN_HIGH_BYTES = 64
-"""Non-ASCII bytes from which the detector may overrule a declaration: above, it was wrong about the alphabet of 2 in
-400 labelled Latin texts, below of 6 in 200."""
+"""Minimum number of non-ASCII bytes with which the detector may overrule a declared charset. With this many, it was
+wrong about the alphabet of 2 in 400 labelled Latin texts; with fewer, of 6 in 200."""
 MAX_LATIN_RUNS = 0.75
-"""Share of non-ASCII bytes next to another one, above which the text is not in the Latin alphabet."""
+"""Maximum share of non-ASCII bytes next to another one in a text in the Latin alphabet."""
 MIN_UTF8_EXTRA = 4
-"""Continuation bytes from which validity as UTF-8 outweighs a declared multi-byte charset: one or two GBK characters
-can be valid UTF-8 by chance."""
+"""Minimum number of UTF-8 continuation bytes with which valid UTF-8 overrules a declared multi-byte charset: one or two
+GBK characters can be valid UTF-8 by chance."""
 MIN_NUL_SHARE = 0.2
-"""Share of NULs among the even or the odd bytes of a page from which it is UTF-16: markup is ASCII."""
+"""Minimum share of NULs at every second byte of a page in UTF-16, whose markup has a NUL in each ASCII character."""
 
 _BOMS = (
     (b"\xef\xbb\xbf", "utf-8"),
@@ -41,7 +43,7 @@ _BOMS = (
     (b"\xfe\xff", "utf-16-be"),
 )
 _WIDER = {"gbk": "gb18030", "shift_jis": "cp932", "euc_kr": "cp949", "big5": "big5hkscs", "iso8859-11": "cp874"}
-"""Codec → the superset that pages under its label use."""
+"""Codec of a charset label → the larger codec that pages with this label use in fact."""
 _DOS = re.compile(r"(?:cp|ibm)(437|737|775|850|852|855|857|862|874|932|949)")
 _UNLISTED = {
     "uhc": "cp949",
@@ -52,7 +54,8 @@ _UNLISTED = {
     "iso-2022-kr": "iso2022_kr",
     "iso2022_kr": "iso2022_kr",
 }
-"""Labels that browsers reject for safety and old pages use; UTF-7 is not accepted, as it would change plain ASCII."""
+"""Charset labels that old pages use and browsers reject for safety, with their codecs. UTF-7 is not accepted, because
+it would change plain ASCII text."""
 _NAMES = {
     "cp932": "shift_jis",
     "cp949": "euc-kr",
@@ -79,7 +82,7 @@ _ALPHABETS = {codec: alphabet for alphabet, codecs in _LATIN.items() for codec i
     "iso8859-8": "cp1255",
     "koi8-u": "koi8-r",
 }
-"""Codec → common name of codecs that the detector cannot distinguish safely; an unlisted codec is its own name."""
+"""Codec → name of its group of codecs, which the detector often confuses; other codecs are a group of their own."""
 _COMMENT = re.compile(rb"<!--.*?-->", re.DOTALL)
 _META = re.compile(rb"<meta[\s/][^<>]*?\bcharset\s*=\s*[\"']?\s*([\w.:-]{2,40})", re.IGNORECASE)
 _XML = re.compile(rb"\s*<\?xml\s[^<>]*?\bencoding\s*=\s*[\"']([\w.:-]{2,40})", re.IGNORECASE)
@@ -89,7 +92,7 @@ _ASCII = bytes(range(128))
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """The text of a page, the name of its charset, and the origin of that name."""
+    """The text of a page, the name of its charset, and how the charset was found."""
 
     text: str
     charset: str
@@ -97,7 +100,10 @@ class Decoded:
 
 
 def decode(payload: bytes, http_charset: str | None) -> Decoded:
-    """Decode a page; bytes that its charset cannot decode become U+FFFD, stray NUL bytes are removed."""
+    """Find the charset of a page and decode it.
+
+    Bytes that the charset cannot decode become U+FFFD; NUL bytes are removed unless the page is UTF-16 or UTF-32.
+    """
     for mark, codec in _BOMS:
         if payload.startswith(mark):
             return _decode_as(payload[len(mark) :], codec, "bom")
@@ -112,7 +118,7 @@ def decode(payload: bytes, http_charset: str | None) -> Decoded:
         return _decode_legacy(payload, _declarations(payload, http))
     extra = len(payload) - len(text)
     if http == "utf-8" and (extra or b"\x1b" not in payload):
-        return Decoded(text, "utf-8", "http")  # Most pages: the head need not be read.
+        return Decoded(text, "utf-8", "http")  # True for most pages: the charset in their HTML head need not be read.
     declared = _declarations(payload, http)
     if extra < MIN_UTF8_EXTRA:
         for codec, origin in _rivals(payload, declared, ascii_only=not extra):
@@ -135,7 +141,7 @@ def codec_of(label: str) -> str | None:
 
 @lru_cache(maxsize=256)
 def charset_name(codec: str) -> str:
-    """Return the WHATWG name, in lower case, of a codec of `codec_of`, or Python's name if WHATWG has none."""
+    """Return the WHATWG name of a Python codec in lower case, or Python's name if WHATWG has none."""
     if codec in _NAMES:
         return _NAMES[codec]
     name = re.sub(r"^cp(?=125\d$)", "windows-", codec)
@@ -147,7 +153,7 @@ def _decode_as(payload: bytes, codec: str, origin: Origin) -> Decoded:
 
 
 def _declarations(payload: bytes, http: str | None) -> list[Candidate]:
-    """Return the codecs that the HTTP header and the head of the page declare."""
+    """Return the charsets that the HTTP header and the start of the page declare, as (codec, origin)."""
     declared: list[Candidate] = [(http, "http")] if http else []
     head = payload[:PRESCAN_BYTES]
     if b"<!--" in head:
@@ -159,12 +165,15 @@ def _declarations(payload: bytes, http: str | None) -> list[Candidate]:
 
 
 def _named_by(codec: str, declared: list[Candidate], otherwise: Origin) -> Origin:
-    """Return the origin of the first declaration of this codec, or `otherwise` if there is none."""
+    """Return the origin of the first declaration of this codec, or `otherwise` if none declares it."""
     return next((origin for name, origin in declared if name == codec), otherwise)
 
 
 def _wide_codec(payload: bytes) -> str | None:
-    """Return the codec of UTF-16 or UTF-32 without a byte order mark, by the positions of NULs of ASCII characters."""
+    """Return the codec of a page in UTF-16 or UTF-32 without a byte order mark; None if it is in neither.
+
+    ASCII characters have NUL bytes there, whose positions show the width and the byte order.
+    """
     sample = payload[:PRESCAN_BYTES]
     shares = [sample[index::4].count(0) / len(sample[index::4] or b"x") for index in range(4)]
     zeros = [share >= MIN_NUL_SHARE for share in shares]
@@ -178,7 +187,10 @@ def _wide_codec(payload: bytes) -> str | None:
 
 
 def _rivals(payload: bytes, declared: list[Candidate], ascii_only: bool) -> Iterator[Candidate]:
-    """Yield the charsets that (nearly) ASCII bytes may still have: 7-bit charsets, or those of very short texts."""
+    """Yield charsets besides UTF-8 that a page of valid UTF-8 with few non-ASCII characters may be in.
+
+    They are 7-bit charsets if the page has only ASCII bytes, else declared multi-byte charsets.
+    """
     yield from ((codec, origin) for codec, origin in declared if codec in (_SEVEN_BIT if ascii_only else _MULTI_BYTE))
     if ascii_only and b"\x1b" in payload:
         codec = codec_of(detect_encoding(payload, html5_compatible=False) or "")
@@ -187,7 +199,10 @@ def _rivals(payload: bytes, declared: list[Candidate], ascii_only: bool) -> Iter
 
 
 def _decode_legacy(payload: bytes, declared: list[Candidate]) -> Decoded:
-    """Decode bytes that are not valid UTF-8 by the first candidate that fits, or the one with the least damage."""
+    """Decode bytes that are not valid UTF-8 by the first charset with few decoding errors and the right alphabet.
+
+    If there is none, decode them by the charset with the smallest share of errors.
+    """
     detected = codec_of(detect_encoding(payload, html5_compatible=False) or "")
     candidates: list[Candidate] = [("utf-8", _named_by("utf-8", declared, "utf-8"))]
     candidates += [(codec, origin) for codec, origin in declared if not codec.startswith("utf-")]
@@ -208,10 +223,10 @@ def _decode_legacy(payload: bytes, declared: list[Candidate]) -> Decoded:
 
 
 def _alphabet(payload: bytes, detected: str | None) -> str | None:
-    """Return the alphabet of the bytes by the detector and by runs of non-ASCII bytes; None if these disagree.
+    """Return the alphabet of the bytes by the charset detector; None if the runs of non-ASCII bytes contradict it.
 
-    Accented Latin letters are isolated, the letters of other alphabets adjacent. The detector overrules a declaration
-    only if this agrees with it.
+    Accented Latin letters are mostly isolated, letters of other alphabets adjacent. The detector overrules a declared
+    charset only if both signs agree. The result is also None if there are too few non-ASCII bytes.
     """
     high = len(payload.translate(None, _ASCII))
     if high < MIN_HIGH_BYTES or detected is None or detected.startswith("utf-"):
@@ -222,7 +237,7 @@ def _alphabet(payload: bytes, detected: str | None) -> str | None:
 
 
 def _try(payload: bytes, codec: str) -> tuple[str, float]:
-    """Return the text in this codec and the share of its non-ASCII characters that are broken."""
+    """Return the text decoded by this codec, and the share of its non-ASCII characters that could not be decoded."""
     try:
         return payload.decode(codec), 0.0
     except UnicodeDecodeError:

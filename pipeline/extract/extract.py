@@ -1,7 +1,7 @@
 """The extract stage: decodes and parses a page, extracts its title and main text, and normalizes them.
 
-Pages that nest too deeply are dropped before a parser reads them. A row that already has its text (WET, JSONL, Parquet)
-or is plain text only passes normalization and the length limits.
+Pages whose elements are nested too deeply are dropped before a parser reads them. Rows that already have a text (from
+WET, JSONL or Parquet) and pages of plain text are only normalized and compared with the length limits.
 """
 
 import re
@@ -17,15 +17,16 @@ from pipeline.engine.stage import Drop, PerDocument, Row, RowFunction
 from pipeline.extract.charset import decode
 from schemas.config import Section
 
-# Limit on the nesting of a page before parsing: HTML parsers and extractors are quadratic in depth. Most pages have
-# fewer start tags than the limit has levels and pass on a count of bytes; the others are scanned once. The estimate is
-# never too low: an end tag closes only its own name, and tags inside scripts count as tags.
+# The nesting of a page is estimated before parsing, because HTML parsers and extractors take time quadratic in depth.
+# Most pages have fewer start tags than the limit has levels, which a count of bytes shows; the others are scanned once.
+# The estimate is never too low: an end tag closes only elements of its own name, and tags inside scripts count as tags.
 
 MAX_REOPENED = 2_250_000
 """Maximum number of elements that a parser adds by reopening unclosed formatting in each following block. 2 million
 take 770 MiB and 5 s in resiliparse 2.0.1; the worst of 3,383 real pages has 19,167. Source: WHATWG HTML, 13.2.4.3."""
 SAFE_TAGS = 3_000
-"""Number of start tags up to which no page can reach MAX_REOPENED: half of them formatting, half blocks."""
+"""Number of start tags up to which no page can exceed MAX_REOPENED. The worst page has as many formatting elements as
+blocks, and 1,500 times 1,500 is MAX_REOPENED."""
 
 NESTING_REASONS = {
     "too_deep": "elements are nested deeper than max_depth by the estimate; the value is where the scan stopped",
@@ -33,7 +34,7 @@ NESTING_REASONS = {
 }
 
 SCAN_CHARS = 1 << 18
-"""Text that is scanned at a time, so that the scan of a bomb ends soon."""
+"""Length of text that is scanned at a time [code points], so that the scan of a maliciously nested page ends early."""
 
 _TAG = re.compile(r"<(/?[a-zA-Z][^\s/>]*)")
 _NO_CONTENT = "area base br col embed frame hr img input link meta param source track wbr"
@@ -44,9 +45,10 @@ _FORMATTING = frozenset(("b", "big", "code", "em", "font", "i", "s", "small", "s
 
 
 def nesting_problem(payload: bytes, text: str, max_depth: int) -> Drop | None:
-    """Why a page, as bytes and as text, is nested too deeply [levels] for a parser; None if it is not.
+    """Return a Drop if a page is nested deeper than `max_depth` levels or would reopen too many elements, else None.
 
-    Every `<` is a byte 0x3C in every charset we decode, so the bytes give an upper bound of the start tags.
+    The page is given as bytes and as decoded text. In every charset that is decoded, each `<` contains the byte 0x3C.
+    So the count of this byte is an upper bound on the number of start tags.
     """
     safe = min(max_depth, SAFE_TAGS)
     num_tags = payload.count(b"<")
@@ -88,13 +90,13 @@ def _scan(text: str, max_depth: int) -> Drop | None:
 
 
 def _kind(tag: str) -> tuple[str, bool, bool, bool]:
-    """Return the name of a tag, and three flags: it starts an element, it nests, it is formatting."""
+    """Return the name of a tag and three flags: it is a start tag, it can contain elements, it is a formatting tag."""
     name = tag.removeprefix("/").lower()
     return name, tag[0] != "/", name not in _FLAT, name in _FORMATTING
 
 
 Extractor = Callable[[str], tuple[str | None, str]]
-"""Decoded page → title and main text. Raises ExtractorError if the library fails on the page."""
+"""Function from a decoded page to its title and main text; raises ExtractorError if the library fails on the page."""
 
 MAX_TITLE_CHARS = 1_000
 
@@ -114,7 +116,7 @@ class ExtractConfig(Section):
     """Maximum nesting of elements of a page [levels]; real pages have less than 100. resiliparse takes 0.2 s for 3,000
     levels and 9 s for 20,000."""
     max_undecodable: float = Field(0.01, ge=0, le=1)
-    """Maximum share of U+FFFD, which replaces bytes that could not be decoded, among the text's characters."""
+    """Maximum share of U+FFFD, the character that replaces undecodable bytes, among the text's characters."""
     min_text_chars: int = Field(1, ge=1)
     """Minimum length of a text [code points]."""
     max_text_chars: int = Field(5_000_000, ge=1)
@@ -122,11 +124,11 @@ class ExtractConfig(Section):
 
 
 class ExtractorError(Exception):
-    """The library failed on a page; the message is the library's."""
+    """The extraction library failed on a page; the message is the library's."""
 
 
 def make_extract(config: ExtractConfig, models: Mapping[str, str]) -> RowFunction:
-    """Return the function that adds charset, title, text and num_chars to a row, or returns a Drop."""
+    """Return the function that adds charset, title, text and num_chars to a row, or drops the page."""
     extractor = {"resiliparse": by_resiliparse, "trafilatura": by_trafilatura}[config.extractor]
 
     def extract(row: Row) -> Drop | None:
@@ -144,7 +146,7 @@ def make_extract(config: ExtractConfig, models: Mapping[str, str]) -> RowFunctio
 
 
 def _read_page(row: Row, max_depth: int, extractor: Extractor) -> Drop | None:
-    """Set charset, title and text of the row's page."""
+    """Decode the page in the row, extract its title and text into the row, or return a Drop if that is not possible."""
     payload: bytes = row["_payload"]
     page = decode(payload, row["_http_charset"])
     row["charset"], row["charset_from"] = page.charset, page.origin
@@ -174,7 +176,7 @@ def _out_of_bounds(text: str, config: ExtractConfig) -> Drop | None:
 
 
 def by_resiliparse(page: str) -> tuple[str | None, str]:
-    """Return title and main text by resiliparse, without alternative texts and link targets."""
+    """Return title and main text as resiliparse extracts them, without alternative texts of images and link targets."""
     try:
         tree = HTMLTree.parse(page)
         return tree.title, extract_plain_text(tree, main_content=True, alt_texts=False, links=False)
@@ -183,7 +185,7 @@ def by_resiliparse(page: str) -> tuple[str | None, str]:
 
 
 def by_trafilatura(page: str) -> tuple[str | None, str]:
-    """Return title and main text by trafilatura with its default settings."""
+    """Return title and main text as trafilatura extracts them with its default settings."""
     import trafilatura
 
     try:
@@ -197,9 +199,10 @@ def by_trafilatura(page: str) -> tuple[str | None, str]:
 
 
 def normalize_text(text: str) -> str:
-    r"""Return the text in NFC with `\n` and `\t` as the only control characters, no trailing spaces or empty-line runs.
+    r"""Return the text in NFC, with `\n` and `\t` as its only control characters.
 
-    Every line end of `str.splitlines` becomes `\n`; lone surrogates (valid in JSON, not in UTF-8) become U+FFFD.
+    Every line end of `str.splitlines` becomes `\n`. Spaces at line ends are removed; several empty lines become one.
+    Lone surrogates, which are valid in JSON but not in UTF-8, become U+FFFD.
     """
     if _UNCLEAN.search(text):
         text = _SURROGATE.sub("\ufffd", _CONTROL.sub("", _LINE_END.sub("\n", text)))

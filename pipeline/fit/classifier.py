@@ -1,7 +1,7 @@
 """`penstock train-classifier`: train a quality classifier on examples of two classes, and measure it on held-out texts.
 
-The hash of a text alone assigns it to training, calibration or held-out. With the model it writes a manifest: the
-digests of the inputs, the settings, and the held-out metrics.
+Only the hash of a text determines whether it is used for training, calibration or held-out metrics. A manifest is
+written with the model: the digests of the inputs, the settings, and the held-out metrics.
 """
 
 import tempfile
@@ -46,7 +46,8 @@ BINS = 10
 def auc(scores: Floats, labels: Labels) -> float:
     """Return the area under the ROC curve: the share of (good, bad) pairs whose good document has the higher score.
 
-    A tie counts as a half. Exact, because counted in integers. Raises ContractError if a class is missing.
+    A tie counts as a half. The result is exact, because pairs are counted in integers. Raises ContractError if a class
+    is missing.
     """
     num_good = int(labels.sum())
     num_bad = len(labels) - num_good
@@ -89,9 +90,9 @@ def precision_recall(kept: Labels, labels: Labels) -> dict[str, float | None]:
 
 
 def kappa(first: Labels, second: Labels) -> float | None:
-    """Return Cohen's kappa of two labelings of the same documents: 1 = agreement, 0 = agreement by chance.
+    """Return Cohen's kappa of two labelings of the same documents: 1 = full agreement, 0 = as much as by chance.
 
-    None if both labelings are the same constant. Source: Cohen 1960, "A coefficient of agreement for nominal scales".
+    None if both give all documents the same label. Source: Cohen 1960, "A coefficient of agreement for nominal scales".
     """
     total = len(first)
     agreed = int((first == second).sum())
@@ -121,7 +122,7 @@ def calibration(probabilities: Floats, labels: Labels, bins: int = BINS) -> dict
 
 
 def heldout_figures(probabilities: Floats, labels: Labels) -> dict[str, Any]:
-    """Return all metrics of a model on held-out documents; precision and recall are by threshold."""
+    """Return all metrics of a model on held-out documents; precision and recall at several thresholds."""
     thresholds = {str(limit): precision_recall(probabilities >= limit, labels) for limit in (0.1, 0.25, 0.5, 0.75, 0.9)}
     return {
         "good": int(labels.sum()),
@@ -140,10 +141,10 @@ FASTTEXT_ONLY = ("dimensions", "epochs", "learning_rate", "threads")
 
 
 class TrainClassifierConfig(Section):
-    """The section `[train_classifier]`: the corpora, the split and the settings of a classifier's training."""
+    """The section `[train_classifier]`: the corpora, their division into three parts, and the training settings."""
 
     name: str = Field("quality", pattern=NAME)
-    """Name of the model, used for its file and in the model store."""
+    """Name of the model: its file name, and its name in the model store."""
     kind: Literal["linear", "fasttext"] = "linear"
     """Kind of the model. `linear` training is deterministic; `fasttext` training gives another file each time."""
     positives: Corpus = Corpus.model_validate({})
@@ -153,18 +154,18 @@ class TrainClassifierConfig(Section):
     labelled: tuple[str, ...] = location(())
     """JSON lines or Parquet files with a label that names each text's class."""
     reading: Reading = Reading.model_validate({})
-    """Fields of the files to read."""
+    """Names of the text and label fields in the files."""
     seed: int = Field(0, ge=0, lt=1 << 63)
-    """Seed of the samples and of the split."""
+    """Seed of the samples, and of the division into training, calibration and held-out texts."""
     heldout_share: float = Field(0.1, gt=0, lt=0.5)
     """Share of the texts that are held out for the metrics."""
     calibrate_share: float = Field(0.1, gt=0, lt=0.5)
     """Share of the texts that are used for Platt scaling of margins to probabilities. Linear only."""
     piece_chars: int = Field(5_000, ge=100)
-    """Maximum length of an example [code points]; longer texts are split, at a line end or space if possible, so that a
-    book has the weight of its length. Default: about the length of a web page."""
+    """Maximum length of an example [code points]. A longer text is split into several examples, at line ends or spaces
+    if possible, so a book has more weight than a page. Default: about the length of a web page."""
     bits: int = Field(20, ge=8, le=28)
-    """Base-2 logarithm of the number of hash buckets of n-grams: 2^20 weights are 4 MiB."""
+    """Base-2 logarithm of the number of hash buckets of n-grams; a linear model with 2^20 weights has 4 MiB."""
     ngrams: int = Field(2, ge=1, le=MAX_NGRAM)
     """Longest n-gram [words]."""
     l2: float = Field(1e-4, gt=0)
@@ -176,14 +177,14 @@ class TrainClassifierConfig(Section):
     learning_rate: float = Field(0.5, gt=0)
     """Initial learning rate of fastText."""
     threads: int = Field(MIN_THREADS, ge=MIN_THREADS)
-    """Number of fastText's threads; with fewer than eleven it trains on uninitialized memory."""
+    """Number of fastText's threads; with fewer than eleven, fastText starts from uninitialized memory."""
 
     @model_validator(mode="after")
     def _used(self) -> "TrainClassifierConfig":
         ignored = FASTTEXT_ONLY if self.kind == "linear" else LINEAR_ONLY
         names = ", ".join(sorted(self.model_fields_set.intersection(ignored)))
         if names:
-            raise ValueError(f"{names} would be ignored with kind = {self.kind!r}. Remove {names}.")
+            raise ValueError(f"{names} would be ignored with kind = {self.kind!r}. Remove {names} from the recipe.")
         if not self.labelled and not (self.positives.given and self.negatives.given):
             raise ValueError(
                 "expected positives and negatives, or labelled files, got neither. Set positives and negatives."
@@ -191,14 +192,14 @@ class TrainClassifierConfig(Section):
         return self
 
     def settings(self) -> dict[str, Any]:
-        """Return the content settings, including those of the corpora, without those of the other kind."""
+        """Return all settings that change the model, for its manifest; not those of the other kind of model."""
         ignored = FASTTEXT_ONLY if self.kind == "linear" else LINEAR_ONLY
         settings = {name: value for name, value in self.content().items() if name not in ignored}
         return {**settings, "positives": self.positives.content(), "negatives": self.negatives.content()}
 
 
 class LabeledExample(NamedTuple):
-    """An example: a text, or a span of a long text, with its class."""
+    """A training example: a text, or a span of a long text, and True if it is of the good class."""
 
     text: str
     good: bool
@@ -209,8 +210,8 @@ def train_classifier(
 ) -> dict[str, Any]:
     """Train and measure a classifier; write `<out>/<name>.arrow` or `.bin` and its manifest `<out>/<name>.json`.
 
-    Return the manifest. With `models`, also add the model to that store under its name. Raises ConfigError if files do
-    not exist, ContractError if a part of the split lacks a class or training fails.
+    Return the manifest. With `models`, also add the model to that model store. Raises ConfigError if files do not
+    exist, ContractError if training fails or if the training, calibration or held-out texts lack a class.
     """
     clock = Clock()
     corpora = {GOOD: config.positives, BAD: config.negatives}
@@ -234,7 +235,7 @@ def train_classifier(
 
 
 def part_of(text: TrainingText, config: TrainClassifierConfig) -> str:
-    """Return the part of the split that a text belongs to, by its hash alone."""
+    """Return whether a text is used for TRAIN, CALIBRATE or HELDOUT; only its hash and the seed determine this."""
     fraction = shuffle_key(config.seed, b"part" + text.digest) / (1 << 63)
     if fraction < config.heldout_share:
         return HELDOUT
@@ -243,13 +244,16 @@ def part_of(text: TrainingText, config: TrainClassifierConfig) -> str:
 
 
 def count_texts(gathered: Gathered, config: TrainClassifierConfig, name: str) -> dict[str, int]:
-    """Return the number of texts of a class in each part of the split."""
+    """Return the number of texts of a class that are used for training, calibration and held-out metrics."""
     parts = [part_of(text, config) for text in gathered.texts[name]]
     return {part: parts.count(part) for part in SPLIT_PARTS}
 
 
 def split_texts(gathered: Gathered, config: TrainClassifierConfig) -> dict[str, list[LabeledExample]]:
-    """Return the examples of each part of the split. Raises ContractError if a required part lacks a class."""
+    """Return the examples for training, for calibration and for held-out metrics.
+
+    Raises ContractError if one of these lacks a class; fastText needs no calibration examples.
+    """
     parts: dict[str, list[LabeledExample]] = {part: [] for part in SPLIT_PARTS}
     for name in (GOOD, BAD):
         for text in gathered.texts[name]:
@@ -259,7 +263,7 @@ def split_texts(gathered: Gathered, config: TrainClassifierConfig) -> dict[str, 
         good = sum(example.good for example in parts[part])
         if not 0 < good < len(parts[part]):
             raise ContractError(
-                f"train_classifier: expected both classes in the {part} part, got {good} good and "
+                f"train_classifier: expected both classes in the {part} texts, got {good} good and "
                 f"{len(parts[part]) - good} bad examples. Add texts of the missing class."
             )
     return parts

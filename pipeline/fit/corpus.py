@@ -1,7 +1,7 @@
-"""Training corpora: samples of runs and text files, by class, without repeated or contradictory texts, and manifests.
+"""Training corpora: texts from runs and files by class, without texts that are repeated or in two classes; manifests.
 
 A sample is the k texts with the lowest hashes, so it does not depend on parts, order or partitioning. Texts are
-identified by their SHA-256, which also determines the part of the split, so equal texts are never in two parts.
+identified by their SHA-256. It also decides if a text is for training or held out, so equal texts are never in both.
 """
 
 import hashlib
@@ -37,8 +37,9 @@ from schemas.storage import Store
 
 # A sample of a run's clean texts: the k documents with the lowest hashes of doc_id, the same at any partitioning.
 #
-# The rows are counted first. Then each part returns the documents whose hash is below a share that almost surely holds
-# at least k of them, and k are kept. Spark reads the parts if there is a session; otherwise they are read in sequence.
+# The rows are counted first. Then each part returns its documents with a hash below a bound, which is chosen so that
+# almost surely at least k documents are returned, and the k lowest are kept. Spark reads the parts if there is a
+# session; otherwise they are read in sequence.
 
 TABLE = "clean"
 TEXTS_AT_ONCE = 512
@@ -49,7 +50,7 @@ SPARK_SCHEMA = "key long, doc_id binary, text string"
 
 @dataclass(frozen=True)
 class RunSampleTask:
-    """A part of the clean table, and the selection of its documents."""
+    """A part of the table `clean`, and which of its documents to read."""
 
     folder: Store
     path: str
@@ -57,7 +58,7 @@ class RunSampleTask:
     languages: tuple[str, ...]
     seed: int
     share: float = 1.0
-    """Documents with a key in this lowest share of all keys are returned."""
+    """Only documents whose hash is in this lowest share of all hashes are returned."""
 
     def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """Yield the kept documents of the selected sources and languages, with these columns."""
@@ -73,17 +74,19 @@ class RunSampleTask:
 
 @dataclass(frozen=True)
 class RunSample:
-    """A sample of texts with their keys, in the order of the keys, and the identity of its table."""
+    """A sample of the texts of a run, and the identity of its table `clean`."""
 
     texts: list[tuple[int, str]]
+    """(hash of the doc_id, text), by ascending hash."""
     identity: Mapping[str, Any]
-    """Size [bytes] and dataset digest of the table."""
+    """Size [bytes] and digest of the table."""
 
 
 def sample_run(spark: Any, run: str, task: tuple[tuple[str, ...], tuple[str, ...], int], size: int) -> RunSample:
-    """Return the `size` documents with the lowest keys, given (sources, languages, seed); all if there are fewer.
+    """Return the `size` documents of a run with the lowest hashes, or all if there are fewer.
 
-    Raises ContractError if the run has no clean table or no kept document of the sources and languages.
+    `task` is (sources, languages, seed); empty tuples select all. Raises ContractError if the run has no table `clean`
+    or no kept document of the sources and languages.
     """
     folder, manifest = open_table(Store(run), TABLE)
     sources, languages, seed = task
@@ -111,7 +114,7 @@ def count_part(task: RunSampleTask, retried: bool) -> dict[str, Any]:
 
 
 def rows_of_part(task: RunSampleTask) -> Iterator[pa.RecordBatch]:
-    """Yield the selected documents of a part with a key in the share."""
+    """Yield the selected documents of a part whose hash is in the task's share of all hashes."""
     for batch in task.batches(["doc_id", "text"]):
         keys = [shuffle_key(task.seed, doc_id) for doc_id in batch.column("doc_id").to_pylist()]
         is_sampled = pa.array(np.array([is_in_share(key, task.share) for key in keys], bool))
@@ -146,22 +149,22 @@ ROWS_AT_ONCE = 256
 """Number of rows that are read at once from a Parquet file."""
 
 LabeledText = tuple[str, str | None]
-"""(text, label); the label is its JSON without quotes, or None for files without labels."""
+"""(text, label); the label is the JSON of its value without quotes, or None in files without labels."""
 
 
 class Reading(Section):
-    """Settings of reading text files."""
+    """The names of fields in text files, and the labels of the good class."""
 
     text_field: str = "text"
     """Field of a JSON line, or column of a Parquet file, that holds the text."""
     label_field: str = "label"
     """Field or column that holds the label in labeled files."""
     good_labels: tuple[str, ...] = Field(("1", "true", "good"), min_length=1)
-    """Labels of the good class, as JSON without quotes; every other label is of the bad class."""
+    """Labels of the good class, as JSON without quotes; texts with any other label are of the bad class."""
 
 
 class TextFiles:
-    """A reader of text files, which records its inputs and counts unusable rows."""
+    """Reads the texts of files, records the digest of each file, and counts rows that cannot be used."""
 
     def __init__(self, reading: Reading, where: str):
         self._reading, self._where = reading, where
@@ -171,7 +174,11 @@ class TextFiles:
         """Number of unusable rows by reason."""
 
     def find(self, paths: tuple[str, ...], labelled: bool) -> list[tuple[str, Split]]:
-        """Return the files with their kinds. Raises ConfigError if a path matches nothing or has another suffix."""
+        """Return (kind, file) for every file that the paths match; the kind is a key of KINDS.
+
+        Raises ConfigError if a path matches nothing, if a file's suffix is not supported, or if `labelled` is true and
+        the file is plain text, which cannot hold labels.
+        """
         files = []
         for path in paths:
             try:
@@ -181,14 +188,14 @@ class TextFiles:
             for split in splits:
                 kind = next((kind for kind, suffix in KINDS.items() if suffix.search(split.name)), None)
                 if kind is None or (labelled and kind == "text"):
-                    suffixes = "JSON lines or Parquet, which can hold labels" if labelled else f"a file {SUFFIXES}"
+                    suffixes = "JSON lines or Parquet, which can hold labels" if labelled else f"a suffix of {SUFFIXES}"
                     fix = "Convert it to JSON lines."
                     raise ConfigError(f"{self._where}: expected {suffixes}, got {split.uri}. {fix}")
                 files.append((kind, split))
         return files
 
     def texts(self, paths: tuple[str, ...], labelled: bool = False) -> Iterator[LabeledText]:
-        """Yield every usable text, in the order of the files. Raises ContractError if a file is corrupt."""
+        """Yield the usable texts of all files that the paths match. Raises ContractError if a file is corrupt."""
         readers = {"lines": self._lines, "parquet": self._parquet, "text": self._text}
         for kind, split in self.find(paths, labelled):
             stream = open_stream(split)
@@ -202,7 +209,7 @@ class TextFiles:
                 sha256, size = stream.finish()
             except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
                 raise ContractError(
-                    f"{self._where}: expected texts in {split.uri}, got {error}. Replace the file."
+                    f"{self._where}: expected {split.uri} to be readable, got {error}. Replace the file."
                 ) from error
             finally:
                 stream.close()
@@ -254,7 +261,7 @@ def _decompressed(stream: HashedStream, name: str) -> io.BufferedReader:
     return io.BufferedReader(pa.CompressedInputStream(inner, codec) if codec else inner)
 
 
-# Corpora: texts by class, each text once.
+# Corpora: the texts of each class, each text once.
 
 GOOD, BAD = "good", "bad"
 ID_BYTES = 16
@@ -265,23 +272,23 @@ class Corpus(Section):
     """Texts of one class: files, kept documents of a run, or both."""
 
     files: tuple[str, ...] = location(())
-    """JSON lines and Parquet files, whose `text_field` is read, and text files of one document each. The patterns `*`,
-    `?`, `[…]` and `**` are supported."""
+    """JSON lines and Parquet files, whose `reading.text_field` is read, and text files of one document each. The
+    patterns `*`, `?`, `[…]` and `**` are supported."""
     run: str | None = location(None)
-    """Run folder whose clean documents are sampled."""
+    """Run folder from whose table `clean` documents are sampled."""
     sources: tuple[str, ...] = ()
-    """Sources of that run; empty = all."""
+    """Sources of the run to sample from; empty = all."""
     languages: tuple[str, ...] = ()
-    """Languages of that run; empty = all."""
+    """Languages of the run to sample from; empty = all."""
     max_documents: int = Field(50_000, ge=1)
-    """Maximum number of documents; of more documents, those with the lowest hashes. A linear classifier takes 28 kB of
-    memory per document of 4 kB (measured on 16,000): 3 GB for two corpora of this size."""
+    """Maximum number of documents. If there are more, those with the lowest hashes are used. Training a linear
+    classifier takes 28 kB of memory per document of 4 kB (measured on 16,000): 3 GB for two corpora of this size."""
 
     @model_validator(mode="after")
     def _used(self) -> "Corpus":
         if (self.sources or self.languages) and self.run is None:
             raise ValueError(
-                "sources and languages select documents of a run and would be ignored without a run. Set run."
+                "sources, languages: expected `run` to be set, as they select its documents, got no run. Set `run`."
             )
         return self
 
@@ -295,30 +302,30 @@ class TrainingText(NamedTuple):
     """A training document."""
 
     key: int
-    """Key by which samples are ordered."""
+    """Hash by which samples are ordered."""
     digest: bytes
-    """First 16 bytes of the SHA-256 of its UTF-8."""
+    """First 16 bytes of the SHA-256 of the text in UTF-8."""
     text: str
 
 
 @dataclass
 class Gathered:
-    """Texts by class, with their inputs and the counts of skipped texts by reason."""
+    """The training texts by class, the inputs that they come from, and the counts of skipped texts."""
 
     texts: dict[str, list[TrainingText]]
     inputs: list[dict[str, Any]] = field(default_factory=list)
-    """Class, name, size [bytes] and SHA-256 of every file, and of the clean table of every run."""
+    """Class, name, size [bytes] and SHA-256 of every file, and of the table `clean` of every run."""
     left_out: Counter[str] = field(default_factory=Counter)
     """Number of skipped texts by reason."""
 
 
 def digest_of_text(text: str) -> bytes:
-    """Return the first 16 bytes of the SHA-256 of the text's UTF-8."""
+    """Return the first 16 bytes of the SHA-256 of the text in UTF-8."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:ID_BYTES]
 
 
 class LowestHashSample:
-    """The distinct texts with the lowest keys of all offered texts."""
+    """Collects distinct texts with their hashes and keeps the `size` texts with the lowest hashes."""
 
     def __init__(self, size: int, left_out: Counter[str]):
         self._size, self._left_out = size, left_out
@@ -326,7 +333,7 @@ class LowestHashSample:
         self._held: set[bytes] = set()
 
     def offer(self, key: int, text: str) -> None:
-        """Add a text if it is new and its key is among the lowest so far."""
+        """Add a text, given its hash `key`, if it is new and its hash is among the lowest so far."""
         digest = digest_of_text(text)
         if digest in self._held:
             self._left_out["repeated"] += 1
@@ -338,14 +345,14 @@ class LowestHashSample:
             self._left_out["beyond_sample"] += 1
 
     def offer_by_hash(self, text: str, seed: int) -> None:
-        """Offer a text with a hash of itself as its key; skip a text without words."""
+        """Compute the hash of a text and offer the text; a text of whitespace alone is skipped."""
         if text.split():
             self.offer(shuffle_key(seed, digest_of_text(text)), text)
         else:
             self._left_out["empty"] += 1
 
     def texts(self) -> list[TrainingText]:
-        """Return the texts in the order of their keys."""
+        """Return the texts that were kept, by ascending hash."""
         return [
             TrainingText(-key, digest, text) for key, digest, text in sorted(self._heap, key=lambda t: (-t[0], t[1]))
         ]
@@ -354,10 +361,10 @@ class LowestHashSample:
 def gather_corpora(
     corpora: Mapping[str, Corpus], labelled: tuple[str, ...], reading: Reading, seed: int, spark: Any = None
 ) -> Gathered:
-    """Return the texts of every corpus by its name; the texts of labeled files are added to GOOD and BAD.
+    """Return the texts of every corpus by its name; texts of labeled files are added to GOOD or BAD by their labels.
 
     Texts that occur in two corpora are removed from both. Raises ConfigError if files do not exist or have an unknown
-    suffix, ContractError if they are corrupt or a run has no such documents.
+    suffix, ContractError if they are corrupt or if a run has no document of the sources and languages.
     """
     gathered = Gathered({})
     samples = {name: LowestHashSample(corpus.max_documents, gathered.left_out) for name, corpus in corpora.items()}
@@ -400,7 +407,7 @@ FORMAT_VERSION = 1
 
 
 class Clock:
-    """The start time of a training."""
+    """The start time of a training, to measure how long it takes."""
 
     def __init__(self) -> None:
         self.started = datetime.now(UTC).isoformat(timespec="seconds")
@@ -412,7 +419,7 @@ class Clock:
 
 
 def commit_model(path: Path, content: dict[str, Any], clock: Clock, models: ModelsConfig | None) -> dict[str, Any]:
-    """Write the manifest `<stem>.json` next to the model and return it; with `models`, add the model to that store.
+    """Write the manifest of a model to `<stem>.json` next to it and return it; with `models`, add it to that store.
 
     `content` depends on inputs and settings alone; the block `run` holds start time, wall time and code version.
     """

@@ -1,4 +1,7 @@
-"""`penstock train-importance`: exact hashed n-gram counts of a target corpus and of a raw sample, in any order."""
+"""`penstock train-importance`: counts the hashed n-grams of a target corpus and of a raw sample, exactly.
+
+The counts do not depend on the order of the texts.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,13 +24,13 @@ class TrainImportanceConfig(Section):
     """The section `[train_importance]`: a target corpus, a raw sample, and the settings of the n-gram counts."""
 
     name: str = Field("target", pattern=NAME)
-    """Name of the target, used for the model's file and in the model store."""
+    """Name of the model: its file name, and its name in the model store."""
     target: Corpus = Corpus.model_validate({})
-    """Texts of the distribution that selected data should match."""
+    """The target corpus: texts that the selected documents should resemble."""
     raw: Corpus = Corpus.model_validate({})
-    """A sample of the data to select from."""
+    """The raw sample: a sample of the texts to select from."""
     reading: Reading = Reading.model_validate({})
-    """Fields of the files to read."""
+    """Name of the text field in the files."""
     seed: int = Field(0, ge=0, lt=1 << 63)
     """Seed of the samples."""
     buckets: int = Field(10_000, ge=2, le=1 << 28)
@@ -35,8 +38,8 @@ class TrainImportanceConfig(Section):
     ngrams: int = Field(2, ge=1, le=MAX_NGRAM)
     """Longest n-gram [words]. Default: DSIR's."""
     smoothing: float = Field(1.0, gt=0)
-    """Constant added to the count of every bucket (Laplace). DSIR adds 1e-8 to the shares, which gives one bucket
-    without n-grams the weight of a whole page."""
+    """Constant added to the count of every bucket (Laplace). DSIR adds 1e-8 to the shares instead, so that one n-gram
+    in a bucket without counts weighs as much as a whole page."""
 
     @model_validator(mode="after")
     def _used(self) -> "TrainImportanceConfig":
@@ -48,7 +51,7 @@ class TrainImportanceConfig(Section):
         return self
 
     def settings(self) -> dict[str, Any]:
-        """Return the content settings, including those of the corpora."""
+        """Return all settings that change the model, for its manifest."""
         return {**self.content(), "target": self.target.content(), "raw": self.raw.content()}
 
 
@@ -57,8 +60,8 @@ def train_importance(
 ) -> dict[str, Any]:
     """Count n-grams and write `<out>/<name>.arrow` and its manifest `<out>/<name>.json`; return the manifest.
 
-    With `models`, also add the model to that store under its name. Raises ConfigError if files do not exist,
-    ContractError if a corpus has no words.
+    With `models`, also add the model to that model store. Raises ConfigError if files do not exist, ContractError if a
+    corpus has no words.
     """
     clock = Clock()
     gathered = gather_corpora({"target": config.target, "raw": config.raw}, (), config.reading, config.seed, spark)
@@ -87,7 +90,7 @@ def train_importance(
 
 
 def count_corpus(texts: Sequence[TrainingText], config: TrainImportanceConfig) -> NgramCounts:
-    """Count the n-grams of the texts by hash bucket."""
+    """Return the number of n-grams of the texts in each hash bucket."""
     vocabulary = new_vocabulary()
     counts, words = np.zeros(config.buckets, np.int64), 0
     for text in texts:
@@ -98,7 +101,7 @@ def count_corpus(texts: Sequence[TrainingText], config: TrainImportanceConfig) -
 
 
 def figures_of(bag: NgramCounts) -> dict[str, int]:
-    """Return the numbers of documents, words, n-grams and empty buckets."""
+    """Return the numbers of documents, words, n-grams and empty hash buckets, for the manifest."""
     return {
         "documents": bag.documents,
         "words": bag.words,

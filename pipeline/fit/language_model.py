@@ -1,7 +1,7 @@
-"""`penstock train-lm`: train SentencePiece pieces and an n-gram model on the clean text of a run, and compile it.
+"""`penstock train-lm`: trains a SentencePiece model and an n-gram model on the clean text of a run, and compiles it.
 
-With the model `X.lm` it writes the ARPA file `X.arpa`, which other tools read, and `X.json` with its settings, inputs
-and figures.
+Besides the model `X.lm` it writes the ARPA file `X.arpa`, which other tools read, and `X.json` with the settings, the
+inputs and figures.
 """
 
 import io
@@ -29,50 +29,50 @@ from schemas.storage import Store
 from schemas.text import format_duration
 
 THREADS = 4
-"""Number of SentencePiece threads; fixed, because the pieces depend on it."""
+"""Number of SentencePiece threads; it is fixed, because the trained model depends on it."""
 SEED = 11
-"""Seed of the sample that the pieces are trained on."""
+"""Seed of the sample that the SentencePiece model is trained on."""
 LINE_BYTES = 1 << 16
 """Maximum length of a line that SentencePiece trains on [bytes]."""
 LINES = pa.schema([pa.field("sentences", pa.string())])
 
 
 class LmConfig(Section):
-    """The section `[lm]`: the training text of a language model. Without a run, `train_lm.input` is used unchanged."""
+    """The section `[lm]`: the training text of a language model. If `run` is not set, `train_lm.input` is the text."""
 
     run: str | None = location(None)
-    """Run folder whose clean documents of one language are the text; each line is a sentence."""
+    """Run folder whose clean documents of one language are the training text; each line is a sentence."""
     language: str = "en"
-    """Language of the documents, as a code of the language identification."""
+    """Language of the documents, as the code in the column `language`."""
     sources: tuple[str, ...] = ()
-    """Sources of the run; empty = all."""
+    """Sources of the run whose documents are used; empty = all."""
     normalisation: Literal["ccnet", "none"] = "ccnet"
     """Text normalization: "ccnet" (lower case, no accents, digits as 0; CCNet, arXiv 1911.00359) or "none"."""
     pieces: str | None = location(None)
-    """Path of a SentencePiece model that splits the text; None = train one on a sample."""
+    """Path of a SentencePiece model that splits the text; None trains one on a sample of the text."""
     num_pieces: int = Field(65_536, ge=100)
-    """Number of pieces of a trained SentencePiece model. Default: CCNet's."""
+    """Vocabulary size of the SentencePiece model that is trained. Default: CCNet's."""
     coverage: float = Field(0.9995, gt=0.9, le=1)
-    """Share of all characters that are pieces. Default: CCNet's."""
+    """Share of the text's characters that the SentencePiece vocabulary must cover. Default: CCNet's."""
     sample_documents: int = Field(100_000, ge=1)
-    """Number of documents that the pieces are trained on: those with the lowest hashes."""
+    """Number of documents that the SentencePiece model is trained on: those with the lowest hashes."""
 
     @model_validator(mode="after")
     def _used(self) -> "LmConfig":
         if self.run is None and (ignored := sorted(self.model_fields_set - {"run", "language"})):
             raise ValueError(
-                f"{', '.join(ignored)} would be ignored without a run, because train_lm.input is already split into "
+                f"{', '.join(ignored)} would be ignored without lm.run, because train_lm.input is already split into "
                 "words. Set lm.run."
             )
         if self.pieces and (ignored := sorted(self.model_fields_set & {"num_pieces", "coverage", "sample_documents"})):
             names = ", ".join(ignored)
-            raise ValueError(f"{names} would be ignored with given pieces. Remove {names}.")
+            raise ValueError(f"{names} would be ignored, because lm.pieces is set. Remove {names}.")
         return self
 
 
 @dataclass(frozen=True)
 class LinesTask:
-    """A part of a run's clean text, with its SentencePiece model and normalization."""
+    """A part of a run's table `clean`, and the SentencePiece model and normalization to apply to its text."""
 
     sample: RunSampleTask
     pieces: str
@@ -80,7 +80,7 @@ class LinesTask:
 
 
 def make_language_model(spark: Any, config: LmConfig, training: TrainLmConfig, out: str) -> dict[str, Any]:
-    """Train the model file `out` (`….lm`, a local path) and return its settings, digests and figures.
+    """Train a language model, write it to the local path `out` (`….lm`), and return its settings, digests and figures.
 
     Equal text and settings give equal bytes. Raises ConfigError before any Spark job if a setting is invalid.
     """
@@ -108,15 +108,15 @@ def make_language_model(spark: Any, config: LmConfig, training: TrainLmConfig, o
 
 
 def checked_target(config: LmConfig, training: TrainLmConfig, out: str) -> Path:
-    """Return the path of the model.
+    """Return the path of the model to write, after checking it and the settings.
 
-    Raises ConfigError if it is not a `.lm` path in an existing folder, or if the settings name no text or two texts.
+    Raises ConfigError if it is not a `.lm` path in an existing folder, or if not exactly one of lm.run and
+    train_lm.input is set.
     """
     target = Path(out)
     if target.suffix != ".lm" or not target.absolute().parent.is_dir():
         raise ConfigError(
-            f"train-lm --out: expected a path ….lm in an existing folder, got {out!r}. "
-            "Set --out to a path in an existing folder that ends with .lm."
+            f"train-lm --out: expected a path in an existing folder that ends with .lm, got {out!r}. Correct --out."
         )
     if (config.run is None) == (not training.input):
         got, fix = ("both", "Remove train_lm.input") if training.input else ("neither", "Set lm.run")
@@ -138,13 +138,13 @@ def _read(path: str) -> bytes:
 
 
 def inputs_of(config: LmConfig, pieces: str) -> dict[str, str]:
-    """Return the digests of the inputs of the sentences, by name."""
+    """Return the digests of the table `clean` and of the SentencePiece model, by name."""
     _, manifest = open_table(Store(config.run or ""), "clean")
     return {"clean": manifest.digest, "pieces": file_sha256(Path(pieces))}
 
 
 def write_pieces(spark: Any, config: LmConfig, target: Path) -> str:
-    """Train a SentencePiece model on a sample of the run and write it; return its path."""
+    """Train a SentencePiece model on a sample of the run's documents, write it to `target` and return this path."""
     selection = config.sources, (config.language,), SEED
     sample = sample_run(spark, config.run or "", selection, config.sample_documents)
     target.write_bytes(train_pieces((text for _, text in sample.texts), config))
@@ -152,7 +152,10 @@ def write_pieces(spark: Any, config: LmConfig, target: Path) -> str:
 
 
 def train_pieces(texts: Iterable[str], config: LmConfig) -> bytes:
-    """Return the bytes of a unigram SentencePiece model. Raises ConfigError if the text has too few pieces."""
+    """Train a unigram SentencePiece model and return its bytes.
+
+    Raises ConfigError if the texts do not give a vocabulary of lm.num_pieces.
+    """
     import sentencepiece
 
     model = io.BytesIO()
@@ -183,7 +186,7 @@ def sentences_of(text: str, normalisation: str) -> list[str]:
 
 
 def sentence_frame(spark: Any, config: LmConfig, pieces: str) -> Any:
-    """Return the run's sentences as a DataFrame; column `sentences` holds pieces separated by spaces."""
+    """Return the run's sentences as a DataFrame with the column `sentences`: SentencePiece pieces joined by spaces."""
     folder, manifest = open_table(Store(config.run or ""), "clean")
     tasks = [
         LinesTask(RunSampleTask(folder, path, config.sources, (config.language,), SEED), pieces, config.normalisation)
@@ -193,7 +196,7 @@ def sentence_frame(spark: Any, config: LmConfig, pieces: str) -> Any:
 
 
 def sentences_of_part(task: LinesTask) -> Iterator[pa.RecordBatch]:
-    """Yield the sentences of a part as pieces separated by spaces."""
+    """Yield the sentences of a part of `clean`, each as SentencePiece pieces joined by spaces."""
     path = worker_path(task.pieces)
     cut = load_splitter(Path(path).read_bytes(), path, SET_PIECES)
     for batch in task.sample.batches(["text"]):

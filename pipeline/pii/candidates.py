@@ -1,7 +1,7 @@
-"""Candidate windows: the few spans of a text that may contain personal data, from cheap searches of its ASCII form.
+"""Candidate windows: the few spans of a text that may contain personal data, found by fast searches of its ASCII form.
 
-The ASCII form has the length of the text, so offsets are valid in both. In it, word boundaries of patterns also work
-next to scripts without spaces (`号138…` has none), and digits, dashes and spaces of other scripts are ASCII.
+The ASCII form is as long as the text, so offsets are valid in both. It has ASCII digits, dashes and spaces for those of
+other scripts. A pattern's word boundary `\\b` also matches in it next to Chinese, as in `号138…`.
 """
 
 import re
@@ -14,16 +14,17 @@ from typing import Any
 import regex
 
 JOIN = " \0 "
-"""Separator of joined windows; no pattern of personal data crosses it."""
+"""Separator of joined windows; no pattern of personal data matches across it."""
 NEAR_BEFORE, NEAR_AFTER = 60, 25
-"""Maximum distance of a naming word before and after a value [characters]."""
+"""Maximum distance at which a word that names the type, such as `phone`, counts before and after a value [characters].
+"""
 MAX_VALUE, MAX_WINDOW, MAX_JOINED = 512, 1 << 12, 1 << 14
-"""Maximum length of a value, of a window, and (about) of the joined text of one search, to limit its time
-[characters]."""
+"""Maximum length of a value and of a window, and approximate maximum length of the joined windows of one search
+[characters]. They limit the time of a search."""
 
 
 def _numeric_forms() -> dict[str, str]:
-    """Return the ASCII form of characters of other scripts and typography that occur in numbers and addresses."""
+    """Return the ASCII form of non-ASCII characters that occur in numbers and addresses, by character."""
     zeros = (0x0660, 0x06F0, 0x0966, 0x09E6, 0x0A66, 0x0AE6, 0x0BE6, 0x0C66, 0x0CE6, 0x0D66, 0x0E50, 0xFF10)
     table = {chr(zero + digit): str(digit) for zero in zeros for digit in range(10)}
     wide = (*range(0x41, 0x5B), *range(0x61, 0x7B), *map(ord, "@+-.:/()_"))
@@ -33,13 +34,13 @@ def _numeric_forms() -> dict[str, str]:
 
 
 def _letter_forms() -> dict[str, str]:
-    """Return the base letter of Latin letters with diacritics."""
+    """Return the ASCII base letter of Latin letters with diacritics, by letter."""
     letters = [chr(code) for code in (*range(0xC0, 0x250), *range(0x1E00, 0x1F00))]
     return {letter: base for letter in letters if (base := unicodedata.normalize("NFD", letter)[0]).isascii()}
 
 
 FORMS = _numeric_forms() | _letter_forms()
-# `re` or `regex`, here and below: the faster by measurement, up to ten times on this kind of search.
+# Here and below, `re` or `regex` is used, whichever was measured to be faster: by up to ten times for such searches.
 _FOLDABLE = re.compile(f"[{re.escape(''.join(FORMS))}]")
 
 
@@ -53,11 +54,13 @@ def fold(text: str) -> str:
 
 @dataclass(frozen=True)
 class CandidateFamily:
-    """Types of values with a common search: its pattern, and the maximum extent of a value beyond it [characters]."""
+    """Types of personal data whose candidates one pattern finds; a window around each match may contain a value."""
 
     pattern: Any
     before: int
+    """Length of the window before the match [characters]."""
     after: int
+    """Length of the window after the match [characters]."""
 
 
 FAMILIES = {
@@ -79,33 +82,35 @@ FAMILIES = {
 
 
 def candidate_windows(folded: str, family: CandidateFamily) -> list[tuple[int, int]]:
-    """Return the spans [start, end) of the ASCII form that may contain a value of the family, close spans merged."""
+    """Return the spans [start, end) of the ASCII form that may contain a value of the family; overlaps are merged."""
     spans: list[tuple[int, int]] = []
     for match in family.pattern.finditer(folded):
         start, end = max(0, match.start() - family.before), min(len(folded), match.end() + family.after)
         if spans and start <= spans[-1][1] and end - spans[-1][0] <= MAX_WINDOW:
             spans[-1] = spans[-1][0], end
-        else:  # A span above the maximum is split with overlap, so that one of the windows contains any value.
+        else:  # A span above the maximum length is split into windows with overlap, so that no value is cut.
             spans += [(at, min(end, at + MAX_WINDOW)) for at in range(start, end, MAX_WINDOW - MAX_VALUE)]
     return spans
 
 
 @dataclass(frozen=True)
 class Joined:
-    """Several windows as one text, so that a pattern is searched once in all of them."""
+    """Several windows joined into one text, so that a pattern is searched once in all of them."""
 
     text: str
     starts: list[int]
+    """Offset of each window in the joined text."""
     origins: list[int]
+    """Offset of each window in the whole text."""
 
     def origin(self, position: int) -> int:
-        """Return the offset in the whole text of an offset in the joined text."""
+        """Return the offset in the whole text that corresponds to an offset in the joined text."""
         window = bisect_right(self.starts, position) - 1
         return self.origins[window] + position - self.starts[window]
 
 
 def join_windows(folded: str, spans: list[tuple[int, int]]) -> Iterator[Joined]:
-    """Yield the windows as joined texts of limited size."""
+    """Yield the windows of the ASCII form, joined into texts of limited length."""
     first, size = 0, 0
     for last, (start, end) in enumerate(spans, 1):
         size += end - start
@@ -120,5 +125,5 @@ def join_windows(folded: str, spans: list[tuple[int, int]]) -> Iterator[Joined]:
 
 
 def any_of(*words: str) -> str:
-    """Return a pattern of any of the words; words of scripts with spaces match only as whole words."""
+    """Return a regular expression that matches any of the words; in scripts with spaces, only as a whole word."""
     return "|".join(rf"\b{re.escape(word)}\b" if ord(word[0]) < 0xE00 else re.escape(word) for word in words)

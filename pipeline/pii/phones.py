@@ -1,7 +1,7 @@
-"""Recognition of telephone numbers: runs of digits, parsed as numbers of the main countries of the page's language.
+"""Recognition of telephone numbers: runs of digits are parsed as numbers of the main countries of the page's language.
 
-libphonenumber determines if a number is assigned or at least possible; its notation determines if the digits are a
-telephone number at all. (presidio's recognizer runs libphonenumber's matcher over the text once for each country.)
+libphonenumber determines if a number is assigned or at least possible. Notation and nearby words determine if digits
+are a telephone number at all. (presidio's recognizer runs libphonenumber's matcher over the text for each country.)
 """
 
 import re
@@ -22,15 +22,17 @@ REGIONS = {
         "zh": "CN TW HK",
     }.items()
 }  # fmt: skip
-"""Countries with most pages of a language, by language code, the largest first."""
+"""Countries that publish most of the pages in a language, by language code, the largest first."""
 DEFAULT_REGIONS = ("US", "GB", "DE", "FR")
 """Countries tried for a page in any other language."""
 
 INTERNATIONAL, ASSIGNED, WRITTEN_LIKE_PHONE = 0.9, 0.6, 0.45
-"""Scores: a number with its country code, an assigned national number, digits that only look like a number."""
+"""Scores of an assigned number with country code, of an assigned national number, and of digits that only look like a
+telephone number."""
 
 MAX_GROUPS, NEAR = 8, 32
-"""Maximum number of digit groups in a number; maximum distance of a naming word before it [characters]."""
+"""Maximum number of digit groups in a telephone number, and maximum distance of a naming word before it [characters].
+"""
 
 NAMING_WORDS = frozenset({
     "call", "cell", "celular", "cellulare", "contact", "fax", "fon", "handy", "hotline", "kontakt", "mob", "mobil",
@@ -38,19 +40,20 @@ NAMING_WORDS = frozenset({
     "telefonu", "telephone", "teléfono", "tél", "téléphone", "tlf", "whatsapp", "моб", "тел", "телефон", "телефону",
     "факс", "هاتف", "تلفون", "جوال",
 })  # fmt: skip
-"""Words that name a telephone number if they are close to it with no other digits between."""
+"""Words that mark digits close to them as a telephone number, if no other digits are between."""
 NAMING_PARTS = (
     "电话", "電話", "手机", "手機", "热线", "熱線", "传真", "傳真", "携帯", "전화", "휴대폰", "팩스", "โทร", "फोन",
 )  # fmt: skip
-"""The same in scripts without spaces, where they occur inside longer runs of characters."""
+"""The same in scripts without spaces, where these words occur inside longer runs of characters."""
 
 _SIGNS = re.compile(r"[+(]{0,2}\Z")
 _GROUP = re.compile("[0-9]+")
 _DIGITS, _WORD = re.compile(r"\d"), re.compile(r"[^\W\d_]+")
 _INSIDE, _AFTER_AREA = re.compile(r"[ ./-]|\)?[ -]?\(|\)[ ./-]?|- "), re.compile(" [-/] ")
-"""Separators of the groups of a number, and of its area code from the rest; anything else separates numbers."""
+"""Separators between the digit groups of a number, and between its area code and the rest; any other text separates two
+numbers."""
 _EXTENSION = re.compile(r" ?(?:x|ext\.? ?)[0-9]{1,6}(?![0-9A-Za-z])")
-# Digits with separators that are something else: dates, years, ISBN-13, groups like an IP address or an SSN.
+# Digits with separators that are no telephone number: dates, years, ISBN-13, groups as in an IP address or a US SSN.
 _OTHER = re.compile(
     r"(?:1[5-9]|20)[0-9]{2}[-./ ](?:0?[1-9]|1[0-2])[-./ ](?:0?[1-9]|[12][0-9]|3[01])(?![0-9])"
     r"|(?:0?[1-9]|[12][0-9]|3[01])[-./ ](?:0?[1-9]|[12][0-9]|3[01])[-./ ](?:1[5-9]|20)[0-9]{2}(?![0-9])"
@@ -62,7 +65,7 @@ _BEFORE = re.compile(
     r"(?:[0-9A-Za-z]|[0-9][-./,]|[$#_=]\s?|\b(?:isbn|issn|pmid|doi|ean|upc|sku|order|no|nr|id|ref|art)[\s.:-]*)\Z", re.I
 )
 _FOLLOWING = re.compile(r"_?[0-9A-Za-z]|[-./,:][0-9]|\s?(?:%|[$]|(?:EUR|USD|GBP|euros?|dollars?|km|kg)\b)")
-# Groupings that hardly anything else has, so that no other sign is needed: 415-555-0139, 138 0000 9430.
+# Lengths of digit groups that mark a telephone number without any other sign, as in 415-555-0139 and 138 0000 9430.
 _GROUPINGS = {(3, 3, 4), (3, 4, 4), (1, 3, 3, 4), (1, 3, 3, 2, 2), (3, 3, 2, 2)}
 
 Groups = list[tuple[int, int]]
@@ -71,7 +74,7 @@ PhoneSpan = tuple[int, int, float]
 
 
 def find_phones(text: str, folded: str, language: str | None) -> Iterator[PhoneSpan]:
-    """Yield (start, end, score) of every telephone number in a text, given its ASCII form too."""
+    """Yield (start, end, score) of every telephone number in a text, given the text and its ASCII form."""
     regions = REGIONS.get(language or "", DEFAULT_REGIONS)
     for run in FAMILIES["digits"].pattern.finditer(folded):
         for groups in _segments(folded, run.span()):
@@ -81,7 +84,7 @@ def find_phones(text: str, folded: str, language: str | None) -> Iterator[PhoneS
 
 
 def _segments(folded: str, run: tuple[int, int]) -> Iterator[Groups]:
-    """Yield segments of a run: lists of digit groups that could be one number."""
+    """Yield lists of the digit groups in a span that could be one number; their separators decide."""
     groups: Groups = []
     for match in _GROUP.finditer(folded, *run):
         if groups:
@@ -95,7 +98,11 @@ def _segments(folded: str, run: tuple[int, int]) -> Iterator[Groups]:
 
 
 def _number_in(text: str, folded: str, groups: Groups, regions: tuple[str, ...]) -> PhoneSpan | None:
-    """Return the number at the start of a segment; a national number must fill the segment unless a word names it."""
+    """Return the telephone number that starts at the first of these digit groups, or None if there is none.
+
+    Dates and other numbers before it are skipped. A national number must extend to the last group, unless a nearby word
+    such as `phone` names it.
+    """
     first, begin = 0, groups[0][0]
     start = begin - len(_SIGNS.findall(folded[max(0, begin - 2) : begin])[0])
     international = "+" in folded[start:begin] or folded.startswith("00", begin)
@@ -116,7 +123,7 @@ def _number_in(text: str, folded: str, groups: Groups, regions: tuple[str, ...])
         extension = _EXTENSION.match(folded, end)
         if extension or not _FOLLOWING.match(folded, end):
             score = phone_score(folded[start:end], named or extension is not None, regions)
-            # A part of the segment must be an assigned number.
+            # A number that does not extend to the last group must be an assigned one.
             if score > (best[2] if best else 0.0 if whole else WRITTEN_LIKE_PHONE):
                 open_bracket = folded[start] == "(" and ")" not in folded[start:end]
                 best = start + open_bracket, extension.end() if extension else end, score
@@ -129,7 +136,10 @@ def _names(near: str) -> bool:
 
 
 def phone_score(written: str, named: bool, regions: tuple[str, ...]) -> float:
-    """Return the score of digits with signs and separators as a telephone number of one of the regions, or 0."""
+    """Return the score of digits with signs and separators as a telephone number of a region; 0 if they are none.
+
+    `named` is True if a nearby word or an extension marks the digits as a telephone number.
+    """
     groups = _GROUP.findall(written)
     lengths = tuple(map(len, groups))
     digits, bracket = sum(lengths), written[0] == "(" and ")" in written
@@ -162,8 +172,10 @@ def phone_score(written: str, named: bool, regions: tuple[str, ...]) -> float:
 
 
 def _international(written: str, named: bool) -> float:
-    """Return the score of an international number: after `+` a possible length is enough; after 00 the number must be
-    assigned, or named."""
+    """Return the score of an international number; 0 if it is none.
+
+    After `+`, a possible length is enough; after `00`, the number must be assigned, or a nearby word must name it.
+    """
     import phonenumbers
 
     plus = "+" in written[:2]

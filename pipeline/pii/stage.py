@@ -1,7 +1,7 @@
 """The pii stage: detects personal data by pattern and checksum and replaces it by typed placeholders.
 
-A redactor searches only the candidate windows of a text (`candidates`), runs the recognizers of the configured types
-there (`types`, `phones`), and resolves overlaps deterministically. No value is stored outside the text.
+It searches only the candidate windows of a text (`candidates`), runs the recognizers of the configured types on them
+(`types`, `phones`), and resolves overlaps deterministically. No detected value is stored anywhere.
 """
 
 import tempfile
@@ -21,11 +21,12 @@ from schemas.config import Section, location, suggest_name
 from schemas.errors import ConfigError
 
 Span = tuple[int, int, str, float]
-"""(start, end, type, score)."""
+"""(start, end, type, score) of a value in a text."""
 NER_CHARS = 100_000
-"""Maximum length of text that a spaCy pipeline processes at once, since its memory grows with it [characters]."""
+"""Maximum length of text that a spaCy pipeline processes at once [characters]; its memory grows with this length."""
 NER_SCORE = 0.4
-"""Score of a name, below every pattern's score: an address inside an organization's name is still an address."""
+"""Score of a name. It is below the score of every pattern, so that an e-mail or IP address inside a name counts as an
+address."""
 
 
 class PiiConfig(Section):
@@ -34,27 +35,27 @@ class PiiConfig(Section):
     types: tuple[str, ...] = TYPE_NAMES
     """Types to replace, each by its placeholder, such as `<EMAIL>`."""
     ner_model: str | None = location(None)
-    """Path of a spaCy pipeline that recognizes names, as one wheel or zip file with one digest; None keeps names."""
+    """Path of a spaCy pipeline that recognizes names, as one wheel or zip file; None keeps names."""
     ner_labels: dict[str, str] = dict.fromkeys(("PERSON", "PER"), "person")
-    """Type by label of that pipeline; other labels are left alone."""
+    """Type of personal data by entity label of the spaCy pipeline; entities with other labels are kept."""
 
     @field_validator("types")
     @classmethod
     def _known(cls, types: tuple[str, ...]) -> tuple[str, ...]:
         wrong = [f"{name!r}{suggest_name(name, TYPE_NAMES)}" for name in types if name not in TYPE_NAMES]
         if wrong:
-            raise ValueError(f"no such type: {', '.join(wrong)}")
+            raise ValueError(f"expected types of personal data, got {', '.join(wrong)}. Correct the names.")
         return types
 
     @model_validator(mode="after")
     def _used(self) -> "PiiConfig":
         if self.ner_model is None and "ner_labels" in self.model_fields_set:
-            raise ValueError("ner_labels: expected pii.ner_model with it, got none. Set pii.ner_model.")
+            raise ValueError("ner_labels: expected pii.ner_model to be set too, got no model. Set pii.ner_model.")
         return self
 
 
 class Redactor:
-    """The recognizers of a config, loaded once per worker; the methods are pure functions of their arguments."""
+    """Finds and replaces personal data with recognizers that are loaded once; its methods change no state."""
 
     def __init__(self, types: tuple[str, ...] = TYPE_NAMES, find_names: Callable[[str], list[Span]] | None = None):
         self._families: dict[str, list[LoadedRecognizer]] = {}
@@ -64,7 +65,7 @@ class Redactor:
         self._find_names = find_names
 
     def redact(self, text: str, language: str | None = None) -> tuple[str, dict[str, int]]:
-        """Return the text with every value replaced by its placeholder, and the number of replacements by type."""
+        """Return the text with all personal data replaced by placeholders, and the number of replacements by type."""
         spans = self.find(text, language)
         if not spans:
             return text, {}
@@ -76,7 +77,7 @@ class Redactor:
         return "".join(pieces), dict(sorted(Counter(name for _, _, name, _ in spans).items()))
 
     def find(self, text: str, language: str | None = None) -> list[Span]:
-        """Return the spans of the values to replace, in order and without overlaps."""
+        """Return the spans of the personal data to replace, in order and without overlaps."""
         folded = fold(text)
         spans: list[Span] = []
         seen = {family: candidate_windows(folded, FAMILIES[family]) for family in self._families}
@@ -88,7 +89,7 @@ class Redactor:
                         end = start + stop - begin
                         if _whole(folded, start, end) and (alone or loaded.is_named(text, start, end)):
                             spans.append((start, end, loaded.kind.name, score))
-        if self._phones and seen.get("digits", True):  # True: no other type searched for digits.
+        if self._phones and seen.get("digits", True):  # The default applies if no other type searched for digits.
             spans += [(start, end, "phone", score) for start, end, score in find_phones(text, folded, language)]
         if self._find_names:
             spans += self._find_names(text)
@@ -96,8 +97,10 @@ class Redactor:
 
 
 def _whole(folded: str, start: int, end: int) -> bool:
-    """Return True if a value is not part of a longer number or word: windows cut these, and a few patterns are
-    unbounded."""
+    """Return True if the value text[start:end] is not part of a longer number or word.
+
+    A recognizer cannot see this where a window ends, and a few patterns do not test it.
+    """
     return not any(
         (left.isdigit() and right.isdigit()) or (left.isalpha() and right.isalpha())
         for left, right in ((folded[start - 1 : start], folded[start]), (folded[end - 1], folded[end : end + 1]))
@@ -105,7 +108,10 @@ def _whole(folded: str, start: int, end: int) -> bool:
 
 
 def without_overlaps(spans: list[Span]) -> list[Span]:
-    """Return the spans by position; of two that overlap, keep the higher score, then the longer, then the earlier."""
+    """Return the spans sorted by start, without those that overlap a better one.
+
+    Of two that overlap, the one with the higher score is kept, then the longer, then the earlier one.
+    """
     rank = {name: index for index, name in enumerate(TYPE_NAMES)}
     chosen: list[Span] = []
     for span in sorted(spans, key=lambda s: (-s[3], s[0] - s[1], s[0], rank.get(s[2], len(rank)), s[2])):
@@ -117,9 +123,9 @@ def without_overlaps(spans: list[Span]) -> list[Span]:
 
 
 def load_name_finder(path: str, labels: Mapping[str, str]) -> Callable[[str], list[Span]]:
-    """Return a function that recognizes entities of these labels by the spaCy pipeline in a wheel or zip file.
+    """Return a function that finds entities with these labels by the spaCy pipeline in a wheel or zip file.
 
-    Raises ConfigError if the file has no pipeline.
+    Raises ConfigError if the file contains no pipeline.
     """
     import spacy
 
@@ -127,7 +133,9 @@ def load_name_finder(path: str, labels: Mapping[str, str]) -> Callable[[str], li
         archive.extractall(folder)
         configs = sorted(Path(folder).rglob("config.cfg"), key=lambda file: (len(file.parts), file))
         if not configs:
-            raise ConfigError(f"pii.ner_model: expected a spaCy pipeline, got no config.cfg in {path}. Give its wheel.")
+            raise ConfigError(
+                f"pii.ner_model: expected a spaCy pipeline, got no config.cfg in {path}. Set the path of its wheel."
+            )
         pipeline = spacy.load(configs[0].parent)
 
     def find_names(text: str) -> list[Span]:
@@ -142,8 +150,8 @@ def load_name_finder(path: str, labels: Mapping[str, str]) -> Callable[[str], li
 
 
 def make_pii(config: PiiConfig, models: Mapping[str, str]) -> RowFunction:
-    """Return the stage's function, with its recognizers loaded."""
-    # Before the recognizers, whose import hides torch, which a spaCy pipeline may require.
+    """Load the recognizers and return the function that replaces personal data in text, title and URL of a row."""
+    # The pipeline is loaded before presidio, whose import hides torch, because the pipeline may require torch.
     find_names = load_name_finder(models["ner"], config.ner_labels) if config.ner_model else None
     redactor = Redactor(config.types, find_names)
 
@@ -160,7 +168,7 @@ def make_pii(config: PiiConfig, models: Mapping[str, str]) -> RowFunction:
 
 
 def model_files(config: PiiConfig) -> dict[str, str]:
-    """Return the spaCy pipeline, if one is configured."""
+    """Return the path of the spaCy pipeline under the name `ner`, if one is configured."""
     return {"ner": config.ner_model} if config.ner_model else {}
 
 

@@ -1,7 +1,7 @@
-"""The types of personal data: the candidate family, the recognizer and the conditions of each.
+"""The types of personal data: how candidates of each are found, which recognizer confirms them, and on what conditions.
 
-Most recognizers are presidio's pattern recognizers, called directly: no language model, no network. A type that many
-harmless numbers resemble counts only if a nearby word names it (`NHS number 943 476 5919`).
+Most recognizers are presidio's pattern recognizers, called directly: they need no language model and no network. If
+many harmless numbers look like a type, a value counts only if a nearby word names it (`NHS number 943 476 5919`).
 """
 
 import ipaddress
@@ -17,32 +17,35 @@ import tldextract
 
 from pipeline.pii.candidates import JOIN, NEAR_AFTER, NEAR_BEFORE, any_of
 
-# The snapshot of the public suffix list in the package tldextract, without network and without a cache on disk.
+# Uses the snapshot of the public suffix list in the package tldextract, without network and without a cache on disk.
 _DOMAINS = tldextract.TLDExtract(suffix_list_urls=(), cache_dir=None)
 
 
 @dataclass(frozen=True)
 class PiiType:
-    """A type: its name (the placeholder is `<NAME>`), its candidate family, its recognizer and its conditions."""
+    """A type of personal data; its placeholder is its name in upper case, such as `<EMAIL>`."""
 
     name: str
     family: str
     recognizer: str = "PatternRecognizer"
-    """Class in presidio_analyzer; its checksum, if it has one, always applies."""
+    """Name of its class in presidio_analyzer; the class's checksum, if it has one, always applies."""
     patterns: tuple[tuple[str, float], ...] = ()
-    """Patterns with scores that replace the recognizer's own."""
+    """Regular expressions with scores, which replace the recognizer's own."""
     check: Callable[[str], bool] | None = None
-    """A further condition on the value in its ASCII form."""
+    """A further condition on the ASCII form of a value."""
     alone: float = 0.5
-    """Minimum score of a pattern that counts without a naming word."""
+    """Minimum score of a pattern whose matches count without a nearby word that names the type."""
     confirmed: bool = False
-    """True if the recognizer's checksum must confirm the value; False if the checksum can only reject values."""
+    """True if a value counts only if its checksum confirms it; otherwise only a wrong checksum rejects it."""
     words: tuple[str, ...] = ()
-    """Naming words in addition to the recognizer's own."""
+    """Words that name the type, in addition to the recognizer's own."""
 
 
 def has_public_suffix(value: str) -> bool:
-    """Return True if an e-mail address has a domain under a public suffix, also before a missing space (`.Next`)."""
+    """Return True if the domain of an e-mail address is under a public suffix.
+
+    The rest of a sentence may follow without a space, as in `name@example.com.Next`.
+    """
     labels = re.split(r"@|%(?:25)?40", value)[-1].split(".")
     return any(_DOMAINS(".".join(labels[:end])).fqdn for end in range(len(labels), 1, -1))
 
@@ -57,8 +60,10 @@ def is_personal_address(value: str) -> bool:
 
 
 def is_resident_id(value: str) -> bool:
-    """Return True if a Chinese resident id of 18 digits is valid: date of birth and check digit (GB 11643-1999, mod
-    11-2)."""
+    """Return True if a Chinese resident id of 18 digits has a valid date of birth and check digit.
+
+    Source: GB 11643-1999, MOD 11-2.
+    """
     try:
         date(int(value[6:10]), int(value[10:12]), int(value[12:14]))
     except ValueError:
@@ -72,8 +77,8 @@ _EMAIL = (
     r"(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.)+(?:[A-Za-z]{2,24}|xn--[A-Za-z0-9-]{2,59})(?![A-Za-z0-9_])"
 )
 # Issuer ranges as the networks publish them: Visa, Mastercard (also 2221-2720), Discover, UnionPay, JCB, Mir in fours;
-# American Express and Diners in their own groups; JCB's old ranges. Visa's old 13 and new 19 digits, and Maestro, are
-# too near to article numbers to count unnamed.
+# American Express and Diners in their own groups; JCB's old ranges. Visa numbers of 13 or 19 digits and Maestro numbers
+# look like article numbers, so they count only if a nearby word names them.
 _CARD = (
     r"\b(?:4\d{3}|5[1-5]\d\d|2(?:22[1-9]|2[3-9]\d|[3-6]\d\d|7[01]\d|720)|6(?:011|4[4-9]\d|5\d\d|2\d\d)|35(?:2[89]|[3-8]\d)"
     r"|220[0-4])([ -]?)\d{4}\1\d{4}\1\d{4}\b"
@@ -83,12 +88,12 @@ _CARD_LOOSE = r"\b(?:4\d{12}|[456]\d{18}|(?:5[0678]\d\d|6\d{3})([ -]?)\d{4}\1\d{
 _IPV4_END = r"(?!(?-i:[0-9a-z_])|\.\w)"
 _IPV4 = (
     (rf"(?<![\w.])(?=[0-9.]*[0-9]{{2}})(?:[0-9]{{1,3}}\.){{3}}[0-9]{{1,3}}{_IPV4_END}", 0.6),
-    (rf"(?<![\w.])(?:[0-9]\.){{3}}[0-9]{_IPV4_END}", 0.1),  # 8.8.4.4, but mostly the number of a version
+    (rf"(?<![\w.])(?:[0-9]\.){{3}}[0-9]{_IPV4_END}", 0.1),  # such as 8.8.4.4, but it is mostly a version number
 )
 _IPV6 = r"(?<![\w:.])(?:[0-9A-Fa-f]{0,4}:){2,7}(?:[0-9A-Fa-f]{1,4}|(?:[0-9]{1,3}\.){3}[0-9]{1,3})?(?![\w:])"
 _SSN = ((r"\b[0-9]{3}-[0-9]{2}-[0-9]{4}\b", 0.8), (r"\b[0-9]{3}([ .]?)[0-9]{2}\1[0-9]{4}\b", 0.1))
 NAMED_ONLY = 2.0
-"""Value of `alone` for a type that always requires its naming word."""
+"""Value of `alone` for a type whose values count only if a nearby word names the type."""
 
 TYPES = (
     PiiType("email", "at", patterns=((_EMAIL, 0.9),), check=has_public_suffix),
@@ -120,25 +125,29 @@ TYPES = (
     PiiType("th_tnin", "digits", "ThTninRecognizer", alone=NAMED_ONLY),
     PiiType("tr_id", "digits", "TrNationalIdRecognizer", alone=NAMED_ONLY),
 )  # fmt: skip
-"""Earlier types win ties. South Africa's id is omitted: presidio's check of it depends on today's date."""
+"""If two overlapping values have equal scores, lengths and starts, the earlier type is chosen. South Africa's id is
+omitted, because presidio's check of it depends on today's date."""
 TYPE_NAMES = tuple(dict.fromkeys(kind.name for kind in TYPES))
 
 
 @dataclass(frozen=True)
 class LoadedRecognizer:
-    """A type with its recognizer in memory."""
+    """A type of personal data, its loaded recognizer, and a pattern of the words that name the type."""
 
     kind: PiiType
     recognizer: Any
     words: re.Pattern[str] | None
 
     def is_named(self, text: str, start: int, end: int) -> bool:
-        """Return True if a word near text[start:end] names the type."""
+        """Return True if a word near text[start:end] names the type, such as `IBAN`."""
         near = text[max(0, start - NEAR_BEFORE) : start] + JOIN + text[end : end + NEAR_AFTER]
         return self.words is not None and self.words.search(near) is not None
 
     def find(self, text: str) -> list[tuple[int, int, float, bool]]:
-        """Return (start, end, score, True if it counts without a naming word) of every value in an ASCII text."""
+        """Return (start, end, score, alone) of every value in an ASCII text.
+
+        `alone` is True if the value counts without a nearby word that names the type.
+        """
         values = []
         for result in self.recognizer.analyze(text, self.recognizer.supported_entities, None):
             if self.kind.confirmed and result.score < 1:
@@ -150,8 +159,8 @@ class LoadedRecognizer:
 
 
 def import_presidio() -> Any:
-    """Import presidio_analyzer with its log disabled: one of its recognizers logs the value that it fails on."""
-    # Importing it would also load torch if installed, which is not used here. torch is hidden during the import, which
+    """Import presidio_analyzer with its log disabled: a recognizer that fails would log personal data."""
+    # presidio imports torch if it is installed but does not need it here. torch is hidden during the import, which
     # saves 2 s and 180 MB in each worker (measured).
     hidden = "torch" not in sys.modules
     if hidden:
@@ -166,7 +175,7 @@ def import_presidio() -> Any:
 
 
 def load_recognizers(names: tuple[str, ...]) -> list[LoadedRecognizer]:
-    """Return the recognizers of the chosen types except `phone`, which has its own module."""
+    """Return the loaded recognizers of these types, except `phone`, which `phones.py` recognizes."""
     kinds = [kind for kind in TYPES if kind.name in names and kind.name != "phone"]
     if not kinds:
         return []

@@ -1,6 +1,6 @@
 """Signals of text that is not prose: boilerplate phrases by language, markup and code.
 
-The phrases are our own short list in `phrases.toml`. A language without a list has no boilerplate signal.
+The phrases are a short list made for Penstock, `phrases.toml`. Boilerplate is not measured in languages without a list.
 """
 
 import re
@@ -31,12 +31,12 @@ def phrases_of(language: str) -> tuple[str, ...]:
 
 
 def function_words() -> frozenset[str]:
-    """Return the function words of English (its closed word classes)."""
+    """Return the function words of English, such as articles and pronouns: the stop words of RedPajama-V2's signals."""
     return frozenset(_lists()["function_words"].split())
 
 
 def boilerplate_signals(whole: TextView, language: str) -> dict[str, float | None]:
-    """Return the signals BOILERPLATE of a text; their values are None if the language has no list."""
+    """Return the signals in `schemas.signals.BOILERPLATE` for a text; all None if the language has no phrase list."""
     phrases = phrases_of(language)
     if not phrases:
         return {"boilerplate_phrases": None, "boilerplate_lines": None}
@@ -47,7 +47,7 @@ def boilerplate_signals(whole: TextView, language: str) -> dict[str, float | Non
 
 
 def markup_signals(whole: TextView, language: str) -> dict[str, float]:
-    """Return the signals MARKUP of a text."""
+    """Return the signals in `schemas.signals.MARKUP` for a text."""
     text = whole.text
     tag_chars = sum(map(len, _TAG.findall(text))) if "<" in text or "&" in text else 0
     classes = classes_of(text)

@@ -1,7 +1,7 @@
 """C4's line rules and signals, and FineWeb's signals.
 
-The line rules return spans to cut; the text itself is never rewritten. Text minus cuts equals C4's output: stripped
-lines without citations, joined by the line breaks of the text. FineWeb's signals are measured on the text after cuts.
+The line rules return the spans of the text to keep; the text itself is never rewritten. These spans, joined, equal C4's
+output: stripped lines without citations, and line breaks. FineWeb's signals are measured on the text after cuts.
 Source: Raffel et al. 2020, arXiv 1910.10683, section 2.2; Penedo et al. 2024, arXiv 2406.17557, section 3.6; both as
 datatrove implements them.
 """
@@ -28,37 +28,43 @@ class C4LineRules:
     """The settings of C4's line rules."""
 
     terminal_punctuation: bool = False
-    """True if a line must end in TERMINAL and not in an ellipsis."""
+    """True if a line is kept only if it ends in one of TERMINAL and not in an ellipsis."""
     min_words: int = 3
     """Minimum number of whitespace-separated words of a line [words]."""
     max_word_length: int = 1000
-    """Maximum length of any such word of a line [code points]."""
+    """Maximum length of the longest whitespace-separated word of a line [code points]."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineRuleResult:
-    """The result of the line rules: the lines and spans of a text that are kept, and counts on its lines."""
+    """The result of the line rules: the lines and spans of a text that are kept, and two counts for signals."""
 
     lines: list[int]
-    """Numbers of the lines that are kept."""
+    """Indices of the lines that are kept."""
     cited: bool
-    """True if the text has citations, which are cut from the kept lines."""
+    """True if the text contains citations such as `[1]`, which are cut from the kept lines."""
     spans: list[Span]
-    """Kept spans of the text, newlines between lines included; sorted, disjoint, not adjacent [code points]."""
+    """Kept spans of the text, with a newline between two lines; sorted, disjoint, not adjacent [code points]."""
     lorem_ipsum: int
-    """Occurrences of the placeholder text on lines that the other rules keep."""
+    """Number of occurrences of `lorem ipsum` on lines that the rules before it keep."""
     curly_brackets: int
-    """Opening curly brackets on the lines that the other rules keep."""
+    """Number of opening curly brackets on lines that the rules before it keep."""
 
 
 def keep_all_lines(text: str, counts: Sequence[int]) -> LineRuleResult:
-    """Return a result that keeps the whole text and counts on every line, for languages other than English."""
+    """Return a result that keeps the whole text, for languages other than English.
+
+    `counts` is the number of whitespace-separated words of each line.
+    """
     lines = [number for number, count in enumerate(counts) if count]
     return LineRuleResult(lines, False, [(0, len(text))], text.lower().count(PLACEHOLDER), text.count("{"))
 
 
 def apply_line_rules(text: str, lines: Sequence[str], counts: Sequence[int], rules: C4LineRules) -> LineRuleResult:
-    """Apply the line rules, given the lines with their line ends and the number of words on each."""
+    """Return the lines and spans of a text that the line rules keep.
+
+    `lines` have their line ends; `counts` is the number of whitespace-separated words of each.
+    """
     lowered = text.lower()
     phrases = [phrase for phrase in (PLACEHOLDER, SCRIPT, *POLICIES) if phrase in lowered]
     cited = "[" in text and CITATION.search(text) is not None
@@ -109,9 +115,10 @@ def _spans(text: str, lines: Sequence[str], kept: Sequence[int], cited: bool) ->
 
 
 def num_sentences(words: Words, counts: Sequence[int]) -> int:
-    """Return the number of sentences on lines with these counts of whitespace-separated words, none of them 0.
+    """Return the number of sentences in a text.
 
-    A sentence starts with each line, and with each token after a sentence end that is not punctuation itself.
+    `counts` is the number of whitespace-separated words on each line that is not blank. A sentence starts with each
+    line, and with the first token after a sentence end that is not punctuation itself.
     """
     if not counts:
         return 0
@@ -129,7 +136,7 @@ SHORT_LINE = 30  # Maximum length of a short line [characters]; part of the sign
 
 
 def fineweb_signals(body: str, num_tokens: int) -> dict[str, float]:
-    """Return the signals FINEWEB of a text after cuts, given its number of tokens."""
+    """Return the signals in `schemas.signals.FINEWEB` for a text after cuts, given its number of tokens."""
     lines = [line for line in body.split("\n") if line and not line.isspace()]
     num_lines, newlines = max(len(lines), 1), body.count("\n")
     repeated = sum(map(len, lines)) - sum(map(len, set(lines)))

@@ -1,7 +1,7 @@
 """The settings of the quality stage: the signals to measure, the lines to cut, and the limits of the rules.
 
-An absent limit has the default in `rules.LIMITS`, or that of the language's profile. Limits and rule sets change
-verdicts only, so they can be tried on a finished run; families, cuts and line settings change the stored tables.
+A limit that is not set has the value in `rules.LIMITS`, or that of the language's profile. Limits and rule sets change
+verdicts only, so others can be tried on a finished run. Families, cuts and line settings change the stored tables.
 """
 
 from collections.abc import Mapping
@@ -28,46 +28,46 @@ CUTS: Mapping[Dialect, tuple[LineRuleSet, ...]] = {
     "dolma": (),
     "redpajama": (),
 }
-"""Dialect → line rules that its published pipeline cuts with."""
+"""Dialect → the line rules with which its published pipeline cuts lines."""
 CUTTING = get_args(LineRuleSet)
 
 
 class QualityConfig(QualityLimits):
-    """The section `[quality]` of a recipe; `min_` and `max_` are inclusive to keep. Defaults: FineWeb's recipe."""
+    """The section `[quality]` of a recipe; a value equal to a limit is kept. The defaults are FineWeb's recipe."""
 
     dialect: Dialect = decision("datatrove")
-    """Implementation of the published rules that decides."""
+    """The implementation of the published rules whose signals and limits decide."""
     rules: tuple[RuleSet, ...] | None = decision(None)
-    """Rule sets that may drop a document, in this order; absent: all of the dialect, in its order."""
+    """Rule sets that may drop a document, in this order. If not set: the default rule sets of the dialect."""
     families: tuple[Family, ...] = ()
-    """Families of signals to measure; the columns of others are null. Absent: those that the dialect and the rules
+    """Families of signals to measure; the columns of others are null. If not set: those that the dialect and the rules
     compare, because all families take three times as long as datatrove's four. `lines` are the signals of single lines,
     stored with the text: 1.1 kB of the 6.2 kB stored per page, where all other families together take 0.3 kB."""
     cut_lines: tuple[LineRuleSet, ...] = ()
-    """Line rules that cut lines from the text; absent: those of the dialect's published pipeline."""
+    """Line rules that cut lines from the text. If not set: those of the dialect's published pipeline."""
     profiles: str | None = location(None)
-    """File of language profiles (stop words, limits) from `penstock derive-profiles`; absent: the built-in profiles."""
+    """File of language profiles (stop words, limits) from `penstock derive-profiles`. If not set: the built-in ones."""
     by_language: Mapping[str, Mapping[str, float]] = decision({})
-    """Limits for single languages, such as {"de": {"min_words": 30}}; they replace all others."""
+    """Limits for single languages, such as {"de": {"min_words": 30}}; they override all other limits."""
 
     c4_terminal_punctuation: bool = False
     """True to keep only lines that end in . ? ! or a quote: true in C4, false in FineWeb's recipe. This and the next
-    two change the cuts, and so the text; they cannot be tried on a finished table."""
+    two change which lines are cut from the stored text, so other values cannot be tried on a finished run."""
     c4_min_line_words: int = 3
-    """Minimum number of whitespace-separated words of a kept line [words]. C4."""
+    """Minimum number of whitespace-separated words of a kept line [words]. Source: C4."""
     c4_max_word_length: int = 1000
-    """Maximum length of a whitespace-separated word on a kept line [code points]. C4's reference code."""
+    """Maximum length of a whitespace-separated word on a kept line [code points]. Source: C4's reference code."""
 
     refinedweb_max_uppercase: float = 0.5
-    """Maximum share of upper-case characters of a kept line. RefinedWeb; this and the next change the cuts, like C4's
-    line settings."""
+    """Maximum share of upper-case characters of a kept line. Source: RefinedWeb. This and the next setting change which
+    lines are cut from the stored text."""
     refinedweb_min_line_words: int = 2
-    """Minimum number of whitespace-separated words of a kept line, empty lines excepted [words]. RefinedWeb."""
+    """Minimum number of whitespace-separated words of a kept line; empty lines are kept [words]. Source: RefinedWeb."""
 
     @model_validator(mode="before")
     @classmethod
     def _of_the_dialect(cls, values: Any) -> Any:
-        """Fill in the families and cuts, so that the section's content lists what is measured for every dialect."""
+        """Set families and cut_lines to those of the dialect if they are not set, so that manifests list them."""
         if not isinstance(values, Mapping):
             return values
         dialect, sets = values.get("dialect", "datatrove"), values.get("rules") or ()
@@ -79,7 +79,7 @@ class QualityConfig(QualityLimits):
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> "QualityConfig":
-        """Raise ValueError that lists all rule sets that cannot decide and all settings that would be ignored."""
+        """Raise ValueError if there are rule sets that cannot be evaluated or settings that would be ignored."""
         problems = [*self._idle_rule_sets(), *self._idle_settings()]
         if problems:
             raise ValueError("; ".join(problems))
@@ -121,23 +121,23 @@ class QualityConfig(QualityLimits):
                 )
             elif name not in compared:
                 problems.append(
-                    f"{where}: expected the limit of a rule that decides, got one that no chosen rule of "
-                    f"{self.dialect!r} compares. Remove it."
+                    f"{where}: expected the limit of a rule in use, got one that no chosen rule of the dialect "
+                    f"{self.dialect!r} uses. Remove it."
                 )
         for name in sorted(self.model_fields_set):
             rules = name.partition("_")[0]
             if rules in CUTTING and rules not in (*self.families, *self.cut_lines):
                 problems.append(
-                    f"{name}: expected a line rule that is measured or cut, got {rules!r}, which is neither. Remove it."
+                    f"{name}: expected {rules!r} in families or cut_lines, got it in neither. Remove {name}."
                 )
         return problems
 
     def chosen_rules(self) -> list[QualityRule]:
-        """Return the rules that decide, in order."""
+        """Return the rules that may drop a document, in the order in which they are checked."""
         names = DEFAULT_RULES[self.dialect] if self.rules is None else self.rules
         return [rule for name in names for rule in RULES[self.dialect].get(name, ())]
 
 
 def family_of(column: str) -> str:
-    """Return the name of the family of signals that a column belongs to."""
+    """Return the name of the family of signals to which a column belongs."""
     return next(family for family, signals in SIGNALS_OF.items() if any(signal.name == column for signal in signals))

@@ -1,9 +1,10 @@
 """Gopher's and C4's signals as DCLM and as dolma define them.
 
-Words are separated by whitespace; DCLM's n-grams are of Unicode words. Every occurrence of a repeated item counts, the
-first included. DCLM ignores empty lines and paragraphs. dolma uses the median word length instead of the mean, and
-divides repeated n-grams by all n-grams of the text. Source: Li et al. 2024, arXiv 2406.11794, and its code
-`baselines/mappers`; Soldaini et al. 2024, arXiv 2402.00159, and its code `python/dolma/taggers`.
+Words are separated by whitespace, but DCLM's n-grams consist of Unicode words. Every occurrence of a repeated line,
+paragraph or n-gram counts, the first included. DCLM ignores empty lines and paragraphs. dolma uses the median word
+length instead of the mean, and divides repeated n-grams by all n-grams of the text. Source: Li et al. 2024, arXiv
+2406.11794, and its code `baselines/mappers`; Soldaini et al. 2024, arXiv 2402.00159, and its code
+`python/dolma/taggers`.
 """
 
 import re
@@ -53,7 +54,7 @@ def dclm_lines(text: str) -> dict[str, float]:
 
 
 def shares_of_repeated(parts: Sequence[str]) -> tuple[float, float]:
-    """Return the share of items that occur more than once, and the share of characters in them."""
+    """Return the share of the strings that occur more than once, and the share of all characters in them."""
     if len(set(parts)) == len(parts):
         return 0.0, 0.0
     repeated = [(part, count) for part, count in Counter(parts).items() if count > 1]
@@ -62,7 +63,7 @@ def shares_of_repeated(parts: Sequence[str]) -> tuple[float, float]:
 
 
 def dclm_words(whole: TextView, stop_words: Codes) -> dict[str, float]:
-    """Return DCLM's signals of words, given the codes of the language's stop words."""
+    """Return DCLM's signals of words, given the 64-bit codes of the language's stop words."""
     lengths, flags, _, lower_codes = whole.read(read_pieces)
     num_pieces = max(len(lengths), 1)
     signals = {
@@ -88,14 +89,14 @@ def dclm_words(whole: TextView, stop_words: Codes) -> dict[str, float]:
 
 
 def num_words(parts: TextView) -> int:
-    """Return the number of fastText words that start with a letter or digit.
+    """Return the number of words, as fastText splits a text, that start with a letter or digit.
 
     fastText splits at ASCII whitespace and zero bytes only.
     """
     text = parts.text
     if "\0" in text:
         return sum(word[0].isalnum() for word in _FASTTEXT_SPACE.split(text) if word)
-    # After other whitespace a new piece starts here, but for fastText the same word continues: do not count it again.
+    # `read_pieces` splits at other whitespace too, where fastText's word continues, so these are subtracted.
     inside = sum(1 for _ in _AFTER_OTHER.finditer(text))
     return int(np.count_nonzero(parts.read(read_pieces)[1] & ALNUM_FIRST)) - inside
 
@@ -123,7 +124,10 @@ def dolma_lines(whole: TextView) -> dict[str, float]:
 
 
 def dolma_words(whole: TextView, stop_words: Codes) -> dict[str, float | None]:
-    """Return dolma's signals of words; an n-gram signal is None if the text has fewer than n words."""
+    """Return dolma's signals of words, given the 64-bit codes of the language's stop words.
+
+    An n-gram signal is None if the text has fewer than n words.
+    """
     lengths, flags, codes, _ = whole.read(read_pieces)
     size = max(len(lengths), 1)
     signals: dict[str, float | None] = {

@@ -17,13 +17,13 @@ ELLIPSES = ("...", "…")
 
 
 def stop_codes(words: Collection[str]) -> Codes:
-    """Return the codes of the stop words of a language, sorted."""
+    """Return the 64-bit codes of stop words, sorted, for a fast search."""
     ordered = sorted(words)
     return np.sort(token_codes(ordered, np.array(list(map(len, ordered)), np.int64)))
 
 
 def num_stop_words(codes: Codes, stop_words: Codes) -> int:
-    """Return the number of distinct stop words among the words; both are given by codes, the stop words sorted."""
+    """Return how many distinct stop words a text contains, given the codes of its words and the sorted stop codes."""
     if not len(stop_words):
         return 0
     indices = np.searchsorted(stop_words, codes)
@@ -34,7 +34,10 @@ def num_stop_words(codes: Codes, stop_words: Codes) -> int:
 
 
 def gopher_signals(text: str, lines: Sequence[str], words: Words, stop_words: Codes) -> dict[str, float]:
-    """Return the signals GOPHER_QUALITY of a text, given its lines (of `splitlines`), tokens and stop words."""
+    """Return the signals in `schemas.signals.GOPHER_QUALITY` for a text.
+
+    `lines` are those of `splitlines`, `words` the tokens, and `stop_words` the sorted codes of the stop words.
+    """
     flags = words.flags
     proper = (flags & WORD) > 0
     num_words = int(np.count_nonzero(proper))
@@ -62,7 +65,7 @@ _MIX = np.uint64(0xD6E8FEB86659FD93)  # Odd; makes the code of ("ab", "c") diffe
 
 
 def count_repeats(items: Sequence[str]) -> tuple[int, int]:
-    """Return the number of repeated items and the number of characters in them."""
+    """Return the number of strings that repeat an earlier one, and the number of characters in them."""
     distinct = set(items)
     if len(distinct) == len(items):
         return 0, 0
@@ -70,13 +73,13 @@ def count_repeats(items: Sequence[str]) -> tuple[int, int]:
 
 
 def split_paragraphs(text: str) -> list[str]:
-    """Return the paragraphs of the stripped text: what runs of at least two newlines separate."""
+    """Return the paragraphs of a stripped text, which are separated by two or more newlines."""
     paragraphs = (paragraph.lstrip("\n") for paragraph in text.strip().split("\n\n"))
     return [paragraph for paragraph in paragraphs if paragraph] or [""]
 
 
 def split_lines(text: str) -> list[str]:
-    """Return the lines between runs of newlines; the text's leading or trailing newline adds an empty line."""
+    """Return the lines that are not empty; a newline at the start or end of the text adds one empty line there."""
     lines = [line for line in text.split("\n") if line]
     if text.startswith("\n"):
         lines.insert(0, "")
@@ -86,7 +89,7 @@ def split_lines(text: str) -> list[str]:
 
 
 def repetition_signals(text: str, words: Words) -> dict[str, float]:
-    """Return the signals GOPHER_REPETITION of a text."""
+    """Return the signals in `schemas.signals.GOPHER_REPETITION` for a text and its tokens."""
     size = max(len(text), 1)
     signals: dict[str, float] = {}
     for name, items in (("para", split_paragraphs(text)), ("line", split_lines(text))):
@@ -102,7 +105,10 @@ def repetition_signals(text: str, words: Words) -> dict[str, float]:
 
 
 def _top_ngrams(codes: Codes, offsets: Ints) -> Iterator[tuple[int, int]]:
-    """Yield n and the number of characters in the most frequent n-gram, spaces included; ties go to the first."""
+    """Yield n and the number of characters in all occurrences of the most frequent n-gram, spaces included.
+
+    Of equally frequent n-grams, the first in the text is used.
+    """
     grams = codes
     starts_at = np.arange(len(codes))  # A recurring n-gram starts where a recurring (n-1)-gram starts.
     for n in TOP_SIZES:
@@ -125,11 +131,14 @@ def _top_ngrams(codes: Codes, offsets: Ints) -> Iterator[tuple[int, int]]:
 
 
 def _repeated_ngrams(codes: Codes, offsets: Ints) -> Iterator[tuple[int, int]]:
-    """Yield n and the number of characters in repeated n-grams, scanned from left to right without overlap."""
+    """Yield n and the number of characters in n-grams that repeat an earlier one, counted from left to right.
+
+    Repeated n-grams that overlap the last counted one are skipped.
+    """
     forward, backward = powers(int(offsets[-1]) + 1)
     sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(codes * forward[offsets[:-1]])))
     for n in REPEATED_SIZES:
-        # The dialect compares n-grams without separators: their code is a slice of the text's polynomial, shifted to 0.
+        # datatrove compares n-grams without separators: their code is a slice of the text's polynomial, shifted to 0.
         grams = (sums[n:] - sums[:-n]) * backward[offsets[:-n]]
         order, same = _equal_ranks(grams)
         # An n-gram that occurs once is not a repeat and has none, so only recurring n-grams need the scan.
@@ -149,14 +158,14 @@ def _repeated_ngrams(codes: Codes, offsets: Ints) -> Iterator[tuple[int, int]]:
 
 
 def _equal_ranks(grams: Codes) -> tuple[Ints, Ints]:
-    """Return the order that sorts the n-grams, and the ranks whose n-gram equals that of the next rank."""
+    """Return the indices that sort the n-grams, and the positions in this order whose n-gram equals the next one."""
     order = np.argsort(grams)
     ranked = grams[order]
     return order, np.flatnonzero(ranked[1:] == ranked[:-1])
 
 
 def _recurring(order: Ints, same: Ints) -> Ints:
-    """Return the indices, ascending, of the n-grams that occur more than once."""
+    """Return the indices of the n-grams that occur more than once, ascending, from the result of `_equal_ranks`."""
     recurs = np.zeros(len(order), bool)
     recurs[order[same]] = True
     recurs[order[same + 1]] = True

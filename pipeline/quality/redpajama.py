@@ -1,8 +1,8 @@
 """RedPajama-V2's signals of documents and of single lines.
 
-Most use the lower-case text without punctuation, split at whitespace; some use the raw text, split into runs of word
-characters and runs of other characters. The signals of models and block lists are not here; the stop words are ours.
-Line signals also serve RefinedWeb's line rules. Lines end with their newline and tile the text.
+Most use the lower-case text without punctuation, split at whitespace. Some use the raw text, split into runs of word
+characters and runs of other characters. Signals from models and block lists are not computed here, and the stop words
+are Penstock's. RefinedWeb's line rules use line signals too. Lines include their newline and together are the text.
 Source: Weber et al. 2024, arXiv 2411.12372, and its code `app/src/core/quality_signals`.
 """
 
@@ -44,7 +44,7 @@ def lines_of(text: str) -> list[str]:
 
 
 def redpajama_lines(whole: TextView) -> dict[str, float | None]:
-    """Return the signals of a text and its lines that need no words."""
+    """Return the signals of a text and of its lines that do not depend on words."""
     text, lines = whole.text, lines_of(whole.text)
     size = len(lines)
     return {
@@ -59,7 +59,7 @@ def redpajama_lines(whole: TextView) -> dict[str, float | None]:
 
 
 def redpajama_words(whole: TextView, stop_words: Codes) -> dict[str, float | None]:
-    """Return the signals of words; None if the text has no words."""
+    """Return the signals of words, given the codes of stop words; shares of words are None if the text has none."""
     raw = whole.vocabulary.words(whole.numbers, read_raw_words)
     num_raw, symbols = len(raw.flags), sum(map(whole.text.count, SYMBOLS))
     lengths, flags, codes, _ = whole.read(read_normal_pieces)
@@ -92,31 +92,33 @@ def _share(part: int, size: int) -> float | None:
 
 
 def _entropy(counts: Ints, total: int) -> float:
-    """Return the entropy of words with these counts [nats]; summed over ascending counts, so word hashes cannot
-    change the result."""
+    """Return the entropy of words that occur this often [nats].
+
+    Terms are summed by ascending count, so the order of the words' hashes cannot change the result.
+    """
     distinct, multiplicity = np.unique(counts, return_counts=True)
     shares = distinct / total
     return float(-(multiplicity * shares * np.log(shares)).sum())
 
 
 def _placeholders(text: str) -> float:
-    """Return occurrences of the placeholder text over characters, both after normalization."""
+    """Return the number of occurrences of `lorem ipsum` / characters, both after normalization of the text."""
     normal = " ".join(filter(None, map(normal_piece, text.split())))
     return normal.count(PLACEHOLDER) / max(len(normal), 1)
 
 
-# Signals of single lines. Characters are counted on an array of their classes, summed line by line; the signals of a
-# line's words come from the vocabulary.
+# Signals of single lines. Each character gets its classes, which are summed line by line. The properties of words are
+# looked up in the vocabulary.
 
 UPPER, DIGIT, CODE, SPACE = 1, 2, 4, 8
-"""Classes of a character: upper case; digit; a sign that is more frequent in code than in prose; whitespace."""
+"""Bits of a character's classes: upper case; digit; a sign that is more frequent in code than in prose; whitespace."""
 CODE_SIGNS = frozenset("{}[]()<>=;_/\\|&$#@*+^~`%")
 TERMINAL = (".", "!", "?", "”")
 COUNTED = "likes|shares|comments|retweets|reposts|quotes|bookmarks|upvotes|downvotes|downloads|views|followers"
 COUNTER = re.compile(rf"^\W*\d[,.\d]*[kmb]?\s+(?:{COUNTED})\W*$")
-"""Matches a lower-case line that is a counter, such as `3 likes`. RefinedWeb's words as DCLM lists them."""
+"""Matches a lower-case line that shows a counter, such as `3 likes`. Source: RefinedWeb's words as DCLM lists them."""
 _COUNTED = re.compile(COUNTED)
-_CLASSED = 0x32000  # Code points above have no letters with case, digits or spaces.
+_CLASSED = 0x32000  # No letters with case, digits or spaces have code points from here on.
 
 
 @cache
@@ -130,12 +132,12 @@ def _table() -> npt.NDArray[np.uint8]:
 
 
 def classes_of(text: str) -> npt.NDArray[np.uint8]:
-    """Return the classes of every character of a text."""
+    """Return the classes of every character of a text, as bits."""
     return _table()[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)]
 
 
 def _sums(values: npt.NDArray[Any], edges: Ints) -> Ints:
-    """Return the sums of the values between consecutive edges."""
+    """Return the sum of the values in each range from one edge to the next."""
     totals = np.concatenate(([0], np.cumsum(values)))[edges]
     return totals[1:] - totals[:-1]
 
@@ -161,7 +163,7 @@ class LineCounts:
         return self.edges[1:] - self.edges[:-1] - newlines
 
     def counters(self) -> npt.NDArray[np.bool_]:
-        """Return a mask of the lines that are counters."""
+        """Return, for each line, whether it shows a counter such as `3 likes`."""
         is_counter = np.zeros(len(self.texts), bool)
         if _COUNTED.search(self.whole.lowered):
             for number in np.flatnonzero((self.digits > 0) & (self.counts > 1)).tolist():
@@ -170,7 +172,7 @@ class LineCounts:
 
 
 def line_signals(lines: LineCounts) -> dict[str, Any]:
-    """Return the column `lines`, spans [start, end), and LINE_SIGNALS with one value per line."""
+    """Return the column `lines` (the span [start, end) of each line) and the signals in LINE_SIGNALS of each line."""
     whole, texts, edges = lines.whole, lines.texts, lines.edges
     per_piece, (lengths, flags, _, numeric) = whole.vocabulary.look_up(read_normal_pieces, whole.numbers)
     words_at = np.concatenate(([0], np.cumsum(per_piece)))[np.concatenate(([0], np.cumsum(lines.counts)))]

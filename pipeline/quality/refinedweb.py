@@ -1,7 +1,7 @@
 """RefinedWeb's line rules as DCLM implements them: the spans to cut, and the share of words that they remove.
 
 They cut lines in capitals, lines of digits only, counters such as `3 likes`, and lines of a single word. From lines of
-at most ten words they also cut three phrases of shops and blogs. The result is stripped as a whole, not line by line.
+at most ten words they also cut three phrases of shops and blogs. The remaining text is stripped, but not each line.
 Source: Penedo et al. 2023, arXiv 2306.01116, appendix G.2; Li et al. 2024, arXiv 2406.11794.
 """
 
@@ -24,7 +24,7 @@ PHRASES = (
     re.compile(r"\s?read more...$", re.IGNORECASE),
     re.compile(r"^sign-in\s?", re.IGNORECASE),
 )
-"""Patterns that are removed one after the other. Each dot matches any character, as in DCLM's pattern."""
+"""Patterns whose matches are removed, one pattern after the other. A dot matches any character, as in DCLM's code."""
 _PHRASES = ("items in cart", "read more", "sign-in")
 
 
@@ -33,9 +33,9 @@ class RefinedWebRules:
     """The settings of RefinedWeb's line rules."""
 
     max_uppercase: float = 0.5
-    """Maximum share of upper-case characters of a line."""
+    """Maximum share of upper-case characters of a kept line."""
     min_words: int = 2
-    """Minimum number of whitespace-separated words of a line [words]; empty lines are kept."""
+    """Minimum number of whitespace-separated words of a kept line [words]; empty lines are kept."""
 
 
 def apply_refinedweb(lines: LineCounts, rules: RefinedWebRules, english: bool) -> tuple[list[Span], int]:
@@ -65,7 +65,7 @@ def apply_refinedweb(lines: LineCounts, rules: RefinedWebRules, english: bool) -
 
 
 def _numbers(lines: LineCounts, kept: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Return a mask of the lines of digits only; the first and last line are stripped before the check."""
+    """Return, for each line, whether it consists of digits only; the first and last line are stripped before this."""
     lengths = lines.lengths()
     numbers = (lines.digits > 0) & (lines.digits > MAX_DIGITS * lengths)
     filled = np.flatnonzero(kept & (lines.counts > 0))
@@ -87,7 +87,7 @@ def _phrases_in(line: str) -> tuple[list[Span], str]:
 
 
 def share_of_words(whole: TextView, cuts: Sequence[Span]) -> float:
-    """Return the words that the cuts remove over all words, as DCLM counts them; 1 if nothing is left."""
+    """Return the share of words that the cuts remove, as DCLM counts words; 1 if nothing is left."""
     text = whole.text
     before = num_words(whole)
     left = len(text) - sum(end - start for start, end in cuts)

@@ -19,97 +19,99 @@ OwnFamily = Literal[
     "boilerplate",
     "markup",
 ]
-"""Families of signals of our own. Each has a rule set of the same name."""
+"""Families of signals that are Penstock's own. Each has a rule set of the same name."""
 RuleSet = Literal["gopher_repetition", "gopher_quality", "c4", "fineweb", "refinedweb", "top_ngrams", OwnFamily]
 Peers = Literal["gopher_repetition", "gopher_quality", "c4", "fineweb", "refinedweb", "dclm", "dolma", "redpajama"]
 Family = Literal[Peers, OwnFamily, "lines"]
 
 
 class QualityLimits(Section):
-    """The limits of the section `[quality]`; an absent one has the default in LIMITS or in the language's profile."""
+    """The limits in the section `[quality]`; one that is not set has the value in LIMITS or the language's profile."""
 
     max_dup_para_frac: float | None = decision(None)
-    """Repeated paragraphs over paragraphs. This and the next twelve: Gopher, table A1."""
+    """Maximum share of paragraphs that are repeated. This and the next twelve: Gopher, table A1."""
     max_dup_para_char_frac: float | None = decision(None)
-    """Characters in repeated paragraphs over characters."""
+    """Maximum share of characters that are in repeated paragraphs."""
     max_dup_line_frac: float | None = decision(None)
-    """Repeated lines over lines."""
+    """Maximum share of lines that are repeated."""
     max_dup_line_char_frac: float | None = decision(None)
-    """Characters in repeated lines over characters."""
+    """Maximum share of characters that are in repeated lines."""
     max_top_2gram: float | None = decision(None)
-    """Characters in the most frequent 2-gram of words over characters."""
+    """Maximum share of characters that are in the most frequent 2-gram of words."""
     max_top_3gram: float | None = decision(None)
-    """The same for 3-grams."""
+    """Maximum share of characters that are in the most frequent 3-gram of words."""
     max_top_4gram: float | None = decision(None)
-    """The same for 4-grams."""
+    """Maximum share of characters that are in the most frequent 4-gram of words."""
     max_dup_5gram: float | None = decision(None)
-    """Characters in repeated 5-grams of words over characters."""
+    """Maximum share of characters that are in repeated 5-grams of words."""
     max_dup_6gram: float | None = decision(None)
-    """The same for 6-grams."""
+    """Maximum share of characters that are in repeated 6-grams of words."""
     max_dup_7gram: float | None = decision(None)
-    """The same for 7-grams."""
+    """Maximum share of characters that are in repeated 7-grams of words."""
     max_dup_8gram: float | None = decision(None)
-    """The same for 8-grams."""
+    """Maximum share of characters that are in repeated 8-grams of words."""
     max_dup_9gram: float | None = decision(None)
-    """The same for 9-grams."""
+    """Maximum share of characters that are in repeated 9-grams of words."""
     max_dup_10gram: float | None = decision(None)
-    """The same for 10-grams."""
+    """Maximum share of characters that are in repeated 10-grams of words."""
 
     min_words: int | None = decision(None)
-    """Minimum of words other than punctuation [words]. This and the next eleven: Gopher, appendix A.1.1."""
+    """Minimum number of words other than punctuation [words]. This and the next eleven: Gopher, appendix A.1.1."""
     max_words: int | None = decision(None)
-    """Maximum of words other than punctuation [words]."""
+    """Maximum number of words other than punctuation [words]."""
     min_mean_word_length: float | None = decision(None)
-    """Minimum of the mean length of those words [code points]."""
+    """Minimum mean length of these words [code points]."""
     max_mean_word_length: float | None = decision(None)
-    """Maximum of the mean length of those words [code points]."""
+    """Maximum mean length of these words [code points]."""
     min_median_word_length: float | None = decision(None)
-    """Minimum of the median length of those words, which dolma uses [code points]."""
+    """Minimum median length of these words, which dolma uses instead of the mean [code points]."""
     max_median_word_length: float | None = decision(None)
-    """Maximum of the median length of those words, which dolma uses [code points]."""
+    """Maximum median length of these words, which dolma uses instead of the mean [code points]."""
     max_symbol_ratio: float | None = decision(None)
-    """Number of # and ellipses over words, for dialects that count both together."""
+    """Maximum ratio of # and ellipses to words, for dialects that count both together."""
     max_hash_ratio: float | None = decision(None)
-    """Number of # over words."""
+    """Maximum ratio of # to words."""
     max_ellipsis_ratio: float | None = decision(None)
-    """Number of ... and … over words."""
+    """Maximum ratio of ... and … to words."""
     max_bullet_lines: float | None = decision(None)
-    """Lines that start with a bullet over lines."""
+    """Maximum share of lines that start with a bullet."""
     max_ellipsis_lines: float | None = decision(None)
-    """Lines that end with an ellipsis over lines."""
+    """Maximum share of lines that end with an ellipsis."""
     min_alpha_words: float | None = decision(None)
-    """Words with a letter over words."""
+    """Minimum share of words that contain a letter."""
     min_stop_words: int | None = decision(None)
-    """Distinct stop words of the language's list, Gopher's eight for English [words]."""
+    """Minimum number of distinct stop words of the language; for English, of Gopher's eight [words]."""
 
     max_lorem_ipsum: float | None = decision(None)
-    """Occurrences of lorem ipsum. C4. RedPajama-V2: over characters."""
+    """Maximum number of occurrences of `lorem ipsum`; in the dialect redpajama, per character. Source: C4."""
     max_curly_brackets: float | None = decision(None)
-    """Opening curly brackets, a sign of code or a template. C4. RedPajama-V2: share of the characters."""
+    """Maximum number of opening curly brackets, a sign of code or a template; in the dialect redpajama, maximum share
+    of characters that are curly brackets. Source: C4."""
     max_javascript: int | None = decision(None)
-    """Occurrences of javascript. dolma's C4."""
+    """Maximum number of occurrences of `javascript`. Source: C4 as dolma implements it."""
     min_sentences: int | None = decision(None)
-    """Sentences on the kept lines [sentences]. C4."""
+    """Minimum number of sentences on the kept lines [sentences]. Source: C4."""
 
     min_terminal_lines: float | None = decision(None)
-    """Lines that end in terminal punctuation over lines. This and the next three: FineWeb, section 3.6."""
+    """Minimum share of lines that end in terminal punctuation. This and the next three: FineWeb, section 3.6."""
     max_short_lines: float | None = decision(None)
-    """Lines of at most 30 characters over lines."""
+    """Maximum share of lines with at most 30 characters."""
     max_dup_line_chars: float | None = decision(None)
-    """Characters in repeated lines over characters."""
+    """Maximum share of characters that are in repeated lines."""
     max_newline_ratio: float | None = decision(None)
-    """Newlines over words, high for lists."""
+    """Maximum ratio of newlines to words; it is high for lists."""
 
     max_removed_words: float | None = decision(None)
-    """Words that RefinedWeb's line rules cut over words. DCLM."""
+    """Maximum share of words that RefinedWeb's line rules cut. Source: DCLM."""
     max_boilerplate_lines: float | None = decision(None)
-    """Lines with a phrase of menus, consent, accounts or shops over lines. This and the next three: our own."""
+    """Maximum share of lines with a phrase of menus, consent, accounts or shops. This and the next three are Penstock's
+    own."""
     max_markup_chars: float | None = decision(None)
-    """Characters in HTML tags and character references over characters."""
+    """Maximum share of characters that are in HTML tags and character references."""
     max_code_signs: float | None = decision(None)
-    """Brackets, operators and similar signs over characters other than whitespace."""
+    """Maximum share of brackets, operators and similar signs among characters other than whitespace."""
     max_code_lines: float | None = decision(None)
-    """Lines that end like a statement or block of code over lines."""
+    """Maximum share of lines that end like a statement or block of code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +121,11 @@ class QualityRule:
     reason: str
     signal: str
     setting: str
-    """Field of the quality section that replaces the limit; its prefix, `min_` or `max_`, is the direction."""
+    """Field of the section `[quality]` that overrides the limit; its prefix is `min_` or `max_`."""
     limit: float
     """The published limit for English; for every language if the rule is neutral."""
     neutral: bool = False
+    """True if the rule does not depend on the language."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +207,7 @@ _BY_SETTING = {row.setting: row for row in LIMITS}
 
 
 def _rules(**signals: str) -> tuple[QualityRule, ...]:
-    """Return the rules of these settings in order, given the signal that each compares."""
+    """Return the rules of these settings in order; the value of each argument is the signal that the rule compares."""
     rows = [(_BY_SETTING[setting], signal) for setting, signal in signals.items()]
     return tuple(QualityRule(row.reason, signal, row.setting, row.limit, row.neutral) for row, signal in rows)
 
@@ -307,16 +310,16 @@ _REDPAJAMA: Mapping[RuleSet, tuple[QualityRule, ...]] = {
         min_sentences="rps_doc_num_sentences",
     ),
 }
-"""Source: the example of the dataset's card, which has Gopher's rules up to the most frequent 2-gram and leaves the
-others to the reader. Those have Gopher's own limits here, and C4's rules have C4's."""
+"""Source: the example on the dataset's card. It shows Gopher's rules up to the most frequent 2-gram and leaves out the
+others, which have Gopher's own limits here. C4's rules have C4's limits."""
 
 
 class SignalFamily(NamedTuple):
-    """A family of our own: its signals, the function that measures them, and the rules that compare them."""
+    """A family of Penstock's own signals: the signals, the function that measures them, and the rules on them."""
 
     signals: tuple[Signal, ...]
     measure: Callable[[TextView, str], Mapping[str, Any]]
-    """(whole text, language) → its signals by name."""
+    """Function from (whole text, language) to the values of the signals by name."""
     rules: tuple[QualityRule, ...]
 
 
@@ -325,8 +328,8 @@ OWN_FAMILIES: Mapping[OwnFamily, SignalFamily] = {
     "boilerplate": SignalFamily(BOILERPLATE, boilerplate_signals, _rules(max_boilerplate_lines="boilerplate_lines")),
     "markup": SignalFamily(MARKUP, markup_signals, _MARKUP_RULES),
 }
-"""Our own families, measured with any dialect if the recipe names them or their rules. The rules of the first two drop
-32 of 1,689 real English pages, 16 of them for boilerplate."""
+"""Penstock's own families, which are measured with any dialect if the recipe names them or their rules. The rules of
+the first two drop 32 of 1,689 real English pages, 16 of them for boilerplate."""
 SIGNALS_OF: Mapping[str, tuple[Signal, ...]] = {
     **FAMILIES,
     **{name: family.signals for name, family in OWN_FAMILIES.items()},

@@ -1,8 +1,8 @@
 """The quality stage: measures and stores the signals of each text, and declares the checks on them.
 
-The stage itself drops nothing. The checks use stored signals only, so other limits can be tried on the table without
-the text. A limit holds for the language that it was set for: English has the published values, other languages those
-of their profile, and a neutral rule holds for every language.
+The stage itself drops no document. The checks use stored signals only, so other limits can be tried without reading
+text. A limit applies to the language for which it was set: English has the published limits, other languages have those
+of their profiles. A neutral rule has the same limit in every language.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,19 +41,19 @@ class QualityMeasures:
 
     families: frozenset[str] = frozenset(("gopher_repetition", "gopher_quality", "c4", "fineweb"))
     cut_lines: frozenset[str] = frozenset(("c4",))
-    """Names of the line rules whose lines are cut, not only counted."""
+    """Names of the line rules that cut lines from the text; other line rules only count them."""
     lines: C4LineRules = field(default_factory=C4LineRules)
     refinedweb: RefinedWebRules = field(default_factory=RefinedWebRules)
     stop_words: Mapping[str, Codes] = field(default_factory=lambda: {ENGLISH: stop_codes(STOP_WORDS)})
-    """`stop_codes` of the stop words of each language."""
+    """Sorted codes of the stop words of each language."""
 
     def applies(self, rules: str) -> bool:
-        """Return True if these line rules are counted or cut."""
+        """Return True if these line rules must be evaluated: for their signals, or to cut lines."""
         return rules in self.families or rules in self.cut_lines
 
 
 def measure(text: str, language: str, measures: QualityMeasures, vocabulary: Vocabulary) -> dict[str, Any]:
-    """Return the signals and `cuts` of a text, and `num_bytes`, `_body` and `_words` (xxh64) of the text after cuts."""
+    """Return the signals of a text and the spans to cut, and the text after cuts with its size and word hashes."""
     vocabulary.trim()
     whole = TextView(text, vocabulary)
     row = _families(whole, language, measures)
@@ -78,14 +78,14 @@ def measure(text: str, language: str, measures: QualityMeasures, vocabulary: Voc
         row |= fineweb_signals(body.text, len(body.words.flags))
     row["cuts"], row["_body"], row["_words"] = cuts, body.text, vocabulary.keys(body.numbers)
     row["num_bytes"] = len(body.text.encode("utf-8", "surrogatepass"))
-    # The table stores float32: rounding here makes a decision now equal to one replayed from the table.
+    # The table stores float32. Values are rounded here too, so that checks on new and on stored values agree.
     measured = [name for name in _RATIOS if row.get(name) is not None]
     row.update(zip(measured, np.array([row[name] for name in measured], np.float32).tolist()))
     return row
 
 
 def _families(whole: TextView, language: str, measures: QualityMeasures) -> dict[str, Any]:
-    """Return the signals of all families that are measured on the whole text, before any cut."""
+    """Return the signals of the chosen families that are measured on the whole text, before any cut."""
     families, stop_words = measures.families, measures.stop_words.get(language, NO_CODES)
     spaced = language not in UNSPACED_LANGUAGES  # In the others, whitespace does not separate words.
     row: dict[str, Any] = {}
@@ -109,7 +109,7 @@ def _families(whole: TextView, language: str, measures: QualityMeasures) -> dict
 
 
 def _c4(whole: TextView, language: str, rules: C4LineRules) -> tuple[dict[str, Any], list[Span], TextView]:
-    """Return the signals of C4, the cuts of its line rules, and the text after these cuts."""
+    """Return C4's signals, the spans that its line rules cut, and the text after these cuts."""
     text, lines, counts = whole.text, whole.lines, whole.counts
     kept = apply_line_rules(text, lines, counts, rules) if language == ENGLISH else keep_all_lines(text, counts)
     remains = "".join([text[start:end] for start, end in kept.spans])
@@ -126,7 +126,7 @@ def _c4(whole: TextView, language: str, rules: C4LineRules) -> tuple[dict[str, A
 def _refinedweb(
     lines: LineCounts, language: str, rules: RefinedWebRules
 ) -> tuple[dict[str, Any], list[Span], TextView]:
-    """Return the signals of RefinedWeb, the cuts of its line rules, and the text after these cuts."""
+    """Return RefinedWeb's signals, the spans that its line rules cut, and the text after these cuts."""
     whole = lines.whole
     cuts, num_cut = apply_refinedweb(lines, rules, language == ENGLISH)
     left = TextView(without(whole.text, cuts), whole.vocabulary) if cuts else whole
@@ -134,11 +134,12 @@ def _refinedweb(
     return signals, cuts, left
 
 
-# The vocabularies of a worker: one per splitter, so that their number does not grow with the number of languages.
+# The vocabularies (caches of word properties) of a worker: languages with the same tokenizer share one, so that their
+# number does not grow with the number of languages.
 
 
 class Vocabularies:
-    """The vocabulary of each language; languages with the same splitter share one."""
+    """The vocabulary of each language, created on first use; languages with the same tokenizer share one."""
 
     def __init__(self, capacity: int = CAPACITY):
         self._capacity = capacity
@@ -155,12 +156,12 @@ class Vocabularies:
 
 
 def models(config: QualityConfig) -> dict[str, str]:
-    """Return the file of profiles, if the recipe names one."""
+    """Return the path of the file of language profiles under the name `profiles`, if the recipe sets one."""
     return {"profiles": config.profiles} if config.profiles else {}
 
 
 def make(config: QualityConfig, models: Mapping[str, str]) -> RowFunction:
-    """Return the function that adds the signals, cuts and body of a document; it drops nothing."""
+    """Return the function that adds the signals, the cuts and the text after cuts to a row; it drops no document."""
     profiles = load_profiles(models.get("profiles"))
     stop_words = {language: stop_codes(profile.stop_words) for language, profile in profiles.items()}
     vocabularies, measures = Vocabularies(), measures_of(config, stop_words)
@@ -172,7 +173,7 @@ def make(config: QualityConfig, models: Mapping[str, str]) -> RowFunction:
 
 
 def measures_of(config: QualityConfig, stop_words: Mapping[str, Codes]) -> QualityMeasures:
-    """Return the measures that the settings select, given the codes of the stop words of each language."""
+    """Return what to measure and cut according to the settings, given the codes of each language's stop words."""
     lines = C4LineRules(config.c4_terminal_punctuation, config.c4_min_line_words, config.c4_max_word_length)
     english = {ENGLISH: stop_codes(STOP_WORDS)}
     refinedweb = RefinedWebRules(config.refinedweb_max_uppercase, config.refinedweb_min_line_words)
@@ -181,17 +182,17 @@ def measures_of(config: QualityConfig, stop_words: Mapping[str, Codes]) -> Quali
 
 
 def checks(config: QualityConfig, models: Mapping[str, str], cutoffs: Cutoffs) -> Sequence[Check]:
-    """Return the check of every active rule, in order, with its limit in each language.
+    """Return the check of every chosen rule, in order, with its limit in each language.
 
-    The built-in profiles were derived with the dialect "datatrove"; another dialect needs a file derived with it.
-    Raises ConfigError if a profile sets a limit that is no threshold of the quality section.
+    The built-in profiles were derived with the dialect "datatrove", so other dialects do not use them. Raises
+    ConfigError if a profile sets a limit that is not a limit of the section `[quality]`.
     """
     profiles = load_profiles(models.get("profiles"))
     thresholds = QualityLimits.model_fields.keys()
     unknown = sorted({name for profile in profiles.values() for name in profile.limits} - thresholds)
     if unknown:
         raise ConfigError(
-            f"language profiles: expected limits of quality thresholds, got {unknown}. "
+            f"language profiles: expected names of limits in [quality], got {unknown}. "
             "Run `penstock derive-profiles` again."
         )
     known = profiles if config.dialect == "datatrove" or "profiles" in models else {}
@@ -201,7 +202,7 @@ def checks(config: QualityConfig, models: Mapping[str, str], cutoffs: Cutoffs) -
 
 
 def limits_of(rule: QualityRule, config: QualityConfig, profiles: Mapping[str, LanguageProfile]) -> dict[str, float]:
-    """Return the limit of a rule by language; without EVERY, a language that is not listed is not checked."""
+    """Return the limit of a rule by language; without a limit for EVERY, unlisted languages are not checked."""
     limits = {language: p.limits[rule.setting] for language, p in profiles.items() if rule.setting in p.limits}
     limits.setdefault(ENGLISH, rule.limit)
     if rule.neutral:

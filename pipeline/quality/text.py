@@ -1,8 +1,9 @@
-"""The lines and words of a text as each dialect defines them; a vocabulary computes them once per distinct piece.
+"""The lines and words of a text as each dialect defines words.
 
-A piece is a maximal run of characters without whitespace. The datatrove dialect uses the words of the language's
-splitter. DCLM and dolma use pieces, DCLM's n-grams Unicode words. RedPajama-V2 uses runs of word characters and of
-other characters, and for most of its signals lower-case pieces without ASCII punctuation.
+A piece is a maximal run of characters without whitespace; a vocabulary caches the words of each distinct piece. The
+dialect datatrove uses the tokens of the language's tokenizer. DCLM and dolma use pieces as words, but DCLM's n-grams
+use Unicode words. RedPajama-V2 uses runs of word characters and of other characters; most of its signals use
+lower-case pieces without ASCII punctuation.
 """
 
 import re
@@ -22,9 +23,9 @@ from pipeline.text.words import Codes, Ints, Reader, Vocabulary, Words, token_co
 Arrays = tuple[npt.NDArray[Any], ...]
 
 LETTER, SYMBOL, ALNUM_FIRST = 1, 2, 4
-"""Flags of a piece: has a letter; has one of dolma's symbols; starts with a letter or digit."""
+"""Flags of a piece: contains a letter; contains one of dolma's symbols; starts with a letter or digit."""
 ASCII_LETTER, CAPITALS = 1, 2
-"""Flags of a raw word of RedPajama-V2: has an ASCII letter; is in upper case."""
+"""Flags of a word of RedPajama-V2's raw text: contains an ASCII letter; is in upper case."""
 JAVASCRIPT, LOREM = 1, 2
 """Flags of a normalized word of RedPajama-V2: is `javascript`; ends like the first word of the placeholder text."""
 DOLMA_SYMBOLS = ("#", "…")
@@ -43,7 +44,11 @@ def _flags(values: Iterable[int], size: int) -> npt.NDArray[np.uint8]:
 
 
 def read_pieces(pieces: Sequence[str]) -> Arrays:
-    """Read the pieces themselves as words: counts, lengths, flags, codes, and the codes of their lower case."""
+    """Return the properties of whitespace-separated pieces, each as one word.
+
+    They are, as arrays: the number of words in each piece (1), and the length, flags, code and lower-case code of each
+    word.
+    """
     lengths, lowered = word_lengths(pieces), [piece.lower() for piece in pieces]
     flags = _flags(map(_piece_flags, pieces), len(pieces))
     lower_codes = token_codes(lowered, word_lengths(lowered))
@@ -58,14 +63,18 @@ def _piece_flags(piece: str) -> int:
 
 
 def normal_piece(piece: str) -> str:
-    """Return a piece as RedPajama-V2 normalizes it: no ASCII punctuation, lower case, NFD."""
+    """Return a word as RedPajama-V2 normalizes it: without ASCII punctuation, in lower case and NFD."""
     if piece.isascii() and piece.isalpha():
         return piece.lower()
     return unicodedata.normalize("NFD", piece.translate(_NO_PUNCTUATION).lower())
 
 
 def read_normal_pieces(pieces: Sequence[str]) -> Arrays:
-    """Read normalized pieces, one word or none each: counts, lengths, flags, codes, numbers of numeric characters."""
+    """Return the properties of whitespace-separated pieces after RedPajama-V2's normalization, which may empty a piece.
+
+    They are, as arrays: the number of words in each piece (0 or 1), and the length, flags, code and number of numeric
+    characters of each word.
+    """
     normal = [normal_piece(piece) for piece in pieces]
     words = [word for word in normal if word]
     lengths = word_lengths(words)
@@ -94,13 +103,16 @@ def _no_flags(word: str) -> int:
 
 
 read_raw_words = words_of(_raw_words, _raw_flags)
-"""Reads the words of RedPajama-V2's raw text: runs of word characters, and runs of other characters, of a piece."""
+"""Splits pieces into the words of RedPajama-V2's raw text: runs of word characters, and runs of other characters."""
 read_unicode_words = words_of(unicode_words, _no_flags)
-"""Reads the words of DCLM's n-grams."""
+"""Splits pieces into the words of DCLM's n-grams."""
 
 
 def count_known(codes: Codes, known: Codes) -> int:
-    """Return the number of words, repetitions included, that are among `known`; both are codes, `known` sorted."""
+    """Return how many words of a text, repetitions included, are among `known` words.
+
+    Both are given by their codes; `known` is sorted.
+    """
     if not len(known):
         return 0
     indices = np.searchsorted(known, codes)
@@ -112,7 +124,7 @@ def count_known(codes: Codes, known: Codes) -> int:
 
 
 class TextView:
-    """A text with its lines, pieces and words, computed on first use."""
+    """A text with its lines, whitespace-separated pieces and words, which are computed on first use."""
 
     def __init__(self, text: str, vocabulary: Vocabulary):
         self.text = text
@@ -131,17 +143,17 @@ class TextView:
 
     @property
     def counts(self) -> list[int]:
-        """Number of pieces on each line."""
+        """Number of whitespace-separated pieces on each line."""
         return self._pieces[0]
 
     @property
     def numbers(self) -> Ints:
-        """The vocabulary's number of each piece."""
+        """The index in the vocabulary of each piece of the text, in order."""
         return self._pieces[1]
 
     @cached_property
     def words(self) -> Words:
-        """The words of the language."""
+        """The tokens of the text by the language's tokenizer."""
         return self.vocabulary.words(self.numbers)
 
     @cached_property
@@ -150,14 +162,14 @@ class TextView:
         return self.text.lower()
 
     def read(self, reader: Reader) -> list[npt.NDArray[Any]]:
-        """Return a reader's arrays for the pieces; each reader runs once."""
+        """Return the arrays of word properties that a reader, such as `read_pieces`, gives for the text; cached."""
         arrays = self._read.get(reader)
         if arrays is None:
             arrays = self._read[reader] = self.vocabulary.look_up(reader, self.numbers)[1]
         return arrays
 
     def only(self, lines: Sequence[int], text: str) -> Self:
-        """Return the view of `text`, which consists of exactly these lines, reusing their pieces."""
+        """Return a view of `text`, which must consist of only these lines of this text, and reuse their words."""
         rest = type(self)(text, self.vocabulary)
         counts = [self.counts[line] for line in lines]
         if sum(counts) == len(self.numbers):
@@ -171,8 +183,8 @@ class TextView:
 
 # Recurring word n-grams of a text, for the dialects that count every occurrence of a repeated n-gram.
 #
-# A recurring n-gram starts where a recurring (n-1)-gram starts, so each size checks only the positions that the
-# previous size kept: few in most texts.
+# A recurring n-gram starts where a recurring (n-1)-gram starts. So for each n, only the positions of recurring
+# (n-1)-grams are checked: few in most texts.
 
 SIZES = range(2, 11)
 TOP_SIZES, REPEATED_SIZES = (2, 3, 4), (5, 6, 7, 8, 9, 10)
@@ -181,19 +193,19 @@ _MIX = np.uint64(0xD6E8FEB86659FD93)  # Odd; makes the code of ("ab", "c") diffe
 
 @dataclass(frozen=True, slots=True)
 class RecurringNgrams:
-    """The n-grams of size `n` that occur more than once."""
+    """The word n-grams of a text, for one `n`, that occur more than once."""
 
     n: int
     places: Ints
-    """Indices of their first words, ascending."""
+    """Index of the first word of each occurrence, ascending."""
     most: int
-    """Count of the most frequent n-gram; 1 if none recurs."""
+    """Number of occurrences of the most frequent n-gram; 1 if none recurs."""
     firsts: Ints
-    """First position of each n-gram with that count; empty if none recurs."""
+    """Index of the first word of the first occurrence of each n-gram that occurs `most` times; empty if none recurs."""
 
 
 def recurring_ngrams(codes: Codes) -> Iterator[RecurringNgrams]:
-    """Yield the recurring n-grams of a text for each of SIZES, given the codes of its words."""
+    """Yield the recurring n-grams of a text for each n of SIZES, given the codes of its words."""
     places, grams = np.arange(len(codes)), codes
     for n in SIZES:
         inside = places <= len(codes) - n
@@ -217,7 +229,10 @@ def recurring_ngrams(codes: Codes) -> Iterator[RecurringNgrams]:
 
 
 def num_covered_chars(ngrams: RecurringNgrams, offsets: Ints) -> int:
-    """Return the number of characters in recurring n-grams, each word counted once; `offsets` in code points."""
+    """Return the number of characters in recurring n-grams; a word in several n-grams counts once.
+
+    `offsets` are the start of each word and the end of the last, without whitespace [code points].
+    """
     if not len(ngrams.places):
         return 0
     edges = np.zeros(len(offsets), np.int64)
@@ -228,5 +243,5 @@ def num_covered_chars(ngrams: RecurringNgrams, offsets: Ints) -> int:
 
 
 def ngram_lengths(places: Ints, n: int, offsets: Ints) -> Ints:
-    """Return the number of characters of each n-gram that starts at these words."""
+    """Return the number of characters of each n-gram, given the indices of their first words."""
     return offsets[places + n] - offsets[places]

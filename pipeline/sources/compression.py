@@ -1,7 +1,7 @@
-"""Decoder of compressed files: gzip members, zstd frames, bzip2 streams and plain runs, with their stored offsets.
+"""Decoder of compressed files: of gzip members, zstd frames and bzip2 streams (here all called frames) and plain bytes.
 
-The exact span of every frame is known and its checksum is verified. A decoded block has a maximum size at any
-compression ratio. After bytes that cannot be decoded, the reader reports a fault and resumes at the next frame.
+Each frame's exact byte range in the file (its stored offsets) is found and its checksum is verified. A decoded block
+has a maximum size at any compression ratio. After bytes that cannot be decoded, reading resumes at the next frame.
 """
 
 import bz2
@@ -28,7 +28,7 @@ class ByteStream(Protocol):
 
 
 class BlockReader:
-    """Random access to a stream through one cached block."""
+    """Reads a file at any position, with one cached block of it."""
 
     def __init__(self, stream: ByteStream):
         self._stream = stream
@@ -52,7 +52,7 @@ class BlockReader:
         return self._read(position, size)
 
     def search(self, pattern: re.Pattern[bytes], position: int) -> Iterator[int]:
-        """Yield the positions of matches from `position`; a match longer than OVERLAP_BYTES may be missed."""
+        """Yield the positions of matches at or after `position`; matches longer than OVERLAP_BYTES may be missed."""
         size = BLOCK_BYTES >> 4
         while True:
             block = self.peek(position, size)
@@ -85,7 +85,7 @@ class BlockReader:
 
 SLICE_BYTES = 32 << 10
 DECODED_BYTES = 1 << 20
-# A decoder notices damage only after it; a frame that starts within this distance before is still recovered.
+# A decoder detects damage only some bytes after it. The search for the next frame starts this far before that position.
 BACKTRACK_BYTES = 192 << 10
 ZSTD_BLOCK_BYTES = 128 << 10
 PEEK_BYTES = 8 << 10
@@ -96,25 +96,28 @@ ZSTD_SKIPPABLE = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")
 
 
 class DecodedBlock(NamedTuple):
-    """A block of decoded bytes; `start` is the stored offset of their frame, or of the bytes themselves if plain."""
+    """A block of decoded bytes of a frame, or of plain bytes."""
 
     data: bytes
     start: int
+    """Stored offset of the frame; of plain bytes, stored offset of the block itself."""
     plain: bool
+    """True if the bytes are not compressed in the file."""
     first: bool
-    """True if a frame or plain run starts here."""
+    """True if the block is the first of a frame, or of a run of plain bytes."""
     fault: str | None = None
-    """The reason why the bytes from `start` to `resumed` cannot be decoded completely."""
+    """If bytes cannot be decoded completely, the reason; they extend from `start` to `resumed`."""
     resumed: int = 0
+    """Stored offset at which reading resumes after a fault."""
 
 
 class RecordPatterns(NamedTuple):
-    """Patterns of record starts, so that reading can resume after damage."""
+    """How to recognize the start of a record, so that reading can resume after damage."""
 
     begins: Callable[[bytes], bool]
-    """Return True if decoded bytes, expected to be a record, start with one."""
+    """Returns True if decoded bytes start with a record; used where a record is expected."""
     pattern: re.Pattern[bytes]
-    """Strict pattern of a record among other bytes. A match starts with the record or the line end before it."""
+    """Stricter pattern to find a record among other bytes. A match starts at the record or the line end before it."""
 
 
 class _DamageError(Exception):
@@ -124,27 +127,33 @@ class _DamageError(Exception):
 
 
 class FrameReader:
-    """The decoded blocks of a file in order. `starts` is None for text, for which any decodable byte is valid."""
+    """Reads the decoded blocks of a file in order.
+
+    `starts` recognizes records; it is None for files of text, in which any bytes are valid.
+    """
 
     def __init__(self, stream: ByteStream, starts: RecordPatterns | None):
         self.blocks = BlockReader(stream)
         self.starts = starts
         self.end = 0
-        """The size of the file [bytes], after every block was read."""
+        """The size of the file [bytes]; set after the last block has been read."""
         self._anything = re.compile(CANDIDATE.pattern + b"|" + starts.pattern.pattern) if starts else CANDIDATE
         self._pieces = self._read(0)
 
     def next(self) -> DecodedBlock | None:
-        """Return the next block, or None at the end of the file."""
+        """Return the next decoded block, or None at the end of the file."""
         return next(self._pieces, None)
 
     def seek(self, position: int) -> None:
-        """Continue at a stored offset where a frame or a plain run starts."""
+        """Continue reading at a stored offset, where a frame or a run of plain bytes must start."""
         self._pieces.close()
         self._pieces = self._read(position)
 
     def next_start(self, position: int) -> int:
-        """Return the first stored offset from `position` where a frame decodes or a record starts, or the file size."""
+        """Return the first stored offset at or after `position` at which a readable frame or a record starts.
+
+        It is the size of the file if there is none.
+        """
         return self._search(self._anything, position)
 
     def _search(self, pattern: re.Pattern[bytes], position: int) -> int:
@@ -189,7 +198,8 @@ class FrameReader:
                     yield DecodedBlock(data, start, False, first)
                     first = False
         except _DamageError as damage:
-            # Search for frames only: a damaged frame may contain its record uncompressed, which must not be read twice.
+            # Only frames are searched for: a damaged frame may contain its record uncompressed, and the record must not
+            # be read twice.
             position = self._search(CANDIDATE, max(start + 1, damage.position - BACKTRACK_BYTES))
             yield DecodedBlock(b"", start, False, first, damage.reason, position)
         return position
@@ -203,7 +213,8 @@ class FrameReader:
 
 
 Codec = Callable[[BlockReader, int], Iterator[tuple[bytes, int]]]
-"""(blocks, start of the frame) → decoded blocks, each with the stored offset after it; raises _DamageError."""
+"""Function from (file, stored offset of a frame) to the frame's decoded blocks, each with the stored offset up to which
+the file has been read. It raises _DamageError."""
 
 
 def _codec(head: bytes) -> Codec | None:
@@ -225,7 +236,7 @@ def _gzip(blocks: BlockReader, start: int) -> Iterator[tuple[bytes, int]]:
             if position == start:
                 yield _salvage(stored), position
             raise _DamageError("bad_gzip", position) from None
-        # At the end of the member both attributes hold the rest of the input.
+        # At the end of the gzip member both attributes hold the rest of the input.
         position += len(stored) - len(decoder.unused_data if decoder.eof else decoder.unconsumed_tail)
         if data or stored:
             yield data, position
@@ -234,7 +245,10 @@ def _gzip(blocks: BlockReader, start: int) -> Iterator[tuple[bytes, int]]:
 
 
 def _salvage(stored: memoryview) -> bytes:
-    """Return the bytes of a damaged member before the damage: zlib discards the output of the call that fails."""
+    """Return the decoded bytes of a gzip member that precede its damage.
+
+    zlib discards the output of a call that fails, so the input is passed in small slices.
+    """
     decoder = zlib.decompressobj(31)
     parts: list[bytes] = []
     try:
@@ -278,7 +292,10 @@ def _zstd(blocks: BlockReader, start: int) -> Iterator[tuple[bytes, int]]:
 
 
 def _zstd_end(blocks: BlockReader, start: int) -> int:
-    """Return the stored offset after a zstd frame, from its block headers. Source: RFC 8878, sections 3.1.1, 3.1.2."""
+    """Return the stored offset of the end of a zstd frame, found by its block headers.
+
+    Source: RFC 8878, sections 3.1.1 and 3.1.2.
+    """
     head = blocks.peek(start, 8).ljust(8, b"\0")
     position = start
     if head[:4] != ZSTD:
@@ -304,7 +321,7 @@ def _zstd_end(blocks: BlockReader, start: int) -> int:
 
 
 class _Range:
-    """The stored bytes from `start` to `end`, as a stream for a decoder that reads from a file object."""
+    """The stored bytes from `start` to `end` as a file object, for decoders that require one."""
 
     def __init__(self, blocks: BlockReader, start: int, end: int):
         self._blocks = blocks

@@ -15,35 +15,36 @@ class SourceConfig(Section):
     """The section `[source]` of a recipe."""
 
     name: str = Field("web", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    """Name of the source; part of every doc_id, and the folder of its token shards."""
+    """Name of the source. It is hashed into every doc_id, and it names the folder of the source's token shards."""
     snapshot: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,23}$")
-    """Name of the crawl that the files belong to; names must sort in the order of the crawls. None: the crawl name in
-    the file's own name, such as CC-MAIN-2024-10, if there is one."""
+    """Name of the crawl that the files belong to; names must sort in the order of the crawls. If it is not set, a crawl
+    name such as CC-MAIN-2024-10 is read from the file's name, if there is one."""
     paths: tuple[str, ...] = execution((), validate_default=True)
-    """Files: local paths or URIs that pyarrow.fs supports (s3://, gs://, hdfs://), with `*`, `?`, `[…]` and `**`.
-    A manifest records inputs by name and digest, so their location changes no result."""
+    """Input files: local paths or URIs that pyarrow.fs supports (s3://, gs://, hdfs://), with `*`, `?`, `[…]` and `**`.
+    A manifest records inputs by name and digest, so their location does not change the result."""
     format: str = AUTO
-    """Format of the files, a name in `formats.FORMATS`; `auto` uses the suffix. `warc` covers WARC, WET, WAT and ARC,
-    compressed or not."""
+    """Format of the files: `warc` (WARC, WET, WAT and ARC, compressed or not), `jsonl`, `parquet` or another name in
+    `formats.FORMATS`; `auto` determines it by the suffix of each file."""
     text_field: str = "text"
     """Field of a JSON line, or column of a Parquet file, that holds the text."""
     url_field: str = "url"
     """Field or column that holds the URL, if there is one."""
     id_field: str = "id"
-    """Field or column that replaces the URL of a row without one."""
+    """Field or column whose value is used as the URL of a row that has none."""
     max_page_bytes: int = Field(16 << 20, ge=1)
     """Maximum size of a page after HTTP decoding, or of a row's text [bytes]."""
     max_record_bytes: int = Field(32 << 20, ge=1 << 10)
-    """Maximum size of a record in memory, as stored in the archive [bytes]; a larger record is dropped."""
+    """Maximum size of a record before HTTP decoding, or of a line [bytes]; larger ones are dropped without loading."""
     http_statuses: tuple[int, ...] = Field((200,), min_length=1)
     """HTTP status codes of responses that are kept as pages."""
     mime_types: tuple[str, ...] = Field(("text/html", "application/xhtml+xml"), min_length=1)
-    """Media types of pages, in lower case. A response without one is a page if its first bytes look like HTML. Other
-    types, such as text/plain, are passed to the extractor unchanged."""
+    """Media types of pages to keep, in lower case. A response without a media type is kept if its first bytes look like
+    HTML. If text/plain is added, its text is used as it is."""
     drop_truncated: bool = False
-    """True to drop a record that its crawler truncated (`WARC-Truncated`); the rest of it is often long enough."""
+    """True to drop records that the crawler truncated (`WARC-Truncated`). Off by default, because what is left of such
+    a page is often long enough."""
     verify_digests: bool = False
-    """True to compare blocks with their WARC digests. Off by default: gzip members have their own CRC."""
+    """True to compare records with the digests in their headers. Off by default, because gzip members have a CRC."""
 
     @field_validator("paths", mode="before")
     @classmethod

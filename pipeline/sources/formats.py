@@ -1,4 +1,4 @@
-"""The registry of file formats: the suffixes, the reader of a whole file and the reader of a single record of each.
+"""The registry of input file formats: the suffixes of each, and functions that read a whole file or one record.
 
 A new format is a module with its reader, a row of FORMATS and a test: see `docs/extend/source_format.md`.
 """
@@ -34,7 +34,7 @@ class FileFormat:
     read_record: Callable[[pafs.FileSystem, str, int, int], bytes]
     """(filesystem, path, offset, length) → the bytes of a record, which `open` can read as a file."""
     head: Callable[[bytes], bytes]
-    """Bytes of a record → its text as the crawler wrote it, decompressed; empty if the format has none."""
+    """Stored bytes of a record → its first bytes, decompressed; empty in a binary format."""
     in_bytes: bool = True
     """True if lengths count bytes; False if they count rows."""
 
@@ -57,7 +57,7 @@ def _read_line(fs: pafs.FileSystem, path: str, offset: int, length: int) -> byte
 
 
 def _read_row(fs: pafs.FileSystem, path: str, number: int, length: int) -> bytes:
-    """Return a Parquet file of this row only."""
+    """Return the bytes of a Parquet file that contains only this row."""
     with fs.open_input_file(path) as stream:
         file, first = pq.ParquetFile(stream), 0
         for group in range(file.num_row_groups):

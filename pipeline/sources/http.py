@@ -1,7 +1,7 @@
 """Parsers of record headers (WARC, ARC) and of archived HTTP responses: status, media type and the decoded page.
 
-Crawlers store responses encoded as received, decoded with the old headers, or truncated. If a body clearly lacks its
-declared encoding, it is treated as already decoded. The size of a decoded page is limited.
+Crawlers store responses as received, decoded but with the original headers, or truncated. If a body is clearly not in
+its declared encoding, it is treated as already decoded. The size of a decoded page is limited.
 """
 
 import io
@@ -16,9 +16,9 @@ from fastwarc.stream_io import ZstdReader
 from pipeline.engine.stage import Drop
 from pipeline.sources.config import SourceConfig
 
-# Record headers of WARC (all versions) and ARC (v1, v2), parsed leniently into one form. Real archives contain folded
-# lines, bare line feeds, NUL bytes, invalid UTF-8 and lower-case types; none of them makes a record unreadable. Only a
-# record whose length cannot be determined has no header.
+# Record headers of WARC (all versions) and ARC (v1, v2) are parsed leniently into a RecordHeader. Real archives contain
+# folded lines, bare line feeds, NUL bytes, invalid UTF-8 and lower-case types; records with these are read. Only if a
+# record's length cannot be determined is its header rejected.
 
 MAX_HEADER_BYTES = 64 << 10
 WARC_VERSION = re.compile(rb"(?i:WARC)/\d")
@@ -28,7 +28,7 @@ ARC_LINE = re.compile(
     rb"([A-Za-z][A-Za-z0-9+.\-]{1,15}:[^\r\n]{0,8000}) ([0-9A-Fa-f.:]{2,45}|-) (\d{8,14}) ([^\r\n ]*)"
     rb"(?: [^\r\n]{0,500})? (\d{1,15})\r?\n"
 )
-# Among other bytes the search for a record start is stricter: a version line and a known field, or a whole ARC line
+# To find a record among other bytes, the pattern is stricter: a version line and a known field, or a whole ARC line
 # after a line end. Both start with a literal, which lets the search skip ahead (30 times as fast on zeros).
 RECORD_START = re.compile(
     rb"WARC/\d\.\d{1,2}\r?\n(?i:WARC|Content)-[A-Za-z\-]{1,100}[ \t]*:"
@@ -63,7 +63,7 @@ def starts_with_record(data: bytes) -> bool:
 
 
 def parse_warc_header(block: bytes) -> RecordHeader | None:
-    """Parse the header from the version line to the blank line; return None if it declares no length."""
+    """Parse a WARC header, from its version line to the blank line; return None if it declares no valid length."""
     fields = parse_fields(block)
     length = fields.get("content-length", "")
     if not DIGITS.fullmatch(length):
@@ -82,7 +82,7 @@ def parse_warc_header(block: bytes) -> RecordHeader | None:
 
 
 def parse_fields(block: bytes) -> dict[str, str]:
-    """The fields of a WARC or HTTP header by lower-case name, without the first line; the last of duplicates wins."""
+    """Return the fields of a WARC or HTTP header by lower-case name; of several with the same name, the last counts."""
     fields: dict[str, str] = {}
     name = ""
     for line in block.decode("utf-8", "replace").split("\n")[1:]:
@@ -97,7 +97,7 @@ def parse_fields(block: bytes) -> dict[str, str]:
 
 
 def parse_arc_line(line: bytes) -> RecordHeader | None:
-    """Parse an ARC record line; return None if it is not one."""
+    """Parse the header line of an ARC record; return None if the line is not one."""
     match = ARC_LINE.match(line)
     if match is None:
         return None
@@ -163,7 +163,7 @@ class _TooLargeError(Exception):
 
 
 def read_response(block: bytes, config: SourceConfig) -> HttpPage:
-    """Return the page in the block of a response record; no content of the block raises an error."""
+    """Return the page in the block of a response record, or why it has none; invalid content never raises an error."""
     page = HttpPage()
     if not block.startswith(b"HTTP/"):
         page.drop = Drop("no_http_header")
@@ -189,7 +189,7 @@ def read_response(block: bytes, config: SourceConfig) -> HttpPage:
 
 
 def set_body(page: HttpPage, stored: memoryview, codings: list[str], config: SourceConfig) -> None:
-    """Set the page's body, decoded from the outermost (last) coding inwards, or its drop."""
+    """Decode the stored body, starting with the last coding in the list, and set the page's `body`, or its `drop`."""
     limit = config.max_page_bytes
     try:
         if len(codings) > MAX_CODINGS:
@@ -234,7 +234,7 @@ def _decode(stored: memoryview, coding: str, limit: int) -> bytes | memoryview:
             return _unzstd(stored, limit) if stored[:4] == ZSTD_MAGIC else _already_decoded(stored)
     if coding in UNDECODABLE:
         raise _EncodingError
-    return stored  # Browsers ignore values that are no coding ("identity", "utf-8", "none").
+    return stored  # As in browsers, values that are not a coding ("identity", "utf-8", "none") are ignored.
 
 
 def _already_decoded(stored: memoryview) -> memoryview:
@@ -244,8 +244,11 @@ def _already_decoded(stored: memoryview) -> memoryview:
 
 
 def _dechunk(stored: memoryview) -> bytes | memoryview:
-    """Return the joined chunks. A body that does not start with a chunk was joined before; one that ends between two
-    chunks is used up to there. Source: RFC 9112, section 7.1."""
+    """Return the body that HTTP chunks form.
+
+    A body that does not start with a chunk is returned unchanged, because the crawler has joined its chunks. A body
+    that ends between two chunks is used up to there. Source: RFC 9112, section 7.1.
+    """
     header = CHUNK.match(stored)
     if header is None:
         return stored
@@ -275,7 +278,7 @@ def _gunzip(stored: memoryview, limit: int) -> bytes:
 
 
 def _inflate(stored: memoryview, limit: int) -> bytes | memoryview:
-    # "deflate" means the zlib format, but as many servers send the raw deflate format.
+    # "deflate" means the zlib format, but many servers send the raw deflate format.
     for window_bits in (15, -15):
         try:
             return _zlib(stored, 0, window_bits, limit)[0]
@@ -285,7 +288,7 @@ def _inflate(stored: memoryview, limit: int) -> bytes | memoryview:
 
 
 def _zlib(stored: memoryview, position: int, window_bits: int, limit: int) -> tuple[bytes, int]:
-    """Decode the stream at `position`; return its data and the position after it."""
+    """Decode the zlib, gzip or deflate stream that starts at `position`; return its data and the position after it."""
     decoder = zlib.decompressobj(window_bits)
     parts: list[bytes] = []
     size = 0

@@ -1,8 +1,8 @@
-"""Readers of JSON lines (plain, gzip, zstd or bzip2) and Parquet files: one row per line or record, and gaps.
+"""Readers of JSON lines (plain, gzip, zstd or bzip2) and Parquet files: one row for each line or row, and for each gap.
 
-Offsets and lengths of JSON lines are bytes of the decompressed stream (`zcat FILE | tail -c +OFFSET+1` prints the line)
-and add up to its size. Compressed bytes that cannot be decoded are a gap of length 0 whose verdict has their number.
-In Parquet files the unit is the row: the offset is the row number, the length 1, and the sum the number of rows.
+Offsets and lengths of JSON lines count bytes of the decompressed file, so `zcat FILE | tail -c +$((OFFSET + 1))` prints
+from that line on. Lengths add up to the size. Compressed bytes that cannot be decoded are a gap of length 0, whose
+drop_value is their number. In Parquet files, offsets and lengths count rows.
 """
 
 import json
@@ -23,11 +23,14 @@ UNREADABLE = (pa.ArrowException, OSError, ValueError)
 BOM = b"\xef\xbb\xbf"
 SourceRows = Iterator[tuple[Row, Drop | None]]
 LineParser = Callable[[bytes, SourceConfig], tuple[Row, Drop | None]]
-"""(line without its line feed, settings) → its row, with a Drop if it cannot be a document."""
+"""Function from (line without its line feed, settings) to the line's row, with a Drop if it cannot be a document."""
 
 
 class _Lines:
-    """The lines of a file and their offsets in its decompressed stream; `position` is its size after the last line."""
+    """The lines of a file, with their offsets in the decompressed file.
+
+    After the last line, `position` is the size of the decompressed file [bytes].
+    """
 
     def __init__(self, frames: FrameReader, max_bytes: int):
         self._frames = frames
@@ -35,7 +38,7 @@ class _Lines:
         self.position = 0
 
     def __iter__(self) -> Iterator[tuple[int, bytes | Drop]]:
-        """Yield (start, line without its line feed); a Drop replaces a line that is too long or undecodable bytes."""
+        """Yield (offset, line without its line feed), with a Drop instead of a line that is too long or undecodable."""
         held: list[bytes] = []
         start = size = 0
         while (piece := self._frames.next()) is not None:
@@ -71,7 +74,7 @@ def open_jsonl(split: Split, stream: ByteStream, config: SourceConfig) -> Source
 
 
 def read_lines(split: Split, stream: ByteStream, config: SourceConfig, parse: LineParser) -> SourceRows:
-    """Yield the rows of a file with one row per line. Bytes of empty lines count to the previous line."""
+    """Yield the rows of a file with one row per line, as `parse` reads it. An empty line belongs to the line before."""
     lines = _Lines(FrameReader(stream, None), config.max_record_bytes)
 
     def items() -> Iterator[SourceItem]:
@@ -96,8 +99,11 @@ def _parse(line: bytes, config: SourceConfig) -> tuple[Row, Drop | None]:
 
 
 def open_parquet(split: Split, stream: ByteStream, config: SourceConfig) -> SourceRows:
-    """Yield the rows of a Parquet file, batch by batch. An unreadable row group is a gap of its rows; an unreadable
-    file is a gap of length 0 whose verdict has its size [bytes]."""
+    """Yield the rows of a Parquet file, which is read in small batches.
+
+    The unreadable rows of a row group are one gap. An unreadable file is a gap of length 0, whose drop_value is the
+    file's size [bytes].
+    """
     num_rows = 0
 
     def items() -> Iterator[SourceItem]:
@@ -125,7 +131,7 @@ def open_parquet(split: Split, stream: ByteStream, config: SourceConfig) -> Sour
 
 
 def _group(file: pq.ParquetFile, group: int, columns: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a row group up to the first batch that cannot be read."""
+    """Yield the rows of a row group, up to the first batch that cannot be read."""
     try:
         for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[group], columns=columns):
             values = [_values(batch.column(name)) for name in columns]

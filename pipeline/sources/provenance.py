@@ -1,7 +1,8 @@
-"""Provenance of rows: their columns, id and registrable domain, and the account of every byte of a file.
+"""Provenance of rows: their columns, id and registrable domain, and offsets and lengths that cover the whole file.
 
 Each record or gap extends to the start of the next, so their lengths add up to the size of the file by construction.
-Records with the same start (several in one gzip member) are numbered; the last has the member's length, the others 0.
+If several records are in one gzip member, they have the same offset: the last has the length of the member, the others
+0, and their ids include their number in the member.
 """
 
 import re
@@ -38,7 +39,7 @@ HOST = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://(?:[^/?#\\]*@)?(\[[^\]/]*\]|[^/?#
 
 
 class SourceItem(NamedTuple):
-    """A record or gap that starts at `start` and extends to the next item."""
+    """A record or gap that starts at the offset `start` and extends to the next record or gap."""
 
     start: int
     row: Row
@@ -59,8 +60,10 @@ def new_row(record_type: str | None, url: str | None = None, date: datetime | No
 def account_bytes(
     items: Iterator[SourceItem], split: Split, end: Callable[[], int]
 ) -> Iterator[tuple[Row, Drop | None]]:
-    """Yield the rows of a file with id, offset and length; `end()` returns its size and is called last. A file without
-    items yields one gap of its whole size."""
+    """Add id, offset and length to the rows of a file's records and gaps, and yield them.
+
+    `end()` returns the size of the file and is called last. A file without records and gaps yields one gap of its size.
+    """
     held: tuple[Row, Drop | None] | None = None
     offset = part = 0
     for start, row, drop in items:
@@ -83,8 +86,10 @@ def account_bytes(
 
 
 def domain_of(url: str) -> str | None:
-    """Return the registrable domain of a URL by the bundled public suffix list; the host itself if it is an address or
-    has no public suffix; None if there is no host."""
+    """Return the registrable domain of a URL, by the public suffix list in the package tldextract.
+
+    It is the host itself if the host is an IP address or has no public suffix, and None if the URL has no host.
+    """
     match = HOST.match(url)
     return _domain(match.group(1)) if match else None
 
@@ -97,15 +102,15 @@ def _domain(host: str) -> str | None:
 
 @cache
 def _public_suffixes() -> TLDExtract:
-    # No download of a newer list and no cache: every run uses the snapshot in the package.
+    # A newer list is neither downloaded nor cached, so that every run uses the list in the package.
     return TLDExtract(suffix_list_urls=(), cache_dir=None)
 
 
-# Text without extraction: conversion records, JSON lines and Parquet rows.
+# Rows that have a text from the start: WARC conversion records (WET), JSON lines and Parquet rows.
 
 
 def encodable(text: str) -> str:
-    """Return the text with lone surrogates, which UTF-8 cannot encode, and NUL (as in HTML) replaced by U+FFFD."""
+    """Return the text after replacing NUL, and lone surrogates, which UTF-8 cannot encode, by U+FFFD."""
     if "\0" in text:
         text = text.replace("\0", "\ufffd")
     if text.isascii():
@@ -113,7 +118,7 @@ def encodable(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        # Through UTF-16, so that the two halves of a pair that were escaped separately are joined.
+        # UTF-16 joins the two halves of a surrogate pair that JSON escaped separately.
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text
 

@@ -1,4 +1,4 @@
-"""The source stage: its settings, columns and closed list of reasons, its reader, and one record read again."""
+"""The source stage: its declaration, the reader of a file, and that of one record for `penstock trace --refetch`."""
 
 import io
 from collections.abc import Iterator, Mapping
@@ -41,8 +41,10 @@ REASONS = {
 
 
 def open_split(split: Split, stream: ByteStream, config: SourceConfig) -> Iterator[tuple[Row, Drop | None]]:
-    """Yield the rows of one file in order, each with a Drop if it cannot be a document. No content of the file raises
-    an error; errors of the storage are passed on."""
+    """Yield the rows of one file in order, each with a Drop if it cannot be a document, else with None.
+
+    Invalid content never raises an error; errors of the storage do.
+    """
     return FORMATS[split.format].open(split, stream, config)
 
 
@@ -56,9 +58,9 @@ SOURCE = Source(
 )
 
 
-# Refetch: reads the original record of a document again by its byte range and compares it with its stored row.
+# Refetch: reads the original record of a document again by its byte range and compares it with the stored row.
 #
-# The bytes pass through the source stage again; record type, URL, date, status, media type and page size are compared.
+# The bytes pass through the source stage again. Record type, URL, date, status, media type and page size are compared.
 
 COMPARED_COLUMNS = ("record_type", "url", "date", "http_status", "mime", "page_bytes")
 HEAD_BYTES = 2000
@@ -66,22 +68,22 @@ HEAD_BYTES = 2000
 
 @dataclass(frozen=True)
 class RefetchedRecord:
-    """The current state of a document's record in its file."""
+    """The record of a document, as it is in its file now."""
 
     uri: str
-    """The file it was read from."""
+    """The file from which it was read."""
     offset: int
-    """Its offset, in the unit of its table [bytes, or rows]."""
+    """Its offset [bytes; rows in a Parquet file]."""
     length: int
-    """Its length in the same unit."""
+    """Its length [bytes; rows in a Parquet file]."""
     changes: tuple[str, ...]
     """Differences from the stored row, as messages; empty if there are none."""
     head: bytes
-    """Its first bytes as the crawler wrote them, decompressed. RAW: may hold personal data."""
+    """Its first bytes as the crawler wrote them, decompressed. They may contain personal data."""
 
 
 def refetch(split: Split, recorded: Mapping[str, Any], config: SourceConfig) -> RefetchedRecord:
-    """Read the record of a document again; `recorded` is the document's row, with offset and length.
+    """Read the record of a document again and compare it with `recorded`, the document's row in `documents`.
 
     Raises ContractError if the file cannot be read.
     """
@@ -91,7 +93,9 @@ def refetch(split: Split, recorded: Mapping[str, Any], config: SourceConfig) -> 
         fs, path = resolve_uri(split.uri)
         data = file_format.read_record(fs, path, offset, length)
     except (OSError, pa.ArrowException) as error:
-        raise ContractError(f"{split.uri}: expected the record at {offset}, got {error}. Restore the file.") from error
+        raise ContractError(
+            f"{split.uri}: expected a readable record at offset {offset}, got {error}. Restore the file."
+        ) from error
     rows = open_split(replace(split, size=len(data)), HashedStream(io.BytesIO(data)), config)
     row = next((row for row, _ in rows if row["record_type"] != "gap"), None)
     if file_format.in_bytes and len(data) < length:

@@ -1,8 +1,8 @@
-"""The splits of a source: its paths and patterns are resolved to files with canonical names before a run starts.
+"""The splits of a source: the files that its paths and patterns match, found before a run starts.
 
-A split's name is its path below the longest folder of the pattern without a wildcard, so moving a crawl changes no
-name and no doc_id. Its identity (size and time) shows a change of the file. The stream of a split computes the SHA-256
-of the file while it is read.
+A split's name is the path of its file below the longest folder of the pattern without a wildcard, so moving a crawl
+changes no name and no doc_id. Its identity (size and modification time) shows if the file changed. The SHA-256 of a
+file is computed while the file is read.
 """
 
 import hashlib
@@ -34,8 +34,11 @@ class _InputFile(NamedTuple):
 
 
 def find_splits(config: SourceConfig) -> list[Split]:
-    """Return the files of the source in the order of their names. Raises ConfigError that lists every wrong path if a
-    pattern matches nothing, a file cannot be read, or two files have the same name; and if the format is unknown."""
+    """Return the files of the source, sorted by name.
+
+    Raises ConfigError if the format is unknown, a pattern matches nothing, a file cannot be read, or two files have the
+    same name; the message lists every such path.
+    """
     if config.format not in (AUTO, *FORMATS):
         raise ConfigError(
             f"source.format: expected {AUTO} or the name of a format, got {config.format!r}"
@@ -79,7 +82,7 @@ def find_splits(config: SourceConfig) -> list[Split]:
 
 
 def _match(path: str) -> Iterator[_InputFile]:
-    """Yield every file that a path or pattern matches. Raises ValueError or OSError if there is none."""
+    """Yield every file that a path or pattern matches. Raises ValueError or OSError if it matches none."""
     is_uri = "://" in path
     location, question, options = path.partition("?") if is_uri else (os.path.abspath(path), "", "")
     parts = location.split("/")
@@ -148,15 +151,15 @@ def _check_readable(file: _InputFile) -> None:
             stream.read(1)
 
 
-# The byte stream of a split. An input is identified before reading by name, size and time; its digest is computed while
-# reading, so that nothing is read twice. Readers may seek: bytes are hashed once, in order, up to a high-water mark,
-# and `finish` reads the rest.
+# The byte stream of a split. Before reading, an input file is identified by name, size and time. Its digest is computed
+# while it is read, so that it is read only once. Readers may seek: each byte is hashed when it is first read in order,
+# and `finish` reads and hashes the rest.
 
 READ_BYTES = 1 << 20
 
 
 class HashedStream:
-    """A seekable file that computes the SHA-256 of its content while it is read."""
+    """A seekable file object that computes the SHA-256 of the file's content while it is read."""
 
     def __init__(self, inner: Any):
         self._inner = inner
@@ -166,7 +169,7 @@ class HashedStream:
         self.closed = False
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Return at most `size` bytes from the position, all if it is negative, none at the end of the file."""
+        """Return at most `size` bytes from the position, all if `size` is negative, none at the end of the file."""
         data: bytes = self._inner.read(size) if size is not None and size >= 0 else self._inner.read()
         start, self._position = self._position, self._position + len(data)
         if start <= self._hashed < self._position:
@@ -193,7 +196,7 @@ class HashedStream:
         return True
 
     def finish(self) -> tuple[str, int]:
-        """Return the SHA-256 (hex) and the size [bytes] of the whole file; read the unread bytes first."""
+        """Read the bytes that have not been read, and return the SHA-256 (hex) and size [bytes] of the whole file."""
         self.seek(self._hashed)
         while self.read(READ_BYTES):
             pass

@@ -1,7 +1,7 @@
 """Reader of WARC, WET, WAT and ARC archives, compressed or not: one row per record, and one per gap between records.
 
-Reading never stops at damage. A record's declared length is accepted if a valid continuation follows its end; otherwise
-the record is dropped, and reading resumes at the next record start after its header.
+Reading never stops at damage. A record's declared length is accepted if the file continues correctly at its end, such
+as with another record. Otherwise the record is dropped, and reading resumes at the next record start after its header.
 """
 
 import base64
@@ -37,31 +37,31 @@ from pipeline.sources.http import (
 )
 from pipeline.sources.provenance import SourceItem, account_bytes, new_row, set_text
 
-# A window on decoded bytes that knows their stored offsets and reports every damaged range. The bytes form *runs*:
-# ranges without damage that a record may span. A frame that starts with a record starts a new run, so a record with a
-# wrong declared length cannot include the next gzip member.
+# A window on the decoded bytes of a file, which knows their stored offsets and reports every damaged range. The bytes
+# are divided into *runs*: ranges without damage, within which a record must lie. A frame (such as a gzip member) that
+# starts with a record starts a new run, so a record with a wrong declared length cannot include the next frame.
 
 NEWLINES = re.compile(rb"[\r\n]*")
 BLANK_LINE = re.compile(rb"\n\r{0,2}\n")
 
 
 class DecodedWindow:
-    """The decoded bytes of a file from a current position, decoded on demand."""
+    """Reads the decoded bytes of a file forwards from a current position; bytes are decoded on demand."""
 
     def __init__(self, frames: FrameReader):
         self.frames = frames
         self.next: DecodedBlock | None = None
-        """The block after the run: the first block of the next run, or a fault."""
+        """The block after the current run, once it has been read: the first of the next run, or one with a fault."""
         self._buffer = b""
         self._at = 0
         self._base = 0
         """Decoded offset of the buffer's first byte."""
         self._marks: deque[tuple[int, int, bool]] = deque()
-        """(decoded offset, stored offset, plain) of frame starts, the first at or before the position."""
+        """(decoded offset, stored offset, plain) of frame starts; the first is at or before the current position."""
         self._ended = False
 
     def fill(self, size: int) -> int:
-        """Return the number of buffered bytes: `size` or more, fewer only at the end of the run."""
+        """Decode until at least `size` bytes of the run are buffered, or the run ends; return their number."""
         held = len(self._buffer) - self._at
         if held >= size or self.next is not None or self._ended:
             return held
@@ -80,8 +80,10 @@ class DecodedWindow:
         return held
 
     def advance(self) -> DecodedBlock | None:
-        """Enter the next run after this one is consumed and return its first block; None at the end of the file.
-        A block with a fault is returned once, and the next call enters the run after it."""
+        """Move to the next run and return its first block, or None at the end of the file; call it at the end of a run.
+
+        If a damaged range follows, a block with its fault is returned, and the next call moves to the run after it.
+        """
         piece, self.next = self.next, None
         if piece is None:
             return None
@@ -95,14 +97,14 @@ class DecodedWindow:
         return piece
 
     def seek(self, stored: int) -> None:
-        """Continue at a stored offset where a frame or plain run starts."""
+        """Continue at a stored offset, where a frame or a run of plain bytes must start."""
         self.frames.seek(stored)
         self._base += self._at
         self._buffer, self._at, self.next, self._ended = b"", 0, None, False
         self._marks.clear()
 
     def stored(self) -> tuple[int, bool]:
-        """Return the stored offset of the current byte (of its frame, if it has one), and True if it is plain."""
+        """Return the stored offset of the current byte and True if it is plain, else that of its frame and False."""
         position = self._base + self._at
         while len(self._marks) > 1 and self._marks[1][0] <= position:
             self._marks.popleft()
@@ -110,19 +112,22 @@ class DecodedWindow:
         return (stored + position - decoded, True) if plain else (stored, False)
 
     def peek(self) -> bytes:
-        """Return the next bytes of the run, PEEK_BYTES at most."""
+        """Return the next bytes of the run, at most PEEK_BYTES, without moving."""
         self.fill(PEEK_BYTES)
         return self._buffer[self._at : self._at + PEEK_BYTES]
 
     def take(self, size: int) -> bytes:
-        """Consume and return the next `size` bytes of the run, fewer only at its end."""
+        """Return the next `size` bytes of the run, fewer only at its end, and move after them."""
         self.fill(size)
         data = self._buffer[self._at : self._at + size]
         self._at += len(data)
         return data
 
     def ahead(self, distance: int) -> bytes | None:
-        """Return the bytes at `distance` from the position, PEEK_BYTES at most; None if the run ends before."""
+        """Return at most PEEK_BYTES bytes at `distance` from the position, without moving.
+
+        Return None if the run ends before them.
+        """
         if self.fill(distance + PEEK_BYTES) < distance:
             return None
         return self._buffer[self._at + distance : self._at + distance + PEEK_BYTES]
@@ -137,7 +142,7 @@ class DecodedWindow:
         return size - left
 
     def skip_newlines(self) -> bool:
-        """Skip line ends; return True if the run continues after them."""
+        """Skip carriage returns and line feeds; return True if the run continues after them."""
         while self.fill(1):
             match = NEWLINES.match(self._buffer, self._at)
             self._at = match.end() if match else self._at
@@ -146,8 +151,11 @@ class DecodedWindow:
         return False
 
     def take_header(self) -> bytes | None:
-        """Return the bytes up to and including the next blank line, or None if none is within MAX_HEADER_BYTES. Then
-        the searched bytes are skipped, except the last ones, in which the next header may start."""
+        """Return the bytes up to and including the next blank line and move after them.
+
+        Return None if no blank line is within MAX_HEADER_BYTES. Then the searched bytes are skipped, except the last
+        ones, because the next header may start there.
+        """
         size = 4 << 10
         while True:
             held = self.fill(size)
@@ -162,7 +170,7 @@ class DecodedWindow:
             size *= 4
 
     def search(self, pattern: re.Pattern[bytes]) -> bool:
-        """Move to the next match of `pattern` in this run, or to its end; return True if there is a match."""
+        """Move to the next match of `pattern` in this run and return True, or to the run's end and return False."""
         while True:
             held = self.fill(BLOCK_BYTES)
             if match := pattern.search(self._buffer, self._at):
@@ -194,7 +202,10 @@ PAGE_RECORD_TYPES = frozenset({"response", "resource", "conversion"})
 
 @dataclass(slots=True)
 class ArchiveRecord:
-    """A record as stored in the file, or a gap (no header); `drop` is the reason why its bytes are unusable."""
+    """A record as stored in the file, or a gap, which has no header.
+
+    `drop` says why the bytes cannot be used; None if they can.
+    """
 
     start: int
     header: RecordHeader | None = None
@@ -203,14 +214,14 @@ class ArchiveRecord:
 
 
 def open_warc(split: Split, stream: ByteStream, config: SourceConfig) -> Iterator[tuple[Row, Drop | None]]:
-    """Yield the rows of an archive in order. Offsets and lengths are stored bytes and add up to the file size."""
+    """Yield the rows of an archive in order. Offsets and lengths are bytes of the file; lengths add up to its size."""
     frames = FrameReader(stream, RECORD_STARTS)
     records = read_records(DecodedWindow(frames), config.max_record_bytes)
     return account_bytes((_item(record, config) for record in records), split, lambda: frames.end)
 
 
 def read_records(window: DecodedWindow, max_bytes: int) -> Iterator[ArchiveRecord]:
-    """Yield every record and gap in order; a block above `max_bytes` is skipped without buffering it."""
+    """Yield every record and gap in order. A record's block larger than `max_bytes` is skipped without buffering it."""
     while True:
         if window.skip_newlines():
             start, plain = window.stored()
@@ -226,8 +237,10 @@ def read_records(window: DecodedWindow, max_bytes: int) -> Iterator[ArchiveRecor
 
 
 def _read_plain(window: DecodedWindow, start: int, max_bytes: int) -> ArchiveRecord:
-    """Read a record in uncompressed bytes. Its declared end is checked before the record is read, so a wrong length of
-    any size costs a single check."""
+    """Read a record in a run of plain (uncompressed) bytes.
+
+    The bytes at its declared end are checked before the record is read, so a wrong length does not cause a long read.
+    """
     header = _take_header(window)
     if header is None:
         return ArchiveRecord(start, drop=_lost(window, start, True, "bad_header"))
@@ -266,7 +279,7 @@ def _read_framed(window: DecodedWindow, start: int, max_bytes: int) -> ArchiveRe
 
 
 def _take_header(window: DecodedWindow) -> RecordHeader | None:
-    """Consume and return the header at the window's position; None if it has no end or no length."""
+    """Read the record header at the window's position; return None if it has no end or no length."""
     head = window.peek()
     if line := ARC_LINE.match(head):
         return parse_arc_line(window.take(line.end()))
@@ -275,17 +288,23 @@ def _take_header(window: DecodedWindow) -> RecordHeader | None:
 
 
 def _may_follow(data: bytes) -> bool:
-    """Return True if these bytes may follow a record: line ends and then another record, the end of the file, or any
-    bytes after the two line ends that close a WARC record."""
+    """Return True if these bytes may follow a record.
+
+    They may be another record or the end of the file, after any line ends, or anything after the two line ends that
+    close a WARC record.
+    """
     rest = data.lstrip(b"\r\n")
     return not rest or TERMINATOR.match(data) is not None or starts_with_record(rest)
 
 
 def _lost(window: DecodedWindow, start: int, plain: bool, reason: str, reason_if_resumed: str | None = None) -> Drop:
-    """Move to the next record and return the drop of the skipped bytes. Its reason is `reason_if_resumed` if a record
-    starts before the run ends, else `reason`, unless the run ends in damage that explains it."""
+    """Move to the next record and return the drop for the skipped bytes.
+
+    Its reason is `reason_if_resumed` if it is set and another record starts before the run ends, else `reason`. If
+    damage of the frame at `start` ends the run, the reason is this damage.
+    """
     if plain:
-        # One byte back, for the line end in front of an ARC line.
+        # The search starts one byte earlier, to include the line end before an ARC line.
         here = window.stored()[0] - 1 if window.fill(1) else start
         next_start = window.frames.next_start(max(here, start + 1))
         window.seek(next_start)
@@ -298,7 +317,7 @@ def _lost(window: DecodedWindow, start: int, plain: bool, reason: str, reason_if
 
 
 def _fault_of(window: DecodedWindow, start: int) -> str | None:
-    """Return the fault of the frame at `start` if the run ends in it, and mark it as handled."""
+    """Return the fault of the frame at `start` if this fault ends the run, and move after it; else return None."""
     piece = window.next
     if piece is None or piece.fault is None or piece.start != start:
         return None
@@ -319,7 +338,7 @@ def _item(record: ArchiveRecord, config: SourceConfig) -> SourceItem:
 
 
 def _read_page(row: Row, header: RecordHeader, block: bytes, config: SourceConfig) -> Drop | None:
-    """Set the columns of a page from its whole block; return a Drop if it is not a page."""
+    """Set the columns of a row from the block of its record; return a Drop if it contains no page to keep."""
     if config.drop_truncated and header.truncated:
         return Drop("truncated_record")
     if config.verify_digests and not digest_matches(header, block):
@@ -347,8 +366,11 @@ def _read_page(row: Row, header: RecordHeader, block: bytes, config: SourceConfi
 
 
 def digest_matches(header: RecordHeader, block: bytes) -> bool:
-    """Return True if the block has the digest in its header (of the block, else of the payload), or if the header has
-    no comparable digest. Source: ISO 28500:2017, sections 5.8 and 5.9 (`algorithm:value`, in base 32 or base 16)."""
+    """Return True if the block has the digest that its header declares, or if there is no comparable digest.
+
+    The digest of the block is compared if there is one, else that of the payload. Source: ISO 28500:2017, sections 5.8
+    and 5.9 (`algorithm:value`, in base 32 or base 16).
+    """
     declared = header.block_digest or header.payload_digest or ""
     if not header.block_digest and header.kind == "response" and (blank := TERMINATOR.search(block)):
         block = block[blank.end() :]

@@ -1,7 +1,7 @@
 """The step `clean`: the survivors of deduplication, without the spans that were cut and with personal data replaced.
 
-Verdicts are joined with the text part by part: each task reads the same part of `documents`, `text`, `dedup` and, if
-the run has it, `repeats`.
+Tables are joined part by part: each task reads the same part of `documents`, `text`, `dedup` and, if the run has it,
+`repeats`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ ROWS_AT_ONCE = 512
 
 @dataclass(frozen=True)
 class CleanTask:
-    """One part of the tables, and the folder of the clean part."""
+    """One part to build: the folders and paths of the input tables, and the folder of the table `clean`."""
 
     ordinal: int
     stages: tuple[PerDocument, ...]
@@ -41,7 +41,7 @@ class CleanTask:
 
 
 def build_clean(build: StepContext) -> dict[str, TableResult]:
-    """Return the table `clean`, with one part for each part of `documents`."""
+    """Build the table `clean`, with one part for each part of `documents`, and return its result."""
     paths = [part_paths(build.inputs, ordinal) for ordinal in range(num_parts(build.inputs["documents"]))]
     folders = {name: table.folder for name, table in build.inputs.items()}
     tasks = [
@@ -62,7 +62,7 @@ def part_paths(tables: Any, ordinal: int) -> dict[str, str]:
 
 
 def clean_part(task: CleanTask, retried: bool) -> PartResult:
-    """Run the survivors of one part through the stages and write them."""
+    """Run the survivors of one part through the stages and write the part of `clean`."""
 
     def fill(output: PartOutput) -> None:
         fused = FusedStages(task.stages, task.recipe, local_models(task.models))
@@ -77,7 +77,7 @@ def clean_part(task: CleanTask, retried: bool) -> PartResult:
 
 
 def _count(row: Row, output: PartOutput) -> None:
-    """Count a finished row; a dropped one with the length of its text before the stages, `_chars`."""
+    """Count a row as kept or dropped; a dropped row by the length of its text before the stages, `_chars`."""
     books = output.books
     kept = row.get("drop_stage") is None
     books.enter(row, row["num_chars"] if kept else row["_chars"])
@@ -114,12 +114,12 @@ def survivors(task: CleanTask) -> Iterator[Row]:
     if num_texts != len(kept):
         raise ContractError(
             f"clean {part_key(task.ordinal)}: expected the text of {len(kept)} survivors, got {num_texts}. "
-            "Run `penstock run` again, so that documents, text and dedup are of the same run."
+            "Run `penstock run` again: it rebuilds the tables that are out of date."
         )
 
 
 def spans_of(cuts: Sequence[Row]) -> list[Span]:
-    """Return stored cuts as spans [code points]."""
+    """Return the cuts stored in a row as spans (start, end) [code points]."""
     return [(cut["start"], cut["end"]) for cut in cuts]
 
 

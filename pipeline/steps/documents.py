@@ -1,7 +1,7 @@
 """The step `documents`: one worker turns each split into a part of `documents` (rows and signals) and of `text`.
 
-Raw pages never leave the worker. Only extraction and the language gate end the pass for a document; every other stage
-measures all that remain, so that thresholds can be changed later without reading text.
+Raw pages never leave the worker. A document that extraction or the language stage drops is not processed further. The
+other stages measure all remaining documents, so that thresholds can be changed later without reading text.
 """
 
 import sys
@@ -27,13 +27,14 @@ from schemas.tables import DOCUMENTS, TEXT
 
 
 class TextConfig(Section):
-    """Whether to store the text of documents that extraction or the language gate dropped; their rows always stay.
+    """The section `[text]` of a recipe: whether to store the text of documents that extraction or language drops.
 
-    The text of every measured document is stored: its verdict is not known yet, and thresholds may be changed later.
+    Their rows are always stored. The text of all other documents is stored too, as thresholds may be changed later.
     """
 
     dropped: Literal["keep", "sample", "leave_out"] = "keep"
-    """Store the text of every document that is dropped there, of a share of them, or of none."""
+    """"keep" stores the text of all documents that extraction or the language stage drops, "sample" that of a share of
+    them, "leave_out" none."""
     sample_share: float = Field(0.01, ge=0, le=1)
     """Share of dropped documents whose text is stored if `dropped` is `sample`, chosen by a hash of doc_id."""
 
@@ -43,7 +44,7 @@ KEEP_TEXT = Relation(name="text", version=1, config=TextConfig)
 
 @dataclass(frozen=True)
 class DocumentsTask:
-    """One split to read, and the folders of its parts."""
+    """One split to read, and the folders of the tables `documents` and `text`."""
 
     split: Split
     source: Source
@@ -55,7 +56,7 @@ class DocumentsTask:
 
 
 def build_documents(build: StepContext) -> dict[str, TableResult]:
-    """Return the tables `documents` and `text`, with one part for each split."""
+    """Build the tables `documents` and `text`, with one part for each split, and return their results."""
     (source,) = (stage for stage in build.stages if isinstance(stage, Source))
     models, folders = build.model_paths(), (build.folders["documents"], build.folders["text"])
     tasks = [DocumentsTask(split, source, build.per_document, build.recipe, models, *folders) for split in build.splits]
@@ -98,12 +99,12 @@ def check_size(split: Split, size: int) -> None:
     if size != split.size:
         raise ContractError(
             f"{split.uri}: expected {split.size} bytes, got {size} while reading. "
-            "Start `penstock run` again when the file is complete."
+            "Start `penstock run` again when the file no longer changes."
         )
 
 
 def check_columns(row: Row, columns: Container[str]) -> None:
-    """Raise ContractError if the row has a value that no column would hold."""
+    """Raise ContractError if the row has a value for which the tables have no column."""
     unknown = [name for name in row if name not in columns and name[0] != "_"]
     if unknown:
         raise ContractError(

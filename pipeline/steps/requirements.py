@@ -1,4 +1,4 @@
-"""Requirements of a step that its own section cannot check: other sections, tables of other runs, and packages."""
+"""Checks of what a step needs besides its own section, made before anything runs: settings, other runs and packages."""
 
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -29,31 +29,37 @@ from schemas.manifest import TableVersion
 def check_indexes(
     has_scores: Callable[[Recipe], bool], recipe: Recipe, splits: Sequence[Split]
 ) -> dict[str, TableVersion]:
-    """Return the snapshot indexes of earlier runs. Raises ConfigError if keep rules use scores that no step makes."""
+    """Return the snapshot indexes of earlier runs.
+
+    Raises ConfigError if dedup.keep orders documents by scores of models and the recipe has no model.
+    """
     keep = recipe.section(DEDUP.name, DedupConfig)
     if "scores" in order_columns(keep) and not has_scores(recipe):
         raise ConfigError(
-            f"dedup.keep: expected scores of models, got {list(keep.keep)} and a recipe without a model. "
+            f"dedup.keep: expected a model that computes the scores it names, got {list(keep.keep)} and no model. "
             "Set classifier.models, importance.models or perplexity.scorer."
         )
     return indexes_of(recipe, splits)
 
 
 def check_buckets(recipe: Recipe, splits: Sequence[Split]) -> dict[str, TableVersion]:
-    """Return no table. Raises ConfigError if buckets use a signal that is not measured, or the mix unknown sources."""
+    """Return no tables, as quality buckets need none of another run.
+
+    Raises ConfigError if buckets use a signal that is not measured, or if tokens.mix names unknown sources.
+    """
     config = recipe.section(TOKENS.name, TokensConfig)
     by, families = config.buckets_by, recipe.section("quality", QualityConfig).families
     if by == BY_PERPLEXITY and recipe.section("perplexity", PerplexityConfig).scorer is None:
         raise ConfigError(
-            "tokens.buckets_by: expected buckets of perplexity, got no perplexity.scorer, so nothing measures it. "
-            "Set perplexity.scorer and its models, or name a signal."
+            "tokens.buckets_by: expected perplexity.scorer to be set for buckets by perplexity, got no scorer. "
+            "Set perplexity.scorer."
         )
     if config.measure and config.measure.name and by not in (scored := scores_of(recipe)):
         got = f"{by!r}{suggest_name(by, scored)}" if scored else f"{by!r} and no model that scores texts"
         section, _, name = by.partition(".")
         raise ConfigError(
-            f"tokens.buckets_by: expected the score of a model of the recipe, got {got}. Give {section}.models a "
-            f"model {name!r}, or name another column."
+            f"tokens.buckets_by: expected the score of a model in the recipe, got {got}. Add a model {name!r} to "
+            f"{section}.models."
         )
     if by in FAMILY_OF and FAMILY_OF[by] not in families:
         raise ConfigError(
@@ -65,7 +71,10 @@ def check_buckets(recipe: Recipe, splits: Sequence[Split]) -> dict[str, TableVer
 
 
 def check_packages(recipe: Recipe, splits: Sequence[Split]) -> dict[str, TableVersion]:
-    """Return no table. Raises ConfigError if a package that finds the chosen personal data is not installed."""
+    """Return no tables, as `pii` needs none of another run.
+
+    Raises ConfigError if a package that finds the chosen types of personal data is not installed.
+    """
     config = recipe.section(PII.name, PiiConfig)
     needed = {
         "phonenumbers": bool(config.types),  # presidio imports it too
@@ -75,13 +84,13 @@ def check_packages(recipe: Recipe, splits: Sequence[Split]) -> dict[str, TableVe
     for package, is_needed in needed.items():
         if is_needed and find_spec(package.replace("-", "_")) is None:
             raise ConfigError(
-                f"pii: expected the package {package} to find personal data, got none. Install penstock[pii]."
+                f"pii: expected the package {package} to be installed, got none. Run `pip install penstock[pii]`."
             )
     return {}
 
 
 def scores_of(recipe: Recipe) -> list[str]:
-    """Return the names of the scores that the models of a recipe give each text, as `section.name`."""
+    """Return the names of the scores that the models of a recipe compute, as `section.name`."""
     models = {
         CLASSIFIER: recipe.section(CLASSIFIER, ClassifierConfig).models,
         IMPORTANCE: recipe.section(IMPORTANCE, ImportanceConfig).models,
@@ -90,7 +99,7 @@ def scores_of(recipe: Recipe) -> list[str]:
 
 
 def bucket_tables(recipe: Recipe) -> tuple[str, ...]:
-    """Return the tables from which the quality buckets of a recipe's token streams are read."""
+    """Return the names of the tables that hold the values by which token streams are divided into quality buckets."""
     config = recipe.section(TOKENS.name, TokensConfig)
     if config.measure and config.measure.name:
         return ("documents", config.measure.table)

@@ -1,6 +1,7 @@
-"""The step `scores`: scores that models give the stored text after cuts; left out if the recipe names no model.
+"""The step `scores`: models score the stored text after cuts. A run without models does not have this step.
 
-It is separate from the step `documents` because models change more often: a new model reads text, never pages.
+It is separate from the step `documents` because models change more often: with a new model, only the stored text is
+read, and no page is extracted again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,7 @@ from schemas.tables import SCORES
 
 @dataclass(frozen=True)
 class ScoresTask:
-    """One part to score, and the folder of its scores."""
+    """One part to score, and the folder of the table `scores`."""
 
     part: Part
     stages: tuple[PerDocument, ...]
@@ -32,16 +33,16 @@ class ScoresTask:
     models: dict[str, dict[str, str]]
     folder: Store
     scored: str | None = None
-    """The file of a checkpoint's scores of the part, if a checkpoint scores it."""
+    """The file with the scores that a checkpoint computed for the part; None if no checkpoint scores texts."""
 
 
 def has_models(stages: Sequence[PerDocument], recipe: Recipe) -> bool:
-    """Return True if the recipe gives any of the stages a model."""
+    """Return True if the recipe configures a model for any of the stages."""
     return any(stage.models(recipe[stage.name]) for stage in stages)
 
 
 def build_scores(build: StepContext) -> dict[str, TableResult]:
-    """Return the table `scores`, with one part for each part of `documents`."""
+    """Build the table `scores`, with one part for each part of `documents`, and return its result."""
     folder = build.folders["scores"]
     models = build.model_paths()
     tasks = [ScoresTask(part, build.per_document, build.recipe, models, folder) for part in parts_of(build.inputs)]
@@ -57,9 +58,9 @@ def build_scores(build: StepContext) -> dict[str, TableResult]:
 
 
 def scored_by_checkpoint(build: StepContext, config: PerplexityConfig, tasks: Sequence[ScoresTask]) -> list[str]:
-    """Return the files of a checkpoint's scores of each part, computed by a separate process that has torch.
+    """Score all texts with a checkpoint, in a separate process that has torch, and return a file of scores per part.
 
-    The texts pass through the table's own folder, which must therefore be on a local or mounted file system.
+    The texts are passed in files in the folder of `scores`, so it must be on a local or mounted file system.
     """
     folder = build.folders["scores"]
     texts = [result["path"] for result in run_tasks(build.spark, texts_part, tasks, "texts", build.partitions)]
@@ -81,7 +82,7 @@ def texts_part(task: ScoresTask, retried: bool) -> TaskResult:
 
 
 def scores_part(task: ScoresTask, retried: bool) -> PartResult:
-    """Score one part and write it."""
+    """Score the texts of one part and write its part of `scores`."""
 
     def fill(output: PartOutput) -> None:
         fused = FusedStages(task.stages, task.recipe, local_models(task.models))
@@ -97,7 +98,7 @@ def scores_part(task: ScoresTask, retried: bool) -> PartResult:
 
 
 def _count(row: Row, output: PartOutput) -> None:
-    """Count one row; a missing score is no verdict: the document stays, and its scores are null."""
+    """Count one row. A document that could not be scored is not dropped: its scores are null."""
     if row.get("drop_stage") is not None:
         output.books.tally("unscored", f"{row['drop_stage']}/{row['drop_rule']}")
         row["drop_stage"] = None
@@ -114,7 +115,7 @@ def texts(part: Part) -> Iterator[Row]:
 
 
 def with_scores(task: ScoresTask) -> Iterator[Row]:
-    """Yield the texts of a part, with the scores of a checkpoint if one computed them."""
+    """Yield the rows of `texts`, with the scores of a checkpoint if one scores texts."""
     if task.scored is None:
         yield from texts(task.part)
         return
@@ -123,7 +124,7 @@ def with_scores(task: ScoresTask) -> Iterator[Row]:
         for row, scored in zip(texts(task.part), scores, strict=True):
             if row["doc_id"] != scored["doc_id"]:
                 raise ContractError(
-                    f"scores {part_key(task.part.ordinal)}: expected the scores of its own documents, got others. "
-                    "Start `penstock run` again."
+                    f"scores {part_key(task.part.ordinal)}: expected the checkpoint's scores in the order of the "
+                    "documents, got another order. Run `penstock run` again."
                 )
             yield row | scored

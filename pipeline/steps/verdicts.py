@@ -1,7 +1,7 @@
-"""The step `verdicts`: the limits of the recipe compared with stored signals; no text is read.
+"""The step `verdicts`: compares stored signals with the limits of the recipe; no text is read.
 
-Cut-offs that depend on the data (percentiles of a language) come first, from exact histograms. Then the checks of every
-document are evaluated, and the report's distributions are counted in the same pass.
+First, limits that are quantiles of a language's documents are computed from exact histograms. Then the checks of every
+document are evaluated, and distributions for the report are counted in the same pass.
 """
 
 from collections import Counter
@@ -53,7 +53,7 @@ FACTS = ["source", "body_chars", "perplexity"]
 
 @dataclass(frozen=True)
 class VerdictsTask:
-    """One part whose checks are evaluated, and the folder of its verdicts."""
+    """One part of `documents` and `scores` to check, and the folder of the table `verdicts`."""
 
     part: Part
     stages: tuple[PerDocument, ...]
@@ -64,7 +64,7 @@ class VerdictsTask:
 
 
 def build_verdicts(build: StepContext) -> dict[str, TableResult]:
-    """Return the table `verdicts`, with one part for each part of `documents`."""
+    """Build the table `verdicts`, with one part for each part of `documents`, and return its result."""
     tasks = [
         VerdictsTask(part, build.per_document, build.recipe, build.model_paths(), {}, build.folders["verdicts"])
         for part in parts_of(build.inputs)
@@ -87,7 +87,7 @@ def build_verdicts(build: StepContext) -> dict[str, TableResult]:
 
 
 def quantiles_of(stages: Sequence[PerDocument], recipe: Recipe) -> list[Quantile]:
-    """Return every cut-off of the stages that depends on the data."""
+    """Return every quantile of the data that the stages' checks use as a limit."""
     return [quantile for stage in stages for quantile in stage.quantiles(recipe[stage.name])]
 
 
@@ -108,7 +108,7 @@ def names_of(named: Sequence[tuple[str, Check]]) -> list[str]:
 
 
 def limits_of(named: Sequence[tuple[str, Check]]) -> dict[str, Any]:
-    """Return the setting, column, side and limits of each check, by `stage/reason`."""
+    """Return the setting, column, kind (min or max) and limits of each check, by `stage/reason`."""
     return {
         name: {
             "setting": f"{stage}.{check.setting}",
@@ -129,7 +129,7 @@ def split_columns(names: Sequence[str], tables: Mapping[str, Any]) -> dict[str, 
 
 
 def histograms_of_part(task: VerdictsTask, retried: bool) -> TaskResult:
-    """Return exact histograms of the quantiles' columns in one part, by quantile and language."""
+    """Return exact histograms of the values of each quantile in one part, by quantile and language."""
     quantiles = quantiles_of(task.stages, task.recipe)
     columns = split_columns(columns_of(quantiles), task.part.paths)
     found: dict[str, Any] = {}
@@ -148,7 +148,7 @@ def histograms_of_part(task: VerdictsTask, retried: bool) -> TaskResult:
 
 
 def cutoffs_of(quantiles: Sequence[Quantile], histograms: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return every quantile by language, from the histograms of all parts; a language without values has none."""
+    """Return the value of every quantile in each language that has values, from the histograms of all parts."""
     total: Any = {}
     for histogram in histograms:
         total = add_figures(total, histogram)
@@ -163,7 +163,7 @@ def cutoffs_of(quantiles: Sequence[Quantile], histograms: Sequence[Mapping[str, 
 
 
 def measures_of(quantiles: Sequence[Quantile], histograms: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return coarse histograms of each stored column with a quantile, by language."""
+    """Return coarse histograms of each stored column of which a quantile is computed, by column and language."""
     found: dict[str, Any] = {}
     for item in {item.column: item for item in quantiles if item.value is None}.values():
         for histogram in histograms:
@@ -205,7 +205,7 @@ def verdicts_part(task: VerdictsTask, retried: bool) -> PartResult:
 def distributions_of(
     named: Sequence[tuple[str, Check]], judgement: CheckResults, batch: pa.RecordBatch
 ) -> dict[str, Any]:
-    """Return coarse histograms of the values of each check, by language."""
+    """Return coarse histograms of the values that each check compares, by check and language."""
     numbers, languages = languages_of(batch)
     found: dict[str, Any] = {}
     for check, values, limits in zip(names_of(named), judgement.values, judgement.limits):
@@ -219,7 +219,7 @@ def distributions_of(
 
 
 def beyond_of(named: Sequence[tuple[str, Check]], judgement: CheckResults, batch: pa.RecordBatch) -> dict[str, Any]:
-    """Return the number of documents that break each check, by language, regardless of the checks before it."""
+    """Return how many documents break each check, by check and language, whether or not an earlier check drops them."""
     numbers, languages = languages_of(batch)
     counts = [np.bincount(numbers[broken], minlength=len(languages)).tolist() for broken in judgement.broken]
     return {
@@ -243,7 +243,7 @@ def rows_of(
     """Yield the verdict of every document of a batch, with its length after cuts [code points]."""
     first = judgement.first
     places = np.arange(len(first))
-    # The row of NaN at the end is that of KEPT, which is -1; without checks it is the only row.
+    # The index KEPT is -1, so it selects the row of NaN that is appended; without checks, this is the only row.
     nothing = np.full((1, len(first)), np.nan)
     values, limits = (
         np.concatenate((measured_of_all, nothing))[first, places].tolist()
@@ -259,7 +259,7 @@ def rows_of(
 
 
 def buckets_of(batch: pa.RecordBatch, cutoffs: Cutoffs) -> list[str]:
-    """Return head, middle or tail of its language for each document; `all` if no model measured it."""
+    """Return the perplexity bucket of each document in its language: head, middle or tail; `all` if not measured."""
     if "perplexity" not in batch.schema.names:
         return [ALL] * batch.num_rows
     numbers, languages = languages_of(batch)
@@ -273,7 +273,7 @@ def buckets_of(batch: pa.RecordBatch, cutoffs: Cutoffs) -> list[str]:
 
 
 def count_verdict(row: Row, chars: int, books: DropCounter) -> None:
-    """Count one verdict, also by source and language."""
+    """Count one verdict, and kept documents also by source and language."""
     books.enter(row, chars)
     language, source = row.pop("language") or "?", row.pop("source")
     if row.get("drop_stage") is None:
@@ -285,11 +285,11 @@ def count_verdict(row: Row, chars: int, books: DropCounter) -> None:
 
 # Re-evaluation: documents from which passages were cut are measured again and compared with the same limits.
 #
-# A document is measured as if the passages had never existed: a stage that read the whole text reads it without them, a
-# stage that read the text after cuts reads what is left. Cut-offs that depend on the data are not computed again.
+# A document is measured as if the passages had never existed. A stage that read the whole text reads it without them; a
+# stage that read the text after cuts reads what is left. Limits that are quantiles of the data are not computed again.
 
 CONTEXT = ("source", "language")
-"""Columns that stages read of a document."""
+"""Columns besides the compared ones that the stages read."""
 
 
 def is_score(stage: PerDocument) -> bool:
@@ -298,7 +298,7 @@ def is_score(stage: PerDocument) -> bool:
 
 
 class Reevaluation:
-    """Measures documents and evaluates their checks after passages were cut; built once for a part."""
+    """Measures documents again after passages were cut from them, and evaluates their checks; built once for a part."""
 
     def __init__(
         self,
@@ -309,7 +309,7 @@ class Reevaluation:
         scored: bool,
         isolated: bool,
     ):
-        """`scored`: the run has scores of models; `isolated`: records are measured in a child process."""
+        """Load the stages; `scored`: the run has scores of models; `isolated`: measure in a child process."""
         local = local_models(models)
         of_text = [stage for stage in stages if stage.again == "text"]
         of_rest = [stage for stage in stages if stage.again == "rest" and (scored or not is_score(stage))]
@@ -329,11 +329,11 @@ class Reevaluation:
 
     @property
     def errors(self) -> dict[str, int]:
-        """The kinds and places of the errors, counted."""
+        """The number of errors by stage, type and line of code."""
         return dict(self._of_text.errors + self._of_rest.errors)
 
     def __call__(self, rows: list[Row]) -> None:
-        """Add the signals of each row's `text` and of its `_rest`, and the verdict if a check is broken."""
+        """Measure each row again, on its `text` and on its `_rest`, and add a drop if it breaks a check."""
         for row in rows:
             try:
                 row.update(self._measure(row))
@@ -362,5 +362,5 @@ class Reevaluation:
 
 
 def _stored(value: object) -> object:
-    """Return a value as Arrow stores it: one measured again is a mapping, one from the table has entries."""
+    """Return a value as Arrow stores it: a mapping, from a new measurement, becomes a list of (name, value)."""
     return to_entries(value) if isinstance(value, dict) else value

@@ -1,8 +1,8 @@
-"""The job that derives language profiles: stop words and limits from clean reference text, as FineWeb-2 does.
+"""`penstock derive-profiles`: derives stop words and limits by language from clean reference text, as FineWeb-2 does.
 
-Stop words are frequent words that occur in most documents. A limit is a percentile of a signal in clean documents, plus
-a margin, and never stricter than the published limit; limits on word length are first scaled by the language's median.
-Everything is computed from exact counts, so that neither partitioning nor order changes the file.
+Stop words are frequent words that occur in most documents. A limit is a percentile of a signal in clean documents plus
+a margin, and never stricter than the published limit. Published limits on word length are first scaled by the
+language's median. Everything is computed from exact counts, so neither partitioning nor order changes the result.
 Source: Penedo et al. 2025 (FineWeb-2), arXiv 2506.20920, on filtering thresholds and stop words by language.
 """
 
@@ -41,32 +41,32 @@ from schemas.manifest import TableVersion, open_table
 from schemas.storage import Store, resolve_uri
 from schemas.tables import DOCUMENTS
 
-# Exact counts over reference text, one task for each file or part of a run; answers can be added in any order. A word
-# with a given share of all text has at least that share of some part of it. So each part lists its own frequent words,
-# and only their union is counted everywhere: no task and no driver holds a whole vocabulary.
+# Exact counts over reference text, one task for each file or part of a run; their results can be summed in any order. A
+# word with a given share of all text has at least this share in one of the parts. So each task lists the frequent words
+# of its own text, and only their union is counted in all text: no task and no driver holds a whole vocabulary.
 
 CANDIDATE_SHARE = 0.001
-"""Minimum share of a part's words for a word that is counted everywhere."""
+"""Minimum share of the words of one task for a word to be counted in all text."""
 ROWS_AT_ONCE = 256
 NUM_RANKS = 4
-"""Number of a document's stop words that are ranked."""
+"""For each number of distinct stop words up to this one, the documents that contain as many are counted."""
 Words = Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True)
 class CountTask:
-    """A file of JSON lines or a part of a run, and the words to count in it."""
+    """A file of JSON lines or a part of a run to count words and signals in."""
 
     source: Split | Part
     quality: QualityConfig
     sources: tuple[str, ...] = ()
-    """The sources of a run to count; empty: all."""
+    """The sources of the run to count; empty: all."""
     words: Words = field(default_factory=dict)
-    """Words by language, in the order of their ranks."""
+    """The words to count by language, the one in the most documents first."""
 
 
 def read_texts(task: CountTask) -> Iterator[tuple[str, str]]:
-    """Yield (language, text) of every document of a task. Raises ConfigError for an invalid line."""
+    """Yield (language, text) of every document of a task. Raises ConfigError if a line of a file is invalid."""
     if isinstance(task.source, Part):
         yield from _stored_texts(task.source, task.sources)
         return
@@ -95,7 +95,7 @@ def _stored_texts(part: Part, sources: tuple[str, ...]) -> Iterator[tuple[str, s
 
 
 def words_of(text: str, language: str) -> Iterator[str]:
-    """Yield the words of a text that may be stop words: lower-case letters without digits and signs."""
+    """Yield the words of a text that may be stop words: those of lower-case letters only."""
     split = splitter_of(language)
     return (word for piece in text.split() for word in split(piece) if _may_be_stop_word(word))
 
@@ -106,7 +106,7 @@ def _may_be_stop_word(word: str) -> bool:
 
 
 def frequent_words(task: CountTask, retried: bool) -> TaskResult:
-    """Count each language's documents and words, and list the words with CANDIDATE_SHARE of those of this task."""
+    """Return each language's numbers of documents and words, and its words with at least CANDIDATE_SHARE of these."""
     documents: Counter[str] = Counter()
     counts: dict[str, Counter[str]] = {}
     for language, text in read_texts(task):
@@ -121,7 +121,7 @@ def frequent_words(task: CountTask, retried: bool) -> TaskResult:
 
 
 def word_counts(task: CountTask, retried: bool) -> TaskResult:
-    """Count the occurrences of each of the task's words and the documents with it, by language."""
+    """Return, by language, how often each of the task's words occurs and how many documents contain it."""
     counted = {language: frozenset(words) for language, words in task.words.items()}
     counts: dict[str, Counter[str]] = {language: Counter() for language in counted}
     holding: dict[str, Counter[str]] = {language: Counter() for language in counted}
@@ -136,10 +136,10 @@ def word_counts(task: CountTask, retried: bool) -> TaskResult:
 
 
 def word_ranks(task: CountTask, retried: bool) -> TaskResult:
-    """Count documents by the n-th best rank of their words, by language and n up to BEST.
+    """Return, by language and by n up to NUM_RANKS, the number of documents by the n-th smallest rank of their words.
 
-    A document has two of the first r words exactly if its second best rank is at most r. The rank after the last means
-    that the document has fewer than n of the words.
+    The rank of a word is its position in the task's list, from 1. A document contains two of the first r words exactly
+    if its second smallest rank is at most r. The rank after the last means that it contains fewer than n of the words.
     """
     ranks = {language: {word: rank for rank, word in enumerate(words, 1)} for language, words in task.words.items()}
     tallies: dict[str, list[Counter[str]]] = {language: [Counter() for _ in range(NUM_RANKS)] for language in ranks}
@@ -155,7 +155,10 @@ def word_ranks(task: CountTask, retried: bool) -> TaskResult:
 
 
 def signal_histograms(task: CountTask, retried: bool) -> TaskResult:
-    """Return exact histograms of each rule's signal, by setting and language; of a run, from stored columns only."""
+    """Return exact histograms of the signal that each rule compares, by the rule's setting and by language.
+
+    Signals of a run are read from its tables; those of a file are measured.
+    """
     checks = QUALITY.checks(task.quality, {}, {})
     histograms: Any = {}
     documents: Any = {}
@@ -192,7 +195,7 @@ def _measured(task: CountTask, checks: Sequence[Check]) -> Iterator[pa.RecordBat
         yield pa.RecordBatch.from_pylist(rows, schema)
 
 
-# The script of words, by the Unicode names of their letters.
+# The script of words, determined by the Unicode names of their letters.
 
 SCRIPTS = {
     "LATIN": "Latn", "CYRILLIC": "Cyrl", "GREEK": "Grek", "ARABIC": "Arab", "HEBREW": "Hebr", "DEVANAGARI": "Deva",
@@ -205,7 +208,7 @@ SCRIPTS = {
 
 
 def script_of(words: Iterable[str]) -> str:
-    """Return the ISO 15924 code of the script of most letters; any kana means Japanese, `Zyyy` means no letters."""
+    """Return the ISO 15924 code of the script of most letters: `Jpan` if there are kana, `Zyyy` if it is unknown."""
     names = [unicodedata.name(char, "").partition(" ")[0].partition("-")[0] for word in words for char in word]
     scripts = Counter(SCRIPTS[name] for name in names if name in SCRIPTS)
     return "Jpan" if "Jpan" in scripts else max(scripts, key=lambda code: (scripts[code], code), default="Zyyy")
@@ -213,52 +216,56 @@ def script_of(words: Iterable[str]) -> str:
 
 ENGLISH = "en"
 STOP_WORD_MARGIN = 2
-"""Number of stop words by which clean documents must exceed the limit [words]."""
+"""Number by which min_stop_words is below the number of stop words that clean documents contain [words]."""
 FIXED_SETTINGS = ("min_words", "max_words", "min_stop_words", "max_lorem_ipsum", "max_curly_brackets")
-"""Settings whose limits are never derived: length of a document, stop words, non-words."""
+"""Settings whose limits are not derived from a percentile."""
 WORD_LENGTH, NGRAMS = "_word_length", "gram"
 """Suffixes of the settings on word length and on n-grams."""
 Histograms = Mapping[str, Mapping[str, int]]
-"""Number of documents by bin of the signal, by setting."""
+"""Number of documents by bin of a signal, by the setting that limits the signal."""
 
 
 class DeriveConfig(Section):
-    """The section `[derive]`: the reference text of the profiles, and the tightness of their limits."""
+    """The section `[derive]`: the reference text from which profiles are derived, and how strict their limits are."""
 
     reference: tuple[str, ...] = ()
-    """Files of JSON lines, objects with the strings `text` and `lang`; paths or patterns, plain or compressed."""
+    """Files of reference text, as paths or patterns, plain or compressed. Each line is a JSON object with the strings
+    `text` and `lang`."""
     run: str | None = None
-    """Run folder whose documents are the reference instead of files: limits from stored signals, stop words from
-    text."""
+    """Run folder whose documents are the reference text instead of files; limits are derived from stored signals."""
     sources: tuple[str, ...] = ()
-    """The sources of a run that are clean enough; empty: all."""
+    """The sources of the run whose documents are clean enough; empty: all."""
     dialect: Dialect = "datatrove"
-    """Dialect of the signals and published limits."""
+    """The dialect of `[quality]` whose signals are measured, and than whose limits no derived limit is stricter."""
     min_documents: int = Field(30, ge=1)
-    """Minimum number of documents of a language with a profile."""
+    """Minimum number of documents of a language; a language with fewer gets no profile."""
     tail: float = Field(0.005, gt=0, lt=0.5)
-    """Share of a language's clean documents beyond a limit before its margin. A language with too few documents uses
-    the percentile of all languages of its script, or of all languages, if that is looser."""
+    """Share of a language's clean documents that a limit without its margin would drop; it sets the percentile. If a
+    language has too few documents for it, the percentile of all languages of its script, or of all languages, is used
+    if it is looser."""
     margin: float = Field(0.25, ge=0, lt=1)
-    """Margin beyond that percentile, as a share of it, or of its distance to 1 if that is less."""
+    """Distance of a limit from the percentile, as a share of the percentile, or of 1 minus the percentile if this is
+    less."""
     english_word_length: float = Field(4.58, gt=0)
     """Mean word length of the median English document, to which the published limits apply [code points]; measured on
     the 511 English documents of the reference text of the built-in profiles."""
     min_stop_word_share: float = Field(0.008, gt=0, lt=1)
-    """Minimum share of all words of a stop word; sets the number of stop words."""
+    """Words with at least this share of all words of a language are stop words, within the next two limits."""
     min_stop_words: int = Field(8, ge=2)
-    """Minimum number of stop words [words]; Gopher has eight."""
+    """Minimum number of stop words of a language; Gopher has eight for English."""
     max_stop_words: int = Field(30, ge=2)
-    """Maximum number of stop words, used if fewer do not put four of them into all but `tail` of the documents."""
+    """Maximum number of stop words of a language. Stop words are added up to this number until all but `tail` of the
+    documents contain four of them."""
     leave_out: tuple[str, ...] = (ENGLISH,)
-    """Languages without derived limits: the published rules were made for English."""
+    """Languages that get no profile: the published rules were made for English."""
 
     @model_validator(mode="after")
     def _one_reference(self) -> "DeriveConfig":
         if bool(self.reference) == bool(self.run):
-            raise ValueError("expected either reference, files of text, or run, a run folder. Give one of them.")
+            got = "both" if self.run else "neither"
+            raise ValueError(f"expected either derive.reference or derive.run, got {got}. Set one of them.")
         if self.sources and not self.run:
-            raise ValueError("sources: expected a run with it, got files of text. Remove derive.sources.")
+            raise ValueError("sources: expected derive.run to be set too, got no run. Remove derive.sources.")
         if self.max_stop_words < self.min_stop_words:
             raise ValueError(f"max_stop_words: expected at least min_stop_words, got {self.max_stop_words}. Raise it.")
         return self
@@ -266,7 +273,7 @@ class DeriveConfig(Section):
 
 @dataclass(frozen=True)
 class StopWords:
-    """The stop words of a language, most frequent first, and the minimum number of them in a document."""
+    """The stop words of a language, and the minimum number of them that a document must contain."""
 
     words: tuple[str, ...]
     min_words: int
@@ -275,7 +282,8 @@ class StopWords:
 def derive_profiles(config: DeriveConfig, out: str, spark: Any = None) -> Mapping[str, LanguageProfile]:
     """Derive the profile of every language with enough text and write them to the TOML file `out`.
 
-    `spark` is the session whose workers count; without it this process counts. Raises ConfigError, ContractError.
+    `spark` is the session whose workers count words and signals; without it, this process does. Raises ConfigError if
+    no language has enough text or a file is invalid.
     """
     tasks = _tasks(config)
     frequencies = _counted(spark, frequent_words, tasks, "frequent words")
@@ -283,8 +291,8 @@ def derive_profiles(config: DeriveConfig, out: str, spark: Any = None) -> Mappin
     chosen = {lang: words for lang, words in frequencies["candidates"].items() if _has_profile(lang, documents, config)}
     if not chosen:
         raise ConfigError(
-            f"derive: expected languages with {config.min_documents} documents, got {dict(sorted(documents.items()))}. "
-            "Give more text or lower derive.min_documents."
+            f"derive: expected a language of {config.min_documents} documents, got {dict(sorted(documents.items()))}. "
+            "Add reference text, or lower derive.min_documents."
         )
     counted = _counted(spark, word_counts, _asking(tasks, chosen), "word counts")
     counts, holding = counted["counts"], counted["holding"]
@@ -332,7 +340,7 @@ def _asking(tasks: Sequence[CountTask], words: Mapping[str, Iterable[str]]) -> l
 def _counted(
     spark: Any, count: Callable[[CountTask, bool], TaskResult], tasks: Sequence[CountTask], label: str
 ) -> TaskResult:
-    """Return the sum of the answers of all tasks."""
+    """Run `count` on every task, on Spark's workers if there is a session, and return the sum of the results."""
     answers = run_tasks(spark, count, tasks, label, None) if spark else [count(task, False) for task in tasks]
     total: Any = {}
     for answer in answers:
@@ -354,25 +362,31 @@ def _together(histograms: Mapping[str, Histograms], languages: Sequence[str]) ->
 
 
 def _peers(language: str, scripts: Mapping[str, str], documents: Mapping[str, int], config: DeriveConfig) -> list[str]:
-    """Return the languages whose documents determine a percentile for this one: itself if it has enough, else those of
-    its script, else all."""
+    """Return the languages from whose documents a percentile for this language is computed.
+
+    It is the language itself if it has enough documents, else all languages of its script, else all languages.
+    """
     circles = ([language], [peer for peer in scripts if scripts[peer] == scripts[language]], list(scripts))
     sufficient = [circle for circle in circles if config.tail * sum(documents[peer] for peer in circle) >= 1]
     return sufficient[0] if sufficient else list(scripts)
 
 
 def _ranked(counts: Mapping[str, int], holding: Mapping[str, int], number: int) -> tuple[str, ...]:
-    """Return the words by number of documents: a word of a single subject may be frequent, but in few documents."""
+    """Return the first `number` words by the number of documents that contain them.
+
+    The order is not by occurrences, because a word of a single subject may be frequent in few documents.
+    """
     return tuple(sorted(counts, key=lambda word: (-holding[word], -counts[word], word))[:number])
 
 
 def stop_words_of(
     words: Sequence[str], frequent: int, ranks: Mapping[str, Mapping[str, int]], config: DeriveConfig
 ) -> StopWords:
-    """Return the first words: `frequent`, at least `min_stop_words`, and more until documents contain four.
+    """Return the first `words` as stop words, and how many of them a document must contain.
 
-    `ranks` is the number of documents by n-th best rank. The minimum in a document is SPARE less than all but `tail` of
-    the documents contain.
+    There are `frequent` stop words, but at least min_stop_words. Further words follow until all but `tail` of the
+    documents contain NUM_RANKS of them. A document must contain STOP_WORD_MARGIN fewer than these documents do. `ranks`
+    is the result of `word_ranks` for the language.
     """
     documents = sum(ranks["1"].values())
     enough = documents - max(1, math.floor(config.tail * documents))  # A single document may be mislabeled.
@@ -390,7 +404,10 @@ def _within(ranks: Mapping[str, int], number: int) -> int:
 def limits_of(
     language: str, checks: Sequence[Check], own: Histograms, peers: Histograms, config: DeriveConfig
 ) -> dict[str, float]:
-    """Return the limits of a language by setting, from its own or its peers' histograms, whichever are looser."""
+    """Return the limits of a language by setting, from the histograms of its own documents and of its peers.
+
+    The loosest of the limits from both and the published one is used.
+    """
     limits: dict[str, float] = {}
     for check in checks:
         counts = _bins(own, check)
@@ -412,8 +429,11 @@ def limits_of(
 
 
 def _is_derived(check: Check, language: str) -> bool:
-    """Return True if a language may have its own limit: for rules made for English; for neutral rules only on word
-    n-grams of languages split by a dictionary, because repeated text is not a property of a language."""
+    """Return True if a language may have its own limit for a check.
+
+    Limits that were set for English are derived. Limits of neutral rules are not, because repeated text does not depend
+    on the language. Only those on word n-grams are, in languages without spaces, whose words come from dictionaries.
+    """
     if EVERY in check.limits:
         return check.setting.endswith(NGRAMS) and language in UNSPACED_LANGUAGES
     return check.setting not in FIXED_SETTINGS
@@ -424,14 +444,17 @@ def _bins(histograms: Histograms, check: Check) -> dict[int, int]:
 
 
 def _edge(check: Check, counts: Mapping[int, int], config: DeriveConfig) -> float:
-    """Return the percentile plus the margin."""
+    """Return the percentile, made looser by the margin."""
     edge = _percentile(check, counts, config)
     room = config.margin * (min(edge, 1 - edge) if _is_share(check) and edge < 1 else edge)
     return edge - room if is_minimum(check) else edge + room
 
 
 def _percentile(check: Check, counts: Mapping[int, int], config: DeriveConfig) -> float:
-    """Return the value that all but `tail` of the documents, or all but one, reach: it may be mislabeled or unclean."""
+    """Return the limit that all but `tail` of the documents pass, or all but one of few documents.
+
+    One document is always ignored, because it may have a wrong language or be unclean.
+    """
     beyond = max(config.tail, 1.5 / sum(counts.values()))  # The second document reaches 1.5 / n with any rounding.
     return quantile(counts, beyond if is_minimum(check) else 1 - beyond, FINE)
 
@@ -445,7 +468,7 @@ def _is_share(check: Check) -> bool:
 
 
 def _rounded(limit: float, check: Check) -> float:
-    """Return the limit rounded to three digits, or to an integer if the signal is one, never to a stricter value."""
+    """Return the limit rounded to three decimals, or to an integer if the signal is one, never to a stricter value."""
     scale = 1 if pa.types.is_integer(DOCUMENTS.field(check.column).type) else 1000
     steps = round(limit * scale, 6)  # A floating-point error must not round to the next step.
     return (math.floor(steps) if is_minimum(check) else math.ceil(steps)) / scale

@@ -1,7 +1,7 @@
 """Language profiles: the stop words and quality limits of a language, derived from clean text.
 
-A limit has the name of a setting of `[quality]`. The built-in file was derived by `pipeline/text/derive_profiles.py`
-and contains only function words and numbers. English is not in it: the published rules were made for English.
+A limit has the name of a setting in `[quality]`. The built-in file was derived by `penstock derive-profiles` and
+contains only function words and numbers. English is not in it, because the published rules were made for English.
 """
 
 import json
@@ -23,19 +23,19 @@ class LanguageProfile:
     """The stop words and limits of one language."""
 
     language: str
-    """Code of the language model."""
+    """Code of the language, as in the column `language`."""
     script: str
     """ISO 15924 code of the script, such as `Latn`."""
     stop_words: frozenset[str] = frozenset()
-    """Most frequent words, as split by the language's splitter."""
+    """Stop words, as the language's tokenizer splits words."""
     limits: Mapping[str, float] = field(default_factory=dict)
-    """Limit by the name of the setting it replaces; the prefix `min_` or `max_` is its direction."""
+    """Limit by the name of the setting in `[quality]` that it replaces, such as `min_alpha_words`."""
 
 
 def load_profiles(path: str | None) -> Mapping[str, LanguageProfile]:
-    """Load the profiles in a TOML file by language, in order of their codes; None: the built-in profiles.
+    """Load the profiles in a TOML file by language, sorted by code; None loads the built-in profiles.
 
-    Raises ConfigError that lists every problem of the file.
+    Raises ConfigError if the file is invalid; the message lists every problem.
     """
     return _load(str(path) if path else str(BUILT_IN))
 
@@ -43,7 +43,11 @@ def load_profiles(path: str | None) -> Mapping[str, LanguageProfile]:
 def render_profiles(
     profiles: Mapping[str, LanguageProfile], words: Mapping[str, Sequence[str]], documents: Mapping[str, int], how: str
 ) -> str:
-    """Return the TOML text of profiles, with the stop words in this order, document counts and the settings `how`."""
+    """Return the TOML text of profiles.
+
+    `words` are the stop words of each language in the order to write, `documents` its number of documents, and `how`
+    the settings for the first comment.
+    """
     lines = [f"# Derived from clean reference text: {how}."]
     for language, profile in profiles.items():
         listed = ", ".join(json.dumps(word, ensure_ascii=False) for word in words[language])
@@ -58,7 +62,9 @@ def _load(path: str) -> Mapping[str, LanguageProfile]:
     try:
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"language profiles {path}: expected a TOML file, got {error}. Derive it again.") from error
+        raise ConfigError(
+            f"language profiles {path}: expected a TOML file, got {error}. Run `penstock derive-profiles` again."
+        ) from error
     problems = [problem for language, value in values.items() for problem in _problems(language, value)]
     if problems:
         raise ConfigError(f"language profiles {path}: {'; '.join(problems)}. Correct the file.")

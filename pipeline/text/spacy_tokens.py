@@ -1,8 +1,8 @@
-"""Tokenization of a piece of text without whitespace: a reimplementation of spaCy's blank English pipeline.
+"""Tokenization of a string without whitespace (a piece): a reimplementation of spaCy's blank English pipeline.
 
-Punctuation is removed from both ends until a known form or a plain core is left. The core is a single token if it is
-an address; otherwise it is split at hyphens, commas and similar signs between letters. Other languages use the same
-rules without English forms.
+Punctuation is removed from both ends until a known form, such as `don't`, or a core without such affixes is left. The
+core is a single token if it is an amount or an address. Otherwise it is split at hyphens, commas and similar signs
+between letters. Other languages use the same rules without English forms.
 """
 
 import re
@@ -17,7 +17,7 @@ Tokens = tuple[str, ...]
 
 
 def _members(test: Callable[[str], bool], *spans: tuple[int, int]) -> str:
-    """Return the characters of the spans that pass the test."""
+    """Return the characters in these ranges of code points for which `test` is true."""
     return "".join(char for span in spans for char in map(chr, range(*span)) if test(char))
 
 
@@ -30,7 +30,7 @@ LOWER = _members(str.islower, (0x61, 0x530), (0x1E00, 0x1F00)) + UNCASED
 UPPER = _members(str.isupper, (0x41, 0x530), (0x1E00, 0x1F00)) + UNCASED
 ICONS = _members(_is_icon, (0xA0, 0x3400), (0xFFE0, 0x10000))
 FACES = _members(_is_icon, (0x1F000, 0x1FB00))
-"""Icons beyond the basic plane, kept separate: re uses a table for a class within it, but ranges for a mixed class."""
+"""Icons above U+FFFF. They are in a set of their own, because `re` searches a set of lower code points by a table."""
 QUOTES = "'\"”“`‘´’‚,„»«「」『』（）〔〕【】《》〈〉⟦⟧"
 MARKS = "…,:;!?¿؟¡()[]{}<>_#*&。？！，、；：～·।،۔؛٪"
 CURRENCY = "$£€¥฿" + "".join(map(chr, range(0x20A0, 0x20C0))) + "﷼"
@@ -42,9 +42,9 @@ UNSPACED = (
     "\u0e00-\u0eff\u0f00-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
     "\uff66-\uff9d\U00020000-\U0003ffff"
 )
-"""Scripts whose writing does not separate words: Thai, Lao, Tibetan, Burmese, Khmer, kana, Han."""
+"""Code points of scripts without spaces between words: Thai, Lao, Tibetan, Burmese, Khmer, kana, Han."""
 UNSPACED_LANGUAGES = frozenset(("bo", "ja", "km", "lo", "my", "th", "wuu", "yue", "zh"))
-"""The languages written in them, as the fastText model lid.176 names them."""
+"""The languages that use these scripts, as the fastText model lid.176 names them."""
 
 _HEADS = frozenset("§%=—–" + MARKS + QUOTES + CURRENCY + ICONS + FACES)
 _TAILS = frozenset("—–" + MARKS + QUOTES + ICONS + FACES)
@@ -56,7 +56,10 @@ _MEASURE_ENDS = frozenset("".join(UNITS.split()) + CURRENCY + "+")
 
 
 def _infixes(lower: str, upper: str, quotes: str, icon: str) -> re.Pattern[str]:
-    """Return the pattern of a core's separators; the left context is a lookbehind after it, so that re skips to \\W."""
+    """Return the pattern of the separators inside a core.
+
+    The characters before a separator are tested by a lookbehind after it, so that `re` can skip to the next `\\W`.
+    """
     letter = lower + upper
     return re.compile(
         rf"\W(?:(?<=\.)\.+|(?<={icon})|(?<=[0-9][+\-*^])(?=[0-9\-])|(?<=[{lower}{quotes}]\.)(?=[{upper}{quotes}])"
@@ -73,13 +76,13 @@ _ADDRESS = re.compile(
     rf"(?:[\w+.\-]{{2,}}://)?(?:[^\s@]+@)?(?:(?:[0-9]{{1,3}}\.){{3}}[0-9]{{1,3}}"
     rf"|(?:[{_HOST}](?:[{_HOST}_\-]{{0,62}}[{_HOST}])?\.)+[{LOWER}]{{2,63}})(?::[0-9]{{2,5}})?(?:[/?#]\S*)?"
 )
-_MAX_ADDRESS = 2_000  # [characters] longer pieces are not tried, so that no piece costs more than linear time
+_MAX_ADDRESS = 2_000  # [characters] longer strings are not matched, so that time is linear in their length
 _PLAIN_AND_MARK = re.compile(r"([A-Za-z]*[a-z])([,.;:!?)”\"])")
 _RUNS = re.compile(rf"([{UNSPACED}]+)|[^{UNSPACED}]+")
 
 
 def _contractions() -> Iterator[tuple[str, Tokens]]:
-    """Return English contractions with a straight apostrophe, a curly one, and none."""
+    """Yield English contractions and their tokens, with a straight apostrophe and without one."""
     questions = "who what when where why how there"
     families = (
         ("i", "'m 'm|a"),
@@ -116,7 +119,7 @@ _DROPPED_G = "doin goin havin lovin nothin nuthin ol somethin"
 
 
 def _emoticons() -> Iterator[str]:
-    """Return emoticons of punctuation and letters that are a single token."""
+    """Yield emoticons of punctuation and letters; each is a single token."""
     for eyes, noses, mouths in (
         (":", ("", "-"), ") )) ))) ( (( ((( ] } / | P p O o 0 * 3 > X x D"),
         (":", ("'", "'-"), ") ("),
@@ -130,7 +133,7 @@ def _emoticons() -> Iterator[str]:
 
 
 def _english_forms() -> dict[str, Tokens]:
-    """Return every form that the rules must not split, with its tokens."""
+    """Return the tokens of every form that the rules must not split, such as contractions and abbreviations."""
     forms = dict(_contractions())
     for joined in _SPLIT_FORMS.split("|"):
         forms["".join(joined.split())] = tuple(joined.split())
@@ -184,12 +187,15 @@ def _tail(text: str, low: int, high: int) -> int:
 
 
 def _peel(piece: str, forms: Mapping[str, Tokens], longest: int) -> list[str]:
-    """Return the tokens of a piece by the affix rules."""
+    """Return the tokens of a piece: punctuation at both ends, and those of the known form or core between.
+
+    `longest` is the length of the longest form.
+    """
     low, high = 0, len(piece)
     heads: list[str] = []
     tails: list[str] = []
     while low < high:
-        small = high - low <= longest + 2  # a longer rest cannot become a known form in this round
+        small = high - low <= longest + 2  # a longer string cannot become a known form by removing one affix
         if small and piece[low:high] in forms:
             break
         head, tail = _head(piece, low, high), 0
@@ -214,7 +220,7 @@ def _peel(piece: str, forms: Mapping[str, Tokens], longest: int) -> list[str]:
 
 
 def _cut(core: str) -> list[str]:
-    """Return the tokens of a core: itself if it is an amount or an address, else its parts between infixes."""
+    """Return the tokens of a core: itself if it is an amount or an address, else its separators and what is between."""
     if core.isalnum() or _AMOUNT.fullmatch(core):
         return [core]
     if "." in core and len(core) <= _MAX_ADDRESS and _ADDRESS.fullmatch(core):
@@ -233,13 +239,16 @@ def _cut(core: str) -> list[str]:
 
 
 def _joinable(forms: Mapping[str, Tokens], longest: int) -> dict[Tokens, Tokens]:
-    """Return the forms that the affix rules split, by their tokens after that: they are joined again afterwards."""
+    """Return the tokens of each form that `_peel` splits, by the tokens into which it splits the form.
+
+    With this, `_join` corrects forms that were split inside a piece.
+    """
     cut = {tuple(_peel(form, {}, longest)): tokens for form, tokens in forms.items()}
     return {parts: tokens for parts, tokens in cut.items() if len(parts) > 1}
 
 
 def _join(tokens: list[str], joinable: Mapping[Tokens, Tokens], firsts: frozenset[str]) -> list[str]:
-    """Return the tokens with every run that spells a known form replaced by that form's tokens, longest first."""
+    """Return the tokens after replacing each sequence that is a known form by the form's tokens, longest first."""
     if firsts.isdisjoint(tokens):
         return tokens
     joined: list[str] = []
@@ -265,7 +274,7 @@ _WIDEST = max(map(len, _JOINABLE))
 
 
 def split_english(piece: str) -> Sequence[str]:
-    """Return the English tokens of a piece without whitespace."""
+    """Return the English tokens of a piece, a string without whitespace."""
     if piece in _FORMS:
         return _FORMS[piece]
     if piece.isalpha():
@@ -286,16 +295,19 @@ def _split(piece: str, words: Callable[[str], Sequence[str]]) -> Sequence[str]:
 
 
 def split_neutral(piece: str) -> Sequence[str]:
-    """Return the tokens of a piece in another language: no English forms, one per character if unspaced."""
+    """Return the tokens of a piece by language-neutral rules.
+
+    There are no English contractions, and one token per character in scripts without spaces.
+    """
     return _split(piece, list)
 
 
 def split_unspaced(piece: str) -> Sequence[str]:
-    """Return the tokens of a piece in a language without spaces, whose words come from dictionaries."""
+    """Return the tokens of a piece in a language without spaces between words; a dictionary finds its words."""
     return _split(piece, words_of_run)
 
 
 def splitter_of(language: str) -> Callable[[str], Sequence[str]]:
-    """Return the tokenizer of pieces of a language, given its code in the fastText model lid.176."""
+    """Return the tokenizer of a language, given its code in lid.176: a function from a piece to its tokens."""
     other = split_unspaced if language in UNSPACED_LANGUAGES else split_neutral
     return split_english if language == "en" else other

@@ -1,6 +1,6 @@
-"""Operations on spans [start, end) of a text, such as cuts: sorted, disjoint and not empty.
+"""Operations on lists of spans [start, end) of a text, such as cuts; the spans are sorted, disjoint and not empty.
 
-A text is never rewritten: its cuts are stored with it, and the next stage reads the text minus cuts.
+The stored text is never rewritten: cuts are stored with it, and later stages read the text without them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,7 +9,7 @@ Span = tuple[int, int]
 
 
 def append_span(spans: list[Span], start: int, end: int) -> None:
-    """Append a span that starts at or after the last end, merged if they touch; an empty span is ignored."""
+    """Append a span that starts at or after the end of the last one; adjacent spans are merged, empty ones ignored."""
     if start >= end:
         return
     if spans and spans[-1][1] == start:
@@ -19,15 +19,18 @@ def append_span(spans: list[Span], start: int, end: int) -> None:
 
 
 def complement(spans: Iterable[Span], size: int) -> list[Span]:
-    """Return the complement of sorted spans in a text of this size: sorted, disjoint, none empty."""
+    """Return the spans of a text of this size that are not covered by the given, sorted spans."""
     edges = [0, *(edge for span in spans for edge in span), size]
     return [(start, end) for start, end in zip(edges[::2], edges[1::2]) if start < end]
 
 
 def map_visible_spans(visible: Sequence[Span], chosen: Iterable[Span]) -> list[Span]:
-    """Map spans of the visible text to spans of the whole text; both arguments are sorted and disjoint."""
+    """Return spans of the whole text for spans `chosen` of the visible text, which consists of the spans `visible`.
+
+    Both arguments are sorted and disjoint.
+    """
     selected: list[Span] = []
-    at = passed = 0  # Index of the current visible span, and the visible code points before it.
+    at = passed = 0  # Index of the current visible span, and number of visible code points before it.
     for start, end in chosen:
         while start < end:
             low, high = visible[at]
@@ -41,7 +44,7 @@ def map_visible_spans(visible: Sequence[Span], chosen: Iterable[Span]) -> list[S
 
 
 def union(cuts: Iterable[Span], others: Iterable[Span]) -> list[Span]:
-    """Return the union of two lists of cuts: sorted, disjoint, not adjacent."""
+    """Return the union of two lists of cuts as sorted spans that neither overlap nor touch."""
     joined: list[Span] = []
     for start, end in sorted([*cuts, *others]):
         if joined and start <= joined[-1][1]:
@@ -52,7 +55,7 @@ def union(cuts: Iterable[Span], others: Iterable[Span]) -> list[Span]:
 
 
 def without(text: str, cuts: Sequence[Span]) -> str:
-    """Return the text minus its cuts."""
+    """Return the text without its cuts."""
     if not cuts:
         return text
     edges = [0, *(edge for cut in cuts for edge in cut), len(text)]
@@ -60,7 +63,7 @@ def without(text: str, cuts: Sequence[Span]) -> str:
 
 
 def trim(text: str, spans: list[Span]) -> list[Span]:
-    """Remove leading and trailing whitespace of the spans' joined text, in place, and return the spans."""
+    """Shorten the spans in place so that their joined text has no leading or trailing whitespace, and return them."""
     while spans:
         start, stop = spans[0]
         size = len(text[start:stop].lstrip())

@@ -1,8 +1,8 @@
-"""Words of a text: a vocabulary that splits each whitespace-delimited piece once and caches its properties.
+"""Words of a text: a cache, the vocabulary, of the words in each whitespace-separated piece and of their properties.
 
-A token never spans whitespace, so the properties of a document's words (length, letters, sentence ends, n-gram codes,
-the normalized form for shingles) are computed per piece. Pieces follow Zipf's law: after 1,200 pages, 94 % of those of
-a new English page are cached. A document then costs one dictionary lookup per piece and a few array operations.
+A token never contains whitespace, so the properties of a document's words (length, letters, sentence ends, codes for
+n-grams, the normalized form for shingles) are computed per piece. Pieces follow Zipf's law: after 1,200 pages, 94 % of
+those of a new English page are cached. A document then costs a dictionary lookup per piece and a few array operations.
 """
 
 import re
@@ -22,7 +22,7 @@ Ints = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.uint64]
 Flags = npt.NDArray[np.uint8]
 
-CAPACITY = 1 << 17  # pieces remembered before the vocabulary starts anew: 50 MB
+CAPACITY = 1 << 17  # number of cached pieces above which the vocabulary is cleared; they take 50 MB
 
 
 def _characters(ranges: str) -> str:
@@ -49,10 +49,10 @@ PUNCTUATION = (
     + _characters("0-8 B-1F 7F-9F AB B4 BB 2013-2014 2019 201C-201E 2026 2236 2501 25BA 3001-3002 3008-300D 3010-3011")
     + _characters("FF01 FF05 FF08-FF09 FF0C FF0E FF11 FF1A-FF1B FF1F FF5E")
 )
-"""Characters that shingles ignore and that, like SENTENCE_ENDS, form no word: the dialect's list, with full-width 1."""
+"""Characters that shingles ignore and that, like SENTENCE_ENDS, form no word: datatrove's list, with full-width 1."""
 
 WORD, ALPHABETIC, ENDS_SENTENCE, MARK = 1, 2, 4, 8
-"""Bits of a token's flags: has more than punctuation, has a letter, ends a sentence, is other punctuation."""
+"""Bits of a token's flags: is more than punctuation, contains a letter, ends a sentence, is other punctuation."""
 
 _SYMBOLS = re.compile(f"[{re.escape(PUNCTUATION + ''.join(sorted(SENTENCE_ENDS)))}]*")
 _NUMBER = re.compile(r"\d+(?:[.,\u066b\u060c\u2396-\u2398]\d+)?")
@@ -77,7 +77,7 @@ def _other_flags(token: str) -> int:
 
 
 def normal_words(text: str) -> list[str]:
-    """Return the words of shingles: lower case, numbers as 0, no punctuation, no accents (NFD without Mn)."""
+    """Return the words of a text, normalized for shingles: lower case, numbers as 0, no punctuation, no accents."""
     text = text.lower()
     if text.isascii():  # where everything but letters and digits is punctuation or space
         return [text] if text.isalpha() else _ASCII_WORDS.findall(_NUMBER.sub("0", text))
@@ -104,7 +104,7 @@ def powers(count: int) -> tuple[Codes, Codes]:
 
 
 def token_codes(tokens: Sequence[str], lengths: Ints) -> Codes:
-    """Return the polynomial in BASE of each token's code points modulo 2^64; tokens are never empty."""
+    """Return a 64-bit code of each token: the polynomial in BASE of its code points modulo 2^64; no token is empty."""
     if not len(tokens):
         return np.zeros(0, np.uint64)
     points = np.frombuffer("".join(tokens).encode("utf-32-le", "surrogatepass"), np.uint32).astype(np.uint64)
@@ -114,12 +114,12 @@ def token_codes(tokens: Sequence[str], lengths: Ints) -> Codes:
 
 
 def word_keys(words: Iterable[str]) -> Codes:
-    """Return the xxh64 of each word's UTF-8."""
+    """Return the xxh64 hash of each word in UTF-8."""
     return np.array([xxhash.xxh64_intdigest(word.encode("utf-8", "surrogatepass")) for word in words], np.uint64)
 
 
 class _Ragged:
-    """A growing table with one row of variable length per piece, gathered by piece number without a loop."""
+    """A growing table with a row of variable length for each piece; rows are read by piece index without a loop."""
 
     def __init__(self) -> None:
         self.size = self.used = 0
@@ -129,7 +129,7 @@ class _Ragged:
         self.columns: list[npt.NDArray[Any]] = []
 
     def append(self, counts: Ints, *values: npt.NDArray[Any]) -> None:
-        """Append `len(counts)` rows with consecutive values."""
+        """Append rows; `counts` is the number of values in each row, and `values` are the columns, row after row."""
         size, used = self.size + len(counts), self.used + len(values[0])
         if not self.columns:
             self.columns = [np.zeros(1024, column.dtype) for column in values]
@@ -145,7 +145,7 @@ class _Ragged:
         self.single = self.single and bool((counts == 1).all())
 
     def positions(self, rows: Ints) -> Ints:
-        """Return the positions of the values of these rows in the columns, row after row."""
+        """Return the positions in the columns of the values of these rows, row after row."""
         if self.single:
             return rows
         counts = self.counts.take(rows)
@@ -155,7 +155,7 @@ class _Ragged:
 
 
 class _PieceNumbers(dict[str, int]):
-    """Piece → number in order of first occurrence; `pieces` lists them in this order."""
+    """Maps each piece to its index, in order of first occurrence; `pieces` lists the pieces in this order."""
 
     def __init__(self) -> None:
         self.pieces: list[str] = []
@@ -168,24 +168,28 @@ class _PieceNumbers(dict[str, int]):
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """The tokens of a text as arrays; two n-grams are equal exactly if their codes are (up to 2^-64)."""
+    """The tokens of a text as arrays; different tokens have equal codes with probability 2^-64."""
 
     lengths: Ints
     """Length of each token [code points]."""
     flags: Flags
-    """WORD, ALPHABETIC …"""
+    """Bits WORD, ALPHABETIC, ENDS_SENTENCE and MARK of each token."""
     codes: Codes
-    """Polynomial of the token's code points in BASE modulo 2^64."""
+    """64-bit code of each token, as `token_codes` returns it."""
     counts: Ints
-    """Number of tokens of each piece."""
+    """Number of tokens of each whitespace-separated piece of the text."""
 
 
 Reader = Callable[[Sequence[str]], tuple[npt.NDArray[Any], ...]]
-"""(pieces) → number of values of each piece, then one or more arrays of these values, piece after piece."""
+"""Function from pieces to arrays: the number of words of each piece, then properties of these words, piece after piece.
+"""
 
 
 def words_of(split: Callable[[str], Sequence[str]], flags_of: Callable[[str], int]) -> Reader:
-    """Return the reader of the tokens of a piece: lengths, flags and codes."""
+    """Return a function that splits pieces of text into tokens with `split`.
+
+    It returns the number of tokens in each piece, then the length, flags and 64-bit code of each token.
+    """
 
     def read(pieces: Sequence[str]) -> tuple[npt.NDArray[Any], ...]:
         split_pieces = [split(piece) for piece in pieces]
@@ -199,13 +203,13 @@ def words_of(split: Callable[[str], Sequence[str]], flags_of: Callable[[str], in
 
 
 def read_keys(pieces: Sequence[str]) -> tuple[npt.NDArray[Any], ...]:
-    """Return the xxh64 of each normalized word of each piece."""
+    """Return the number of normalized words in each piece, then the xxh64 hash of each of these words."""
     words = [normal_words(piece) for piece in pieces]
     return np.fromiter(map(len, words), np.int64, len(words)), word_keys(chain.from_iterable(words))
 
 
 class Vocabulary:
-    """A cache of the pieces read so far. Its results depend on the piece only, never on earlier pieces."""
+    """A cache of the words in pieces of text and of their properties; results do not depend on what is cached."""
 
     def __init__(self, split: Callable[[str], Sequence[str]], capacity: int = CAPACITY):
         self._tokens = words_of(split, token_flags)
@@ -218,18 +222,22 @@ class Vocabulary:
         self._learning = False
 
     def trim(self) -> None:
-        """Clear the cache if it exceeds its capacity; earlier numbers are then invalid."""
+        """Clear the cache if it exceeds its capacity; indices that `numbers` returned before are then invalid."""
         full = len(self._numbers) > self._capacity
         full = full or any(table.used > 4 * self._capacity for table in self._tables.values())
-        if full or self._learning or len(self._numbers) != len(self._numbers.pieces):  # Or it was interrupted.
+        # The cache is also cleared if an exception interrupted an update.
+        if full or self._learning or len(self._numbers) != len(self._numbers.pieces):
             self._forget()
 
     def numbers(self, pieces: Sequence[str]) -> Ints:
-        """Return the number of each piece."""
+        """Return the index of each piece in the cache; new pieces are added."""
         return np.fromiter(map(self._numbers.__getitem__, pieces), np.int64, len(pieces))
 
     def look_up(self, reader: Reader, numbers: Ints) -> tuple[Ints, list[npt.NDArray[Any]]]:
-        """Return a reader's number of values of each of these pieces, and the values, piece after piece."""
+        """Return the number of words of each of these pieces, and the arrays of word properties that `reader` gives.
+
+        `numbers` are indices of pieces; the reader runs only on pieces that are not cached for it.
+        """
         table = self._tables.get(reader)
         if table is None:
             table = self._tables[reader] = _Ragged()
@@ -241,22 +249,25 @@ class Vocabulary:
         return table.counts[numbers], [column.take(positions) for column in table.columns]
 
     def words(self, numbers: Ints, reader: Reader | None = None) -> Words:
-        """Return the tokens of these pieces, by the vocabulary's splitter or by another reader made by `words_of`."""
+        """Return the tokens of pieces, given their indices.
+
+        They are split by the vocabulary's tokenizer, or by a `reader` that `words_of` returned.
+        """
         counts, columns = self.look_up(reader or self._tokens, numbers)
         return Words(columns[0], columns[1], columns[2], counts)
 
     def keys(self, numbers: Ints) -> Codes:
-        """Return the xxh64 of each normalized word of these pieces."""
+        """Return the xxh64 hash of each normalized word of pieces, given their indices."""
         return self.look_up(read_keys, numbers)[1][0]
 
 
-# Words of scripts without spaces: ICU's dictionaries of Chinese, Japanese, Thai, Lao, Khmer and Burmese. ICU selects
-# the dictionary by the script of the text, not by the locale. Tibetan has none and is split into syllables, whose ends
-# are marked in its spelling.
+# Words in scripts without spaces, by ICU's dictionaries of Chinese, Japanese, Thai, Lao, Khmer and Burmese. ICU selects
+# the dictionary by the script of the text, not by the locale. There is none for Tibetan, which is split into syllables:
+# its spelling marks their ends.
 
 LOCALE = "und"
 MAX_RUN = 4_096
-"""Maximum run passed to ICU at once [code points], since it keeps tables of the whole run. Longer runs are split."""
+"""Maximum length of text that is passed to ICU at once [code points], because ICU's tables grow with it."""
 
 
 @cache
@@ -267,7 +278,7 @@ def _word_breaker() -> Callable[[str, str], Iterable[str]]:
 
 
 def words_of_run(run: str) -> list[str]:
-    """Return the words of a run in such a script, in order; joined, they equal the run."""
+    """Return the words of a text in a script without spaces, in order; joined, they equal the text."""
     breaker = _word_breaker()
     words: list[str] = []
     for start in range(0, len(run), MAX_RUN):
@@ -277,9 +288,9 @@ def words_of_run(run: str) -> list[str]:
 
 # Unicode word segmentation (UAX #29, Unicode 16): the words that start with a letter or digit.
 #
-# Every character gets a class, characters that extend the previous one are skipped, and there is a boundary wherever no
-# rule joins two neighbors. Of all whitespace only the narrow no-break space joins words, so a piece is a run without
-# other whitespace. Emoji sequences with a zero-width joiner are not handled: they form no words.
+# Every character gets a class, and characters that extend the previous one are skipped. There is a word boundary
+# between two neighbors unless a rule joins them. The narrow no-break space is the only whitespace that can be inside a
+# word, so these pieces may contain it. Emoji sequences with a zero-width joiner are not handled: they contain no words.
 
 _EXCEPTIONS = {
     ":": "3A B7 387 55F 5F4 2027 FE13 FE55 FF1A",
@@ -297,14 +308,14 @@ _EXCEPTIONS = {
     "E": "202F",
     "o": "200B 3006-3007 3021-3029 3038-303A 17000-187F7 18D00-18D08",
 }
-"""Class → code points with another class than by category and name. Classes: Letter, Hebrew letter, Number,
+"""Class → code points whose class does not follow from their category and name. Classes: Letter, Hebrew letter, Number,
 Katakana, E (connector), X (extends the character before), o (other); `:` joins letters, `,` numbers, `.` and `'` both.
 """
 _UNJOINED = (
     *("CJK", "HIRAGANA", "HENTAIGANA", "THAI", "LAO", "MYANMAR", "KHMER", "TAI LE", "NEW TAI", "TAI VIET", "TAI THAM"),
     *("TANGUT", "NUSHU", "KHITAN", "AHOM"),
 )
-"""Name prefixes of letters that do not join others."""
+"""Prefixes of the Unicode names of letters that are not joined to a neighbor."""
 _KATAKANA = ("KATAKANA", "HALFWIDTH KATAKANA", "CIRCLED KATAKANA", "SQUARE")
 _BY_CATEGORY = {"Mn": "X", "Me": "X", "Mc": "X", "Cf": "X", "Nd": "N", "Pc": "E"}
 
@@ -324,7 +335,7 @@ def _class_of(char: str) -> str:
 
 
 class _Classes(dict[int, str]):
-    """Code point → class, computed on first access."""
+    """Maps a code point to its class, which is computed on first access."""
 
     def __missing__(self, code: int) -> str:
         kind = self[code] = _class_of(chr(code))
@@ -345,7 +356,7 @@ _JOINS = re.compile(
     r"(?<=[LH])(?=[LHN]|[:.'][LH])|(?<=[LH][:.'])(?=[LH])|(?<=H)(?='|\"H)|(?<=H\")(?=H)"
     r"|(?<=N)(?=[NLH]|[,.']N)|(?<=N[,.'])(?=N)|(?<=K)(?=K)|(?<=[LHNKE])(?=E)|(?<=E)(?=[LHNK])"
 )
-"""Positions between two classes without a boundary."""
+"""Matches the positions between two characters, given as classes, at which there is no word boundary."""
 _ASCII_WORD = re.compile(r"(?:[A-Za-z0-9_]|(?<=[A-Za-z])[:.'](?=[A-Za-z])|(?<=[0-9])[,;.'](?=[0-9]))+")
 
 
@@ -354,12 +365,12 @@ _WIDER = re.compile(rf"[^\S{NARROW_SPACE}]+")
 
 
 def pieces_of(text: str) -> list[str]:
-    """Return the pieces of a text that `unicode_words` requires."""
+    """Return the pieces of a text for `unicode_words`, separated by whitespace except narrow no-break spaces."""
     return [piece for piece in _WIDER.split(text) if piece] if NARROW_SPACE in text else text.split()
 
 
 def unicode_words(piece: str) -> Sequence[str]:
-    """Return the words of a piece that start with a letter or digit, in order."""
+    """Return the words of a piece, by UAX #29, that start with a letter or digit, in order."""
     if piece.isascii():
         if piece.isalnum():
             return (piece,)
@@ -373,7 +384,7 @@ def unicode_words(piece: str) -> Sequence[str]:
 
 
 def _extended(piece: str, classes: str) -> list[str]:
-    """Return the words of a piece in which characters extend the previous one: all rules skip these."""
+    """Return the words of a piece that has characters of the class X, which the rules for boundaries skip."""
     places = [place for place, kind in enumerate(classes) if kind != "X" or place == 0]
     joined = {match.start() for match in _JOINS.finditer("".join(classes[place] for place in places))}
     starts = [place for number, place in enumerate(places) if number not in joined]

@@ -435,7 +435,7 @@ def test_an_input_that_changed_its_content_and_kept_its_looks_is_refused(finishe
 
 def test_wrong_step_and_missing_input_stop_before_anything_runs(run_at, tmp_path):
     with pytest.raises(
-        ConfigError, match="'dedupe': no such step; the steps are documents, scores, verdicts, clusters, dedup"
+        ConfigError, match=r"expected one of the steps documents, scores, verdicts, clusters, dedup.*, got 'dedupe'"
     ):
         run_at(until="dedupe")
     with pytest.raises(ConfigError, match=r"nothing-\*"):

@@ -156,7 +156,10 @@ def test_errors_are_one_message(arguments, message, capsys):
         (["run", "RECIPE", "--set", "decontaminate.evaluation_sets={a='no.jsonl'}"], "no.jsonl"),
         (["whatif", "no-such-run"], "expected a run folder"),
         (["train-lm", "--out", "x.lm"], "expected either lm.run or train_lm.input, got neither"),
-        (["train-lm", "--out", "x.bin", "--set", "lm.run=r"], "expected a path ….lm"),
+        (
+            ["train-lm", "--out", "x.bin", "--set", "lm.run=r"],
+            "expected a path in an existing folder that ends with .lm",
+        ),
         (["train-lm", "--out", "x.lm", "--set", "train_lm.input=['no-such.txt']"], "no-such.txt"),
         (["train-lm", "--out", "x.lm", "--set", "lm.run=no-such-run"], "expected a table 'clean'"),
         (["train-classifier", "--out", "x"], "expected positives and negatives, or labelled files"),

@@ -166,7 +166,10 @@ def test_the_share_decides_later(share: float | None, broken: str | None) -> Non
     ("settings", "message"),
     [
         ({"excerpts": 1}, "excerpts: expected 0 or at least 2, got 1"),
-        ({"excerpts": 0, "min_language_share": 0.5}, "min_language_share: expected at least 2 ex.*, got 0. Set"),
+        (
+            {"excerpts": 0, "min_language_share": 0.5},
+            "min_language_share: expected language.excerpts of at least 2, got 0. Set",
+        ),
         ({"excerpt_chars": 19}, "greater than or equal to 20"),
     ],
 )
@@ -195,7 +198,9 @@ def test_constructed_mixed_pages(lid: str, shared_data: Path) -> None:
 
 
 def test_wrong_languages_are_all_named(lid: str) -> None:
-    with pytest.raises(ConfigError, match=r"the model lid.176.ftz, got 'enx' \(did you mean 'en'\?\), 'ua' .* Corr"):
+    with pytest.raises(
+        ConfigError, match=r"the model lid.176.ftz has, got 'enx' \(did you mean 'en'\?\), 'ua' .* Corr"
+    ):
         run(lid, ENGLISH, languages=("en", "enx", "ua"))
 
 

@@ -279,7 +279,7 @@ def test_a_name_passes_to_the_newer_model_and_both_files_stay(tmp_path: Path) ->
     ],
 )
 def test_a_name_that_cannot_be_given(tmp_path: Path, name: str, why: str) -> None:
-    with pytest.raises(ConfigError, match=f"model {name!r}: expected a name of its own, got {why}"):
+    with pytest.raises(ConfigError, match=f"model {name!r}: expected an unused name, got {why}"):
         add_model(write_model(tmp_path, RIGHT), name, config(tmp_path), "a classifier", registry(CLOSED))
     assert not (tmp_path / "cache").exists()
 
@@ -294,7 +294,7 @@ def test_a_trained_model_that_is_lost_or_changed(tmp_path: Path) -> None:
     added.path.unlink()
     with pytest.raises(ConfigError, match=r"expected model wiki, got no file. Train it again"):
         verify_model("wiki", config(tmp_path))
-    assert "lost: train it again" in str(list_models(config(tmp_path), {})[0])
+    assert "file missing: train it again" in str(list_models(config(tmp_path), {})[0])
     add_model(write_model(tmp_path, RIGHT), "wiki", config(tmp_path), "a classifier")
     assert ensure_model("wiki", config(tmp_path)) == added
 

@@ -183,14 +183,14 @@ def test_every_reason_is_reached() -> None:
     [
         ({"classifier": "a.bin"}, "classifier, classifier_label: expected both or neither, got one"),
         ({"classifier_label": "__label__toxic"}, "classifier, classifier_label: expected both or neither, got one"),
-        ({"max_score": 0.5}, "max_score: expected a classifier with it, got 0.5 alone. Remove"),
+        ({"max_score": 0.5}, "max_score: expected toxicity.classifier to be set, got 0.5 without it. Remove"),
         (
             {"wordlists": {}, "max_words": 3, "max_word_share": 0.1},
-            "max_word_share, max_words: expected word lists with it, got none",
+            "max_word_share, max_words: expected at least one word list, got none",
         ),
         (
             {"wordlists": {"xx": "builtin", "en": "builtin"}},
-            "expected built-in lists of de, en, es, fr, ru, zh only, got xx. Give",
+            "expected 'builtin' only for de, en, es, fr, ru, zh, got it for xx. Set",
         ),
         ({"max_word_share": 1.5}, "less than or equal to 1"),
     ],

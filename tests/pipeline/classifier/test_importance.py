@@ -171,7 +171,7 @@ def test_resampling_compares_whole_weights_not_weights_per_word() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"min_importance": {"x": 0}}, r"min_importance\.x: expected the name of a model, got 'x' \(valid: books\)"),
+        ({"min_importance": {"x": 0}}, r"min_importance\.x: expected a name in `models`, got 'x' \(valid: books\)"),
         ({"min_quantile": {"books": 1.0}}, r"min_quantile\.books: expected a share between 0 and 1, got 1\.0"),
         ({"min_gumbel_quantile": {"books": -1}}, r"min_gumbel_quantile\.books: expected a share between 0 and 1"),
         ({"seed": 4}, "seed would be ignored without min_gumbel_quantile"),

@@ -202,7 +202,7 @@ def test_files_that_are_not_models(tmp_path: Path) -> None:
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
         writer.write_batch(pa.record_batch([pa.array([1.0], pa.float32())], schema=schema))
     with pytest.raises(
-        ConfigError, match=r"expected a model of features 1, got 99 in .*x\.arrow\. Train the model again"
+        ConfigError, match=r"expected a model with features of version 1, got 99 in .*x\.arrow\. Train the model again"
     ):
         read_model(str(path), "linear classifier", "there")
 

@@ -87,11 +87,11 @@ def test_a_file_that_is_not_a_model_and_a_label_of_a_linear_model(wiki: str, tmp
     [
         (
             {"min_score": {"wkii": 0.5}},
-            r"min_score\.wkii: expected the name of a model, got 'wkii' \(did you mean 'wiki'\?\)\. Add the model",
+            r"min_score\.wkii: expected a name in `models`, got 'wkii' \(did you mean 'wiki'\?\)\. Add the model",
         ),
-        ({"min_quantile": {"x": 0.5}}, r"min_quantile\.x: expected the name of a model, got 'x' \(valid: wiki\)"),
-        ({"min_alpha": {"x": 9}}, r"min_alpha\.x: expected the name of a model, got 'x'"),
-        ({"labels": {"x": "y"}}, r"labels\.x: expected the name of a model, got 'x'"),
+        ({"min_quantile": {"x": 0.5}}, r"min_quantile\.x: expected a name in `models`, got 'x' \(valid: wiki\)"),
+        ({"min_alpha": {"x": 9}}, r"min_alpha\.x: expected a name in `models`, got 'x'"),
+        ({"labels": {"x": "y"}}, r"labels\.x: expected a name in `models`, got 'x'"),
         ({"models": {}, "min_score": {"wiki": 0.5}}, r"min_score\.wiki: .* got 'wiki', but models is empty"),
         ({"min_score": {"wiki": 1.5}}, r"min_score\.wiki: expected a probability in 0\.\.1, got 1\.5"),
         ({"min_quantile": {"wiki": 1}}, r"min_quantile\.wiki: expected a share between 0 and 1, got 1"),

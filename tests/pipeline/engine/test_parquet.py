@@ -43,7 +43,7 @@ def test_row_groups_are_cut_by_rows_and_by_text_size(tmp_path, monkeypatch):
 
 def test_a_wrong_type_names_the_column(tmp_path):
     folder = Store(str(tmp_path))
-    wrong = pytest.raises(ContractError, match="column id expected int64")
+    wrong = pytest.raises(ContractError, match="column id: expected int64")
     with wrong, PartWriter(folder, "part-00000", SCHEMA) as writer:
         writer.add({"id": "seven", "text": "x"})
     assert list(tmp_path.iterdir()) == []

@@ -173,7 +173,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"good\.files: 1 problem(?s:.*)none that matches"):
         gather_corpora({GOOD: corpus(files=[str(tmp_path / "*.jsonl")])}, (), READING, 0)
     (tmp_path / "x.csv").write_text("a")
-    with pytest.raises(ConfigError, match=r"good\.files: expected a file \.jsonl, .*got .*x\.csv\. Convert it"):
+    with pytest.raises(ConfigError, match=r"good\.files: expected a suffix of \.jsonl, .*got .*x\.csv\. Convert it"):
         gather_corpora({GOOD: corpus(files=[str(tmp_path / "x.csv")])}, (), READING, 0)
     (tmp_path / "x.txt").write_text("a")
     with pytest.raises(ConfigError, match="labelled: expected JSON lines or Parquet, which can hold labels"):
@@ -181,7 +181,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     cut = tmp_path / "cut.jsonl.gz"
     cut.write_bytes(gzip.compress(b'{"text": "a"}\n' * 9999)[:-20])
     with pytest.raises(
-        ContractError, match=r"good\.files: expected texts in .*cut\.jsonl\.gz, got .*\. Replace the file"
+        ContractError, match=r"good\.files: expected .*cut\.jsonl\.gz to be readable, got .*\. Replace the file"
     ):
         gather_corpora({GOOD: corpus(files=[str(cut)])}, (), READING, 0)
     pq.write_table(pa.table({"body": ["a"]}), tmp_path / "x.parquet")
@@ -252,7 +252,10 @@ def test_all_spans_of_a_text_are_in_one_part(tmp_path: Path, files: dict[str, st
         ),
         ({"kind": "fasttext", "threads": 10}, "threads: Input should be greater than or equal to 11, .* 10"),
         ({"negatives": {}}, r"expected positives and negatives, or labelled files, got neither\. Set positives"),
-        ({"positives": {"files": ["x"], "sources": ["web"]}}, r"sources and languages select .* without a run\. Set"),
+        (
+            {"positives": {"files": ["x"], "sources": ["web"]}},
+            r"sources, languages: expected `run` .*, got no run\. Set",
+        ),
         ({"name": "a/b"}, "name: String should match pattern"),
         ({"postives": {}}, "postives: no such key .did you mean 'positives'"),
     ],
@@ -266,7 +269,7 @@ def test_invalid_settings_are_rejected(values: dict[str, Any], message: str) -> 
 def test_a_part_without_a_class_is_rejected(tmp_path: Path, files: dict[str, str]) -> None:
     few = write_lines(tmp_path / "few.jsonl", [{"text": "only one"}])
     with pytest.raises(
-        ContractError, match=r"expected both classes in the \w+ part, got \d+ good and \d+ bad examples"
+        ContractError, match=r"expected both classes in the \w+ texts, got \d+ good and \d+ bad examples"
     ):
         train_classifier(config(files, positives={"files": [few]}), str(tmp_path / "out"))
 

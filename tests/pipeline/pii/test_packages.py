@@ -58,7 +58,7 @@ def printed(folder: Path, setting: str, *blocked: str) -> str:
 def test_a_missing_package_is_named_before_spark_starts(
     tmp_path: Path, package: str, module: str, setting: str
 ) -> None:
-    expected = f"pii: expected the package {package} to find personal data, got none. Install penstock[pii]."
+    expected = f"pii: expected the package {package} to be installed, got none. Run `pip install penstock[pii]`."
     assert printed(tmp_path, setting, module) == expected
 
 

@@ -400,8 +400,8 @@ def test_a_file_without_a_pipeline_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"types": ["emial"]}, "no such type: 'emial' (did you mean 'email'?)"),
-        ({"ner_labels": {"PERSON": "person"}}, "ner_labels: expected pii.ner_model with it, got none. Set"),
+        ({"types": ["emial"]}, "expected types of personal data, got 'emial' (did you mean 'email'?)"),
+        ({"ner_labels": {"PERSON": "person"}}, "ner_labels: expected pii.ner_model to be set too, got no model. Set"),
     ],
 )
 def test_wrong_settings_are_named(settings: dict, message: str) -> None:

@@ -145,20 +145,26 @@ def test_reasons_are_closed_and_columns_are_declared() -> None:
         ({"rules": ["gopher_qualty"]}, "gopher_qualty"),
         ({"rules": ["c4", "c4"]}, "rules: expected each rule set once, got 'c4' 2 times. Name it once."),
         ({"min_wrds": 3}, "min_wrds"),
-        ({"rules": ["c4"], "min_words": 3}, "min_words: expected .*, got one that no chosen rule of 'datatrove' comp"),
+        (
+            {"rules": ["c4"], "min_words": 3},
+            "min_words: expected .*, got one that no chosen rule of the dialect 'datatrove' uses",
+        ),
         ({"by_language": {"de": {"min_wrds": 3}}}, "by_language.de.min_wrds: .*got 'min_wrds' .did you mean 'min_wo"),
         ({"rules": ["c4"], "by_language": {"de": {"min_words": 3}}}, "by_language.de.min_words: .* no chosen rule of"),
         ({"families": ["gopher_quality", "gopher_repetition", "fineweb"]}, "'c4', which .* Add 'c4' to quality.famil"),
         ({"families": ["fineweb"], "rules": ["fineweb"], "cut_lines": [], "c4_min_line_words": 3}, "c4_min_line_words"),
         (
             {"refinedweb_min_line_words": 3},
-            "refinedweb_min_line_words: expected a line .*, got 'refinedweb', which is neither. Remove it.",
+            "refinedweb_min_line_words: expected 'refinedweb' in families .*, got it in neither. Remove",
         ),
         (
             {"dialect": "dclm", "rules": ["fineweb"]},
             "rule sets of the dialect 'dclm', got 'fineweb' .did you mean 'ref",
         ),
-        ({"dialect": "dclm", "max_hash_ratio": 0.2}, "max_hash_ratio: .* no chosen rule of 'dclm' compares. Remove it"),
+        (
+            {"dialect": "dclm", "max_hash_ratio": 0.2},
+            "max_hash_ratio: .* no chosen rule of the dialect 'dclm' uses. Remove it",
+        ),
         ({"dialect": "dolma", "families": ["c4"]}, "'dolma', which the rules compare, got .'c4'.. Add 'dolma' to"),
         ({"rules": ["c4"], "max_code_signs": 0.2}, "max_code_signs: .* no chosen rule of"),
         ({"dialect": "gopher"}, "dialect"),
@@ -421,7 +427,7 @@ def test_built_in_profiles_hold_in_the_dialect_they_were_derived_in(tmp_path: Pa
 def test_a_profile_with_a_limit_of_no_threshold_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "profiles.toml"
     file.write_text('[de]\nscript = "Latn"\n[de.limits]\nmin_wrds = 3\n')
-    with pytest.raises(ConfigError, match=r"expected limits of quality thresholds, got .'min_wrds'.\. Run `pens"):
+    with pytest.raises(ConfigError, match=r"expected names of limits in \[quality\], got .'min_wrds'.\. Run `pens"):
         checks(QualityConfig(), {"profiles": str(file)}, {})
 
 

@@ -89,5 +89,5 @@ def test_a_truncated_or_changed_file_is_reported(tmp_path: Path) -> None:
     path.write_bytes(b"\0" * len(data))
     assert refetch(split, rows[1], CONFIG).changes == (f"expected a record at {rows[1]['offset']}, got bytes of none",)
     path.unlink()
-    with pytest.raises(ContractError, match=f"expected the record at {offset}, got .*Restore the file"):
+    with pytest.raises(ContractError, match=f"expected a readable record at offset {offset}, got .*Restore the file"):
         refetch(split, rows[2], CONFIG)

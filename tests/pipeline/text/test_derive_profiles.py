@@ -207,16 +207,16 @@ def test_a_line_that_is_no_document(tmp_path: Path, line: str) -> None:
 
 def test_too_little_text(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [("xa", "a"), ("en", "a"), ("en", "a"), ("en", "a")])
-    with pytest.raises(ConfigError, match=r"expected languages with 3 documents, got \{'en': 3, 'xa': 1\}"):
+    with pytest.raises(ConfigError, match=r"expected a language of 3 documents, got \{'en': 3, 'xa': 1\}"):
         derive_profiles(settings(reference=(path,)), str(tmp_path / "out.toml"))
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({}, "expected either reference, files of text, or run, a run folder"),
-        ({"reference": ("a",), "run": "b"}, "expected either reference"),
-        ({"reference": ("a",), "sources": ("web",)}, "sources: expected a run with it, got files of text. Remove"),
+        ({}, "expected either derive.reference or derive.run, got neither. Set"),
+        ({"reference": ("a",), "run": "b"}, "expected either derive.reference or derive.run, got both. Set"),
+        ({"reference": ("a",), "sources": ("web",)}, "sources: expected derive.run to be set too, got no run. Remove"),
         ({"reference": ("a",), "min_stop_words": 9, "max_stop_words": 8}, "max_stop_words: expected at least"),
         ({"reference": ("a",), "tail": 0.5}, "less than 0.5"),
     ],

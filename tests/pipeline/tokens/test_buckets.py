@@ -124,7 +124,9 @@ def test_buckets_require_a_measured_value() -> None:
 
     checked()
     checked(f"tokens.buckets_by={SIGNAL}", "tokens.bucket_cuts=[0.5]")
-    with pytest.raises(ConfigError, match=r"perplexity, got no perplexity\.scorer"):
+    with pytest.raises(
+        ConfigError, match=r"expected perplexity\.scorer to be set for buckets by perplexity, got no scorer"
+    ):
         checked("tokens.buckets_by=perplexity")
     checked("tokens.buckets_by=perplexity", "perplexity.scorer=ngram", 'perplexity.models={en="en.lm"}')
     dclm = ["tokens.buckets_by=dclm_stop_words", "tokens.bucket_cuts=[3]"]
@@ -145,15 +147,15 @@ def cut_by(by: str, *models: str, cut: float = 0.5) -> Any:
 @pytest.mark.parametrize(
     ("by", "models", "got"),
     [
-        ("classifier.wiki", (), r"'classifier\.wiki' and no model .*classifier\.models .*'wiki'"),
+        ("classifier.wiki", (), r"'classifier\.wiki' and no model .*'wiki' to classifier\.models\."),
         ("classifier.wkii", (WIKI,), r"'classifier\.wkii' \(did you mean 'classifier\.wiki'\?\)\. "),
-        ("importance.wiki", (WIKI,), r"'importance\.wiki' \(valid: classifier\.wiki\)\. .*importance\.models .*'wiki'"),
+        ("importance.wiki", (WIKI,), r"'importance\.wiki' \(valid: classifier\.wiki\)\. .*'wiki' to importance\.m"),
         ("classifier.books", (BOOKS,), r"'classifier\.books' \(did you mean 'importance\.books'\?\)\. .*classifier\.m"),
         ("classifier.y", (WIKI, BOOKS), r"'classifier\.y' \(did you mean 'classifier\.wiki'\?\)\. "),
     ],
 )
 def test_buckets_require_the_score_of_a_model(by: str, models: tuple[str, ...], got: str) -> None:
-    expected = "tokens.buckets_by: expected the score of a model of the recipe"
+    expected = "tokens.buckets_by: expected the score of a model in the recipe"
     with pytest.raises(ConfigError, match=f"{expected}, got {got}"):
         check_buckets(cut_by(by, *models), SPLITS)
 
