@@ -690,8 +690,8 @@ def test_from_a_rule_to_the_answer_in_the_report(
     run.write_atomic("ablations/broken/result.json", b'{"version": 1}')
     found = ablations(run, "0" * 64)
     assert [shown.is_current for shown in found.shown] == [False]
-    assert "ablations/broken/result.json: expected the result of an ablation, got" in found.unreadable[0]
-    assert "expected the result of an ablation, got" in Path(write_report(run, None)).read_text()
+    assert "ablations/broken/result.json: expected a valid result of an ablation, got" in found.unreadable[0]
+    assert "expected a valid result of an ablation, got" in Path(write_report(run, None)).read_text()
 
 
 def trained_here(proxy: Any) -> Any:
