@@ -226,7 +226,7 @@ def test_documents_of_a_file_are_taken_down(run: Path, tmp_path: Path) -> None:
     listed.write_text('{"doc": 1}\n')
     with pytest.raises(ConfigError, match=r"line 1: expected an object with a doc_id, got '.\"doc\": 1.'"):
         take_down(run, docs=str(listed))
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="expected a readable file of JSON lines, got an error"):
         take_down(run, docs=str(tmp_path / "none"))
 
 
