@@ -192,5 +192,5 @@ def test_tables_that_changed_meanwhile_are_rejected(tmp_path: Path) -> None:
 def test_an_invalid_intent_is_rejected(tmp_path: Path) -> None:
     document = prepare(tmp_path)
     Store(str(tmp_path)).write_atomic(PENDING_NAME, b'{"id": 1}')
-    with pytest.raises(ContractError, match="expected a takedown under way, got"):
+    with pytest.raises(ContractError, match="expected a valid record of an unfinished takedown, got"):
         take_down(tmp_path, doc=[document.hex()])

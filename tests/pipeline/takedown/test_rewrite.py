@@ -240,7 +240,7 @@ def test_a_repeated_takedown_changes_nothing(run: Path, capsys) -> None:
     removed = next(row for row in rows if row["domain"] == "site3.co.uk")
     assert take_down(run, doc=[removed["doc_id"].hex()]) == 0
     assert all_bytes(run) == after
-    with pytest.raises(ConfigError, match=r"got one that takedown \w+ removed\. Omit it\."):
+    with pytest.raises(ConfigError, match=r"got one that takedown \w+ removed\. Omit this option\."):
         take_down(run, doc=[removed["doc_id"].hex(), "00" * 16])
 
 
@@ -397,7 +397,7 @@ def test_near_copies_without_clusters_are_rejected(whole: Path) -> None:
     write_run(store, state.model_copy(update={"tables": unclustered}))
     before = all_bytes(whole)
     with pytest.raises(
-        ConfigError, match=f"--near {document}: expected a document whose near copies are known, got no"
+        ConfigError, match=f"--near {document}: expected a document whose near-duplicates are known, got no"
     ):
         take_down(whole, near=[document])
     assert all_bytes(whole) == before
