@@ -201,7 +201,9 @@ def check_certificate(run: Store, certificate: Certificate) -> CheckResult:
     checked = CheckResult()
     _check_id(certificate, checked)
     if run.exists(PENDING_NAME):
-        checked.problems.append(f"{PENDING_NAME}: expected no takedown under way, got one. Run `penstock takedown`.")
+        checked.problems.append(
+            f"{PENDING_NAME}: expected no unfinished takedown, got one. Run `penstock takedown` to finish it."
+        )
     present = _tables_present(run, certificate, checked)
     for name, table in present.items():
         if name in certificate.tables:
@@ -213,7 +215,9 @@ def check_certificate(run: Store, certificate: Certificate) -> CheckResult:
             else:
                 _check_rows(name, table, certificate, checked)
         except (OSError, pa.ArrowException, ContractError) as error:
-            checked.problems.append(f"{name}: expected files that can be scanned, got {error}. Restore them.")
+            checked.problems.append(
+                f"{name}: expected files that can be scanned, got an error: {error}. Restore them from a backup."
+            )
     for name in unreferenced_files(run, present):
         checked.problems.append(
             f"{name}: expected no old file, got one of no current version. Run `penstock takedown --drop-old`."
@@ -246,7 +250,9 @@ def _tables_present(run: Store, certificate: Certificate, checked: CheckResult) 
             try:
                 tables[name] = TableVersion(*open_table(run, name))
             except (ContractError, ValidationError, OSError) as error:
-                checked.problems.append(f"{name}: expected a table that can be read, got {error}. Restore it.")
+                checked.problems.append(
+                    f"{name}: expected a table that can be read, got an error: {error}. Restore it from a backup."
+                )
     if not tables.keys() & certificate.tables.keys():
         checked.problems.append(f"{run.uri}: expected tables of the certificate, got none. Name the run's folder.")
     return tables
@@ -293,7 +299,8 @@ def _check_versions(run: Store, name: str, current: Manifest, certificate: Certi
         recorded = (descent.id, descent.parent, descent.mode) if descent else None
         if recorded != (own := (certificate.id, change.before, certificate.mode)):
             checked.problems.append(
-                f"{name}: expected a version made by {own}, got {recorded} in its manifest. Restore the manifest."
+                f"{name}: expected (takedown, version before, mode) = {own} in its manifest, got {recorded}. Restore "
+                "the manifest from a backup."
             )
         if not run.exists(parent_name(certificate.id, name)):
             checked.notes.append(f"{name}: the manifest before is absent, so unchanged files were not compared")
