@@ -1,4 +1,4 @@
-"""The declaration of a verb of `penstock`, and the arguments that several verbs share."""
+"""The declaration of a verb (subcommand) of `penstock`, and the arguments that several verbs share."""
 
 import argparse
 from collections.abc import Callable
@@ -9,7 +9,7 @@ RUN_HELP = "run folder: a local path or s3://, gs://, hdfs://"
 
 @dataclass(frozen=True)
 class Command:
-    """A verb: the functions that add its arguments in order, the function that runs it, and an example."""
+    """A verb: the functions that add its arguments, the function that runs it, and an example."""
 
     add_arguments: tuple[Callable[[argparse.ArgumentParser], None], ...]
     run: Callable[[argparse.Namespace], int]
@@ -36,7 +36,7 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
 
 
 def add_recipe(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of a data run."""
-    parser.add_argument("recipe", help="TOML file")
+    """Add the arguments of a verb that runs the data steps: the recipe, the run folder and `--set`."""
+    parser.add_argument("recipe", help="recipe: a TOML file of settings")
     parser.add_argument("--out", required=True, help=RUN_HELP)
     add_overrides(parser)

@@ -1,4 +1,4 @@
-"""Recipes with all their sections: every data stage, the models, Spark, the plan and the training run."""
+"""Reading of recipes, with the sections of all data stages, the models, Spark, the plan and the training run."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ def recipe_sections() -> Mapping[str, type[Section]]:
 
 
 def read_recipe(path: str, overrides: Sequence[str]) -> Recipe:
-    """Return the recipe of a TOML file with overrides applied. Raises ConfigError that lists every wrong name."""
+    """Return the recipe in a TOML file with overrides applied. Raises ConfigError that lists every wrong setting."""
     return load_recipe(read_values(path), overrides, recipe_sections(), path)
 
 
@@ -29,12 +29,14 @@ def read_values(path: str) -> dict[str, Any]:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"recipe {path}: cannot be read: {error.strerror}. Give the path of a TOML file.") from error
+        raise ConfigError(
+            f"recipe {path}: expected a readable TOML file, got an error: {error.strerror}. Correct the path."
+        ) from error
     return parse_recipe(text, path)
 
 
 def stored_recipe(run: Store, overrides: Sequence[str]) -> Recipe:
-    """Return the recipe of a run with overrides applied. Raises ConfigError if the folder is not a run."""
+    """Return the recipe that a run stores, with overrides applied. Raises ConfigError if the folder is not a run."""
     recipe = read_run(run).recipe
     if not recipe:
         raise ConfigError(

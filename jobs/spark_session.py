@@ -17,15 +17,15 @@ class SparkConfig(Section):
     """The settings of Spark; none of them changes the data that a run writes."""
 
     master: str | None = execution(None)
-    """Spark master; None: the one that spark-submit set, else local mode on all cores with retries of failed tasks."""
+    """Spark master; None: that of spark-submit, or else local mode on all cores, with retries of failed tasks."""
     driver_memory: str = execution("2g")
-    """Heap of the driver JVM, which does all shuffling in local mode; a JVM that already runs ignores it."""
+    """Heap size of the driver JVM, which does all shuffling in local mode; a JVM that already runs ignores it."""
     partitions: int | None = execution(None, ge=1)
-    """Spark partitions of the part-wise passes; None: one for each part."""
+    """Number of Spark partitions when tables are processed part by part; None: one for each part."""
     shuffle_partitions: int | None = execution(None, ge=1)
-    """Partitions of Spark's own shuffles; None: twice the number of cores."""
+    """Number of partitions of Spark's own shuffles; None: twice the number of cores."""
     settings: dict[str, str] = Field(default_factory=dict, json_schema_extra={"role": "execution"})
-    """Further Spark settings by their own names."""
+    """Further Spark properties by their names in Spark, such as `spark.executor.memory`."""
 
 
 LOCAL_MASTER = "local[*,4]"
@@ -35,17 +35,17 @@ returning to the kernel. That saved a quarter of the CPU time of parsing and ext
 model trained 1.4 times as fast, because its logits no longer fault in new pages at every step."""
 
 STORAGE_VARIABLES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION")
-"""Environment variables from which pyarrow reads where object stores are; the driver passes them to the executors.
-Credentials are not passed, because Spark shows its settings: executors need their own."""
+"""Environment variables with the location of object stores, which pyarrow reads; the driver passes them to executors.
+Credentials are not passed, because Spark shows its settings, so executors need their own."""
 
 
 def worker_environment() -> dict[str, str]:
-    """Return the environment of this process with the malloc settings of workers, for child processes."""
+    """Return the environment for child processes: that of this process, and the malloc settings of workers."""
     return os.environ | {key: str(value) for key, value in MALLOC.items()}
 
 
 def open_session(config: SparkConfig, name: str = "penstock") -> SparkSession:
-    """Return the Spark session of this process, started if there is none, with a row limit on Arrow batches."""
+    """Return the Spark session of this process, and start it if there is none."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if "PYSPARK_GATEWAY_PORT" in os.environ:  # only the running JVM knows the settings of spark-submit

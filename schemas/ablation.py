@@ -1,7 +1,7 @@
 """The result of an ablation: held-out losses of models trained with and without some filter rules.
 
-`<run>/ablations/<name>/result.json` is one `Ablation`. A difference is always (without the rules) - (with them): above
-zero, the model that was trained with the rules is the better one.
+`<run>/ablations/<name>/result.json` is one `Ablation`. A difference is always the loss without the rules minus the loss
+with them. If it is above zero, the model that was trained with the rules is better.
 """
 
 import math
@@ -21,7 +21,7 @@ WITH, WITHOUT = "with", "without"
 
 
 class _AblationBlock(BaseModel):
-    """A frozen part of `result.json`; unknown keys are rejected."""
+    """The base class of all parts of `result.json`: they are immutable and reject unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -34,7 +34,10 @@ class SourceLoss(_AblationBlock):
     targets: int
     """Number of predicted tokens."""
     bytes: float
-    """Text that the targets encode [bytes]: targets times bytes per token of the source's held-out documents."""
+    """Estimated size of the text that the targets encode [bytes].
+
+    It is the number of targets times the bytes per token of the source's held-out documents.
+    """
 
     @property
     def loss(self) -> float:
@@ -79,7 +82,7 @@ class Measurement(_AblationBlock):
 
 
 class AblationSide(_AblationBlock):
-    """The dataset of one side."""
+    """The dataset of one side of the comparison, and its size."""
 
     dataset: str
     """Digest of the dataset."""
@@ -115,15 +118,15 @@ class ProxySettings(_AblationBlock):
     seeds: tuple[int, ...]
     """`train.seed` of each pair: it sets the initial weights and the order of samples."""
     epochs: dict[str, float]
-    """Number of passes over the dataset, by side."""
+    """Number of passes over the dataset, by side: `with` or `without` the rules."""
 
 
 class DifferenceInterval(_AblationBlock):
-    """The mean difference over seeds, without - with, and its confidence interval."""
+    """The mean over seeds of (loss without the rules - loss with them), and its confidence interval."""
 
     mean: float
     half_width: float | None
-    """Half the width of the Student-t interval; None = there is one seed, hence no interval."""
+    """Half the width of the Student-t interval; None = a single seed gives no interval."""
 
     @property
     def low(self) -> float | None:
@@ -144,7 +147,7 @@ class Comparison(_AblationBlock):
     source: str
     """Name of the source; empty = all sources together."""
     losses: tuple[tuple[float, float], ...]
-    """Loss with the rules and without them, by seed [nats/token]."""
+    """For each seed: (loss with the rules, loss without them) [nats/token]."""
     nats: DifferenceInterval
     """Difference of the losses [nats/token]."""
     bits: DifferenceInterval | None
@@ -157,7 +160,7 @@ class Ablation(_AblationBlock):
     """The effect of leaving rules out on the dataset, and on the models trained on it."""
 
     version: Literal[1] = FORMAT_VERSION
-    """Version of this layout."""
+    """Version of the file format."""
     name: str
     """Name of the ablation's folder."""
     left_out: tuple[str, ...]
@@ -174,7 +177,7 @@ class Ablation(_AblationBlock):
     share: float
     """Confidence level of the intervals, such as 0.95."""
     comparisons: tuple[Comparison, ...]
-    """For every held-out set, the comparison over all sources first, then by source."""
+    """For every held-out set: the comparison over all sources, followed by one for each source."""
     measurements: tuple[Measurement, ...]
     """The losses of every proxy run."""
     answer: str
@@ -189,6 +192,6 @@ def read_ablation(folder: Store) -> Ablation:
         return Ablation.model_validate(folder.read_json(RESULT_NAME))
     except ValidationError as error:
         raise ContractError(
-            f"{folder.uri}/{RESULT_NAME}: expected the result of an ablation, got {error}. Remove it and run "
-            "`penstock ablate` again."
+            f"{folder.uri}/{RESULT_NAME}: expected a valid result of an ablation, got an error: {error}. Delete the "
+            "file, then run the same `penstock ablate` command again."
         ) from error

@@ -1,8 +1,9 @@
-"""Recipes: a run is one TOML file of sections, each a frozen model; `section.key=value` overrides one setting.
+"""Recipes: a TOML file of sections describes a run, and `section.key=value` overrides one of its settings.
 
-A field is *content* (it changes the result and enters the fingerprint) unless it is declared otherwise: `decision(...)`
-is a threshold on stored measurements, `execution(...)` sets partitions, memory or caches, and `location(...)` is the
-path of a file, whose digest enters instead. One error reports all wrong names, each with the nearest valid one.
+Each section is an immutable pydantic model. A field is *content* unless it is declared otherwise: content changes the
+result and enters its fingerprint. `decision(...)` declares a threshold on stored measurements, and `execution(...)` a
+number of partitions, an amount of memory or a cache. `location(...)` declares the path of a file; the digest of the
+file enters the fingerprint, not the path. One error reports all wrong names, each with the most similar valid name.
 """
 
 import difflib
@@ -20,13 +21,13 @@ SHOWN_NAMES = 40
 
 
 class Section(BaseModel):
-    """A section of a recipe: it is frozen, rejects unknown keys and documents each field by the string under it."""
+    """A section of a recipe: immutable, without unknown keys, and with a string under each field that describes it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     @classmethod
     def fields_of(cls, role: str) -> set[str]:
-        """Return the names of the fields with a role: `content`, `decision`, `execution` or `location`."""
+        """Return the names of the fields with this role: `content`, `decision`, `execution` or `location`."""
         extras = {name: info.json_schema_extra for name, info in cls.model_fields.items()}
         roles = {name: extra.get("role") if isinstance(extra, dict) else None for name, extra in extras.items()}
         return {name for name, declared in roles.items() if (declared or "content") == role}
@@ -46,7 +47,7 @@ def execution(default: Any, **constraints: Any) -> Any:
 
 
 def decision(default: Any, **constraints: Any) -> Any:
-    """Declare a threshold that is compared with stored measurements; a new value needs no text to be read again."""
+    """Declare a threshold that is compared with stored measurements; after a change of it, no text is read again."""
     return Field(default, json_schema_extra={"role": "decision"}, **constraints)
 
 
@@ -71,20 +72,20 @@ class Recipe(Mapping[str, Section]):
         return len(self._sections)
 
     def section(self, name: str, kind: type[S]) -> S:
-        """Return the section `name` as a `kind`. Raises TypeError if the section has another type."""
+        """Return the section `name`. Raises TypeError if it is not an instance of `kind`."""
         section = self._sections[name]
         if not isinstance(section, kind):
             raise TypeError(f"recipe section [{name}]: expected a {kind.__name__}, got a {type(section).__name__}.")
         return section
 
     def to_json(self) -> dict[str, Any]:
-        """Return the values that the recipe sets, by section; defaults are omitted, as manifests hold all content."""
+        """Return the values that the recipe sets, by section. Defaults are omitted, because manifests record them."""
         sections = {name: section.model_dump(mode="json", exclude_unset=True) for name, section in self.items()}
         return {name: values for name, values in sections.items() if values}
 
 
 def suggest_name(name: str, valid: Iterable[str]) -> str:
-    """Return ` (did you mean X?)` for the valid name nearest to `name`, or the valid names if none is near."""
+    """Return ` (did you mean X?)` for the valid name most similar to `name`, or the valid names if none is."""
     valid = sorted(valid)
     close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
     if close:
@@ -94,7 +95,10 @@ def suggest_name(name: str, valid: Iterable[str]) -> str:
 
 
 def build_recipe(raw: Mapping[str, Any], kinds: Mapping[str, type[Section]], where: str) -> Recipe:
-    """Return the validated recipe of `raw`. Raises ConfigError, listing every wrong field, if a setting is wrong."""
+    """Return the recipe of the values `raw`, validated by the section classes `kinds`.
+
+    Raises ConfigError that lists every wrong setting.
+    """
     problems: list[str] = []
     sections: dict[str, Section] = {}
     for name, values in raw.items():
@@ -120,7 +124,7 @@ def build_recipe(raw: Mapping[str, Any], kinds: Mapping[str, type[Section]], whe
 
 
 def _problem(section: str, kind: type[Section], item: Any) -> str:
-    """Return the line that describes one error of pydantic."""
+    """Return a line of text for one of pydantic's validation errors in a section."""
     field = ".".join(str(part) for part in item["loc"])
     if item["type"] == "extra_forbidden":
         return f"{section}.{field}: no such key{suggest_name(str(item['loc'][-1]), kind.model_fields)}"
@@ -143,7 +147,10 @@ def parse_recipe(text: str, where: str) -> dict[str, Any]:
 def load_recipe(
     raw: Mapping[str, Any], overrides: Iterable[str], kinds: Mapping[str, type[Section]], where: str
 ) -> Recipe:
-    """Return the recipe of `raw` with `section.key=value` overrides. Raises ConfigError if a setting is wrong."""
+    """Return the recipe of the values `raw` with `section.key=value` overrides applied.
+
+    Raises ConfigError that lists every wrong setting.
+    """
     values = {name: dict(section) if isinstance(section, Mapping) else section for name, section in raw.items()}
     for override in overrides:
         path, equals, value = override.partition("=")
@@ -159,7 +166,7 @@ def load_recipe(
 
 
 def parse_value(text: str) -> Any:
-    """Return the TOML value of a text, or else the text: `language.model=lid.176.ftz` needs no quotes."""
+    """Return a text parsed as a TOML value, or the text itself if it is none: `language.model=lid.176.ftz`."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -7,7 +7,7 @@ It contains the values, and one message lists every field that fails.
 import errno
 
 UNWRITABLE = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the quota is used up", errno.EROFS: "it is read-only"}
-"""Errors of a storage that the user can resolve, with their descriptions."""
+"""Error codes of storage that cannot be written to, with their descriptions."""
 
 
 class PenstockError(Exception):
@@ -23,7 +23,7 @@ class ContractError(PenstockError):
 
 
 def describe_storage_error(error: OSError) -> str | None:
-    """Return the message for a full or read-only storage; None for any other kind of error."""
+    """Return the message for an error of full or read-only storage; None for any other error."""
     if error.errno not in UNWRITABLE:
         return None
     where = error.filename or "the run folder"

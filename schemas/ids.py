@@ -1,6 +1,6 @@
 """Document ids, canonical JSON and digests: the identifiers that pipeline and trainer share.
 
-Every function depends on its arguments alone, so two machines derive the same identifiers from the same inputs.
+The functions depend only on their arguments, so two machines compute the same identifiers from the same inputs.
 """
 
 import hashlib
@@ -12,7 +12,10 @@ DOC_ID_BYTES = 16
 
 
 def doc_id(source: str, split: str, position: int, part: int = 0) -> bytes:
-    """Return the 16-byte id of a document: SHA-256 over source, split name, byte offset or row, and sub-document."""
+    """Return the id of a document: the first 16 bytes of a SHA-256 over its source, split, position and part.
+
+    `position` is a byte offset or row number; `part` numbers the records that start at the same position.
+    """
     key = f"{source}\x1f{split}\x1f{position}\x1f{part}".encode("utf-8", "surrogatepass")
     return hashlib.sha256(key).digest()[:DOC_ID_BYTES]
 
@@ -24,7 +27,7 @@ def shuffle_key(seed: int, identifier: bytes) -> int:
 
 
 def is_in_share(key: int, share: float) -> bool:
-    """Return True if a `shuffle_key` lies in the lowest `share` in [0, 1] of its range."""
+    """Return True if a `shuffle_key` is in the lowest `share` (0 to 1) of its range, so that this share is selected."""
     return key < int(share * (1 << 63))
 
 

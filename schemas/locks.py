@@ -1,8 +1,9 @@
-"""Locks on a run folder: each is released when the process that took it ends, even if it is killed.
+"""Locks on a run folder: each is released when the process that holds it ends, even if that process is killed.
 
-A lock is an advisory `flock` on a small file of the run folder, to which its holders write their process and command. A
-lock that is held raises an error at once. Object stores have no such locks, and some network filesystems restrict them
-to one machine or lack them: there, and in folders without write permission, nothing is locked.
+A lock is an advisory `flock` on a small file of the run folder. Its holders write their process id and command to that
+file. An attempt to lock what another process holds raises an error at once. Nothing is locked on object stores, on
+filesystems without `flock`, and in folders without write permission. On some network filesystems a lock is visible
+only on one machine.
 """
 
 import errno
@@ -21,19 +22,19 @@ from schemas.storage import Store
 from schemas.takedown import check_no_pending_takedown
 
 TABLES_LOCK = "tables.lock"
-"""Held exclusively to write or remove tables; shared to read them for a long time."""
+"""The lock file that is held exclusively to write or remove tables, and shared to read them for a long time."""
 TRAIN_LOCK = "train.lock"
-"""Held exclusively to train or to move checkpoints."""
+"""The lock file that is held exclusively to train or to move checkpoints."""
 LOCKLESS_ERRORS = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""Errors of a missing folder, a folder without write permission, or a filesystem without locks."""
+"""Error codes of a missing folder, a folder without write permission, or a filesystem without locks."""
 
 
 @contextmanager
 def lock_tables(run: Store, what: str) -> Iterator[None]:
-    """Lock a run's tables exclusively, to write or remove them, and those of the runs that it reads from as shared.
+    """Hold an exclusive lock on a run's tables, and shared locks on the tables of other runs that it reads.
 
-    `what` is the command, for the messages of other processes. Raises ContractError, naming the holders, if a lock is
-    held.
+    `what` is the command that is shown to other processes. Raises ContractError, naming the holders, if another
+    process holds a lock.
     """
     with ExitStack() as locks:
         _take(locks, run, TABLES_LOCK, what)
@@ -44,10 +45,11 @@ def lock_tables(run: Store, what: str) -> Iterator[None]:
 
 @contextmanager
 def lock_training(run: Store, what: str) -> Iterator[None]:
-    """Lock training in a run folder exclusively, and the tables that it reads, here or in other runs, as shared.
+    """Hold an exclusive lock on training in a run folder, and shared locks on the tables that it reads.
 
-    Raises ContractError, naming the holders, if a lock is held, or if a takedown of these tables was interrupted: its
-    certificate would not list the checkpoints that are trained before it is finished.
+    The tables may be those of other runs. Raises ContractError, naming the holders, if another process holds a lock.
+    Raises it too if a takedown of these tables was interrupted. The certificate of that takedown would not list the
+    checkpoints that are trained before it is finished.
     """
     with ExitStack() as locks:
         _take(locks, run, TRAIN_LOCK, what)
@@ -64,7 +66,10 @@ def _source_runs(run: Store) -> list[Store]:
 
 
 def _take(locks: ExitStack, run: Store, name: str, what: str, *, shared: bool = False) -> None:
-    """Take a lock that `locks` releases on exit. Raises ContractError if another process holds it."""
+    """Acquire the lock file `name` of a run; `locks` releases it on exit. Does nothing where there are no locks.
+
+    Raises ContractError if another process holds the lock.
+    """
     if not run.is_local:
         return
     try:
@@ -80,14 +85,14 @@ def _take(locks: ExitStack, run: Store, name: str, what: str, *, shared: bool = 
         ) from error
     locks.callback(_release, file, Path(run.path(name)))
     if not shared:
-        os.ftruncate(file, 0)  # drops the lines of holders that were killed
+        os.ftruncate(file, 0)  # removes the lines of killed processes
     since = datetime.now(UTC).isoformat(timespec="seconds")
     own = {"what": what, "pid": os.getpid(), "host": socket.gethostname(), "since": since}
     os.write(file, json.dumps(own).encode() + b"\n")
 
 
 def _locked(path: Path, shared: bool) -> int:
-    """Return the descriptor of the lock file, locked. Raises BlockingIOError if another process holds it."""
+    """Open and lock a lock file, and return its file descriptor. Raises BlockingIOError if another process holds it."""
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         try:
@@ -98,7 +103,7 @@ def _locked(path: Path, shared: bool) -> int:
         except BaseException:
             os.close(file)
             raise
-        os.close(file)  # its last holder removed the file meanwhile, so open it again
+        os.close(file)  # the process that held the lock last has removed the file meanwhile, so open it again
 
 
 def _release(file: int, path: Path) -> None:
@@ -112,7 +117,10 @@ def _release(file: int, path: Path) -> None:
 
 
 def _holders(run: Store, name: str) -> str:
-    """Return the holders of a lock, from the lines that they wrote; killed processes may have left lines too."""
+    """Return a text that names the processes that hold a lock, from the lines that they wrote to its file.
+
+    Lines of processes that no longer run on this machine are omitted, unless there are no others.
+    """
     try:
         lines = [json.loads(line) for line in run.read_bytes(name).splitlines()]
     except (OSError, ValueError):
@@ -121,7 +129,7 @@ def _holders(run: Store, name: str) -> str:
     holders = [
         f"`{line['what']}` (process {line['pid']} on {line['host']}, since {line['since']})" for line in alive or lines
     ]
-    return " and ".join(holders) or "a process that has not written its line yet"
+    return " and ".join(holders) or "a process that has not written its id to this file yet"
 
 
 def _is_alive(process: int) -> bool:

@@ -24,16 +24,16 @@ FROM_INPUT = "input:"
 
 
 class _ManifestBlock(BaseModel):
-    """A frozen part of a manifest; unknown keys are rejected."""
+    """The base class of all parts of a manifest and of `run.json`: they are immutable and reject unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class InputEntry(_ManifestBlock):
-    """One input of a step: an outside file, or a table by the digest of its manifest."""
+    """One input of a step: a file from outside the run, or a table."""
 
     name: str
-    """Canonical name without its location (a split), or the name of a table."""
+    """Canonical name of an input file, without its location, or the name of a table."""
     bytes: int
     """Size [bytes]; for a table, the sum over its files."""
     sha256: str
@@ -87,13 +87,13 @@ class Content(_ManifestBlock):
     """The content of a table; the SHA-256 of its canonical JSON is the digest of the version."""
 
     format_version: int = FORMAT_VERSION
-    """Version of this layout."""
+    """Version of the format of manifests."""
     table: str
     """Name of the table, such as `documents`."""
     stages: dict[str, int]
-    """Version of every stage that was used."""
+    """Version of every stage that was used, by name."""
     config: dict[str, Any]
-    """Content settings of every stage that was used."""
+    """The settings of every stage that was used, as far as they change the content."""
     inputs: list[InputEntry]
     """The files and tables that were read."""
     files: list[FileEntry]
@@ -120,9 +120,9 @@ class RunBlock(_ManifestBlock):
     code_version: str
     """Version of this package."""
     lineage: dict[str, str] = Field(default_factory=dict)
-    """Version folder of every input table; identity (size and time) of every outside file."""
+    """Version folder of every table that was read, and size and time of every other file, by name."""
     notes: dict[str, Any] = Field(default_factory=dict)
-    """Values that depend on the execution, such as rounds of clustering, and kinds of errors that occurred."""
+    """Values that depend on the execution, such as the rounds of clustering and the kinds of errors that occurred."""
 
 
 class Manifest(_ManifestBlock):
@@ -135,8 +135,11 @@ class Manifest(_ManifestBlock):
     def _paths(self) -> "Manifest":
         keys = [entry.key for entry in self.content.files]
         if len(set(keys)) != len(keys) or set(keys) != set(self.run.paths):
-            wrong = ", ".join(sorted(set(keys) ^ set(self.run.paths))) or "a key twice"
-            raise ValueError(f"run.paths: expected one path for every file, got {wrong}. Give every file one path.")
+            unpaired = ", ".join(sorted(set(keys) ^ set(self.run.paths)))
+            problem = f"a file without a path or a path without a file: {unpaired}" if unpaired else "a key twice"
+            raise ValueError(
+                f"run.paths: expected one path for every key of content.files, got {problem}. Run `penstock run` again."
+            )
         return self
 
     @property
@@ -146,7 +149,7 @@ class Manifest(_ManifestBlock):
 
     @property
     def tables_read(self) -> dict[str, str]:
-        """Digests of the tables of the run that it was made from; without input files and tables of other runs."""
+        """Digests, by name, of the tables of its own run that this table was made from."""
         inputs = (entry for entry in self.content.inputs if f"{FROM_INPUT}{entry.name}" not in self.run.lineage)
         return {entry.name: entry.sha256 for entry in inputs if entry.name in TABLES}
 
@@ -164,7 +167,7 @@ def make_manifest(content: dict[str, Any], run: dict[str, Any], where: str) -> M
 
 
 def write_manifest(folder: Store, manifest: Manifest) -> None:
-    """Write the manifest, which commits the table. Raises ContractError if the folder holds another content."""
+    """Write the manifest, which commits the table. Raises ContractError if the folder has one of other content."""
     if folder.exists(MANIFEST_NAME):
         committed = read_manifest(folder)
         if committed.digest != manifest.digest:
@@ -198,7 +201,8 @@ def read_manifest(folder: Store) -> Manifest:
         return Manifest.model_validate(raw)
     except ValidationError as error:
         raise ContractError(
-            f"{folder.uri}/{MANIFEST_NAME}: expected a valid manifest, got {error}. Restore the file."
+            f"{folder.uri}/{MANIFEST_NAME}: expected a valid manifest, got an error: {error}. Restore the file from a "
+            "backup."
         ) from error
 
 
@@ -225,7 +229,7 @@ class RunFile(_ManifestBlock):
 
 
 def read_run(run: Store) -> RunFile:
-    """Return the state of a run folder; it is empty for a new one. Raises ContractError if it has unknown tables."""
+    """Return the content of `run.json`, which is empty for a new run. Raises ContractError if it has unknown tables."""
     if not run.exists(RUN_NAME):
         return RunFile()
     state = RunFile.model_validate(run.read_json(RUN_NAME))
@@ -238,12 +242,12 @@ def read_run(run: Store) -> RunFile:
 
 
 def write_run(run: Store, state: RunFile) -> None:
-    """Replace the state of a run folder."""
+    """Write `run.json` of a run folder, replacing the old file atomically."""
     run.write_atomic(RUN_NAME, canonical_json(state.model_dump(mode="json")))
 
 
 def open_table(run: Store, table: str) -> tuple[Store, Manifest]:
-    """Return folder and manifest of a run's current version of a table. Raises ContractError if it does not exist."""
+    """Return the folder and manifest of a table's current version in a run. Raises ContractError if there is none."""
     tables = read_run(run).tables
     if table not in tables:
         raise ContractError(
@@ -254,9 +258,9 @@ def open_table(run: Store, table: str) -> tuple[Store, Manifest]:
 
 
 def current_tables(run: Store) -> dict[str, TableVersion]:
-    """Return the tables of a run that were made from the current versions of the tables that they read, in order.
+    """Return the tables of a run, in order, that were made from the current versions of the tables that they read.
 
-    A later table is left out if it was made with other thresholds or models.
+    After a run up to an earlier step with other settings, the tables of later steps are left out.
     """
     tables: dict[str, TableVersion] = {}
     for name in (name for name in TABLES if name in read_run(run).tables):

@@ -1,4 +1,4 @@
-"""The mix: the mixture of sources that follows from a run's losses, a file that pipeline and trainer both read.
+"""The mix file: the share of each source in training, computed from a run's losses, which pipeline and trainer read.
 
 `mix.toml` names every source of a dataset: `web`, or `web+head` for a quality bucket of a source. Each has its share of
 the samples, the share of its documents that is kept, and the evidence.
@@ -17,23 +17,23 @@ FORMAT = 1
 
 
 class _MixBlock(BaseModel):
-    """A frozen part of `mix.toml`; unknown keys are rejected."""
+    """The base class of all parts of `mix.toml`: they are immutable and reject unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class SourceMix(_MixBlock):
-    """The decision on one source, and its evidence."""
+    """The share and further values of one source, and the evidence for them."""
 
     share: float = Field(ge=0, le=1)
     """Share of the training samples; the sum over all sources is 1. The trainer reads it."""
     repeat: float = Field(ge=0)
-    """Passes over the unique tokens of the source that this share implies in a run like the measured one."""
+    """Passes over the source's unique tokens that this share implies in a run of `evidence.run_tokens` tokens."""
     keep: float = Field(1.0, gt=0, le=1)
     """Share of the training documents that the pipeline keeps, chosen by hash; all held-out documents are kept."""
     wanted_tokens: int | None = Field(None, ge=1)
-    """Unique training tokens that the share requires within the limit of repeats; None = there are enough. The
-    pipeline reports how many of them exist."""
+    """Unique training tokens that the share suggested by the losses requires, if no token is repeated too often.
+    None = there are enough. The pipeline reports how many of them exist."""
     why: str
     """The evidence as text."""
     evidence: dict[str, float] = {}
@@ -44,7 +44,7 @@ class Mix(_MixBlock):
     """The content of `mix.toml`."""
 
     format: int = FORMAT
-    """Version of this file's format."""
+    """Version of the file format."""
     dataset: str
     """Digest of the dataset that the losses were measured on."""
     plan: str
@@ -52,10 +52,10 @@ class Mix(_MixBlock):
     reference: str
     """A description of the reference that the losses were compared with."""
     sources: dict[str, SourceMix] = Field(min_length=1)
-    """The decision, by source."""
+    """The share and further values of each source, by its name."""
 
     def of(self, names: set[str], where: str) -> dict[str, SourceMix]:
-        """Return the decisions on these sources. Raises ConfigError if a source is missing or unknown."""
+        """Return `sources`, which must be those of a dataset. Raises ConfigError if a source is missing or unknown."""
         if unknown := sorted(self.sources.keys() - names):
             hints = ", ".join(f"{name!r}{suggest_name(name, names)}" for name in unknown)
             raise ConfigError(
@@ -69,7 +69,7 @@ class Mix(_MixBlock):
 
 
 def read_mix(path: str) -> Mix:
-    """Return the mix of a file. Raises ConfigError if the file cannot be read or is not a mix."""
+    """Return the content of a mix file. Raises ConfigError if the file cannot be read or is not a valid mix."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -81,12 +81,12 @@ def read_mix(path: str) -> Mix:
 
 
 def parse_mix(data: bytes, where: str) -> Mix:
-    """Return the mix in the bytes of a file. Raises ConfigError if they are not a mix."""
+    """Return the mix that the bytes of a mix file hold. Raises ConfigError if they are not a valid mix."""
     try:
         mix = Mix.model_validate(tomllib.loads(data.decode("utf-8")))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, ValidationError) as error:
         raise ConfigError(
-            f"mix {where}: expected a mix, got {error}. Write it with `penstock mix suggest RUN`."
+            f"mix {where}: expected a valid mix.toml, got an error: {error}. Write it with `penstock mix suggest RUN`."
         ) from error
     if mix.format != FORMAT:
         raise ConfigError(f"mix {where}: expected format {FORMAT}, got {mix.format}. Run `penstock mix suggest`.")

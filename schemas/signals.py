@@ -1,7 +1,7 @@
 """The quality signals of a document: name, type, meaning and unit, each named after the work that introduced it.
 
 Signals form families, and a family is measured as a whole or not at all: the columns of a disabled family are null.
-Signals of words between whitespace are also null for scripts that are written without it.
+Signals of words that whitespace separates are also null for scripts that are written without whitespace.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,7 +31,7 @@ def _count(name: str, meaning: str, unit: str) -> Signal:
 
 
 def _grams(sizes: Iterable[int], name: str, meaning: str) -> tuple[Signal, ...]:
-    """Return a ratio for each size of n-gram; {n} in the texts is replaced by the size."""
+    """Return a ratio for each size of n-gram; {n} in name and meaning is replaced by the size."""
     return tuple(_ratio(name.format(n=n), meaning.format(n=n)) for n in sizes)
 
 
@@ -165,7 +165,7 @@ LINE_SIGNALS = (
     _ratio("refinedweb_line_counter", "1 if it is a counter such as 3 likes"),
     _count("refinedweb_line_words", "words between whitespace", "words"),
 )
-"""Signals of each line of a text, by which lines can be cut later; stored with the text, one float32 per line."""
+"""The signals of each line of a text, by which lines can be cut later. The table `text` stores one float32 per line."""
 REDPAJAMA_COLUMNS: Mapping[str, str] = {
     "ccnet_language_score": "documents.language_score",
     "ccnet_length": "documents.num_chars",
@@ -181,5 +181,5 @@ REDPAJAMA_COLUMNS: Mapping[str, str] = {
     **{signal.name: f"documents.{signal.name}" for signal in REDPAJAMA},
     **{signal.name: f"text.{signal.name}" for signal in LINE_SIGNALS if signal.name.startswith("rps_")},
 }
-"""Table and column by RedPajama-V2's name of the signal. Absent: the UT1 block list, importances corrected for length,
-and the values of CCNet before its paragraph deduplication."""
+"""Table and column of each quality signal of RedPajama-V2, by the signal's name there. Some of its signals are not
+measured: the UT1 block list, importances corrected for length, and CCNet's values before paragraph deduplication."""

@@ -24,15 +24,16 @@ READ_BYTES = 1 << 20
 BUCKETS = ("s3", "gs", "gcs")
 """Schemes whose paths start with a bucket."""
 OPTIONS = {"s3": "allow_delayed_open=true", "gs": "retry_limit_seconds=60", "gcs": "retry_limit_seconds=60"}
-"""Default options of a filesystem, which its URI overrides. A small file is sent in one request, so that an interrupt
-cannot leave an empty file; an unreachable store fails after a minute instead of fifteen."""
+"""Default options by scheme, which options in a URI override. With S3, a small file is sent in one request, so that an
+interrupt cannot leave an empty file. With Google Cloud Storage, an unreachable store fails after a minute instead of
+fifteen."""
 URI_SAFE = "/%:@!$&'()*+,;=~"
 AWS_ERROR = re.compile(r"(?:(?:key '(?P<key>.*?)' in )?bucket '(?P<bucket>[^']*)'[^\n]*?: )?AWS Error (?P<aws>[^\n]+)")
 GOOGLE_ERROR = re.compile(r"google::cloud::Status\((?P<google>[^\n]{1,300})")
 
 
 class Store:
-    """A folder on some filesystem; all names are paths relative to it. It pickles by its address.
+    """A folder on a local or remote filesystem; all names are paths relative to it. Only its address is pickled.
 
     Raises ConfigError if the URI is not valid or has an unsupported scheme.
     """
@@ -81,7 +82,9 @@ class Store:
         """Return the size of a file [bytes]. Raises ContractError if it does not exist."""
         info = self.fs.get_file_info(self.path(name))
         if info.type != pafs.FileType.File:
-            raise ContractError(f"{self.uri}/{name}: expected a file of a manifest, got nothing. Restore the file.")
+            raise ContractError(
+                f"{self.uri}/{name}: expected a file that a manifest names, got no file. Restore it from a backup."
+            )
         return int(info.size)
 
     def open_input(self, name: str) -> Any:
@@ -91,7 +94,7 @@ class Store:
         return self.fs.open_input_file(self.path(name))
 
     def open_output(self, name: str) -> Any:
-        """Open an output stream, creating parent folders. The file is durable after `sync(name)`."""
+        """Open an output stream, creating parent folders. After `close` and `sync(name)`, the file survives a crash."""
         self.make_parent(name)
         return self.fs.open_output_stream(self.path(name), compression=None)
 
@@ -115,13 +118,15 @@ class Store:
         try:
             return json.loads(self.read_bytes(name))
         except ValueError as error:
-            raise ContractError(f"{self.uri}/{name}: expected JSON, got {error}. Restore the file.") from error
+            raise ContractError(
+                f"{self.uri}/{name}: expected a JSON file, got an error: {error}. Restore the file from a backup."
+            ) from error
 
     def write_atomic(self, name: str, data: bytes) -> None:
         """Write a small file atomically: a reader sees either the old or the whole new content."""
         self.make_parent(name)
         if not self.is_local:
-            content = memoryview(data)  # raises on a wrong type before there is a stream, whose close writes
+            content = memoryview(data)  # raises on a wrong type before a stream is opened, whose close writes a file
             with self.fs.open_output_stream(self.path(name), compression=None) as stream:
                 stream.write(content)
             return
@@ -152,7 +157,7 @@ class Store:
             self.fs.delete_file(self.path(name))
 
     def walk(self) -> Iterator[str]:
-        """Yield the name of every file below this folder. Only garbage collection uses it; readers follow manifests."""
+        """Yield the name of every file below this folder. Readers of tables do not list files but follow manifests."""
         selector = pafs.FileSelector(self.root, recursive=True, allow_not_found=True)
         for info in self.fs.get_file_info(selector):
             if info.type == pafs.FileType.File:
@@ -195,7 +200,7 @@ def resolve_uri(uri: str) -> tuple[pafs.FileSystem, str]:
 
 
 def describe_remote_error(error: BaseException) -> str | None:
-    """Return the message for an error of an object store, raised here or on a worker; None for any other error."""
+    """Return the message for an object store's error, raised here or on a Spark worker; None for any other error."""
     if match := AWS_ERROR.search(str(error)):
         where = f"s3://{match['bucket']}/{match['key'] or ''}" if match["bucket"] else "the object store"
         reason = re.sub(r" \(Request ID: [^)]*\)", "", match["aws"]).strip()

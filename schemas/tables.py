@@ -23,21 +23,21 @@ NAME, VALUE = "name", "value"
 
 
 class FlatEntries(NamedTuple):
-    """All entries of a column, concatenated."""
+    """All entries of a column of entries, concatenated over its rows."""
 
     rows: npt.NDArray[np.int64]
-    """(entries,) the row of each entry."""
+    """(entries,) the row number of each entry."""
     names: pa.Array
     values: pa.Array
 
 
 def entries_of(kind: pa.DataType) -> pa.ListType:
-    """Return the type of a column that holds a value of this type for each name."""
+    """Return the Arrow type of a column of entries (name, value) whose values have the type `kind`."""
     return pa.list_(pa.field("element", pa.struct([(NAME, pa.string()), (VALUE, kind)])))
 
 
 def value_type(kind: pa.DataType) -> pa.DataType | None:
-    """Return the type of the values if a column of this type holds entries; None if it does not."""
+    """Return the type of the values if `kind` is the type of a column of entries; None if it is not."""
     if not pa.types.is_list(kind) or not pa.types.is_struct(kind.value_type):
         return None
     fields = list(kind.value_type)
@@ -50,12 +50,12 @@ def to_entries(values: Mapping[str, Any] | None) -> list[tuple[str, Any]] | None
 
 
 def to_mapping(entries: Iterable[Mapping[str, Any]] | None) -> dict[str, Any] | None:
-    """Return a mapping of entries as Arrow returns them."""
+    """Return the mapping from name to value of a row's entries, in the form in which Arrow returns them."""
     return None if entries is None else {entry[NAME]: entry[VALUE] for entry in entries}
 
 
 def flatten_entries(column: pa.ListArray) -> FlatEntries:
-    """Return the entries of a column, which may be a slice; rows that are null or empty have no entries."""
+    """Return all entries of a column, which may be a slice of an array; rows that are null or empty have none."""
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
     entries = column.flatten()
     return FlatEntries(
@@ -108,7 +108,7 @@ VERDICT = [
 ]
 VERDICT_COLUMNS = tuple(column.name for column in VERDICT)
 DROPPED_BEFORE = "dropped_before"
-"""Rule of a row whose document an earlier step dropped: the drop is counted in that step."""
+"""The rule in the row of a document that an earlier step dropped; the drop is counted in that step."""
 
 DOCUMENTS = pa.schema(
     [
@@ -277,8 +277,8 @@ AUDIT = pa.schema(
         field("weight", pa.float32(), "pairs of the run that it stands for, up to a factor", "pairs"),
     ]
 )
-"""The pairs that the audit of deduplication examined, sorted by sample and documents; of `uniform` and `anchored` at
-most 50,000 each, with a similarity of at least 0.2."""
+"""The pairs that the audit of deduplication examined, sorted by sample and documents. The samples `uniform` and
+`anchored` have at most 50,000 pairs each, with a similarity of at least 0.2."""
 
 REPEATS = pa.schema(
     [
@@ -317,31 +317,32 @@ CLEAN = pa.schema(
         *VERDICT,
     ]
 )
-"""One row for every survivor of deduplication; provenance keeps the record, url and title are redacted."""
+"""One row for every survivor of deduplication. Source, split, offset and length locate its record; URL and title are
+redacted."""
 
 Rows = Literal["record", "document", "survivor", "pair", "key", "other"]
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of a run, with the properties by which it is read, shown, checked and cleared of documents."""
+    """A table of a run: its columns, how it is read, shown and checked, and how a takedown removes documents."""
 
     name: str
     meaning: str
     """Its content, in a few words."""
     rows: Rows
-    """What a row stands for: a record or gap, a measured document, or a survivor of deduplication, in parts that
-    correspond to those of `documents`; a pair of documents, a key, or something else."""
+    """What a row describes. A row for a record (or gap), a measured document, or a survivor of deduplication is in the
+    part of the same number as in `documents`. Other rows describe a pair of documents, a key, or something else."""
     schema: pa.Schema | None = None
     """The columns of its parts; None = its files are of several kinds, or are no Parquet files."""
     ids: tuple[str, ...] = ("doc_id",)
     """Columns that name documents: a takedown removes the rows that name a removed document."""
     blank_keeps: tuple[str, ...] = ()
-    """Columns that keep their values in the row of a removed document, which is blanked; empty = the row is removed."""
+    """Columns that keep their values when a takedown blanks the row of a document; empty = the row is removed."""
     searchable: tuple[str, ...] = ()
     """Columns of a document that conditions of `penstock show` may name; `penstock trace` prints them as signals."""
     measured_again: bool = False
-    """True if columns that `documents` has too hold new values, so that `penstock show` prints both."""
+    """True if it holds new values of columns that `documents` also has; `penstock show` then prints both."""
 
     @property
     def describes_documents(self) -> bool:
@@ -350,7 +351,7 @@ class Table:
 
     @property
     def has_verdicts(self) -> bool:
-        """True if its rows have a verdict."""
+        """True if its rows have the columns of a verdict."""
         return self.schema is not None and {*VERDICT_COLUMNS} <= {*self.schema.names}
 
 
@@ -404,7 +405,7 @@ TABLES: Mapping[str, Table] = {
         ),
     )
 }
-"""Every table of a run, each after those that it is made from."""
+"""Every table of a run by name, each after the tables that it is made from."""
 
 LATER_VERDICTS = tuple(name for name, table in TABLES.items() if table.has_verdicts and name != "documents")
 """Tables after `documents` whose verdicts decide which documents are kept, in the order in which they are applied."""

@@ -1,8 +1,8 @@
-"""The contract of a takedown: the certificate, the descent that a manifest records, and the effects on training.
+"""The records of a takedown: its certificate, the descent in the manifests of new versions, and effects on training.
 
-A version that a takedown makes names its parent in its manifest, and the certificate names both. Only if the two agree
-is the new version accepted as the old one without some documents. Tombstones keep the positions of all tokens;
-compaction moves them.
+The manifest of a version that a takedown made names its parent, the version before it. The certificate names both. Only
+if the two records agree is the new version accepted as the old one without some documents. Tombstones keep the
+positions of all tokens; compaction moves them.
 """
 
 import hashlib
@@ -17,13 +17,13 @@ from schemas.storage import Store
 
 
 class _TakedownBlock(BaseModel):
-    """A frozen part of a certificate or manifest; unknown keys are rejected."""
+    """The base class of a takedown's records, which are immutable and reject unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class TrainedCheckpoint(_TakedownBlock):
-    """A checkpoint that existed when the documents were removed, including those that a replay has set aside."""
+    """A checkpoint that existed when the documents were removed; those that a replay has moved away count too."""
 
     checkpoint: str
     """Folder of the checkpoint, relative to the run."""
@@ -36,14 +36,17 @@ class TrainedCheckpoint(_TakedownBlock):
 
 
 class OtherRun(_TakedownBlock):
-    """A run below the run's folder that uses its tables, such as a proxy run: its models keep what they learned."""
+    """A run in a subfolder that uses this run's tables, such as a proxy run.
+
+    The takedown does not change its checkpoints.
+    """
 
     run: str
-    """Folder of that run, relative to the run."""
+    """The subfolder, relative to the folder of this run."""
     tables: list[str]
-    """The tables it uses that the takedown replaces."""
+    """Names of this run's tables that it uses."""
     steps: list[int] = []
-    """Every optimizer step of its plan whose batch held tokens of a removed document, from 1."""
+    """Every optimizer step (the first is 1) of its plan whose batch held tokens of a removed document."""
     models: list[TrainedCheckpoint] = []
     """All its checkpoints at the time of the takedown."""
 
@@ -52,23 +55,23 @@ class Effects(_TakedownBlock):
     """The effects of the removed documents on training: steps and checkpoints, of this run and of others."""
 
     steps: list[int] = []
-    """Every optimizer step of the plan whose batch held tokens of a removed document, from 1."""
+    """Every optimizer step (the first is 1) of the plan whose batch held tokens of a removed document."""
     models: list[TrainedCheckpoint] = []
     """All checkpoints at the time of the takedown."""
     last_clean: int | None = None
     """Step of the last existing checkpoint before the first such step; None = there is none."""
     others: list[OtherRun] = []
-    """The effects on other runs that use the same tables."""
+    """The effects on other runs, in subfolders, that use tables of this run."""
 
 
 TAKEDOWNS = "takedowns"
 PENDING_NAME = f"{TAKEDOWNS}/pending.json"
 FIGURE = "takedown"
-"""Key of a manifest's figures under which it records the takedown that made it."""
+"""The key in a manifest's `figures` under which the version's `Descent` is stored."""
 REMOVED_ID = bytes(16)
-"""The doc_id that replaces a removed one in shards and their indexes; no document has it."""
+"""The doc_id that replaces that of a removed document in shards and their indexes; no document has it."""
 STAGE, RULE = "takedown", "removed"
-"""Stage and rule in the rows whose record was removed."""
+"""Values of `drop_stage` and `drop_rule` in the blanked row of a removed document."""
 CERTIFICATE_VERSION = 1
 
 Mode = Literal["tombstones", "compact"]
@@ -84,11 +87,12 @@ class Descent(_TakedownBlock):
     origin: str
     """Digest of the version that a run wrote, before any takedown."""
     positions: str
-    """Digest of the oldest version with the same positions; empty = this version, whose positions were moved."""
+    """Digest of the oldest version with the same token positions; empty = this version, since compaction moved them."""
     mode: Mode
     """`tombstones` if positions were kept, `compact` if they were moved."""
     read_before: dict[str, str] = {}
-    """Digest, by table, of the version that was really read, where the inputs now name one without the documents."""
+    """Digest, by table, of each input version that was originally read. The manifest's `inputs` now name its
+    replacement, which is without the documents."""
 
 
 class FileChange(_TakedownBlock):
@@ -97,11 +101,11 @@ class FileChange(_TakedownBlock):
     key: str
     """Key of the file in both manifests."""
     before: str
-    """SHA-256 of the file before, with data of the documents."""
+    """SHA-256 of the old file, which holds data of removed documents."""
     after: str
     """SHA-256 of the file that replaces it."""
     spans: list[tuple[int, int]] = []
-    """For a shard: first token and number of tokens of every removed document, in the file before."""
+    """For a shard: (first token, number of tokens) of every removed document in the old file."""
 
 
 class TableChange(_TakedownBlock):
@@ -120,7 +124,7 @@ class TableChange(_TakedownBlock):
     rewritten: list[FileChange]
     """Files that were rewritten; all other files are unchanged."""
     shared: int
-    """Number of files that both versions name."""
+    """Number of unchanged files, which both versions name."""
 
 
 class Traces(_TakedownBlock):
@@ -131,7 +135,7 @@ class Traces(_TakedownBlock):
     num_tokens: int
     """Length of the document in the shards [tokens], separators included; 0 = it was in no shard."""
     tokens: list[tuple[int, str]] = []
-    """(mark, salted digest) of spans of its tokens."""
+    """(mark, salted digest) of spans of its tokens. A mark is a 32-bit hash by which candidates are found quickly."""
     text: list[tuple[int, str]] = []
     """(mark, salted digest) of spans of its text [bytes of UTF-8]."""
 
@@ -142,14 +146,14 @@ class TrainedTokenizer(_TakedownBlock):
     sha256: str
     """SHA-256 of its model file."""
     read: str
-    """Digest of the table `clean` that it was trained on; empty if its manifest names no such table."""
+    """Digest of the table `clean` that it was trained on; empty if the manifest of `tokenizer` names no such table."""
 
 
 class Certificate(_TakedownBlock):
     """`takedowns/<id>.json`: the removed documents and the changed tables, for third parties that check the removal."""
 
     version: int = CERTIFICATE_VERSION
-    """Version of this layout."""
+    """Version of the file format."""
     id: str
     """Id of the takedown: a digest of the versions before, the mode and the removed documents."""
     made: str
@@ -163,11 +167,11 @@ class Certificate(_TakedownBlock):
     documents: list[Traces]
     """Every removed document."""
     copies_left: int
-    """Number of near copies that were not part of the request and were kept."""
+    """Number of near-duplicates of the removed documents that were not requested and were kept."""
     standing: dict[str, str]
     """Digest of the current version of every table when the takedown started."""
     tables: dict[str, TableChange]
-    """Every table that has a new version."""
+    """The change of every table that has a new version, by name."""
     windows: dict[str, int]
     """Length of a span of `tokens` [tokens] and of `text` [bytes]."""
     effects: Effects
@@ -179,16 +183,16 @@ class Certificate(_TakedownBlock):
     pyarrow_version: str
     """Version of pyarrow, whose files are checked byte by byte."""
     seal: str = ""
-    """Digest of all other fields. It is not a signature: a forged certificate has a valid seal too, but a different one
-    than the takedown printed."""
+    """Digest of all other fields. It is not a signature: a forged certificate can have a valid seal too, but it differs
+    from the seal that the takedown printed."""
 
     @property
     def content_digest(self) -> str:
-        """The digest of all fields but the seal."""
+        """The digest of all fields except the seal."""
         return digest_of(self.model_dump(mode="json", exclude={"seal"}))
 
     def sealed(self) -> "Certificate":
-        """Return the certificate with its seal."""
+        """Return a copy of the certificate whose field `seal` is set."""
         return self.model_copy(update={"seal": self.content_digest})
 
     def to_bytes(self) -> bytes:
@@ -202,12 +206,15 @@ class Certificate(_TakedownBlock):
 
 
 def salted_digest(salt: str, kind: str, value: bytes) -> str:
-    """Return the digest (hex) by which a certificate names an id (`document`) or a request (`url`, `domain`, …)."""
+    """Return the digest (hex) by which a certificate names a doc_id or a request without revealing it.
+
+    `kind` is `document` for a doc_id, or the kind of the request, such as `url` or `domain`.
+    """
     return hashlib.sha256(f"{salt} {kind} ".encode() + value).hexdigest()
 
 
 def identify_takedown(versions: dict[str, str], mode: Mode, documents: list[str]) -> str:
-    """Return the id of a takedown, from digests of versions by table, the mode, and salted digests of documents."""
+    """Return the id of a takedown, computed from the tables' digests, the mode and the documents' salted digests."""
     return digest_of([CERTIFICATE_VERSION, versions, mode, sorted(documents)])[:12]
 
 
@@ -217,7 +224,7 @@ def certificate_name(identifier: str) -> str:
 
 
 def parent_name(identifier: str, table: str) -> str:
-    """Return the path of the manifest that a takedown replaced, relative to the run."""
+    """Return the path of the copy of a manifest that a takedown replaced, relative to the run."""
     return f"{TAKEDOWNS}/{identifier}/{table}.json"
 
 
@@ -226,11 +233,14 @@ def parse_certificate(value: Any, where: str) -> Certificate:
     try:
         certificate = Certificate.model_validate(value)
     except ValidationError as error:
-        raise ContractError(f"{where}: expected the certificate of a takedown, got {error}. Restore it.") from error
+        raise ContractError(
+            f"{where}: expected a valid certificate of a takedown, got an error: {error}. Restore the file from a "
+            "backup."
+        ) from error
     if certificate.version != CERTIFICATE_VERSION:
         raise ContractError(
-            f"{where}: expected version {CERTIFICATE_VERSION} of certificates, got {certificate.version}. Use the "
-            "version of penstock that wrote it."
+            f"{where}: expected format version {CERTIFICATE_VERSION} of a certificate, got {certificate.version}. Use "
+            "the version of penstock that wrote it."
         )
     return certificate
 
@@ -239,17 +249,21 @@ def read_certificate(run: Store, identifier: str) -> Certificate:
     """Return the certificate of a takedown of this run. Raises ContractError if it is missing or invalid."""
     name = certificate_name(identifier)
     if not run.exists(name):
-        raise ContractError(f"{run.uri}: expected the certificate of takedown {identifier}, got no {name}. Restore it.")
+        raise ContractError(
+            f"{run.uri}: expected the certificate of takedown {identifier}, got no file {name}. Restore it from a "
+            "backup."
+        )
     return parse_certificate(run.read_json(name), f"{run.uri}/{name}")
 
 
 def read_parent(run: Store, identifier: str, table: str) -> Manifest:
-    """Return the manifest that a takedown replaced. Raises ContractError if its certificate names another manifest."""
+    """Return the manifest of a version that a takedown replaced. Raises ContractError if the certificate disagrees."""
     name, change = parent_name(identifier, table), read_certificate(run, identifier).tables[table]
     parent = Manifest.model_validate(run.read_json(name))
     if parent.digest != change.before:
         raise ContractError(
-            f"{run.uri}/{name}: expected the manifest with digest {change.before}, got {parent.digest}. Restore it."
+            f"{run.uri}/{name}: expected the manifest with digest {change.before}, got {parent.digest}. Restore the "
+            "file from a backup."
         )
     return parent
 
@@ -262,13 +276,13 @@ def descent_of(manifest: Manifest) -> Descent | None:
     except ValidationError as error:
         fields = ", ".join(".".join(map(str, problem["loc"])) for problem in error.errors())
         raise ContractError(
-            f"{manifest.content.table}: expected the descent from a takedown, got wrong values of {fields}. Restore "
-            "the manifest."
+            f"{manifest.content.table}: expected a valid record of a takedown in its manifest, got wrong values of "
+            f"{fields}. Restore the manifest from a backup."
         ) from error
 
 
 def origin_digest(manifest: Manifest) -> str:
-    """Return the digest of the version that a run wrote, before any takedown."""
+    """Return the digest of the version that the run wrote, before any takedown replaced it."""
     descent = descent_of(manifest)
     return descent.origin if descent else manifest.digest
 
@@ -286,8 +300,8 @@ def takedown_ancestry(run: Store, manifest: Manifest) -> list[Certificate]:
         certified = (change.before, change.after, certificate.mode) if change else None
         if certified != expected:
             raise ContractError(
-                f"{run.uri}/{certificate_name(descent.id)}: expected before, after and mode {expected} from the "
-                f"manifest of {manifest.content.table}, got {certified}. Restore the certificate."
+                f"{run.uri}/{certificate_name(descent.id)}: expected (before, after, mode) = {expected}, as in the "
+                f"manifest of {manifest.content.table}, got {certified}. Restore the certificate from a backup."
             )
         certificates.append(certificate)
         manifest = read_parent(run, descent.id, manifest.content.table)
@@ -295,7 +309,7 @@ def takedown_ancestry(run: Store, manifest: Manifest) -> list[Certificate]:
 
 
 def positions_digest(manifest: Manifest) -> str:
-    """Return the digest of the oldest version whose tokens have the same positions; tombstones move none."""
+    """Return the digest of the oldest version whose tokens have the same positions as those of this version."""
     descent = descent_of(manifest)
     return (descent.positions if descent else "") or manifest.digest
 
@@ -315,8 +329,8 @@ def check_no_pending_takedown(run: Store) -> None:
     """Raise ContractError if a takedown of the run was interrupted."""
     if run.exists(PENDING_NAME):
         raise ContractError(
-            f"{run.uri}/{PENDING_NAME}: expected no takedown under way, got one that was interrupted. Finish it "
-            "with `penstock takedown` on this run."
+            f"{run.uri}/{PENDING_NAME}: expected no unfinished takedown, got one that was interrupted. Finish it "
+            f"with `penstock takedown {run.uri}`."
         )
 
 
@@ -324,6 +338,6 @@ def check_no_takedowns(run: Store, table: str) -> None:
     """Raise ContractError if documents were taken down from the run, since a rebuild would read them again."""
     if run.exists(TAKEDOWNS):
         raise ContractError(
-            f"{table}: expected a run without the documents that were taken down ({run.uri}/{TAKEDOWNS}), got changed "
-            "settings that would read them from the inputs again. Restore the settings of the recipe."
+            f"{table}: expected the settings from before the takedowns in {run.uri}/{TAKEDOWNS}, got changed settings, "
+            "which would read the removed documents from the inputs again. Restore the settings of the recipe."
         )

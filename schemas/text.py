@@ -1,4 +1,4 @@
-"""Plain text for readers: tables, durations, sizes, and the progress line of long work."""
+"""Output as plain text: tables, durations, sizes, and the progress line of long work."""
 
 import sys
 import threading
@@ -41,7 +41,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_short(number: float, space: str = " ") -> str:
-    """Return a number with three digits and a prefix, such as `12.3 M`; small numbers have no prefix."""
+    """Return a number with three significant digits and an SI prefix, such as `12.3 M`; none below 1000."""
     step = 0
     while abs(number) >= 999.5 and step < len(PREFIXES) - 1:
         number, step = number / 1000, step + 1
@@ -49,22 +49,25 @@ def format_short(number: float, space: str = " ") -> str:
 
 
 def format_bytes(number: float) -> str:
-    """Return a size in powers of ten with three digits, such as `1.23 MB` or `512 bytes`."""
+    """Return a size with three significant digits and a decimal prefix, such as `1.23 MB` or `512 bytes`."""
     return f"{format_short(number)}B" if number >= 999.5 else f"{number:.0f} bytes"
 
 
 def time_left(done: float, total: float, seconds: float) -> str:
-    """Return the time that the rest of some work will take, such as `0:00:50 left`; without a rest, `in 0:04:10`."""
+    """Return the estimated time that the remaining work takes, such as `0:00:50 left`, from the elapsed `seconds`.
+
+    Before any work is done, and after all of it, return the elapsed time instead, such as `in 0:04:10`.
+    """
     if 0 < done < total:
         return f"{format_clock(seconds / done * (total - done))} left"
     return f"in {format_clock(seconds)}"
 
 
 class ProgressLine:
-    """Prints `describe(seconds so far)` every few seconds inside its block; short work prints nothing."""
+    """A context manager that prints `describe(elapsed seconds)` every few seconds; short work prints nothing."""
 
     def __init__(self, describe: Callable[[float], str], stream: TextIO | None = None, always: bool = False):
-        """`stream`: None = standard error; `always`: whether short work prints its last line too."""
+        """`stream`: None = standard error; `always`: print the last line even of short work."""
         self._describe, self._stream, self._printed = describe, stream or sys.stderr, always
         self._started, self._stop = time.monotonic(), threading.Event()
         self._thread = threading.Thread(target=self._loop, daemon=True)
@@ -94,14 +97,14 @@ class ProgressLine:
 
 
 class LongWork(ProgressLine):
-    """The progress line of an amount of work; call `add` from any thread."""
+    """A progress line that shows how much of a known amount of work is done; any thread may call `add`."""
 
     def __init__(self, label: str, total: int, unit: str, stream: TextIO | None = None):
         super().__init__(lambda seconds: work_line(label, self.done, total, unit, seconds), stream)
         self.done, self._lock = 0, threading.Lock()
 
     def add(self, number: int) -> None:
-        """Add to the completed amount."""
+        """Add `number` to the amount of work that is done."""
         with self._lock:
             self.done += number
 

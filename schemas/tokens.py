@@ -20,7 +20,7 @@ RESERVED = ("pad", "bos", "eos", "mask", "tombstone", *(f"sentinel_{i}" for i in
 BATCH_DOCUMENTS = 1024
 TRAIN, HELDOUT = "train", "heldout"
 SPACE, ESCAPE = "\u2581", "\ufdd0"
-"""The character that SentencePiece writes for a space, and a Unicode noncharacter that precedes escaped ones."""
+"""The character that SentencePiece writes for a space, and a Unicode noncharacter that begins an escape sequence."""
 
 
 def escape(text: str) -> str:
@@ -31,14 +31,14 @@ def escape(text: str) -> str:
 
 
 def unescape(text: str) -> str:
-    """Return the text before `escape`."""
+    """Return the original of a text that `escape` returned."""
     if ESCAPE in text:
         return text.replace(f"{ESCAPE}1", SPACE).replace(f"{ESCAPE}0", ESCAPE)
     return text
 
 
 class TokenizerContract(BaseModel):
-    """The meaning of the token ids; the trainer rejects a dataset whose contract differs from its checkpoint's."""
+    """The meaning of the token ids; the trainer rejects a dataset whose contract differs from the checkpoint's."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -85,7 +85,7 @@ SHARD_DOCS = pa.schema(
         field("num_bytes", pa.int64(), "length of its text", "bytes of UTF-8"),
     ]
 )
-"""The document index of a shard, in shard order, for binary search by token offset. The URL is redacted."""
+"""The document index of a shard, sorted by token offset for binary search. Personal data in URLs is replaced."""
 
 BY_URL = pa.schema(
     [
@@ -97,7 +97,7 @@ BY_URL = pa.schema(
         field("shard", pa.int32(), "number of the shard in its stream"),
     ]
 )
-"""The index by URL: buckets by registrable domain, sorted by SURT."""
+"""The index by URL: files that each hold the documents of some registrable domains, sorted by SURT."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A committed token dataset, opened through its manifest; `streams` maps `<source>/<split>` to ordered shards.
+    """A committed token dataset as its manifest describes it; `streams` maps `<source>/<split>` to ordered shards.
 
     A source that is divided into quality buckets is several sources here, such as `web+low` and `web+high`.
     """
@@ -182,15 +182,16 @@ def open_dataset(run: Store) -> Dataset:
         chunk_tokens = int(figures["chunk_tokens"])
     except (KeyError, ValidationError) as error:
         raise ContractError(
-            f"{folder.uri}: expected a token dataset, got a manifest without {error}. Restore the manifest."
+            f"{folder.uri}: expected a token dataset, got a manifest with a missing or wrong value: {error}. Restore "
+            "the manifest from a backup."
         ) from error
     expected, actual = figures["tokenizer"], tokenizer_manifest.content.figures.get("contract") or {}
     names = [name for name in {**expected, **actual} if expected.get(name) != actual.get(name)]
     if names:
         wrong = "; ".join(f"{name}: expected {expected.get(name)}, got {actual.get(name)}" for name in names)
         raise ContractError(
-            f"{folder.uri}: expected the contract of the run's tokenizer table, got another one: {wrong}. Restore the "
-            "manifest that was changed."
+            f"{folder.uri}: expected the tokenizer contract of the table `tokenizer`, got another one: {wrong}. "
+            "Restore the changed manifest from a backup."
         )
     return Dataset(
         folder=folder,

@@ -1,10 +1,11 @@
-"""URLs as keys: the canonical form, by which two URLs name one page, the sort-friendly form, and parents of a host.
+"""URLs as keys: a canonical form that URLs of one page share, the sort-friendly form, and the parents of a host.
 
 The canonical form follows RFC 3986 section 6.2 (case, percent-encoding, dot segments, default ports, empty paths) and
-RFC 3987 with UTS 46 for hosts of other scripts. Beyond that it folds what crawlers and archives fold in their own
-indexes: http and https, `www.`, user names, fragments, session ids, tracking parameters, the order of parameters, the
-slash and the index page at the end. A wrong fold loses a document, so what may name another page stays: the case of a
-path, empty segments, parameters such as `ref` or `page`, hosts such as `m.` or `amp.`, and fragments that are routes.
+RFC 3987 with UTS 46 for hosts of other scripts. It also ignores what crawlers and archives ignore in their indexes: the
+difference of http and https, `www.`, user names, fragments, session ids, tracking parameters, the order of parameters,
+and a slash or index page at the end. If two pages had one canonical form, a document would be lost. Everything that may
+identify another page is therefore kept: the case of a path, empty segments, parameters such as `ref` or `page`, hosts
+such as `m.` or `amp.`, and fragments that are routes.
 """
 
 import hashlib
@@ -27,9 +28,9 @@ INDEX_PAGES = frozenset(
 SESSIONS = frozenset({"jsessionid", "phpsessid", "cfid", "cftoken"})
 """Names of parameters that always hold a visitor's session, as server software sets them."""
 LOOSE_SESSIONS = frozenset({"sid", "sess", "session", "session_id", "sessionid", "oscsid", "zenid", "s", "phpsid"})
-"""Names of parameters that hold a session if the value looks like it: `?s=shoes` is a search, `?sid=7` a section."""
+"""Names of parameters that hold a session if their value looks like a session id; `?s=shoes` is a search."""
 SESSION_VALUE = re.compile(r"[0-9a-f]{26}|[0-9a-f]{32}|[0-9a-f]{40}|(?=[^&]*\d)(?=[^&]*[a-z])[0-9a-z]{26,64}", re.I)
-"""The form of session ids: PHP's 26 and 32 characters, SHA-1; letters and digits mixed."""
+"""Values that look like session ids: 26, 32 or 40 hex digits, or 26 to 64 letters and digits mixed."""
 TRACKING = frozenset(
     {
         *("gclid", "gclsrc", "dclid", "gbraid", "wbraid", "srsltid", "_ga", "_gl", "fbclid", "igshid", "igsh"),
@@ -39,7 +40,7 @@ TRACKING = frozenset(
         *("mibextid", "__twitter_impression", "pk_campaign", "pk_kwd", "pk_keyword", "pk_source", "pk_medium"),
     }
 )
-"""Parameters that advertisers and mailers append to a link; no server chooses a page by them."""
+"""Names of parameters that advertisers and senders of mail append to links; servers do not choose pages by them."""
 TRACKING_PREFIXES = ("utm_", "mtm_", "piwik_", "matomo_")
 ROUTES = ("!", "%21", "/")
 """Prefixes of a fragment that names a page."""
@@ -63,10 +64,10 @@ _UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz012
 
 
 def canonical_url(url: str) -> str:
-    """Return the canonical form of a URL, which is equal for two URLs of one page, such as `http://example.com/a?b=1`.
+    """Return the canonical form of a URL, such as `http://example.com/a?b=1`; URLs of the same page share one form.
 
-    A text that is not a web URL is returned without surrounding white space. The function is idempotent and never
-    raises.
+    Text that is not a web URL is returned unchanged, except that surrounding whitespace and control characters, and any
+    tabs or line breaks inside it, are removed. The function is idempotent and never raises.
     """
     stripped = _INNER.sub("", url.strip(_CONTROLS))
     parts = _WEB.match(stripped)
@@ -79,18 +80,18 @@ def canonical_url(url: str) -> str:
         return stripped
     where = name if number in DEFAULT_PORTS else f"{name}:{number}"
     parameters = _query(query) if query else ""
-    # A crawler's fetch never holds a fragment; in a URL that a browser wrote, `#!` and `#/` name the page.
+    # Crawlers send no fragments. In a URL that was copied from a browser, `#!` and `#/` name the page.
     route = f"#{_encoded(fragment, _OTHER_QUERY)}" if fragment and fragment.startswith(ROUTES) else ""
     return f"http://{where}{_path(path)}{parameters}{route}"
 
 
 def url_key(url: str) -> bytes:
-    """Return the first 16 bytes of the SHA-256 of the canonical form."""
+    """Return the first 16 bytes of the SHA-256 of a URL's canonical form."""
     return hashlib.sha256(canonical_url(url).encode("utf-8", "surrogatepass")).digest()[:KEY_BYTES]
 
 
 def surt(url: str) -> str:
-    """Return the sort-friendly form, `com,example,www)/a?b` for `https://www.example.com/a?b`; never raises."""
+    """Return a URL's sort-friendly form: `com,example,www)/a?b` for `https://www.example.com/a?b`. Never raises."""
     host, rest = _parts(url)
     return f"{','.join(reversed(host.split('.')))}){rest}" if host else url
 
@@ -103,7 +104,7 @@ def host_suffixes(url: str) -> list[str]:
 
 
 def _parts(url: str) -> tuple[str, str]:
-    """Return host, and path with query; the host is empty if the URL cannot be parsed."""
+    """Return the host of a URL, and its path with the query; the host is empty if the URL cannot be parsed."""
     try:
         split = urlsplit(url)
         host = (split.hostname or "").rstrip(".")
@@ -128,9 +129,9 @@ def _host(host: str) -> str | None:
 
 
 def _ascii_host(host: str) -> str:
-    """Return the host in Punycode, mapped by UTS 46, non-transitional.
+    """Return a host with non-ASCII characters in Punycode, by the non-transitional mapping of UTS 46.
 
-    The standard library's codec is that of 2003, which maps `straße` to `strasse`, another domain.
+    Python's `idna` codec follows the standard of 2003, which maps `straße` to `strasse`, another domain.
     """
     folded = _FOLDED.sub(_casefold, unicodedata.normalize("NFKC", _INVISIBLE.sub("", host)).replace("\u1e9e", "\u00df"))
     labels = unicodedata.normalize("NFKC", folded).replace("\u3002", ".").split(".")
@@ -179,7 +180,10 @@ def _without_dots(path: str) -> str:
 
 
 def _query(query: str) -> str:
-    """Return the parameters that may select a page, sorted by name; equal names may be a list and keep their order."""
+    """Return the parameters that may select a page, sorted by name.
+
+    Parameters of the same name keep their order, because they may form a list.
+    """
     parameters = _encoded(query, _OTHER_QUERY).replace("%20", "+").split("&")
     named = [(parameter.partition("=")[0], parameter) for parameter in parameters]
     kept = [pair for pair in named if pair[1] and not _is_noise(*pair)]
@@ -195,7 +199,7 @@ def _first(pair: tuple[str, str]) -> str:
 
 
 def _is_noise(name: str, parameter: str) -> bool:
-    """Return True if a parameter holds a session or tracking data, which select no page."""
+    """Return True if a parameter holds a session id or tracking data, by which servers do not choose a page."""
     lower = name.lower()
     if lower in LOOSE_SESSIONS:
         return SESSION_VALUE.fullmatch(parameter, len(name) + 1) is not None
@@ -205,8 +209,8 @@ def _is_noise(name: str, parameter: str) -> bool:
 def _encoded(text: str, other: re.Pattern[str]) -> str:
     """Return the text normalized by RFC 3986, section 6.2.2.
 
-    Characters that match `other` are percent-encoded, unreserved characters are plain, and hexadecimal digits are in
-    upper case.
+    Characters that match `other` are percent-encoded, and encoded unreserved characters are decoded. Hexadecimal digits
+    of the remaining percent-encoded bytes become upper case.
     """
     return other.sub(_replacement, text)
 
@@ -217,7 +221,10 @@ def _replacement(match: re.Match[str]) -> str:
 
 @lru_cache(maxsize=1 << 12)
 def _normalized(text: str) -> str:
-    """Return a character percent-encoded; a percent-encoded byte, plain if it is an unreserved character."""
+    """Return a character percent-encoded, or a percent-encoded byte in its normal form.
+
+    The normal form of an unreserved character is the character itself; other bytes get upper-case digits.
+    """
     if len(text) == 1:
         return quote(text, safe="", errors="surrogatepass")
     char = chr(int(text[1:], 16))

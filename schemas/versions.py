@@ -1,7 +1,7 @@
-"""Versions of a run: `RUN@<digest>` opens the run folder with the tables that one committed version was made from.
+"""Versions of a run: `RUN@<digest>` opens a run folder with one committed version and the tables it was made from.
 
-A version is looked up by the digest of its manifest, never by the name of its folder. An altered manifest therefore
-loses its address. A run folder can also be attached to the tables of another run, which copies nothing.
+A version is looked up by the digest of its manifest, never by the name of its folder. A version whose manifest was
+altered is therefore not found. A new run folder can also use the tables of another run without copying them.
 """
 
 import posixpath
@@ -39,7 +39,7 @@ class PinnedRun(Store):
     def write_atomic(self, name: str, data: bytes) -> None:
         """Raise ContractError: a result of an earlier version would appear to be made from the current one."""
         raise ContractError(
-            f"{self.uri}/{name}: expected a run folder to write to, got an earlier version of one, which is only read. "
+            f"{self.uri}/{name}: expected a run folder to write to, got an earlier version of one, which is read-only. "
             "Name the run folder without @<digest>."
         )
 
@@ -47,8 +47,8 @@ class PinnedRun(Store):
 def open_run(address: str) -> Store:
     """Return the run folder that `RUN` or `RUN@<digest>` names.
 
-    The digest is that of a dataset or of any other table, and may be abbreviated. Raises ConfigError if no version or
-    several versions have that digest.
+    The digest is that of a dataset or of any other table, and may be abbreviated. Raises ConfigError if it matches no
+    version or several versions.
     """
     match = ADDRESS.fullmatch(address)
     if match is None or Store(address).exists(RUN_NAME):
@@ -68,7 +68,10 @@ def open_run(address: str) -> Store:
 
 
 def list_versions(run: Store, table: str) -> dict[str, TableVersion]:
-    """Return every committed version of a table, oldest first, by folder name; by relative path if another run's."""
+    """Return every committed version of a table, oldest first, by the name of its folder.
+
+    If the current version belongs to another run, it is included under its relative path.
+    """
     current = read_run(run).tables.get(table, "")
     names = [*_folders(run, table), *([current] if "/" in current else [])]
     folders = {name: run.child(f"{table}/{name}") for name in names}
@@ -81,7 +84,7 @@ def list_versions(run: Store, table: str) -> dict[str, TableVersion]:
 
 
 def pinned_tables(run: Store, table: str, version: str) -> dict[str, str]:
-    """Return the version folder, by table, of everything that one version was made from, and of itself.
+    """Return the version folders, by table, of one version and of all tables of the run that it was made from.
 
     Raises ContractError if two of these tables were made from different versions of a third one.
     """
@@ -91,8 +94,8 @@ def pinned_tables(run: Store, table: str, version: str) -> dict[str, str]:
         name, folder = waiting.pop()
         if pinned.setdefault(name, folder) != folder:
             raise ContractError(
-                f"{run.uri}/{table}/{version}: expected one version of {name} as its source, got {name}/{folder} and "
-                f"{name}/{pinned[name]}. Run `penstock run` again."
+                f"{run.uri}/{table}/{version}: expected a table made from one version of {name}, got one made from "
+                f"{name}/{folder} and {name}/{pinned[name]}. Run `penstock run` again."
             )
         lineage = read_manifest(run.child(f"{name}/{folder}")).run.lineage
         other = posixpath.dirname(posixpath.dirname(folder))  # a table of another run was made from tables of that run
@@ -102,9 +105,9 @@ def pinned_tables(run: Store, table: str, version: str) -> dict[str, str]:
 
 
 def attach_run(new: Store, run: Store, tables: Sequence[str] | None = None) -> RunFile:
-    """Write the `run.json` of a new run folder that uses the recipe and tables of another run (None: all its tables).
+    """Write the `run.json` of a new run folder that uses the recipe and some tables of another run (None: all tables).
 
-    Nothing is copied: `run.json` names the version folders by relative paths, so both folders may be moved together.
+    No table is copied: `run.json` names the version folders by relative paths, so both folders may be moved together.
     Raises ConfigError if the new folder is a run already, or is on another filesystem.
     """
     if new.exists(RUN_NAME):
@@ -125,7 +128,7 @@ def attach_run(new: Store, run: Store, tables: Sequence[str] | None = None) -> R
 
 
 def attached_runs(run: Store) -> dict[str, list[str]]:
-    """Return the runs below a run's folder that use tables of it: names of the tables by relative folder."""
+    """Return the runs in subfolders of a run that use its tables: the names of these tables, by subfolder."""
     attached: dict[str, list[str]] = {}
     for name in sorted(run.walk()):
         folder, _, file = name.rpartition("/")
@@ -138,22 +141,22 @@ def attached_runs(run: Store) -> dict[str, list[str]]:
 
 
 def check_own_tables(run: Store, what: str) -> None:
-    """Raise ConfigError if a run uses tables of another run, which the command `what` would change."""
+    """Raise ConfigError if a run uses tables of another run; the command `what` would change that other run."""
     if foreign := sorted(table for table, path in read_run(run).tables.items() if path.startswith("../")):
         owner = run.child(f"{foreign[0]}/{read_run(run).tables[foreign[0]]}").uri.rsplit("/", 2)[0]
         raise ConfigError(
-            f"{run.uri}: expected a run with its own tables for `{what}`, got {', '.join(foreign)} of {owner}. Name "
-            f"{owner} instead."
+            f"{run.uri}: expected a run with its own tables for `{what}`, got {', '.join(foreign)} of {owner}. Use the "
+            f"run folder {owner} instead."
         )
 
 
 def is_table(run: Store, name: str, version: str) -> bool:
-    """Return True if an entry of a lineage is a table of this run, not a file or a table of another run."""
+    """Return True if an item of a lineage is a table of this run, not a file or a table of another run."""
     return "/" not in name and ":" not in name and run.exists(f"{name}/{version}/{MANIFEST_NAME}")
 
 
 def _find(run: Store, digest: str) -> tuple[str, str]:
-    """Return table and version folder of the manifest whose digest starts with `digest`; datasets come first."""
+    """Return the table and version whose digest starts with `digest`; datasets are looked up first."""
     others = sorted(read_run(run).tables.keys() - {DATASET})
     for tables in ([DATASET], others):
         found = [(name, version) for name in tables for version in _matching(run, name, digest)]
@@ -164,7 +167,7 @@ def _find(run: Store, digest: str) -> tuple[str, str]:
             raise ConfigError(f"{run.uri}@{digest}: expected one version, got {folders}. Give more digits.")
     datasets = ", ".join(table.manifest.digest[:12] for table in list_versions(run, DATASET).values())
     raise ConfigError(
-        f"{run.uri}@{digest}: expected a version of this digest, got none. Name one of the datasets: "
+        f"{run.uri}@{digest}: expected a version with this digest, got none. Name one of the datasets: "
         f"{datasets or 'none yet'}."
     )
 
@@ -177,7 +180,7 @@ def _matching(run: Store, table: str, digest: str) -> Iterator[str]:
 
 
 def _folders(run: Store, table: str) -> list[str]:
-    """Return the version folders of a table. No manifest names all of them, so the folder is listed."""
+    """Return the names of all version folders of a table, from a listing, because no manifest names them all."""
     selector = pafs.FileSelector(run.path(table), allow_not_found=True)
     infos = run.fs.get_file_info(selector)
     return sorted(info.base_name for info in infos if info.type == pafs.FileType.Directory)

@@ -1,9 +1,9 @@
 """`penstock ablate`: the effect of a filter on the loss, from pairs of proxy runs with and without it.
 
-A branch is a dataset that a changed recipe of the run makes, in a folder below the run. It shares the tables of the run
-whose fingerprints agree, so only changed tables are computed. It always uses the tokenizer of the run, because losses
-per token of two tokenizers could not be compared. The proxy runs of both datasets are measured on the same held-out
-text, and the differences by seed give an interval.
+A branch is a dataset that a changed recipe of the run makes, in a subfolder of the run. It uses those tables of the run
+that the change does not affect, so only the other tables are computed. It always uses the tokenizer of the run, because
+losses per token of two tokenizers could not be compared. The proxy runs of both datasets are measured on the same
+held-out text. The differences of the losses, one for each seed, give a confidence interval.
 """
 
 import argparse
@@ -67,10 +67,10 @@ NAME = re.compile(r"[\w.+=-]{1,80}")
 
 @dataclass(frozen=True)
 class Change:
-    """The change of settings that a branch makes."""
+    """The difference between the recipe of a branch and that of its run."""
 
     words: tuple[str, ...]
-    """Rules that are removed."""
+    """Rules that are removed, as `section.rule`."""
     data: tuple[str, ...]
     """Overrides of data settings, for the branch only."""
     training: tuple[str, ...]
@@ -86,19 +86,25 @@ class Change:
 
 
 def change_of(words: Sequence[str], overrides: Sequence[str]) -> Change:
-    """Return the change that a command describes. Raises ConfigError if it is empty or changes a fixed setting."""
+    """Return the change that `--without` and `--set` describe.
+
+    Raises ConfigError if there is no change, or if a setting must be equal in all proxy runs.
+    """
     sections = {text: text.partition("=")[0].strip().partition(".")[0] for text in overrides}
     if fixed := [text for text, section in sections.items() if section == "tokenizer"]:
-        raise ConfigError(f"--set {fixed[0]}: expected one tokenizer for both datasets, got a change of it. Remove it.")
+        raise ConfigError(
+            f"--set {fixed[0]}: expected one tokenizer for both datasets, got a change of it. Remove this override."
+        )
     named = {text.partition("=")[0].strip(): text for text in overrides}
     if "train.seed" in named:
         raise ConfigError(
-            f"--set {named['train.seed']}: expected seeds 1, 2, ..., got one seed. Use --seeds for their number."
+            f"--set {named['train.seed']}: expected the seeds 1, 2, ..., which ablate sets, got one seed. Remove this "
+            "override, and set the number of seeds with --seeds."
         )
     if "guard.patience" in named:
         raise ConfigError(
             f"--set {named['guard.patience']}: expected proxy runs that all end after the same step, got early "
-            "stopping. Remove it."
+            "stopping. Remove this override."
         )
     data = tuple(text for text, section in sections.items() if section not in SECTIONS)
     if not words and not data:
@@ -112,7 +118,10 @@ def branch_folder(run: Store, change: Change) -> Store:
 
 
 def branch_recipe(run: Store, change: Change) -> Recipe:
-    """Return the recipe of a run with a change applied, and with the tokenizer of the run. Raises ConfigError."""
+    """Return the recipe of a run with a change applied, and with the tokenizer of the run.
+
+    Raises ConfigError if a rule or setting of the change is wrong.
+    """
     where = f"{run.uri}/{RUN_NAME}"
     values = leave_out_rules(
         read_run(run).recipe, change.words, lambda raw: load_recipe(raw, [], recipe_sections(), where)
@@ -126,7 +135,7 @@ def branch_recipe(run: Store, change: Change) -> Recipe:
 
 
 def steps_of(before: Recipe, after: Recipe) -> list[tuple[str, bool]]:
-    """Return (name, True if it must be computed again) of every step that the second recipe requires."""
+    """Return (name, True if it must be computed again) of every step that the recipe `after` requires."""
     made: set[str] = set()
     steps = []
     for step in (step for step in STEPS if step.is_used(after)):
@@ -145,7 +154,7 @@ def _settings_differ(step: Step, before: Recipe, after: Recipe) -> bool:
 
 
 def make_branch(run: Store, folder: Store, recipe: Recipe) -> None:
-    """Run the steps of a branch up to its dataset; tables that it or the run already has are not computed again."""
+    """Compute the dataset of a branch in `folder`; unchanged tables of the run are not computed again."""
     prepared = prepare(recipe, None)  # every wrong setting is reported before Spark starts
     if not folder.exists(RUN_NAME):
         attach_run(folder, run)
@@ -164,18 +173,18 @@ def same_dataset(first: Manifest, second: Manifest) -> bool:
 
 
 def check_clusters(run: Store) -> None:
-    """Raise ConfigError if a run has no clusters of its own, which identify the copies of held-out documents."""
+    """Raise ConfigError if a run lacks a table, `clusters` or `dedup`, by which copies of held-out text are found."""
     tables = read_run(run).tables
     if lacking := [name for name in ("clusters", "dedup") if name not in tables]:
         owners = [owner.uri for owner in run_folders(run) if owner.uri != run.uri]
-        fix = f"It uses the dataset of {owners[0]}: ablate that run" if owners else "Run its recipe"
-        raise ConfigError(f"{run.uri}: expected a run with its tables, got no {' and no '.join(lacking)}. {fix}.")
+        fix = f"It uses the dataset of {owners[0]}: ablate that run" if owners else "Run its recipe with `penstock run`"
+        raise ConfigError(f"{run.uri}: expected a run with its own tables, got no {' and no '.join(lacking)}. {fix}.")
 
 
 # The result of an ablation, from the losses of the proxy runs, and its text.
 
 SHOWN = 12
-"""Changes of verdict that are listed."""
+"""Maximum number of changes of verdicts that are printed."""
 
 
 def make_result(
@@ -185,7 +194,10 @@ def make_result(
     measured: tuple[Sequence[str], Losses],
     seconds: Mapping[str, float],
 ) -> Ablation:
-    """Return the result of an ablation from the losses of its proxy runs."""
+    """Return the result of an ablation from the losses of its proxy runs.
+
+    `runs`: the run of each side; `measured`: the names of the held-out texts and the losses on them.
+    """
     a, b = (open_compared_run(runs[side]) for side in (WITH, WITHOUT))
     difference = compare_runs(a, b, 0)
     on, losses = measured
@@ -237,7 +249,7 @@ def _proxies(pairs: Sequence[Pair]) -> ProxySettings:
 
 
 def describe_ablation(result: Ablation) -> str:
-    """Return the result as text."""
+    """Return the result of an ablation as text to print."""
     proxies, ours, theirs = result.proxies, result.with_rules, result.without
     lines = [
         "",
@@ -275,7 +287,7 @@ def _verdict(rule: str) -> str:
 
 
 def _left_out(result: Ablation) -> Iterator[str]:
-    """Yield a line for each held-out set with documents that are left out."""
+    """Yield a line for each held-out set of which documents are left out of the measurement."""
     names = dict.fromkeys(comparison.on for comparison in result.comparisons)
     for name, first in zip(names, result.measurements, strict=False):  # of the first proxy run, on every set
         if first.left_out:
@@ -306,7 +318,7 @@ def format_interval(interval: DifferenceInterval) -> str:
 
 
 SEQUENCES = 512
-"""Default number of held-out rows of a source."""
+"""Default number of held-out rows that are measured of each source."""
 
 
 def add_ablate_arguments(parser: argparse.ArgumentParser) -> None:
@@ -322,13 +334,13 @@ def add_ablate_arguments(parser: argparse.ArgumentParser) -> None:
         dest="overrides",
         help="a data setting applies to the branch, a training setting to the proxy runs of both datasets",
     )
-    parser.add_argument("--seeds", type=int, default=3, help="pairs of proxy runs; default 3")
+    parser.add_argument("--seeds", type=int, default=3, help="number of pairs of proxy runs; default 3")
     parser.add_argument("--params", type=float, help=f"parameters of a proxy run; default: {describe_default_size()}")
     parser.add_argument("--tokens", type=int, help="tokens of a proxy run; default: 20 per parameter, at most one pass")
     parser.add_argument(
         "--on", action="append", default=[], help="another run whose held-out text is measured too; may be repeated"
     )
-    parser.add_argument("--sequences", type=int, default=SEQUENCES, help="held-out rows of a source; default 512")
+    parser.add_argument("--sequences", type=int, default=SEQUENCES, help="held-out rows of each source; default 512")
     parser.add_argument(
         "--dry-run", action="store_true", help="print the steps, the proxy runs and their cost, and run nothing"
     )
@@ -384,7 +396,10 @@ def ablate_command(arguments: argparse.Namespace) -> int:
 def train_and_compare(
     runs: Mapping[str, Store], change: Change, size: ProxySize, seconds: dict[str, float], sequences: int
 ) -> Ablation:
-    """Train the pairs, measure them on the held-out text of every run, and write the result."""
+    """Train the pairs of proxy runs, measure them on the held-out text of every run, and write and return the result.
+
+    `runs`: the two sides, then the runs of `--on`; `seconds`: durations so far, to which those of this work are added.
+    """
     sides = {side: runs[side] for side in (WITH, WITHOUT)}
     folder = sides[WITHOUT]
     pairs = plan_pairs(sides, folder.child("proxies"), size)
@@ -399,9 +414,9 @@ def train_and_compare(
 
 
 def copied_documents(runs: Mapping[str, Store], seq_len: int, sequences: int) -> set[bytes]:
-    """Return the held-out documents of all runs that either side trains on a copy of.
+    """Return the held-out documents, of all runs, of which the training text of either side holds a copy.
 
-    Raises ContractError before training if a run has no held-out document that neither side trains on.
+    Raises ContractError if a run has no held-out document that neither side is trained on, nor on a copy of it.
     """
     datasets = {name: open_dataset(run) for name, run in runs.items()}
     sides = [datasets[side] for side in (WITH, WITHOUT)]
@@ -421,19 +436,19 @@ def copied_documents(runs: Mapping[str, Store], seq_len: int, sequences: int) ->
 
 
 def open_heldout_datasets(names: Sequence[str]) -> dict[str, Dataset]:
-    """Return the datasets of the runs of `--on`. Raises ConfigError if a run has the name of a side."""
+    """Return the datasets of the runs of `--on`. Raises ConfigError if a run is named `with` or `without`."""
     if taken := [name for name in names if name in (WITH, WITHOUT)]:
-        raise ConfigError(f"--on {taken[0]}: expected a run, got the name of a side. Write ./{taken[0]}.")
+        raise ConfigError(f"--on {taken[0]}: expected a run, got the name of a side of the ablation. Use ./{taken[0]}.")
     return {name: open_dataset(Store(name)) for name in names}
 
 
 def print_progress(line: str) -> None:
-    """Print a progress line and flush it."""
+    """Print a progress line and flush the output."""
     print(line, flush=True)
 
 
 def describe_dry_run(run: Store, change: Change, recipes: tuple[Recipe, Recipe], size: ProxySize) -> str:
-    """Return a description of an ablation and its cost, as far as it is known before the branch is built."""
+    """Return a text about the steps, proxy runs and cost of an ablation, estimated before the branch is computed."""
     steps = steps_of(*recipes)
     reused, rebuilt = (", ".join(name for name, again in steps if again is state) for state in (False, True))
     params, tokens = default_size(size, sum(open_dataset(run).num_tokens().values()))

@@ -44,7 +44,7 @@ def diff_command(arguments: argparse.Namespace) -> int:
 
 
 def describe_difference(difference: Difference, a: ComparedRun, b: ComparedRun) -> str:
-    """Return the difference as text."""
+    """Return the difference of two runs as text to print."""
     lines = [
         f"{name}  {side.run.uri}  {'dataset' if side.dataset else 'clean'} {side.digest[:12]}  {kept:,} documents"
         for name, side, kept in zip("AB", (a, b), difference.kept)

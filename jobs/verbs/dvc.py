@@ -1,8 +1,9 @@
 """`penstock dvc`: a `dvc.yaml` with a stage for each step of a recipe, so that `dvc repro` runs outdated steps.
 
-The first stage writes the deciding settings of each other stage to a file of its own. A changed setting therefore runs
-only the stages that depend on it. Tables are not moved to the cache (`cache: false`, `persist: true`): they are
-versions already, addressed as `RUN@<digest>`, and DVC would lose them if it emptied their folder before a stage.
+The first stage writes a file for each other stage, with the settings that determine the output of that stage. A changed
+setting therefore runs only the stages that depend on it. Tables are not moved to DVC's cache (`cache: false`), because
+they are versions already, addressed as `RUN@<digest>`. They would be lost if DVC emptied their folder before a stage,
+so it does not (`persist: true`).
 """
 
 import argparse
@@ -44,7 +45,7 @@ TRAIN = "train"
 
 @dataclass(frozen=True)
 class DvcStage:
-    """One stage of a `dvc.yaml`."""
+    """One stage of a `dvc.yaml`; `reads` and `writes` are the files and folders that DVC tracks."""
 
     name: str
     description: str
@@ -59,8 +60,8 @@ def add_dvc_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stage",
         metavar="STEP",
-        help="called by the stages of dvc.yaml: run the recipe up to this step and rebuild its tables if files are "
-        "damaged",
+        help="used by the commands in dvc.yaml: run the recipe up to this step, and rebuild the tables of the step if "
+        "their files are damaged",
     )
 
 
@@ -91,7 +92,7 @@ def dvc_command(arguments: argparse.Namespace) -> int:
 
 
 def dvc_stages(recipe_path: str, out: str, overrides: Sequence[str]) -> list[DvcStage]:
-    """Return the stages of a recipe with the run folder `out`. Raises ConfigError if DVC cannot track that folder."""
+    """Return the stages of the dvc.yaml of a recipe. Raises ConfigError if DVC cannot track the run folder `out`."""
     recipe = read_recipe(recipe_path, overrides)
     run = _below_here(out)
     flags = tuple(word for override in overrides for word in ("--set", override))
@@ -128,9 +129,9 @@ def dvc_stages(recipe_path: str, out: str, overrides: Sequence[str]) -> list[Dvc
 
 
 def _training(run: str, recipe: Recipe, recipe_path: str, flags: tuple[str, ...]) -> Iterator[DvcStage]:
-    """Yield the stages of training and report.
+    """Yield the stages of training and of the report.
 
-    The plan is not a stage of its own, because the trainer adds to plan.json and DVC would then repeat the plan.
+    The plan is not a separate stage, because the trainer adds to plan.json and DVC would then repeat that stage.
     Checkpoints of another dataset or other settings are never removed: `penstock run` prints the difference and stops.
     """
     plan, end = f"{run}/train/plan.json", f"{run}/train/manifest.json"
@@ -148,11 +149,11 @@ def _training(run: str, recipe: Recipe, recipe_path: str, flags: tuple[str, ...]
 
 
 def _below_here(out: str) -> str:
-    """Return the run folder relative to the current one. Raises ConfigError if it is outside, untracked by DVC."""
+    """Return the path of the run folder relative to the current folder. Raises ConfigError if it is not inside it."""
     here, path = Path.cwd(), Path(os.path.abspath(out))
     if "://" in out or not path.is_relative_to(here) or path == here:
         raise ConfigError(
-            f"dvc --out: expected a run folder below {here}, which DVC tracks, got {out}. Choose one there."
+            f"dvc --out: expected a run folder below {here}, which DVC tracks, got {out}. Set --out to a folder there."
         )
     return path.relative_to(here).as_posix()
 
@@ -165,7 +166,7 @@ def _dependencies(step: Step, recipe: Recipe) -> list[Step]:
     """Return a step and all steps that it depends on, in order.
 
     The folder of a table also holds earlier versions, so a return to one of them does not change the folder. Each stage
-    therefore depends on everything that decides its version, from the input files on.
+    therefore lists everything that determines its version as a dependency, from the input files on.
     """
     steps, read = _steps_of(recipe), {*step.inputs(recipe)}
     dependencies = [step]
@@ -176,11 +177,11 @@ def _dependencies(step: Step, recipe: Recipe) -> list[Step]:
     return dependencies
 
 
-# The settings and files that decide a stage.
+# The settings and files that determine the output of a stage.
 
 
 def deciding_settings(recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """Return by stage the settings that decide its output: its own and those of all steps that it depends on."""
+    """Return, by stage, the settings that determine its output: its own and those of all steps it depends on."""
     steps = _steps_of(recipe)
     settings = {step.name: {each.name: _own(each, recipe) for each in _dependencies(step, recipe)} for step in steps}
     training = {name: recipe[name] for name in SECTIONS}
@@ -198,7 +199,7 @@ def _own(step: Step, recipe: Recipe) -> dict[str, Any]:
 
 
 def _located(recipe: Recipe, name: str) -> dict[str, Any]:
-    """Return the settings of a section that are locations of files; DVC tracks the content of the files."""
+    """Return the settings of a section that are paths of files; DVC tracks the content of these files."""
     section = recipe[name]
     return section.model_dump(mode="json", include=section.fields_of("location"))
 
@@ -208,7 +209,7 @@ def _settings_file(run: str, stage: str) -> str:
 
 
 def _outside(step: Step, recipe: Recipe) -> Iterator[str]:
-    """Yield the local files that a step reads besides tables: inputs, models, other runs. DVC ignores remote files."""
+    """Yield the local files that a step reads besides tables: inputs, models and `run.json` of other runs."""
     if not step.reads:
         for pattern in recipe.section("source", SourceConfig).paths:
             if "://" not in pattern:
@@ -220,21 +221,27 @@ def _outside(step: Step, recipe: Recipe) -> Iterator[str]:
 
 
 def _locations(recipe: Recipe, name: str) -> Iterator[str]:
-    """Yield every location that the settings of a section name."""
+    """Yield every path or URI that the `location` settings of a section name."""
     for value in _located(recipe, name).values():
         places = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
         yield from (place for place in places if isinstance(place, str))
 
 
 def _tracked_files(place: str) -> Iterator[str]:
-    """Yield the file of a location, or run.json of a run; no file of this package, whose version manifests name."""
+    """Yield the file at a path, or `run.json` if the path is a run folder.
+
+    Files of this package are omitted, because manifests record the version of the package.
+    """
     for path in (Path(place), Path(place) / RUN_NAME) if place else ():
         if path.is_file() and not path.absolute().is_relative_to(PACKAGE):
             yield str(path)
 
 
 def fixed_folder(pattern: str) -> str:
-    """Return the longest folder of a pattern without a wildcard, so that new files are noticed; a path is unchanged."""
+    """Return the part of a path pattern before its first segment with a wildcard, so that DVC notices new files.
+
+    A path without a wildcard is returned unchanged.
+    """
     parts = pattern.split("/")
     first = next((n for n, part in enumerate(parts) if any(sign in part for sign in WILDCARDS)), len(parts))
     return "/".join(parts[:first]) or ("/" if pattern.startswith("/") else ".")
@@ -244,9 +251,9 @@ def fixed_folder(pattern: str) -> str:
 
 
 def run_and_repair(recipe_path: str, out: str, overrides: Sequence[str], step_name: str) -> None:
-    """Run the recipe up to a step and check its tables: a version with a damaged file is rebuilt.
+    """Run the recipe up to a step, and rebuild the tables of the step if a file of them is missing or changed.
 
-    DVC runs a stage because one of its files has changed; a run treats a version as complete if its manifest exists.
+    DVC runs a stage if one of its files has changed, but a run does not check the files of a version with a manifest.
     """
     run_recipe(recipe_path, out, overrides, until=step_name)
     run = Store(out)
@@ -266,13 +273,13 @@ def damaged_files(table: TableVersion) -> list[str]:
 
 
 def _remove_versions(run: Store, tables: Mapping[str, TableVersion], damaged: Sequence[str]) -> None:
-    """Delete the versions that one step wrote. Raises ContractError if a rebuild would not restore them."""
+    """Delete the current versions of a step's tables. Raises ContractError if a rebuild would not restore them."""
     is_foreign = any("/" in read_run(run).tables[name] for name in tables)
     if is_foreign or run.exists(TAKEDOWNS):
         reason = "it belongs to another run" if is_foreign else "a rebuild would restore documents that were taken down"
         raise ContractError(
-            f"{damaged[0]}: expected the digest of its manifest, got another; the table is not rebuilt, because "
-            f"{reason}. Restore the file from a copy."
+            f"{damaged[0]}: expected the digest in the manifest, got another; the table is not rebuilt, because "
+            f"{reason}. Restore the file from a backup."
         )
     print(f"{damaged[0]}: differs from its manifest. Rebuilding {' and '.join(tables)}.", file=sys.stderr)
     for table in tables.values():
@@ -301,7 +308,7 @@ def _yaml(stages: Sequence[DvcStage]) -> Iterator[str]:
 
 
 def _quoted(text: str) -> str:
-    """Return a YAML string in which DVC expands no variable."""
+    """Return a text as a quoted YAML string, escaped so that DVC replaces no `${variable}` in it."""
     return json.dumps(text, ensure_ascii=False).replace("${", "\\\\${")
 
 

@@ -45,18 +45,20 @@ LADDER_SETTINGS = {
     "train": "steps stages eval_every eval_sequences skip_file profile",
     "guard": "patience min_improvement",
 }
-"""Settings that the ladder chooses itself, by section."""
+"""Settings that the ladder chooses itself, by section; `--set` cannot override them."""
 SIZE_SETTINGS = {"plan": "num_heads num_kv_heads d_ffw", "train": "global_batch", "optim": "learning_rate warmup_steps"}
-"""Settings of a recipe that fit its own model only: the plan of each proxy chooses them, unless --set gives them."""
+"""Settings of a recipe that are right only for its own model; the plan of each proxy run chooses them unless `--set`
+does."""
 MEASURED_ROWS = 4096
-"""Maximum held-out rows of a source; at 512 tokens a row, the sampling error is below 0.2 % of a nat for all runs."""
+"""Maximum number of held-out rows that are measured of a source. With 512 tokens in a row, the sampling error is below
+0.2 % of a nat for all runs."""
 LAST_STEP_ONLY = 1 << 40
 """Steps between held-out losses: more than any run has, so that only the last step is measured."""
 UNBOUNDED_SCHEDULES = ("plateau", "step")
-"""Schedules that have no fixed length."""
+"""Learning rate schedules whose form does not depend on the length of the run."""
 POLL_SECONDS = 0.5
 FLOPS_UNITS = ((1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"))
-"""Units of the progress line; the first of which the work is at least a thousand is used."""
+"""Units of the progress line: it uses the first unit of which the work is at least a thousand, or else the last."""
 
 
 def add_ladder_arguments(parser: argparse.ArgumentParser) -> None:
@@ -103,9 +105,9 @@ def ladder_command(arguments: Arguments) -> int:
 
 
 def shared_recipe(run: Store, overrides: Sequence[str]) -> tuple[Recipe, list[str]]:
-    """Return the recipe of every proxy run, and the settings of the run that it leaves out.
+    """Return the recipe that all proxy runs share, and the names of the run's settings that it omits.
 
-    Raises ConfigError if an override names a setting that the ladder chooses, or a section that is not of training.
+    Raises ConfigError if an override names a setting that the ladder chooses, or one that is not used in training.
     """
     named = {text.partition("=")[0].strip() for text in overrides}
     wrong = sorted(name for name in named if name in _names(LADDER_SETTINGS) or name.partition(".")[0] not in SECTIONS)
@@ -129,7 +131,7 @@ def _names(settings: dict[str, str]) -> set[str]:
 
 
 def _check(settings: Settings, dataset: Dataset) -> None:
-    """Raise ConfigError if the proxy runs would have no comparable held-out loss."""
+    """Raise ConfigError if the settings or the dataset would give the proxy runs no comparable held-out loss."""
     check_settings_used(settings, dataset)
     if not heldout_streams(dataset, settings.train.seq_len):
         raise ConfigError(
@@ -144,7 +146,10 @@ def _check(settings: Settings, dataset: Dataset) -> None:
 
 
 def _planned(scratch: Store, dataset: Dataset, recipe: Recipe, arguments: Arguments) -> list[tuple[ProxyRun, Plan]]:
-    """Return the proxy runs and their plans. Raises ConfigError if the dataset is too small for them."""
+    """Return the proxy runs and their plans; nothing is written to the run.
+
+    Raises ConfigError if the dataset is too small for them.
+    """
     settings, vocab_size = load_settings(recipe, [], scratch.uri), dataset.tokenizer.vocab_size
     smallest = arguments.smallest or smallest_size(vocab_size, settings.plan)
 
@@ -179,7 +184,7 @@ def _overrides(rung: ProxyRun) -> list[str]:
 
 
 def _make_proxy(run: Store, rung: ProxyRun, recipe: Recipe) -> Proxy:
-    """Plan a proxy run in its folder, and store a recipe that alone gives the same plan again.
+    """Plan a proxy run in its folder, and store a recipe there that gives the same plan without overrides.
 
     Raises ConfigError if the folder holds a proxy run with other settings.
     """
@@ -198,7 +203,7 @@ def _make_proxy(run: Store, rung: ProxyRun, recipe: Recipe) -> Proxy:
 
 
 def flops_of(plan: Plan) -> float:
-    """Return the FLOPs of a whole run."""
+    """Return the FLOPs of a run from its first to its last step."""
     return float(plan.flops_per_token) * plan.num_tokens
 
 
@@ -218,7 +223,10 @@ def _train(proxies: Sequence[Proxy], ranks: int) -> None:
 
 @contextmanager
 def _followed(work: LongWork, proxy: Proxy, before: float, whole: float) -> Iterator[None]:
-    """Advance a progress line by the steps of a proxy run that trains in another process."""
+    """Inside the block, advance a progress line by the completed steps of a proxy run that another process trains.
+
+    `before` is the work of the earlier proxy runs, `whole` that of this one, both in the unit of the progress line.
+    """
     stop = threading.Event()
 
     def follow() -> None:

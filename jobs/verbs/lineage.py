@@ -21,11 +21,11 @@ VERBS = {
 }
 
 LINES = (".jsonl", ".ndjson")
-"""File name suffixes for one event per line; a file of events with another suffix is one JSON array."""
+"""File name suffixes that select one OpenLineage event per line; other files hold one JSON array of all events."""
 
 
 def add_lineage_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `lineage` but for the run."""
+    """Add the arguments of `lineage` except the run."""
     parser.add_argument("--out", help="write the graph to this JSON file")
     parser.add_argument(
         "--openlineage", help="write OpenLineage events to this file; one per line if it ends in .ndjson or .jsonl"
@@ -43,7 +43,7 @@ def lineage_command(arguments: argparse.Namespace) -> int:
         )
     lineage = read_lineage(run, arguments.verify)
     print(describe_lineage(fold_checkpoints(lineage), run.uri))
-    # A broken chain is printed but not exported, because an OpenLineage event cannot express it.
+    # A lineage with a mismatch is printed but not exported, because an OpenLineage event cannot express the mismatch.
     check_lineage(lineage, run.uri)
     if arguments.out:
         _write(arguments.out, canonical_json(lineage.to_json()))
@@ -53,13 +53,13 @@ def lineage_command(arguments: argparse.Namespace) -> int:
 
 
 def encode_events(values: Sequence[dict[str, Any]], name: str) -> bytes:
-    """Return events in the format that the suffix of a file name selects."""
+    """Return the bytes of a file of events, in the format that the suffix of its name selects."""
     lines = [canonical_json(event) for event in values]
     return b"\n".join(lines) + b"\n" if name.endswith(LINES) else b"[\n" + b",\n".join(lines) + b"\n]\n"
 
 
 def describe_lineage(lineage: Lineage, where: str) -> str:
-    """Return the lineage as text: a line for each node, after all nodes that it was made from, and every mismatch."""
+    """Return the lineage as text: a line for each node, after those of all its inputs, and a line for each mismatch."""
     numbers = {node.key: number for number, node in enumerate(lineage.nodes, start=1)}
     sources: dict[str, list[int]] = {}
     for source, target in reduced_links(lineage):

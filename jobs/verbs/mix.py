@@ -20,7 +20,7 @@ VERBS = {
 
 Arguments = argparse.Namespace
 EQUAL_SHARE = 1e-4
-"""Shares that differ by less count as equal, since a mix has five decimals."""
+"""Shares that differ by less count as equal, since a mix file has five decimals of a share."""
 COLUMNS = ("source", "share", "", "passes", "", "loss", "against", "excess", "keep", "tokens to collect")
 
 
@@ -99,7 +99,7 @@ def _suggested(arguments: Arguments, run: MeasuredRun) -> Mix:
 
 
 def print_mix(mix: Mix) -> str:
-    """Return a mix as text: a table, then the evidence for each source."""
+    """Return a mix as text to print: a table, then the evidence for each source."""
     rows = [COLUMNS, *(tuple(_cells(name, part)) for name, part in mix.sources.items())]
     lines = [f"mix for dataset {mix.dataset[:12]}, by {mix.reference}", *text_table(rows, "<>")]
     return "\n".join([*lines, *(f"{name}: {part.why}" for name, part in mix.sources.items())])

@@ -1,4 +1,4 @@
-"""The verbs that fetch, verify and train models, and the one that derives the profiles of languages from text."""
+"""The verbs that fetch, verify and train models, and the verb that derives language profiles from text."""
 
 import argparse
 import json
@@ -33,13 +33,16 @@ SHARED: Sections = {"spark": SparkConfig, "models": ModelsConfig}
 
 
 def read_settings(arguments: Arguments, sections: Sections) -> Recipe:
-    """Return the settings of a command: its TOML file, if any, with overrides applied. Raises ConfigError."""
+    """Return the settings of a verb: those of its TOML file, if it has one, with overrides applied.
+
+    Raises ConfigError that lists every wrong setting.
+    """
     values = read_values(arguments.recipe) if arguments.recipe else {}
     return load_recipe(values, arguments.overrides, {**sections, **SHARED}, arguments.recipe or "settings")
 
 
 def with_spark(recipe: Recipe, name: str, work: Callable[[Any], Any]) -> Any:
-    """Return the result of `work` on a Spark session, which is closed afterwards."""
+    """Call `work` with a Spark session, close the session, and return the result."""
     spark = open_session(recipe.section("spark", SparkConfig), name)
     try:
         return work(spark)
@@ -48,22 +51,22 @@ def with_spark(recipe: Recipe, name: str, work: Callable[[Any], Any]) -> Any:
 
 
 def add_fit_settings(parser: argparse.ArgumentParser) -> None:
-    """Add the TOML file with the settings of a model."""
-    parser.add_argument("recipe", nargs="?", help="TOML file with the settings; --set can give all of them")
+    """Add the argument for the TOML file with the settings of a model."""
+    parser.add_argument("recipe", nargs="?", help="TOML file with the settings; --set can set all of them instead")
 
 
 def add_model_file(parser: argparse.ArgumentParser) -> None:
-    """Add the file that a language model is written to."""
-    parser.add_argument("--out", required=True, help="file of the model, ….lm")
+    """Add the option for the file that a language model is written to."""
+    parser.add_argument("--out", required=True, help="file to write the model to, such as en.lm")
 
 
 def add_model_folder(parser: argparse.ArgumentParser) -> None:
-    """Add the folder that a model is written to."""
-    parser.add_argument("--out", required=True, help="folder of the model")
+    """Add the option for the folder that a model is written to."""
+    parser.add_argument("--out", required=True, help="folder to write the model to")
 
 
 def add_profiles_file(parser: argparse.ArgumentParser) -> None:
-    """Add the file that profiles are written to."""
+    """Add the option for the file that language profiles are written to."""
     parser.add_argument("--out", required=True, help="TOML file to write")
 
 
@@ -110,9 +113,9 @@ def derive_profiles_command(arguments: Arguments) -> int:
 
 
 def _maybe_with_spark(recipe: Recipe, run: str | None, work: Callable[[Any], Any]) -> Any:
-    """Return the result of `work`, on a Spark session if it reads a run, whose parts are read in parallel.
+    """Return the result of `work`, called with a Spark session if it reads a run, and with None if it does not.
 
-    Raises ContractError before Spark starts if the run has no clean text.
+    Spark reads the parts of a run in parallel. Raises ContractError before Spark starts if the run has no clean text.
     """
     if run is None:
         return work(None)

@@ -27,11 +27,11 @@ Arguments = argparse.Namespace
 BUDGETS: dict[str, tuple[str, type, str]] = {
     "flops": ("plan.compute", float, "budget [FLOPs]"),
     "gpu-hours": ("plan.gpu_hours", float, "budget [device hours]"),
-    "usd": ("plan.usd", float, "budget in money, at --usd-per-gpu-hour"),
-    "params": ("plan.params", float, "parameters of the model"),
+    "usd": ("plan.usd", float, "budget in US dollars, at the price --usd-per-gpu-hour"),
+    "params": ("plan.params", float, "number of parameters of the model"),
     "law": ("plan.law_file", str, "file of a scaling law, from `penstock ladder` or `fit-scaling`"),
-    "gpu": ("cluster.device", str, "device by name, such as h100-sxm"),
-    "gpus": ("cluster.gpus", int, "devices of a node"),
+    "gpu": ("cluster.device", str, "name of the device, such as h100-sxm"),
+    "gpus": ("cluster.gpus", int, "number of devices in a node"),
     "nodes": ("cluster.nodes", int, "number of nodes"),
     "usd-per-gpu-hour": ("cluster.usd_per_gpu_hour", float, "price of a device hour"),
 }
@@ -51,7 +51,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 def plan_command(arguments: Arguments) -> int:
     """Compute model size, batch and steps from the dataset. --dry-run prints the plan without writing it."""
-    with tempfile.TemporaryDirectory() as scratch:  # for files that planning writes, in a dry run
+    with tempfile.TemporaryDirectory() as scratch:  # a dry run writes its files there, not to the run folder
         return _plan(arguments, Store(scratch))
 
 
@@ -62,7 +62,7 @@ def _plan(arguments: Arguments, scratch: Store) -> int:
         return _planned(arguments, run, scratch)
     except PenstockError:
         if is_new:
-            run.delete(RUN_NAME)  # planning failed, so the new folder is not left half made
+            run.delete(RUN_NAME)  # without a plan, the new folder must not look like a run
         raise
 
 
@@ -96,9 +96,9 @@ def _planned(arguments: Arguments, run: Store, scratch: Store) -> int:
 
 
 def _on_dataset_of(other: Store, run: Store, place: Store) -> Store:
-    """Return the folder `place` as a run on the dataset of another run, whose recipe is its default.
+    """Make the folder `place` a run with the dataset and recipe of the run `other`, and return it.
 
-    Raises ConfigError if `run` already uses a third dataset.
+    If `run` exists already, return it instead. Raises ConfigError if it uses a dataset other than that of `other`.
     """
     dataset = open_dataset(other)
     if not run.exists(RUN_NAME):
@@ -109,7 +109,7 @@ def _on_dataset_of(other: Store, run: Store, place: Store) -> Store:
     if (current := open_dataset(run)).digest != dataset.digest:
         raise ConfigError(
             f"plan --dataset {other.uri}: expected a new run folder or one on dataset {dataset.digest[:12]}, got "
-            f"{run.uri} on {current.digest[:12]}. Name another folder."
+            f"{run.uri} on dataset {current.digest[:12]}. Name another run folder."
         )
     return run
 

@@ -1,8 +1,9 @@
 """Proxy runs: small training runs on the dataset of another run, each in a folder of its own.
 
-A proxy run is an ordinary run folder: `penstock trace`, `generate` and `verify` work on it. A completed one is not
-trained again, so the same command resumes an interrupted one. The second half plans, trains and evaluates pairs: for
-every seed one model on each of two datasets, equal in shape, schedule and number of tokens.
+A proxy run has an ordinary run folder: `penstock trace`, `generate` and `verify` work on it. A complete proxy run is
+not trained again, so repeating an interrupted command resumes it. The second half of this module plans, trains and
+evaluates pairs of proxy runs. A pair is one model on each of two datasets, equal in seed, shape, schedule and number of
+tokens.
 """
 
 import signal
@@ -40,7 +41,7 @@ TABLES = ("tokens", "tokenizer")
 
 @dataclass(frozen=True)
 class Proxy:
-    """A proxy run that is planned, and trained if `done`."""
+    """A proxy run that is planned; it may also be trained."""
 
     run: Store
     plan: Plan
@@ -52,7 +53,7 @@ class Proxy:
 
 
 def plan_proxy(parent: Store, folder: Store, overrides: Sequence[str]) -> Proxy:
-    """Plan the run `folder` on the dataset of `parent`, with overrides of its recipe (`plan.params=1e6`).
+    """Plan the proxy run `folder` on the dataset of the run `parent`, with overrides such as `plan.params=1e6`.
 
     Raises ConfigError if the folder holds a run with another dataset or another plan.
     """
@@ -62,28 +63,32 @@ def plan_proxy(parent: Store, folder: Store, overrides: Sequence[str]) -> Proxy:
     if dataset.digest != open_dataset(parent).digest:
         raise ConfigError(
             f"{folder.uri}: expected a run on dataset {open_dataset(parent).digest[:12]}, got {dataset.digest[:12]}. "
-            "Remove the folder."
+            "Delete the folder, then run the same command again."
         )
     settings = settings_of(stored_recipe(folder, overrides))
-    if folder.exists(PLAN_NAME):  # a trained proxy run has its number formats from the device
+    if folder.exists(PLAN_NAME):  # the plan of a trained proxy run has the number formats that its device supports
         settings = settings.with_precisions_of(read_plan(folder).settings.content())
     plan = make_plan(folder, dataset, settings)
     if not folder.exists(PLAN_NAME):
         write_plan(folder, plan)
     elif plan_identity(dataset, read_plan(folder)) != plan_identity(dataset, plan):
-        raise ConfigError(f"{folder.uri}: expected a run with these settings, got other settings. Remove the folder.")
+        raise ConfigError(
+            f"{folder.uri}: expected a proxy run with the current settings, got one with other settings. Delete the "
+            "folder, then run the same command again."
+        )
     return Proxy(folder, plan)
 
 
 def plan_identity(dataset: Dataset, plan: Plan) -> Identity:
-    """Return the identity of a plan: all settings that decide the weights."""
+    """Return everything in a dataset and a plan that determines the trained weights, for a comparison of two plans."""
     return identify(dataset, plan, NO_SKIPS)
 
 
 def train_proxy(proxy: Proxy, ranks: int = 1) -> TrainManifest:
     """Train or resume a proxy run to its end in child processes; a completed one is not trained again.
 
-    Its output goes to `train.log` in its folder, which is local. Raises ContractError with the last lines if it fails.
+    Its output goes to `train.log` in its folder, which must be local. Raises ContractError with the last lines of that
+    file if training fails.
     """
     if not proxy.done:
         command, environment = ["train.pretrain", proxy.run.uri], worker_environment()
@@ -116,7 +121,7 @@ def _wait(child: subprocess.Popen[bytes]) -> int:
             child.wait()
 
 
-# Pairs of proxy runs: for every seed one model on each of two datasets.
+# Pairs of proxy runs: for every seed, one model on each of two datasets.
 
 MIN_PARAMS: int = PlanConfig.model_fields["min_params"].default
 MAX_PARAMS = 10_000_000
@@ -137,10 +142,10 @@ RUN_ONLY_SETTINGS: Mapping[str, frozenset[str]] = {
     "checkpoint": frozenset(("every", "keep_every")),
     "guard": frozenset(("patience", "min_improvement")),
 }
-"""Settings that size or place the run itself, which a proxy run does not take over; of `[layout]` it takes only
-`micro_batch`."""
+"""Settings for the size and the devices of the run itself, which its proxy runs do not copy. Of `[layout]` they copy
+only `micro_batch`."""
 NO_EVALUATION = ("train.eval_every=0",)
-"""Overrides of every proxy run, before those of the user: losses are measured only at its end."""
+"""Overrides of every proxy run, applied before those of the user: held-out losses are measured only after training."""
 
 
 @dataclass(frozen=True)
@@ -149,9 +154,9 @@ class ProxySize:
 
     seeds: int
     params: float | None
-    """None: 1/20 of the tokens, between `plan.min_params` and MAX_PARAMS."""
+    """Parameters of a proxy run; None: 1/20 of the tokens of one pass, between `plan.min_params` and MAX_PARAMS."""
     tokens: int | None
-    """None: 20 for each parameter, at most one pass over the smaller dataset."""
+    """Tokens of a proxy run; None: 20 for each parameter, at most one pass over the smaller dataset."""
     overrides: tuple[str, ...]
 
 
@@ -161,11 +166,14 @@ class Pair:
 
     seed: int
     proxies: Mapping[str, Proxy]
-    """By side."""
+    """The proxy run of each side, `with` and `without` the rules."""
 
 
 def plan_pairs(sides: Mapping[str, Store], folder: Store, size: ProxySize) -> list[Pair]:
-    """Plan the pairs in `<folder>/{with,without}-seed-N`. Raises ContractError if the two runs of a pair differ."""
+    """Plan the proxy runs `<folder>/{with,without}-seed-N` of all seeds, and return them as pairs.
+
+    `sides` is the run whose dataset each side uses. Raises ContractError if the plans of a pair differ.
+    """
     shared = shared_settings(sides, folder, size)
     pairs = []
     for seed in range(1, size.seeds + 1):
@@ -177,7 +185,8 @@ def plan_pairs(sides: Mapping[str, Store], folder: Store, size: ProxySize) -> li
 
 
 def shared_settings(sides: Mapping[str, Store], folder: Store, size: ProxySize) -> list[str]:
-    """Return the overrides that make all proxy runs equal: N, batch, and the steps that both datasets allow."""
+    """Return the overrides by which all proxy runs have equal parameters and batches, and as many steps as both
+    datasets allow."""
     first = {side: _proxy_folder(run, folder, side, 1) for side, run in sides.items()}
     datasets = {side: open_dataset(run) for side, run in sides.items()}
     once = min(sum(dataset.num_tokens().values()) for dataset in datasets.values())
@@ -190,7 +199,7 @@ def shared_settings(sides: Mapping[str, Store], folder: Store, size: ProxySize) 
         fixed += ["plan.max_epochs=1.0"]
     else:
         plan = _sized(first[WITH], datasets[WITH], [*fixed, *size.overrides])
-        # A pass consists of whole chunks and blocks, so the requested tokens may need slightly more than their share.
+        # A pass consists of whole chunks and blocks, so the requested tokens may need slightly more passes.
         passes = max(1.0, round(1.02 * size.tokens / once, 3))
         fixed += [f"plan.tokens_per_parameter={size.tokens / plan.num_params!r}", f"plan.max_epochs={passes!r}"]
     fixed += size.overrides
@@ -215,12 +224,13 @@ def check_pair(plans: Sequence[Plan]) -> None:
         for other in facts[1:]:
             if other[name] != expected:
                 raise ContractError(
-                    f"ablate: expected proxy runs equal in {name}, got {expected} and {other[name]}. Fix it by --set."
+                    f"ablate: expected proxy runs with equal {name}, got {expected} and {other[name]}. Set it with "
+                    "--set."
                 )
 
 
 def train_pairs(pairs: Sequence[Pair], report: Callable[[str], None]) -> float:
-    """Train every proxy run that is not complete, pass progress lines to `report`, and return the seconds it took."""
+    """Train every proxy run that is not complete, pass progress lines to `report`, and return the duration [s]."""
     waiting = [
         (f"{side}-seed-{pair.seed}", proxy) for pair in pairs for side, proxy in pair.proxies.items() if not proxy.done
     ]
@@ -242,9 +252,10 @@ def train_pairs(pairs: Sequence[Pair], report: Callable[[str], None]) -> float:
 def evaluate_pairs(
     pairs: Sequence[Pair], on: Sequence[Store], folder: Store, sequences: int, left_out: set[bytes]
 ) -> dict[tuple[str, int], list[Measurement]]:
-    """Return the losses of every proxy run on the held-out rows of each run, by (side, seed), from a child process.
+    """Measure every proxy run on held-out rows of each run in `on`, and return the losses by (side, seed).
 
-    Raises ContractError with the last lines of its output if it fails.
+    `sequences` is the number of rows of each source; the documents `left_out` are not measured. A child process
+    measures. Raises ContractError with the last lines of its output if it fails.
     """
     named = {(side, pair.seed): proxy.run for pair in pairs for side, proxy in pair.proxies.items()}
     folder.write_atomic("left-out.txt", "".join(f"{doc_id.hex()}\n" for doc_id in sorted(left_out)).encode())
@@ -256,8 +267,8 @@ def evaluate_pairs(
     if done.returncode:
         last = "\n".join(done.stderr.splitlines()[-5:])
         raise ContractError(
-            f"{folder.uri}: expected measured proxy runs, got exit code {done.returncode}. Correct the error "
-            f"below:\n{last}"
+            f"{folder.uri}: expected losses of the proxy runs, got exit code {done.returncode} from their evaluation. "
+            f"Correct the error below:\n{last}"
         )
     measurements = iter(Measurement.model_validate(value) for value in folder.read_json("measurements.json"))
     return {key: [next(measurements) for _ in on] for key in named}
@@ -303,7 +314,7 @@ def _proxy_folder(run: Store, folder: Store, side: str, seed: int) -> Store:
 
 
 def proxy_recipe(recipe: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return a recipe without the settings that size or place the training of the run itself."""
+    """Return a recipe without the settings for the size and the devices of the run itself."""
     placed = {"layout": {"micro_batch"}, "cluster": set[str]()}
     return {
         name: {
@@ -320,11 +331,14 @@ def _sized(folder: Store, dataset: Dataset, overrides: Sequence[str]) -> Plan:
 
 
 def default_size(size: ProxySize, once: float, least: int = MIN_PARAMS) -> tuple[float, float]:
-    """Return the parameters and tokens of a proxy run; `once`: tokens of one pass over the smaller dataset."""
+    """Return the parameters and tokens of a proxy run, with defaults for those that `size` does not set.
+
+    `once`: tokens of one pass over the smaller dataset; `least`: minimum default number of parameters.
+    """
     params = size.params or min(max(once / TOKENS_PER_PARAMETER, least), MAX_PARAMS)
     return params, size.tokens or min(TOKENS_PER_PARAMETER * params, once)
 
 
 def describe_default_size() -> str:
-    """Return a description of the default size of a proxy run."""
+    """Return a text about the default number of parameters of a proxy run, for the help of `--params`."""
     return f"1/20 of the tokens of one pass, {MIN_PARAMS:,} to {MAX_PARAMS:,}"

@@ -12,7 +12,7 @@ VERBS = {
 
 
 def add_report_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `report` but for the run."""
+    """Add the arguments of `report` except the run."""
     parser.add_argument(
         "--truth", help="truth file of a demo crawl: adds the share of planted defects that were detected, by kind"
     )

@@ -14,7 +14,7 @@ VERBS = {
 
 
 def add_stage_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the step of `stage`."""
+    """Add the argument for the last step that `stage` runs."""
     parser.add_argument("step", help=f"the last step to run: {', '.join(step.name for step in STEPS)}")
 
 

@@ -23,7 +23,7 @@ Arguments = argparse.Namespace
 COLUMNS = ("params", "tokens", "loss")
 """Columns of a table of runs: N, D and the last loss [nats/token]."""
 BUDGETS = (1e18, 1e20, 1e22, 1e24)
-"""Budgets for which the best sizes are printed [FLOPs]."""
+"""Budgets for which the optimal numbers of parameters and tokens are printed [FLOPs]."""
 
 
 def add_fit_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +36,7 @@ def add_fit_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_interval_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of the intervals of a fit."""
+    """Add the options for the confidence intervals of a fit."""
     parser.add_argument("--draws", type=int, default=200, help="bootstrap samples for the intervals")
     parser.add_argument("--share", type=float, default=0.9, help="share of the samples that an interval contains")
 
@@ -54,7 +54,7 @@ def fit_scaling_command(arguments: Arguments) -> int:
 
 
 def check_intervals(arguments: Arguments, verb: str) -> None:
-    """Raises ConfigError if the arguments of the intervals are out of range."""
+    """Raise ConfigError if the options for the confidence intervals are out of range."""
     if arguments.draws < 0 or not 0 < arguments.share < 1:
         raise ConfigError(
             f"{verb}: expected --draws >= 0 and --share between 0 and 1, got {arguments.draws} and "
@@ -70,7 +70,10 @@ def _measured_runs(name: str) -> Iterator[MeasuredLoss]:
 
 
 def measured_run(run: Store, name: str) -> MeasuredLoss:
-    """Return N, D and the loss at the end of a run. Raises ConfigError if it is not complete or has no loss there."""
+    """Return the parameters, the tokens and the final loss of a run; the loss is the held-out loss if there is one.
+
+    Raises ConfigError if the run is not complete or has no final loss.
+    """
     try:
         manifest, plan = read_train_manifest(run), read_plan(run)
     except OSError as error:
@@ -85,7 +88,7 @@ def measured_run(run: Store, name: str) -> MeasuredLoss:
 
 def _of_table(path: Path) -> Iterator[MeasuredLoss]:
     if not path.is_file():
-        raise ConfigError(f"{path}: expected a table of runs, got no such file. Correct the path.")
+        raise ConfigError(f"{path}: expected a CSV table of runs, got no such file. Correct the path.")
     with path.open(newline="", encoding="utf-8") as lines:
         table = csv.DictReader(lines)
         if lacking := [name for name in COLUMNS if name not in (table.fieldnames or ())]:
@@ -105,7 +108,7 @@ def _of_table(path: Path) -> Iterator[MeasuredLoss]:
 
 
 def describe_fit(fit: Fit, draws: int, share: float) -> str:
-    """Return a description of how a law was fitted, which its file stores."""
+    """Return a sentence about how a law was fitted, which the file of the law stores."""
     how = (
         f"Huber loss (1e-3) of ln L, least by L-BFGS over {fit.num_runs} runs; {100 * share:g} % intervals of {draws} "
         "fits to as many runs drawn from them with replacement"
@@ -116,7 +119,7 @@ def describe_fit(fit: Fit, draws: int, share: float) -> str:
 
 
 def print_law(file: LawFile, fit: Fit, budgets: Sequence[float]) -> str:
-    """Return a fitted law as text: its parameters, how it was fitted, and the best sizes for budgets [FLOPs]."""
+    """Return a fitted law as text: its parameters, how it was fitted, and the optimal sizes for budgets [FLOPs]."""
     law = file.law
     counted = "all parameters, a tied embedding once" if law.counts == "all" else "parameters without embeddings"
     lines = [f"L(N, D) of {law.num_runs} runs: {law_in(law).formula}", f"  N: {counted}"]
@@ -133,7 +136,7 @@ def print_law(file: LawFile, fit: Fit, budgets: Sequence[float]) -> str:
 
 
 def _best(law: OwnLaw, fit: Fit, compute: float) -> str:
-    """Return the best sizes and the loss for a budget, with intervals of N and of the loss."""
+    """Return a line with the optimal sizes and the loss for a budget [FLOPs], with intervals of N and of the loss."""
     best = law_in(law).for_compute(compute)
     intervals = _intervals(fit, compute, law.share)
     note = (
@@ -148,7 +151,10 @@ def _best(law: OwnLaw, fit: Fit, compute: float) -> str:
 
 
 def _intervals(fit: Fit, compute: float, share: float) -> tuple[str, str]:
-    """Return the intervals of the best N for a budget and of its loss, over the samples; empty = there is none."""
+    """Return the intervals, over the bootstrap samples, of the optimal N for a budget and of its loss, as text.
+
+    Both are empty if a sample has no optimum.
+    """
     sizes = [size for law in fit.drawn if (size := _best_of(law, compute)) is not None]
     if not sizes or len(sizes) < len(fit.drawn):  # a sample has no best sizes, so there is no interval
         return "", ""

@@ -15,11 +15,14 @@ VERBS = {
 
 
 def add_show_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `show` but for the run."""
+    """Add the arguments of `show` except the run."""
     parser.add_argument("--doc", help="document id, 32 hex digits")
     parser.add_argument("--url", help="URL as it was crawled")
     parser.add_argument(
-        "--where", action="append", default=[], help="condition on the columns of documents; may be repeated"
+        "--where",
+        action="append",
+        default=[],
+        help="condition on columns of documents, such as 'language = de'; may be repeated",
     )
     parser.add_argument("--limit", type=int, default=10, help="maximum number of documents; default 10")
     parser.add_argument("--text", action="store_true", help="print the clean text too")

@@ -44,10 +44,13 @@ def add_takedown_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compact",
         action="store_true",
-        help="close the gaps, which moves token positions: existing checkpoints cannot resume",
+        help="delete the tokens instead of replacing them by tombstones; later tokens move, so existing checkpoints "
+        "cannot resume",
     )
-    parser.add_argument("--keep-old", action="store_true", help="keep the old files until --drop-old")
-    parser.add_argument("--drop-old", action="store_true", help="only delete the files that no version contains")
+    parser.add_argument("--keep-old", action="store_true", help="keep the old files until a takedown with --drop-old")
+    parser.add_argument(
+        "--drop-old", action="store_true", help="delete the files that no current version contains, and do nothing else"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print what would be removed, and write nothing")
     parser.add_argument("--check", metavar="CERTIFICATE", help="check a certificate against the run, and write nothing")
 
@@ -75,12 +78,14 @@ def takedown_command(arguments: Arguments) -> int:
 
 
 def _listed(name: str) -> tuple[str, ...]:
-    """Return the doc_ids of a file of JSON lines, each once. Raises ConfigError if a line has none."""
+    """Return the doc_ids in a file of JSON lines, each once. Raises ConfigError if a line has no doc_id."""
     doc_ids: dict[str, None] = {}
     try:
         lines = Path(name).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"takedown --docs {name}: cannot be read: {error}. Name a file of JSON lines.") from error
+        raise ConfigError(
+            f"takedown --docs {name}: expected a readable file of JSON lines, got an error: {error}. Correct the path."
+        ) from error
     for number, line in enumerate(lines, start=1):
         try:
             doc_ids |= {str(json.loads(line)["doc_id"]): None} if line.strip() else {}
@@ -128,7 +133,10 @@ def _has_documents(run: Store, request: TakedownRequest) -> bool:
 
 
 def _effects(run: Store, selection: Selection) -> Effects:
-    """Return the steps and checkpoints that saw the documents, of the run and of attached runs that use its tables."""
+    """Return the optimizer steps and checkpoints that were trained on the documents.
+
+    They are those of the run, and of the runs in its subfolders that use its tables.
+    """
     others = []
     for folder, tables in attached_runs(run).items():
         seen = _affected(run.child(folder), selection)
@@ -150,7 +158,7 @@ def _affected(run: Store, selection: Selection) -> Effects:
 
 
 def _describe_selection(selection: Selection, effects: Effects, compact: bool) -> Iterator[str]:
-    """Yield the lines that describe what will be removed, and the checkpoints that saw it."""
+    """Yield lines of text about the documents to be removed, and about the checkpoints that were trained on them."""
     yield f"{len(selection.documents):,} document(s) to be removed"
     if selection.copies_left:
         yield f"{selection.copies_left:,} near-duplicates of them are not selected; --near removes them too"
@@ -160,7 +168,7 @@ def _describe_selection(selection: Selection, effects: Effects, compact: bool) -
 
 
 def describe_effects(effects: Effects) -> Iterator[str]:
-    """Yield lines of text about the steps and checkpoints that saw the documents."""
+    """Yield lines of text about the optimizer steps and checkpoints that were trained on the documents."""
     if effects.steps:
         shown = ", ".join(map(str, effects.steps[:SHOWN_STEPS]))
         more = f" and {len(effects.steps) - SHOWN_STEPS:,} more" if len(effects.steps) > SHOWN_STEPS else ""
@@ -177,9 +185,8 @@ def describe_effects(effects: Effects) -> Iterator[str]:
     for other in effects.others:
         saw = sum(model.saw for model in other.models)
         yield (
-            f"{other.run} uses the present {', '.join(other.tables)}; {saw} of its {len(other.models)} "
-            "checkpoint(s) have "
-            "seen them: remove this run"
+            f"{other.run} uses the tables {', '.join(other.tables)}; {saw} of its {len(other.models)} checkpoint(s) "
+            "have seen them: delete that run folder"
         )
 
 
@@ -208,7 +215,7 @@ def _check(run: Store, name: str) -> int:
     store, place = (Store(str(path.parent)), path.name) if path.is_file() else (run, name)
     if not store.exists(place):
         raise ConfigError(
-            f"takedown --check: expected a certificate, got no file {name} here or in {run.uri}. Name another."
+            f"takedown --check: expected a certificate, got no file {name} here or in {run.uri}. Correct the path."
         )
     certificate = parse_certificate(store.read_json(place), name)
     checked = check_certificate(run, certificate)

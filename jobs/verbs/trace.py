@@ -60,17 +60,19 @@ def trace_command(arguments: Arguments) -> int:
 
 
 def check_trace(arguments: Arguments) -> None:
-    """Raises ConfigError if an option would be ignored, or numbers are out of range."""
+    """Raise ConfigError if an option would have no effect, or a number is out of range."""
     if arguments.step is None and (arguments.rank, arguments.micro_batch, arguments.ranks) != (None, None, None):
-        raise ConfigError("trace: expected --step with --rank, --micro-batch or --ranks, got none. Add --step.")
+        raise ConfigError("trace: expected --step with --rank, --micro-batch or --ranks, got no --step. Add --step.")
     if arguments.rank is None and (arguments.micro_batch, arguments.ranks) != (None, None):
-        raise ConfigError("trace: expected --rank with --micro-batch or --ranks, got none. Add --rank.")
+        raise ConfigError("trace: expected --rank with --micro-batch or --ranks, got no --rank. Add --rank.")
     if arguments.ranks is not None and arguments.ranks < 1:
         raise ConfigError(f"trace --ranks: expected at least 1, got {arguments.ranks}. Give the number of ranks.")
     if arguments.limit < 1:
         raise ConfigError(f"trace --limit: expected at least 1 document, got {arguments.limit}. Raise it.")
     if arguments.overrides and not arguments.refetch:
-        raise ConfigError("trace --set: expected --refetch with it, which reads [source], got none. Add --refetch.")
+        raise ConfigError(
+            "trace: expected --refetch with --set, which overrides [source] for it, got no --refetch. Add --refetch."
+        )
 
 
 def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
@@ -152,7 +154,7 @@ def _print_answer(
 def _refetch_records(
     arguments: Arguments, answers: TraceAnswers, documents: Sequence[TracedDocument]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the original record of every document, each document once."""
+    """Yield the original record of every document as JSON values, with its changes; each document occurs once."""
     config = stored_recipe(answers.run, arguments.overrides).section("source", SourceConfig)
     splits = {split.name: split for split in find_splits(config)}
     for doc_id, place in {document.place.doc_id: document.place for document in documents}.items():

@@ -111,7 +111,7 @@ def train_command(arguments: Arguments) -> int:
         options["shutdown-timeout"] = SHUTDOWN_SECONDS
         torchrun = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         command = ["train.launch", "--standalone", *torchrun, "-m", *command]
-        # torchrun would set it too, with a long warning; the ranks set their number of threads themselves.
+        # torchrun would set OMP_NUM_THREADS too, with a long warning; the ranks set their number of threads themselves.
         environment = {"OMP_NUM_THREADS": "1"} | environment
     # Replaces this process, so that signals and exit codes need not be passed on.
     sys.stdout.flush()
@@ -140,7 +140,7 @@ def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_step(parser: argparse.ArgumentParser) -> None:
-    """Add the step of the checkpoint."""
+    """Add the option for the step of a checkpoint."""
     parser.add_argument("--step", type=int, help="step of the checkpoint; default: the last")
 
 

@@ -33,7 +33,7 @@ def verify_command(arguments: Arguments) -> int:
 
 
 def _packed(run: Store, dataset: Dataset) -> Iterator[ExpectedFile]:
-    """Yield the files of packed rows of the current plan, if it was made for this dataset."""
+    """Yield the files with the packed rows of the run's plan, if that plan was made for this dataset."""
     if run.exists(PLAN_NAME) and run.read_json(PLAN_NAME).get("dataset") == dataset.digest:
         yield from packed_files(run, dataset, read_plan(run, dataset).settings.train)
 

@@ -23,7 +23,7 @@ VERBS = {
 
 
 def add_whatif_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `whatif` but for the run and `--set`."""
+    """Add the arguments of `whatif` except the run and `--set`."""
     parser.add_argument("--json", help="write the whole prediction to this file, every curve included")
 
 
@@ -53,7 +53,7 @@ def predict_run(run: Store, overrides: Sequence[str]) -> tuple[Prediction, dict[
 
 
 def deciding_models(recipe: Recipe) -> dict[str, dict[str, str]]:
-    """Return the local paths of the models of every stage whose checks can drop documents."""
+    """Return the local paths of the models of every stage that can drop documents, by stage and name of the model."""
     config = recipe.section("models", ModelsConfig)
     return {
         stage.name: {name: str(ensure_model(place, config).path) for name, place in places.items()}

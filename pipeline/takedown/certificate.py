@@ -1,7 +1,8 @@
 """The check of a takedown certificate against a run: every digest, every rewritten byte and every traced span.
 
-Only the digests of the manifests are trusted. Files are read whole. Each rewritten file is encoded again from its rows
-and must have the same bytes, so that no data hides in padding. All tokens and texts are scanned for the traced spans.
+Only the digests of the manifests are trusted. Every file is read from start to end. Each rewritten file is encoded
+again from its rows and must have the same bytes, so that padding holds no other data. All tokens and texts are scanned
+for the spans whose digests the certificate lists.
 """
 
 import hashlib
@@ -45,26 +46,33 @@ COPY_SHARE = 0.5
 
 @dataclass
 class CheckResult:
-    """The result of a check."""
+    """The result of checking a certificate."""
 
     problems: list[str] = field(default_factory=list)
-    """Statements of the certificate that are not true of the run; empty = the certificate is valid."""
+    """Messages about the differences between certificate and run; empty = the certificate is valid."""
     notes: list[str] = field(default_factory=list)
-    """Remarks on conditions that the certificate allows."""
+    """Remarks on conditions of the run that do not contradict the certificate."""
     absent: list[str] = field(default_factory=list)
-    """Tables of the certificate of which a copy of the run has no file."""
+    """Tables without any file in this copy of the run, which were not checked."""
     files: int = 0
-    """Number of files that were read whole."""
+    """Number of files that were read."""
     tokens: int = 0
     """Number of tokens that were scanned."""
     text_bytes: int = 0
     """Number of bytes of text that were scanned."""
     shared: dict[tuple[int, str], set[str]] = field(default_factory=dict)
-    """Digests of the spans of a removed document (by number) that occur in another document (by name)."""
+    """Digests of the spans of a removed document that occur elsewhere.
+
+    The key is the index of the removed document in the certificate, and the table and document with the span.
+    """
 
 
 def judge_shared_spans(certificate: Certificate, checked: CheckResult) -> None:
-    """Report spans outside of all documents, and copies with at least `COPY_SHARE` of the spans; fewer are a note."""
+    """Add a problem or a note for each place where `checked.shared` has spans of removed documents.
+
+    Spans outside of all documents are a problem. A document with at least `COPY_SHARE` of the spans is a copy, which is
+    a problem unless the certificate states that copies were kept. Documents with fewer spans are counted in one note.
+    """
     few = 0
     for (owner, where), digests in sorted(checked.shared.items()):
         removed = certificate.documents[owner]
@@ -91,7 +99,7 @@ def judge_shared_spans(certificate: Certificate, checked: CheckResult) -> None:
 
 
 def describe_check(certificate: Certificate, checked: CheckResult) -> Iterator[str]:
-    """Yield the lines of text that describe the result of a check."""
+    """Yield lines of text about the result of checking a certificate."""
     removed = f"{len(certificate.documents)} document(s), {certificate.num_tokens:,} tokens"
     yield f"takedown {certificate.id} of {certificate.made}: {removed}, {certificate.mode}"
     yield f"seal {certificate.seal}"
@@ -119,14 +127,14 @@ class DigestSink:
         self.closed = False
 
     def write(self, data: Any) -> int:
-        """Hash a buffer; returns its size [bytes]."""
+        """Add a buffer to the digest and return its size [bytes]."""
         view = memoryview(data)
         self._digest.update(view)
         self._size += view.nbytes
         return view.nbytes
 
     def tell(self) -> int:
-        """Return the position [bytes]."""
+        """Return the number of bytes written so far."""
         return self._size
 
     def flush(self) -> None:
@@ -143,7 +151,7 @@ class DigestSink:
 
 
 def canonical_digest(name: str, table: TableVersion, key: str) -> str:
-    """Return the SHA-256 that a rewritten file of a table must have, given its rows."""
+    """Return the SHA-256 that a rewritten file must have: that of its rows, encoded again. `name` is its table."""
     path = table.manifest.run.paths[key]
     sink = DigestSink()
     if name != DATASET:
@@ -167,7 +175,7 @@ def canonical_digest(name: str, table: TableVersion, key: str) -> str:
 
 
 def _schema_of(key: str, contract: Mapping[str, Any]) -> pa.Schema:
-    """Return the schema of a file of the dataset."""
+    """Return the Arrow schema of a file of the dataset: a shard, a document index or a bucket of the index by URL."""
     if key.startswith("by_url/"):
         return BY_URL
     dtype = "uint16" if contract["vocab_size"] <= 1 << 16 else "uint32"
@@ -175,7 +183,7 @@ def _schema_of(key: str, contract: Mapping[str, Any]) -> pa.Schema:
 
 
 def _exact(array: pa.Array) -> pa.Array:
-    """Return the array with buffers of exactly its own values; tokens are hundreds of megabytes and are not copied."""
+    """Return the array with buffers that hold only its own values; tokens are not copied, because they are large."""
     if not pa.types.is_list(array.type):
         return exact_copy(array)
     offsets = array.offsets.to_numpy()
@@ -193,7 +201,9 @@ def check_certificate(run: Store, certificate: Certificate) -> CheckResult:
     checked = CheckResult()
     _check_id(certificate, checked)
     if run.exists(PENDING_NAME):
-        checked.problems.append(f"{PENDING_NAME}: expected no takedown under way, got one. Run `penstock takedown`.")
+        checked.problems.append(
+            f"{PENDING_NAME}: expected no unfinished takedown, got one. Run `penstock takedown` to finish it."
+        )
     present = _tables_present(run, certificate, checked)
     for name, table in present.items():
         if name in certificate.tables:
@@ -205,7 +215,9 @@ def check_certificate(run: Store, certificate: Certificate) -> CheckResult:
             else:
                 _check_rows(name, table, certificate, checked)
         except (OSError, pa.ArrowException, ContractError) as error:
-            checked.problems.append(f"{name}: expected files that can be scanned, got {error}. Restore them.")
+            checked.problems.append(
+                f"{name}: expected files that can be scanned, got an error: {error}. Restore them from a backup."
+            )
     for name in unreferenced_files(run, present):
         checked.problems.append(
             f"{name}: expected no old file, got one of no current version. Run `penstock takedown --drop-old`."
@@ -223,7 +235,10 @@ def check_certificate(run: Store, certificate: Certificate) -> CheckResult:
 
 
 def _tables_present(run: Store, certificate: Certificate, checked: CheckResult) -> dict[str, TableVersion]:
-    """Return all current tables, later ones included; a table of which a copy of the run has no file is absent."""
+    """Return the current tables of which this copy of the run has files, later tables included.
+
+    Tables without files are added to `checked.absent`, and unreadable ones to `checked.problems`.
+    """
     current, tables = read_run(run).tables, dict[str, TableVersion]()
     for name in dict.fromkeys([*certificate.tables, *current]):
         folders = (run.child(name), run.child(f"{name}/{current.get(name, '.')}"))  # or another run's folder
@@ -235,7 +250,9 @@ def _tables_present(run: Store, certificate: Certificate, checked: CheckResult) 
             try:
                 tables[name] = TableVersion(*open_table(run, name))
             except (ContractError, ValidationError, OSError) as error:
-                checked.problems.append(f"{name}: expected a table that can be read, got {error}. Restore it.")
+                checked.problems.append(
+                    f"{name}: expected a table that can be read, got an error: {error}. Restore it from a backup."
+                )
     if not tables.keys() & certificate.tables.keys():
         checked.problems.append(f"{run.uri}: expected tables of the certificate, got none. Name the run's folder.")
     return tables
@@ -263,7 +280,10 @@ def _check_id(certificate: Certificate, checked: CheckResult) -> None:
 
 
 def _check_versions(run: Store, name: str, current: Manifest, certificate: Certificate, checked: CheckResult) -> None:
-    """Check that the current version is that of the certificate or a descendant, and that shared files are equal."""
+    """Check that a table's current version is that of the certificate or was made from it by later takedowns.
+
+    Check too that the files that were not rewritten are those of the version before.
+    """
     change = certificate.tables[name]
     try:
         if current.digest != change.after:
@@ -279,7 +299,8 @@ def _check_versions(run: Store, name: str, current: Manifest, certificate: Certi
         recorded = (descent.id, descent.parent, descent.mode) if descent else None
         if recorded != (own := (certificate.id, change.before, certificate.mode)):
             checked.problems.append(
-                f"{name}: expected a version made by {own}, got {recorded} in its manifest. Restore the manifest."
+                f"{name}: expected (takedown, version before, mode) = {own} in its manifest, got {recorded}. Restore "
+                "the manifest from a backup."
             )
         if not run.exists(parent_name(certificate.id, name)):
             checked.notes.append(f"{name}: the manifest before is absent, so unchanged files were not compared")
@@ -300,7 +321,7 @@ def _check_versions(run: Store, name: str, current: Manifest, certificate: Certi
 
 
 def _check_files(name: str, table: TableVersion, certificate: Certificate, checked: CheckResult) -> None:
-    """Check every file of a table against its manifest, and every rewritten file against its rows."""
+    """Check every file of a table against its manifest, and every rewritten file against its rows encoded again."""
     change = certificate.tables.get(name)
     rewritten = {file.key for file in change.rewritten} if change else set[str]()
     for entry in table.manifest.content.files:
@@ -325,7 +346,7 @@ def _check_files(name: str, table: TableVersion, certificate: Certificate, check
 
 
 def _check_rows(name: str, table: TableVersion, certificate: Certificate, checked: CheckResult) -> None:
-    """Check that a table has no row of a removed document, except blanked ones, and no text with its spans."""
+    """Check that a table has no rows of removed documents except blanked ones, and scan its texts for their spans."""
     removed = {traces.document for traces in certificate.documents}
     if not TABLES[name].describes_documents:
         _check_named(name, table, (removed, certificate.salt), checked)
@@ -363,7 +384,7 @@ def _check_named(name: str, table: TableVersion, removed_and_salt: tuple[set[str
 
 
 def _check_blank(name: str, batch: pa.RecordBatch, row: int, checked: CheckResult) -> None:
-    """Check that the row of a removed document is blanked, in a table that keeps such rows."""
+    """Check that the row of a removed document is blanked, and that the table may keep such a row."""
     values = {column: batch.column(column)[row].as_py() for column in batch.schema.names if column != "doc_id"}
     left = [column for column, value in values.items() if column != "drop_stage" and value is not None]
     if left or values.get("drop_stage", STAGE) != STAGE or not TABLES[name].blank_keeps:
@@ -374,7 +395,7 @@ def _check_blank(name: str, batch: pa.RecordBatch, row: int, checked: CheckResul
 
 
 def _scan_text(where: str, column: pa.Array, ids: list[bytes], scan: tuple[SpanFinder, CheckResult]) -> None:
-    """Scan a column of texts for spans of removed documents."""
+    """Scan a column of texts for spans of removed documents, and add those that occur to `shared` of the result."""
     finder, checked = scan
     offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
     if not len(offsets) or column.buffers()[2] is None:
@@ -388,7 +409,10 @@ def _scan_text(where: str, column: pa.Array, ids: list[bytes], scan: tuple[SpanF
 
 
 def _check_shards(run: Store, certificate: Certificate, checked: CheckResult) -> None:
-    """Check that no shard or index holds a removed document or its spans, and that tombstones replace it."""
+    """Check that no shard or index names a removed document, and that tombstones replace its tokens.
+
+    Scan all tokens for spans of removed documents, and add those that occur to `checked.shared`.
+    """
     dataset = open_dataset(run)
     removed = {traces.document for traces in certificate.documents}
     tombstone = dataset.tokenizer.reserved["tombstone"]
@@ -428,7 +452,7 @@ def _check_shards(run: Store, certificate: Certificate, checked: CheckResult) ->
 
 
 class _IndexRows:
-    """The rows of the document index of a shard."""
+    """The rows of a shard's document index, with which the record batches of the shard are checked in order."""
 
     def __init__(self, index: pa.Table, removed: set[str], salt: str):
         self._ids: list[bytes] = index.column("doc_id").to_pylist()
@@ -438,14 +462,14 @@ class _IndexRows:
         self.removed = sum(salted_digest(salt, "document", own) in removed for own in self._ids)
 
     def document_at(self, token: int) -> str:
-        """Return the document that a token belongs to, hex; `no document` if it belongs to none."""
+        """Return the id (hex) of the document that a token of the shard belongs to, or `no document`."""
         row = int(np.searchsorted(self._begins, token, side="right")) - 1
         if row < 0 or token >= self._begins[row] + self._lengths[row] or self._ids[row] == REMOVED_ID:
             return "no document"
         return self._ids[row].hex()
 
     def check_ids(self, ids: pa.Array, where: str, checked: CheckResult) -> None:
-        """Check that the documents of the next batch are those of the index."""
+        """Check that the documents of the shard's next record batch are those of the index."""
         documents = ids.to_pylist()
         if documents != self._ids[self._row : self._row + len(documents)]:
             checked.problems.append(f"{where}: expected the documents of its index, got others. Restore the shard.")
@@ -456,7 +480,7 @@ class _IndexRows:
         return np.flatnonzero(np.array([own == REMOVED_ID for own in self._ids], np.bool_))
 
     def check_tombstones(self, first: int, tokens: Any, tombstone: int, report: tuple[str, CheckResult]) -> None:
-        """Check that the tokens of a batch, from `first` on, are tombstones where the index has no document."""
+        """Check that a batch has tombstones wherever the index has a blanked row; its first token has index `first`."""
         where, checked = report
         for row in self._blank.tolist():
             begin, end = int(self._begins[row]) - first, int(self._begins[row] + self._lengths[row]) - first

@@ -1,8 +1,8 @@
-"""The transaction of a takedown: after a kill, either the old or the new versions are current.
+"""The transaction of a takedown: if the process is killed, either all old or all new versions are current.
 
-The intent `takedowns/pending.json` is written first, then new files, manifests and the certificate. A single write of
-run.json replaces the old versions by the new ones. Files are deleted only after that, and the intent last. The next
-call finishes an interrupted takedown.
+The file `takedowns/pending.json` is written first, then the new files, the manifests and the certificate. A single
+write of `run.json` replaces the old versions by the new ones. Old files are deleted only after that, and `pending.json`
+last. The next takedown of the run finishes an interrupted one first.
 """
 
 import json
@@ -41,15 +41,15 @@ from schemas.takedown import (
 )
 
 TRAINING_LOGS = ("train/events.jsonl", "train/quarantine.jsonl")
-"""Logs of training that name documents, a JSON object per line."""
+"""Logs of training that name documents; each line is a JSON object."""
 DERIVED_FILES = ("report.html",)
-"""Files of a run that quote documents and can be made again."""
+"""Files of a run that quote documents and that a takedown deletes, because they can be written again."""
 DESCRIPTIVE_FIELDS = ("url", "split")
-"""Fields of such a line that describe a document, in addition to numbers and its id."""
+"""Fields of a log line that a takedown blanks along with the doc_id, because they identify the document."""
 
 
 class PendingTakedown(BaseModel):
-    """`takedowns/pending.json`: a takedown under way; it contains ids, and is deleted at the end."""
+    """`takedowns/pending.json`: an unfinished takedown. It contains ids of documents, and is deleted at the end."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -60,15 +60,15 @@ class PendingTakedown(BaseModel):
     salt: str
     """Salt of every digest of the certificate."""
     documents: list[str]
-    """Ids of the documents, hex."""
+    """Ids (hex) of the documents to remove."""
     requests: list[str]
     """Salted digests of the requests."""
     copies_left: int
-    """Number of near copies that are kept."""
+    """Number of near-duplicates of the documents that are kept."""
     tables: dict[str, str]
-    """Version folders of the current tables at the start."""
+    """Version folder of every table, by name, before the takedown."""
     digests: dict[str, str]
-    """Digests of these versions."""
+    """Digest of each of these versions, by name of the table."""
     effects: Effects
     """Effects of the documents on training."""
     keep_old: bool
@@ -76,7 +76,7 @@ class PendingTakedown(BaseModel):
 
 
 def begin_takedown(run: Store, selection: Selection, mode: Mode, effects: Effects, keep_old: bool) -> PendingTakedown:
-    """Write and return the intent of a takedown; `finish_takedown` carries it out, also after an interrupt."""
+    """Write `takedowns/pending.json` and return its content; `finish_takedown` then removes the documents."""
     tables = read_run(run).tables
     digests = {name: open_table(run, name)[1].digest for name in TABLES if name in tables}
     ids = sorted(document.hex() for document in selection.documents)
@@ -98,20 +98,23 @@ def begin_takedown(run: Store, selection: Selection, mode: Mode, effects: Effect
 
 
 def read_pending(run: Store) -> PendingTakedown | None:
-    """Return the takedown that was started and not finished; None = there is none. Raises ContractError."""
+    """Return the unfinished takedown of a run; None = there is none.
+
+    Raises ContractError if `takedowns/pending.json` is not valid.
+    """
     if not run.exists(PENDING_NAME):
         return None
     try:
         return PendingTakedown.model_validate(run.read_json(PENDING_NAME))
     except ValidationError as error:
         raise ContractError(
-            f"{run.uri}/{PENDING_NAME}: expected a takedown under way, got {error}. Remove the file if run.json still "
-            "names the old versions."
+            f"{run.uri}/{PENDING_NAME}: expected a valid record of an unfinished takedown, got an error: {error}. "
+            "Delete the file if run.json still names the old versions."
         ) from error
 
 
 def finish_takedown(run: Store, pending: PendingTakedown) -> Certificate:
-    """Finish a takedown, from the point at which it was interrupted; returns its certificate."""
+    """Carry out a takedown, or the rest of an interrupted one, and return its certificate."""
     current = read_run(run)
     if current.tables == pending.tables:
         certificate = _prepare(run, pending)
@@ -122,8 +125,8 @@ def finish_takedown(run: Store, pending: PendingTakedown) -> Certificate:
         after = {name: change.version_after for name, change in certificate.tables.items()}
         if current.tables != pending.tables | after:
             raise ContractError(
-                f"{run.uri}: expected the tables at the start of takedown {pending.id}, got others, since run.json was "
-                "changed meanwhile. Restore run.json."
+                f"{run.uri}: expected the table versions from the start of takedown {pending.id}, got others, since "
+                "run.json was changed meanwhile. Restore run.json from a backup."
             )
     for table, change in certificate.tables.items():
         moved = {"to": change.version_after, "id": certificate.id}
@@ -139,7 +142,7 @@ def finish_takedown(run: Store, pending: PendingTakedown) -> Certificate:
 
 
 def _prepare(run: Store, pending: PendingTakedown) -> Certificate:
-    """Write the new versions and the certificate; current versions are not changed."""
+    """Write the new versions and the certificate, and return the certificate; the current versions are not changed."""
     documents = frozenset(bytes.fromhex(own) for own in pending.documents)
     removal = Removal(pending.id, pending.mode, pending.salt, documents, spans_per_document(len(documents)))
     tokenizer = _tokenizer(run)
@@ -155,7 +158,7 @@ def _prepare(run: Store, pending: PendingTakedown) -> Certificate:
 def _certificate(
     pending: PendingTakedown, removal: Removal, changes: dict[str, TableChange], tokenizer: TrainedTokenizer | None
 ) -> Certificate:
-    """Return the certificate of a takedown, sealed."""
+    """Return the certificate of a takedown with its seal."""
     traces = [
         Traces(
             document=salted_digest(pending.salt, "document", document),
@@ -184,7 +187,7 @@ def _certificate(
 
 
 def _tokenizer(run: Store) -> TrainedTokenizer | None:
-    """Return the current tokenizer with the digest of its training data; None if there is none."""
+    """Return the digests of the run's tokenizer and of its training data; None if the run has no tokenizer."""
     if "tokenizer" not in read_run(run).tables:
         return None
     content = open_table(run, "tokenizer")[1].content
@@ -194,7 +197,7 @@ def _tokenizer(run: Store) -> TrainedTokenizer | None:
 
 
 def _clean_logs(run: Store, documents: set[str]) -> None:
-    """Blank documents in the logs of training; incomplete lines of a killed run are kept as they are."""
+    """Blank removed documents in the logs of training; incomplete lines of a killed run are not changed."""
     for name in TRAINING_LOGS:
         text = run.read_bytes(name) if run.exists(name) else b""
         if (now := b"\n".join(_cleaned(line, documents) for line in text.split(b"\n"))) != text:
@@ -202,7 +205,10 @@ def _clean_logs(run: Store, documents: set[str]) -> None:
 
 
 def _cleaned(line: bytes, documents: set[str]) -> bytes:
-    """Return a log line without documents: those of a spike, of a rewind, or a quarantined document itself."""
+    """Return a log line in which the given documents are blanked.
+
+    A line lists the documents of a loss spike, lists those that a rewind quarantined, or describes a quarantined one.
+    """
     try:
         event = json.loads(line)
         entries = [entry for entry in (event, *event.get("documents", ())) if entry.get("doc_id") in documents]
@@ -219,7 +225,7 @@ def _cleaned(line: bytes, documents: set[str]) -> bytes:
 
 
 def unreferenced_files(run: Store, tables: Collection[str] = tuple(TABLES)) -> Iterator[str]:
-    """Yield the files in folders of `tables` that no current version names; they may hold removed documents."""
+    """Yield the files of `tables` that belong to no current version; they may hold removed documents."""
     current = read_run(run).tables
     for table in (name for name in TABLES if name in current and name in tables):
         manifest = open_table(run, table)[1]
@@ -231,7 +237,7 @@ def unreferenced_files(run: Store, tables: Collection[str] = tuple(TABLES)) -> I
 
 
 def _path_in_table(version: str, path: str) -> str:
-    """Return the path of a file of a version, relative to the folder of the table."""
+    """Return the path of a file relative to the folder of its table, from its path relative to that of `version`."""
     segments = [version, *path.split("/")]
     while ".." in segments:
         at = segments.index("..")
@@ -240,7 +246,10 @@ def _path_in_table(version: str, path: str) -> str:
 
 
 def drop_old(run: Store, tables: list[str] | None = None) -> list[str]:
-    """Delete the files that no current version names, manifests first; returns their names. None = all tables."""
+    """Delete the files of `tables` (None = all) that no current version names, and return their names.
+
+    Manifests are deleted first, so that no version is left with a manifest but without its files.
+    """
     names = [name for name in unreferenced_files(run) if tables is None or name.partition("/")[0] in tables]
     for name in (name for name in names if name.endswith(f"/{MANIFEST_NAME}")):
         run.delete(name)

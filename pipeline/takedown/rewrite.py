@@ -1,8 +1,8 @@
 """New versions of a run's tables without some documents: files that hold them are rewritten, all others are shared.
 
-Current versions are not changed. The takedown and the version before determine the folder name of a new version. Its
-manifest names shared files by their relative paths in the folder of that version. An interrupted takedown writes only
-the files again that are not complete.
+Current versions are not changed. The takedown's id and the old version determine the folder name of a new version. The
+new manifest names unchanged files by relative paths into the folder of the old version. When an interrupted takedown is
+resumed, it writes only the files that are not complete.
 """
 
 import os
@@ -61,36 +61,39 @@ from schemas.versions import DATASET
 
 @dataclass
 class Removal:
-    """The documents to remove, and the traces of them that are collected while tables are rewritten."""
+    """The documents to remove, and the digests of their spans that are collected while tables are rewritten."""
 
     id: str
     mode: Mode
     salt: str
     documents: frozenset[bytes]
     most_traces: int
-    """Maximum number of traced spans of a document, of its tokens and of its text each."""
+    """Maximum number of spans of a document's tokens, and of each of its texts, whose digests are recorded."""
     num_tokens: dict[bytes, int] = field(default_factory=dict)
     token_traces: dict[bytes, list[SpanTrace]] = field(default_factory=dict)
     text_traces: dict[bytes, list[SpanTrace]] = field(default_factory=dict)
     num_clean: dict[str, int] = field(default_factory=dict)
-    """Number of the documents that were kept in a version of `clean`, by its digest."""
+    """Number of removed documents that were kept in a version of `clean`, by the digest of that version."""
 
     @property
     def ids(self) -> pa.Array:
-        """The documents as an array."""
+        """The ids of the documents as a sorted Arrow array."""
         return pa.array(sorted(self.documents), pa.binary(16))
 
     def trace_tokens(self, tokens: Any) -> list[SpanTrace]:
-        """Return spans of the tokens of a document."""
+        """Return (mark, salted digest) of spans of a removed document's tokens."""
         return trace_spans(tokens, "tokens", self.salt, self.most_traces)
 
     def trace_texts(self, texts: Sequence[str]) -> list[SpanTrace]:
-        """Return spans of the texts of a document."""
+        """Return (mark, salted digest) of spans of a removed document's texts."""
         units = (np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8) for text in texts)
         return [span for own in units for span in trace_spans(own, "text", self.salt, self.most_traces)]
 
     def add_traces(self, part: PartResult) -> None:
-        """Add the traces that are among the figures of a rewritten part."""
+        """Record what the figures of a rewritten part state about removed documents.
+
+        They are token counts, in `num_tokens`, and salted digests of spans, in `token_traces` and `text_traces`.
+        """
         for name, spans in part.figures.get("texts", {}).items():
             document = bytes.fromhex(name)
             self.text_traces[document] = [*self.text_traces.get(document, []), *map(tuple, spans)]
@@ -102,19 +105,19 @@ class Removal:
 
 @dataclass
 class _Draft:
-    """A new version while its files are written."""
+    """A new version of a table while its files are written."""
 
     old: TableVersion
     folder: Store
     files: dict[str, WrittenFile] = field(default_factory=dict)
-    """The rewritten files, by key."""
+    """The rewritten files, by manifest key."""
     spans: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     rows: int = 0
     counts: Counts | None = None
     figures: dict[str, Any] = field(default_factory=dict)
 
     def add(self, part: PartResult) -> None:
-        """Add the files of a rewritten part."""
+        """Add the files of a rewritten part to `files`."""
         self.files |= {written.key: written for written in part.files.values()}
 
 
@@ -124,7 +127,10 @@ def new_version(identifier: str, table: str, old: str) -> str:
 
 
 def write_versions(run: Store, removal: Removal) -> dict[str, TableChange]:
-    """Write new versions of all tables that hold data of the documents, or were made from such a table."""
+    """Write new versions of all tables that hold data of the documents, or that were made from such a table.
+
+    Return the changes by table.
+    """
     current = read_run(run).tables
     changes: dict[str, TableChange] = {}
     for table in (name for name in TABLES if name in current):
@@ -168,7 +174,7 @@ def _rewrite_parts(table: str, draft: _Draft, removal: Removal) -> None:
         removal.add_traces(part)
         verdicts = add_figures(verdicts, part.figures["removed"])
     draft.rows = sum(verdicts.values())
-    if TABLES[table].rows != "key":  # the counts of an index are those of the run that wrote it
+    if TABLES[table].rows != "key":  # the counts of an index do not change: they are those of the step that wrote it
         draft.counts = counts_without_rows(draft.old.manifest.content.counts, TABLES[table], verdicts)
         if table == "clean":
             kept = draft.old.manifest.content.counts.rows_kept - draft.counts.rows_kept
@@ -176,14 +182,17 @@ def _rewrite_parts(table: str, draft: _Draft, removal: Removal) -> None:
 
 
 def _rewrite_part(draft: _Draft, key: str, how: tuple[Table, pa.Array], removal: Removal) -> PartResult:
-    """Write one part without the documents; its figures are the removed rows by verdict and the traces of texts."""
+    """Write one part without the documents, and return it.
+
+    Its figures are the number of removed rows by verdict, and digests of spans of the removed texts.
+    """
     made = rewrite_part(draft.old.folder, draft.old.manifest.run.paths[key], draft.folder, key, how)
     texts = {document.hex(): removal.trace_texts(own) for document, own in made.texts.items()}
     return _result([made.written], removed=made.removed, texts=texts)
 
 
 def _result(files: Sequence[WrittenFile], **figures: Any) -> PartResult:
-    """Return the result of rewritten files that hold the same rows."""
+    """Return rewritten files, which all describe the same rows, as the result of a part with these figures."""
     counts = Counts(rows_in=files[0].rows, rows_kept=files[0].rows)
     return PartResult({written.key: written for written in files}, counts, figures)
 
@@ -228,7 +237,7 @@ def _rewrite_dataset(run: Store, draft: _Draft, removal: Removal) -> None:
 
 
 def _counts_of_dataset(draft: _Draft, removal: Removal) -> Counts:
-    """Return the counts of a dataset without the documents, including those that the mix had left out."""
+    """Return the row counts of a dataset without the documents, those that the mix had dropped included."""
     content, rule = draft.old.manifest.content, f"{TOKENS.name}/{MIX_RULE}"
     read = next((entry.sha256 for entry in content.inputs if entry.name == "clean"), "")
     came_in = removal.num_clean.get(read, draft.rows) if rule in content.counts.dropped else draft.rows
@@ -240,7 +249,10 @@ def _counts_of_dataset(draft: _Draft, removal: Removal) -> Counts:
 
 
 def _rewrite_shard(dataset: Dataset, target: RemovedRows, new: Store, removal: Removal) -> PartResult:
-    """Write one shard and its document index; the figures are the traces of the removed tokens."""
+    """Write one shard and its document index without the removed documents, and return both files.
+
+    The figures are (doc_id, number of tokens, digests of token spans) of each removed document.
+    """
     contract, old = dataset.tokenizer, dataset.folder
     if removal.mode == "compact":
         made, removed = cut_tokens(old, target, new, contract.dtype)
@@ -264,7 +276,7 @@ def _manifest(
     versions: Mapping[str, str],
     started: tuple[datetime, float, float],
 ) -> Manifest:
-    """Return the manifest of a new version: that of the old version with its changes and its descent."""
+    """Return the manifest of a new version: that of the old version with the changes and a record of the takedown."""
     old, content = draft.old.manifest, draft.old.manifest.content
     before = draft.old.folder.uri.rpartition("/")[2]
     files = [_entry(draft.files[own.key]) if own.key in draft.files else own for own in content.files]
@@ -310,7 +322,7 @@ def _entry(written: WrittenFile) -> FileEntry:
 
 
 def _file_changes(draft: _Draft) -> Iterator[FileChange]:
-    """Yield the changes of the rewritten files."""
+    """Yield the old and new digests of every rewritten file, and the removed spans of tokens."""
     for entry in draft.old.manifest.content.files:
         if entry.key in draft.files:
             spans, after = draft.spans.get(entry.key, []), draft.files[entry.key].sha256

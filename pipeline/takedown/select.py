@@ -1,4 +1,4 @@
-"""Selection of the documents of a takedown: by domain, URL or id, or a document with all its near copies.
+"""Selection of the documents of a takedown: by domain, URL or id, or a document with all its near-duplicates.
 
 Both tables with URLs are searched: `documents`, which includes dropped documents and has URLs as they were crawled, and
 the dataset, which has kept documents with redacted URLs.
@@ -27,24 +27,24 @@ CLUSTERED = tuple(
     for name, table in TABLES.items()
     if table.rows == "document" and table.schema is not None and "cluster" in table.schema.names
 )
-"""Tables that hold the clusters of near copies, kept or dropped."""
+"""Tables with the cluster of near-duplicates of every document, kept or dropped."""
 BY_ID = ("doc", "near")
 ROWS_AT_ONCE = 1 << 16
 
 
 @dataclass(frozen=True)
 class TakedownRequest:
-    """The documents that a takedown requests."""
+    """The request of a takedown: the domains, URLs and document ids to remove."""
 
     domains: tuple[str, ...] = ()
     urls: tuple[str, ...] = ()
     documents: tuple[str, ...] = ()
-    """Ids, hex."""
+    """Ids (hex) of documents."""
     near: tuple[str, ...] = ()
-    """Ids, hex, of documents that are requested with their near copies."""
+    """Ids (hex) of documents to remove with their near-duplicates."""
 
     def items(self) -> list[tuple[str, str]]:
-        """Return (kind, value) of every requested item."""
+        """Return the requested items as (kind, value); the kind is `domain`, `url`, `doc` or `near`."""
         kinds = {"domain": self.domains, "url": self.urls, "doc": self.documents, "near": self.near}
         return [(kind, value) for kind, values in kinds.items() for value in values]
 
@@ -56,11 +56,14 @@ class Selection:
     request: TakedownRequest
     documents: frozenset[bytes]
     copies_left: int
-    """Number of near copies of them that were not requested."""
+    """Number of their near-duplicates that were not requested."""
 
 
 def select_documents(run: Store, request: TakedownRequest) -> Selection:
-    """Return the documents of a request. Raises ConfigError if an item is not a valid domain or id, or has no match."""
+    """Return the documents that match a request.
+
+    Raises ConfigError if an item is not a valid domain or id, or matches no document.
+    """
     if not request.items():
         raise ConfigError("takedown: expected --domain, --url, --doc or --near, got none of them. Add --domain.")
     if not {"documents", "tokens"} & {*read_run(run).tables}:
@@ -75,8 +78,8 @@ def select_documents(run: Store, request: TakedownRequest) -> Selection:
         mates = _cluster_mates(run, matched[item])
         if not mates:
             raise ConfigError(
-                f"--near {item[1]}: expected a document whose near copies are known, got no cluster of it in "
-                f"{run.uri}. Run the recipe up to its clusters, or request the document alone with --doc."
+                f"--near {item[1]}: expected a document whose near-duplicates are known, got no cluster of it in "
+                f"{run.uri}. Use --doc to remove the document alone."
             )
         matched[item] |= mates
     missing = [item for item in matched if not matched[item]]
@@ -89,13 +92,13 @@ def select_documents(run: Store, request: TakedownRequest) -> Selection:
 
 
 def earlier_takedowns(run: Store, request: TakedownRequest) -> list[str]:
-    """Return the takedowns that removed all requested items; empty if an item was in none of them."""
+    """Return the ids of the takedowns that removed the requested items; empty if an item was not removed before."""
     earlier = _earlier(run, request.items())
     return sorted({*earlier.values()}) if len(earlier) == len(request.items()) else []
 
 
 def _earlier(run: Store, items: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """Return the takedown that removed each item; items of no takedown are absent."""
+    """Return the id of the takedown that removed each item; items that no takedown removed are absent."""
     takedowns: dict[tuple[str, str], str] = {}
     names = sorted(run.child(TAKEDOWNS).walk()) if run.exists(TAKEDOWNS) else []
     for name in names:
@@ -116,7 +119,7 @@ def _no_match(run: Store, item: tuple[str, str], earlier: str | None) -> str:
     """Return the message for an item that matches no document."""
     where = f"--{item[0]} {item[1]}: expected a document of {run.uri}"
     if earlier:
-        return f"{where}, got one that takedown {earlier} removed. Omit it."
+        return f"{where}, got one that takedown {earlier} removed. Omit this option."
     return f"{where}, got none. Look it up with `penstock show`."
 
 
@@ -135,20 +138,20 @@ def parse_id(kind: str, text: str) -> bytes:
 
 
 class _Matchers:
-    """Collects the documents of every item from batches of (doc_id, url, domain)."""
+    """Finds the documents that match each requested item, in batches with the columns doc_id, url and domain."""
 
     def __init__(self, items: Sequence[tuple[str, str]]):
         self.documents: dict[tuple[str, str], set[bytes]] = {item: set() for item in items}
         self._ids = {item: parse_id(*item) for item in items if item[0] in BY_ID}
         self._hosts = {item: _hosts(*item) for item in items if item[0] not in BY_ID}
         self._forms = {item: canonical_url(item[1]) for item in items if item[0] == "url"}
-        # The registrable domain is a suffix of the host, so this prefilter leaves few rows to compare in Python.
+        # A row's registrable domain is a suffix of its host, so this filter leaves few rows to compare in Python.
         self._any_id = pa.array(sorted({*self._ids.values()}), ID)
         self._any_host = pa.array(sorted({host for hosts in self._hosts.values() for host in hosts}), pa.string())
         self._any_url = pa.array(sorted({value for kind, value in items if kind == "url"}), pa.string())
 
     def match(self, batch: pa.RecordBatch | pa.Table) -> None:
-        """Add the documents of a batch that match an item."""
+        """Add the documents of a batch to each item that they match."""
         near = pc.is_in(batch.column("doc_id"), self._any_id)
         if self._hosts:
             near = pc.or_(near, pc.is_in(batch.column("domain"), self._any_host))
@@ -161,7 +164,7 @@ class _Matchers:
                     documents.add(row["doc_id"])
 
     def _matches(self, item: tuple[str, str], row: dict[str, Any]) -> bool:
-        """Return True if a row belongs to an item."""
+        """Return True if the document of a row matches a requested item."""
         url, domain = row["url"] or "", row["domain"]
         if item in self._ids:
             return bool(row["doc_id"] == self._ids[item])
@@ -172,7 +175,7 @@ class _Matchers:
 
 
 def _hosts(kind: str, value: str) -> list[str]:
-    """Return the host of a URL or a domain, and all its parents. Raises ConfigError if it is not a valid domain."""
+    """Return the host of a URL, or a domain, and all parents of it. Raises ConfigError if a domain is not valid."""
     if kind == "url":
         return host_suffixes(value)
     plain = value.strip().strip(".").lower()
@@ -195,7 +198,7 @@ def _located(run: Store) -> Iterator[pa.RecordBatch | pa.Table]:
 
 
 def batches_of(run: Store, table: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield columns of all parts of a table in batches; the first column, an id, is cast to `ID`."""
+    """Yield these columns of all parts of a table in batches; the first column, an id, is cast to binary(16)."""
     folder, manifest = open_table(run, table)
     for path in manifest.paths_of("part-"):
         with folder.open_input(path) as stream:
@@ -204,7 +207,7 @@ def batches_of(run: Store, table: str, columns: Sequence[str]) -> Iterator[pa.Re
 
 
 def _cluster_mates(run: Store, documents: frozenset[bytes] | set[bytes]) -> set[bytes]:
-    """Return the documents of the clusters of some documents."""
+    """Return all documents of the clusters that the given documents belong to."""
     ids = pa.array(sorted(documents), ID)
     clusters: set[bytes] = set()
     for batch in _clustered(run):

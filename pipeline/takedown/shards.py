@@ -1,8 +1,7 @@
 """Rewriting of shards without some documents: token files, document indexes and the index by URL.
 
-In the mode `tombstones` a removed document stays as a row of tombstone tokens without id, so no token changes its
-position. Every array is copied to buffers of exactly its own size, so that no byte of another document gets into
-padding.
+In the mode `tombstones`, a row of tombstone tokens without an id replaces a removed document, so no token changes its
+position. Every array is copied to buffers of exactly its own size, so that padding holds no bytes of other documents.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,13 +22,14 @@ from schemas.tokens import BATCH_DOCUMENTS, BY_URL, SHARD_DOCS, Dataset, Shard, 
 Rows = NDArray[np.int64]
 Tokens = NDArray[np.unsignedinteger]
 BLANK: Mapping[str, Any] = {"doc_id": REMOVED_ID, "split": "", "offset": 0, "length": 0, "url": "", "num_bytes": 0}
-"""Values of a removed document in the document index; `KEPT` columns are unchanged, all others are null."""
+"""Values of these columns in the blanked row of a removed document in the document index. `KEPT` columns are unchanged,
+and all others are null."""
 KEPT = ("source", "token_offset", "num_tokens")
 
 
 @dataclass(frozen=True)
 class RemovedRows:
-    """The positions of removed documents in a shard."""
+    """The rows and tokens of a shard that belong to removed documents."""
 
     shard: Shard
     rows: Rows
@@ -37,11 +37,11 @@ class RemovedRows:
     documents: list[bytes]
     """Ids of the documents."""
     spans: list[tuple[int, int]]
-    """First token in the shard and number of tokens, by document."""
+    """(first token in the shard, number of tokens) of each document."""
 
 
 def find_removed_rows(dataset: Dataset, documents: frozenset[bytes]) -> list[RemovedRows]:
-    """Return the positions of documents, by shard that holds any of them."""
+    """Return where the documents are in each shard that holds any of them."""
     ids = pa.array(sorted(documents), pa.binary(16))
     targets = []
     for shards in dataset.streams.values():
@@ -59,7 +59,7 @@ def find_removed_rows(dataset: Dataset, documents: frozenset[bytes]) -> list[Rem
 
 
 def exact_copy(array: pa.Array) -> pa.Array:
-    """Return a copy with buffers of exactly its own values."""
+    """Return a copy of the array whose buffers hold only its own values."""
     return pa.concat_arrays([array, array.slice(0, 0)])
 
 
@@ -75,7 +75,7 @@ def token_batches(folder: Store, path: str) -> Iterator[tuple[pa.Array, Tokens, 
 
 
 def write_tokens(writer: IpcWriter, dtype: str, ids: pa.Array, tokens: Tokens, lengths: Rows) -> None:
-    """Write one record batch of a shard."""
+    """Write the documents with these ids, tokens (concatenated) and lengths as one record batch of a shard."""
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     kind = shard_schema(dtype).field("tokens").type
     writer.write([exact_copy(ids), pa.ListArray.from_arrays(pa.array(offsets), pa.array(tokens), type=kind)])
@@ -84,7 +84,7 @@ def write_tokens(writer: IpcWriter, dtype: str, ids: pa.Array, tokens: Tokens, l
 def blank_tokens(
     old: Store, target: RemovedRows, new: Store, dtype: str, tombstone: int
 ) -> tuple[WrittenFile, list[Tokens]]:
-    """Write a shard in which tombstones replace documents; returns it and the removed tokens."""
+    """Write a shard with tombstones instead of the documents of `target`; return it and the tokens of each document."""
     shard, removed, first = target.shard, [], 0
     with IpcWriter(new, shard_key(shard.stream, shard.number), shard_schema(dtype)) as writer:
         for ids, tokens, lengths in token_batches(old, shard.path):
@@ -102,7 +102,10 @@ def blank_tokens(
 
 
 def cut_tokens(old: Store, target: RemovedRows, new: Store, dtype: str) -> tuple[WrittenFile, list[Tokens]]:
-    """Write a shard without documents, in batches of the fixed size again; returns it and the removed tokens."""
+    """Write a shard without the documents of `target`; return it and the tokens of each document.
+
+    All record batches but the last have `BATCH_DOCUMENTS` documents again.
+    """
     shard, removed, first = target.shard, list[Tokens](), 0
     with IpcWriter(new, shard_key(shard.stream, shard.number), shard_schema(dtype)) as writer:
         held: list[tuple[list[bytes], Tokens, Rows]] = []
@@ -124,7 +127,7 @@ def cut_tokens(old: Store, target: RemovedRows, new: Store, dtype: str) -> tuple
 def _write_held(
     writer: IpcWriter, dtype: str, held: list[tuple[list[bytes], Tokens, Rows]], count: int
 ) -> list[tuple[list[bytes], Tokens, Rows]]:
-    """Write the first `count` of the held documents, or all; returns the rest."""
+    """Write the first `count` of the held documents (all if there are fewer) as a record batch; return the rest."""
     ids = [identifier for own, _, _ in held for identifier in own]
     tokens, lengths = (np.concatenate([part[column] for part in held]) for column in (1, 2))
     end = int(lengths[:count].sum())
@@ -133,7 +136,7 @@ def _write_held(
 
 
 def blank_docs(old: Store, target: RemovedRows, new: Store) -> WrittenFile:
-    """Write a document index with the rows of documents blanked; returns it."""
+    """Write a shard's document index with the rows of the documents of `target` blanked, and return it."""
     shard, first = target.shard, 0
     with IpcWriter(new, docs_key(shard.stream, shard.number), SHARD_DOCS) as writer:
         for batch in _batches(old, shard.docs_path):
@@ -149,7 +152,7 @@ def blank_docs(old: Store, target: RemovedRows, new: Store) -> WrittenFile:
 
 
 def cut_docs(old: Store, target: RemovedRows, new: Store) -> WrittenFile:
-    """Write a document index without documents, with the offsets of later ones moved; returns it."""
+    """Write a shard's document index without the documents of `target`, with new token offsets, and return it."""
     shard = target.shard
     table = pa.Table.from_batches(_batches(old, shard.docs_path), SHARD_DOCS)
     stays = np.ones(table.num_rows, np.bool_)
@@ -167,7 +170,7 @@ def bucket_holds(old: Store, path: str, documents: pa.Array) -> bool:
 
 
 def cut_by_url(old: Store, key: str, path: str, new: Store, documents: pa.Array) -> WrittenFile:
-    """Write a bucket of the index by URL without documents; returns it."""
+    """Write a bucket of the index by URL without the documents, and return it."""
     kept = []
     for batch in _batches(old, path):
         removed = pc.is_in(batch.column("doc_id"), documents)
@@ -176,7 +179,7 @@ def cut_by_url(old: Store, key: str, path: str, new: Store, documents: pa.Array)
 
 
 def _write_table(new: Store, key: str, schema: pa.Schema, table: pa.Table) -> WrittenFile:
-    """Write the rows of a table in batches of the fixed size, each copied once to its own arrays."""
+    """Write a table in record batches of `BATCH_DOCUMENTS` rows, each copied to its own arrays; return the file."""
     with IpcWriter(new, key, schema) as writer:
         for first in range(0, table.num_rows, BATCH_DOCUMENTS):
             rows = table.slice(first, BATCH_DOCUMENTS)
@@ -191,12 +194,15 @@ def _batches(folder: Store, path: str) -> Sequence[pa.RecordBatch]:
 
 
 def _inside(rows: Rows, first: int, count: int) -> Rows:
-    """Return the rows of a file that are in a batch, as row numbers of the batch."""
+    """Return those of `rows` (row numbers in a file) that are in a batch, as row numbers in the batch.
+
+    The batch holds `count` rows of the file from row `first` on.
+    """
     return rows[(rows >= first) & (rows < first + count)] - first
 
 
 def _with(array: pa.Array, rows: Rows, value: Any) -> pa.Array:
-    """Return the array with `value` in these rows."""
+    """Return a copy of the array in which `value` replaces the values of these rows."""
     chosen = np.zeros(len(array), np.bool_)
     chosen[rows] = True
     return pc.if_else(pa.array(chosen), pa.scalar(value, array.type), array)

@@ -1,8 +1,8 @@
 """Rewriting of Parquet parts without some documents, and the traces by which their absence is verified.
 
-A table loses the rows of removed documents, or keeps them blanked: those of `documents` account for every byte of the
-inputs. Traces are salted digests of spans of a removed text: they find the text where it still
-occurs, and do not reveal it.
+A table loses the rows of removed documents, or keeps them blanked. The rows of `documents` are kept, because they
+account for every byte of the inputs. Traces are salted digests of spans of a removed text. With them, the text can be
+found where it still occurs, but they do not reveal it.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from schemas.takedown import RULE, STAGE
 Mask = NDArray[np.bool_]
 ID = pa.binary(DOC_ID_BYTES)
 TEXTS = ("text",)
-"""Columns whose spans are traced."""
+"""Columns with texts, of which digests of spans are recorded when a document is removed."""
 NODE_BYTES = DOC_ID_BYTES + 4
 """Bytes at the end of a document's `order` in a snapshot index: doc_id and part."""
 ORDER = "order"
@@ -35,7 +35,7 @@ VERDICT = ("drop_stage", "drop_rule")
 
 @dataclass
 class RewrittenPart:
-    """The result of rewriting a part."""
+    """A part of a table that was written again without some documents."""
 
     written: WrittenFile
     """The new file."""
@@ -46,7 +46,7 @@ class RewrittenPart:
 
 
 def columns_with_ids(table: Table, names: Collection[str]) -> list[str]:
-    """Return those columns of a file of a table that name documents; empty if its rows name none."""
+    """Return those of the columns `names` of a table's file that hold ids of documents; empty if none does."""
     return [name for name in table.ids if name in names]
 
 
@@ -55,7 +55,7 @@ def _ids(column: pa.ChunkedArray | pa.Array, name: str) -> pa.ChunkedArray | pa.
 
 
 def _names_any(rows: pa.RecordBatch | pa.Table, columns: Sequence[str], documents: pa.Array) -> Mask:
-    """Return for each row True if one of the columns names one of the documents."""
+    """Return a mask of the rows in which one of the columns holds the id of one of the documents."""
     known = documents.cast(pa.binary())
     mask: Mask = np.zeros(rows.num_rows, np.bool_)
     for name in columns:
@@ -64,12 +64,12 @@ def _names_any(rows: pa.RecordBatch | pa.Table, columns: Sequence[str], document
 
 
 def documents_named(batch: pa.RecordBatch, columns: Sequence[str]) -> set[bytes]:
-    """Return the documents that the rows of a batch name in these columns."""
+    """Return the ids of documents in these columns of a batch."""
     return {identifier for name in columns for identifier in _ids(batch.column(name), name).to_pylist()}
 
 
 def holds_documents(folder: Store, path: str, table: Table, documents: pa.Array) -> bool:
-    """Return True if a part of a table holds a row of any of the documents."""
+    """Return True if a row of a table's part names any of the documents."""
     with folder.open_input(path) as stream:
         file = pq.ParquetFile(stream)
         columns = columns_with_ids(table, file.schema_arrow.names)
@@ -78,7 +78,7 @@ def holds_documents(folder: Store, path: str, table: Table, documents: pa.Array)
 
 
 def rewrite_part(old: Store, path: str, new: Store, key: str, how: tuple[Table, pa.Array]) -> RewrittenPart:
-    """Write a part of a table without documents, with the same row groups. `how` is the table and the documents."""
+    """Write a part of a table without some documents, in the same row groups. `how`: table and ids to remove."""
     table, documents = how
     removed: dict[str, int] = {}
     texts: dict[bytes, list[str]] = {}
@@ -101,7 +101,10 @@ def rewrite_part(old: Store, path: str, new: Store, key: str, how: tuple[Table, 
 
 
 def blank_rows(rows: pa.Table, is_removed: Mask, kept: Collection[str]) -> pa.Table:
-    """Return the rows with removed documents blanked, except for the `kept` columns, and dropped by the takedown."""
+    """Return the rows with those of removed documents blanked: all columns except `kept` become null.
+
+    Their columns of the verdict, if there are any, state that the takedown dropped them.
+    """
     indices = pa.array(np.where(is_removed, -1, np.arange(len(is_removed))))
     indices = pc.if_else(pc.less(indices, 0), None, indices)
     for number, name in enumerate(rows.schema.names):
@@ -115,7 +118,10 @@ def blank_rows(rows: pa.Table, is_removed: Mask, kept: Collection[str]) -> pa.Ta
 
 
 def counts_without_rows(counts: Counts, table: Table, removed: Mapping[str, int]) -> Counts:
-    """Return the counts of a table without some rows; a blanked row counts as dropped, a removed row not at all."""
+    """Return the row counts of a table after a takedown; `removed` is the number of its rows by former verdict.
+
+    A blanked row counts as dropped by the takedown; a row that was removed counts no more.
+    """
     number = sum(removed.values())
     dropped = {name: count - removed.get(name, 0) for name, count in counts.dropped.items()}
     kept = counts.rows_kept - sum(count for name, count in removed.items() if name not in counts.dropped)
@@ -146,7 +152,7 @@ def _collect(rows: pa.Table, column: str, texts: dict[bytes, list[str]]) -> None
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the schema that was given to the writer of a Parquet file, without the field ids that reading adds."""
+    """Return the schema with which a Parquet file was written: that which was read, without the field ids in it."""
     return pa.schema([_plain(field) for field in schema], metadata=schema.metadata)
 
 
@@ -160,8 +166,9 @@ def _plain(field: pa.Field) -> pa.Field:
     return pa.field(field.name, kind, field.nullable, metadata or None)
 
 
-# Traces: salted digests of spans. A span is a window of tokens or of bytes. Its mark, the upper half of a rolling hash
-# whose multiplier depends on the salt, is compared at every position; if it matches, the salted SHA-256 decides.
+# Traces: salted digests of spans. A span is a window of tokens or of bytes. Its mark is the upper half of a rolling
+# hash whose multiplier depends on the salt. A search compares marks at every position of a text. Where they match, the
+# salted SHA-256 of the window decides.
 
 Units = NDArray[np.unsignedinteger]
 Marks = NDArray[np.uint32]
@@ -170,17 +177,20 @@ SpanTrace = tuple[int, str]
 SPAN_LENGTHS = {"tokens": 16, "text": 32}
 """Length of a span [tokens; bytes of UTF-8]; the rolling hash requires powers of two."""
 MAX_SPANS_OF_DOCUMENT = 64
-"""Maximum number of spans of a document, spread over it evenly; if it has fewer, they are adjacent."""
+"""Maximum number of spans of a document, spread evenly over it. Spans of a shorter document are adjacent."""
 MAX_SPANS = 100_000
-"""Maximum number of spans of a takedown, unless every document has just one."""
+"""Maximum number of spans of a takedown; with more documents, each document has one span."""
 MIN_DISTINCT = 4
-"""Minimum number of distinct units in a span; a window with fewer occurs in many documents."""
+"""Minimum number of distinct tokens or bytes in a span; a window with fewer occurs in many documents."""
 DIGEST_BYTES = 16
 BLOCK = 1 << 16
 
 
 def trace_spans(units: Units, kind: str, salt: str, most: int = MAX_SPANS_OF_DOCUMENT) -> list[SpanTrace]:
-    """Return (mark, salted digest) of spans of a document; empty if it is shorter than a span."""
+    """Return (mark, salted digest) of at most `most` spans of a document; empty if it is shorter than a span.
+
+    `units` are its tokens, or the bytes of its text; `kind` is `tokens` or `text`.
+    """
     window = SPAN_LENGTHS[kind]
     count = min(len(units) // window, most)
     if not count:
@@ -194,12 +204,12 @@ def trace_spans(units: Units, kind: str, salt: str, most: int = MAX_SPANS_OF_DOC
 
 
 def spans_per_document(documents: int) -> int:
-    """Return the number of spans of each document that keeps their total within `MAX_SPANS`."""
+    """Return the maximum number of spans of each document, so that `documents` documents have at most `MAX_SPANS`."""
     return max(1, min(MAX_SPANS_OF_DOCUMENT, MAX_SPANS // max(1, documents)))
 
 
 def window_marks(units: Units, kind: str, salt: str) -> Marks:
-    """Return the mark of the window that starts at each position."""
+    """Return, for each position of `units`, the mark (32-bit hash) of the window that starts there."""
     multiplier = int.from_bytes(hashlib.sha256(f"{salt} {kind}".encode()).digest()[:8], "little") | 1
     hashed, width = units.astype(np.uint64), 1
     while width < SPAN_LENGTHS[kind]:
@@ -210,16 +220,16 @@ def window_marks(units: Units, kind: str, salt: str) -> Marks:
 
 
 def span_digest(window: Units, kind: str, salt: str) -> str:
-    """Return the salted digest (hex) of a window; it does not depend on the integer type."""
+    """Return the salted digest (hex) of a window; it does not depend on the integer type of the array."""
     content = window.astype("<u4" if kind == "tokens" else "<u1").tobytes()
     return hashlib.sha256(f"{salt} {kind} ".encode() + content).digest()[:DIGEST_BYTES].hex()
 
 
 class SpanFinder:
-    """Finds spans in streams of tokens or bytes."""
+    """Finds the spans of removed documents in sequences of tokens or bytes."""
 
     def __init__(self, kind: str, salt: str, traces: Sequence[tuple[int, Sequence[SpanTrace]]]):
-        """Index the spans in `traces`, pairs of the number of a document and its spans."""
+        """Index the spans in `traces`, which are pairs of a document's number and the (mark, digest) of its spans."""
         self._kind, self._salt = kind, salt
         self._owners: dict[str, list[int]] = {}
         for number, spans in traces:
@@ -230,7 +240,7 @@ class SpanFinder:
         self._likely[self._marks >> np.uint32(16)] = True
 
     def find(self, units: Units) -> Iterator[tuple[int, str, list[int]]]:
-        """Yield (position, digest, numbers of its documents) of every span that occurs in the units."""
+        """Yield every indexed span in `units`, as (position, digest, numbers of the documents that it is from)."""
         if not len(self._marks):
             return
         window = SPAN_LENGTHS[self._kind]

@@ -116,7 +116,7 @@ def test_all_wrong_names_at_once(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "no-such.toml", "--out", "x"], "recipe no-such.toml: cannot be read"),
+        (["run", "no-such.toml", "--out", "x"], "recipe no-such.toml: expected a readable TOML file, got an error"),
         (["plan", "no-such-run"], "expected a run folder"),
         (["show", "no-such-run"], "expected --doc, --url or --where"),
         (["show", "no-such-run", "--where", "langage = de"], "did you mean 'language'?"),

@@ -201,7 +201,7 @@ def test_an_interrupted_takedown_blocks_training(run: Path, proxy: Path) -> None
     """Its certificate names the checkpoints at its start, so none may be written before it is finished."""
     Store(str(run)).write_atomic(PENDING_NAME, b"{}")
     for folder in (run, proxy):
-        assert f"{run}/{PENDING_NAME}: expected no takedown under way" in refused("training", folder)
+        assert f"{run}/{PENDING_NAME}: expected no unfinished takedown" in refused("training", folder)
     assert refused("writing_tables", run) == ""  # as the takedown itself requires it
 
 

@@ -64,7 +64,7 @@ def test_identity_is_content_not_path_or_time():
 
 
 def test_a_file_without_a_path_is_rejected():
-    with pytest.raises(ContractError, match=r"run\.paths: expected one path for every file, got part-00000\."):
+    with pytest.raises(ContractError, match=r"run\.paths: expected one path for every key .*: part-00000\."):
         make_manifest(content(), how(paths={}), "t")
 
 

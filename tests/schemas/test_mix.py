@@ -29,7 +29,7 @@ def test_a_mix_is_read_back_equal(tmp_path: Path) -> None:
     ("text", "expected"),
     [
         (None, "expected a readable file, got an error: No such file"),
-        ("format = 1\nsources", "expected a mix"),
+        ("format = 1\nsources", "expected a valid mix.toml, got an error"),
         (mix_toml(mix(web=0.5)), "got 0.5"),
         (mix_toml(mix(web=1.0)).replace("format = 1", "format = 7"), "got 7"),
         (mix_toml(mix(web=1.0)).replace("keep = 1.0", "keep = 0.0"), "keep"),

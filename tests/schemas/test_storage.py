@@ -37,8 +37,8 @@ def test_digest_and_size(tmp_path):
 
 def test_missing_file_and_bad_json_are_named(tmp_path):
     store = Store(str(tmp_path))
-    with pytest.raises(ContractError, match=r"nothing\.arrow: expected a file of a manifest, got nothing\."):
+    with pytest.raises(ContractError, match=r"nothing\.arrow: expected a file that a manifest names, got no file\."):
         store.size("nothing.arrow")
     store.write_atomic("bad.json", b"{")
-    with pytest.raises(ContractError, match=r"bad\.json: expected JSON"):
+    with pytest.raises(ContractError, match=r"bad\.json: expected a JSON file"):
         store.read_json("bad.json")

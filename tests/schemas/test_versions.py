@@ -96,7 +96,7 @@ def test_a_version_is_only_read(run: Store, digests: list[str]) -> None:
         ("12", "expected a digest after @, 6 to 64 hex digits, got '12'"),
         ("latest", "expected a digest after @, 6 to 64 hex digits, got 'latest'"),
         ("", "expected a digest after @, 6 to 64 hex digits, got ''"),
-        ("000000", "expected a version of this digest, got none. Name one of the datasets: {0}, {1}\\."),
+        ("000000", "expected a version with this digest, got none. Name one of the datasets: {0}, {1}\\."),
     ],
 )
 def test_a_wrong_digest_is_rejected(run: Store, digests: list[str], suffix: str, expected: str) -> None:
@@ -116,7 +116,7 @@ def test_an_ambiguous_digest_is_rejected(run: Store) -> None:
 
 def test_an_altered_manifest_has_lost_its_address(run: Store, digests: list[str]) -> None:
     edit(run, "tokens", lambda content: content["figures"].update(bait=1))
-    with pytest.raises(ConfigError, match="expected a version of this digest, got none"):
+    with pytest.raises(ConfigError, match="expected a version with this digest, got none"):
         open_run(f"{run.uri}@{digests[0][:12]}")
 
 
@@ -126,7 +126,9 @@ def test_tables_of_two_versions_are_rejected(run: Store) -> None:
     manifest = run.read_json(name)
     manifest["run"]["lineage"] = {"documents": "v-next", "input:x": "1:2"}
     run.write_atomic(name, json.dumps(manifest).encode())
-    with pytest.raises(ContractError, match="expected one version of documents as its source, got documents/v-"):
+    with pytest.raises(
+        ContractError, match="expected a table made from one version of documents, got one made from documents/v-"
+    ):
         pinned_tables(run, "tokens", "v-tiny")
 
 
@@ -283,7 +285,7 @@ def test_a_damaged_version_that_cannot_be_made_again_stays(
         run.write_atomic("takedowns/1.json", b"{}")
     damage(TableVersion(*open_table(run, "tokens")))
     why = "it belongs to another run" if foreign else "a rebuild would restore documents that were taken down"
-    with pytest.raises(ContractError, match=rf"expected the digest of its manifest, got another; .*{why}"):
+    with pytest.raises(ContractError, match=rf"expected the digest in the manifest, got another; .*{why}"):
         run_and_repair("recipe.toml", holder.uri, [], "tokens")
     assert runs.steps == ["tokens"]
     assert open_table(run, "tokens")[1].content.table == "tokens"

@@ -153,7 +153,7 @@ def test_runs_on_the_same_tables_are_named_and_change_nothing_of_them(
     assert [(f"ladder/small/{m.checkpoint}", m.saw) for m in effects.models] == [
         (m.checkpoint, m.saw) for m in other.models
     ]
-    assert "ladder/small uses the present" in capsys.readouterr().out
+    assert "ladder/small uses the tables" in capsys.readouterr().out
     certificate = certificates(folder)[0]
     assert check_certificate(Store(str(folder)), certificate).problems == []
     branch = Store(str(folder / "ladder/small"))  # with a dataset of its own, as an ablation has one

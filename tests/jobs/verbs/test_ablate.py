@@ -192,7 +192,7 @@ def test_rules_that_there_are_not_are_answered_with_those_that_there_are() -> No
         ([], [], "expected --without SECTION.RULE or --set of a data setting, got neither"),
         ([], ["train.seq_len=64"], "got neither"),
         (["quality.c4"], ["tokenizer.vocab_size=500"], "expected one tokenizer for both datasets"),
-        (["quality.c4"], ["train.seed=3"], "expected seeds 1, 2, ..., got one seed"),
+        (["quality.c4"], ["train.seed=3"], "expected the seeds 1, 2, ..., which ablate sets, got one seed"),
         (["quality.c4"], ["guard.patience=3"], "expected proxy runs that all end after the same step"),
     ],
 )
@@ -460,9 +460,9 @@ def test_proxies_that_are_not_alike_are_no_pair(sides: dict[str, Store], tmp_pat
     (pair,) = plan_pairs(sides, Store(str(tmp_path)), ProxySize(1, None, 3000, ASKED))
     plan = pair.proxies[WITH].plan
     assert plan.num_tokens == pytest.approx(3000, rel=0.05)
-    with pytest.raises(ContractError, match=r"expected proxy runs equal in learning rate, got 0\.01 and 0\.5"):
+    with pytest.raises(ContractError, match=r"expected proxy runs with equal learning rate, got 0\.01 and 0\.5"):
         check_pair([plan, plan.model_copy(update={"learning_rate": 0.5})])
-    with pytest.raises(ConfigError, match=r"got other settings. Remove the folder"):
+    with pytest.raises(ConfigError, match=r"got one with other settings. Delete the folder"):
         plan_pairs(sides, Store(str(tmp_path)), ProxySize(1, None, 6000, ASKED))
 
 
@@ -628,7 +628,7 @@ def test_what_would_fail_at_the_end_is_refused_at_the_beginning(run: Store, tmp_
     refused(ConfigError, "expected train.objective = causal or mlm, got span", *spans)
     refused(ConfigError, "optim.schedule = plateau: expected held-out losses", "optim.schedule=plateau")
     refused(ConfigError, "the run: expected held-out rows of 131072 tokens", "train.seq_len=131072")
-    refused(ConfigError, "--on with: expected a run, got the name of a side. Write ./with", on=["with"])
+    refused(ConfigError, "--on with: expected a run, got the name of a side of the ablation. Use ./with", on=["with"])
     other = make_tiny_dataset(tmp_path / "other")
     refused(ContractError, f"{other.uri}: expected the tokenizer .* of the run, got", on=[other.uri])
     refused(ContractError, f"{tmp_path}/none: expected a table 'tokens', got an empty run", on=[f"{tmp_path}/none"])
@@ -690,8 +690,8 @@ def test_from_a_rule_to_the_answer_in_the_report(
     run.write_atomic("ablations/broken/result.json", b'{"version": 1}')
     found = ablations(run, "0" * 64)
     assert [shown.is_current for shown in found.shown] == [False]
-    assert "ablations/broken/result.json: expected the result of an ablation, got" in found.unreadable[0]
-    assert "expected the result of an ablation, got" in Path(write_report(run, None)).read_text()
+    assert "ablations/broken/result.json: expected a valid result of an ablation, got" in found.unreadable[0]
+    assert "expected a valid result of an ablation, got" in Path(write_report(run, None)).read_text()
 
 
 def trained_here(proxy: Any) -> Any:

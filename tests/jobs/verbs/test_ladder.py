@@ -343,7 +343,10 @@ def test_a_finished_ladder_trains_nothing_and_a_changed_one_is_refused(
     assert (laddered.run / LAW_NAME).read_bytes() == before
     capsys.readouterr()
     assert ladder(laddered.run, *SMALL, "--set", "optim.weight_decay=0.2") == 2
-    assert f"ladder/{NAMES[0]}: expected a run with these settings, got other settings" in capsys.readouterr().err
+    assert (
+        f"ladder/{NAMES[0]}: expected a proxy run with the current settings, got one with other settings"
+        in capsys.readouterr().err
+    )
     assert ladder(laddered.run, *SMALL) == 0  # and what was refused has changed nothing
 
 

@@ -59,7 +59,7 @@ def test_a_fitted_law_is_one_that_a_plan_goes_by(run: Store, tmp_path: Path, cap
         ("params,loss\n1e9,3\n", [], "expected the columns params, tokens, loss, got no tokens"),
         ("params,tokens,loss\n1e9,2e9,3\n", ["--share", "1.5"], "got 200 and 1.5"),
         ("params,tokens,loss\n1e9,2e9,3\n", [], "expected runs of several sizes, got 1"),
-        (None, [], "expected a table of runs, got no such file"),
+        (None, [], "expected a CSV table of runs, got no such file"),
     ],
 )
 def test_what_no_law_can_be_made_of(tmp_path: Path, capsys, text: str | None, words: list[str], message: str) -> None:

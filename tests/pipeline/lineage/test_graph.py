@@ -309,13 +309,13 @@ def test_a_takedown_whose_certificate_disagrees_is_a_break(run: Store) -> None:
     takedown(run)
     certificate = run.read_json("takedowns/abc.json")
     run.write_atomic("takedowns/abc.json", canonical_json(certificate | {"mode": "compact"}))
-    assert "takedowns/abc.json: expected before, after and mode" in messages(read_lineage(run))[0]
+    assert "takedowns/abc.json: expected (before, after, mode) = (" in messages(read_lineage(run))[0]
 
 
 def test_a_takedown_with_an_invalid_descent_is_a_break(run: Store) -> None:
     edit(run, "tokens", lambda content: content["figures"].update(takedown={"id": "abc"}))
     assert (
-        "tokens/v-tiny: expected the descent from a takedown, got wrong values of parent"
+        "tokens/v-tiny: expected a valid record of a takedown in its manifest, got wrong values of parent"
         in messages(read_lineage(run))[0]
     )
 

@@ -79,7 +79,7 @@ def test_killed_anywhere_one_version_is_current_and_a_rerun_finishes(tmp_path: P
         seen.append(current_version(folder, document))
         if read_pending(Store(str(folder))) is not None:
             with pytest.raises(
-                ContractError, match=r"got one that was interrupted\. Finish it with `penstock takedown`"
+                ContractError, match=r"got one that was interrupted\. Finish it with `penstock takedown "
             ):
                 resolve_version(Store(str(folder)), "tokens", "v-tiny")
         assert take_down(folder, doc=[document.hex()]) == 0
@@ -180,7 +180,9 @@ def test_tables_that_changed_meanwhile_are_rejected(tmp_path: Path) -> None:
     state = read_run(run)
     certificates_before = (tmp_path / PENDING_NAME).read_bytes()
     write_run(run, state.model_copy(update={"tables": state.tables | {"tokens": "v-other"}}))
-    with pytest.raises(ContractError, match=r"expected the certificate of takedown \w+, got no .*\. Restore it\."):
+    with pytest.raises(
+        ContractError, match=r"expected the certificate of takedown \w+, got no file .*\. Restore it from"
+    ):
         take_down(tmp_path, doc=[document.hex()])
     assert (tmp_path / PENDING_NAME).read_bytes() == certificates_before
     write_run(run, state)
@@ -190,5 +192,5 @@ def test_tables_that_changed_meanwhile_are_rejected(tmp_path: Path) -> None:
 def test_an_invalid_intent_is_rejected(tmp_path: Path) -> None:
     document = prepare(tmp_path)
     Store(str(tmp_path)).write_atomic(PENDING_NAME, b'{"id": 1}')
-    with pytest.raises(ContractError, match="expected a takedown under way, got"):
+    with pytest.raises(ContractError, match="expected a valid record of an unfinished takedown, got"):
         take_down(tmp_path, doc=[document.hex()])

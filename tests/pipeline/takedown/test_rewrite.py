@@ -226,7 +226,7 @@ def test_documents_of_a_file_are_taken_down(run: Path, tmp_path: Path) -> None:
     listed.write_text('{"doc": 1}\n')
     with pytest.raises(ConfigError, match=r"line 1: expected an object with a doc_id, got '.\"doc\": 1.'"):
         take_down(run, docs=str(listed))
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="expected a readable file of JSON lines, got an error"):
         take_down(run, docs=str(tmp_path / "none"))
 
 
@@ -240,7 +240,7 @@ def test_a_repeated_takedown_changes_nothing(run: Path, capsys) -> None:
     removed = next(row for row in rows if row["domain"] == "site3.co.uk")
     assert take_down(run, doc=[removed["doc_id"].hex()]) == 0
     assert all_bytes(run) == after
-    with pytest.raises(ConfigError, match=r"got one that takedown \w+ removed\. Omit it\."):
+    with pytest.raises(ConfigError, match=r"got one that takedown \w+ removed\. Omit this option\."):
         take_down(run, doc=[removed["doc_id"].hex(), "00" * 16])
 
 
@@ -376,7 +376,7 @@ def test_a_rerun_neither_restores_documents_nor_loses_its_version(whole: Path) -
     assert take_down(whole, doc=[identifier(35).hex()]) == 0
     assert resolve_version(run, "clean", "v-tiny") == read_run(run).tables["clean"]
     assert resolve_version(run, "clean", "v-other") == "v-other"
-    with pytest.raises(ContractError, match="documents: expected a run without the documents that were taken down"):
+    with pytest.raises(ContractError, match="documents: expected the settings from before the takedowns"):
         check_no_takedowns(run, "documents")
 
 
@@ -397,7 +397,7 @@ def test_near_copies_without_clusters_are_rejected(whole: Path) -> None:
     write_run(store, state.model_copy(update={"tables": unclustered}))
     before = all_bytes(whole)
     with pytest.raises(
-        ConfigError, match=f"--near {document}: expected a document whose near copies are known, got no"
+        ConfigError, match=f"--near {document}: expected a document whose near-duplicates are known, got no"
     ):
         take_down(whole, near=[document])
     assert all_bytes(whole) == before

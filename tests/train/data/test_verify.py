@@ -93,7 +93,9 @@ def test_all_problems_are_reported_at_once(run: Store) -> None:
     first, second = dataset.streams["web/train"][:2]
     run.delete(f"{TABLE}/{first.path}")
     flip_byte(run.path(f"{TABLE}/{second.path}"))
-    with pytest.raises(ContractError, match=rf"2 file\(s\)[\s\S]*{first.path}: expected a file of a manifest, got"):
+    with pytest.raises(
+        ContractError, match=rf"2 file\(s\)[\s\S]*{first.path}: expected a file that a manifest names, got"
+    ):
         verify_dataset(run, dataset)
 
 
@@ -230,7 +232,7 @@ def test_a_separator_that_one_table_alone_doubles_is_rejected(run: Store) -> Non
     manifest = run.read_json(f"{TABLE}/manifest.json")
     manifest["content"]["figures"]["tokenizer"]["after"] = ["eos", "eos"]
     run.write_atomic(f"{TABLE}/manifest.json", canonical_json(manifest))
-    with pytest.raises(ContractError, match="expected the contract of the run's tokenizer table, got another"):
+    with pytest.raises(ContractError, match="expected the tokenizer contract of the table `tokenizer`, got another"):
         open_dataset(run)
 
 
