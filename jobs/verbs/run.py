@@ -1,15 +1,18 @@
-"""`penstock run` and `penstock stage`: the data steps of a recipe, and the plan of the training run."""
+"""`penstock run`, `stage` and `demo-crawl`: the data steps of a recipe, the plan, and a crawl to try them on."""
 
 import argparse
+from pathlib import Path
 
 from jobs.arguments import Command, add_recipe
 from jobs.run_all import run_recipe
 from jobs.verbs.plan import plan_command
+from pipeline.demo_crawl.build import build_demo_crawl
 from pipeline.stages import STEPS
 
 VERBS = {
     "run": "Run every data step, then plan the training run.",
     "stage": "Run the data steps up to one step.",
+    "demo-crawl": "Build a demo crawl: WARC files, and truth.jsonl, which lists their planted duplicates and defects.",
 }
 
 
@@ -30,6 +33,22 @@ def stage_command(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def add_demo_crawl_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `demo-crawl`."""
+    parser.add_argument("out", help="folder for the WARC files and truth.jsonl")
+    parser.add_argument(
+        "--pages", type=int, default=3000, help="base pages; planted duplicates and defects are added to them"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="seed of the random content; default 1")
+
+
+def demo_crawl_command(arguments: argparse.Namespace) -> int:
+    """Build a demo crawl: WARC files, and truth.jsonl, which lists their planted duplicates and defects."""
+    truth = build_demo_crawl(Path(arguments.out), arguments.pages, arguments.seed)
+    print(f"{truth.num_pages} pages in {arguments.out}; truth.jsonl lists what is planted")
+    return 0
+
+
 COMMANDS = {
     "run": Command(
         (add_recipe,), run_command, "run jobs/recipes/web.toml --out run --set source.paths='[\"crawl/*.warc.gz\"]'"
@@ -39,4 +58,5 @@ COMMANDS = {
         stage_command,
         "stage dedup jobs/recipes/web.toml --out run",
     ),
+    "demo-crawl": Command((add_demo_crawl_arguments,), demo_crawl_command, "demo-crawl demo/crawl --pages 3000"),
 }

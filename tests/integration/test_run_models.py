@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.recipe import read_recipe, recipe_sections, stored_recipe
-from jobs.verbs.whatif import deciding_models
+from jobs.verbs.inspect import deciding_models
 from pipeline.demo_crawl.build import build_demo_crawl
 from pipeline.fit.classifier import TrainClassifierConfig, train_classifier
 from pipeline.fit.language_model import LmConfig, make_language_model

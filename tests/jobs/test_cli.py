@@ -12,9 +12,9 @@ import jobs.verbs
 from jobs import run_all
 from jobs.cli import build_parser, import_job, list_verbs, main, read_verbs
 from jobs.recipe import read_recipe, recipe_sections
+from jobs.verbs import inspect
 from jobs.verbs import models as learning
 from jobs.verbs import train as training
-from jobs.verbs import whatif
 from schemas.manifest import read_run, write_run
 from schemas.tokens import open_dataset
 from tests.support import tiny_runs
@@ -175,7 +175,7 @@ def test_what_is_wrong_or_missing_is_told_before_spark_starts(arguments, message
     def starts(*_):
         raise RuntimeError("Spark was started")
 
-    for module in (run_all, learning, whatif):
+    for module in (run_all, learning, inspect):
         monkeypatch.setattr(module, "open_session", starts)
     (tmp_path / "page.warc.gz").write_bytes(b"")
     recipe = tmp_path / "recipe.toml"

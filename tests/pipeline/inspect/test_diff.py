@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.verbs.diff import diff_command
+from jobs.verbs.inspect import diff_command
 from pipeline.inspect.diff import NOT_READ, compare_runs, live_tokens, open_compared_run
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json

@@ -1,12 +1,24 @@
-"""`penstock diff A B`: the documents that only one of two runs or versions keeps, and the rule that dropped each."""
+"""`penstock show`, `diff` and `whatif`: the documents of a run, two runs compared, and other limits tried."""
 
 import argparse
-from collections.abc import Iterator, Mapping
+import functools
+import operator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jobs.arguments import Command
+from jobs.arguments import Command, add_overrides, add_run
+from jobs.recipe import stored_recipe
+from jobs.spark_session import SparkConfig, open_session
+from pipeline.engine.spark import ship_models
+from pipeline.engine.stage import no_checks
 from pipeline.inspect.diff import KEPT, ComparedRun, Difference, Example, compare_runs, open_compared_run
+from pipeline.inspect.show import column_equals, columns_of_run, find_documents, format_document, parse_where
+from pipeline.inspect.whatif import Prediction, format_prediction, open_tables, predict, to_json
+from pipeline.inspect.whatif_limits import changed_settings
+from pipeline.models import ModelsConfig, ensure_model
+from pipeline.stages import CHECKED
+from schemas.config import Recipe
 from schemas.errors import ConfigError
 from schemas.ids import canonical_json
 from schemas.storage import Store
@@ -15,6 +27,9 @@ from schemas.versions import open_run
 
 VERBS = {
     "diff": "Compare two runs or versions: documents that only one of them keeps, by source and rule, and tokens.",
+    "show": "Print documents with their verdicts, signals and provenance.",
+    "whatif": "Predict what a finished run would keep with other thresholds, without reading texts or changing the "
+    "run.",
 }
 
 MovedCounts = Mapping[tuple[str, str], int]
@@ -39,7 +54,7 @@ def diff_command(arguments: argparse.Namespace) -> int:
     print(describe_difference(difference, a, b))
     if arguments.json:
         path = Path(arguments.json).absolute()
-        Store(str(path.parent)).write_atomic(path.name, canonical_json(to_json(difference, a, b)))
+        Store(str(path.parent)).write_atomic(path.name, canonical_json(difference_to_json(difference, a, b)))
     return 0
 
 
@@ -97,7 +112,7 @@ def _tokens(tokens: Mapping[str, tuple[int, int]]) -> Iterator[str]:
     yield from ("", *text_table(rows, "<>"))
 
 
-def to_json(difference: Difference, a: ComparedRun, b: ComparedRun) -> dict[str, Any]:
+def difference_to_json(difference: Difference, a: ComparedRun, b: ComparedRun) -> dict[str, Any]:
     """Return the whole difference as a JSON value."""
     return {
         "a": {"digest": a.digest, "documents": difference.kept[0]},
@@ -118,6 +133,88 @@ def to_json(difference: Difference, a: ComparedRun, b: ComparedRun) -> dict[str,
     }
 
 
+def add_show_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `show` except the run."""
+    parser.add_argument("--doc", help="document id, 32 hex digits")
+    parser.add_argument("--url", help="URL as it was crawled")
+    parser.add_argument(
+        "--where",
+        action="append",
+        default=[],
+        help="condition on columns of documents, such as 'language = de'; may be repeated",
+    )
+    parser.add_argument("--limit", type=int, default=10, help="maximum number of documents; default 10")
+    parser.add_argument("--text", action="store_true", help="print the clean text too")
+
+
+def show_command(arguments: argparse.Namespace) -> int:
+    """Print documents with their verdicts, signals and provenance."""
+    run = open_run(arguments.run)
+    columns = columns_of_run(run)
+    conditions = [parse_where(text, columns) for text in arguments.where]
+    conditions += [column_equals("doc_id", arguments.doc)] if arguments.doc else []
+    conditions += [column_equals("url", arguments.url)] if arguments.url else []
+    if not conditions:
+        raise ConfigError("show: expected --doc, --url or --where, got none of them. Add one.")
+    condition = functools.reduce(operator.and_, conditions)
+    number = 0
+    for row in find_documents(run, condition, arguments.limit):
+        print(format_document(row, arguments.text, columns) + "\n")
+        number += 1
+    print(f"{number} document(s)")
+    return 0 if number else 1
+
+
+def add_whatif_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `whatif` except the run and `--set`."""
+    parser.add_argument("--json", help="write the whole prediction to this file, every curve included")
+
+
+def whatif_command(arguments: argparse.Namespace) -> int:
+    """Predict what a finished run would keep with other thresholds, without reading texts or changing the run."""
+    run = Store(arguments.run)
+    prediction, changed = predict_run(run, arguments.overrides)
+    print(format_prediction(prediction, changed))
+    if arguments.json:
+        folder, _, name = arguments.json.rpartition("/")
+        Store(folder or ".").write_atomic(name, canonical_json(to_json(prediction, changed)))
+    return 0
+
+
+def predict_run(run: Store, overrides: Sequence[str]) -> tuple[Prediction, dict[str, tuple[object, object]]]:
+    """Return the prediction for a run and the changed settings. Raises ConfigError before Spark starts."""
+    committed, proposed = stored_recipe(run, []), stored_recipe(run, overrides)
+    changed = changed_settings(committed, proposed)
+    models = deciding_models(proposed)
+    open_tables(run)  # a missing or inconsistent run is rejected before Spark starts
+    spark = open_session(proposed.section("spark", SparkConfig), "penstock what-if")
+    try:
+        ship_models(spark, [path for paths in models.values() for path in paths.values()])
+        return predict(spark, run, proposed, models), changed
+    finally:
+        spark.stop()
+
+
+def deciding_models(recipe: Recipe) -> dict[str, dict[str, str]]:
+    """Return the local paths of the models of every stage that can drop documents, by stage and name of the model."""
+    config = recipe.section("models", ModelsConfig)
+    return {
+        stage.name: {name: str(ensure_model(place, config).path) for name, place in places.items()}
+        for stage in CHECKED
+        if stage.checks is not no_checks and (places := stage.models(recipe[stage.name]))
+    }
+
+
 COMMANDS = {
     "diff": Command((add_diff_arguments,), diff_command, "diff run@62330853215d run --list 3"),
+    "show": Command(
+        (add_run, add_show_arguments),
+        show_command,
+        "show run --where 'language = de and drop_rule = gopher_short_doc' --limit 3",
+    ),
+    "whatif": Command(
+        (add_run, add_overrides, add_whatif_arguments),
+        whatif_command,
+        "whatif run --set quality.min_words=30 --set toxicity.max_words=0",
+    ),
 }
