@@ -29,8 +29,7 @@ from train.data.shards import StreamReader, Tokens
 from train.data.stages import NO_SKIPS, STAGE_BITS, SkipList, StagePlan
 
 DocumentPart = tuple[int, int, int, int]
-"""A part of a document in a global batch: row, index of the piece in the row, and positions [first, stop) in the
-row."""
+"""A part of a document in a batch: row, index of the piece in that row, and its positions [first, stop) there."""
 Number = TypeVar("Number", bound=np.integer[Any])
 NEVER_TARGETS = ("pad", "tombstone")
 """Reserved tokens that are never a target: they replace removed text or pad rows."""
