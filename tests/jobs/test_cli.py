@@ -249,8 +249,8 @@ def test_several_processes_and_restarts_are_torchruns(monkeypatch, tiny_run, giv
         ("--set guard.patience=2 --set train.eval_every=0", "guard.patience = 2: expected held-out losses"),
         ("--set train.step=3", "train.step"),
         ("--set cluster.device=h100-sxm", "cluster.device=h100-sxm, which size the model or choose its layout"),
-        ("--set train.weights={wiki=-1.0}", "expected shares of 0 or more with a positive sum"),
-        ("--set train.stages=[{weights={wiki=0.0}}]", "expected shares of 0 or more with a positive sum"),
+        ("--set train.weights={wiki=-1.0}", "expected weights of 0 or more, with at least one above 0"),
+        ("--set train.stages=[{weights={wiki=0.0}}]", "expected weights of 0 or more, with at least one above 0"),
     ],
 )
 def test_a_run_that_cannot_train_is_refused_before_a_rank_starts(monkeypatch, tiny_run, capsys, given, message):

@@ -7,19 +7,22 @@ from pydantic import Field, model_validator
 from schemas.config import Section, execution
 
 AXES = ("pipeline", "replicate", "shard", "context", "tensor")
-"""The axes of the mesh, outermost first: the innermost axes, of adjacent ranks, communicate most."""
+"""The axes of the mesh, outermost first. Ranks along the innermost axes are adjacent, and communicate most."""
 PipelineSchedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble", "zbv"]
 
 SPLIT_BACKWARD = ("zero_bubble", "zbv")
 """Schedules that compute the gradients of inputs and of weights separately."""
 MICRO_BATCH = 8
-"""Rows of a micro-batch if neither the recipe nor a layout search sets them."""
+"""Number of rows in a micro-batch, if neither the recipe nor a layout search sets it."""
 CHUNK_TOKENS = {"cpu": 1024, "cuda": 4096}
 """Number of tokens whose logits are in memory at once, by device type."""
 
 
 class LayoutConfig(Section):
-    """Axes, memory and compression. The product of the axes is the world size; `shard` defaults to the quotient."""
+    """The sizes of the mesh axes, what ranks keep in memory, and the compression of gradients.
+
+    The product of the sizes is the world size. By default `shard` is the world size divided by the other sizes.
+    """
 
     data: Literal["ddp", "zero1", "zero2", "zero3"] = execution("zero3")
     """Tensors that are sharded over the data-parallel ranks. ddp: none; zero1: optimizer states; zero2: gradients too;
@@ -28,20 +31,22 @@ class LayoutConfig(Section):
     zero2 and zero3 are FSDP2 without and with weights freed after the forward pass. Sources: Rajbhandari et al. 2020
     (ZeRO), arXiv 1910.02054; Zhao et al. 2023 (FSDP), arXiv 2304.11277."""
     replicate: int = execution(1, ge=1)
-    """Copies of the sharded model (HSDP): gradients are reduced within a copy first, then between copies."""
+    """Number of copies of the sharded model (HSDP). Gradients are reduced within each copy, then between copies."""
     shard: int | None = execution(None, ge=1)
-    """Ranks that share one copy; None = world size divided by the other axes."""
+    """Number of ranks over which each copy of the model is sharded; None = world size divided by the other axes."""
     context: int = execution(1, ge=1)
-    """Ranks that share a sequence."""
+    """Number of ranks over which the positions of each sequence are split."""
     context_by: Literal["heads", "keys"] = execution("heads")
-    """heads: all-to-all, each rank has whole sequences of some heads (Jacobs et al. 2023, Ulysses, arXiv 2309.14509);
+    """How attention covers a sequence that is split over ranks.
+
+    heads: all-to-all, each rank has whole sequences of some heads (Jacobs et al. 2023, Ulysses, arXiv 2309.14509);
     keys: all-gather of the sequence's keys and values (Llama 3, arXiv 2407.21783, section 3.3.2)."""
     tensor: int = execution(1, ge=1)
-    """Ranks that share every matrix, and the sequence between matrices.
+    """Number of ranks over which every matrix of a layer is split; so is the sequence outside the matrices.
 
     Sources: Shoeybi et al. 2019, arXiv 1909.08053; Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2."""
     pipeline: int = execution(1, ge=1)
-    """Ranks that share the layers."""
+    """Number of ranks over which the layers are split."""
     schedule: PipelineSchedule = execution("1f1b")
     """Order of the micro-batches in a pipeline. Sources: Huang et al. 2019, arXiv 1811.06965; Narayanan et al. 2021,
     arXiv 2104.04473 (1F1B, interleaved); Qi et al. 2023, arXiv 2401.10241 (zero bubble, ZBV)."""
@@ -50,10 +55,10 @@ class LayoutConfig(Section):
     micro_batch: int | None = execution(None, ge=1)
     """Sequences per rank in a forward and backward pass; None = set by the layout search, else 8."""
     activation_checkpointing: Literal["none", "full", "selective", "budget"] = execution("none")
-    """Recomputation in the backward pass. none: nothing; full: whole layers; selective: all but matrix products and
-    attention; budget: as many whole layers as `activation_budget` requires."""
+    """What the backward pass recomputes instead of storing it. none: nothing; full: whole layers; selective: all but
+    matrix products and attention; budget: as many whole layers as `activation_budget` requires."""
     activation_budget: int | None = execution(None, ge=1)
-    """budget: maximum activations kept on a rank [bytes]."""
+    """With activation_checkpointing = budget: maximum size of the activations that a rank stores [bytes]."""
     offload: bool = execution(False)
     """Keep weights, gradients and optimizer states of zero2 and zero3 in the host's memory."""
     compile: bool | Literal["auto"] = execution("auto")
@@ -63,11 +68,12 @@ class LayoutConfig(Section):
     """Number of tokens whose logits are in memory at once; None = 1024 on a CPU, where they fit the caches (saves 1 to
     10 % of the loss's time, measured at 4,096 to 128,000 ids), and 4096 on a GPU."""
     compress: Literal["none", "fp16", "bf16", "powersgd", "topk", "randomk"] = "none"
-    """Compression of gradients between replicas (`ddp`, or the `replicate` axis)."""
+    """Compression of the gradients that replicas exchange: with data = ddp, or along the axis `replicate`."""
     compress_rank: int = Field(default=4, ge=1)
-    """powersgd: rank of the approximation. Source: Vogels et al. 2019, arXiv 1905.13727."""
+    """With compress = powersgd: rank of the low-rank approximation. Source: Vogels et al. 2019, arXiv 1905.13727."""
     compress_share: float = Field(default=0.01, gt=0, le=1)
-    """topk, randomk: share of the numbers that are sent. Source: Stich et al. 2018, arXiv 1809.07599."""
+    """With compress = topk or randomk: share of a gradient's elements that are sent. Source: Stich et al. 2018, arXiv
+    1809.07599."""
 
     @model_validator(mode="after")
     def _used(self) -> "LayoutConfig":
@@ -115,11 +121,11 @@ class LayoutConfig(Section):
         return any(getattr(self, name) != type(self).model_fields[name].default for name in names)
 
     def chunk_on(self, device: str) -> int:
-        """Return `chunk_tokens` for a device type."""
+        """Return `chunk_tokens`, or its default for a device type ("cpu", "cuda")."""
         return self.chunk_tokens or CHUNK_TOKENS.get(device, CHUNK_TOKENS["cuda"])
 
     def for_device(self, kind: str) -> "LayoutConfig":
-        """Return the section with automatic values set for a device type; equal if there are none."""
+        """Return the section with automatic values replaced by those for a device type ("cpu", "cuda")."""
         changes: dict[str, Any] = {}
         if self.compile == "auto":
             changes["compile"] = kind == "cuda" and self.schedule not in SPLIT_BACKWARD

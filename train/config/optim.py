@@ -1,6 +1,6 @@
 """OPTIMIZERS, the list of optimizers, and the section `[optim]`: the optimizer, its learning rate, and its limits.
 
-Every field of the section is content.
+Every field of the section is content: it changes the trained weights.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,54 +13,59 @@ from pydantic import Field, model_validator
 from schemas.config import Section
 
 NUMBERS_AT_ONCE = 1 << 24
-"""Numbers of whole parameters that an update processes at once, to bound its temporary memory."""
+"""Maximum number of elements of whole parameters that an update processes at once, to bound temporary memory."""
 NEWTON_SCHULZ_STEPS = 5
-"""Steps of Muon's iteration. Source: Jordan 2024, "Muon: An optimizer for hidden layers in neural networks"."""
+"""Steps of Muon's Newton-Schulz iteration. Source: Jordan 2024, "Muon: An optimizer for hidden layers in neural
+networks"."""
 
 
 class StateBytes(NamedTuple):
-    """Bytes of the float32 state of an optimizer."""
+    """Bytes of the float32 state of an optimizer, by the kind of parameter."""
 
     matrix: int
-    """For each number of a matrix, sharded like it."""
+    """Bytes for each element of a matrix; this state is sharded like the matrix."""
     vector: int
-    """For each number of a gain or bias, sharded like it."""
+    """Bytes for each element of a gain or bias; this state is sharded like the gain or bias."""
     side: int = 0
-    """For each row and each column of a matrix, whole on every rank with a shard of it."""
+    """Bytes for each row and each column of a matrix; every rank with a shard of the matrix holds all of this state."""
 
 
 @dataclass(frozen=True)
 class DeclaredOptimizer:
-    """An optimizer, as settings, memory estimate, cost model and trainer look it up."""
+    """The declaration of an optimizer, which the settings, memory estimate, cost model and trainer read."""
 
     rule: str
-    """`module:class` of the update rule. It is called with the parameters, and with `settings` by name."""
+    """`module:class` of the update rule. The class is called with the parameters, and with `settings` by name."""
     state: StateBytes
-    """Bytes of its state."""
+    """Bytes of its state, by the kind of parameter."""
     update_bytes: int
-    """Bytes read and written for each parameter in an update: weight, gradient and state of 4 bytes, at each pass."""
+    """Bytes that an update reads and writes per element: 4 for each access to a weight, a gradient or a state."""
     settings: tuple[str, ...] = ()
     """Fields of `[optim]` that the update rule takes; a recipe may set them only for optimizers that name them."""
     others: str | None = None
-    """Optimizer of everything but the matrices of the layers; None = the same."""
+    """Name of the optimizer of all parameters except the matrices of the layers; None = this optimizer."""
     workspace: Callable[[int, int, "OptimConfig"], int] = lambda gradient, numbers, config: 0
-    """(bytes of the largest gradient, numbers of all matrices of the layers, settings) → bytes of large temporaries."""
+    """Function that returns the bytes of an update's large temporary tensors.
+
+    Its arguments: bytes of the largest gradient, number of elements in all matrices of the layers, settings."""
     matrix_flops: Callable[[int, int], int] | None = None
-    """(shorter side, longer side) of a matrix of a layer → FLOPs of its update; None = only bandwidth counts."""
+    """Function that returns the FLOPs of a matrix's update from its shorter and its longer side.
+
+    None = the time of an update depends on memory bandwidth only."""
 
     @property
     def of_others(self) -> "DeclaredOptimizer":
-        """The optimizer of everything but the matrices of the layers."""
+        """The optimizer of all parameters except the matrices of the layers."""
         return OPTIMIZERS[self.others] if self.others else self
 
     @property
     def all_settings(self) -> set[str]:
-        """Fields of `[optim]` that its update rules take."""
+        """Fields of `[optim]` that its update rules take, including those of `of_others`."""
         return {*self.settings, *self.of_others.settings}
 
 
 def _muon_workspace(gradient: int, numbers: int, config: "OptimConfig") -> int:
-    """Return the bytes of a chunk of matrices and of two products, in the precision of the iteration."""
+    """Return the bytes of a chunk of matrices and of two products of that size, in the precision of the iteration."""
     return 3 * (4 if config.muon_precision == "fp32" else 2) * min(NUMBERS_AT_ONCE, numbers)
 
 
@@ -75,7 +80,7 @@ OPTIMIZERS: Mapping[str, DeclaredOptimizer] = {
         rule="train.optim.adafactor:Adafactor",
         state=StateBytes(matrix=0, vector=4, side=4),
         update_bytes=16,
-        workspace=lambda gradient, numbers, config: gradient,  # its squares
+        workspace=lambda gradient, numbers, config: gradient,  # the squared gradient
     ),
     "lamb": DeclaredOptimizer(
         rule="train.optim.adam:Lamb",
@@ -90,38 +95,42 @@ OPTIMIZERS: Mapping[str, DeclaredOptimizer] = {
         settings=("momentum", "muon_precision"),
         others="adamw",
         workspace=_muon_workspace,
-        # Three products in each step.
+        # Each step of the iteration computes three matrix products.
         matrix_flops=lambda short, long: NEWTON_SCHULZ_STEPS * (4 * short * short * long + 2 * short**3),
     ),
 }
-"""Every optimizer, by its value of `optim.optimizer`. A new one is a row here, its update rule and a test."""
+"""Every optimizer, by its value of `optim.optimizer`. A new one needs a row here, an update rule and a test."""
 
 ScheduleName = Literal["cosine", "linear", "wsd", "inverse_sqrt", "step", "plateau", "constant"]
 
 
 class OptimConfig(Section):
-    """The update of the weights; the plan replaces values of None."""
+    """The optimizer and its learning rate; the plan replaces values of None."""
 
     optimizer: Literal[tuple(OPTIMIZERS)] = "adamw"  # type: ignore[valid-type]
     """Update rule. muon: Muon for the matrices of the layers, AdamW for everything else."""
     learning_rate: float | None = Field(None, gt=0)
-    """Peak learning rate; None = from the plan, whose rules are for AdamW. The same rate suits Muon; LAMB, whose
-    updates are relative to the norm of a matrix, needs a larger one (You et al. 2020: 5e-3 for BERT at 32k
-    sequences)."""
+    """Peak learning rate; None = from the plan, whose rules are for AdamW. Muon works with the same
+    rate. LAMB needs a larger one, since its updates are relative to the norm of a matrix (You et al. 2020: 5e-3 for
+    BERT at 32k sequences)."""
     warmup_steps: int | None = Field(None, ge=0)
     """Steps of linear warm-up; None = from the plan."""
     schedule: ScheduleName = "cosine"
     """Schedule of the learning rate after the warm-up."""
     final_lr_share: float = Field(0.1, ge=0, le=1)
-    """cosine, linear, wsd: rate at the end, as a share of the peak. Source: Hoffmann et al. 2022, section 3 (10×)."""
+    """With schedule = cosine, linear or wsd: rate at the end of the run, as a share of the peak rate.
+
+    Source: Hoffmann et al. 2022, section 3 (a tenth)."""
     decay_share: float = Field(0.1, gt=0, le=1)
-    """wsd: share of the steps, at the end, over which the rate falls. Source: Hu et al. 2024, arXiv 2404.06395, 4.1."""
+    """With schedule = wsd: share of the steps, at the end of the run, over which the rate falls.
+
+    Source: Hu et al. 2024, arXiv 2404.06395, 4.1."""
     decay_steps: tuple[int, ...] = ()
-    """step: the updates, in ascending order, after which the rate is multiplied by `decay_factor`."""
+    """With schedule = step: optimizer steps, ascending, after which the rate is multiplied by `decay_factor`."""
     decay_factor: float = Field(0.5, gt=0, lt=1)
-    """step, plateau: factor of the rate."""
+    """With schedule = step or plateau: factor by which each reduction multiplies the rate."""
     plateau_patience: int = Field(3, ge=1)
-    """plateau: consecutive held-out losses without a new minimum before the rate falls."""
+    """With schedule = plateau: consecutive held-out losses without a new minimum before the rate is reduced."""
     weight_decay: float = Field(0.1, ge=0)
     """Decoupled weight decay of matrices. Source: Brown et al. 2020, arXiv 2005.14165, appendix B."""
     decay_embeddings: bool = False
@@ -131,11 +140,11 @@ class OptimConfig(Section):
     beta2: float = Field(0.95, ge=0, lt=1)
     """Decay of the second moment (AdamW, also with Muon; LAMB). Source: Brown et al. 2020, appendix B."""
     eps: float = Field(1e-8, gt=0)
-    """Added to the denominator (AdamW, also with Muon; LAMB). Source: Brown et al. 2020, appendix B."""
+    """Number added to the denominator (AdamW, also with Muon; LAMB). Source: Brown et al. 2020, appendix B."""
     momentum: float = Field(0.95, ge=0, lt=1)
-    """Muon: momentum of the matrices. Source: Jordan 2024."""
+    """With Muon: decay of the matrices' momentum. Source: Jordan 2024."""
     muon_precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Muon: precision of the orthogonalization; auto: bf16 on a CUDA device, fp32 on a CPU. In bf16, as in Jordan
+    """With Muon: precision of the orthogonalization; auto: bf16 on a CUDA device, fp32 on a CPU. In bf16, as in Jordan
     2024, it is several times as fast on a GPU. But the last bits of a gradient, which differ between layouts, then
     change an update by 1e-2 of its norm instead of 1e-5."""
     clip_norm: float | None = Field(1.0, gt=0)
@@ -143,16 +152,17 @@ class OptimConfig(Section):
     z_loss: float = Field(0.0, ge=0)
     """Weight of (log Z)² added to the cross-entropy. Source: Chowdhery et al. 2022, arXiv 2204.02311, 5 (1e-4)."""
     initial_loss_scale: float = Field(65536.0, ge=1, le=2**24)
-    """fp16: initial factor of the loss. Source: Micikevicius et al. 2018, arXiv 1710.03740, section 3.2."""
+    """With train.precision = fp16: initial factor of the loss. Source: Micikevicius et al. 2018, arXiv 1710.03740,
+    section 3.2."""
     loss_scale_steps: int = Field(2000, ge=1)
-    """fp16: consecutive finite steps before the factor is doubled."""
+    """With train.precision = fp16: consecutive steps with finite gradients before the factor is doubled."""
 
     def uses(self, name: str) -> bool:
         """Return True if an update rule of the chosen optimizer takes this field."""
         return name in OPTIMIZERS[self.optimizer].all_settings
 
     def for_device(self, kind: str) -> "OptimConfig":
-        """Return the section with the automatic values that the optimizer uses set for a device type."""
+        """Return the section with `muon_precision = auto` replaced by the value for a device type, if Muon is used."""
         if not self.uses("muon_precision") or self.muon_precision != "auto":
             return self
         return self.model_copy(update={"muon_precision": "bf16" if kind == "cuda" else "fp32"})

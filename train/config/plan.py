@@ -1,6 +1,6 @@
 """The sections `[plan]`, how a model is sized for a dataset, and `[cluster]`, its devices.
 
-A value that is set is never changed. A plan also stores the fitted scaling law that it uses.
+A plan never changes a value that the recipe sets. A plan also stores the fitted scaling law that it uses.
 """
 
 from typing import Literal
@@ -13,34 +13,35 @@ from schemas.config import Section, execution, location
 
 
 class OwnLaw(BaseModel):
-    """The scaling law L(N, D) = floor + a/N^alpha + b/D^beta [nats/token] of a dataset."""
+    """The scaling law L(N, D) = floor + a/N^alpha + b/D^beta [nats/token] for N parameters and D training tokens."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
     floor: float = Field(ge=0)
     """E, the loss of an unlimited model [nats/token]."""
     a: float = Field(gt=0)
-    """A."""
+    """Constant A, of the term in N."""
     b: float = Field(gt=0)
-    """B."""
+    """Constant B, of the term in D."""
     alpha: float = Field(gt=0)
     """Exponent of N."""
     beta: float = Field(gt=0)
     """Exponent of D."""
     counts: Literal["all", "body"] = "all"
-    """Parameters in N: with the embeddings ("all", as in a plan) or without ("body")."""
+    """Parameters that N counts: with the embeddings ("all", as in a plan) or without ("body")."""
     held: tuple[str, ...] = ()
-    """Parameters that were not fitted, but fixed at the values of `held_from`."""
+    """Names of the constants of the law that were not fitted, but fixed at the values of `held_from`."""
     held_from: str = ""
     """Source of the fixed values."""
     intervals: dict[str, tuple[float, float]] = {}
-    """Interval of each parameter with probability `share`, and of `exponent`, that of C in the optimal N."""
+    """Confidence interval of each constant of the law at the level `share`; also of `exponent`, that of compute C in
+    the optimal N."""
     share: float = Field(0.9, gt=0, lt=1)
-    """Share of the bootstrap fits, to resampled runs, within the intervals."""
+    """Confidence level: share of the bootstrap fits (to resampled runs) that lie within an interval."""
     num_runs: int = Field(ge=1)
-    """Number of runs."""
+    """Number of training runs that the law was fitted to."""
     deviation: float = Field(ge=0)
-    """Root mean square of ln(measured / fitted loss)."""
+    """Root mean square of ln(measured / fitted loss) over these runs."""
     dataset: str = ""
     """Digest of the dataset of all runs; empty = unknown, or several datasets."""
     params: float = Field(gt=0)
@@ -57,11 +58,11 @@ class OwnLaw(BaseModel):
         return f"fitted to {self.num_runs} runs on {of}"
 
     def source_of(self, name: str) -> str:
-        """Return the source of a parameter, in words."""
+        """Return the source of a constant of the law, in words."""
         return self.held_from if self._is_held(name) else self.source
 
     def interval(self, name: str) -> str:
-        """Return the interval of a parameter, in words."""
+        """Return the confidence interval of a constant of the law, in words."""
         if self._is_held(name):
             return "held, not fitted"
         if name not in self.intervals:
@@ -74,27 +75,29 @@ class OwnLaw(BaseModel):
 
 
 class PlanConfig(Section):
-    """The sizing of the model; a plan whose overrides make the shape invalid is rejected."""
+    """How a plan chooses the size of the model; a plan is rejected if the settings here make an invalid shape."""
 
     law: Literal[
         "ratio", "approach_1", "approach_2", "approach_3", "besiroglu", "kaplan", "deepseek", "llama_3", "own"
     ] = "ratio"
-    """Scaling law that relates N to D; train/scaling/laws.py has all, and a plan also shows the others. ratio:
-    `tokens_per_parameter`, since approaches 1 and 2 and Chinchilla itself agree on it. own: that of `law_file`."""
+    """Scaling law that relates N, the parameters, to D, the training tokens. A plan also shows the results of the other
+    laws, which are in train/scaling/laws.py. ratio: D / N is `tokens_per_parameter`, on which approaches 1 and 2 of
+    Hoffmann et al. 2022 and Chinchilla itself agree. own: the law in `law_file`."""
     law_file: str | None = location(None)
-    """own: file of a law that `penstock ladder` or `penstock fit-scaling` fitted; a plan stores the law itself."""
+    """With law = own: file of a law that `penstock ladder` or `penstock fit-scaling` fitted; a plan stores the law
+    itself."""
     own_law: OwnLaw | None = None
-    """own: the law itself, which a plan copies from `law_file`."""
+    """With law = own: the law itself, which a plan copies from `law_file`."""
     tokens_per_parameter: float = Field(20.0, gt=0)
-    """ratio: training tokens per parameter. Source: Hoffmann et al. 2022, arXiv 2203.15556, Table 3."""
+    """With law = ratio: training tokens per parameter. Source: Hoffmann et al. 2022, arXiv 2203.15556, Table 3."""
     compute: float | None = Field(None, gt=0)
     """Compute budget for N and D [FLOPs, as 6ND]; None = they follow from the tokens of the dataset."""
     gpu_hours: float | None = Field(None, gt=0)
-    """The same budget in hours of one `cluster.device` at `cluster.mfu` of its peak."""
+    """Compute budget in hours of one `cluster.device` at `cluster.mfu` of its peak."""
     usd: float | None = Field(None, gt=0)
-    """The same budget in money [USD], at `cluster.usd_per_gpu_hour`."""
+    """Compute budget in money [USD], at `cluster.usd_per_gpu_hour`."""
     params: float | None = Field(None, gt=0)
-    """N from which D follows [parameters, embeddings included]."""
+    """Number of parameters, embeddings included; the number of training tokens then follows from the scaling law."""
     inference_tokens: float | None = Field(None, gt=0)
     """Tokens that the model will read and write in use: if set, a smaller model of the same loss is trained longer.
     Source: Sardana et al. 2023, arXiv 2401.00448, section 2."""
@@ -133,11 +136,11 @@ class PlanConfig(Section):
     """Method that extends rotary frequencies to longer sequences. Sources: Chen et al. 2023, arXiv 2306.15595 (linear);
     Llama 3, arXiv 2407.21783, and its published configuration (wavelengths by low and high factors 1 and 4)."""
     rope_factor: float = Field(1.0, ge=1)
-    """linear, llama3: the factor by which sequences become longer."""
+    """With rope_scaling = linear or llama3: the factor by which sequences become longer."""
     rope_original: int = Field(8192, ge=1)
-    """llama3: the sequence length before the extension [tokens]."""
+    """With rope_scaling = llama3: the sequence length before the extension [tokens]."""
     norm_eps: float = Field(1e-5, gt=0)
-    """Added to the mean square in RMSNorm."""
+    """Number added to the mean square in RMSNorm."""
     device_memory: int | None = execution(None, ge=1)
     """Memory of a device [bytes], into which a micro-batch must fit; None = unknown, not checked."""
     world_sizes: tuple[PositiveInt, ...] = execution((1, 2, 8, 64), min_length=1)
@@ -177,23 +180,23 @@ class PlanConfig(Section):
 
 
 class ClusterConfig(Section):
-    """The devices, by the names of the plan's table, and their price."""
+    """The devices that a run is planned for, by their names in `train/parallel/devices.toml`, and their price."""
 
     device: str = execution("")
     """Name of the device, such as h100-sxm (an unknown name is an error that lists all), or a calibration file."""
     gpus: int | None = execution(None, ge=1)
-    """Devices in a node; None = the usual number in a node of this device."""
+    """Number of devices in a node; None = the usual number for this device."""
     nodes: int = execution(1, ge=1)
     """Number of nodes."""
     usd_per_gpu_hour: float | None = execution(None, gt=0)
     """Price of a device per hour [USD]; None = unknown, so no cost is shown and a budget in money is rejected."""
     mfu: float = execution(0.4, gt=0, le=1)
-    """Share of the dense bf16 peak that converts device hours to FLOPs, until a layout is known. Llama 3 (arXiv
-    2407.21783, table 4) reached 0.38 to 0.43."""
+    """Assumed share of the dense bf16 peak, which converts device hours to FLOPs until a layout is known. Llama 3
+    (arXiv 2407.21783, table 4) reached 0.38 to 0.43."""
 
     @model_validator(mode="after")
     def _used(self) -> "ClusterConfig":
-        """Reject settings of a device without its name."""
+        """Reject settings that need a device if no device is named."""
         if not self.device and (given := sorted(self.model_fields_set - {"device"})):
             raise ValueError(f"{' and '.join(given)}: expected a device, got none. Set cluster.device.")
         return self

@@ -24,9 +24,9 @@ SECTIONS: Mapping[str, type[Section]] = {
 
 
 PRECISION_FIELDS = (("train", "precision"), ("optim", "muon_precision"))
-"""Content fields that are automatic until the device is known."""
+"""Content fields that may be "auto" until the device is known."""
 FIELDS_SET_AT_START = (("train", "fp8_scaling"),)
-"""Content fields that are automatic until training starts, since they depend on the installed packages."""
+"""Content fields that may be "auto" until training starts, since they depend on the installed packages."""
 AUTO = "auto"
 
 
@@ -51,7 +51,10 @@ class Settings(BaseModel):
     """The checks on loss and gradient norm after a step."""
 
     def content(self) -> dict[str, Any]:
-        """Return every setting that affects the weights, as `section.key`; the model's shape has those of `[plan]`."""
+        """Return every setting that affects the trained weights, by `section.key`, without those of `[plan]`.
+
+        The settings of `[plan]` take effect through the model's shape.
+        """
         sections = {name: getattr(self, name) for name in SECTIONS if name not in ("plan", "cluster")}
         content = {
             f"{name}.{key}": value for name, section in sections.items() for key, value in section.content().items()
@@ -63,9 +66,9 @@ class Settings(BaseModel):
         return content
 
     def for_device(self, kind: str, capability: tuple[int, int] | None = None) -> "Settings":
-        """Return the settings with every automatic value set for a device type ("cpu", "cuda"); others are kept.
+        """Return the settings with every automatic value replaced by that for a device type ("cpu", "cuda").
 
-        `capability`: of a CUDA device; None = a modern device. Settings without automatic values stay equal.
+        `capability`: compute capability of a CUDA device; None = 8.0 or newer, or no CUDA device.
         """
         sections = {
             "train": self.train.for_device(kind, capability),
@@ -77,11 +80,14 @@ class Settings(BaseModel):
         )
 
     def with_precisions_for(self, kind: str, capability: tuple[int, int] | None = None) -> "Settings":
-        """Return the settings with the precisions of `for_device`; execution fields remain automatic."""
+        """Return the settings with automatic precisions replaced as by `for_device`; other automatic values remain."""
         return self._set_automatic(self.for_device(kind, capability).content(), PRECISION_FIELDS)
 
     def with_precisions_of(self, content: Mapping[str, Any]) -> "Settings":
-        """Return the settings with automatic precisions set to those of `content`, such as a checkpoint's."""
+        """Return the settings with automatic precisions and fp8 scaling replaced by those of `content`.
+
+        `content`: settings by `section.key`, such as those of a checkpoint.
+        """
         return self._set_automatic(content, (*PRECISION_FIELDS, *FIELDS_SET_AT_START))
 
     def _set_automatic(self, content: Mapping[str, Any], names: Sequence[tuple[str, str]]) -> "Settings":
@@ -94,7 +100,7 @@ class Settings(BaseModel):
         return self.model_copy(update=changed)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the values that are set, by section, so that they can be loaded and overridden again."""
+        """Return the explicitly set values by section, without defaults, so that they can be loaded again."""
         return self.model_dump(mode="json", exclude_unset=True)
 
 
@@ -104,5 +110,5 @@ def settings_of(recipe: Recipe) -> Settings:
 
 
 def load_settings(raw: Mapping[str, Any], overrides: Sequence[str], where: str) -> Settings:
-    """Return the training sections in `raw` with overrides applied. Raises ConfigError with every wrong name."""
+    """Return the training sections in `raw` with overrides applied. Raises ConfigError that lists every wrong name."""
     return settings_of(load_recipe({name: raw.get(name, {}) for name in SECTIONS}, overrides, SECTIONS, where))

@@ -1,4 +1,4 @@
-"""The sections `[train]` (data, order, training stages; the plan replaces values of None) and `[checkpoint]`."""
+"""The sections `[train]` (data, order, training stages; the plan replaces None), `[checkpoint]` and `[guard]`."""
 
 from importlib.util import find_spec
 from typing import Annotated, Literal
@@ -10,68 +10,79 @@ from schemas.config import Section, execution
 
 def _shares(weights: dict[str, float]) -> dict[str, float]:
     if weights and (min(weights.values()) < 0 or sum(weights.values()) <= 0):
-        raise ValueError(f"expected shares of 0 or more with a positive sum, got {weights}. Set a positive share.")
+        raise ValueError(
+            f"expected weights of 0 or more, with at least one above 0, got {weights}. Set every weight in `weights` "
+            "to 0 or more, and at least one above 0."
+        )
     return weights
 
 
 MIN_BF16_CAPABILITY, MIN_FP16_CAPABILITY = (8, 0), (7, 0)
-"""Minimum CUDA compute capability at which auto is bf16, and at which it is fp16."""
+"""Minimum CUDA compute capability at which precision = auto means bf16, and at which it means fp16."""
 Shares = Annotated[dict[str, float], AfterValidator(_shares)]
-"""Share of each source in the samples, in any unit."""
+"""Weight of each source: its share of the samples, relative to the sum of the weights."""
 
 
 class StageConfig(Section):
     """A training stage: a range of the run's tokens with its own settings, by default those of `[train]`, `[optim]`."""
 
     tokens: int | None = Field(None, ge=1)
-    """Tokens of the stage, rounded to whole steps; None = the remaining tokens, in the last stage only."""
+    """Number of training tokens of the stage, rounded to whole steps; None = all that remain (last stage only)."""
     seq_len: int | None = Field(None, ge=1)
     """Tokens in a sequence."""
     global_batch: int | None = Field(None, ge=1)
     """Sequences per step."""
     weights: Shares | None = None
-    """Share of each source in the samples; names every source."""
+    """Weight of each source in the samples of the stage; every source must be named."""
     learning_rate: float | None = Field(None, gt=0)
-    """Rate at the beginning of the stage, which then has its own schedule; None = the run's schedule continues."""
+    """Learning rate at the beginning of the stage, which then has its own schedule; None = the run's schedule
+    continues."""
     schedule: Literal["cosine", "linear", "constant"] = "linear"
-    """Schedule of that rate."""
+    """Schedule of the stage's own learning rate."""
     final_lr_share: float = Field(0.0, ge=0, le=1)
-    """Rate at the end of the stage, as a share of that rate."""
+    """Learning rate at the end of the stage, as a share of the stage's `learning_rate`."""
 
     @model_validator(mode="after")
     def _used(self) -> "StageConfig":
         given = self.model_fields_set & {"schedule", "final_lr_share"}
         if self.learning_rate is None and given:
-            raise ValueError(f"{' and '.join(sorted(given))}: expected a learning_rate of the stage, got none. Set it.")
+            raise ValueError(
+                f"{' and '.join(sorted(given))}: expected a learning_rate in the same stage, got none. Set the stage's "
+                "learning_rate."
+            )
         return self
 
 
 class TrainConfig(Section):
-    """The training data; content fields affect the weights, execution fields only how they are computed."""
+    """The training data and its order; content fields affect the trained weights, execution fields do not."""
 
     seed: int = Field(0, ge=0, lt=1 << 63)
     """Seed of the data order, of the initial weights and of the masks."""
     objective: Literal["causal", "mlm", "span"] = "causal"
-    """causal: predict the next token; mlm: masked tokens, with attention to both sides (Devlin et al. 2018, arXiv
-    1810.04805); span: spans cut out of a text, after it (Raffel et al. 2019, arXiv 1910.10683, section 3.1.4)."""
+    """causal: predict the next token; mlm: predict masked tokens, with attention to both sides (Devlin et al. 2018,
+    arXiv 1810.04805); span: cut spans out of a sequence and predict them at its end (Raffel et al. 2019, arXiv
+    1910.10683, section 3.1.4)."""
     mask_share: float = Field(0.15, gt=0, lt=1)
-    """mlm, span: share of the tokens that are predicted. Source: Devlin et al. 2018, section 3.1."""
+    """With objective = mlm or span: share of the tokens that are predicted. Source: Devlin et al. 2018, section 3.1."""
     mean_span: float = Field(3.0, ge=1)
-    """span: mean length of a span [tokens]. Source: Raffel et al. 2019, section 3.3.4."""
+    """With objective = span: mean length of a span [tokens]. Source: Raffel et al. 2019, section 3.3.4."""
     seq_len: int = Field(512, ge=1)
-    """Tokens of the stream in a sequence; divides the dataset's chunk_tokens."""
+    """Number of dataset tokens in a sequence; a divisor of the dataset's chunk_tokens."""
     packing: Literal["stream", "best_fit"] = "stream"
     """stream: sequences are consecutive tokens of the stream; best_fit: the documents of a chunk are packed so that few
     are cut, and rows are padded. Source: Ding et al. 2024, arXiv 2404.10830."""
     document_mask: bool = True
-    """Mask attention between documents; else a token attends to the whole sequence before it."""
+    """Prevent attention between documents in a sequence; if false, tokens attend to the sequence's other documents
+    too."""
     weights: Shares = Field(default_factory=dict)
-    """Share of each source in the samples, in any unit; names every source, 0 excludes one. Empty = by tokens."""
+    """Weight of each source: its share of the samples, relative to the sum. Every source must be named; 0 excludes one.
+    Empty = in proportion to the tokens of the sources."""
     mix: str = execution("", pattern="^([0-9a-f]{64})?$")
-    """SHA-256 of the mix that set the weights, written by `penstock plan --mix`; empty = none. It is not content, since
-    the weights are."""
+    """SHA-256 of the mix that set `weights`, written by `penstock plan --mix`; empty = none. It is not a content field,
+    since `weights` already is."""
     window_shards: int = Field(8, ge=1)
-    """Number of shards that are shuffled together; more mix better, fewer need fewer open files."""
+    """Number of adjacent shards whose chunks are shuffled together; more shards mix better, but keep more files
+    open."""
     global_batch: int | None = Field(None, ge=1)
     """Sequences per optimizer step over all ranks; None = from the plan."""
     steps: int | None = Field(None, ge=1)
@@ -83,11 +94,12 @@ class TrainConfig(Section):
     of compute capability 8.0 or newer, fp16 on 7.0 to 7.5, else fp32, and fp32 on a CPU; a resumed run keeps its
     precision. fp16 scales the loss dynamically; fp8: matrices of the layers in fp8, the rest in bf16."""
     fp8_scaling: Literal["auto", "tensor", "row", "gather"] = "auto"
-    """fp8: granularity of the scales, and the implementation. tensor: per matrix, by this project; row: per row, by
-    torchao; gather: per matrix, by torchao, and zero2 and zero3 all-gather weights in fp8. auto: row if torchao is
-    installed when training starts, else tensor; a resumed run keeps its scaling."""
+    """With precision = fp8: granularity of the scales, and the implementation. tensor: per matrix, by this project;
+    row: per row, by torchao; gather: per matrix, by torchao, and zero2 and zero3 all-gather weights in fp8. auto: row
+    if torchao is installed when training starts, else tensor; a resumed run keeps its scaling."""
     skip_file: str = execution("")
-    """Skip list relative to the run's train folder; empty = none. Not content: checkpoints carry its digest instead."""
+    """Path of the skip list in the run's train folder; empty = none. Not a content field: checkpoints store its
+    digest."""
     eval_every: int = execution(100, ge=0)
     """Steps between two evaluations of the held-out loss; 0 = never."""
     eval_sequences: int = execution(64, ge=1)
@@ -101,7 +113,10 @@ class TrainConfig(Section):
     """Steps FIRST-LAST, such as 10-12, that torch's profiler records on rank 0 in train/profile; empty = none."""
 
     def for_device(self, kind: str, capability: tuple[int, int] | None = None) -> "TrainConfig":
-        """Return the section with the automatic values that are used set for a device type; None = a modern device."""
+        """Return the section with automatic `precision` and `fp8_scaling` replaced by the values for a device type.
+
+        `capability`: compute capability of a CUDA device; None = 8.0 or newer, or no CUDA device.
+        """
         if self.precision == "fp8" and self.fp8_scaling == "auto":
             return self.model_copy(update={"fp8_scaling": "row" if find_spec("torchao") else "tensor"})
         if self.precision != "auto":
@@ -167,7 +182,7 @@ class CheckpointConfig(Section):
     keep: int = execution(2, ge=1)
     """Number of newest checkpoints that are kept; an invalid checkpoint does not count."""
     keep_every: int | None = execution(None, ge=1)
-    """Checkpoints of every so many steps, a multiple of `every`, are kept permanently; None = none."""
+    """Number of steps between two checkpoints that are kept permanently, a multiple of `every`; None = none are."""
     mode: Literal["sync", "async"] = execution("async")
     """async: training continues while the state, copied to the host's memory, is written; each rank needs host memory
     for all that it writes. sync: training waits."""
@@ -188,7 +203,7 @@ class CheckpointConfig(Section):
 
 
 class GuardConfig(Section):
-    """Checks on steps: non-finite steps are skipped, spikes are reported or rewound, a run may end early."""
+    """Checks after each step: non-finite steps are skipped, spikes are reported or rewound, a run may end early."""
 
     max_non_finite: int = execution(3, ge=0)
     """Maximum number of consecutive steps with an infinite or NaN loss or gradient, each skipped; one more stops the
@@ -197,15 +212,16 @@ class GuardConfig(Section):
     """Maximum distance of a loss above the mean of the last `spike_window` losses [standard deviations]; a larger one
     is a spike. None = no check. OLMo 2 (arXiv 2501.00656) allows 6."""
     grad_sigmas: float | None = Field(None, gt=0)
-    """The same for the gradient norm before clipping: the trainer of OLMo 2 allows 6 here too; ZClip (arXiv
-    2504.02507) clips beyond 2.5, and reports that norms are nearly normal within a window. None = no check."""
+    """The limit of `spike_sigmas`, for the gradient norm before clipping: the trainer of OLMo 2 allows 6 here too;
+    ZClip (arXiv 2504.02507) clips beyond 2.5, and reports that norms are nearly normal within a window. None = no
+    check."""
     spike_window: int = Field(128, ge=8)
     """Number of losses and norms for mean and deviation; before there are so many, no step is a spike."""
     on_spike: Literal["report", "rewind"] = "report"
     """report: the documents of the step are listed. rewind: training also resumes from the checkpoint before, without
     the samples of the step, which the skip list and `events.jsonl` record."""
     max_rewinds: int = execution(3, ge=1)
-    """rewind: maximum number of rewinds in a run; the next spike stops it."""
+    """With on_spike = rewind, or with quarantine: maximum number of rewinds in a run; the next spike stops the run."""
     quarantine: bool = execution(False)
     """Rewind after a spike, for any `on_spike`, write the outlier documents of its batch to `train/quarantine.jsonl`,
     and exclude them from every later batch. The exclusions are part of the skip list's digest, so a run may be resumed

@@ -29,19 +29,19 @@ from train.data.shards import StreamReader, Tokens
 from train.data.stages import NO_SKIPS, STAGE_BITS, SkipList, StagePlan
 
 DocumentPart = tuple[int, int, int, int]
-"""A part of a document: row of a global batch, piece of the row, and the part's tokens [first, stop) in the row."""
+"""A part of a document in a batch: row, index of the piece in that row, and its positions [first, stop) there."""
 Number = TypeVar("Number", bound=np.integer[Any])
 NEVER_TARGETS = ("pad", "tombstone")
-"""Reserved tokens that are never a target: they replace text or fill space."""
+"""Reserved tokens that are never a target: they replace removed text or pad rows."""
 UNKNOWN_GROUP = (1 << 32) - 1
-"""The group of a sentinel before it is determined."""
+"""Placeholder for the loss group of a sentinel, until that of its span is known."""
 FIRST_HELDOUT_INDEX = 1 << 62
 """Index of the first held-out sample, so that held-out and training samples have different masks."""
 
 
 @dataclass(frozen=True)
 class HeldoutRows:
-    """Held-out rows of every source that has one."""
+    """The held-out rows of every source that has any."""
 
     sources: tuple[str, ...]
     """The source names that `rows.sources_B` indexes."""
@@ -64,7 +64,7 @@ class Batches:
         }
 
     def samples(self, step: int, rows: range | None = None) -> Samples:
-        """Return source, index and pieces of the rows of a step's global batch; None = all rows."""
+        """Return the samples of these rows of a step's global batch, without their tokens; None = all rows."""
         return self.order.samples(step, rows)
 
     def batch(self, step: int, rows: range | None = None) -> Rows:
@@ -79,10 +79,10 @@ class Batches:
         return self._rows(samples, [f"{source}/{TRAIN}" for source in self.order.sources], self._objective)
 
     def groups(self, step: int, rows: range, parts: Sequence[DocumentPart]) -> torch.Tensor:
-        """Return the index of the part that each position's loss belongs to, (B, row_length), int64.
+        """Return the index in `parts` of the part that each position's loss belongs to, (B, row_length), int64.
 
-        A loss belongs to the part that contains the predicted token; len(parts) = no part. A sentinel belongs to the
-        span that it replaces, and the last sentinel to the span before it.
+        A loss belongs to the part that contains the predicted token; the index is len(parts) if none does. A sentinel
+        belongs to the span that it replaces, and the last sentinel to the span before it.
         """
         samples = self.samples(step, rows)
         pieces, causal = samples.pieces, self._objective.predicts_next
@@ -120,7 +120,7 @@ class Batches:
 
     @cached_property
     def bytes_per_token(self) -> dict[str, float]:
-        """Bytes of text per token of every source with held-out rows, including separators: for bits per byte."""
+        """Bytes of text per held-out token, separators included, by source; converts losses to bits per byte."""
         ratios = {}
         for source in heldout_streams(self._dataset, self._config.seq_len):
             shards = self._dataset.streams[f"{source}/{HELDOUT}"]
@@ -129,7 +129,7 @@ class Batches:
         return ratios
 
     def _rows(self, samples: Samples, streams: Sequence[str], objective: Objective) -> Rows:
-        """Return the rows of samples from these streams, which `samples.source` indexes."""
+        """Return the rows of samples; `samples.source` is an index into `streams`."""
         pieces, shape = samples.pieces, (len(samples.index), samples.seq_len)
         # Pieces are concatenated, each with the token after it: a piece's targets are its inputs shifted by one.
         flat = np.empty(int(pieces.length.sum()) + len(pieces), self._dataset.tokenizer.dtype)
@@ -175,7 +175,10 @@ class Batches:
 
 
 def move_groups(groups: Ints, index: Ints, config: TrainConfig) -> Ints:
-    """Return the groups of tokens (B, T) in the order of objective = span: those of the targets, elsewhere any."""
+    """Return the loss group of every target for objective = span, from the groups of the row's tokens, (B, T).
+
+    Positions without a target have any group.
+    """
     _, moved = cut_spans(
         groups.astype(np.uint32), keys_of(key_of(config.seed, "objective"), index), config, np.full(100, UNKNOWN_GROUP)
     )
@@ -199,7 +202,7 @@ def _arrange_pieces(flat: Tokens, at: Ints, pieces: Pieces, shape: tuple[int, in
 
 
 def _number_documents(marks: NDArray[np.int32], pieces: Pieces) -> torch.Tensor:
-    """Return the document number of every position, from marks at document starts; pieces and padding start one too."""
+    """Return each position's document number from marks at document starts; pieces and padding start a document too."""
     marks[pieces.row, pieces.column] = 1
     end = pieces.column + pieces.length
     short = end < marks.shape[1]

@@ -1,7 +1,8 @@
 """The document index of a dataset: look-ups by position in a stream, by id, by URL and by host, without scans.
 
 Every index file is sorted, so a binary search reads only a few of its record batches. The index of a shard is sorted by
-token offset and, since the global shuffle is by hash of the id, by that hash; a bucket of the URL index by SURT.
+token offset and, since the global shuffle is by hash of the id, by that hash; a bucket of the URL index is sorted by
+SURT.
 """
 
 from bisect import bisect_left, bisect_right
@@ -28,7 +29,7 @@ LAST_KEY = (1 << 64, b"")
 
 Row = dict[str, Any]
 LocatedDocument = tuple[str, Row, int]
-"""Stream of a document, its row of the index, and its first token in the stream."""
+"""Stream of a document, its row in the document index, and the position of its first token in the stream."""
 
 
 class IndexFile:
@@ -64,7 +65,8 @@ class IndexFile:
             raise self._unreadable(error) from error
 
     def rows_between(self, column: str, low: Any, high: Any) -> Iterator[tuple[pa.RecordBatch, int, int]]:
-        """Yield each batch with the range of its rows whose value of a sorted column lies in [low, high)."""
+        """Yield each record batch with rows whose value in a sorted column is in [low, high), and the range of these
+        rows."""
         first = bisect_left(range(len(self)), low, key=lambda number: self.value(number, column, 0))
         for number in range(max(0, first - 1), len(self)):
             if number > first - 1 and self.value(number, column, 0) >= high:
@@ -87,7 +89,7 @@ class _ShardIndex(IndexFile):
         self._seed = shuffle_seed(dataset)
 
     def between(self, start: int, stop: int) -> Iterator[Row]:
-        """Yield the documents with a token in [start, stop) of the shard, except those that were taken down."""
+        """Yield the index rows of documents with a token in [start, stop) of the shard, except removed documents."""
         column = "token_offset"
         first = bisect_right(range(len(self)), start, key=lambda number: self.value(number, column, 0)) - 1
         for number in range(max(0, first), len(self)):
@@ -96,13 +98,14 @@ class _ShardIndex(IndexFile):
                 return
             low = max(0, int(np.searchsorted(begins, start, side="right")) - 1)
             high = int(np.searchsorted(begins, stop, side="left"))
-            # Where documents were taken out, the one before may end before `start`.
+            # Where documents were removed, the document before the gap may end before `start`.
             for row in rows_of(self.batch(number), low, high):
                 if row[column] + row["num_tokens"] > start and row["doc_id"] != REMOVED_ID:
                     yield row
 
     def key(self, number: int, row: int = 0) -> tuple[int, bytes]:
-        """Return the shuffle's sort key of a document, or of the next that was not taken down."""
+        """Return the sort key of a document in the shuffle; for a removed document, that of the next one not removed,
+        or LAST_KEY."""
         for later in range(number, len(self)):
             column = self.batch(later).column("doc_id")
             for place in range(row if later == number else 0, len(column)):
@@ -111,7 +114,7 @@ class _ShardIndex(IndexFile):
         return LAST_KEY
 
     def of_id(self, doc_id: bytes) -> Row | None:
-        """Return the document with this id; None if it is not in the shard."""
+        """Return the index row of the document with this id; None if it is not in the shard."""
         key = shuffle_key(self._seed, doc_id), doc_id
         number = bisect_right(range(len(self)), key, key=self.key) - 1
         if number < 0:
@@ -157,7 +160,7 @@ class DocumentIndex:
         return sum(shard.num_documents for shards in self._dataset.streams.values() for shard in shards)
 
     def between(self, stream: str, start: int, stop: int) -> Iterator[tuple[Row, int]]:
-        """Yield the documents with a token in [start, stop) of a stream, each with its first token in the stream."""
+        """Yield the documents with a token in [start, stop) of a stream, each with the position of its first token."""
         begins = self._begins(stream)
         first = int(np.searchsorted(begins, start, side="right")) - 1
         last = int(np.searchsorted(begins, stop, side="left"))
@@ -187,14 +190,15 @@ class DocumentIndex:
         return None
 
     def _first_key(self, stream: str, filled: list[int], place: int) -> tuple[int, bytes]:
-        """Return the sort key of the first document of a shard, or of the shards after it."""
+        """Return the sort key of the first document, not removed, from shard `filled[place]` on; LAST_KEY if there is
+        none."""
         keys = (self._index(stream, number).key(0) for number in filled[place:])
         return next((key for key in keys if key != LAST_KEY), LAST_KEY)
 
     def of_url(self, url: str) -> list[LocatedDocument]:
-        """Return the documents with this URL as stored (redacted); if there are none, those with its canonical form.
+        """Return the documents with exactly this URL; if there are none, those with the same canonical URL.
 
-        They are sorted by stream and position.
+        URLs are compared as stored, after redaction. Documents are sorted by stream and position.
         """
         keys = {surt(form) for form in (url, *_other_hosts(url))}
         rows = [row for key in sorted(keys) for row in self._rows_of_url(url, key, key + "\0")]
@@ -241,7 +245,7 @@ class DocumentIndex:
         return self._indexes[stream, number]
 
     def _begins(self, stream: str) -> Ints:
-        """Return the first token of every shard in its stream, and the end of the stream."""
+        """Return the position in the stream of every shard's first token, then the end of the stream."""
         if stream not in self._stream_begins:
             tokens = [shard.num_tokens for shard in self._dataset.streams[stream]]
             self._stream_begins[stream] = np.cumsum([0, *tokens])
@@ -270,7 +274,7 @@ def _other_hosts(url: str) -> list[str]:
 
 
 def read_table(folder: Store, path: str, columns: tuple[str, ...] | None = None) -> pa.Table:
-    """Return an index file, or some of its columns. Raises ContractError if it cannot be read."""
+    """Return the table in an index file, or some of its columns. Raises ContractError if it cannot be read."""
     try:
         table = pa.ipc.open_file(folder.open_input(path)).read_all()
         return table if columns is None else table.select(columns)
@@ -279,7 +283,8 @@ def read_table(folder: Store, path: str, columns: tuple[str, ...] | None = None)
 
 
 def shard_documents(dataset: Dataset, stream: str) -> Iterator[tuple[Ints, int]]:
-    """Yield, shard by shard, the first token in the stream of every non-empty document, and the shard's end."""
+    """Yield, for each shard, the positions in the stream of its non-empty documents' first tokens, and the shard's
+    end."""
     begin = 0
     for shard in dataset.streams[stream]:
         table = read_table(dataset.folder, shard.docs_path, ("token_offset", "num_tokens"))

@@ -1,7 +1,7 @@
 """Find the held-out documents of one dataset that another dataset trains on, so that evaluations can exclude them.
 
-A document is held out by the hash of its cluster, and the clusters of two datasets may differ. A document that is held
-out in the first dataset may therefore be training data in the second.
+The hash of its cluster decides whether a document is held out, and the clusters of two datasets may differ. A document
+that is held out in the first dataset may therefore be training data in the second.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,20 +30,20 @@ class HeldoutDocument:
     doc_id: bytes
     source: str
     first: int
-    """Its first token in the held-out stream of its source."""
+    """Position of the document's first token in the held-out stream of its source."""
     end: int
-    """The token after its last."""
+    """Position after its last token."""
 
 
 def row_starts(dataset: Dataset, seq_len: int, number: int) -> dict[str, Ints]:
-    """Return, by source, the first token in the stream of each of the first `number` held-out rows."""
+    """Return, by source, the positions in the held-out stream at which the first `number` held-out rows start."""
     streams = heldout_streams(dataset, seq_len)
     taken = {source: min(number, stream.num_units // seq_len) for source, stream in streams.items()}
     return {source: streams[source].pieces(np.arange(rows) * seq_len, seq_len).start for source, rows in taken.items()}
 
 
 def heldout_documents(dataset: Dataset, seq_len: int, number: int) -> list[HeldoutDocument]:
-    """Return every document of the first `number` held-out rows of each source, in the order of the streams."""
+    """Return every document with a token in the first `number` held-out rows of each source, in stream order."""
     index, documents = DocumentIndex(dataset), []
     for source, starts in row_starts(dataset, seq_len, number).items():
         # A row's last target is the token after its inputs.
@@ -54,18 +54,19 @@ def heldout_documents(dataset: Dataset, seq_len: int, number: int) -> list[Heldo
 
 
 def trained_documents(doc_ids: Iterable[bytes], dataset: Dataset) -> set[bytes]:
-    """Return those of the documents that a dataset trains on."""
+    """Return the ids in `doc_ids` of documents in a training stream of the dataset."""
     index = DocumentIndex(dataset)
     placed = ((doc_id, index.of_id(doc_id)) for doc_id in doc_ids)
     return {doc_id for doc_id, found in placed if found is not None and found[0].endswith(f"/{TRAIN}")}
 
 
 def trained_copies(runs: Sequence[Store], datasets: Sequence[Dataset], held: Iterable[bytes]) -> set[bytes]:
-    """Return those of the documents `held` of some runs with a copy, by any run's clusters, in a training stream.
+    """Return the ids in `held` of documents that have a copy in a training stream of one of `datasets`.
 
-    `datasets` are those that are trained on. Only two narrow columns of the clusters are scanned. If all runs have the
-    same clusters, share and seed, no cluster can be in both, and nothing is read. For a run that uses the dataset of
-    another run, the clusters are those of that run.
+    `held`: held-out documents of `runs`. Documents are copies if they are in one cluster of any of these runs; a run
+    without clusters uses those of the run that wrote its dataset. Only two narrow columns of the clusters are scanned.
+    If all runs have the same clusters, held-out share and seed, no cluster can be both held out and trained on. Then
+    nothing is read.
     """
     owners = {owner.uri: owner for run in runs for owner in [_cluster_run(run)]}
     cuts = [{key: _token_settings(open_dataset(run)).get(key) for key in ("heldout_share", "seed")} for run in runs]
@@ -88,12 +89,12 @@ def trained_copies(runs: Sequence[Store], datasets: Sequence[Dataset], held: Ite
 
 
 def _cluster_run(run: Store) -> Store:
-    """Return the run whose clusters decided which documents of a run's dataset are held out."""
+    """Return the run whose clusters decided which documents are held out of the dataset that `run` uses."""
     return run if "dedup" in read_run(run).tables else open_dataset(run).folder.child("../..")
 
 
 def _digests(runs: Iterable[Store], name: str) -> list[str | None]:
-    """Return the digest of a table in each run; None = the run has none."""
+    """Return the digest of the table `name` in each run; None = the run has no such table."""
     return [open_table(run, name)[1].digest if _has_table(run, name) else None for run in runs]
 
 
@@ -107,7 +108,7 @@ def _token_settings(dataset: Dataset) -> Mapping[str, object]:
 
 
 def _cluster_rows(table: TableVersion, column: str, values: pa.Array) -> dict[bytes, bytes]:
-    """Return the cluster by doc_id of the rows of `dedup` that have one of these values in `column`."""
+    """Return the cluster by doc_id, for the rows of the table `dedup` that have one of `values` in `column`."""
     clusters_by_id: dict[bytes, bytes] = {}
     for path in table.manifest.paths_of():
         with table.folder.open_input(path) as stream:

@@ -1,7 +1,8 @@
-"""The training objectives: inputs and targets of rows, by a counter hash of (seed, global sample index, position).
+"""The training objectives, which make inputs and targets of rows from their tokens.
 
 causal: predict the next token. mlm: predict masked tokens, with attention to both sides. span: predict spans that are
-cut out of the row and appended to it. A few rows are processed at a time, so that all temporary arrays fit the cache.
+cut out of the row and appended to it. Random choices are hashes of (seed, global sample index, position). A few rows
+are processed at a time, so that all temporary arrays fit the cache.
 """
 
 from collections.abc import Iterator
@@ -16,18 +17,20 @@ from train.data.shards import Tokens
 from train.data.stages import num_spans
 
 BLOCK = 1 << 15
-"""Tokens of the rows processed at once. Their random numbers fill 128 KiB: allocating more costs as much as hashing."""
+"""Number of tokens in the rows that are processed at once. Their random numbers fill 128 KiB: allocating more costs as
+much as hashing."""
 MASKED, RANDOM = 0.8, 0.1
-"""Shares of the chosen tokens that become `mask` and a random id. Source: Devlin et al. 2018, section 3.1."""
+"""Share of the chosen tokens that become the token `mask`, and share that become a random id. Source: Devlin et al.
+2018, section 3.1."""
 DRAWN_FROM = 1 << 32
-"""Counter offset for the random id of a position; it never equals a counter that chooses positions."""
+"""Offset of the counters that draw random ids, so that they never equal a counter that chooses positions."""
 
 
 class Masking:
     """Masks a share of the tokens of rows. Source: Devlin et al. 2018, arXiv 1810.04805, section 3.1."""
 
     def __init__(self, share: float, tokenizer: TokenizerContract):
-        """Reserved tokens are neither masked nor drawn as random ids."""
+        """`share`: share of the tokens that are predicted. Reserved tokens are never masked or drawn as random ids."""
         self._mask = tokenizer.reserved["mask"]
         self._plain = np.ones(tokenizer.vocab_size, np.bool_)
         self._plain[list(tokenizer.reserved.values())] = False
@@ -37,7 +40,7 @@ class Masking:
         self._masked, self._changed, self._chosen = (np.uint32(limit) for limit in limits)
 
     def hide(self, ids: Tokens, keys: Bits) -> tuple[Ints, Ints]:
-        """Return inputs (B, T) with some tokens masked, and targets: these tokens, IGNORED elsewhere."""
+        """Return inputs (B, T) with some tokens masked, and targets (B, T): the masked tokens, elsewhere IGNORED."""
         inputs, targets = np.empty(ids.shape, np.int64), np.empty(ids.shape, np.int64)
         for rows in _blocks(ids):
             inputs[rows], targets[rows] = ids[rows], IGNORED
@@ -83,7 +86,10 @@ def cut_spans(ids: Tokens, keys: Bits, config: TrainConfig, sentinels: Ints) -> 
 
 
 def _move_spans(ids: Tokens, kept: Ints, cut: Ints, sentinels: Ints) -> Tokens:
-    """Return inputs and targets in the same rows, longer by one position, from alternating kept and cut lengths."""
+    """Return rows one position longer than a model row: inputs are all tokens but the last, targets all but the first.
+
+    `kept`, `cut`: lengths of the alternating spans that stay in the text and that are moved after it.
+    """
     rows, spans = kept.shape
     kept_ends, cut_ends = np.cumsum(kept, axis=1), np.cumsum(cut, axis=1)
     text_end, width = int(kept_ends[0, -1]) + spans, ids.shape[1] + 2 * spans + 1
@@ -110,7 +116,7 @@ def segments(bits: Bits, number: int) -> Ints:
     edges = np.zeros((rows, number + 1), np.int64)
     edges[:, -1] = size
     if number > 1:
-        # Cut at the smallest random numbers. The lowest bits hold the index, so all differ and no look-up is needed.
+        # Cut at the positions of the smallest random numbers. Their lowest bits hold the position, so no two are equal.
         low = np.uint64((1 << size.bit_length()) - 1)
         marked = bits[:, 1:] & ~low
         marked |= np.arange(1, size, dtype=np.uint64)
@@ -129,7 +135,7 @@ class Objective:
 
     @property
     def predicts_next(self) -> bool:
-        """True if rows do not change and each token predicts the next."""
+        """True for objective = causal: rows do not change, and each token predicts the next."""
         return self._config.objective == "causal"
 
     def apply(self, ids: Tokens, index: Ints) -> tuple[Ints, Ints]:

@@ -1,7 +1,8 @@
-"""The order of the training samples as a pure function of (dataset, seed, stages, skips), and its inverse.
+"""The order of the training samples, a pure function of (dataset, seed, stages, skip list), and its inverse.
 
-A sample is the next row of its source (permutation.py); the training stage's mixture decides which source is next. A
-source continues in a stage where the stage before ended. Any sample or step is computed directly, without iteration.
+A sample is the next row of its source (permutation.py); the training stage's mixture decides which source is next. In a
+later stage, a source continues where the stage before stopped. Any sample or step is computed directly, without
+iteration.
 """
 
 import hashlib
@@ -40,15 +41,16 @@ from train.data.stages import NO_SKIPS, STAGE_BITS, SkipList, StagePlan, stage_l
 # just-in-time processes"). The common rule of the largest deficit reaches deviations above 1.
 
 MAX_BLOCK = 1 << 16
-"""Maximum block length [samples]: its schedule is tabulated once per process (0.1 s)."""
+"""Maximum length of a block [samples]. The schedule of a block is tabulated once per process (0.1 s)."""
 
 
 def block_counts(weights: Mapping[str, float]) -> dict[str, int]:
-    """Return the samples of each source per block, without sources of weight 0; exact if MAX_BLOCK samples suffice.
+    """Return the number of samples of each source in a block, without sources of weight 0.
 
-    Otherwise rounded by largest remainder (Hamilton's method). Raises ConfigError if a share rounds to nothing.
+    The counts have the exact proportions of the weights if a block of at most MAX_BLOCK samples allows it. Otherwise
+    they are rounded by largest remainder (Hamilton's method). Raises ConfigError if a count is rounded to 0.
     """
-    # The decimal text, not the binary float: 0.7 means 7/10.
+    # Fractions are made from the decimal text, not the binary float: 0.7 means 7/10.
     parts = {name: Fraction(str(weight)) for name, weight in weights.items() if weight > 0}
     total = sum(parts.values())
     shares = {name: part / total for name, part in parts.items()}
@@ -87,7 +89,7 @@ def schedule(counts: list[int]) -> NDArray[np.int64]:
 
 
 class Mixture:
-    """The mapping between a global sample index and (source, index in that source), in both directions."""
+    """The mapping between the index of a sample in a stage and (source, index among the source's samples there)."""
 
     def __init__(self, counts: Mapping[str, int]):
         self.counts = np.array(list(counts.values()), np.int64)
@@ -99,18 +101,18 @@ class Mixture:
             self._ranks[places] = np.arange(len(places))
 
     def locate(self, index: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return source and position in the source's own order, for global sample indices."""
+        """Return, for each sample index, its source and its index among the samples of that source."""
         block, slot = np.divmod(index, self.block)
         source = self._slots[slot]
         return source, block * self.counts[source] + self._ranks[slot]
 
     def find(self, source: int, position: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the global sample index of positions in a source's own order."""
+        """Return the sample indices of a source's samples, by their index among them: the inverse of `locate`."""
         block, rank = np.divmod(position, self.counts[source])
         return block * self.block + self._places[source][rank]
 
     def taken(self, number: int) -> list[int]:
-        """Return how many of the first `number` global samples come from each source."""
+        """Return how many of the first `number` samples come from each source."""
         blocks, slots = divmod(number, self.block)
         partial = [int(np.searchsorted(places, slots)) for places in self._places]
         return [blocks * count + rest for count, rest in zip(self.counts.tolist(), partial, strict=True)]
@@ -122,26 +124,26 @@ NUM_PROBED = 512
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples in the order of their use, and the pieces of the streams that they consist of."""
+    """Samples in the order of their use, with the spans of the streams that they consist of."""
 
     index: Ints
-    """Global sample index as in the skip list, which counts skipped samples too."""
+    """Global sample index, as in the skip list; skipped samples are counted too."""
     source: Ints
-    """Source of each sample, as an index into `Order.sources`."""
+    """Source of each sample, as an index into `SampleOrder.sources`."""
     pieces: Pieces
-    """Pieces of the samples, by row; row 0 is the first sample here."""
+    """The pieces (contiguous spans of a stream) of all samples; `pieces.row` is the index of the sample here."""
     seq_len: int
-    """Inputs of a row; positions after the pieces are padding."""
+    """Number of inputs in a sample; positions after its pieces are padding."""
 
 
 @dataclass(frozen=True)
 class _Stage:
-    """A training stage, and the positions of all sources at its beginning and end."""
+    """A training stage, and the position in the order of each source at the beginning and the end of the stage."""
 
     plan: StagePlan
     mixture: Mixture
     which: Ints
-    """Index in `Order.sources` of each source of the mixture."""
+    """Index in `SampleOrder.sources` of each source of the mixture."""
     skip: SkipList
     begins: dict[int, int]
     """Position of every source at the beginning of the stage."""
@@ -150,7 +152,7 @@ class _Stage:
 
 
 class SampleOrder:
-    """The order of a run's training samples. The i-th used sample of a stage is the i-th that is not skipped."""
+    """The order of a run's training samples, without those of the skip list."""
 
     def __init__(
         self, streams: Mapping[str, RowOrder], stages: Sequence[StagePlan], skip: SkipList = NO_SKIPS, seed: int = 0
@@ -195,16 +197,22 @@ class SampleOrder:
         return digest_of([ORDER_VERSION, self.seed, list(self.sources), rows, shapes, ends, probe.hexdigest()])
 
     def place(self, step: int) -> tuple[int, int]:
-        """Return the stage of a step, and the step in the stage, both from 0; the last stage has no end here."""
+        """Return the stage that contains a step, and the step in that stage, both from 0.
+
+        Steps after the end of the last stage count as part of it.
+        """
         number = max(i for i, stage in enumerate(self._stages) if stage.plan.first_step <= step)
         return number, step - self._stages[number].plan.first_step
 
     def stage_of(self, step: int) -> StagePlan:
-        """Return the stage of a step."""
+        """Return the training stage that contains a step."""
         return self._stages[self.place(step)[0]].plan
 
     def samples(self, step: int, rows: range | None = None) -> Samples:
-        """Return the rows of a step's global batch; None = all. Raises ValueError if `rows` is not a range of it."""
+        """Return the samples of these rows of a step's global batch; None = all rows.
+
+        Raises ValueError if `rows` is not a contiguous range of rows of that batch.
+        """
         stage, within = self.place(step)
         batch = self._stages[stage].plan.global_batch
         rows = range(batch) if rows is None else rows
@@ -216,13 +224,14 @@ class SampleOrder:
         return self.at(stage, within * batch + np.arange(rows.start, rows.stop))
 
     def at(self, stage: int, number: Ints) -> Samples:
-        """Return samples of a stage by their numbers among the used samples."""
+        """Return the samples at these positions of a stage; positions count only samples that are not skipped."""
         return self._at(stage, self._stages[stage].skip.index_of_used(number))
 
     def find(self, source: str, start: int, stop: int) -> list[tuple[int, Ints]]:
-        """Return, by stage, the numbers of the used samples with one of the stream's tokens [start, stop) as an input.
+        """Return the positions of all samples with one of the tokens [start, stop) of a source's stream as an input.
 
-        Covers all epochs up to the last step of the plan. The inverse of `at`, at the cost of a few look-ups per epoch.
+        One pair per stage: its number, and the positions as `at` takes them. All epochs up to the last step of the plan
+        are covered, at the cost of a few look-ups per epoch.
         """
         which = self.sources.index(source)
         stream, last = self.streams[which], self._stages[-1].ends[which]
@@ -232,7 +241,7 @@ class SampleOrder:
         return [(i, self._numbers(stage, which, begins, ends)) for i, stage in enumerate(self._stages)]
 
     def epochs(self) -> dict[str, float]:
-        """Return the passes over each source until the last step, including skipped samples."""
+        """Return the number of epochs of each source up to the last step, counting skipped samples too."""
         ends = self._stages[-1].ends
         return {source: ends[i] / self.streams[i].num_units for i, source in enumerate(self.sources)}
 
@@ -247,7 +256,7 @@ class SampleOrder:
         return _Stage(plan, mixture, which, skip, begins, ends)
 
     def _at(self, stage: int, index: Ints) -> Samples:
-        """Return samples of a stage by their indices in it."""
+        """Return the samples at these indices of a stage; indices count skipped samples too."""
         state = self._stages[stage]
         local, taken = state.mixture.locate(index)
         parts, rows = [], []
@@ -260,7 +269,10 @@ class SampleOrder:
         return Samples((stage << STAGE_BITS) + index, state.which[local], pieces, state.plan.seq_len)
 
     def _numbers(self, stage: _Stage, which: int, begins: Ints, ends: Ints) -> Ints:
-        """Return the numbers of a stage's used samples that overlap one of these position ranges of a source."""
+        """Return the positions of a stage's samples, as `at` takes them, that overlap a range [begin, end) of a source.
+
+        The ranges are positions in the order of the source, and skipped samples are left out.
+        """
         local = np.flatnonzero(stage.which == which)
         if not local.size:
             return np.empty(0, np.int64)
@@ -279,7 +291,7 @@ def _mixture(counts: tuple[tuple[str, int], ...]) -> Mixture:
 
 
 def tokens_by_source(stages: Sequence[StagePlan]) -> dict[str, int]:
-    """Return the tokens that the stages use of each source without skips, including the padding of packed rows."""
+    """Return how many tokens the stages use of each source if no sample is skipped, with the padding of packed rows."""
     drawn: dict[str, int] = {}
     for stage in stages:
         taken = _mixture(tuple(stage.counts.items())).taken(stage.num_samples)
@@ -291,10 +303,10 @@ def tokens_by_source(stages: Sequence[StagePlan]) -> dict[str, int]:
 def open_streams(
     dataset: Dataset, config: TrainConfig, packings: Mapping[str, PackedIndex] | None = None
 ) -> dict[str, RowOrder]:
-    """Return the order of every source that a stage uses.
+    """Return the order of the rows of every source that a stage uses.
 
-    `packings` are the packed rows of each source, for `train.packing = best_fit`. Raises ConfigError if lengths or
-    weights do not fit the dataset.
+    `packings` are the packed rows of each source, for `train.packing = best_fit`. Raises ConfigError if a sequence
+    length or the weights of a stage do not fit the dataset.
     """
     chunk_tokens, tokens = dataset.chunk_tokens, dataset.num_tokens(TRAIN)
     used = set()
@@ -322,7 +334,7 @@ def open_streams(
 
 
 def stage_counts(streams: Mapping[str, RowOrder], config: TrainConfig) -> list[dict[str, int]]:
-    """Return the mixture of every stage: samples of each source per block."""
+    """Return the mixture of every stage: the number of samples of each source in a block."""
     by_tokens: dict[str, float] = {source: stream.num_units for source, stream in streams.items()}
     return [block_counts(dict(sorted((weights or by_tokens).items()))) for weights in stage_weights(config)]
 
@@ -339,7 +351,7 @@ def make_order(
 
 
 def heldout_streams(dataset: Dataset, seq_len: int) -> dict[str, StreamRows]:
-    """Return the held-out rows of every source that has any; they depend on neither the seed nor the packing."""
+    """Return the held-out rows of every source that has any. They depend neither on the seed nor on the packing."""
     tokens = dataset.num_tokens(HELDOUT)
     shards = {source: [shard.num_tokens for shard in dataset.streams[f"{source}/{HELDOUT}"]] for source in tokens}
     streams = {source: StreamRows(ChunkOrder(source, shards[source], seq_len, 0, 8)) for source in sorted(tokens)}

@@ -1,8 +1,9 @@
 """Best-fit packing: an index that places the documents of every chunk into rows in advance, so that few are cut.
 
-Documents longer than a row are first cut into pieces of a row. Pieces are placed by decreasing length into the fullest
-row with enough space; the rest is padding. Source: Ding et al. 2024, arXiv 2404.10830, section 3. The index is written
-once, before the plan, and memory-mapped: a row is a list of pieces (spans of the stream), and no token is copied.
+Documents longer than a row are first cut into pieces of at most a row. Pieces are placed by decreasing length into the
+fullest row with enough space; what remains of a row is padding. Source: Ding et al. 2024, arXiv 2404.10830, section 3.
+The index is written once, before the plan, and memory-mapped: a row is a list of pieces (spans of the stream), and no
+token is copied.
 """
 
 import tempfile
@@ -40,7 +41,7 @@ class PackedSource(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     name: str
-    """The source."""
+    """Name of the source."""
     num_tokens: int
     """Number of tokens in its complete chunks."""
     num_rows: int
@@ -48,17 +49,17 @@ class PackedSource(BaseModel):
     num_documents: int
     """Number of documents with a token in these chunks."""
     cut: int
-    """Number of documents in more than one row."""
+    """Number of documents with tokens in more than one row."""
     cut_in_stream: int
-    """Number of documents that would be in more than one row without packing."""
+    """Number of documents that would have tokens in more than one row without packing."""
     padding: float
     """Share of the rows' positions that are padding."""
     files: dict[str, str]
-    """SHA-256 of each of its tables in the index, by path."""
+    """SHA-256 of each file of this source in the index, by path."""
 
 
 class Packing(BaseModel):
-    """The summary of a dataset's index at one sequence length; it is written last and makes the index exist."""
+    """The summary of a dataset's packing index for one sequence length; it is written last, to complete the index."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -73,7 +74,10 @@ class Packing(BaseModel):
 
 
 def best_fit(lengths: list[int], capacity: int) -> list[list[int]]:
-    """Return rows of piece indices by best-fit decreasing; lengths are at most `capacity`. All in stream order."""
+    """Return rows of pieces, as indices into `lengths`, by best-fit decreasing; a row holds at most `capacity` tokens.
+
+    No length is above `capacity`. Pieces are in stream order within a row, and rows by their first piece.
+    """
     rows: list[list[int]] = []
     room: list[tuple[int, int]] = []
     for piece in sorted(range(len(lengths)), key=lambda piece: (-lengths[piece], piece)):
@@ -90,14 +94,14 @@ def best_fit(lengths: list[int], capacity: int) -> list[list[int]]:
 
 
 def packing_folder(run: Store, dataset: Dataset, seq_len: int) -> Store:
-    """Return the folder of a dataset's index at a sequence length."""
+    """Return the folder of a dataset's packing index for a sequence length."""
     return run.child(f"train/packing/{digest_of([PACKING_VERSION, positions_digest(dataset.manifest), seq_len])[:16]}")
 
 
 def write_packing(run: Store, dataset: Dataset, config: TrainConfig) -> Packing | None:
-    """Return the index for `train.packing = best_fit`, written unless it exists; None = another packing is set.
+    """Write the packing index unless it exists, and return its summary; None if `train.packing` is not best_fit.
 
-    A single process writes it for all ranks, a shard at a time.
+    A single process writes it for all ranks, one shard at a time.
     """
     if config.packing != "best_fit":
         return None
@@ -114,7 +118,10 @@ def write_packing(run: Store, dataset: Dataset, config: TrainConfig) -> Packing 
 
 
 def open_packings(run: Store, dataset: Dataset, config: TrainConfig) -> dict[str, PackedIndex] | None:
-    """Return the packed rows of every source; None = another packing is set. Raises ContractError if none exist."""
+    """Return the packed rows of every source; None if `train.packing` is not best_fit.
+
+    Raises ContractError if the packing index does not exist, or does not match the dataset.
+    """
     if config.packing != "best_fit":
         return None
     folder = packing_folder(run, dataset, config.seq_len)
@@ -142,7 +149,7 @@ def open_packings(run: Store, dataset: Dataset, config: TrainConfig) -> dict[str
 
 
 def packed_files(run: Store, dataset: Dataset, config: TrainConfig) -> Iterator[tuple[Store, str, str]]:
-    """Yield folder, path and expected SHA-256 of every file of the index; nothing if another packing is set."""
+    """Yield folder, path and expected SHA-256 of every file of the packing index; nothing without best_fit packing."""
     if config.packing == "best_fit":
         folder = packing_folder(run, dataset, config.seq_len)
         for source in _read_summary(folder, dataset, config.seq_len).sources:
@@ -204,7 +211,7 @@ def _write_source(folder: Store, dataset: Dataset, source: str, number: int, seq
 
 
 def _pack_chunks(edges: Ints, chunks: range, size: int, seq_len: int) -> dict[str, Ints]:
-    """Return the columns of the tables for these chunks; `edges` are all document boundaries in them."""
+    """Return the columns of TABLES for the packed rows of these chunks; `edges`: all document boundaries in them."""
     corners = np.arange(chunks.start, chunks.stop + 1) * size
     points = np.unique(np.concatenate([corners, edges[(edges > corners[0]) & (edges < corners[-1])]]))
     long = np.diff(points)

@@ -1,9 +1,10 @@
-"""The order of one source as a pure function of (shards, seed): its chunks in every epoch, and the pieces of its rows.
+"""The training order of one source, a pure function of its shards and the seed.
 
 A source's stream is cut into chunks. A bijection of (seed, source, epoch) orders windows of adjacent shards, then the
 chunks inside each window, so that consecutive steps read few shards. Concatenated in this order, the chunks are the
-*ordered stream*. Every row takes the next piece of it, of any length: a change of sequence length neither repeats nor
-loses a token. Nothing is iterated: any position, and the position of any token, is computed directly.
+*ordered stream*. Every row is the next tokens of it, of any number: a change of sequence length neither repeats nor
+loses a token. The contiguous spans of the stream that a row consists of are its *pieces*. Nothing is iterated: any
+position in the order, and the position of any token, is computed directly.
 """
 
 import hashlib
@@ -14,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-# Counter-based random numbers: a number is a hash of its purpose, so it is the same on every rank and at any time.
+# Counter-based random numbers: each is a hash of what it is for, so it is the same on every rank and at any time.
 
 Ints = NDArray[np.int64]
 Bits = NDArray[np.uint64]
@@ -32,18 +33,18 @@ def mix_bits(x: Bits) -> Bits:
 
 
 def key_of(*parts: int | str) -> np.uint64:
-    """Return the key of a purpose, which the parts name."""
+    """Return the key of the random numbers for one purpose, a hash of `parts`, which name the purpose."""
     digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
     return np.uint64(int.from_bytes(digest, "little"))
 
 
 def keys_of(key: np.uint64, index: Ints) -> Bits:
-    """Return a key for each index, derived from `key`."""
+    """Return a key of random numbers for each index, derived from `key`."""
     return mix_bits(np.full(index.shape, key) + GOLDEN * (index + 1).astype(np.uint64))
 
 
 def random_bits(keys: Bits, number: int) -> Bits:
-    """Return `number` random 64-bit numbers of each key, (B, number). Source: Steele et al. 2014, SplitMix64."""
+    """Return `number` random 64-bit numbers for each of B keys, (B, number). Source: Steele et al. 2014, SplitMix64."""
     steps = GOLDEN * np.arange(1, number + 1, dtype=np.uint64)
     return mix_bits(keys[:, None] + steps)
 
@@ -65,13 +66,15 @@ def _feistel(index: Ints, side: Ints, keys: Bits, backwards: bool) -> Ints:
 
 
 def permute(index: Ints, size: Ints, key: Bits, backwards: bool = False) -> Ints:
-    """Return a keyed bijection of [0, size) of each index, or its inverse; the three arrays have the same shape.
+    """Return each index's image under a bijection of [0, size) that `key` selects, or with `backwards` its preimage.
+
+    The three arrays have the same shape, so each index has its own size and key.
 
     Source: Black and Rogaway 2002, "Ciphers with arbitrary finite domains", section 5 (generalized Feistel on side²
     elements) with cycle walking (section 4) down to `size`; side² exceeds size by at most 2·sqrt(size) + 1.
     """
     side = np.sqrt(size).astype(np.int64) + 1
-    keys = mix_bits(key + ROUNDS[:, None])  # for all rounds at once: in small batches the calls cost most
+    keys = mix_bits(key + ROUNDS[:, None])  # for all rounds at once, since the calls cost most in small batches
     out = _feistel(index, side, keys, backwards)
     outside = np.flatnonzero(out >= size)
     while outside.size:
@@ -81,25 +84,25 @@ def permute(index: Ints, size: Ints, key: Bits, backwards: bool = False) -> Ints
 
 
 def concatenate_ranges(first: Ints, count: Ints) -> tuple[Ints, Ints]:
-    """Return the numbers [first, first + count) of all ranges, concatenated, and the index of each number's range."""
+    """Return the integers of all ranges [first, first + count), concatenated, and the index of each integer's range."""
     which = np.repeat(np.arange(len(count)), count)
     return np.arange(len(which)) - np.repeat(np.cumsum(count) - count - first, count), which
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """The contiguous spans of a stream that rows consist of, by row and position in it; one array per field."""
+    """The pieces of rows: the contiguous spans of a stream that rows consist of, sorted by row; one array per field."""
 
     row: Ints
-    """Index of the row in the call that returned the pieces."""
+    """Index of the piece's row among the rows that were requested."""
     column: Ints
-    """First position of the piece in its row."""
+    """Position in the row at which the piece starts."""
     epoch: Ints
-    """Pass over the source, from 0."""
+    """Epoch of the source that the piece belongs to, from 0."""
     start: Ints
-    """First token in the source's stream: inputs are stream[start : start + length]."""
+    """Position of the piece's first token in the source's stream: its inputs are stream[start : start + length]."""
     length: Ints
-    """Number of inputs; the token after them is the target of the last."""
+    """Number of inputs in the piece; the token after them is the target of the last input."""
     closed: NDArray[np.bool_]
     """True if the last input has no target, because its document ends there."""
 
@@ -112,7 +115,8 @@ class Pieces:
 
 
 def join_pieces(parts: Sequence[Pieces], rows: Sequence[Ints]) -> Pieces:
-    """Return the pieces of several calls, sorted by row; `rows` maps the rows of each call to the new rows."""
+    """Return the pieces in all of `parts`, sorted by row; `rows` holds, for each part, the new index of each of its
+    rows."""
     empty = np.empty(0, np.int64)
     none = Pieces(empty, empty, empty, empty, empty, np.empty(0, np.bool_))
     joined = {
@@ -127,18 +131,18 @@ class ChunkOrder:
 
     def __init__(self, source: str, shard_tokens: list[int], chunk_tokens: int, seed: int, window_shards: int):
         self.source, self.seed, self.chunk_tokens = source, seed, chunk_tokens
-        # A row's last input needs one more token as its target, so the stream's last token starts no chunk.
+        # A row's last input needs the token after it as its target, so the last token of the stream is in no chunk.
         self.num_chunks = max(0, sum(shard_tokens) - 1) // chunk_tokens
         starts = np.cumsum([0, *shard_tokens])[::window_shards]
         first = np.unique(-(-starts // chunk_tokens))
         self.windows: Ints = first[first < self.num_chunks].astype(np.int64)
-        """First chunk of every window."""
+        """First chunk of every window of shards."""
         self.sizes: Ints = np.diff(np.append(self.windows, self.num_chunks))
-        """Chunks of every window."""
+        """Number of chunks in every window."""
         self._slots: dict[int, tuple[Ints, Ints, Ints]] = {}
 
     def slots(self, epoch: int) -> tuple[Ints, Ints, Ints]:
-        """Return an epoch's window in each slot, first chunk position of each slot, and slot of each window."""
+        """Return an epoch's order of windows: window and first chunk position of each slot, and slot of each window."""
         if epoch not in self._slots:
             number = len(self.sizes)
             key = np.full(number, key_of(self.seed, self.source, epoch))
@@ -150,17 +154,17 @@ class ChunkOrder:
         return self._slots[epoch]
 
     def chunks(self, epoch: int, place: Ints) -> Ints:
-        """Return the chunks at these positions of an epoch."""
+        """Return the chunks at the positions `place` in the order of an epoch."""
         order, begins, _ = self.slots(epoch)
         slot = np.searchsorted(begins, place, side="right") - 1
         return self.inside(epoch, order[slot], place - begins[slot])
 
     def inside(self, epoch: int, window: Ints, number: Ints) -> Ints:
-        """Return the chunk that is the `number`-th of its window."""
+        """Return the chunk that an epoch reads as the `number`-th of a window."""
         return self.windows[window] + permute(number, self.sizes[window], self._keys(epoch, window))
 
     def places(self, epoch: int, chunk: Ints) -> Ints:
-        """Return the positions of chunks in an epoch: the inverse of `chunks`."""
+        """Return the positions of chunks in the order of an epoch: the inverse of `chunks`."""
         window = np.searchsorted(self.windows, chunk, side="right") - 1
         _, begins, slots = self.slots(epoch)
         number = permute(chunk - self.windows[window], self.sizes[window], self._keys(epoch, window), backwards=True)
@@ -171,26 +175,26 @@ class ChunkOrder:
 
 
 class RowOrder(Protocol):
-    """The order of a source's rows; positions count units, consecutively over all epochs."""
+    """The order of a source's rows. A position counts units (tokens or packed rows) over all epochs."""
 
     chunks: ChunkOrder
     num_units: int
-    """Units of an epoch: tokens of the ordered stream, or packed rows."""
+    """Number of units in an epoch: tokens of the ordered stream, or packed rows."""
     identity: str
-    """A text that identifies the method of cutting rows, apart from the chunks."""
+    """Text that identifies how rows are made from the chunks: `stream`, or the digest of a packing index."""
 
     def width(self, seq_len: int) -> int:
-        """Return the number of units of a row."""
+        """Return the number of units in a row of `seq_len` tokens."""
 
     def pieces(self, position: Ints, seq_len: int) -> Pieces:
-        """Return the pieces of the rows that begin at these positions."""
+        """Return the pieces of the rows that start at these positions."""
 
     def touching(self, epoch: int, start: int, stop: int) -> tuple[Ints, Ints]:
-        """Return the position ranges [first, stop) of an epoch with the stream's tokens [start, stop) as inputs."""
+        """Return the ranges of an epoch's positions with stream tokens [start, stop) as inputs: first ones, ends."""
 
 
 class StreamRows:
-    """Rows of consecutive tokens of the ordered stream; a unit is a token. A row may cross a chunk boundary."""
+    """Rows of consecutive tokens of the ordered stream; a unit is a token. A row may span two chunks."""
 
     identity = "stream"
 
@@ -199,11 +203,11 @@ class StreamRows:
         self.num_units = chunks.num_chunks * chunks.chunk_tokens
 
     def width(self, seq_len: int) -> int:
-        """Return the number of units of a row."""
+        """Return the number of units in a row, here its tokens."""
         return seq_len
 
     def pieces(self, position: Ints, seq_len: int) -> Pieces:
-        """Return the pieces of the rows at these positions, at most two per row since seq_len divides the chunk."""
+        """Return the pieces of the rows at these positions: at most two per row, since seq_len divides a chunk."""
         size = self.chunks.chunk_tokens
         first = np.minimum(seq_len, size - position % size)
         row = np.repeat(np.arange(len(position)), 1 + (first < seq_len))
@@ -219,7 +223,7 @@ class StreamRows:
         return Pieces(row, column, epoch, chunk * size + offset, length, np.zeros(len(row), np.bool_))
 
     def touching(self, epoch: int, start: int, stop: int) -> tuple[Ints, Ints]:
-        """Return the position ranges [first, stop) of an epoch with the stream's tokens [start, stop) as inputs."""
+        """Return the ranges of an epoch's positions with stream tokens [start, stop) as inputs: first ones, ends."""
         size, stop = self.chunks.chunk_tokens, min(stop, self.num_units)
         chunk = np.arange(start // size, -(-stop // size))
         place = self.chunks.places(epoch, chunk) if chunk.size else chunk
@@ -233,15 +237,15 @@ class PackedIndex:
 
     digest: str
     start: Ints
-    """First token of every piece in the stream, row by row."""
+    """Position in the stream of the first token of every piece, row by row."""
     length: NDArray[np.int32]
     """Number of tokens of every piece."""
     closed: NDArray[np.uint8]
-    """1 where the document ends with the piece."""
+    """1 if a document ends with the piece, else 0."""
     row_begins: Ints
-    """First piece of every row, then the number of pieces."""
+    """Index of the first piece of every row, then the number of pieces."""
     chunk_begins: Ints
-    """First row of every chunk, then the number of rows."""
+    """Index of the first row of every chunk, then the number of rows."""
 
 
 class PackedRows:
@@ -255,11 +259,11 @@ class PackedRows:
         self._tables: dict[tuple[int, int], tuple[Ints, Ints]] = {}
 
     def width(self, seq_len: int) -> int:
-        """Return the number of units of a row."""
+        """Return the number of units in a row, here 1."""
         return 1
 
     def pieces(self, position: Ints, seq_len: int) -> Pieces:
-        """Return the pieces of the rows at these positions, by their position in the stream."""
+        """Return the pieces of the packed rows at these positions."""
         epoch, within = np.divmod(position, self.num_units)
         row = self._rows(epoch, within)
         first = self.index.row_begins[row]
@@ -271,7 +275,7 @@ class PackedRows:
         return Pieces(which, column, epoch[which], self.index.start[piece], length, closed)
 
     def touching(self, epoch: int, start: int, stop: int) -> tuple[Ints, Ints]:
-        """Return the position ranges [first, stop) of an epoch with the stream's tokens [start, stop) as inputs."""
+        """Return the ranges of an epoch's positions with stream tokens [start, stop) as inputs: first ones, ends."""
         size = self.chunks.chunk_tokens
         chunk = np.arange(start // size, min(-(-stop // size), self.chunks.num_chunks))
         rows, which = concatenate_ranges(self.index.chunk_begins[chunk], self._rows_of_chunks(chunk))
@@ -283,7 +287,7 @@ class PackedRows:
         return position, position + 1
 
     def _rows(self, epoch: Ints, within: Ints) -> Ints:
-        """Return the row in the index of each position in an epoch."""
+        """Return the index of the packed row at each position within its epoch."""
         row = np.empty_like(within)
         for number in np.unique(epoch).tolist():
             order, _, _ = self.chunks.slots(number)
@@ -299,7 +303,7 @@ class PackedRows:
         return row
 
     def _positions(self, epoch: int, chunk: Ints, row: Ints) -> Ints:
-        """Return the positions of rows of these chunks in an epoch: the inverse of `_rows`."""
+        """Return the positions at which an epoch reads these rows, each of the chunk given: the inverse of `_rows`."""
         order, begins, _ = self.chunks.slots(epoch)
         ends, place = np.cumsum(self._rows_of_windows[order]), self.chunks.places(epoch, chunk)
         position = np.empty_like(row)
@@ -310,7 +314,7 @@ class PackedRows:
         return epoch * self.num_units + position + row - self.index.chunk_begins[chunk]
 
     def _window(self, epoch: int, window: int) -> tuple[Ints, Ints]:
-        """Return the first row of each chunk of a window, in its order, and these chunks."""
+        """Return the number of the window's rows before each of its chunks in the epoch's order, and these chunks."""
         if (epoch, window) not in self._tables:
             size = int(self.chunks.sizes[window])
             chunk = self.chunks.inside(epoch, np.full(size, window), np.arange(size))

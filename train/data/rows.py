@@ -24,11 +24,11 @@ class Rows:
     documents_BT: Tensor | None
     """Number of each position's document in its row, int32, never decreasing; None = a row counts as one document."""
     sources_B: Tensor
-    """Source of each row, int64, as an index into `Order.sources`; or another group per position, (B, T)."""
+    """Source of each row, int64, as an index into `SampleOrder.sources`; or a loss group of each position, (B, T)."""
     counted: int | None = None
     """Number of targets, if it was counted before the rows were copied to a device."""
     starts_N: Tensor | None = None
-    """On a CUDA device, `document_starts` of the rows: computed there, its length would require a synchronization."""
+    """On a CUDA device, `document_starts` of the rows, made on the CPU: its length would require a synchronization."""
 
     def __len__(self) -> int:
         return len(self.inputs_BT)
@@ -57,11 +57,11 @@ class Rows:
         return Rows(change(self.inputs_BT), change(self.targets_BT), documents_BT, change(self.sources_B))
 
     def grouped(self, groups_BT: Tensor) -> "Rows":
-        """Return the same rows, with a group for the loss of each position, int64, instead of their sources."""
+        """Return the same rows, with losses summed by the group of each position, int64, instead of by source."""
         return replace(self, sources_B=groups_BT)
 
     def padded(self, number: int) -> "Rows":
-        """Return at least `number` rows; those that are added are copies of the first without targets."""
+        """Return at least `number` rows; rows that are added are copies of the first row, without targets."""
         missing = number - len(self)
         if missing <= 0:
             return self
@@ -97,7 +97,7 @@ def document_starts(documents_BT: Tensor) -> Tensor:
 
 
 def concatenate_rows(parts: Sequence[Rows]) -> Rows:
-    """Return the rows of several parts, concatenated in their order."""
+    """Return the concatenated rows of all `parts`, in their order."""
     documents = [part.documents_BT for part in parts if part.documents_BT is not None]
     return Rows(
         torch.cat([part.inputs_BT for part in parts]),

@@ -1,6 +1,7 @@
 """The tokens and document starts of one stream by position, read from memory-mapped shards.
 
-A stream is the concatenation of its shards; a piece may cross documents, record batches and shards.
+A stream is the concatenation of its shards. A piece is a contiguous span of a stream; it may cross documents, record
+batches and shards.
 """
 
 from collections import OrderedDict
@@ -21,7 +22,7 @@ OPEN_SHARDS = 64
 
 
 class OpenShard:
-    """An open shard: the flat token buffers of its record batches, not copied, and the first token of its documents."""
+    """An open shard: memory-mapped tokens of its record batches, and the positions at which its documents start."""
 
     def __init__(self, folder: Store, shard: Shard, dtype: str):
         where = f"{folder.uri}/{shard.path}"
@@ -61,7 +62,7 @@ class OpenShard:
 
 
 class StreamReader:
-    """The reader of one stream's tokens; shards are opened at first use. Not thread-safe."""
+    """Reads the tokens and document starts of one stream; shards are opened at first use. Not thread-safe."""
 
     def __init__(self, folder: Store, shards: list[Shard], dtype: str):
         self._folder, self._shards, self._dtype = folder, shards, dtype
@@ -77,7 +78,7 @@ class StreamReader:
             shard.copy(out, at[which] + shift, offset, taken)
 
     def documents(self, start: Ints, length: Ints) -> tuple[Ints, Ints]:
-        """Return every document start inside a piece: the index of the piece, and the position in it."""
+        """Return all document starts in the pieces [start, start + length): index of the piece, and position in it."""
         starts = []
         for shard, which, offset, shift, taken in self._spans(start, length):
             low, high = np.searchsorted(shard.documents, [offset, offset + taken])
@@ -88,7 +89,8 @@ class StreamReader:
         return np.concatenate(pieces), np.concatenate(places)
 
     def _spans(self, start: Ints, length: Ints) -> Iterator[tuple[OpenShard, Ints, Ints, Ints, Ints]]:
-        """Yield pieces cut at shard boundaries: shard, piece, first token in the shard, offset in the piece, tokens."""
+        """Yield, by shard, the parts of pieces in it: shard, index of piece, offset in shard, offset in piece,
+        length."""
         which, shift = np.flatnonzero(length > 0), np.zeros(len(start), np.int64)
         while which.size:
             begin = start[which] + shift[which]

@@ -26,19 +26,19 @@ class StagePlan(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     first_step: int
-    """Number of steps before the stage."""
+    """First optimizer step of the stage, from 0: the number of steps before it."""
     num_steps: int
-    """Number of steps of the stage."""
+    """Number of optimizer steps of the stage."""
     seq_len: int
-    """Tokens of the stream in a sequence."""
+    """Number of dataset tokens in a sequence."""
     global_batch: int
-    """Sequences per step."""
+    """Sequences per optimizer step."""
     counts: dict[str, int]
-    """Samples of each source in a block of the mixture, by source in ascending order."""
+    """Samples of each source in a block, the period of the mixture; sources are in ascending order."""
 
     @property
     def end(self) -> int:
-        """The step after the stage's last."""
+        """The step after the last step of the stage."""
         return self.first_step + self.num_steps
 
     @property
@@ -48,31 +48,33 @@ class StagePlan(BaseModel):
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens that the stage uses."""
+        """Number of dataset tokens that the stage uses."""
         return self.num_samples * self.seq_len
 
 
 def stage_name(config: TrainConfig, number: int) -> str:
-    """Return the name of a stage's section in the recipe."""
+    """Return the name of the recipe section that sets training stage `number` (0 = first)."""
     return f"train.stages[{number}]" if config.stages else "train"
 
 
 def stage_lengths(config: TrainConfig) -> list[int]:
-    """Return the sequence length of every stage; without `train.stages` there is a single stage."""
+    """Return the sequence length of every training stage; without `train.stages` there is a single stage."""
     return [stage.seq_len or config.seq_len for stage in config.stages] or [config.seq_len]
 
 
 def stage_weights(config: TrainConfig) -> list[dict[str, float]]:
-    """Return the weights of every stage; empty = by tokens."""
+    """Return the weights of the sources in every training stage; empty = in proportion to their tokens."""
     return [stage.weights or config.weights for stage in config.stages] or [config.weights]
 
 
 def resolve_stages(
     config: TrainConfig, counts: Sequence[Mapping[str, int]], global_batch: int, tokens: int
 ) -> tuple[StagePlan, ...]:
-    """Return the stages in steps: `counts` is the mixture of each, `tokens` the run's length unless a setting sets it.
+    """Return the training stages with their ranges of optimizer steps.
 
-    `global_batch` is that of stages without their own. With `train.steps` the last stage has the remaining steps.
+    `counts`: samples of each source in a block, for every stage. `global_batch`: used by stages that do not set it.
+    `tokens`: length of the run, unless `train.steps` or the tokens of every stage set it. With `train.steps`, the last
+    stage has the remaining steps.
     Raises ConfigError if a stage would have no step, or if two settings set the run's length.
     """
     lengths = stage_lengths(config)
@@ -96,12 +98,12 @@ def resolve_stages(
         if steps < 1 and left <= 0 and config.steps is None:
             raise ConfigError(
                 f"{stage_name(config, number)}: expected tokens left by earlier stages, got {tokens - left:,} of "
-                f"{tokens:,} already used. Lower tokens in the stages before it."
+                f"{tokens:,} already used. Lower `tokens` of the stages before it."
             )
         if steps < 1:
             raise ConfigError(
                 f"{stage_name(config, number)}: expected at least a step of {batch} x {seq_len} tokens, got "
-                f"{left if own is None else own} tokens. Raise its tokens, or lower those of the stages before it."
+                f"{left if own is None else own} tokens. Raise `tokens` of this stage, or lower it in earlier stages."
             )
         plan = StagePlan(
             first_step=first, num_steps=steps, seq_len=seq_len, global_batch=batch, counts=dict(counts[number])
@@ -111,16 +113,17 @@ def resolve_stages(
 
 
 def num_spans(config: TrainConfig, seq_len: int) -> tuple[int, int]:
-    """Return the number of tokens that are cut out of a row, and of spans; at least one, never the whole row.
+    """Return, for objective = span, how many tokens are cut out of a row and in how many spans; both are at least 1.
 
-    Source: Raffel et al. 2019, arXiv 1910.10683, section 3.1.4; counts rounded as there, so they are always the same.
+    Source: Raffel et al. 2019, arXiv 1910.10683, section 3.1.4; the counts are rounded as there, so every row
+    of this length has the same counts.
     """
     noise = min(max(round(seq_len * config.mask_share), 1), seq_len - 1)
     return noise, min(max(round(noise / config.mean_span), 1), noise, seq_len - noise)
 
 
 def row_length(config: TrainConfig, seq_len: int | None = None) -> int:
-    """Return the positions of a row in the model, with seq_len tokens of the stream; None = `train.seq_len`.
+    """Return the model's positions for a row of `seq_len` dataset tokens (None = `train.seq_len`): span adds sentinels.
 
     Raises ConfigError if a row of this length has more spans than there are sentinels.
     """
@@ -142,9 +145,9 @@ def row_length(config: TrainConfig, seq_len: int | None = None) -> int:
 
 # The skip list: global sample indices that training leaves out, in a file that only ever grows.
 #
-# A global index is the number of the stage << 40 | the index in the stage. After a skipped sample, the samples of the
-# stage move up, and later stages begin after them; nothing else changes. A checkpoint stores the length and the digest
-# of its skip list, so that a list that was edited, or that skips samples already used, is rejected.
+# A global index is the number of the stage << 40 | the index in the stage. The next samples of the stage take the place
+# of a skipped one, and later stages begin after them; nothing else changes. A checkpoint stores the length and the
+# digest of its skip list, so that a list that was edited, or that skips samples already used, is rejected.
 
 Ints = NDArray[np.int64]
 
@@ -154,7 +157,7 @@ STAGE_BITS = 40
 
 @dataclass(frozen=True)
 class SkipList:
-    """Skipped global sample indices in the order they were appended."""
+    """The global indices of skipped samples, in the order in which they were appended."""
 
     indices: tuple[int, ...] = ()
 
@@ -164,7 +167,7 @@ class SkipList:
 
     @property
     def digest(self) -> str:
-        """SHA-256 (hex) of the list in its order."""
+        """SHA-256 (hex) of the indices in their order."""
         return digest_of(list(self.indices))
 
     def of_stage(self, stage: int) -> "SkipList":
@@ -179,28 +182,28 @@ class SkipList:
         return int(self._sorted[-1]) >> STAGE_BITS if len(self._sorted) else 0
 
     def index_of_used(self, number: Ints) -> Ints:
-        """Return the index of the `number`-th sample that is not skipped, in a stage."""
-        # There are _sorted[k] - k used samples before the k-th skipped index.
+        """Return the index in a stage of its `number`-th sample (0 = first) that is not skipped."""
+        # There are _sorted[k] - k samples that are not skipped before the k-th skipped index.
         used_before = self._sorted - np.arange(len(self._sorted))
         return number + np.searchsorted(used_before, number, side="right")
 
     def number_of(self, index: Ints) -> Ints:
-        """Return the number of used samples before these indices of a stage; -1 where the sample itself is skipped."""
+        """Return how many samples before each index of a stage are not skipped; -1 if the index itself is skipped."""
         before = np.searchsorted(self._sorted, index, side="left")
         return np.where(np.isin(index, self._sorted), -1, index - before)
 
     def check_continues(self, length: int, digest: str, used: int, stage: int = 0) -> None:
-        """Raises ContractError unless this is a checkpoint's list plus indices that its run has not reached.
+        """Raise ContractError unless this is a checkpoint's list plus indices of samples that its run has not reached.
 
-        `length` and `digest` are those of the list in the checkpoint, which was written in `stage` after `used` of its
-        samples. A new entry in a completed stage would move the stages after it, so it is rejected too.
+        `length` and `digest` describe the list in the checkpoint, which was written in `stage` after `used` of that
+        stage's samples. A new entry in a completed stage would move the later stages, so it is rejected too.
         """
         known = SkipList(self.indices[:length])
         if len(self.indices) < length or known.digest != digest:
             raise ContractError(
-                f"skip list: expected the checkpoint's {length} entries with digest {digest[:12]} at its head, "
-                f"got {len(self.indices)} entries, head digest {known.digest[:12]}. "
-                "Restore the file train.skip_file, which may only grow."
+                f"skip list: expected the checkpoint's {length} entries with digest {digest[:12]} at its start, got "
+                f"{len(self.indices)} entries, of which the first {length} have digest {known.digest[:12]}. "
+                "Restore the file that train.skip_file names; entries may only be appended."
             )
         reached = (stage << STAGE_BITS) + int(known.of_stage(stage).index_of_used(np.array([used]))[0])
         late = [index for index in self.indices[length:] if index < reached]
@@ -215,7 +218,7 @@ NO_SKIPS = SkipList()
 
 
 def read_skip_list(run: Store, name: str) -> SkipList:
-    """Return the skip list in `<run>/train/<name>`: an index per line, `#` begins a comment; no name = no entries.
+    """Return the skip list in `<run>/train/<name>`: one index per line, `#` starts a comment; empty name = empty list.
 
     Raises ConfigError if the file is missing, ContractError if a line is not an index.
     """

@@ -22,18 +22,18 @@ from schemas.tokens import Dataset
 
 VERIFIED_NAME = "train/verified.json"
 SETTLED_SECONDS = 2.0
-"""A file that was modified this shortly before it was read is read again next time: file clocks are that coarse [s]."""
+"""A file that was modified less than this before it was read is read again next time [s]; file clocks are coarse."""
 SAVE_SECONDS = 1.0
-"""Minimum time between two writes of the results [s]; a killed check repeats at most this, and its current files."""
+"""Minimum time between two writes of the results [s]. A killed check loses at most the results of this time."""
 BLOCK_BYTES = 8 << 20
-"""Bytes of a read, which is one request on an object store. Measured: 1.7 GB/s of CPU time per core from the page
-cache, the same as for bytes in memory; 1.6 with blocks of 256 KiB."""
+"""Number of bytes read at a time, in one request to an object store. Measured: 1.7 GB/s of CPU time per core from the
+page cache, the same as for bytes in memory; 1.6 with blocks of 256 KiB."""
 MAX_SHOWN = 10
 
 
 @dataclass(frozen=True)
 class _DatasetFile:
-    """A file with its expected SHA-256, and its size and modification time before it is read."""
+    """A file to verify: its expected SHA-256, and its size and modification time before it is read."""
 
     folder: Store
     path: str
@@ -55,14 +55,14 @@ ExpectedFile = tuple[Store, str, str]
 
 
 class _Verified:
-    """The verified files of a run, stored in the run folder; any thread may add a file."""
+    """The files that a run has verified, stored in the run folder; any thread may add a file."""
 
     def __init__(self, run: Store):
         self._run, self._lock = run, threading.Lock()
         self._marks: dict[str, list[Any]] = run.read_json(VERIFIED_NAME) if run.exists(VERIFIED_NAME) else {}
         if not isinstance(self._marks, dict):
             raise ContractError(
-                f"{run.uri}/{VERIFIED_NAME}: expected files by name, got {self._marks!r:.40}. Remove the file."
+                f"{run.uri}/{VERIFIED_NAME}: expected a JSON object of files, got {self._marks!r:.40}. Remove the file."
             )
         self._changed, self._written_at = False, time.monotonic()
 
@@ -79,7 +79,7 @@ class _Verified:
         self.keep()
 
     def add(self, file: _DatasetFile, read_ns: int) -> None:
-        """Add a verified file; `read_ns` is the time when reading it began."""
+        """Add a verified file unless it was modified just before `read_ns`, the time at which reading it started."""
         if file.mtime_ns is None or file.mtime_ns >= read_ns - int(SETTLED_SECONDS * 1e9):
             return
         with self._lock:
@@ -89,7 +89,7 @@ class _Verified:
                 self.keep()
 
     def keep(self) -> None:
-        """Write new results."""
+        """Write the results to the run folder if they have changed."""
         if self._changed:
             self._run.write_atomic(VERIFIED_NAME, canonical_json(self._marks))
         self._changed, self._written_at = False, time.monotonic()
@@ -118,7 +118,7 @@ def verify_dataset(run: Store, dataset: Dataset, others: Iterable[ExpectedFile] 
             verified.add(file, started_ns)
             return None
 
-        # The largest first, so that no thread still reads a large file when the others are done.
+        # The largest files come first, so that no thread still reads a large file when the others have finished.
         pool = ThreadPoolExecutor(max_workers=os.cpu_count())
         try:
             order = sorted(to_read, key=lambda file: (-file.size, file.name))
@@ -151,14 +151,14 @@ def _mismatch_error(dataset: Dataset, problems: list[str]) -> ContractError:
     more = f"\n  and {len(problems) - MAX_SHOWN} more" if len(problems) > MAX_SHOWN else ""
     return ContractError(
         f"{dataset.folder.uri}: expected the files of the manifest, got {len(problems)} file(s) that differ. Restore "
-        "them, or run the step that writes them again (remove a packing folder).\n  "
+        "them, or run the step that writes them again; for a file under train/packing, remove its folder first.\n  "
         + "\n  ".join(problems[:MAX_SHOWN])
         + more
     )
 
 
 def _list_files(dataset: Dataset, others: Iterable[ExpectedFile], problems: list[str]) -> Iterator[_DatasetFile]:
-    """Yield every file that exists; the errors of missing files are added to `problems`."""
+    """Yield every file to verify that exists; the errors of missing files are appended to `problems`."""
     entries = [
         (dataset.folder, dataset.manifest.run.paths[entry.key], entry.sha256)
         for entry in dataset.manifest.content.files

@@ -1,8 +1,8 @@
 """Self-attention, its attention masks, and rotary and relative positions.
 
-Documents that share a row do not attend to each other. Each kernel takes that mask in its own form: FlashAttention the
-offsets where documents start, FlexAttention a list of blocks, the CPU's tiles the documents' numbers, all others a
-boolean matrix. The first three neither compute masked blocks nor hold a square of the row in memory.
+Documents that share a row do not attend to each other. Each kernel reads that mask in its own form. For FlashAttention
+it is the offsets where documents start, for FlexAttention a list of blocks, for the CPU's tiles the document numbers,
+for all others a boolean matrix. The first three neither compute masked blocks nor hold a T × T matrix in memory.
 
 Shape suffixes: B rows, T positions, D width, H query heads, G key-value heads, K head width, L distances, N documents
 or blocks.
@@ -30,20 +30,20 @@ from train.model.shape import ModelShape
 # for the shapes that FlashAttention does not support. A CPU cuts the row into tiles (train/model/cpu_attention.py).
 
 BLOCK = 128
-"""Positions in a block of FlexAttention, whose kernels are made for this size."""
+"""Number of positions in a block of FlexAttention, whose kernels are made for this size."""
 MIN_FLEX_HEAD = 16
 """Smallest head width that FlexAttention's kernels support."""
 FLASH_HEADS = range(8, 257, 8)
 """Head widths that FlashAttention's kernels support."""
 MIN_FLASH_CAPABILITY = (8, 0)
-"""Lowest CUDA compute capability (Ampere) that these kernels run on."""
+"""Minimum CUDA compute capability (Ampere) of FlashAttention's kernels."""
 FLASH_3 = ("FA3", "flash_attn_interface", (9, 0))
 """FlashAttention 3: its name in torch, the module that contains its kernels, and the only capability (Hopper)."""
 KERNEL_DTYPES = (torch.bfloat16, torch.float16)
-"""Dtypes that both kernels support; in float32 their tiles exceed the shared memory of a GPU."""
+"""Dtypes that FlashAttention and FlexAttention support; in float32 their tiles exceed a GPU's shared memory."""
 
 _GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
-"""Keyword argument that enables grouped heads; torch 2.11 has none and always allows them."""
+"""Keyword argument of `varlen_attn` that enables grouped heads; torch 2.11 has none and always allows them."""
 
 
 @dataclass(frozen=True)
@@ -59,14 +59,14 @@ class RowDocuments:
 
 
 def uses_flash_attention(device: torch.device, shape: ModelShape, dtype: torch.dtype) -> bool:
-    """Return True if FlashAttention computes this attention, from the offsets where documents start."""
+    """Return True if FlashAttention supports this device, shape and dtype."""
     if device.type != "cuda" or dtype not in KERNEL_DTYPES:
         return False
     return shape.positions == "rope" and shape.head_dim in FLASH_HEADS and _capability(device) >= MIN_FLASH_CAPABILITY
 
 
 def uses_blocks(device: torch.device, shape: ModelShape, dtype: torch.dtype) -> bool:
-    """Return True if attention takes documents as blocks (CUDA) or as their numbers (CPU), without a mask matrix."""
+    """Return True if a kernel can mask documents without a mask matrix: FlexAttention on CUDA, tiles on a CPU."""
     if device.type == "cuda":
         return shape.positions == "rope" and shape.head_dim >= MIN_FLEX_HEAD and dtype in KERNEL_DTYPES
     return shape.positions == "rope" and device.type == "cpu"
@@ -110,14 +110,15 @@ def document_mask(documents_BT: Tensor, causal: bool) -> Tensor:
 
 
 def document_blocks(documents_BT: Tensor, causal: bool) -> BlockMask | Tensor:
-    """Return the same mask in the form of the device's kernel: document numbers (CPU) or blocks."""
+    """Return `document_mask` in the form that the device's kernel reads: document numbers (CPU) or blocks (CUDA)."""
     return documents_BT if documents_BT.device.type == "cpu" else flex_block_mask(documents_BT, causal)
 
 
 def flex_block_mask(documents_BT: Tensor, causal: bool) -> BlockMask:
-    """Return the same mask for FlexAttention: the blocks with any visible pair, and those with visible pairs only.
+    """Return `document_mask` as blocks for FlexAttention, without making the T × T matrix.
 
-    Document numbers never decrease in a row, so those at the ends of a block decide; no T × T matrix is made.
+    Blocks with some visible pairs are listed apart from those with visible pairs only. Document numbers never decrease
+    in a row, so the numbers at both ends of a block decide.
     """
     length = documents_BT.shape[1]
     num_blocks = -(-length // BLOCK)
@@ -139,7 +140,7 @@ def flex_block_mask(documents_BT: Tensor, causal: bool) -> BlockMask:
 
 
 def _list_blocks(chosen_BNN: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the number of chosen key blocks of every query block, and the blocks' indices, the chosen first."""
+    """Return, for every query block, the number of chosen key blocks, and all key blocks with the chosen ones first."""
     chosen_B1NN = chosen_BNN[:, None].int()
     places_B1NN = chosen_B1NN.argsort(dim=-1, descending=True, stable=True).int()
     return chosen_B1NN.sum(-1, dtype=torch.int32), places_B1NN
@@ -202,7 +203,7 @@ def attend(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, mask: AttentionMask) 
 def additive_mask(mask: AttentionMask, x_BTD: Tensor) -> AttentionMask:
     """Return the mask with an additive matrix, in the dtype that attention is computed in.
 
-    It is made once for all layers: from a boolean matrix SDPA would make one in every layer and keep them all.
+    It is made once for all layers. From a boolean matrix, torch's attention would make one in every layer and keep all.
     """
     if mask.mask_B1TT is None or mask.distances_LD is not None:
         return mask
@@ -211,14 +212,17 @@ def additive_mask(mask: AttentionMask, x_BTD: Tensor) -> AttentionMask:
 
 
 def compute_dtype(x_BTD: Tensor) -> torch.dtype:
-    """Return the dtype of matrix products with a residual stream: autocast's where it is on, else the stream's."""
+    """Return the dtype of matrix products with the residual stream: that of autocast if it is on, else the stream's."""
     kind = x_BTD.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x_BTD.dtype
 
 
 @cache
 def _flex(device_type: str) -> Any:
-    """Return FlexAttention, compiled on CUDA, where it would otherwise hold the T × T scores; no backward on a CPU."""
+    """Return FlexAttention, compiled on CUDA, where it would otherwise hold the T × T scores.
+
+    On a CPU it is not compiled and has no backward pass.
+    """
     # Compiled for each row length and number of rows: a run has few, and dynamic kernels did not compile (torch 2.13).
     if device_type != "cuda":
         return flex_attention
@@ -299,9 +303,10 @@ class RelativeAttention(nn.Module):
 
 
 def align_distances(by_distance_BHTL: Tensor) -> Tensor:
-    """Return scores with a column for each key, (B, H, T, T), from a column for each distance, T - 1 first.
+    """Return scores by query and key, (B, H, T, T), from scores by query and distance, with distance T - 1 first.
 
-    Column j of row i is distance i - j, at index T - 1 - i + j: read with rows of L - 1, each row starts one earlier.
+    Query i and key j have the distance i - j, which is column T - 1 - i + j. Read with rows of L - 1 columns, each row
+    starts one column earlier.
     """
     length, number = by_distance_BHTL.shape[-2:]
     flat = by_distance_BHTL.flatten(-2)[..., length - 1 : -1]
@@ -311,7 +316,8 @@ def align_distances(by_distance_BHTL: Tensor) -> Tensor:
 def sinusoids(length: int, causal: bool, width: int, device: torch.device) -> Tensor:
     """Return sines, then cosines of the distances from length - 1 down to -1 or -length, float32, (L, D).
 
-    No pair has the last distance; `align_distances` requires it. Source: Vaswani et al. 2017, arXiv 1706.03762, 3.5.
+    No query and key have the last distance, but `align_distances` requires its column. Source: Vaswani et al. 2017,
+    arXiv 1706.03762, 3.5.
     """
     distances_L = torch.arange(length - 1, -2 if causal else -length - 1, -1, dtype=torch.float32, device=device)
     pairs = torch.arange(0, width, 2, dtype=torch.float32, device=device)
@@ -332,7 +338,7 @@ def rotary_frequencies(shape: ModelShape, device: torch.device) -> Tensor:
     if shape.rope_scaling == "linear":
         return frequencies / shape.rope_factor
     if shape.rope_scaling == "llama3":
-        # Waves shorter than a quarter of the original length are unchanged; those longer than it are fully stretched.
+        # Wavelengths up to a quarter of the original length are unchanged; those above that length are fully stretched.
         turns = shape.rope_original * frequencies / (2 * math.pi)
         kept = ((turns - LOW_TURNS) / (HIGH_TURNS - LOW_TURNS)).clamp(0, 1)
         return frequencies * (kept + (1 - kept) / shape.rope_factor)
@@ -340,11 +346,12 @@ def rotary_frequencies(shape: ModelShape, device: torch.device) -> Tensor:
 
 
 LOW_TURNS, HIGH_TURNS = 1.0, 4.0
-"""llama3: a wave with up to LOW_TURNS turns over the original length is fully stretched, from HIGH_TURNS unchanged."""
+"""With rope_scaling = llama3, a frequency with at most LOW_TURNS turns over the original length is divided by the
+factor; one with at least HIGH_TURNS turns is unchanged."""
 
 
 def rotate(x_BTHK: Tensor, rotation: Rotation) -> Tensor:
-    """Return heads rotated by their position, in the same dtype; a head's halves are the coordinates of each pair."""
+    """Return heads rotated by their position, in the same dtype; elements i and i + K/2 of a head form a pair."""
     cos, sin = rotation
     first, second = x_BTHK.float().chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).type_as(x_BTHK)

@@ -2,7 +2,7 @@
 
 torch's kernel computes 512 keys at a time, masked or not. So a causal row is cut into tiles that end with their last
 query, and a row of documents also at document borders; only short documents share a tile, with a mask. The scores of a
-whole row are never held. To compilation, recomputation and autograd it is one operator.
+whole row are never held. Compilation, recomputation and autograd treat the whole as one operator.
 
 Shape suffixes: B rows, T positions, H query heads, G key-value heads, K head width; n queries, m keys of a tile.
 """
@@ -37,14 +37,14 @@ class Tile(NamedTuple):
 def attend_in_tiles(
     q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, documents_BT: Tensor | None, causal: bool
 ) -> Tensor:
-    """Return the attention output within documents (None: within whole rows), (B, H, T, K)."""
+    """Return the output of attention within documents, (B, H, T, K); `documents_BT` = None: within whole rows."""
     y_BHTK: Tensor = _forward(q_BHTK, k_BGTK, v_BGTK, documents_BT, causal)[0]
     return y_BHTK
 
 
 @lru_cache(maxsize=64)
 def tiles_of(documents: bytes | None, num_rows: int, length: int, causal: bool) -> tuple[Tile, ...]:
-    """Return the tiles of rows; adjacent rows with the same tiles share them.
+    """Return the tiles of all rows; adjacent rows with the same document borders share their tiles.
 
     `documents`: the bytes of the document numbers, int32. The result is cached for the layers of a micro-batch and
     their backward passes.
@@ -84,12 +84,12 @@ def _cut_row(borders: tuple[int, ...], causal: bool) -> list[tuple[int, int, int
 
 
 def _tiles(q_BHTK: Tensor, documents_BT: Tensor | None, causal: bool) -> Iterator[tuple[Tile, bool, Tensor | None]]:
-    """Yield every tile, whether the kernel applies a causal mask to it, and otherwise the additive mask or None."""
+    """Yield every tile, whether the kernel masks it causally, and if not, its additive mask (None = no mask)."""
     num_rows, _, length, _ = q_BHTK.shape
     documents = None if documents_BT is None else documents_BT.to(torch.int32).contiguous().numpy().tobytes()
     tiles = tiles_of(documents, num_rows, length, causal)
     longest = max((tile.stop - tile.begin for tile in tiles if tile.first > tile.begin), default=0)
-    # Its last n rows and m columns are the mask of n queries that are the last n of m keys.
+    # The last n rows and m columns of this matrix mask n queries that are the last n of m keys.
     height = min(MAX_TILE_QUERIES, longest)
     corner_nm = q_BHTK.new_full((height, longest), -torch.inf).triu_(1 + longest - height)
     for tile in tiles:

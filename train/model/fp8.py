@@ -1,8 +1,8 @@
-"""Matrix products of the layers in fp8 with dynamic scaling, by this module's own kernels or by torchao.
+"""Matrix products of the layers in fp8 with dynamic scaling, by this module or by torchao.
 
 Scales are computed from the values every time, so no state is kept between steps; master weights keep their dtype and
-are quantized where they are used. The own products have one scale per tensor: forward in e4m3, gradients in e5m2, sums
-in float32 in the device's matrix units. torchao has one per row, or one per tensor with an all-gather in fp8.
+are quantized where they are used. This module's products have one scale per tensor: forward in e4m3, gradients in e5m2,
+sums in float32 in the device's matrix units. torchao has one per row, or one per tensor with an all-gather in fp8.
 
 Shape suffixes: N tokens, I columns of a weight (inputs), O rows of it (outputs).
 """
@@ -24,11 +24,11 @@ FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
 MULTIPLE = 16
 """The devices' fp8 products require operands with sizes that are a multiple of this."""
 MIN_CAPABILITY = (8, 9)
-"""Lowest CUDA compute capability (Ada, then Hopper) with matrix units for these formats."""
+"""Minimum CUDA compute capability (Ada, then Hopper) with matrix units for these formats."""
 
 
 def check_fp8(device: torch.device) -> None:
-    """Raises ConfigError if the device has no fp8 products; a CPU has slow ones, for tests."""
+    """Raise ConfigError if the device cannot compute fp8 products; a CPU can, but slowly, for tests."""
     if device.type == "cpu":
         return
     if device.type != "cuda":
@@ -50,7 +50,7 @@ def has_torchao() -> bool:
 
 
 def enable_fp8(model: Transformer, scaling: str = "tensor", emulated: bool = False) -> None:
-    """Switch the layers' matrix products to fp8, except `unquantized_matrices`, the head and the embedding.
+    """Compute the matrix products of the layers in fp8, except those of `unquantized_matrices`.
 
     `scaling`: tensor = this module's products; row or gather = torchao, with a scale per row or an all-gather in fp8.
     `emulated`: torchao runs without fp8 matrix units, as on a CPU. Raises ConfigError if torchao is required and is
@@ -139,7 +139,7 @@ class _Product(torch.autograd.Function):
                 gradient8_NO, weight8_OI.T.contiguous(), gradient_scale * weight_scale, dtype
             ).to(stream)
         if ctx.needs_input_grad[1]:
-            # The sum is over tokens, so zeros pad their number to a multiple.
+            # The sum is over tokens, so zeros pad the number of tokens to a multiple of 16.
             padding = -len(x8_NI) % MULTIPLE
             gradient8_ON, x8_IN = (_pad_rows(x8.T, padding) for x8 in (gradient8_NO, x8_NI))
             for_weight_OI = _scaled_product(gradient8_ON, x8_IN, gradient_scale * x_scale, dtype).to(weight_OI.dtype)
@@ -147,7 +147,7 @@ class _Product(torch.autograd.Function):
 
 
 def _quantize(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return the tensor in fp8, scaled so that its maximum is the format's, and the factor that undoes the scaling."""
+    """Return the tensor in fp8, scaled to the maximum of the format, and the factor that undoes the scaling."""
     largest = torch.finfo(dtype).max
     # A tensor of zeros is kept: a scale below the smallest normal float32 would be flushed to 0 by a GPU.
     scale = x.detach().abs().amax().float().clamp(min=torch.finfo(torch.float32).tiny * largest) / largest
@@ -168,5 +168,5 @@ def _scaled_product(left: Tensor, right: Tensor, scale: Tensor, dtype: torch.dty
 
 
 def _pad_rows(x: Tensor, padding: int) -> Tensor:
-    """Return the matrix with contiguous rows and `padding` zeros at the end of each; a zero is also a zero byte."""
+    """Return the matrix with contiguous rows and `padding` zeros at the end of each; an fp8 zero is a zero byte."""
     return F.pad(x.contiguous().view(torch.uint8), (0, padding)).view(x.dtype)

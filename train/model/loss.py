@@ -1,11 +1,11 @@
 """Chunked cross-entropy over the vocabulary, fused with the output projection, and its sums by source.
 
 The gradient is computed together with the loss, while a chunk's logits exist: all logits are never in memory at once
-and never computed twice. That requires the factor of the loss in advance, which is known: 1 / targets of the global
-batch. The vocabulary may be padded with zero rows for faster matrix products; weights and losses do not include them.
+and never computed twice. The factor of the loss must be known in advance: 1 / number of targets in the global batch.
+The vocabulary may be padded with zero rows for faster matrix products; weights and losses do not include them.
 
-Shape suffixes: N tokens (n: of a chunk), D width, V vocabulary (of this rank), P the same with rows of zeros, S sources
-or other groups (G: some of them).
+Shape suffixes: N tokens (n: of a chunk), D width, V vocabulary (of this rank), P vocabulary padded with zero rows, S
+sources or other groups (G: some of them).
 """
 
 from collections.abc import Callable
@@ -39,13 +39,13 @@ class VocabularyPart:
     """The rows of the output matrix on this rank, where a tensor axis divides the vocabulary."""
 
     group: dist.ProcessGroup
-    """Ranks that hold the vocabulary together."""
+    """Ranks over which the vocabulary is split."""
     first: int
     """Id of the first row on this rank."""
 
 
 class PlainChunkLoss:
-    """The loss of a chunk in eager operations, in place as far as possible."""
+    """The loss of a chunk of logits in eager operations, in place as far as possible."""
 
     def __init__(self, logits_nV: Tensor, part: VocabularyPart | None):
         """`part`: the rows of the vocabulary on this rank; None = all of it."""
@@ -81,7 +81,7 @@ class PlainChunkLoss:
 
 
 class FusedChunkLoss:
-    """The loss of a chunk in two compiled functions, always over the whole chunk: other sizes would be recompiled."""
+    """The loss of a chunk of logits in two compiled functions, always over the whole chunk, to avoid recompilation."""
 
     def __init__(self, logits_nV: Tensor, part: VocabularyPart | None):
         """`part`: the rows of the vocabulary on this rank; None = all of it."""
@@ -113,7 +113,7 @@ class FusedChunkLoss:
 def softmax_sums(logits_nV: Tensor, columns_n: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return each token's largest logit, its sum of exponentials relative to that, and its logit in a given column.
 
-    All are float32. `columns_n`: the columns."""
+    All are float32. `columns_n`: the column for each token."""
     wide_nV = logits_nV.to(torch.promote_types(logits_nV.dtype, torch.float32))
     # With the dim kept, torch's compiler recognizes a softmax, and fuses both into one pass on a GPU.
     most_n1 = wide_nV.amax(1, keepdim=True)
@@ -137,7 +137,7 @@ def compiled_functions() -> tuple[SumsFunction, GradientFunction]:
 
 
 def _sum_over_parts(sums_n: Tensor, at_target_n: Tensor, part: VocabularyPart | None) -> tuple[Tensor, Tensor]:
-    """Return both tensors summed over the ranks that share the vocabulary."""
+    """Return both tensors summed over the ranks over which the vocabulary is split."""
     if part is None:
         return sums_n, at_target_n
     both_2n = torch.stack((sums_n, at_target_n))
@@ -158,7 +158,7 @@ MAX_GROUPS = 64
 
 @dataclass
 class LossTally:
-    """Sums over the targets that were added so far, by source or another group, on this rank; float64."""
+    """Sums of losses and of targets added so far on this rank, by source or another group; float64."""
 
     losses_S: Tensor
     """Sum of cross-entropies [nats]."""
@@ -172,7 +172,8 @@ class LossTally:
         return cls(zeros[0], zeros[1])
 
     def add(self, losses_BT: Tensor, targets_BT: Tensor, groups: Tensor) -> None:
-        """Add the losses of rows, 0 where the target is IGNORED; `groups` of rows (B,) or of positions (B, T)."""
+        """Add the losses of rows, which are 0 where the target is IGNORED; `groups`: by row (B,) or by position (B,
+        T)."""
         counts_BT = (targets_BT != IGNORED).double()
         if groups.dim() == 2:
             self._add_positions(losses_BT.double().flatten(), counts_BT.flatten(), groups.flatten())
@@ -195,7 +196,7 @@ class LossTally:
 
 
 class HeadLoss:
-    """The output projection and the loss; set `scale` and `tally` before use, and `num_targets` if known."""
+    """The output projection and the loss; before use set `scale`, `tally` (if sums are needed), and `num_targets`."""
 
     def __init__(
         self,
@@ -214,7 +215,8 @@ class HeadLoss:
         self.scale: float | Tensor = 1.0
         self.tally: LossTally | None = None
         self.num_targets: int | None = None
-        """Number of next targets that are not IGNORED; None = a CPU counts them, and CUDA computes every row."""
+        """Number of targets in the next call that are not IGNORED; None = a CPU counts them, CUDA computes every
+        row."""
 
     def __call__(self, x_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor, sources_B: Tensor | None) -> Tensor:
         """Return the sum of (cross-entropy + z_loss · log² Z) · scale, 0-d, with gradients for stream and weights."""
@@ -249,7 +251,8 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Return both gradients times that of the total; the loss of single tokens has none."""
+        """Return the gradients of stream and output matrix, times that of the total; single tokens' losses have
+        none."""
         gradient_ND, gradient_VD = (saved * gradients[0].to(saved.dtype) for saved in ctx.saved_tensors)
         return gradient_ND, gradient_VD, None, None, None
 
@@ -257,8 +260,8 @@ class _ChunkedLoss(torch.autograd.Function):
 def _counted_targets(targets_N: Tensor, number: int | None) -> Tensor | None:
     """Return the indices of the `number` targets that are not IGNORED; None = every row is computed.
 
-    Masked language models ignore five of six. To count them on a CUDA device requires a synchronization, so every row
-    is computed there unless their number is known.
+    Masked language models ignore five of six targets. To count the others on a CUDA device requires a synchronization,
+    so every row is computed there unless their number is known.
     """
     if number is None and not targets_N.is_cuda:
         number = int((targets_N != IGNORED).sum())
@@ -275,9 +278,9 @@ def _scatter_rows(rows: Tensor, indices_n: Tensor | None, number: int) -> Tensor
 def _chunked_loss(
     x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, settings: tuple[HeadLoss, int], needs_gradient: bool
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
-    """Return the total loss, the cross-entropy of each token, and if `needs_gradient` the total's two gradients.
+    """Return the total loss, the cross-entropy of each token, and if `needs_gradient` the gradients of the total.
 
-    Those are for the stream and the matrix. `settings`: the head, and the number of tokens in a chunk.
+    The gradients are those of the stream and of the output matrix. `settings`: the head, and the tokens in a chunk.
     """
     head, size = settings
     dtype = compute_dtype(x_ND)
@@ -315,6 +318,6 @@ def _chunked_loss(
 
 
 def _pad_to_multiple(matrix_VD: Tensor, multiple: int) -> Tensor:
-    """Return the matrix padded with zero rows to a multiple; the same tensor, not a copy, if none are missing."""
+    """Return the matrix padded with zero rows to a multiple of `multiple`; the same tensor if it has such a length."""
     padding = -len(matrix_VD) % multiple
     return F.pad(matrix_VD, (0, 0, 0, padding)) if padding else matrix_VD

@@ -26,15 +26,15 @@ TIED_SHARE = 0.2
 LOGIT_TILE = 128
 """Columns of logits in a tile on a CUDA device."""
 FFW_MULTIPLE, WIDE_MODEL = 256, 512
-"""From a width of WIDE, a gated hidden width is a multiple of FFW: tiles of a GPU, also over a tensor axis."""
+"""If d_model is at least WIDE_MODEL, a gated d_ffw is a multiple of FFW_MULTIPLE, so that it fills a GPU's tiles."""
 MAX_SIZE_ERROR = 0.02
 """Maximum relative error in the number of parameters of a wide model, if any shape has so small an error."""
 SIZE_UNIT, ASPECT_UNIT = 0.1, math.log(2)
-"""A relative error of a tenth in size costs as much as a factor of two in the aspect ratio."""
+"""In the choice of a shape, a relative error of 0.1 in size counts as much as a factor of 2 in the aspect ratio."""
 
 
 class ModelShape(BaseModel):
-    """A decoder-only transformer: RMSNorm before both halves of a layer, grouped-query attention, a feed-forward."""
+    """The shape of a transformer with RMSNorm before each half of a layer, grouped-query attention and feed-forward."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -63,11 +63,11 @@ class ModelShape(BaseModel):
     rope_scaling: Literal["none", "linear", "llama3"] = "none"
     """Method that extends rotary frequencies to longer sequences."""
     rope_factor: float = 1.0
-    """linear, llama3: the factor by which sequences become longer."""
+    """With rope_scaling = linear or llama3: the factor by which sequences become longer."""
     rope_original: int = 8192
-    """llama3: the sequence length before the extension [tokens]."""
+    """With rope_scaling = llama3: the sequence length before the extension [tokens]."""
     norm_eps: float = 1e-5
-    """Added to the mean square in RMSNorm."""
+    """Number added to the mean square in RMSNorm."""
     qk_norm: bool = False
     """True if queries and keys go through an RMSNorm of head_dim weights each."""
     tie_embeddings: bool
@@ -115,7 +115,8 @@ def num_parameters(shape: ModelShape, embeddings: bool = True) -> int:
 
 
 def padded_columns(columns: int, cuda: bool) -> int:
-    """Return the columns of logits that a device computes: on CUDA whole tiles of COLUMNS. FLOP counts exclude them."""
+    """Return how many columns of logits a device computes: on CUDA a multiple of LOGIT_TILE, which FLOPs do not
+    count."""
     return -(-columns // LOGIT_TILE) * LOGIT_TILE if cuda else columns
 
 
@@ -136,10 +137,10 @@ def flops_per_token(shape: ModelShape, seq_len: int, logits: bool = True) -> int
 
 
 def choose_shape(num_params: float, vocab_size: int, plan: PlanConfig) -> ModelShape:
-    """Return the shape nearest to `num_params` and to the aspect ratio of `aspect` that keeps every override.
+    """Return the shape nearest to `num_params` and to the ratio of `aspect` that keeps every value set in `[plan]`.
 
-    Embeddings are tied where both would hold over a fifth of the model. Source: Liu et al. 2024 (MobileLLM), arXiv
-    2402.14905, section 2.2. Raises ConfigError if the overrides do not make a shape.
+    Input and output embedding are tied if the two would hold over a fifth of the parameters. Source: Liu et al. 2024
+    (MobileLLM), arXiv 2402.14905, section 2.2. Raises ConfigError if no shape has the values set.
     """
     tied = plan.tie_embeddings
     shapes = list(_shapes(num_params, vocab_size, plan, bool(tied)))
@@ -194,7 +195,11 @@ def _head_dim(d_model: int) -> int:
 
 
 def _heads_fit(d_model: int, plan: PlanConfig) -> bool:
-    """Return True if heads can share keys: their number is a multiple of 2, from 16 heads of 4, from 32 heads of 8."""
+    """Return True if a d_model divides into heads whose number is a multiple of the key-value heads.
+
+    By default that is a multiple of 2, from 16 heads on of 4, and from 32 heads on of 8. With `plan.num_heads` and no
+    `plan.head_dim`, the width of a head must be even.
+    """
     if plan.num_heads:
         return plan.head_dim is not None or d_model % (2 * plan.num_heads) == 0
     heads, rest = divmod(d_model, plan.head_dim or _head_dim(d_model))
@@ -203,7 +208,7 @@ def _heads_fit(d_model: int, plan: PlanConfig) -> bool:
 
 def _shape(vocab_size: int, num_layers: int, d_model: int, plan: PlanConfig, tied: bool) -> ModelShape:
     num_heads = plan.num_heads or max(1, d_model // (plan.head_dim or _head_dim(d_model)))
-    # A quarter of the heads, at most eight and at least two where that divides, so that a tensor axis divides them.
+    # A quarter of the heads, at most eight and, if it divides them, at least two, so that a tensor axis can split them.
     # Sources: Ainslie et al. 2023, arXiv 2305.13245, section 3.3; Llama 3, arXiv 2407.21783, table 3 (eight to 405 B).
     divisors = [heads for heads in (1, 2, 4, 8) if heads <= max(2, num_heads // 4) and num_heads % heads == 0]
     num_kv_heads = plan.num_kv_heads or divisors[-1]

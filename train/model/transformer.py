@@ -125,11 +125,12 @@ _PRODUCTS = {
     torch.ops.penstock.attend_in_tiles.default,  # registered by the import of train.model.attention
     *(torch.ops.higher_order.flex_attention, torch.ops.torch_attn._varlen_attn.default),
 }
-"""Operators whose outputs are saved: those with the highest cost of recomputation for their memory."""
+"""Operators whose outputs selective checkpointing stores: they cost most to recompute for the memory they need."""
 
 
 class Transformer(nn.Module):
-    """Token ids to logits or the loss; for a range of layers, the residual stream before them to the one after."""
+    """The model from token ids to logits or loss; a range of its layers maps the residual stream before it to that
+    after."""
 
     def __init__(self, shape: ModelShape, span: LayerSpan, causal: bool, recompute: Callable[[int], Recompute]):
         """`recompute` returns for every layer how much of it is recomputed in the backward pass."""
@@ -162,10 +163,11 @@ class Transformer(nn.Module):
         sources_B: Tensor | None = None,
         starts_N: Tensor | None = None,
     ) -> Tensor:
-        """Return the output of these layers for ids (B, T), or for the stream (B, T, D) of the layers before.
+        """Return the output of these layers for ids (B, T), or for the residual stream (B, T, D) of the layers before.
 
-        It is the stream (B, T, D) if other layers follow, and with targets the total loss, 0-d, of `loss`. Else it is
-        the float32 logits (B, T, V) of the token at (mlm) or after (otherwise) each position.
+        If other layers follow, the output is the residual stream (B, T, D). Otherwise, with targets, it is the total
+        loss, 0-d, computed by `loss`. Without targets it is the float32 logits (B, T, V) of the token at each position
+        (mlm), or of the token after it (other objectives).
         """
         x_BTD: Tensor = x if self.embedding is None else self.embedding(x)
         documents = None if documents_BT is None else RowDocuments(documents_BT, starts_N, compute_dtype(x_BTD))
@@ -181,13 +183,13 @@ class Transformer(nn.Module):
         return self.loss(x_BTD, weight_VD, targets_BT, sources_B)  # type: ignore[arg-type]
 
     def _run_layer(self, block: nn.Module, x_BTD: Tensor, mask: AttentionMask) -> Tensor:
-        """Return the stream after a layer."""
+        """Return the residual stream after a layer."""
         y_BTD: Tensor
         if not self._compiled or torch.is_grad_enabled():
             y_BTD = block(x_BTD, mask)
             return y_BTD
-        # Without a gradient torch would compile the layers again. The activations that this graph saves for a backward
-        # pass are freed after each layer.
+        # Without a gradient torch would compile the layers again. The activations that this graph stores for a
+        # backward pass are freed after each layer.
         with torch.enable_grad():
             y_BTD = block(x_BTD.detach().requires_grad_(), mask)
         return y_BTD.detach()

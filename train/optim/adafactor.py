@@ -1,4 +1,4 @@
-"""Adafactor: the second moment of a matrix as a mean per row and a mean per column, without a first moment."""
+"""Adafactor: the second moment of a matrix, stored as a mean per row and per column, without a first moment."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,11 +25,11 @@ CLIP = 1.0
 
 @dataclass(frozen=True)
 class Adafactor:
-    """Adafactor's update rule for some parameters; rates are absolute, not relative to the size of the weights.
+    """Adafactor's update rule for some parameters; learning rates are absolute, not scaled by the weights.
 
     Source: Shazeer and Stern 2018, arXiv 1804.04235, algorithms 4 (matrices) and 5 (vectors), with decoupled decay.
     Every rank with a shard of a matrix holds the means of all its rows and columns, as plain tensors that are the same
-    on every such rank. A checkpoint of them can therefore be read into any layout.
+    on every such rank. A checkpoint of these means can therefore be read into any layout.
     """
 
     members: Sequence[ShardedParameter]
@@ -44,8 +44,8 @@ class Adafactor:
                 member.state["exp_avg_sq"] = torch.zeros_like(member.parameter)
 
     def update(self, inputs: UpdateInputs) -> None:
-        """Make an update."""
-        # Until the first update that is not skipped the count is 0; the result is then not stored.
+        """Update the parameters and their optimizer state once."""
+        # Until the first update that is not skipped, the count is 0 and no result is stored.
         weight = inputs.count.double().clamp(min=1).pow(-DECAY).float()
         for members in chunk_members(self.members):
             gradients = dict(zip([m.name for m in members], inputs.scaled(members), strict=True))
@@ -71,7 +71,10 @@ class Adafactor:
 
 
 def _sum_squares(member: ShardedParameter, gradient: Tensor) -> Tensor:
-    """Return squared gradients summed over each row, then over each column of this rank's shard; else 0, float64."""
+    """Return the squared gradients of this rank's shard, summed over each row and over each column, 1-D, float64.
+
+    The sums of all rows of the whole matrix come first, then those of all columns; they are 0 outside the shard.
+    """
     num_rows, num_columns = member.parameter.shape
     rows, columns = member.region
     squares = gradient.square()
@@ -82,7 +85,7 @@ def _sum_squares(member: ShardedParameter, gradient: Tensor) -> Tensor:
 
 
 def _direction(member: ShardedParameter, gradient: Tensor) -> Tensor:
-    """Return the gradient divided by the root of its second moment, in the gradient's memory; not yet clipped."""
+    """Return the gradient divided by the square root of its second moment, before clipping; overwrites the gradient."""
     if not member.is_matrix:
         return gradient.mul_(member.held("exp_avg_sq").rsqrt())
     rows, columns = member.region

@@ -1,4 +1,4 @@
-"""Adam's variants: LAMB, whose update of a matrix has a norm in proportion to the matrix, and AdamW."""
+"""Adam's variants: LAMB, whose update of a matrix has a norm proportional to that of the matrix, and AdamW."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,14 +28,14 @@ class Lamb:
                 member.state[key] = torch.zeros_like(member.parameter)
 
     def update(self, inputs: UpdateInputs) -> None:
-        """Make an update."""
+        """Update the parameters and their optimizer state once."""
         for members in chunk_members(self.members):
             values, directions = [m.values for m in members], self._directions(members, inputs)
             torch._foreach_mul_(directions, trust_ratios(members, values, directions))
             inputs.store(values, torch._foreach_add(values, directions, alpha=-inputs.rate))
 
     def _directions(self, members: Sequence[ShardedParameter], inputs: UpdateInputs) -> list[Tensor]:
-        """Return Adam's directions with weight decay, in the gradients' memory."""
+        """Return Adam's update direction of each parameter, with weight decay; overwrites the gradients."""
         gradients = inputs.scaled(members)
         held_first, held_second = [m.held("exp_avg") for m in members], [m.held("exp_avg_sq") for m in members]
         first = torch._foreach_lerp(held_first, gradients, 1 - self.beta1)
@@ -61,7 +61,10 @@ class Lamb:
 def trust_ratios(
     members: Sequence[ShardedParameter], values: Sequence[Tensor], directions: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Return each whole matrix's norm divided by that of its direction, 0-d; 1 for vectors and if a norm is zero."""
+    """Return, for each parameter, the norm of the whole matrix divided by that of its update direction, 0-d.
+
+    The ratio is 1 for a vector, and for a matrix if either norm is zero.
+    """
     squares = torch.stack([squared_norms(values), squared_norms(directions)], dim=1)
     totals = torch.stack(total_over_shards(members, list(squares)))
     ratios = (totals[:, 0] / totals[:, 1]).sqrt()
@@ -92,7 +95,10 @@ class AdamW:
                 member.state[key] = torch.zeros_like(member.parameter)
 
     def update(self, inputs: UpdateInputs) -> None:
-        """Make an update; the kernel divides by the scale of the gradients, and does nothing in a skipped update."""
+        """Update the parameters and their optimizer state once.
+
+        torch's kernel divides the gradients by their scale, and changes nothing if the update is skipped.
+        """
         for decay in dict.fromkeys(member.weight_decay for member in self.members):
             members = [m for m in self.members if m.weight_decay == decay and m.values.numel()]
             if not members:

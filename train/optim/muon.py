@@ -21,18 +21,23 @@ from train.optim.parameter import (
     sharing_coordinates,
 )
 
-# Gathering whole matrices from shards: each goes to one of the ranks that share it, and the result is scattered back.
+# Muon computes on whole matrices. The shards of a matrix are gathered on one of the ranks that hold them, its owner,
+# and the result is scattered back.
 #
-# The ranks that share matrices divide them among themselves, so that work on whole matrices is done once and a rank
-# receives no more numbers than it holds. Along a single mesh axis that is one all-to-all. On meshes that split a matrix
-# by several axes, it is one per axis: shards move to the owner's index along the first axis, then along the next.
+# The ranks that hold shards of the same matrices own equally many of them. So work on whole matrices is done once, and
+# a rank receives no more numbers than it holds. Along a single mesh axis that is one all-to-all. On meshes that split a
+# matrix by several axes, it is one per axis: shards move to the owner's index along the first axis, then along the
+# next.
 
 ShardKey = tuple[int, int]
-"""A shard: the index of its matrix in the list, and the index of its rank among the ranks that share the matrix."""
+"""A shard: the index of its matrix in the list, and the index of its rank among the ranks with a shard of it."""
 
 
 class MatrixExchange:
-    """The routes of the shards of some matrices with the same mesh and axes, computed once."""
+    """The all-to-alls that gather some matrices from their shards, and scatter them back.
+
+    All the matrices are sharded over the same axes of the same mesh. What a rank sends is computed once.
+    """
 
     def __init__(self, members: Sequence[ShardedParameter]) -> None:
         first = members[0].parameter
@@ -52,7 +57,7 @@ class MatrixExchange:
         self._routes = [self._route(stops[hop], stops[hop + 1], axis) for hop, axis in enumerate(self.axes)]
 
     def gather(self, pieces: Sequence[Tensor]) -> dict[int, Tensor]:
-        """Return the whole matrices that this rank owns, by index, from every rank's shards of all of them."""
+        """Send `pieces`, this rank's shards of all matrices, and return the whole matrices that it owns, by index."""
         held = {(i, self.here): shard for i, shard in enumerate(pieces)}
         for axis, (leaving, coming) in zip(self.axes, self._routes, strict=True):
             held = self._hop(axis, held, leaving, coming, pieces[0])
@@ -62,14 +67,17 @@ class MatrixExchange:
         return wholes
 
     def scatter(self, wholes: Mapping[int, Tensor], like: Tensor) -> list[Tensor]:
-        """Return this rank's shards of all matrices, from the owners' whole matrices; dtype and device of `like`."""
+        """Send the whole matrices that this rank owns; return its shards of all, in dtype and on device of `like`."""
         held = {(i, r): wholes[i][region] for (i, r), region in self.regions.items() if i in wholes}
         for axis, (leaving, coming) in reversed(list(zip(self.axes, self._routes, strict=True))):
             held = self._hop(axis, held, coming, leaving, like)
         return [held[i, self.here] for i in range(len(self.members))]
 
     def _stops(self, hops: int) -> dict[ShardKey, Coordinate]:
-        """Return each shard's rank after so many hops: its owner's index along the first `hops` axes."""
+        """Return the coordinate of the rank that holds each shard after the all-to-alls along the first `hops` axes.
+
+        Along those axes it is the owner's coordinate, along the others that of the rank where the shard started.
+        """
         completed = self.axes[:hops]
         return {
             (i, r): tuple(
@@ -82,7 +90,10 @@ class MatrixExchange:
     def _route(
         self, before: Mapping[ShardKey, Coordinate], after: Mapping[ShardKey, Coordinate], axis: int
     ) -> tuple[list[list[ShardKey]], list[list[ShardKey]]]:
-        """Return the shards that this rank sends to, and receives from, each index along the axis in a hop."""
+        """Return the shards that this rank sends to, and receives from, each rank along an axis in one all-to-all.
+
+        `before`, `after`: coordinate of the rank that holds each shard before and after it.
+        """
         here, size = self.ranks[self.here], self.mesh.size(axis) if self.mesh else 1
         leaving: list[list[ShardKey]] = [[] for _ in range(size)]
         coming: list[list[ShardKey]] = [[] for _ in range(size)]
@@ -121,7 +132,7 @@ class MatrixExchange:
 QUINTIC = (3.4445, -4.7750, 2.0315)
 """Coefficients of the quintic x -> ax + bx³ + cx⁵, which maps singular values to about 1. Source: Jordan 2024."""
 MIN_NORM = 1e-7
-"""Minimum norm by which a matrix is divided."""
+"""Minimum norm by which a matrix is divided, so that a matrix of zeros is not divided by zero."""
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -130,8 +141,8 @@ class Muon:
     """Muon's update rule for some matrices.
 
     The update of an m x n matrix is 0.2·√max(m, n) times an orthogonal matrix, so that its root mean square is about
-    0.2, as AdamW's: the same learning rate and decay suit both. The iteration runs on whole matrices, each on one of
-    the ranks that share it, and batched over equal shapes.
+    0.2, like that of AdamW: both work with the same learning rate and decay. The iteration runs on whole matrices, each
+    on one of the ranks with a shard of it; matrices of equal shape form a batch.
     Sources: Jordan 2024, "Muon: An optimizer for hidden layers in neural networks"; Liu et al. 2025, arXiv 2502.16982,
     section 2.2.
     """
@@ -144,7 +155,7 @@ class Muon:
 
     def __post_init__(self) -> None:
         groups: dict[tuple[DeviceMesh | None, tuple[int, ...]], list[ShardedParameter]] = {}
-        # Large matrices first: they are assigned in turn, and equal shapes are adjacent.
+        # Large matrices come first, since owners are assigned in turn; matrices of equal shape are adjacent.
         for member in sorted(self.members, key=lambda m: (-m.parameter.numel(), tuple(m.parameter.shape))):
             member.state["momentum"] = torch.zeros_like(member.parameter)
             axes = shard_axes(member.parameter)
@@ -156,10 +167,10 @@ class Muon:
             self.exchanges.extend(MatrixExchange(run) for run in chunk_members(members, num_ranks * NUMBERS_AT_ONCE))
 
     def update(self, inputs: UpdateInputs) -> None:
-        """Make an update; it does not depend on its number."""
+        """Update the matrices and their momentum once; the result does not depend on the number of the update."""
         for exchange in self.exchanges:
             members, pieces = exchange.members, self._orthogonal_shards(exchange, inputs)
-            # In the memory of the shards: decayed weights minus the update.
+            # The memory of the shards receives the decayed weights minus the update.
             torch._foreach_mul_(pieces, [-inputs.rate * 0.2 * max(m.parameter.shape) ** 0.5 for m in members])
             for decay in dict.fromkeys(member.weight_decay for member in members):
                 alike = [(p, m.values) for p, m in zip(pieces, members, strict=True) if m.weight_decay == decay]
@@ -177,7 +188,7 @@ class Muon:
         return [piece.to(gradients[0].dtype) for piece in exchange.scatter(wholes, like)]
 
     def _apply_momentum(self, members: Sequence[ShardedParameter], inputs: UpdateInputs) -> list[Tensor]:
-        """Return the gradients with Nesterov momentum, in their memory, and update the momentum."""
+        """Update the momentum, and return the gradients with Nesterov momentum, which overwrites them."""
         held, gradients = [m.held("momentum") for m in members], inputs.scaled(members)
         momenta = torch._foreach_lerp(held, gradients, 1 - self.momentum)
         inputs.store(held, momenta)

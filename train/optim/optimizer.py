@@ -20,15 +20,15 @@ class UpdateRule(Protocol):
 
     @property
     def members(self) -> Sequence[ShardedParameter]:
-        """The parameters, in the order of the model."""
+        """The parameters that this rule updates, in the order of the model."""
 
     def update(self, inputs: UpdateInputs) -> None:
-        """Make an update; if the inputs skip it, every bit of weights and states is unchanged."""
+        """Update weights and states once; if `inputs.found_inf` is 1, every bit of them is unchanged."""
 
 
 @dataclass
 class Optimizer:
-    """Update rules, and the number of updates made."""
+    """Update rules, which together cover all parameters of this rank, and the number of updates made."""
 
     rules: list[UpdateRule]
     count: Tensor = field(init=False)
@@ -45,15 +45,15 @@ class Optimizer:
 
     @property
     def members(self) -> list[ShardedParameter]:
-        """Every parameter."""
+        """The parameters of all rules."""
         return [member for rule in self.rules for member in rule.members]
 
 
 def make_optimizer(parameters: Mapping[str, nn.Parameter], config: OptimConfig) -> Optimizer:
     """Return the optimizer of these parameters; its state is allocated, so that a checkpoint can be read into it.
 
-    Parameters, by name, are plain tensors or DTensors on any meshes; ranks that share parameters must name them in the
-    same order. Matrices decay, the embedding only with `decay_embeddings`, gains and biases never.
+    Parameters, by name, are plain tensors or DTensors on any meshes. Ranks with shards of the same parameters must pass
+    them in the same order. Weight decay applies to matrices, but to the embedding only with `decay_embeddings`.
     """
     members = [ShardedParameter(name, parameter, region_of(name, parameter)) for name, parameter in parameters.items()]
     for member in members:
@@ -76,9 +76,10 @@ def _update_rule(declared: DeclaredOptimizer, members: Sequence[ShardedParameter
 
 
 def state_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
-    """Return the state to store, as `<state>.<parameter>`; reading into these tensors restores all but the step.
+    """Return the optimizer state for a checkpoint, by `<state>.<parameter>`.
 
-    Each is placed on the ranks like its parameter, except Adafactor's `row_mean` and `column_mean`: those are plain
+    Reading a checkpoint into these tensors restores all state except the number of updates, for which see `set_step`.
+    Each tensor is sharded like its parameter, except Adafactor's `row_mean` and `column_mean`: those are plain
     tensors of the whole matrix, the same on every rank with a shard of it.
     """
     return {f"{key}.{member.name}": value for member in optimizer.members for key, value in member.state.items()}
@@ -99,12 +100,12 @@ def update(
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
 ) -> None:
-    """Make an update at learning rate `rate` from gradients by name, overwriting their memory; then clear them.
+    """Update all parameters once at learning rate `rate`, overwriting the gradients; then clear the gradients.
 
-    `gradients`: local tensors from `Gradients.take`; None = take them from the parameters now. Gradients are divided
-    by `grad_scale`. If `found_inf` is not 0, weights, states and the number of updates are unchanged to the bit. Both
-    are 0-d float32 tensors on the parameters' device, so the host never waits. Raises ContractError, before anything
-    changes, if a parameter has no gradient or a gradient with another placement.
+    `gradients`: local tensors by name from `Gradients.take`; None = read them from the parameters now. They are divided
+    by `grad_scale`. If `found_inf` is not 0, weights, states and the number of updates are unchanged to the bit. These
+    two are 0-d float32 tensors on the parameters' device, so the host never waits. Raises ContractError, before
+    anything changes, if a parameter has no gradient or a gradient with another placement.
     """
     if gradients is None:
         gradients = Gradients({member.name: member.parameter for member in optimizer.members}).take()
@@ -122,6 +123,6 @@ def update(
 
 
 def clear_gradients(optimizer: Optimizer) -> None:
-    """Discard all gradients."""
+    """Discard the gradients of all parameters."""
     for member in optimizer.members:
         member.parameter.grad = None

@@ -1,8 +1,8 @@
 """A rank's shard of a parameter, with its optimizer state; and the gradients, their norm, and the inputs of an update.
 
 Optimizers compute on local tensors and never on DTensors. A list may then mix plain tensors with DTensors on any mesh,
-multi-tensor kernels can process all of them, and there is no implicit communication. Figures of a whole parameter are
-summed explicitly, in float64, over the ranks that share it.
+multi-tensor kernels can process all of them, and there is no implicit communication. Sums over a whole parameter are
+computed explicitly, in float64, over the ranks that hold its shards.
 """
 
 import math
@@ -22,9 +22,9 @@ from schemas.errors import ContractError
 from train.config.optim import NUMBERS_AT_ONCE
 
 Region = tuple[slice, ...]
-"""A region of a tensor: a range per dim."""
+"""A region of a tensor: a range of indices for each dimension."""
 Coordinate = tuple[int, ...]
-"""A rank's position in a mesh: an index per axis."""
+"""A rank's position in a mesh: an index for each axis."""
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ def local_tensor(tensor: Tensor) -> Tensor:
 
 
 def without_wrapper(tensor: Tensor) -> Tensor:
-    """Return a plain tensor with the same memory, if torchao wrapped a weight so that it is all-gathered in fp8."""
+    """Return the plain tensor in torchao's wrapper for an all-gather in fp8; a tensor without it is returned itself."""
     return getattr(tensor, "_tensor", tensor)
 
 
@@ -53,7 +53,7 @@ def check_placements(name: str, parameter: Tensor, gradient: Tensor) -> None:
     if there != here:
         raise ContractError(
             f"optim: expected a gradient of {name} placed like its parameter, {here or 'a plain tensor'}, got "
-            f"{there or 'a plain tensor'}. Reduce the gradient before the update."
+            f"{there or 'a plain tensor'}. Reduce the gradient over the ranks before the update."
         )
 
 
@@ -68,8 +68,9 @@ def shard_axes(tensor: Tensor) -> tuple[int, ...]:
 def region_at(tensor: DTensor, coordinate: Coordinate) -> Region:
     """Return the region of a tensor that the rank at this mesh coordinate holds.
 
-    FSDP shards the result of tensor parallelism although its axis is first: such placements are strided, and apply
-    after the others of their dim. torch's own offsets are wrong if an uneven split leaves a rank without elements.
+    FSDP shards what tensor parallelism has sharded already, although FSDP's mesh axis comes first. Such placements are
+    strided, and apply after the others of the same dimension. torch's own offsets are wrong if an uneven split leaves a
+    rank without elements.
     """
     bounds = [(0, size) for size in tensor.shape]
     axes = shard_axes(tensor)
@@ -92,7 +93,7 @@ def region_of(name: str, tensor: Tensor) -> Region:
     if expected != actual:
         raise ContractError(
             f"optim: expected a shard of {name} of shape {expected}, by its placement {tensor.placements}, got "
-            f"{actual}. Set axes in [layout] that divide the parameter."
+            f"{actual}. Set the axes in [layout] to sizes that divide the shape of the parameter."
         )
     return region
 
@@ -101,13 +102,14 @@ def _coordinate(tensor: DTensor) -> Coordinate:
     coordinate = tensor.device_mesh.get_coordinate()
     if coordinate is None:
         raise ContractError(
-            "optim: expected parameters of this rank, got a parameter on a mesh without it. Remove that parameter."
+            f"optim: expected parameters on a device mesh that includes this rank, got one on {tensor.device_mesh}. "
+            "Pass the optimizer only the parameters of this rank's pipeline stage."
         )
     return tuple(coordinate)
 
 
 def sharing_coordinates(tensor: DTensor) -> list[Coordinate]:
-    """Return the mesh coordinates that together hold a copy of the tensor, including this rank's, in order."""
+    """Return the mesh coordinates, in order, of the ranks that together with this one hold a copy of the tensor."""
     here, axes = _coordinate(tensor), shard_axes(tensor)
     sizes = [range(tensor.device_mesh.size(axis)) if axis in axes else (here[axis],) for axis in range(len(here))]
     return list(product(*sizes))
@@ -135,11 +137,11 @@ class ShardedParameter:
 
     @property
     def values(self) -> Tensor:
-        """The local tensor of the parameter, looked up once."""
+        """This rank's shard of the parameter as a plain tensor, looked up once."""
         return self._once("", self.parameter)
 
     def held(self, key: str) -> Tensor:
-        """Return the local tensor of a state, looked up once."""
+        """Return this rank's shard of the optimizer state `key` as a plain tensor, looked up once."""
         return self._once(key, self.state[key])
 
     def _once(self, key: str, tensor: Tensor) -> Tensor:
@@ -149,16 +151,17 @@ class ShardedParameter:
         return shard
 
     def reset_lookups(self) -> None:
-        """Discard the local tensors that were looked up."""
+        """Discard the local tensors that were looked up, so that the next use looks them up again."""
         self._locals.clear()
 
 
 def chunk_members(
     members: Sequence[ShardedParameter], max_numel: int = NUMBERS_AT_ONCE
 ) -> Iterator[list[ShardedParameter]]:
-    """Yield runs of members with at most `max_numel` elements, or of a single member, to bound temporary memory.
+    """Yield consecutive parameters in groups of at most `max_numel` elements, or of one parameter that has more.
 
-    Whole parameters are counted, not shards: ranks that share them have the same runs.
+    This bounds the temporary memory of an update. Elements of whole parameters are counted, not those of shards, so
+    that all ranks with shards of the same parameters form the same groups.
     """
     run: list[ShardedParameter] = []
     for member in members:
@@ -171,7 +174,8 @@ def chunk_members(
 
 
 def total_over_shards(members: Sequence[ShardedParameter], parts: Sequence[Tensor]) -> list[Tensor]:
-    """Return, for each member, the sum of its part (1-D, float64) over the ranks that share a copy of it."""
+    """Return the element-wise sum of each parameter's partial result (1-D, float64) over the ranks that hold its
+    shards."""
     totals = list(parts)
     groups: dict[tuple[DeviceMesh, tuple[int, ...]], list[int]] = {}
     for place, member in enumerate(members):
@@ -214,7 +218,7 @@ def _squared_norm(tensor: Tensor) -> Tensor:
 
 
 class Gradients:
-    """The gradients of some parameters; `take` reads those of an optimizer step."""
+    """The gradients of some parameters; `take` reads them once per optimizer step."""
 
     def __init__(
         self, parameters: Mapping[str, Tensor], num_stages: int = 1, copies: Mapping[str, int] | None = None
@@ -253,7 +257,7 @@ class Gradients:
         return self.taken
 
     def _look_up(self) -> None:
-        """Compute the strides of each shard, and the number of ranks on which each element is counted."""
+        """Compute the strides of each shard, and the number of ranks that hold a copy of each element."""
         world_size = dist.get_world_size() if dist.is_initialized() else 1
         for name, parameter in self._parameters.items():
             num_shards = 1
@@ -283,7 +287,7 @@ class Gradients:
 def gradient_norm(
     parameters: Mapping[str, Tensor], num_stages: int = 1, copies: Mapping[str, int] | None = None
 ) -> Tensor:
-    """Return the norm of the parameters' present gradients, see `Gradients`."""
+    """Return the norm of the parameters' current gradients, as `Gradients.norm` does."""
     gradients = Gradients(parameters, num_stages, copies)
     gradients.take()
     return gradients.norm()
@@ -294,7 +298,7 @@ def gradient_norm(
 
 @dataclass(frozen=True)
 class UpdateInputs:
-    """The gradients, learning rate, number and scale of an update."""
+    """The inputs of one update: gradients, their scale, the learning rate, and the number of the update."""
 
     gradients: Mapping[str, Tensor]
     """Local tensor of each gradient; an update rule may overwrite it."""
@@ -308,11 +312,11 @@ class UpdateInputs:
     """1 if the update is skipped, since loss or gradient is not finite; else 0; 0-d float32."""
 
     def of(self, members: Sequence[ShardedParameter]) -> list[Tensor]:
-        """Return the gradients of some members, unscaled."""
+        """Return the local gradients of some parameters, not yet divided by `grad_scale`."""
         return [self.gradients[member.name] for member in members]
 
     def scaled(self, members: Sequence[ShardedParameter]) -> list[Tensor]:
-        """Return the gradients of some members divided by `grad_scale`, in place; call it once for each member."""
+        """Divide the local gradients of some parameters by `grad_scale` in place, once for each, and return them."""
         gradients = self.of(members)
         if self.grad_scale is not None and gradients:
             torch._foreach_div_(gradients, self.grad_scale)

@@ -1,8 +1,8 @@
 """Learning-rate schedules, pure functions of the update's number and the held-out losses; and fp16 loss scaling.
 
-All schedules but inverse_sqrt have their full rate at a boundary: the end of the warm-up, or the beginning of a stage
-with its own rate. They have their final share at the last step of the run or stage. The first update after the
-boundary is one step further.
+All schedules but inverse_sqrt start from their full rate, at the end of the warm-up or at the beginning of a stage with
+its own rate. They reach their final rate at the last step of the run or stage. The first update after the start is
+already one step along the schedule.
 """
 
 import math
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from train.config.optim import OptimConfig
 
 HeldoutLosses = Sequence[tuple[int, float]]
-"""Held-out losses in the order of their evaluation: (updates made before, loss)."""
+"""Held-out losses in the order of evaluation: (number of updates made before the evaluation, loss)."""
 
 
 @dataclass(frozen=True)
@@ -20,20 +20,20 @@ class StageSchedule:
     """The settings of a training stage's learning rate."""
 
     first_step: int
-    """First update of the stage, from 1."""
+    """Number of the stage's first update; the first of the run is 1."""
     num_steps: int
     """Number of updates of the stage."""
     learning_rate: float | None = None
-    """Rate at the beginning of the stage; None = the run's schedule continues."""
+    """Learning rate at the beginning of the stage; None = the run's schedule continues."""
     schedule: str = "linear"
-    """cosine, linear or constant: schedule of that rate."""
+    """Schedule of the stage's own learning rate: cosine, linear or constant."""
     final_lr_share: float = 0.0
-    """Rate at the end of the stage, as a share of that rate."""
+    """Learning rate at the end of the stage, as a share of the stage's `learning_rate`."""
 
 
 @dataclass(frozen=True)
 class ScheduleInputs:
-    """The inputs of a learning rate besides `[optim]` and the held-out losses."""
+    """What the learning rate depends on besides `[optim]` and the held-out losses."""
 
     steps: int
     """Number of updates of the run."""
@@ -42,11 +42,11 @@ class ScheduleInputs:
     peak_rate: float
     """Rate at the end of the warm-up."""
     stages: tuple[StageSchedule, ...] = ()
-    """Training stages of the run; updates outside them have the run's schedule."""
+    """Training stages of the run; updates outside them follow the run's schedule."""
 
 
 def learning_rate(step: int, course: ScheduleInputs, config: OptimConfig, heldout: HeldoutLosses = ()) -> float:
-    """Return the learning rate of update `step` (1 = first). A warm-up also scales the rate of a stage within it.
+    """Return the learning rate of update `step` (1 = first). The warm-up also scales the rates of stages.
 
     Sources: Loshchilov 2017, arXiv 1608.03983, equation 5 (cosine, one cycle); Hu et al. 2024, arXiv 2404.06395, 4.1
     (wsd; its decay is linear here, as in Hägele et al. 2024, arXiv 2405.18392); Vaswani et al. 2017, arXiv 1706.03762,
@@ -82,12 +82,12 @@ def _share(step: int, course: ScheduleInputs, config: OptimConfig, heldout: Held
 
 
 def _progress(step: int, begin: float, end: int) -> float:
-    """Return the progress of a step from `begin` to `end`, 0 to 1."""
+    """Return the share of the steps from `begin` to `end` that are complete at `step`, 0 to 1."""
     return min(1.0, max(0.0, step - begin) / max(1.0, end - begin))
 
 
 def _decay(schedule: str, progress: float, final_share: float) -> float:
-    """Return the share of the rate at this progress of a schedule."""
+    """Return the rate at this progress of a schedule (0 to 1), as a share of the full rate."""
     if schedule == "constant":
         return 1.0
     left = (1 + math.cos(math.pi * progress)) / 2 if schedule == "cosine" else 1 - progress
@@ -95,7 +95,7 @@ def _decay(schedule: str, progress: float, final_share: float) -> float:
 
 
 def _reductions(step: int, heldout: HeldoutLosses, patience: int) -> int:
-    """Return how often `patience` consecutive held-out losses before update `step` had no new minimum."""
+    """Return how many times `patience` consecutive held-out losses had no new minimum, before update `step`."""
     lowest, without, reductions = math.inf, 0, 0
     for _, loss in (entry for entry in heldout if entry[0] < step):
         without = 0 if loss < lowest else without + 1
@@ -108,7 +108,7 @@ def _reductions(step: int, heldout: HeldoutLosses, patience: int) -> int:
 # Dynamic loss scaling for fp16: each step computes the next step's factor of the loss.
 
 MAX_SCALE = float(2**24)
-"""Maximum factor: a float32 loss times it is far from overflow, and no gradient needs more."""
+"""Maximum factor: multiplied by it, a float32 loss is far from overflow, and no gradient needs more."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class LossScale:
     def after(self, finite: bool) -> "LossScale":
         """Return the scale of the next step: half after a gradient that is not finite, which is then not applied.
 
-        The minimum is 1, since scaling is then not the cause; the maximum is 2^24.
+        The minimum is 1, since at 1 the scale cannot be the cause; the maximum is 2^24.
         """
         if not finite:
             return LossScale(max(1.0, self.scale / 2), 0, self.growth_steps)

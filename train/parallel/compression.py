@@ -1,8 +1,8 @@
 """Gradient compression: lossy sums of gradients over data-parallel ranks, with error feedback, for DDP and FSDP2.
 
 A buffer concatenates the gradients of several parameters. Each gradient is compressed on its own, so the result does
-not depend on how buffers are cut. What a rank does not send, its error, is added to its next gradient: all of a
-gradient arrives, some of it later.
+not depend on how parameters are grouped into buffers. What a rank does not send, its error, is added to its next
+gradient, so that all of a gradient is sent in the end.
 Sources: Stich et al. 2018, arXiv 1809.07599; Karimireddy et al. 2019, arXiv 1901.09847.
 """
 
@@ -31,7 +31,7 @@ from train.parallel.ranks import all_gather_single
 
 
 class CountedGroup:
-    """The collectives of a group of ranks that hold gradients of the same parameters."""
+    """Collectives over ranks with gradients of the same parameters, and a count of the bytes that they send."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
@@ -64,7 +64,7 @@ class CountedGroup:
         return sent[: values.numel()].float()
 
     def gather(self, values: Tensor) -> Tensor:
-        """All-gather the flat tensors of all ranks, one per row."""
+        """Return the flat tensors of all ranks, all-gathered as the rows of a matrix."""
         rows = torch.empty(self.size * values.numel(), dtype=values.dtype, device=values.device)
         all_gather_single(rows, values, group=self.group)
         self.bytes_sent += (self.size - 1) * values.numel() * values.element_size()
@@ -73,7 +73,7 @@ class CountedGroup:
 
 GOLDEN, MIX_1, MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 State = dict[str, Tensor]
-"""The state that a method keeps for the gradient of one parameter, by name."""
+"""The tensors that a compression method keeps between steps for the gradient of one parameter, by name."""
 Updates = list[tuple[Tensor, Tensor]]
 """Pairs of a state tensor and its new value."""
 
@@ -84,7 +84,7 @@ class BufferEntry(NamedTuple):
     name: str
     """Name of the parameter."""
     shape: tuple[int, ...]
-    """Its shape in the buffer; for a sharded parameter this rank's rows, padded as the buffer is."""
+    """Shape of the gradient in the buffer; for a sharded parameter, that of this rank's rows with padding."""
 
     @property
     def size(self) -> int:
@@ -112,7 +112,10 @@ class Method(Protocol):
         """Return the state before the first step."""
 
     def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: CountedGroup) -> tuple[Tensor, Updates]:
-        """Return the flat sum in float32 and the state updates; the sum is not finite if any gradient is not."""
+        """Return the flat sum over the ranks in float32, and the state updates.
+
+        The sum is not finite if the gradient of any rank is not.
+        """
 
 
 class RoundedSum:
@@ -129,14 +132,14 @@ class RoundedSum:
         return {}
 
     def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: CountedGroup) -> tuple[Tensor, Updates]:
-        """Return the sum of the rounded gradients, itself rounded."""
+        """Return the sum of the rounded gradients over the ranks; the sum is rounded too."""
         return wire.sum(buffer.values, self._dtype), []
 
 
 class PowerSGD:
     """Low-rank compression: a matrix is sent as two factors from one power iteration, warm-started from the last step.
 
-    Tensors that would not become smaller, such as vectors, are sent whole. Source: Vogels et al. 2019, arXiv
+    Tensors that two factors would not make smaller, such as vectors, are sent whole. Source: Vogels et al. 2019, arXiv
     1905.13727, algorithms 1 and 2; summed instead of averaged, and the error of a rank is the residual of its own
     factors.
     """
@@ -161,7 +164,7 @@ class PowerSGD:
         return {"error": torch.zeros(entry.shape, device=device), "right": right}
 
     def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: CountedGroup) -> tuple[Tensor, Updates]:
-        """Return the sum over the ranks of their projections on a common left factor."""
+        """Return the sum over the ranks of their gradients, each projected on the left factor that all ranks share."""
         parts = {entry.name: part for entry, part in zip(buffer.entries, buffer.split(buffer.values), strict=True)}
         shapes = {entry.name: shape for entry in buffer.entries if (shape := self._shape(entry))}
         matrices = {
@@ -186,7 +189,10 @@ class PowerSGD:
 
 
 class TopK:
-    """Sparse compression: the numbers of largest magnitude of each gradient and their indices; of equals, the first."""
+    """Sparse compression: sends the elements of largest magnitude of each gradient, with their indices.
+
+    Of elements with equal magnitude, the first is sent.
+    """
 
     def __init__(self, share: float) -> None:
         self._share = share
@@ -196,7 +202,8 @@ class TopK:
         return {"error": torch.zeros(entry.shape, device=device)}
 
     def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: CountedGroup) -> tuple[Tensor, Updates]:
-        """Return the sum of the numbers chosen on each rank; one all-gather carries values and indices."""
+        """Return the sum over the ranks of the elements that each has chosen; one all-gather sends values and
+        indices."""
         values = _with_errors(buffer, states)
         indices = [largest_indices(part, num_kept(self._share, len(part))) for part in buffer.split(values)]
         offsets, chosen = _offsets(buffer, indices), torch.cat(indices)
@@ -208,9 +215,9 @@ class TopK:
 
 
 class RandomK:
-    """Sparse compression: numbers of each gradient at random indices, the same on every rank; not scaled up.
+    """Sparse compression: sends the elements of each gradient at random indices, which are the same on every rank.
 
-    Only values are sent.
+    Only values are sent, and they are not scaled up.
     """
 
     def __init__(self, share: float, seed: int) -> None:
@@ -221,7 +228,7 @@ class RandomK:
         return {"error": torch.zeros(entry.shape, device=device)}
 
     def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: CountedGroup) -> tuple[Tensor, Updates]:
-        """Return the sum at this step's indices."""
+        """Return the sum over the ranks at the random indices of this step, and 0 elsewhere."""
         values = _with_errors(buffer, states)
         device = values.device
         indices = [
@@ -231,15 +238,16 @@ class RandomK:
             for entry in buffer.entries
         ]
         chosen = _offsets(buffer, indices) + torch.cat(indices)
-        # A non-finite number may be at an index that is not sent: times zero it is NaN, which then spreads to all
-        # values.
+        # A number that is not finite may be at an index that is not sent. Times zero it is NaN, which the sum adds to
+        # all values.
         total = wire.sum(values[chosen] + (values * 0).sum())
         result = torch.zeros_like(values).index_copy_(0, chosen, total)
         return result, _errors(buffer, states, values.index_fill_(0, chosen, 0))
 
 
 def num_kept(share: float, size: int) -> int:
-    """Return how many of `size` numbers are sent: the share, taken as an exact decimal, rounded up."""
+    """Return how many of `size` numbers are sent: `share` of them, computed with its exact decimal value, rounded
+    up."""
     return math.ceil(Fraction(str(share)) * size)
 
 
@@ -301,7 +309,7 @@ def _with_errors(buffer: Buffer, states: Mapping[str, State]) -> Tensor:
 
 
 def _errors(buffer: Buffer, states: Mapping[str, State], values: Tensor) -> Updates:
-    """Return the updates that store the new errors."""
+    """Return the state updates that store `values`, which were not sent, as the new errors."""
     parts = zip(buffer.entries, buffer.split(values), strict=True)
     return [(states[entry.name]["error"], part.view(entry.shape)) for entry, part in parts]
 
@@ -324,7 +332,7 @@ NamedParameters = Iterable[tuple[str, nn.Parameter]]
 
 
 def method_of(layout: LayoutConfig, seed: int) -> Method:
-    """Return the method of the setting `layout.compress`."""
+    """Return the compression method that `layout.compress` names."""
     methods: dict[str, Method] = {
         "none": RoundedSum(torch.float32),
         "fp16": RoundedSum(torch.float16),
@@ -337,7 +345,7 @@ def method_of(layout: LayoutConfig, seed: int) -> Method:
 
 
 class Compressor:
-    """The compressed sum of gradient buffers over a group, with the state of its method."""
+    """Sums gradient buffers over a group of ranks with a compression method, and keeps the state of the method."""
 
     def __init__(self, method: Method, group: dist.ProcessGroup, device: torch.device) -> None:
         self.bytes_plain = 0
@@ -364,11 +372,11 @@ class Compressor:
         self._updates = []
 
     def remember(self, entries: Iterable[BufferEntry]) -> None:
-        """Allocate the states of parameters."""
+        """Allocate the compression state of parameters."""
         self._states |= {entry.name: self._method.fresh(entry, self._device) for entry in entries}
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Return all states for a checkpoint, which is loaded in place before the next step of the same layout."""
+        """Return all states for a checkpoint. Reading one into these tensors restores them, in the same layout only."""
         prefix = f"compress.rank-{dist.get_rank()}"
         return {
             f"{prefix}.{name}.{key}": tensor
@@ -377,7 +385,7 @@ class Compressor:
         }
 
     def rescale(self, factor: float) -> None:
-        """Multiply the errors by `factor` after a change of the loss scale."""
+        """Multiply the errors by `factor`, after the loss scale has changed by that factor."""
         for state in self._states.values():
             if "error" in state:
                 state["error"].mul_(factor)
@@ -386,7 +394,7 @@ class Compressor:
     def sum(self, values: Tensor, entries: Sequence[BufferEntry]) -> None:
         """Replace flat gradients by their sum over the group; `keep` applies the state updates."""
         if self._step is None:
-            raise ContractError("compress: expected a step, got a gradient before the first. Call start(step).")
+            raise ContractError("compress: expected a step, got a gradient before the first step. Call start(step).")
         if (number := values.numel()) != (expected := sum(entry.size for entry in entries)):
             names = f"{entries[0].name} to {entries[-1].name}" if entries else "no parameter"
             raise ContractError(
@@ -400,7 +408,7 @@ class Compressor:
 
 
 def compress_ddp(model: DistributedDataParallel, named: NamedParameters, compressor: Compressor) -> None:
-    """Sum the gradients of a model through the compressor, whose group is the model's."""
+    """Make DDP sum the gradients of a model through the compressor, over the process group of the model."""
     entries = {id(weight): BufferEntry(name, tuple(weight.shape)) for name, weight in named if weight.requires_grad}
     compressor.remember(entries.values())
     stream = torch.cuda.Stream() if next(model.parameters()).is_cuda else None  # type: ignore[no-untyped-call]
@@ -420,7 +428,7 @@ def compress_ddp(model: DistributedDataParallel, named: NamedParameters, compres
 
 
 def compress_fsdp(models: Iterable[nn.Module], named: NamedParameters, compressor: Compressor) -> None:
-    """Sum the sharded gradients of models through the compressor, whose group is that of the mesh axis `replicate`.
+    """Make FSDP2 sum the gradients of models through the compressor, over the mesh axis `replicate`.
 
     The models are sharded over the axis `shard`; weights that are equal on all replicas stay equal.
     """
@@ -452,7 +460,7 @@ def param_groups(module: FSDPModule) -> list[Any]:
 
 
 def _sum_shard(compressor: Compressor, entries: Sequence[BufferEntry], values: Tensor) -> None:
-    """Run as the hook of FSDP2; `values` is the result of the reduce-scatter, updated in place."""
+    """Replace `values`, the result of a reduce-scatter, by its sum over the replicas; FSDP2 calls this hook."""
     if values.is_cuda:
         # The tensor is allocated on the stream of the reduce-scatter and used on that of the hook.
         values.record_stream(torch.cuda.current_stream())

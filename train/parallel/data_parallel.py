@@ -24,14 +24,14 @@ GATHERED_BYTES = 64 << 20
 
 
 class _ParameterRows(NamedTuple):
-    """A parameter in a bucket: its weights and its rows per rank; the last ranks may have fewer or none."""
+    """A parameter in a bucket: all its rows, and how many each rank has; the last ranks may have fewer or none."""
 
     whole: Tensor
     per_rank: int
 
     @property
     def size(self) -> int:
-        """Return the numbers per rank, with padding."""
+        """Return the number of elements per rank, with padding."""
         return self.per_rank * (self.whole.numel() // len(self.whole))
 
     def of(self, rank: int) -> Tensor:
@@ -40,7 +40,7 @@ class _ParameterRows(NamedTuple):
 
 
 class ShardedStates:
-    """The shards of the parameters that each rank's optimizer updates (ZeRO-1).
+    """This rank's shard of every parameter, which its optimizer updates (ZeRO-1).
 
     A step is: sum the gradients over the ranks, `view_gradients()`, `optimizer.step()`, `gather()`. The parameters must
     be equal on all ranks and keep their memory: load them by copying into them.
@@ -105,7 +105,7 @@ class ShardedStates:
 
 
 def _split(values: Tensor, bucket: list[_ParameterRows]) -> tuple[Tensor, ...]:
-    """Split one rank's part of a bucket by parameter."""
+    """Split the flat values of one rank in a bucket by parameter."""
     return torch.split(values, [rows.size for rows in bucket])
 
 
@@ -136,5 +136,5 @@ def shard(model: Transformer, mesh: Mesh, layout: LayoutConfig, precision: str) 
 
 
 def sharded_modules(model: nn.Module) -> list[FSDPModule]:
-    """Return the modules that FSDP2 shards individually; sharding has changed their class in place."""
+    """Return the modules to which `fully_shard` was applied; it has changed their class in place."""
     return [cast(FSDPModule, module) for module in model.modules() if isinstance(module, FSDPModule)]

@@ -27,9 +27,9 @@ class Link(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     bandwidth: float = Field(gt=0)
-    """Bytes/s that a device sends, while it receives as many."""
+    """Bytes/s that a device sends while it receives the same number."""
     latency: float = Field(ge=0)
-    """Seconds of each hop of a ring."""
+    """Seconds for each hop of a ring collective."""
 
 
 class Device(BaseModel):
@@ -44,23 +44,23 @@ class Device(BaseModel):
     kind: Literal["cuda", "cpu"] = "cuda"
     """Type of device, which decides how memory is counted."""
     peak_flops: dict[NumberFormat, float]
-    """Dense matrix products by number format [FLOP/s]; a format that is absent cannot be used."""
+    """Peak of dense matrix products by number format [FLOP/s]; the device cannot compute in a format that is absent."""
     product_share: float = Field(gt=0, le=1)
-    """Share of the peak that a large product of matrices reaches."""
+    """Share of `peak_flops` that a large matrix product reaches."""
     attention_share: float = Field(gt=0, le=1)
-    """Share of the peak that fused attention reaches, forward and backward, counting unmasked pairs only."""
+    """Share of `peak_flops` that fused attention reaches, forward and backward, counting unmasked pairs only."""
     memory_bytes: int = Field(gt=0)
-    """Memory of a device."""
+    """Memory of a device [bytes]."""
     memory_bandwidth: float = Field(gt=0)
     """Bandwidth of the device's memory [bytes/s]."""
     traffic_share: float = Field(gt=0, le=1)
-    """Share of that bandwidth that element-wise operations reach."""
+    """Share of `memory_bandwidth` that element-wise operations reach."""
     by_size: tuple[tuple[int, float], ...] = ()
     """Bandwidth of element-wise operations by tensor size [bytes], increasing, where caches change it."""
     page_seconds: float = Field(default=0.0, ge=0)
     """Seconds per byte of page faults, which a CPU's allocator causes for every large tensor."""
     op_seconds: float = Field(ge=0)
-    """Fixed seconds of an operation on the device."""
+    """Fixed time that every operation costs on the device [s]."""
     host_seconds: float = Field(ge=0)
     """Seconds to launch an operation on the host, which runs ahead of a GPU: a lower bound on a layer's time."""
     collective_seconds: float = Field(ge=0)
@@ -74,16 +74,16 @@ class Device(BaseModel):
     capability: tuple[int, int] | None = None
     """CUDA compute capability; None = 8.0 or newer, or no CUDA device."""
     gpus_per_node: int = Field(ge=1)
-    """Default number of devices per node, joined by `within`."""
+    """Default number of devices per node, which are connected by `within`."""
     at_once: int | None = Field(default=None, ge=1)
-    """Ranks of a node that can compute at this speed at once, where they share its cores; None = all."""
+    """Number of ranks of a node that can compute at this speed at once, if they share its cores; None = all."""
     layer_seconds: dict[str, float] = Field(default_factory=dict)
     """Measured seconds of an almost empty layer, forward and backward: `plain`, wrapped by FSDP (`sharded`), or
-    tensor-parallel (`tensor`); and of a micro-batch `outside` the layers."""
+    tensor-parallel (`tensor`); and of the rest of a micro-batch (`outside`)."""
     source: str
-    """Source of peak, memory and bandwidths."""
+    """Source of the values for peak, memory and bandwidths."""
     uncertain: str = ""
-    """Values to check before money is spent."""
+    """Names of values that are uncertain and should be checked before money is spent."""
 
     @property
     def reserved(self) -> int:
@@ -119,7 +119,10 @@ class SheetLink(BaseModel):
 
 
 class DeviceSheet(BaseModel):
-    """The table of a device in `devices.toml`, in the units of data sheets; its other keys are fields of `Device`."""
+    """The table of a device in `devices.toml`, in the units of data sheets.
+
+    Keys that are not fields of this class are fields of `Device`.
+    """
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -162,13 +165,13 @@ def read_devices(path: Path) -> tuple[Device, ...]:
 
 
 KNOWN_DEVICES = read_devices(Path(__file__).with_name("devices.toml"))
-"""Devices known without a measurement."""
+"""The devices that can be named without a measured profile."""
 
 
 def device_of(name: str) -> Device:
-    """Return the device with a name in the table, or of a profile that `penstock calibrate` wrote, given by its path.
+    """Return the device with this name in KNOWN_DEVICES, or that of a profile from `penstock calibrate`, by its path.
 
-    Raises ConfigError with the nearest names if there is none.
+    Raises ConfigError with the nearest names if the name is unknown.
     """
     if name.endswith(".json"):
         return read_profile(Path(name))
@@ -241,7 +244,7 @@ class Cluster:
         per_node = known.gpus_per_node if gpus is None else gpus
         if per_node < 1 or nodes < 1:
             raise ConfigError(
-                f"cluster: expected a device at least, got {nodes} node(s) of {per_node}. "
+                f"cluster: expected at least one device, got {nodes} node(s) of {per_node}. "
                 "Set cluster.gpus and cluster.nodes to at least 1."
             )
         return cls(known, per_node, nodes)
@@ -256,7 +259,7 @@ class Cluster:
 
 
 def device_lines() -> Iterator[str]:
-    """Yield the table as text, a line for each device."""
+    """Yield the table of known devices as text, one line for each device."""
     for device in KNOWN_DEVICES:
         peaks = ", ".join(f"{name} {flops / 1e12:g}" for name, flops in device.peak_flops.items())
         memory = f"{device.memory_bytes / 1e9:g} GB at {device.memory_bandwidth / 1e12:.3g} TB/s"
@@ -266,7 +269,7 @@ def device_lines() -> Iterator[str]:
 
 
 def number_format_of(settings: Settings) -> NumberFormat:
-    """Return the number format of resolved settings. Raises ValueError for automatic precision."""
+    """Return the number format of matrix products. Raises ValueError if `train.precision` is still auto."""
     if settings.train.precision == "auto":
         raise ValueError("train.precision: expected a number format, got auto. Call for_device first.")
     return settings.train.precision
@@ -321,7 +324,7 @@ class RunDevices:
 
 
 def peak_of_devices(settings: Settings, here: RunDevices) -> float | None:
-    """Return the peak of each device that MFU refers to [FLOP/s]; None = unknown. The settings must be resolved."""
+    """Return the peak of one device that MFU refers to [FLOP/s]; None = unknown. Settings must not be automatic."""
     if settings.train.peak_flops is not None:
         return settings.train.peak_flops
     device = known_device(settings, here)
@@ -329,7 +332,7 @@ def peak_of_devices(settings: Settings, here: RunDevices) -> float | None:
 
 
 def unknown_peak(settings: Settings, here: RunDevices) -> list[str]:
-    """Return a line to print if MFU is not shown because no peak is known; on a CPU, MFU needs a named profile."""
+    """Return a line to print if a GPU's peak is unknown, so that MFU cannot be shown; otherwise an empty list."""
     if here.kind != "cuda" or peak_of_devices(settings, here) is not None:
         return []
     return [
@@ -339,7 +342,10 @@ def unknown_peak(settings: Settings, here: RunDevices) -> list[str]:
 
 
 def known_device(settings: Settings, here: RunDevices) -> Device | None:
-    """Return the device of `[cluster]` if its kind matches, else the one of the driver's name; None if unknown."""
+    """Return the device of `[cluster]` if the run's devices are of its kind, else the GPU with the driver's name.
+
+    None if neither is known.
+    """
     try:
         planned = device_of(settings.cluster.device) if settings.cluster.device else None
     except ConfigError:  # the profile file exists only where the plan was made

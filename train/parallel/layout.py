@@ -12,7 +12,7 @@ from train.config.settings import Settings
 from train.model.shape import ModelShape
 
 ROUND_SCHEDULES = ("interleaved", "zero_bubble")
-"""Schedules that process micro-batches in equal rounds over the ranks."""
+"""Schedules that process the micro-batches in rounds, with equally many in every round."""
 
 
 def axes_of(layout: LayoutConfig, world_size: int) -> dict[str, int]:
@@ -30,28 +30,32 @@ def axes_of(layout: LayoutConfig, world_size: int) -> dict[str, int]:
 
 
 def data_ranks(axes: dict[str, int]) -> int:
-    """Return the number of groups of ranks that read different rows: replicas times shards."""
+    """Return how many data-parallel groups read different rows of a global batch: the axes replicate times shard."""
     return axes["replicate"] * axes["shard"]
 
 
 def rows_of(num_rows: int, parts: int, part: int) -> range:
-    """Return the contiguous rows of part `part` of `parts`; counts differ by at most one."""
+    """Return the contiguous rows of part `part` (0 = first) when `num_rows` rows are divided into `parts` equal parts.
+
+    The numbers of rows differ by at most one.
+    """
     return range(num_rows * part // parts, num_rows * (part + 1) // parts)
 
 
 def num_micro_batches(num_rows: int, layout: LayoutConfig, axes: dict[str, int]) -> int:
-    """Return the micro-batches of a step, the same on every rank: those of the rank with most of `num_rows` rows."""
+    """Return the number of micro-batches in a step with `num_rows` rows: that of the rank with the most rows."""
     most = -(-num_rows // data_ranks(axes))
     return -(-most // layout.rows_at_once)
 
 
 def layers_of(num_layers: int, stages: int, stage: int) -> range:
-    """Return the layers of a pipeline stage; counts differ by at most one, and the last stage has the smaller."""
+    """Return the layers of a pipeline stage; their numbers differ by at most one, and the last stage has the fewest."""
     return range(-(-num_layers * stage // stages), -(-num_layers * (stage + 1) // stages))
 
 
 def stages_of(layout: LayoutConfig, rank: int) -> list[int]:
-    """Return the pipeline stages on its rank `rank`, ascending: stages cycle over the ranks; zbv places them in a V."""
+    """Return the stages on rank `rank` of the pipeline, ascending: stages cycle over the ranks; zbv places them in a
+    V."""
     ranks = layout.pipeline
     if layout.schedule == "zbv":
         return [rank, 2 * ranks - 1 - rank]
@@ -59,7 +63,7 @@ def stages_of(layout: LayoutConfig, rank: int) -> list[int]:
 
 
 def chunks_in_flight(layout: LayoutConfig, rank: int, micro_batches: int) -> int:
-    """Return the largest number of (micro-batch, stage) pairs of a pipeline rank whose activations exist at once.
+    """Return how many (micro-batch, stage) pairs of a pipeline rank have their activations in memory at once, at most.
 
     Sources: the schedules as torch builds them (a test compares); Narayanan et al. 2021, arXiv 2104.04473, section 2.2.
     """
@@ -70,7 +74,8 @@ def chunks_in_flight(layout: LayoutConfig, rank: int, micro_batches: int) -> int
         return min(2 * micro_batches, 2 * ranks, micro_batches + rank + 1)
     if layout.schedule in ROUND_SCHEDULES:
         in_round = micro_batches // max(1, micro_batches // ranks)
-        # Zero bubble forwards fewer, and keeps the inputs that the weight gradients of `rank` others still need.
+        # Zero bubble runs fewer forward passes ahead, but keeps inputs for the pending weight gradients of `rank`
+        # others.
         ahead = 2 * (ranks - 1 - rank) if layout.schedule == "interleaved" else ranks - 1
         return min(stages * micro_batches, (stages - 1) * in_round + ahead + 1)
     return stages * micro_batches
@@ -91,7 +96,7 @@ def check_layout(
 def layout_problems(
     shape: ModelShape, settings: Settings, world_size: int, seq_lens: Sequence[int], global_batch: int
 ) -> Iterator[str]:
-    """Yield a line for everything that does not fit the layout; the same on every type of device."""
+    """Yield an error text for everything that does not fit the layout; the same on every type of device."""
     layout = settings.layout.for_device("cpu")
     if problem := axes_problem(layout, world_size):
         yield problem
@@ -136,8 +141,8 @@ def axes_problem(layout: LayoutConfig, world_size: int) -> str | None:
             return f"layout.shard = {layout.shard}: expected data = zero2 or zero3, got {layout.data}. Remove it."
     elif world_size % product:
         return (
-            f"layout: expected {world_size} rank(s), got {shown} = {product}, which does not go into them. Start a "
-            f"multiple of {product} ranks with --ranks."
+            f"layout: expected {world_size} rank(s), got {shown} = {product}, which does not divide that. Start "
+            f"a multiple of {product} ranks with --ranks."
         )
     elif layout.shard is not None and product != world_size:
         return (
@@ -148,7 +153,8 @@ def axes_problem(layout: LayoutConfig, world_size: int) -> str | None:
 
 
 def _head_problems(shape: ModelShape, layout: LayoutConfig) -> Iterator[str]:
-    """Yield the heads, widths and vocabulary that the tensor axis, or the context axis by heads, does not divide."""
+    """Yield an error text for heads, widths or a vocabulary that the axes tensor, or context by heads, cannot
+    divide."""
     sequences = layout.context if layout.context_by == "heads" else 1
     both = f"context · tensor = {layout.tensor * sequences} (context_by heads)"
     alone = f"tensor = {layout.tensor}"
@@ -173,7 +179,7 @@ def _head_problems(shape: ModelShape, layout: LayoutConfig) -> Iterator[str]:
 
 
 def _pipeline_problems(shape: ModelShape, layout: LayoutConfig) -> Iterator[str]:
-    """Yield the problems with pipeline stages: a schedule that cannot run them, or stages without layers."""
+    """Yield an error text for stages without layers, and for settings that the pipeline schedule does not support."""
     stages = layout.pipeline * layout.stages
     if shape.num_layers < stages:
         yield (
@@ -204,7 +210,7 @@ def _pipeline_problems(shape: ModelShape, layout: LayoutConfig) -> Iterator[str]
 
 
 def _schedule_problems(layout: LayoutConfig, axes: dict[str, int], global_batch: int) -> Iterator[str]:
-    """Yield the problems with the number of micro-batches that a schedule cannot run."""
+    """Yield an error text if the pipeline schedule cannot run the number of micro-batches in a step."""
     number = num_micro_batches(global_batch, layout, axes)
     shown = f"{number} micro-batch(es) of {layout.rows_at_once} from {global_batch} rows"
     if layout.schedule == "1f1b" and number < layout.pipeline:

@@ -1,4 +1,4 @@
-"""The memory of a rank at each moment of a step, counted from the layout before anything is started.
+"""The memory that a rank needs at each moment of a step, computed from the layout before a run starts.
 
 Every number is a count of tensors that the code, or torch on its behalf, allocates; nothing is fitted. The peak is the
 largest of five moments: the loss, the start of the head's gradients, the backward pass of the last layer, its end, and
@@ -18,13 +18,13 @@ from train.parallel.layout import axes_of, chunks_in_flight, data_ranks, layers_
 
 # The activations that a layer keeps for its backward pass are counted tensor by tensor, for the code as it is. On a
 # CPU, RMSNorm is composed of operations that keep float32; on a CUDA device it is a kernel that does not. Several
-# documents in a row cost no mask where attention takes them as blocks or in tiles. A compiled layer keeps less.
+# documents in a row need no mask matrix if attention computes them as blocks or in tiles. A compiled layer keeps less.
 # Source of the method: Korthikanti et al. 2022, arXiv 2205.05198, section 4.1.
 
 
 @dataclass(frozen=True)
 class LayerMemory:
-    """The activations of a micro-batch on a rank, in the number format of the computation."""
+    """The bytes of the activations of a micro-batch on one rank."""
 
     shape: ModelShape
     settings: Settings
@@ -33,7 +33,7 @@ class LayerMemory:
     rows: int
     """Rows of a micro-batch."""
     width: int
-    """Bytes of a number in matrix products."""
+    """Bytes of one element in matrix products: 2 or 4."""
     autocast: bool
     """True if weights and residual stream are float32 although products are not (ddp and zero1)."""
     cuda: bool
@@ -41,12 +41,12 @@ class LayerMemory:
 
     @property
     def tokens(self) -> int:
-        """Return the positions of the micro-batch that this rank computes."""
+        """Return the number of positions of the micro-batch that this rank computes."""
         return self.rows * self.seq_len // self.settings.layout.context
 
     @property
     def residual(self) -> int:
-        """Return the bytes of a number in the residual stream."""
+        """Return the bytes of one element of the residual stream."""
         return 4 if self.autocast else self.width
 
     def stream_bytes(self) -> int:
@@ -54,7 +54,8 @@ class LayerMemory:
         return self.residual * self.tokens * self.shape.d_model // self.settings.layout.tensor
 
     def saved(self) -> int:
-        """Return the bytes that one layer saves without recomputation."""
+        """Return the bytes of activations that one layer stores for its backward pass without activation
+        checkpointing."""
         shape, layout, width = self.shape, self.settings.layout, self.width
         q, kv = shape.query_width, shape.key_width
         gated = shape.activation == "swiglu"
@@ -79,7 +80,10 @@ class LayerMemory:
         return self.tokens * per_token + self._mask() + weights
 
     def kept(self, recompute: str) -> int:
-        """Return the bytes that one layer keeps until its backward pass: all, its input, or its input and products."""
+        """Return the bytes of activations that one layer stores for its backward pass.
+
+        `recompute`: none = all are stored; full = only its input; selective = its input and its matrix products.
+        """
         if recompute == "none":
             return self.saved()
         if recompute == "full":
@@ -105,19 +109,19 @@ class LayerMemory:
         return self.tokens * max(feed_forward, attention, norm) + self.stream_bytes() + 2 * self._mask()
 
     def norm(self, width: int) -> int:
-        """Return the bytes that RMSNorm saves per position: input and scale; if composed, the normalized input too."""
+        """Return the bytes that RMSNorm stores per position: input and scale, and on a CPU the normalized input too."""
         return (self.residual if self.cuda else 8) * width + 4
 
     def mask(self) -> int:
-        """Return the bytes of the attention mask, shared by all layers: a number per pair, or a byte if relative."""
+        """Return the bytes of the attention mask of all layers: one element per pair, or one byte if boolean."""
         return self._pairs() * (1 if self.shape.positions == "relative" else self.width)
 
     def _mask(self) -> int:
-        """Return the bytes that a layer derives from the mask: its negation with relative positions."""
+        """Return the bytes of the negated mask that a layer with relative positions makes; otherwise 0."""
         return self._pairs() if self.shape.positions == "relative" else 0
 
     def _pairs(self) -> int:
-        """Return the (query, key) pairs of this rank for which a mask is materialized."""
+        """Return the number of (query, key) pairs in the mask matrices of this rank; 0 if it needs none."""
         layout, train = self.settings.layout, self.settings.train
         by_keys = layout.context > 1 and layout.context_by == "keys"
         relative = self.shape.positions == "relative"
@@ -133,7 +137,8 @@ class LayerMemory:
         return 4 * self.shape.num_heads * self.seq_len
 
     def _repeats(self) -> int:
-        """Return the number of copies of keys and values: gathered whole, or repeated until every rank has a head."""
+        """Return by how much context parallelism multiplies this rank's keys and values: by a gather or by
+        repetition."""
         shape, layout = self.shape, self.settings.layout
         if layout.context == 1:
             return 1
@@ -144,7 +149,7 @@ class LayerMemory:
 
 
 BUCKET = 64 << 20
-"""Bytes of weights that zero1 gathers at once."""
+"""Maximum bytes of weights that zero1 all-gathers at once."""
 
 
 class RankMemory:
@@ -159,7 +164,10 @@ class RankMemory:
         batch: tuple[int, int],
         cuda: bool,
     ):
-        """`batch`: positions of a row and rows of a step; `settings` must have no automatic values left."""
+        """`place`: this rank's coordinate on the pipeline axis. `batch`: positions in a row, and rows in a step.
+
+        `settings` must have no automatic values left.
+        """
         layout, (seq_len, global_batch) = settings.layout, batch
         self.shape, self.settings, self.axes, self.cuda = shape, settings, axes, cuda
         world_size, alone = math.prod(axes.values()), settings.train.precision == "fp32" and not layout.offload
@@ -185,7 +193,7 @@ class RankMemory:
         self.params = self.layers * self.layer + self.outer
 
     def moments(self) -> dict[str, dict[str, int]]:
-        """Return the bytes by moment of a step, then by purpose."""
+        """Return the bytes in memory, by moment of a step (loss, head, backward, end, update), then by purpose."""
         held = {"weights": 4 * self.params // self.shards, "states": self.states(), "batch": self._batch()}
         together = self.micro_batches > 1 or (self.whole and self.replicas > 1)
         kept_whole = not self.sharded or self.axes["pipeline"] > 1 or self.settings.layout.compress != "none"
@@ -225,7 +233,7 @@ class RankMemory:
         }
 
     def states(self) -> int:
-        """Return the bytes of optimizer states; those by row and column are whole on every rank."""
+        """Return the bytes of optimizer states on this rank; states by row and column are not sharded."""
         shape, declared = self.shape, OPTIMIZERS[self.settings.optim.optimizer]
         inner, outer = declared.state, declared.of_others.state
         over = self.replicas if self.settings.layout.data == "zero1" else self.shards
@@ -239,7 +247,7 @@ class RankMemory:
         return whole + sharded // over // 4 * 4 if whole else sharded // over
 
     def _batch(self) -> int:
-        """Return the bytes of a batch: ids and targets of 8 bytes, documents of 4."""
+        """Return the bytes of a batch: ids and targets of 8 bytes, document numbers of 4."""
         return 20 * self.most_rows * self.stream.seq_len // self.settings.layout.context
 
     def _gathered(self, layers: int, prefetched: int) -> int:
@@ -260,7 +268,7 @@ class RankMemory:
         return self.width * self.shape.d_model * self.shape.d_ffw // self.settings.layout.tensor + max(0, round(before))
 
     def _unreduced_outside(self) -> int:
-        """Return the bytes at the end: both gradients of a tied matrix, or those of the outermost part and its copy."""
+        """Return the bytes of unreduced gradients outside the layers at the end of the backward pass."""
         tied = 2 * self._head() if self.shape.tie_embeddings else 0
         if not self.sharded:
             return tied // 2
@@ -273,17 +281,20 @@ class RankMemory:
         return round(kept) + self._outside() + self.stream.mask()
 
     def kept_layer_bytes(self, recomputed: int) -> int:
-        """Return the bytes that the layers keep if `recomputed` of them recompute everything."""
+        """Return the bytes of activations that all layers store if `recomputed` of them recompute everything."""
         stream, chosen = self.stream, min(recomputed, self.layers)
         return round(self.in_flight * ((self.layers - chosen) * stream.saved() + chosen * stream.kept("full")))
 
     def recomputed(self) -> int:
-        """Return how many layers must recompute everything to stay within the budget; all if it is too small."""
+        """Return how many layers must recompute everything to stay within `layout.activation_budget`.
+
+        All layers, if the budget is too small even then.
+        """
         budget = self.settings.layout.activation_budget or 0
         return next((n for n in range(self.layers) if self.kept_layer_bytes(n) <= budget), self.layers)
 
     def _outside(self) -> int:
-        """Return the bytes that the last norm keeps."""
+        """Return the bytes of activations that the last norm stores."""
         per_token = self.stream.norm(self.shape.d_model) // self.settings.layout.tensor
         return per_token * self.stream.tokens if self.ends else 0
 
@@ -300,7 +311,7 @@ class RankMemory:
         return (self.width if self.sharded else 4) * self.vocabulary if self.ends else 0
 
     def _head_stream(self) -> int:
-        """Return the bytes of the stream after the last norm, for all positions whose loss is computed."""
+        """Return the bytes of the residual stream after the last norm, for all positions whose loss is computed."""
         return self.width * self.stream.tokens * self.shape.d_model if self.ends else 0
 
     def _logits(self) -> int:
@@ -321,14 +332,15 @@ class RankMemory:
         return logits + 4 * self.vocabulary + product + matrix + padded
 
     def _transfer(self) -> int:
-        """Return the bytes of torch's pipeline receive buffers for all micro-batches of a step, plus the errors."""
+        """Return the bytes of the pipeline's receive buffers for all micro-batches of a step, plus `_errors`."""
         layout = self.settings.layout
         if layout.pipeline == 1:
             return self._errors()
         return round((2 * self.micro_batches + self.in_flight) * self.stream.stream_bytes()) + self._errors()
 
     def _errors(self) -> int:
-        """Return the bytes of the current and the next errors of a lossy compression."""
+        """Return the bytes of the errors of a lossy gradient compression: the current ones and those of the next
+        step."""
         lossy = self.settings.layout.compress in ("powersgd", "topk", "randomk") and self.replicas > 1
         return 8 * self.params // self.shards if lossy else 0
 
@@ -389,28 +401,28 @@ class Memory:
     moments: dict[str, dict[str, int]]
     """Bytes by moment of a step, then by purpose."""
     host: int
-    """Bytes offloaded to host memory."""
+    """Bytes of tensors that are offloaded to the memory of the host."""
 
     @property
     def peak_moment(self) -> str:
-        """Return the moment with the largest total."""
+        """Return the moment of a step with the largest total."""
         return max(self.moments, key=lambda name: sum(self.moments[name].values()))
 
     @property
     def at_peak(self) -> dict[str, int]:
-        """Return the bytes by purpose at that moment."""
+        """Return the bytes by purpose at `peak_moment`."""
         return self.moments[self.peak_moment]
 
     @property
     def peak(self) -> int:
-        """Return the total bytes at that moment."""
+        """Return the total bytes at `peak_moment`."""
         return sum(self.at_peak.values())
 
 
 def memory_of_rank(
     shape: ModelShape, settings: Settings, world_size: int, seq_len: int, global_batch: int, device: str = "cpu"
 ) -> Memory:
-    """Return the memory of the rank that needs most, on a device of this type ("cpu", "cuda").
+    """Return the memory of the rank that needs most of it, on a device of this type ("cpu", "cuda").
 
     The device also decides automatic settings. Raises ConfigError if the product of the axes is not `world_size`.
     """
@@ -445,7 +457,7 @@ def layers_to_recompute(
     if least > budget:
         raise ConfigError(
             f"layout.activation_budget: expected {budget:,} bytes of activations at most, got {least:,} although "
-            "every layer keeps only its input. Raise it, or lower layout.micro_batch."
+            "every layer keeps only its input. Raise layout.activation_budget, or lower layout.micro_batch."
         )
     return max(rank.recomputed() for rank in ranks)
 

@@ -30,10 +30,12 @@ from train.parallel.tensor_context import apply_context_parallel, apply_tensor_p
 
 
 class SplitModel:
-    """A model in the layout of the settings; its weights are undefined until they are set or loaded."""
+    """This rank's layers of a model, divided among ranks as `[layout]` says; weights must then be set or loaded."""
 
     def __init__(self, shape: ModelShape, settings: Settings, ranks: Ranks, num_sources: int, largest: tuple[int, int]):
-        """`largest`: largest positions of a row and rows of a step, for the activation budget."""
+        """`num_sources`: number of sources whose losses are summed separately. `largest`: most positions in a row, and
+        most rows in a step.
+        """
         # A training plan has no automatic settings left; a caller that builds only a model may leave them to the
         # device.
         device = ranks.device
@@ -55,7 +57,7 @@ class SplitModel:
         """This rank's parameters by name in the whole model; a copy of a tied embedding has the embedding's name."""
         self._tie = self._tied_group()
         self.compressor: Compressor | None = None
-        """Sums gradients between replicas where torch does not; None if torch does."""
+        """Sums gradients between replicas; None if torch does that."""
         self._whole: DistributedDataParallel | None = None
         self._shares: ShardedStates | None = None
         self._join_replicas()
@@ -75,7 +77,7 @@ class SplitModel:
             compress_fsdp(self.parts, named.items(), self.compressor)
 
     def _recompute(self, layers: list[int], largest: tuple[int, int]) -> dict[int, Recompute]:
-        """Return the recomputation mode of each layer of this rank."""
+        """Return how much of each layer of this rank is recomputed in the backward pass."""
         mode = self.settings.layout.activation_checkpointing
         if mode != "budget":
             return dict.fromkeys(layers, mode)
@@ -130,7 +132,7 @@ class SplitModel:
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """Return the context in which the optimizer updates the parameters."""
+        """Return the context in which the optimizer updates weights; at its end all ranks have the new ones."""
         if self._shares is not None:
             self._shares.view_gradients()
         yield
@@ -142,7 +144,7 @@ class SplitModel:
 
     @property
     def copies(self) -> dict[str, int]:
-        """Return the number of stages that hold a parameter, if more than one."""
+        """Return the number of pipeline stages with a copy of a parameter, by name, if it is more than one."""
         return {"embedding.weight": 2} if self.shape.tie_embeddings and self.num_stages > 1 else {}
 
     def set_initial_weights(self, seed: int) -> None:
@@ -178,7 +180,10 @@ class SplitModel:
         return [rows.part(first, first + size).to(self.ranks.device) for first in range(0, size * number, size)]
 
     def part_of(self, rows: Rows) -> list[Rows]:
-        """Return this rank's micro-batches of rows that every rank has; an uncounted row if there are too few."""
+        """Return this rank's share of rows that every rank has read, as micro-batches.
+
+        A rank without any row gets a row without targets, which adds nothing to the loss.
+        """
         here = self.rows_here(len(rows))
         mine = rows.part(here.start, here.stop) if here else rows.part(0, 1).without_targets()
         return self.micro_batches(mine, len(rows))
@@ -186,7 +191,10 @@ class SplitModel:
     # --------------------------------------------------------------------------------------------------------- step
 
     def backward(self, rows: list[Rows], scale: float) -> LossTally:
-        """Compute the gradient of (sum of losses · scale) over all ranks; return the losses, the same on every rank."""
+        """Compute the gradient of (sum of losses · scale) over all ranks.
+
+        Returns the sums of losses over all ranks, the same on every rank.
+        """
         tally = LossTally.empty(self._num_sources, self.ranks.device)
         self._prepare_loss(scale, tally)
         if self._pipeline is not None:
@@ -208,7 +216,7 @@ class SplitModel:
 
     @torch.no_grad()
     def measure(self, rows: list[Rows], num_sources: int) -> LossTally:
-        """Return the losses of rows over all ranks, without a gradient; the same on every rank."""
+        """Return the sums of the rows' losses over all ranks, without gradients; the same on every rank."""
         tally = LossTally.empty(num_sources, self.ranks.device)
         self._prepare_loss(1.0, tally)
         if self._pipeline is not None:
@@ -249,7 +257,8 @@ class SplitModel:
         return nullcontext()
 
     def _number_format(self) -> AbstractContextManager[object]:
-        """Return autocast if weights stay in fp32 and FSDP2 does not gather them in another format."""
+        """Return the context of a forward pass: autocast if products are in 16 bits and FSDP2 does not cast the
+        weights."""
         number = NUMBER_FORMATS[self.settings.train.precision]
         if number is None or self._sharded:
             return nullcontext()
@@ -262,7 +271,11 @@ class SplitModel:
     # --------------------------------------------------------------------------------------------- tied embeddings
 
     def _tied_group(self) -> dist.ProcessGroup | None:
-        """Return the group of the first and last rank of this rank's pipeline, if both hold a copy of a matrix."""
+        """Return the group of the two ranks with a copy of a tied embedding, the first and last of this rank's
+        pipeline.
+
+        None if there is no such copy, or if this rank is neither of the two.
+        """
         if not self.copies:
             return None
         line = self.mesh.along("pipeline").mesh.tolist()
@@ -282,8 +295,8 @@ class SplitModel:
 def use_matrix_units(device: torch.device) -> None:
     """Enable TF32 for float32 products on a CUDA device, and FlashAttention 3 if it is installed.
 
-    TF32 rounds factors to 10 bits of mantissa and sums in float32. Products that stay in float32 beside 16-bit products
-    need no more, and take a tenth of the time by the data sheets of A100 and H100.
+    TF32 rounds factors to 10 bits of mantissa and sums in float32. That is enough for the products that stay in float32
+    beside 16-bit products; by the data sheets of A100 and H100 they take a tenth of the time.
     """
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")

@@ -36,7 +36,9 @@ MULTI_STAGE = {
     "zbv": ScheduleZBVZeroBubble,
 }
 FIRST_SPLIT_BACKWARD = (2, 13)
-"""First torch with a correct backward pass of weights alone: 2.11 fails at nodes with several outputs or in Python."""
+"""First torch version that correctly computes the gradients of the weights alone.
+
+Version 2.11 fails at nodes with several outputs, and at nodes written in Python."""
 
 
 def check_schedule(layout: LayoutConfig) -> None:
@@ -54,7 +56,8 @@ class Pipeline:
     """The pipeline stages of this rank, with forward and backward passes over the micro-batches of a step."""
 
     def __init__(self, parts: Sequence[Transformer], stages: Sequence[int], mesh: Mesh, layout: LayoutConfig):
-        """`stages`: the stage number of each part. Raises ConfigError as `check_schedule` does."""
+        """`parts`: the layers of each stage on this rank. `stages`: the numbers of these stages. Raises ConfigError as
+        `check_schedule` does."""
         check_schedule(layout)
         self._parts, self._stages, self._mesh, self._layout = parts, stages, mesh, layout
         self._schedules: dict[tuple[int, int, int, torch.dtype], PipelineScheduleSingle | PipelineScheduleMulti] = {}
@@ -71,10 +74,10 @@ class Pipeline:
         schedule.step(*inputs, target=rows.sources_B, return_outputs=False, **named)
 
     def measure(self, parts: Sequence[Rows], stream: torch.dtype) -> None:
-        """Run micro-batches forward through the stages, for any number of them and any schedule.
+        """Run micro-batches forward through all stages, each of which adds its losses to its tally.
 
-        Torch's schedules require the number of micro-batches they were built for, and zbv cannot run without a backward
-        pass.
+        Torch's schedules are not used: they require the number of micro-batches they were built for, and zbv cannot run
+        without a backward pass.
         """
         group, rank_here = self._mesh.group("pipeline"), self._mesh.place("pipeline")
         owner = {stage: rank for rank in range(group.size()) for stage in stages_of(self._layout, rank)}

@@ -89,7 +89,7 @@ class PendingSum:
     """A pending all-reduce of sums over all ranks."""
 
     def __init__(self, sums: torch.Tensor, work: Any):
-        """`work`: handle of the all-reduce; None = the sums are already known."""
+        """`work`: handle of the running all-reduce; None = `sums` are already the results."""
         self._sums, self._work = sums, work
 
     def wait(self) -> list[float]:
@@ -137,7 +137,8 @@ class Ranks:
         return self.start_total(*values).wait()
 
     def start_total(self, *values: float) -> PendingSum:
-        """Start the same sum without waiting for it; every rank starts its sums in the same order."""
+        """Start to sum each value over all ranks, without waiting for the sums; ranks must start them in the same
+        order."""
         sums = torch.tensor(values, dtype=torch.float64)
         if self.world_size == 1:
             return PendingSum(sums, None)
@@ -145,7 +146,7 @@ class Ranks:
 
 
 def agreed_start(store: Any, rank: int, world_size: int) -> str:
-    """Return a name that all ranks of this start agree on, and that no earlier start has used.
+    """Return a name that all ranks agree on for this start of the run, and that no earlier start has used.
 
     torchrun keeps the same store over its restarts, so a rank may read the address of a dead process there. gloo would
     try to connect to it until it times out (seen in torch 2.13). Therefore rank 0 publishes a new name, and every other
@@ -170,8 +171,8 @@ def agreed_start(store: Any, rank: int, world_size: int) -> str:
 def machine_placement(store: Any, rank: int, world_size: int) -> tuple[int, int]:
     """Return the local rank and the number of ranks of its machine.
 
-    The values of torchrun come first, since containers may share a hostname or a machine may have several. Otherwise
-    ranks with the same hostname count as those of the same machine.
+    Values set by torchrun are used if there are any, since containers may share a hostname and a machine may have
+    several. Otherwise ranks with the same hostname count as ranks of the same machine.
     """
     if (place := torchrun_placement()) is not None:
         return place
@@ -222,8 +223,8 @@ class Interruption:
     """A handler that records the first SIGINT or SIGTERM, so that the step can be finished.
 
     A later SIGINT has its usual effect. A second SIGTERM is ignored: a scheduler that signals the whole job reaches a
-    rank twice, directly and through torchrun. The second signal would kill it in its last save. SIGKILL stops it at
-    once.
+    rank twice, directly and through torchrun. Without this, the second signal would kill the rank during its last save.
+    SIGKILL stops it at once.
     """
 
     def __init__(self) -> None:
@@ -232,7 +233,7 @@ class Interruption:
 
     @property
     def received(self) -> tuple[bool, bool]:
-        """Return whether this process received SIGTERM, and whether it received SIGINT."""
+        """Return whether SIGTERM, and whether SIGINT, was the first signal that this process received."""
         return self.signal == signal.SIGTERM, self.signal == signal.SIGINT
 
     def __enter__(self) -> "Interruption":
@@ -255,7 +256,7 @@ class Interruption:
 
 @dataclass(frozen=True)
 class Mesh:
-    """The axes of a layout and this rank's coordinates."""
+    """The device mesh of a layout, with this rank's coordinates on its axes."""
 
     axes: dict[str, int]
     """Size of every axis, in the order of AXES."""
@@ -270,7 +271,7 @@ class Mesh:
         return self.whole.get_local_rank(axis) if self.axes[axis] > 1 else 0
 
     def along(self, axis: str) -> DeviceMesh:
-        """Return the mesh of the ranks that differ from this rank on that axis only; its size is larger than 1."""
+        """Return the mesh of the ranks that differ from this rank on that axis only; the axis must be larger than 1."""
         return self.whole[axis]
 
     def group(self, axis: str) -> dist.ProcessGroup:
@@ -284,7 +285,7 @@ class Mesh:
 
     @property
     def is_group_leader(self) -> bool:
-        """True if this rank is the leader of the ranks that read the same rows, whose counts enter global sums."""
+        """True for one rank of every data-parallel group: only its counts are added to sums over all ranks."""
         return not any(self.place(axis) for axis in ("pipeline", "context", "tensor"))
 
 
@@ -311,4 +312,4 @@ def build_mesh(layout: LayoutConfig, world_size: int, device_type: str) -> Mesh:
 all_gather_single: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """Call as (output, input, group=...): concatenates the inputs of all ranks in the output of every rank."""
 reduce_scatter_single: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-"""Call as (output, input, group=...): writes this rank's part of the sum of the ranks' inputs."""
+"""Call as (output, input, group=...): writes this rank's part of the summed inputs of all ranks to the output."""

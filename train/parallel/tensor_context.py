@@ -33,7 +33,7 @@ from train.parallel.ranks import all_gather_single, reduce_scatter_single
 
 
 def context_part(rows: Rows, parts: int, part: int) -> Rows:
-    """Return the rows with this rank's positions of inputs, targets and groups; document numbers stay whole."""
+    """Return the rows with only the positions of part `part` of `parts`; document numbers keep all positions."""
     width = rows.inputs_BT.shape[1] // parts
     mine = slice(part * width, (part + 1) * width)
     groups = rows.sources_B[:, mine] if rows.sources_B.dim() == 2 else rows.sources_B
@@ -41,7 +41,10 @@ def context_part(rows: Rows, parts: int, part: int) -> Rows:
 
 
 def apply_context_parallel(model: Transformer, group: dist.ProcessGroup, by: str) -> None:
-    """Make attention cover whole sequences although this rank holds a part of their positions."""
+    """Make attention cover whole sequences although this rank holds only some of their positions.
+
+    `by`: heads or keys, as in `layout.context_by`.
+    """
     parts, part = dist.get_world_size(group), dist.get_rank(group)
 
     def attention_mask(width: int, documents: RowDocuments | None, device: torch.device) -> AttentionMask:
@@ -66,7 +69,7 @@ def apply_context_parallel(model: Transformer, group: dist.ProcessGroup, by: str
 
 
 def attend_by_heads(core: AttentionFunction, group: dist.ProcessGroup) -> AttentionFunction:
-    """Return attention over whole sequences in which each rank computes some of the heads."""
+    """Return attention that exchanges positions for heads, so that `core` gets whole sequences of some heads."""
     parts = dist.get_world_size(group)
 
     def attend(q_BHtK: Tensor, k_BGtK: Tensor, v_BGtK: Tensor, attention_mask: AttentionMask) -> Tensor:
@@ -80,7 +83,7 @@ def attend_by_heads(core: AttentionFunction, group: dist.ProcessGroup) -> Attent
 
 
 def attend_by_keys(core: AttentionFunction, group: dist.ProcessGroup) -> AttentionFunction:
-    """Return attention of this rank's queries over all keys."""
+    """Return attention that all-gathers keys and values, so that `core` gets this rank's queries and all keys."""
 
     def attend(q_BHtK: Tensor, k_BGtK: Tensor, v_BGtK: Tensor, attention_mask: AttentionMask) -> Tensor:
         k_CBGtK, v_CBGtK = _gather(torch.stack((k_BGtK, v_BGtK)), group).unbind(1)
@@ -91,24 +94,24 @@ def attend_by_keys(core: AttentionFunction, group: dist.ProcessGroup) -> Attenti
 
 
 def _to_heads(x_BHtK: Tensor, group: dist.ProcessGroup, parts: int) -> Tensor:
-    """Exchange all heads at some positions for some heads at all positions."""
+    """Exchange, by all-to-all, all heads at this rank's positions for some heads at all positions."""
     x_CBHtK = _cut(x_BHtK, 1, parts)
     return _exchange(x_CBHtK, group).permute(1, 2, 0, 3, 4).flatten(2, 3)
 
 
 def _to_positions(x_BHTK: Tensor, group: dist.ProcessGroup, parts: int) -> Tensor:
-    """Exchange some heads at all positions for all heads at some positions."""
+    """Exchange, by all-to-all, some heads at all positions for all heads at this rank's positions."""
     x_CBHtK = _cut(x_BHTK, 2, parts)
     return _exchange(x_CBHtK, group).movedim(0, 1).flatten(1, 2)
 
 
 def _cut(x: Tensor, dim: int, parts: int) -> Tensor:
-    """Split a dimension into equal parts, which become the first dimension."""
+    """Split a dimension into `parts` equal parts, and stack these along a new first dimension."""
     return torch.stack(x.chunk(parts, dim))
 
 
 class _Exchange(torch.autograd.Function):
-    """All-to-all over the first dimension, which is its own transpose."""
+    """All-to-all over the first dimension; its backward pass is the same all-to-all."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -123,7 +126,7 @@ class _Exchange(torch.autograd.Function):
 
 
 class _Gather(torch.autograd.Function):
-    """All-gather of a tensor of every rank, stacked; the backward pass is a reduce-scatter."""
+    """All-gather that stacks the tensors of all ranks; its backward pass is a reduce-scatter."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -184,14 +187,14 @@ def apply_tensor_parallel(model: Transformer, mesh: DeviceMesh) -> None:
     parallelize_module(model, mesh, {name: style for name, style in outside.items() if name in present})
     if model.embedding is not None:
         model.embedding.register_forward_hook(lambda module, inputs, x_BTD: _wait_for(x_BTD))
-    # The stream of a later pipeline stage holds a part of the positions.
+    # In a later pipeline stage, the residual stream holds only this rank's positions.
     attention_mask, times = model.attention_mask, mesh.size() if model.embedding is None else 1
     model.attention_mask = lambda width, documents, device: attention_mask(width * times, documents, device)
     model.loss = VocabularyParallelLoss(model.loss, mesh)
 
 
 class _WaitFor(torch.autograd.Function):
-    """The awaited result of a collective, a plain tensor.
+    """Waits for the result of a collective, and returns it as a plain tensor.
 
     A layer compiled by torch.compile gives a gradient of zero to a tensor whose collective is pending (torch 2.13).
     """
@@ -210,14 +213,14 @@ def _wait_for(x: Tensor) -> Tensor:
 
 
 class VocabularyParallelLoss(HeadLoss):
-    """The loss if the vocabulary and the positions of the stream are split over the ranks of a mesh."""
+    """The loss if the vocabulary and the positions of the residual stream are split over the ranks of a mesh."""
 
     def __init__(self, head: HeadLoss, mesh: DeviceMesh):
         super().__init__(head.z_loss, head.chunk_tokens, fused=head.fused, multiple=head.multiple)
         self._mesh = mesh
 
     def __call__(self, x_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor, sources_B: Tensor | None) -> Tensor:
-        """Return the same sum on every rank of the mesh; the gradient returns to the rank that holds its positions."""
+        """Return the loss of all positions on every rank; each rank gets the gradient of its own positions."""
         if not isinstance(weight_VD, DTensor):
             raise TypeError(f"output matrix: expected a DTensor over {self._mesh}, got a plain tensor")
         largest = -(-weight_VD.shape[0] // self._mesh.size())

@@ -37,7 +37,7 @@ def test_the_last_stage_has_the_remaining_tokens() -> None:
         (
             staged([{"tokens": 100}, {}]),
             10_000,
-            r"train.stages\[0\]: .* a step of 4 x 64 tokens, got 100 tokens\. Raise its tokens",
+            r"train.stages\[0\]: .* a step of 4 x 64 tokens, got 100 tokens\. Raise `tokens`",
         ),
         (
             staged([{"tokens": 2048}, {}]),

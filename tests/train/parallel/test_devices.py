@@ -150,7 +150,7 @@ def test_a_measured_gpu_keeps_its_capability_and_the_shares_of_its_own_kind() ->
 
 def test_a_cluster_has_devices() -> None:
     assert str(Cluster.of("h200", None, 2)) == "16 h200, 2 node(s) of 8"
-    with pytest.raises(ConfigError, match=r"expected a device at least, got 0 node.s. of 8"):
+    with pytest.raises(ConfigError, match=r"expected at least one device, got 0 node.s. of 8"):
         Cluster.of("h200", 8, 0)
 
 

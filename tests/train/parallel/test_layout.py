@@ -60,7 +60,7 @@ def test_shard_takes_what_the_other_axes_leave(layout: dict[str, Any], world_siz
 @pytest.mark.parametrize(
     ("layout", "world_size", "message"),
     [
-        ({"tensor": 3}, 8, r"expected 8 rank\(s\), got tensor 3 = 3, which does not go into them"),
+        ({"tensor": 3}, 8, r"expected 8 rank\(s\), got tensor 3 = 3, which does not divide that"),
         ({"pipeline": 4, "tensor": 4}, 8, r"got pipeline 4 · tensor 4 = 16, which does not"),
         ({"shard": 2, "tensor": 2}, 8, r"got shard 2 · tensor 2 = 4. Remove layout.shard, and it becomes 4"),
         ({"shard": 1}, 4, r"got no axis at all = 1. Remove layout.shard, and it becomes 4"),

@@ -109,7 +109,7 @@ def test_groups_part_the_ranks() -> None:
         (
             {"layout": {"tensor": 3}},
             8,
-            "!! layout: expected 8 rank(s), got tensor 3 = 3, which does not go into them",
+            "!! layout: expected 8 rank(s), got tensor 3 = 3, which does not divide that",
         ),
         ({"layout": {"tensor": 4}}, 8, "!! plan.num_kv_heads: expected a multiple of tensor = 4, got 2"),
         ({"plan": {"device_memory": 1_000_000}}, 1, "!! does not fit: plan.device_memory is 1 MB, "),

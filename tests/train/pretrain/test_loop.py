@@ -457,7 +457,7 @@ def test_the_seed_is_a_checkpoint_that_is_kept(full: Path, tmp_path: Path) -> No
         (["guard.on_spike=rewind"], "on_spike = rewind requires spike_sigmas"),
         (["guard.min_improvement=0.1"], "min_improvement requires patience"),
         (["checkpoint.keep_every=7"], "keep_every: expected a multiple of every = 5, got 7"),
-        (["layout.tensor=2"], "expected 1 rank(s), got tensor 2 = 2, which does not go into them"),
+        (["layout.tensor=2"], "expected 1 rank(s), got tensor 2 = 2, which does not divide that"),
         (["train.profile=30-31"], "expected steps of the run, 1 to 20, got '30-31'"),
     ],
 )
