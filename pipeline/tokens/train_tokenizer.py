@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.engine.parquet import FileWriter
-from pipeline.engine.part import PartOutput, PartResult, PartTarget, TableTarget, delete_part_results, write_part
+from pipeline.engine.part import PartOutput, PartResult, PartTarget, TableTarget, write_part
 from pipeline.engine.spark import run_parts
 from pipeline.engine.stage import Relation
 from pipeline.engine.step import StepContext, TableResult
@@ -50,7 +50,6 @@ def build_tokenizer(build: StepContext) -> dict[str, TableResult]:
     config = build.recipe.section("tokenizer", TokenizerConfig)
     folder, started = build.folders["tokenizer"], time.process_time()
     built = TableResult()
-    samples: list[str] = []
     if config.model is None:
         samples = sample_files(build, config, folder)
         data = train_tokenizer(sample_texts(folder, samples, built), config)
@@ -64,8 +63,7 @@ def build_tokenizer(build: StepContext) -> dict[str, TableResult]:
     with ModelWriter(folder, "tokenizer", "model") as writer:
         writer.write(data)
     built.add_file(replace(writer.written, key="model", rows=1))
-    delete_part_results(folder)
-    for path in samples:
+    for path in sorted({*folder.walk()} - {writer.written.path}):  # the samples, those of killed attempts too
         folder.delete(path)
     built.figures = {**built.figures, "contract": tokenizer.contract.model_dump(mode="json")}
     built.cpu_seconds = time.process_time() - started

@@ -323,7 +323,7 @@ def test_the_law_has_its_runs_and_says_how_it_was_fitted(laddered: Laddered) -> 
 @pytest.mark.dist
 def test_what_a_ladder_prints(laddered: Laddered) -> None:
     out = laddered.out
-    assert "ladder of 6 proxy runs: 249k tokens, " in out
+    assert "ladder of 6 proxy runs: 249 k tokens, " in out
     assert "settings of the recipe that the ladder replaces: plan." in out
     for point in laddered.law.points:
         assert f"{point.loss:.4f}  {point.fitted:.4f}" in out
