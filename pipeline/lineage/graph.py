@@ -61,7 +61,7 @@ class Node:
     tables: tuple[NodeTable, ...] = ()
     """The tables of the node, if a step made it."""
     files: tuple[InputEntry, ...] = ()
-    """The input files of the crawl, if the node stands for them."""
+    """The input files of the crawl, if the node represents them."""
 
 
 @dataclass(frozen=True)

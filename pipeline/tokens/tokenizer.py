@@ -195,7 +195,7 @@ class Tokenizer:
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Sequence[int] | Ids) -> str:
-        """Return the text that token ids stand for; reserved ids are skipped."""
+        """Return the text that token ids represent; reserved ids are skipped."""
         array = np.asarray(ids, np.int64)
         return self._decode(array[~np.isin(array, self._reserved)].tolist())
 
