@@ -126,7 +126,7 @@ def _read_plan(run: Store) -> PlanSummary | None:
         return PlanSummary(plan["dataset"], digest_of(plan), steps, figures, mix)
     except (IndexError, KeyError, TypeError) as error:
         raise ContractError(
-            f"{run.uri}/{PLAN_NAME}: expected a plan, got one without {error}. Run `penstock plan` again."
+            f"{run.uri}/{PLAN_NAME}: expected a plan, got one without {error}. Run `penstock plan`."
         ) from error
 
 
