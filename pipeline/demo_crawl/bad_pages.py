@@ -1,6 +1,6 @@
 """Low-quality pages: one kind for each rule of Gopher repetition, Gopher quality, C4 and FineWeb.
 
-Each page is good text with one defect, or text that consists of the defect, and passes all earlier rules.
+A page is good text with one defect, or text made of nothing but the defect. It passes all rules before its own.
 """
 
 import random
@@ -18,9 +18,11 @@ from pipeline.demo_crawl.text import Stock
 MakeBlocks = Callable[[Stock, random.Random], Blocks]
 
 TOP_TARGETS = {2: 0.25, 3: 0.21, 4: 0.19}
-"""Share of the text that one n-gram covers; the limits are 0.20, 0.18 and 0.16."""
+"""n → share of the text that the most frequent n-gram covers; the limits of the rules are 0.20, 0.18 and 0.16."""
 REPEATED_TARGETS = {5: 0.17, 6: 0.147, 7: 0.1345, 8: 0.1235, 9: 0.113, 10: 0.103}
-"""Minimum share of the text in repeated n-grams; the last phrase adds up to 0.02. The limits are 0.15, 0.14 … 0.10."""
+"""n → minimum share of the text in repeated n-grams, which the last phrase exceeds by up to 0.02.
+
+The limits of the rules are 0.15, 0.14 … 0.10."""
 
 
 def repeated_paragraphs(stock: Stock, rng: random.Random) -> Blocks:
@@ -37,7 +39,7 @@ def repeated_paragraph_chars(stock: Stock, rng: random.Random) -> Blocks:
 
 
 def repeated_lines(stock: Stock, rng: random.Random) -> Blocks:
-    """Make paragraphs of one new line and one line that they all share."""
+    """Make paragraphs of two lines: one that occurs once, and one that is the same in all of them."""
     short = stock.sentences(1, 7, 9)[0]
     return prose([f"{paragraph}\n{short}" for paragraph in stock.paragraphs(1500, 8)[1]])
 
@@ -114,7 +116,7 @@ STOP_WORD_REPLACEMENTS = {
     **{"the": "this", "of": "from", "to": "into", "and": "plus"},
     **{"that": "which", "with": "using", "be": "stay", "have": "own"},
 }
-"""Replacements of the eight stop words of Gopher's list."""
+"""Each of the eight stop words of Gopher's list → the word that replaces it."""
 NOTICES = (
     "See our privacy policy.",
     "This site uses cookies.",

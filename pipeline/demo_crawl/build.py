@@ -1,7 +1,8 @@
 """Composition of the demo crawl: ordinary pages, and among them a known number of planted pages of every kind.
 
-Planted pages take their text first, and the ordinary pages share the rest, up to a usual length. With fewer packages
-installed there are fewer planted pages and shorter ordinary pages, but not fewer ordinary pages.
+A planted page is made so that its correct verdict is known. Planted pages get their text first, and the ordinary pages
+share the rest, up to a usual length. If fewer Python packages are installed, there are fewer planted pages and shorter
+ordinary pages, but not fewer ordinary pages.
 """
 
 import math
@@ -28,9 +29,9 @@ from schemas.errors import ConfigError
 LEVELS = (0.95, 0.9, 0.8, 0.7, 0.5, 0.3)
 """Target similarities of near copies."""
 MIN_DUPLICATE, MAX_DISTINCT = 0.75, 0.65
-"""Pairs of at least the first similarity count as copies, up to the second as distinct; between them both are right."""
+"""Pairs with at least the first similarity are copies, up to the second distinct; between them, both are correct."""
 NEAR_COPY_CHARS = 1800
-"""Length that is precise enough for the highest target: one word of 300 changes the similarity by 0.03."""
+"""Length of a near copy, long enough to reach the highest target: one word of 300 changes the similarity by 0.03."""
 REPLACEABLE = re.compile(r"[a-z]{2,}")
 
 
@@ -68,7 +69,7 @@ def near_copy(original: DemoPage, url: str, level: float, words: list[str], rng:
 
 
 def _altered(page: DemoPage, level: float, words: list[str], rng: random.Random) -> Blocks:
-    """Return the blocks of the page with the number of words replaced that makes the similarity closest to `level`."""
+    """Return the blocks of the page with as many words replaced as make the similarity closest to `level`."""
     texts = [text.split(" ") for _, text in page.blocks]
     positions = [(b, w) for b, text in enumerate(texts) for w, word in enumerate(text) if REPLACEABLE.fullmatch(word)]
     rng.shuffle(positions)
@@ -103,9 +104,9 @@ SPARE_CHARS = 800
 MIN_SENTENCES = 6
 """Minimum number of sentences of an ordinary page, where C4 requires 5."""
 CASE_CHARS = 94_000
-"""Text that one planted page of each kind takes; measured [code points]."""
+"""Length of the text of one planted page of every kind together; measured [code points]."""
 FIXED_CHARS = 200_000
-"""Text for pages that are planted in fixed numbers, and for the vocabulary [code points]."""
+"""Length of the text of the pages that are planted in fixed numbers, and for the vocabulary [code points]."""
 MIN_CASES = 4
 """Minimum number of planted pages of each kind."""
 MIN_PAGES = 100
@@ -113,10 +114,10 @@ MIN_PAGES = 100
 
 
 def build_demo_crawl(out: Path, pages: int = 3000, seed: int = 1) -> Truth:
-    """Write a crawl of `pages` ordinary pages and some 1,500 others to `out`, and return the truth about it.
+    """Write a crawl of `pages` ordinary and about 1,500 planted pages to `out`; return the content of its truth files.
 
     The same installed packages, pages and seed give the same bytes. Raises ConfigError if `pages` is too small, or too
-    large for the installed documentation.
+    large for the documentation of the installed packages.
     """
     if pages < MIN_PAGES:
         raise ConfigError(
@@ -135,7 +136,7 @@ def build_demo_crawl(out: Path, pages: int = 3000, seed: int = 1) -> Truth:
 
 
 def ordinary_pages(stock: Stock, urls: UrlGenerator, pages: int, rng: random.Random) -> Iterator[DemoPage]:
-    """Yield pages of good text in all layouts; one in twelve has another content or transfer encoding."""
+    """Yield pages of good text in all layouts; one in twelve has a content or transfer encoding such as gzip."""
     encodings = [name for name in ENCODINGS if name != "identity"]
     for number in range(pages):
         mean = stock.num_chars / (pages - number) - OVERSHOOT_CHARS
@@ -173,10 +174,10 @@ def low_quality_page(kind: str, stock: Stock, urls: UrlGenerator, rng: random.Ra
     make, rule = LOW_QUALITY[kind]
     title = "" if kind in UNTITLED else title_of(" ".join(rng.sample(stock.words[300:2000], 2)), rng)
     page = DemoPage(urls.new("page"), title, make(stock, rng), rng.choice(CLEAN_LAYOUTS), kind=kind)
-    # Language identification can also fail on a text with so strong a defect.
+    # The defect can be so strong that language identification fails too.
     return page.dropped_by(rule, "language_uncertain")
 
 
 def encoded(page: DemoPage, encoding: str) -> DemoPage:
-    """Return the page with a content or transfer encoding."""
+    """Return the page with a content or transfer encoding, one of `write.ENCODINGS`."""
     return DemoPage(page.url, page.title, page.blocks, page.layout, kind=f"encoding_{encoding}", encoding=encoding)

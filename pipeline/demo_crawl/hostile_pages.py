@@ -36,7 +36,7 @@ SENTENCES: dict[str, tuple[str, ...]] = {
     "us_ssn": ("The form gives the social security number {} in the second line.", "Her SSN is {} on every page."),
     "crypto": ("Donations can be sent to the bitcoin address {} as well.", "The bitcoin wallet {} was empty by then."),
 }
-"""Sentences around a value, by the type name that redaction uses."""
+"""Type of personal data → sentences with a gap for a value of this type."""
 
 
 def email(rng: random.Random) -> str:
@@ -144,7 +144,7 @@ FAULTS: dict[Fault, tuple[str, ...]] = {
     "no_length": ("bad_header",),
     "garbage": ("unreadable_gap",),
 }
-"""Rules that may drop a record, by the fault of the record in its file."""
+"""Damage of a record in its file → rules that may drop the record."""
 
 
 def broken_captures(stock: Stock, urls: UrlGenerator, rng: random.Random) -> Iterator[Capture]:

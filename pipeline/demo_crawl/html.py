@@ -24,7 +24,7 @@ Blocks = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class DemoPage:
-    """One page: its URL, text, encodings, and label."""
+    """One page: its URL, text, encodings, and label, which is the expected verdict and the rules that may drop it."""
 
     url: str
     title: str
@@ -36,9 +36,9 @@ class DemoPage:
     rules: tuple[str, ...] = ()
     """Names of the rules that may drop the page, the intended one first."""
     expected: Expected = "keep"
-    """The expected verdict; of an original and its copies any page may be the survivor."""
+    """The expected verdict; of an original and its copies, any page may be the survivor."""
     details: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of the line in the truth file."""
+    """Further fields of the page's line in the truth file."""
     language: str = "en"
     charset: str = "utf-8"
     """Encoding of the bytes."""
@@ -51,12 +51,12 @@ class DemoPage:
     extras: bool = False
     """True if the layout may add tables, code and comments to the main content."""
     rendered_as: str | None = None
-    """URL of the page whose bytes this page repeats; None = its own bytes."""
+    """URL of the page whose bytes this page repeats; None = the page is not an exact copy."""
     menu: tuple[str, ...] = ("Home", "Guides", "Reference", "About", "Contact")
     """Labels of the navigation, in the language of the page."""
 
     def dropped_by(self, *rules: str) -> Self:
-        """Return the page with the label that one of these rules should drop it, preferably the first."""
+        """Return the page labeled as one that should be dropped by one of these rules, preferably the first."""
         return replace(self, rules=rules, expected="drop")
 
     @property

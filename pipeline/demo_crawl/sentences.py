@@ -37,10 +37,10 @@ class Templates:
 
 @dataclass(frozen=True)
 class Encoding:
-    """A language with its charset and the charsets that header and page declare; None = not declared."""
+    """A language, the charset of a page, and the charsets that HTTP header and page declare; None = not declared."""
 
     language: str
-    """ISO 639-1 code, a table of `sentences.toml`."""
+    """ISO 639-1 code; `sentences.toml` has a table of this name."""
     charset: str
     http: str | None
     meta: str | None

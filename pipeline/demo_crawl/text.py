@@ -31,7 +31,7 @@ SKIPPED_FOLDERS = {
 DOCUMENTS = (".md", ".rst", "METADATA", "LICENSE", "LICENSE.txt")
 SHINGLE_WORDS = 5
 MAX_SEEN = 0.2
-"""Maximum share of a paragraph's 5-word shingles that occur in earlier ones, so that pages are not near copies."""
+"""Maximum share of a paragraph's 5-word shingles that occur in earlier paragraphs, so that no page is a near copy."""
 
 LITERAL = re.compile(r'("""|\'\'\')(.*?)\1', re.DOTALL)
 WORD = re.compile(r"\w+")
@@ -64,7 +64,7 @@ COMMON_WORDS = frozenset(
 
 @dataclass(frozen=True)
 class Passage:
-    """The prose of one file in order, and its topic."""
+    """The paragraphs of prose in one file, in order, and their topic."""
 
     topic: str
     paragraphs: tuple[str, ...]
@@ -76,7 +76,10 @@ class Passage:
 
 
 def collect_passages(num_chars: int) -> list[Passage]:
-    """Return passages of at least `num_chars` code points in total, or all of them, without similar paragraphs."""
+    """Return passages of at least `num_chars` code points in total, or all passages if there is less text.
+
+    Paragraphs that resemble an earlier one are omitted.
+    """
     passages: list[Passage] = []
     seen: set[int] = set()
     for topic, path in _files():
@@ -140,7 +143,7 @@ def is_prose(paragraph: str) -> bool:
 
 
 def _sentence(text: str) -> str:
-    """Return the text without markup; a phrase of enough words without an end mark gets a full stop."""
+    """Return the text without markup, with a full stop added to a long enough phrase that has no end mark."""
     if len(text) < 45 or text[0].islower():
         return ""
     for pattern, replacement in MARKUP if MARKED.search(text) else ():
@@ -199,7 +202,7 @@ PLAIN = re.compile(r"[A-Z][\w,;:'\"() -]+\w\.")
 
 
 class Stock:
-    """Unused paragraphs with their topics, and the vocabulary of all of them."""
+    """The paragraphs that no page has used yet, with their topics, and the vocabulary of all paragraphs."""
 
     def __init__(self, passages: list[Passage]):
         self.words = [word for word in vocabulary(passages) if len(word) > 1]
@@ -210,17 +213,17 @@ class Stock:
         self._sentences: list[str] = []
 
     def paragraphs(self, min_chars: int, min_count: int = 1) -> tuple[str, list[str]]:
-        """Return (topic, unused paragraphs) of at least `min_chars` code points and `min_count` paragraphs.
+        """Take at least `min_count` unused paragraphs of at least `min_chars` code points in total.
 
-        Raises ConfigError if the stock is used up.
+        Return the topic of the first one, and the paragraphs. Raises ConfigError if there are not enough left.
         """
         topic, selected, size = "", list[str](), 0
         while size < min_chars or len(selected) < min_count:
             entry = next(self._paragraphs, None)
             if entry is None:
                 raise ConfigError(
-                    "demo-crawl: expected enough installed documentation for the pages, got all of it used up. "
-                    "Lower --pages."
+                    "demo-crawl: expected enough documentation in the installed Python packages for all pages, got "
+                    "too little. Lower --pages."
                 )
             topic = topic or entry[0]
             selected.append(entry[1])
@@ -229,7 +232,7 @@ class Stock:
         return topic, selected
 
     def distinct(self, num_chars: int, min_words: int = 9, max_words: int = 30) -> list[str]:
-        """Return unused sentences of at least `num_chars` code points in total, without a shared trigram of words."""
+        """Return unused sentences of at least `num_chars` code points in total; no two share three words in a row."""
         selected: list[str] = []
         seen: set[tuple[str, ...]] = set()
         while sum(map(len, selected)) < num_chars:
@@ -242,7 +245,7 @@ class Stock:
         return selected
 
     def sentences(self, count: int, min_words: int = 7, max_words: int = 30) -> list[str]:
-        """Return `count` unused sentences of plain words, with a number of words within the bounds."""
+        """Return `count` unused sentences of plain words, each with `min_words` to `max_words` words."""
         selected: list[str] = []
         while len(selected) < count:
             fitting = [s for s in self._sentences if min_words <= s.count(" ") + 1 <= max_words]

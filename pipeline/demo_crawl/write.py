@@ -1,7 +1,7 @@
-"""Captures as WARC 1.0 files, with one gzip member per record, and the truth files that list the planted captures.
+"""Writers of captures as WARC 1.0 files, one gzip member per record, and of the truth files that list planted captures.
 
-Source: ISO 28500:2009. The only random source is the seed, and neither clock nor host name is used, so equal captures
-give equal bytes.
+Source: ISO 28500:2009. Random choices depend on the seed and the captures alone, and neither clock nor host name is
+used, so equal captures give equal bytes.
 """
 
 import base64
@@ -22,7 +22,7 @@ import brotli
 from pipeline.demo_crawl.html import DemoPage, Expected, render
 from schemas.ids import canonical_json
 
-# A capture: the HTTP response as a crawler receives it, with its label.
+# A capture: the HTTP response as a crawler receives it, with its label, which is the expected verdict.
 
 Fault = Literal["none", "corrupt", "truncated", "length_too_small", "length_too_large", "no_length", "garbage"]
 """The damage of the record in its file; see `stored_record`."""
@@ -32,7 +32,7 @@ SERVERS = ("nginx", "nginx/1.24.0", "Apache/2.4.57 (Debian)", "Apache", "Caddy",
 
 @dataclass(frozen=True)
 class Capture:
-    """An HTTP response to write, with its label."""
+    """An HTTP response to write to a WARC file, with its expected verdict and the rules that may drop it."""
 
     url: str
     response: bytes
@@ -46,7 +46,7 @@ class Capture:
 
 
 def capture_of(page: DemoPage) -> Capture:
-    """Return the capture of a page."""
+    """Return the capture of a page: its HTML in an HTTP response, with the label of the page."""
     html = render(page).encode(page.charset, "xmlcharrefreplace")
     mime = "text/html" if page.http_charset is None else f"text/html; charset={page.http_charset}"
     response = http_response(page.url, html, [("Content-Type", mime)], page.encoding)
@@ -100,7 +100,7 @@ ENCODINGS: dict[str, Callable[[bytes], bytes]] = {
     "chunked": chunked,
     "gzip+chunked": lambda body: chunked(_gzip(body)),
 }
-"""The function that encodes a body, by name; `+` joins content and transfer encoding."""
+"""Encoding → the function that encodes a body; `+` joins content and transfer encoding."""
 
 
 NUM_FILES = 4
@@ -112,25 +112,25 @@ USER_AGENT = "penstock-demo/1.0 (+https://www.penrose.example/bot)"
 
 @dataclass(frozen=True)
 class PlantedCapture:
-    """One planted capture: its position and its expected verdict."""
+    """One planted capture: its position in a WARC file, and its expected verdict."""
 
     url: str
     record_id: str
     file: str
     offset: int
-    """Start of its gzip member [bytes]."""
+    """Start of the gzip member in the file [bytes]."""
     length: int
-    """Length of its gzip member, which can be truncated [bytes]."""
+    """Length of the gzip member, which can be truncated [bytes]."""
     kind: str
     expected: str
-    """`keep`, `drop` or `either`; any page of a `group` may be its survivor."""
+    """`keep`, `drop` or `either`; of an original and its copies, which have one `group`, any may be the survivor."""
     rules: tuple[str, ...]
     """Rules that may drop the capture, the intended one first."""
     details: dict[str, Any]
     """Further fields that depend on the kind: group and true similarity of copies, charsets, personal data."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the line of the truth file."""
+        """Return the content of the capture's line in `truth.jsonl`."""
         position = {"url": self.url, "record_id": self.record_id, "file": self.file, "offset": self.offset}
         label = {"length": self.length, "kind": self.kind, "expected": self.expected, "rules": list(self.rules)}
         return self.details | position | label
@@ -138,7 +138,7 @@ class PlantedCapture:
 
 @dataclass(frozen=True)
 class Truth:
-    """The content of a demo crawl."""
+    """The content of the truth files of a demo crawl."""
 
     files: tuple[str, ...]
     num_responses: int
@@ -153,7 +153,7 @@ class Truth:
         return dict(sorted(Counter(item.kind for item in self.planted).items()))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content of the summary file."""
+        """Return the content of the summary file, `truth.json`."""
         numbers = {"num_responses": self.num_responses, "num_pages": self.num_pages, "planted": self.counts}
         return {"files": list(self.files), **numbers}
 
@@ -212,7 +212,10 @@ def stored_record(capture: Capture) -> bytes:
 
 
 def _spread(captures: list[Capture], rng: random.Random) -> list[list[Capture]]:
-    """Return the shuffled captures of each file; records with a fault are spread, and a truncated one is the last."""
+    """Return the captures of each file, in random order.
+
+    Captures with a fault are spread over the files, except truncated ones, which end the last file.
+    """
     whole = [capture for capture in captures if capture.fault == "none"]
     rng.shuffle(whole)
     files = [whole[number::NUM_FILES] for number in range(NUM_FILES)]

@@ -1,8 +1,8 @@
 """The difference between two runs: which documents only one of them keeps, and the rule that dropped each in the other.
 
 Documents are joined by doc_id, which is derived from source, file and offset, so a document of a crawl has the same id
-in every run. Rows are streamed part by part; only counts by source and rule and the requested number of examples are
-held in memory.
+in every run. Rows are streamed part by part. Only counts by source and rule, and the examples to print, are kept in
+memory.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ from schemas.versions import DATASET
 
 KEPT = "kept"
 NOT_READ = "source/not_read"
-"""The verdict on a document in a run that did not read its file or extracted no document at its offset."""
+"""The verdict on a document in a run that did not read its input file, or found no document at its offset."""
 PROVENANCE_COLUMNS = ("doc_id", "source", "offset", "url")
 Row = dict[str, Any]
 Key = tuple[str, str, str]
@@ -32,41 +32,42 @@ Key = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One run, with all its tables."""
+    """One of the two runs, with all its tables."""
 
     run: Store
     tables: Mapping[str, TableVersion]
     deciding: frozenset[str]
-    """Names of the tables that decide which documents it keeps: `clean`, and all that it was made from. Documents that
-    the mix of a dataset leaves out are in no table: they are derived from the doc_id."""
+    """Names of the tables that decide which documents the run keeps: `clean`, and all tables that `clean` was made
+    from. No table stores which documents the mix leaves out; this is computed from the doc_id."""
     sorting: Sorting | None = None
-    """The mix that selected among its clean documents; None = all of them are in the dataset."""
+    """The choice of the documents that the mix leaves out of the dataset; None = the dataset has all clean
+    documents, or the run has no dataset."""
 
     @property
     def dataset(self) -> Manifest | None:
-        """The manifest of its dataset; None = the run has none yet."""
+        """The manifest of the dataset; None = the run has no dataset yet."""
         return self.tables[DATASET].manifest if DATASET in self.tables else None
 
     @property
     def digest(self) -> str:
-        """The digest of its dataset, or of its clean documents if it has no dataset."""
+        """The digest of the dataset, or of the table `clean` if the run has no dataset."""
         return (self.dataset or self.tables["clean"].manifest).digest
 
 
 @dataclass(frozen=True)
 class Example:
-    """One document with different verdicts in the two runs."""
+    """One document on which the two runs have different verdicts."""
 
     doc_id: str
     url: str | None
     value: float | None
-    """The value that the rule compared; None = it compares no value."""
+    """The value that the rule compared with `limit`; None = the rule compares no value."""
     limit: float | None
 
 
 @dataclass
 class Difference:
-    """Documents, settings and tokens in which two runs differ."""
+    """The documents, settings and token counts in which two runs, A and B, differ."""
 
     documents: Counter[Key] = field(default_factory=Counter)
     """Number of documents by source, verdict in A and verdict in B."""
@@ -74,12 +75,15 @@ class Difference:
     settings: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     """Settings, stage versions and models that differ: name → (value in A, value in B)."""
     tokens: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Tokens of each stream in A and in B, not counting tombstones."""
+    """Stream → its number of tokens in A and in B, not counting tombstones."""
     kept: tuple[int, int] = (0, 0)
     """Number of documents that A keeps, and that B keeps."""
 
     def moved(self, out: bool) -> dict[tuple[str, str], int]:
-        """Count the documents that only A keeps (`out`), or only B, by source and by the rule that dropped them."""
+        """Return the number of documents that only A keeps (`out` is True) or only B keeps, by source and rule.
+
+        The rule is the `stage/rule` that dropped the documents in the other run.
+        """
         return {
             (source, b if out else a): count
             for (source, a, b), count in self.documents.items()
@@ -90,7 +94,8 @@ class Difference:
 def open_compared_run(run: Store) -> ComparedRun:
     """Open the tables of a run.
 
-    Raises ContractError if it has no clean documents yet, or if a table was made from an outdated version of another.
+    Raises ContractError if the run has no table `clean` yet, or if a table was made from an outdated version of
+    another table.
     """
     current = {*read_run(run).tables, "documents", "clean"}
     tables = {name: TableVersion(*open_table(run, name)) for name in TABLES if name in current}
@@ -105,14 +110,19 @@ def open_compared_run(run: Store) -> ComparedRun:
                 version = digests.get(read, "none")[:12]
                 raise ContractError(
                     f"{run.uri}: expected `{name}` made from the current `{read}` ({version}), got one made from "
-                    f"{digest[:12]}. Run the recipe to its end, or name an earlier version as RUN@digest."
+                    f"{digest[:12]}. Run `penstock run` until all its steps are complete, or name an earlier version "
+                    "as RUN@digest."
                 )
     sorting = mixed_sorting(tables[DATASET].manifest, digests["clean"]) if DATASET in tables else None
     return ComparedRun(run, tables, frozenset(deciding), sorting)
 
 
 def compare_runs(a: ComparedRun, b: ComparedRun, num_examples: int) -> Difference:
-    """Count every document whose verdict differs, by source and both verdicts, with up to `num_examples` of each."""
+    """Compare the verdicts, settings and tokens of two runs.
+
+    Documents whose verdicts differ are counted by source and by both verdicts, with up to `num_examples` documents of
+    each combination.
+    """
     difference = Difference(settings=_settings(a, b), tokens=_tokens(a, b))
     difference.kept = (_num_kept(a), _num_kept(b))
     same_mix = a.sorting == b.sorting
@@ -122,7 +132,7 @@ def compare_runs(a: ComparedRun, b: ComparedRun, num_examples: int) -> Differenc
     for split in sorted({*parts_a, *parts_b}):
         parts = parts_a.get(split), parts_b.get(split)
         if same_mix and None not in parts and _part_digests(a, parts[0]) == _part_digests(b, parts[1]):
-            continue  # identical part files give identical verdicts
+            continue  # identical part files contain identical verdicts
         for left, right in _pairs(_rows(a, parts[0]), _rows(b, parts[1])):
             _add_document(difference, left, right, num_examples)
     return difference
@@ -143,14 +153,14 @@ def _add_document(difference: Difference, left: Row | None, right: Row | None, n
 
 
 def outcome_of(row: Row | None) -> str:
-    """Return `kept`, the `stage/rule` that dropped the document, or NOT_READ if the row is None."""
+    """Return `kept`, the `stage/rule` that dropped the document of a row, or NOT_READ if the row is None."""
     if row is None:
         return NOT_READ
     return KEPT if row["drop_stage"] is None else f"{row['drop_stage']}/{row['drop_rule']}"
 
 
 def _splits(side: ComparedRun) -> dict[str, int]:
-    """Return the part number of each input file."""
+    """Return the part number of each split, by the name of the split."""
     inputs = side.tables["documents"].manifest.content.inputs
     return {entry.name: number for number, entry in enumerate(inputs)}
 
@@ -162,7 +172,10 @@ def _part_digests(side: ComparedRun, number: int | None) -> list[str]:
 
 
 def _rows(side: ComparedRun, number: int | None) -> Iterator[Row]:
-    """Yield the rows of one part with their final verdict, in the order of the input file."""
+    """Yield the rows of one part of `documents` with their final verdicts, in the order of the input file.
+
+    Nothing is yielded if `number` is None, which means that the run did not read the split.
+    """
     if number is None:
         return
     key = part_key(number)
@@ -180,12 +193,12 @@ def _rows(side: ComparedRun, number: int | None) -> Iterator[Row]:
             continue
         for name, rows in later.items():
             if TABLES[name].rows == "survivor" and row["drop_stage"] is not None:
-                continue  # it holds only documents that no earlier table dropped
+                continue  # this table has no row for documents that an earlier table dropped
             verdict = next(rows, None)
             if verdict is None or verdict["doc_id"] != row["doc_id"]:
                 raise ContractError(
                     f"{side.run.uri}: expected the same documents in `documents` and `{name}`, {key}, got others at "
-                    f"{row['doc_id'].hex()}. Run the recipe again."
+                    f"{row['doc_id'].hex()}. Run `penstock run` again."
                 )
             if verdict["drop_stage"] is not None and verdict["drop_rule"] != DROPPED_BEFORE:
                 row |= {column: verdict[column] for column in VERDICT_COLUMNS}
@@ -201,7 +214,7 @@ def _table_rows(table: TableVersion, key: str, columns: tuple[str, ...]) -> Iter
 
 
 def _pairs(left: Iterator[Row], right: Iterator[Row]) -> Iterator[tuple[Row | None, Row | None]]:
-    """Join the rows of two runs over one file by doc_id.
+    """Yield pairs of the rows of one split in the two runs that have the same doc_id; None replaces a missing row.
 
     This is a merge join: both inputs are sorted by offset, and few rows share an offset.
     """
@@ -218,7 +231,7 @@ def _pairs(left: Iterator[Row], right: Iterator[Row]) -> Iterator[tuple[Row | No
 
 
 def _by_offset(rows: Iterator[Row]) -> Iterator[tuple[int, dict[bytes, Row]]]:
-    """Yield each offset with its rows by doc_id."""
+    """Group consecutive rows by offset; yield each offset with its rows by doc_id."""
     offset, group = -1, dict[bytes, Row]()
     for row in rows:
         if row["offset"] != offset and group:
@@ -236,9 +249,9 @@ def _num_kept(side: ComparedRun) -> int:
 
 
 def _settings(a: ComparedRun, b: ComparedRun) -> dict[str, tuple[Any, Any]]:
-    """Return the settings, stage versions and models whose value in the manifests of the two runs differs.
+    """Return the settings, stage versions and models whose values in the manifests of the two runs differ.
 
-    The tables that are compared decide which documents one of the runs keeps, or are in both.
+    The manifests are those of the tables that decide which documents a run keeps, and of the tables that both have.
     """
     compared = a.deciding | b.deciding | (a.tables.keys() & b.tables.keys())
     both = [_flat_settings(side, compared) for side in (a, b)]
@@ -261,13 +274,13 @@ def _flat_settings(side: ComparedRun, compared: Set[str]) -> dict[str, Any]:
 
 
 def _tokens(a: ComparedRun, b: ComparedRun) -> dict[str, tuple[int, int]]:
-    """Return the tokens of each stream in A and in B."""
+    """Return the number of tokens of each stream in A and in B."""
     both = [live_tokens(side.run, side.dataset) if side.dataset else {} for side in (a, b)]
     return {name: (both[0].get(name, 0), both[1].get(name, 0)) for name in sorted({*both[0], *both[1]})}
 
 
 def live_tokens(run: Store, dataset: Manifest) -> dict[str, int]:
-    """Return the tokens of each stream of a dataset, without those that a takedown replaced by tombstones."""
+    """Return the number of tokens of each stream of a dataset, not counting those that takedowns have removed."""
     streams: Mapping[str, list[int]] = dataset.content.figures["streams"]
     tokens = {name: sum(shards) for name, shards in streams.items()}
     stream_of = {shard_key(name, number): name for name, shards in streams.items() for number in range(len(shards))}

@@ -1,7 +1,6 @@
-"""Search for documents and print them with their verdicts, signals and provenance (`penstock show`).
+"""Search for documents, and their format with verdict, signals and provenance (`penstock show`).
 
-Everything is read through the manifests of a run. Raw text is never printed: `--text` prints the text of the clean
-table, in which personal data is replaced.
+Raw text is never printed: `--text` prints the text of the table `clean`, in which personal data is replaced.
 """
 
 import re
@@ -24,19 +23,19 @@ CONDITION = re.compile(r"\s*(\w+)\s*(==|!=|<=|>=|<|>|=|is null|is not null)\s*(.
 COMPARE = {"==": pc.equal, "=": pc.equal, "!=": pc.not_equal}
 COMPARE |= {"<=": pc.less_equal, ">=": pc.greater_equal, "<": pc.less, ">": pc.greater}
 JOINED = tuple(name for name, table in TABLES.items() if table.rows in ("document", "survivor"))
-"""Tables whose rows are joined to those of `documents` by doc_id."""
+"""Tables whose rows are joined by doc_id to the rows of `documents`."""
 COLUMNS = pa.schema([t.schema.field(name) for t in TABLES.values() if t.schema is not None for name in t.searchable])
-"""Columns that a condition may name in every run."""
+"""Columns that a condition of `--where` may name in every run."""
 
 
 def columns_of_run(run: Store) -> pa.Schema:
-    """Return the columns that a condition may name in this run, with those that stages declare themselves."""
+    """Return the columns that a condition of `--where` may name in this run, including those of `_own_columns`."""
     tables = current_tables(run)
     return pa.schema([*COLUMNS, *_own_columns(tables["documents"])]) if "documents" in tables else COLUMNS
 
 
 def _own_columns(documents: TableVersion) -> list[pa.Field]:
-    """Return the columns of `documents` that a stage has declared itself."""
+    """Return the columns of a run's `documents` that only a stage declares, and not `schemas/tables.py`."""
     with documents.folder.open_input(documents.manifest.paths_of()[0]) as stream:
         return [field for field in pq.read_schema(stream) if field.name not in DOCUMENTS.names]
 
@@ -44,7 +43,8 @@ def _own_columns(documents: TableVersion) -> list[pa.Field]:
 def parse_where(text: str, columns: pa.Schema = COLUMNS) -> pc.Expression:
     """Return the filter of a condition such as `language = de and gopher_num_words < 60`.
 
-    Raises ConfigError if a column does not exist, a value does not fit its type, or the condition cannot be parsed.
+    Raises ConfigError if the condition cannot be parsed, a column does not exist, or a value is not of the column's
+    type.
     """
     expression: pc.Expression | None = None
     for part in re.split(r"\s+and\s+", text.strip(), flags=re.IGNORECASE):
@@ -52,7 +52,7 @@ def parse_where(text: str, columns: pa.Schema = COLUMNS) -> pc.Expression:
         if match is None:
             raise ConfigError(
                 "--where: expected terms such as `column < value` or `column is null`, joined by `and`, "
-                f"got {part!r}. Write it as `column operator value`."
+                f"got {part!r}. Write each term as `column operator value`."
             )
         name, operator, value = match.groups()
         if name not in columns.names:
@@ -64,7 +64,7 @@ def parse_where(text: str, columns: pa.Schema = COLUMNS) -> pc.Expression:
         term = _term(columns.field(name), operator.lower(), value)
         expression = term if expression is None else expression & term
     if expression is None:
-        raise ConfigError("--where: expected a condition, got none. Write one such as 'language = de'.")
+        raise ConfigError("--where: expected a condition, got none. Write one such as --where 'language = de'.")
     return expression
 
 
@@ -76,14 +76,14 @@ def _term(column: pa.Field, operator: str, value: str) -> pc.Expression:
 
 
 def column_equals(name: str, value: str) -> pc.Expression:
-    """Return the filter `name = value` for an unquoted value. Raises ConfigError if it does not fit the column."""
+    """Return the filter `name = value`. Raises ConfigError if the value is not of the column's type."""
     return compare_column(COLUMNS.field(name), "=", value)
 
 
 def compare_column(column: pa.Field, operator: str, value: str) -> pc.Expression:
-    """Return the filter that compares a column with a value; ids are given in hex.
+    """Return the filter that compares a column with a value, which is hexadecimal for columns of bytes such as doc_id.
 
-    Raises ConfigError if the value does not fit the type of the column.
+    Raises ConfigError if the value is not of the column's type.
     """
     name, kind = column.name, column.type
     try:
@@ -93,7 +93,8 @@ def compare_column(column: pa.Field, operator: str, value: str) -> pc.Expression
             scalar = pc.cast(pa.scalar(value), kind)
     except (pa.ArrowInvalid, ValueError) as error:
         raise ConfigError(
-            f"--where {name} {operator} {value}: column {name} is {kind}, got {value!r} ({error}). Give a {kind} value."
+            f"--where {name} {operator} {value}: expected a value of type {kind}, got {value!r} ({error}). "
+            f"Write a value of type {kind}."
         ) from error
     return COMPARE[operator](pc.field(name), scalar)
 
@@ -101,7 +102,7 @@ def compare_column(column: pa.Field, operator: str, value: str) -> pc.Expression
 def find_documents(run: Store, condition: pc.Expression, limit: int) -> Iterator[Row]:
     """Yield up to `limit` documents that meet the condition, with the columns of later tables as `table.column`.
 
-    The condition is applied to the final verdict, not to that of `documents`.
+    The verdict columns in the condition and in the rows are those of the last step that judged the document.
     """
     tables = current_tables(run)
     sorting = _mix_of(run, tables)
@@ -120,9 +121,9 @@ def find_documents(run: Store, condition: pc.Expression, limit: int) -> Iterator
 
 
 def _mix_of(run: Store, tables: Mapping[str, TableVersion]) -> Sorting | None:
-    """Return the mix that selected among the current clean documents.
+    """Return the choice of the documents that the mix left out of the dataset.
 
-    None if all of them are in the dataset, or if there is no dataset.
+    None if all documents of the current `clean` are in the dataset, or if there is no dataset.
     """
     if "clean" not in tables or TOKENS.name not in read_run(run).tables:
         return None
@@ -130,9 +131,9 @@ def _mix_of(run: Store, tables: Mapping[str, TableVersion]) -> Sorting | None:
 
 
 def _judged_part(tables: Mapping[str, TableVersion], number: int, sorting: Sorting | None) -> pa.Table:
-    """Return one part of `documents` with the searchable columns, and with the verdict of the last table that has one.
+    """Return one part of `documents` with final verdicts and with the searchable columns of all tables.
 
-    `sorting` decides which documents the mix of the dataset leaves out.
+    `sorting` chooses the documents that the mix left out of the dataset; None = no document is left out.
     """
     own = [field.name for field in _own_columns(tables["documents"])]
     part = _read_part(tables["documents"], number, [*TABLES["documents"].searchable, *own])
@@ -174,7 +175,7 @@ def _read_part(table: TableVersion, number: int, columns: Sequence[str] | None =
 
 
 def _join(name: str, table: TableVersion, number: int, rows: list[Row]) -> None:
-    """Add the columns of a table to the rows, as `table.column`, unless they repeat columns that the rows have."""
+    """Add the columns of a part of a table to rows, as `table.column`, except columns that the rows have already."""
     identifiers = pa.array([row["doc_id"] for row in rows], pa.binary(16))
     part = _read_part(table, number).filter(pc.is_in(pc.field("doc_id"), value_set=identifiers)).to_pylist()
     known = {"doc_id", *VERDICT_COLUMNS}
@@ -188,7 +189,10 @@ def _join(name: str, table: TableVersion, number: int, rows: list[Row]) -> None:
 
 
 def format_document(row: Row, with_text: bool, columns: pa.Schema = COLUMNS) -> str:
-    """Format a document as text: the verdict, its provenance, and every measured signal with its unit."""
+    """Format a document as text: its verdict, its provenance, and every measured signal with its unit.
+
+    `with_text` adds the cleaned text. `columns` are those whose units are known besides the standard tables'.
+    """
     lines = [f"document {row['doc_id'].hex()}  {verdict_of(row)}"]
     fields = {
         field.name: field
@@ -208,7 +212,7 @@ def format_document(row: Row, with_text: bool, columns: pa.Schema = COLUMNS) -> 
 
 
 def verdict_of(row: Row) -> str:
-    """Return `kept`, or `dropped by` with the stage, rule, value and limit."""
+    """Return the verdict of a row as text: `kept`, or `dropped by` with the stage, rule, value and limit."""
     if row.get("drop_stage") is None:
         return "kept"
     value, limit = row.get("drop_value"), row.get("drop_limit")

@@ -1,8 +1,8 @@
-"""Prediction of what a finished run would keep with other thresholds (`penstock whatif`).
+"""Prediction of the documents that a finished run would keep with other thresholds (`penstock whatif`).
 
-Every measured document gets a new verdict from its stored signals, survivors are chosen again, and the result is
-counted against the committed run. Only narrow columns of `documents`, `scores`, `verdicts` and `dedup` and the token
-counts of the dataset are read, no text.
+Every document that has signals gets a new verdict from them, survivors of duplicate clusters are chosen again, and the
+result is compared with the run. No text is read: only the columns that the rules need, and the token counts of the
+dataset.
 """
 
 from collections import Counter
@@ -61,7 +61,10 @@ JUDGED_DDL = (
 
 @dataclass(frozen=True)
 class PredictionCell:
-    """Documents of one language and source that share the verdict before and the verdict after the change."""
+    """The counts of the documents of one language and source with the same verdict before and the same verdict after.
+
+    A verdict is `kept` or the `stage/rule` that drops the documents.
+    """
 
     before: str
     after: str
@@ -70,26 +73,28 @@ class PredictionCell:
     documents: int
     chars: int
     tokens: int
-    """Tokens of the documents that the dataset holds."""
+    """Number of tokens of the documents that are in the dataset."""
     uncounted_chars: int
-    """Characters of the documents that the dataset does not hold, whose tokens are unknown."""
+    """Number of characters of the documents that are not in the dataset, so that their tokens are unknown."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The documents that a run with other settings would keep."""
+    """The documents that a run with other settings would keep, compared with those that it keeps."""
 
     cells: tuple[PredictionCell, ...]
     curves: tuple[SensitivityCurve, ...]
     has_tokens: bool
+    """True if the run has a dataset, whose token counts the cells contain."""
     cuts_repeats: bool = False
-    """True if the run also cuts repeated passages and checks the rest again, which cannot be predicted without text."""
+    """True if the run has the step `repeats`. It cuts repeated passages and checks the remaining text again, which
+    cannot be predicted without text."""
 
 
 def predict(spark: SparkSession, run: Store, recipe: Recipe, models: Mapping[str, Mapping[str, str]]) -> Prediction:
-    """Predict the verdict on every measured document under `recipe`.
+    """Predict the verdicts that the run would have with the settings of `recipe`.
 
-    Raises ContractError if the run has no `dedup` yet.
+    `models` are the paths of the models of each stage. Raises ContractError if the run has no table `dedup` yet.
     """
     tables = open_tables(run)
     parts = parts_of({name: table for name, table in tables.items() if name != "index"})
@@ -114,7 +119,7 @@ def predict(spark: SparkSession, run: Store, recipe: Recipe, models: Mapping[str
 def open_tables(run: Store) -> dict[str, TableVersion]:
     """Open the tables that a prediction reads.
 
-    Raises ContractError if `dedup` was not made from the current versions of the others.
+    Raises ContractError if `dedup` was not made from the current versions of the other tables.
     """
     existing = read_run(run).tables
     reads = next(step.reads for step in STEPS if step.name == DEDUP.name)
@@ -128,15 +133,15 @@ def open_tables(run: Store) -> dict[str, TableVersion]:
         if lineage.get(name) != version:
             raise ContractError(
                 f"{run.uri}: expected `dedup` made from {name}/{version}, got one made from {lineage.get(name)}. "
-                "Run the recipe to its end first."
+                "Run `penstock run` until all its steps are complete."
             )
     return tables
 
 
 def mix_of(run: Store, tables: Mapping[str, TableVersion]) -> Sorting | None:
-    """Return the mix that selected the documents of the dataset.
+    """Return the choice of the documents that the mix left out of the dataset.
 
-    None if it kept all of them, or if its quality buckets come from other versions of the tables.
+    None if the mix left none out, or if the dataset's quality buckets come from other versions of `tables`.
     """
     dataset = open_table(run, "tokens")[1]
     digests = {name: table.manifest.digest for name, table in tables.items()}
@@ -150,9 +155,10 @@ def _made_from(table: TableVersion, other: TableVersion) -> bool:
 
 
 def predict_part(task: VerdictsTask, sorting: Sorting | None) -> Iterator[pa.RecordBatch]:
-    """Yield every measured document of a part: its keep-order columns, its verdict before, and its new verdict.
+    """Yield a row for every document of a part that has signals: its verdict in the run, its new verdict, and columns.
 
-    `sorting` decides which of them the dataset's mix leaves out; None means none of them.
+    The columns are those by which survivors are chosen and by which documents are counted. `sorting` chooses the
+    documents that the mix leaves out of the dataset; None = no document is left out.
     """
     named = checks_of(task.stages, task.recipe, local_models(task.models), task.cutoffs)
     checks = [check for _, check in named]
@@ -185,9 +191,9 @@ def predict_part(task: VerdictsTask, sorting: Sorting | None) -> Iterator[pa.Rec
 
 
 def left_out_of(part: Part, sorting: Sorting | None) -> Iterator[bool]:
-    """Yield for each measured document of a part, in order, True if the mix leaves it out.
+    """Yield for each document of a part that has signals, in order, True if the mix leaves it out of the dataset.
 
-    This holds only for documents that no rule drops.
+    The value of a document that a rule drops has no meaning.
     """
     while sorting is None:
         yield False
@@ -198,7 +204,10 @@ def left_out_of(part: Part, sorting: Sorting | None) -> Iterator[bool]:
 
 
 def apply_mix(verdicts: DataFrame) -> DataFrame:
-    """Replace `kept` by the mix rule for documents that the mix leaves out; quality buckets are those of the run."""
+    """Replace the verdict `kept`, before and after, by the rule of the mix for the documents that it leaves out.
+
+    The new settings do not change a document's quality bucket: it is that of the run.
+    """
     rule = F.lit(f"{TOKENS.name}/{MIX_RULE}")
     names = ("before", "after")
     chosen = {
@@ -208,7 +217,7 @@ def apply_mix(verdicts: DataFrame) -> DataFrame:
 
 
 def verdicts_before(batch: pa.RecordBatch) -> list[str]:
-    """Return `kept` or the `stage/rule` that dropped each document in the committed run."""
+    """Return the verdict on each document of a batch in the run: `kept`, or the `stage/rule` that dropped it."""
     both = [batch.column(name).to_pylist() for name in ("drop_stage", "drop_rule")]
     later = [batch.column(name).to_pylist() for name in ("dedup.drop_stage", "dedup.drop_rule")]
     return [
@@ -220,7 +229,10 @@ def verdicts_before(batch: pa.RecordBatch) -> list[str]:
 def with_survivors(
     judged: DataFrame, config: DedupConfig, spark: SparkSession, tables: Mapping[str, TableVersion]
 ) -> DataFrame:
-    """Add the column `after`: the verdict, or the dedup rule if another document of its URL or cluster is kept."""
+    """Add the column `after`, the final new verdict: that of the checks, or a deduplication rule.
+
+    A deduplication rule drops a document if another one of its URL or cluster is the survivor.
+    """
     stays = ~F.col("dropped")
     if config.by_url != "off":
         urls = judged.where(stays & F.col("url").isNotNull()).select("url", F.col("url_order").alias("first"))
@@ -242,7 +254,10 @@ def with_survivors(
 
 
 def token_counts(spark: SparkSession, run: Store) -> DataFrame:
-    """Return (doc, tokens) of every document of the dataset, read from its document indexes."""
+    """Return the doc_id and number of tokens of every document of the dataset, as columns `doc` and `tokens`.
+
+    They are read from the document indexes of the shards.
+    """
     folder, manifest = open_table(run, "tokens")
     paths = [path for key, path in manifest.run.paths.items() if key.endswith(".docs")]
     return dataframe_from_tasks(
@@ -251,7 +266,7 @@ def token_counts(spark: SparkSession, run: Store) -> DataFrame:
 
 
 def counts_of_shard(task: tuple[Store, str]) -> Iterator[pa.RecordBatch]:
-    """Yield (doc, tokens) of the documents of one shard."""
+    """Yield the columns `doc` and `tokens` of one shard; the task is the folder and the path of its document index."""
     folder, path = task
     with folder.open_input(path) as stream:
         reader = pa.ipc.open_file(stream)
@@ -262,7 +277,10 @@ def counts_of_shard(task: tuple[Store, str]) -> Iterator[pa.RecordBatch]:
 
 
 def count_cells(verdicts: DataFrame, tokens: DataFrame | None) -> list[PredictionCell]:
-    """Return the sorted cells of a prediction."""
+    """Count the documents with a verdict before and after; return the cells sorted by verdicts, language and source.
+
+    `tokens` has the token count of every document of the dataset; None = there is no dataset.
+    """
     if tokens is None:
         verdicts = verdicts.withColumn("tokens", F.lit(None).cast("long"))
     else:
@@ -282,7 +300,8 @@ def count_cells(verdicts: DataFrame, tokens: DataFrame | None) -> list[Predictio
     )
 
 
-# A what-if prediction as text and JSON: documents kept before and after, by rule, language and source, and curves.
+# Formats of a prediction as text and JSON: documents kept before and after, by rule, language and source, and the
+# sensitivity curves.
 
 Row = tuple[str, ...]
 Rates = Mapping[tuple[str, str], float]
@@ -290,7 +309,7 @@ CELL = [field.name for field in fields(PredictionCell)]
 
 
 def to_json(prediction: Prediction, changed: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
-    """Return the whole prediction as JSON values."""
+    """Return the whole prediction as a JSON value; `changed` is setting → (value in the run, value tried)."""
     return {
         "changed": {name: {"committed": before, "tried": after} for name, (before, after) in changed.items()},
         "cells": [{name: getattr(cell, name) for name in CELL} for cell in prediction.cells],
@@ -307,7 +326,10 @@ def to_json(prediction: Prediction, changed: Mapping[str, tuple[Any, Any]]) -> d
 
 
 def format_prediction(prediction: Prediction, changed: Mapping[str, tuple[Any, Any]]) -> str:
-    """Format the prediction as text, with the curves of the changed settings."""
+    """Format the prediction as text, with the sensitivity curves of the changed settings only.
+
+    `changed` is setting → (value in the run, value tried).
+    """
     lines = [f"{name}: {before} -> {after}" for name, (before, after) in changed.items()] or ["no setting is changed"]
     rates = token_rates(prediction.cells) if prediction.has_tokens else None
     if prediction.cuts_repeats:
@@ -327,7 +349,7 @@ def format_prediction(prediction: Prediction, changed: Mapping[str, tuple[Any, A
 
 
 def token_rates(cells: Sequence[PredictionCell]) -> Rates:
-    """Return tokens per character by (language, source), and of all documents under ("", "")."""
+    """Return the tokens per character by (language, source); the key ("", "") has the rate of all documents."""
     tokens: Counter[tuple[str, str]] = Counter()
     chars: Counter[tuple[str, str]] = Counter()
     for cell in cells:
@@ -338,10 +360,10 @@ def token_rates(cells: Sequence[PredictionCell]) -> Rates:
 
 
 def kept_tokens(cells: Sequence[PredictionCell], after: bool, rates: Rates) -> tuple[int, bool]:
-    """Return the tokens of the documents kept after (or before) the change, and True if some are estimated.
+    """Return the tokens of the documents kept after the change, or before it, and True if some tokens are estimated.
 
-    The tokens of a document that the dataset does not hold are estimated from the tokens per character of its language
-    and source, or of all documents where that rate is unknown.
+    The tokens of a document that is not in the dataset are estimated. The rate is the tokens per character of its
+    language and source, or of all documents if that rate is unknown.
     """
     exact, estimate = 0, 0.0
     for cell in cells:

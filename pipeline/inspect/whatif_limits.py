@@ -1,7 +1,7 @@
-"""Sensitivity curves of a what-if, and the settings that a what-if may change.
+"""Sensitivity curves of `penstock whatif`, and the settings that it may change.
 
-A curve gives the number of documents kept as a function of one limit while all other limits stay the same. A what-if
-may change only settings that decide on stored measurements; every other changed setting is rejected with the reason.
+A curve is the number of documents kept as a function of one limit, while all other limits stay the same. A what-if may
+change only settings that are compared with stored measurements. Every other changed setting is rejected with a reason.
 """
 
 import math
@@ -26,7 +26,7 @@ from schemas.errors import ConfigError
 from schemas.tables import SCORES
 
 CUT_BITS = 16
-"""Low mantissa bits of a float32 that are cut: bins are 0.8 % wide, so that a part's histogram stays small."""
+"""Number of low bits of a float32 that a histogram bin ignores: bins are 0.8 % wide, so a histogram stays small."""
 SHARES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 
 
@@ -37,13 +37,13 @@ class SensitivityCurve:
     setting: str
     reason: str
     limits: Mapping[str, float]
-    """The current limit by language."""
+    """The limit in the recipe, by language."""
     points: tuple[tuple[float, int], ...]
-    """(limit, documents kept), ascending."""
+    """(limit, documents kept) of each point, in ascending order of the limit."""
 
 
 def curves_of(tasks: Sequence[VerdictsTask], answers: Sequence[TaskResult]) -> list[SensitivityCurve]:
-    """Return the curve of every check, from the answers of all parts."""
+    """Return the sensitivity curve of every check; `answers` are the results of `sensitivity_part` for all parts."""
     first = tasks[0]
     named = checks_of(first.stages, first.recipe, first.models, first.cutoffs)
     total: Any = {}
@@ -67,10 +67,11 @@ def is_whole(check: Check) -> bool:
 
 
 def points(bins: Mapping[str, int], free: int, minimum: bool, whole: bool) -> tuple[tuple[float, int], ...]:
-    """Return (limit, documents kept) at limits near the quantiles SHARES of the values.
+    """Return (limit, documents kept) for limits near the quantiles SHARES of a check's values.
 
-    `free` documents are not compared and are always kept. The counts are exact, since each limit is the edge of a bin,
-    or the last whole number before it.
+    `bins` is a histogram of the compared values. `free` documents are not compared with the limit and always kept.
+    `minimum`: True if values below the limit are dropped. The counts are exact: each limit is the edge of a bin, or the
+    nearest whole number inside it if the values are `whole` numbers.
     """
     keys = sorted(map(int, bins))
     if not keys:
@@ -86,14 +87,20 @@ def points(bins: Mapping[str, int], free: int, minimum: bool, whole: bool) -> tu
 
 
 def _last_value(key: int) -> float:
-    """Return the largest float32 of a bin; 0 for the bin that starts at 0, whose other values no signal takes."""
+    """Return the largest float32 in a histogram bin.
+
+    For the bin that starts at 0, return 0: the other numbers in that bin are too small for any signal to have.
+    """
     if lower_edge(key, CUT_BITS) == 0:
         return 0.0
     return float(np.nextafter(np.float32(lower_edge(key + 1, CUT_BITS)), np.float32(-np.inf)))
 
 
 def sensitivity_part(task: VerdictsTask, retried: bool) -> TaskResult:
-    """Return for each check a histogram of its values, over the documents of a part that pass all other checks."""
+    """Return a histogram of each check's values, over the documents of a part that pass all other checks.
+
+    The result has one entry per check with the histogram, `bins`, and the number of documents not compared, `free`.
+    """
     named = checks_of(task.stages, task.recipe, local_models(task.models), task.cutoffs)
     checks: list[Check] = [check for _, check in named]
     alone: Any = {str(row): {"bins": {}, "free": 0} for row in range(len(checks))}
@@ -115,8 +122,8 @@ def sensitivity_part(task: VerdictsTask, retried: bool) -> TaskResult:
 
 Settings = Mapping[str, Any]
 SURVIVOR_SETTINGS = {("dedup", "keep"), ("dedup", "source_ranks")}
-"""Settings that choose the survivor of a cluster. They also choose the document of an LSH bucket that the others are
-compared with, so a run could find slightly different pairs; a what-if uses the existing clusters."""
+"""(section, setting) that choose the survivor of a cluster. In a run they also choose the document of an LSH bucket
+that the others are compared with, so its clusters could differ slightly. A what-if uses the existing clusters."""
 REJECTION_REASONS = {
     **{stage.name: "it changes what is measured, or the text itself" for stage in stages_of("documents")},
     **{stage.name: "it changes the scores" for stage in SCORED},
@@ -127,9 +134,9 @@ REJECTION_REASONS = {
 
 
 def changed_settings(committed: Recipe, tried: Recipe) -> dict[str, tuple[Any, Any]]:
-    """Return the settings that differ, as `section.key` → (committed, tried).
+    """Return the settings that differ between two recipes, as `section.setting` → (value committed, value tried).
 
-    Raises ConfigError if some of them cannot be tried, with the reason for each.
+    Raises ConfigError if a what-if cannot change some of them; the message has the reason for each.
     """
     changed: dict[str, tuple[Any, Any]] = {}
     rejected: list[str] = []
@@ -149,9 +156,9 @@ def changed_settings(committed: Recipe, tried: Recipe) -> dict[str, tuple[Any, A
         rejected += _derived(name, committed[name].content(), section.content(), changed)
     if rejected:
         raise ConfigError(
-            "what-if: expected settings that only decide on stored measurements, got\n  "
+            "what-if: expected only settings that are compared with stored measurements, got\n  "
             + "\n  ".join(rejected)
-            + "\nRun the recipe with these settings instead; steps that they do not affect are not repeated."
+            + "\nRun `penstock run` with these settings instead; it does not repeat steps that they do not affect."
         )
     return changed
 
@@ -159,7 +166,10 @@ def changed_settings(committed: Recipe, tried: Recipe) -> dict[str, tuple[Any, A
 def _derived(
     section: str, before: Mapping[str, Any], after: Mapping[str, Any], changed: Mapping[str, Any]
 ) -> list[str]:
-    """Describe unchanged settings whose value depends on a changed one, such as the signals of another dialect."""
+    """Return why each setting is rejected that differs only because it depends on a changed setting.
+
+    An example is the list of signals, which depends on `quality.dialect`.
+    """
     return [
         f"{section}.{key}: would become {after[key]!r} (now {before[key]!r}); {_reason(section)}"
         for key in after

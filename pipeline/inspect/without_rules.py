@@ -1,7 +1,8 @@
 """The settings to change in a recipe so that a named rule no longer drops documents (`penstock ablate --without`).
 
-A rule is named by section and reason, as in the drop counts, or for the quality stage also by its rule set; a section
-name means all of its rules. A rule that the recipe does not have is an error: leaving it out would change nothing.
+A rule is named `section.reason`, such as `toxicity.toxic_words`. In the section `quality`, the name of a rule set can
+replace the reason. The name of a section alone means all of its rules. A rule that the recipe does not have is an
+error, since leaving it out would change nothing.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,34 +21,36 @@ from schemas.config import Recipe, Section, suggest_name
 from schemas.errors import ConfigError
 
 USE_DEFAULT = object()
-"""In an edit: the setting is removed, so that its default applies."""
+"""Value in an `Edit` that means: remove the setting from the recipe, so that its default applies."""
 UNREACHABLE_LIMIT = 10**9
-"""A limit above every signal: shares, ratios, and counts within one document."""
+"""A maximum that no signal exceeds; signals are shares, ratios, and counts within one document."""
 UNIT_SETTINGS: dict[str, set[str]] = {
     "sentences": {"sentences"},
     "substring": {"substring_unit", "substring_length", "on_substring", "max_repeated_share"},
 }
-"""Settings of `[repeats]` that only one unit reads."""
+"""Settings of `[repeats]` that apply to only one of its `units`, by the name of the unit."""
 Values = dict[str, dict[str, Any]]
 Edit = Mapping[str, Any]
-"""New values of the settings of one section."""
+"""Setting → new value, for the settings of one section that switch off a rule."""
 
 
 def leave_out_rules(values: Mapping[str, Any], words: Sequence[str], load: Callable[[Values], Recipe]) -> Values:
-    """Return the values of a recipe with the named rules switched off; `load` validates values and returns a recipe.
+    """Return the values of a recipe, by section, with the named rules switched off.
 
-    Raises ConfigError if a rule is unknown, listing the known rules, or if it is named twice.
+    `words` are the values of --without. `load` validates values and returns a recipe. Raises ConfigError if the recipe
+    does not have a rule, or if a rule is named twice.
     """
     left: Values = {name: dict(section) for name, section in values.items()}
     known = rules_of(load(left))
     for word in words:
         if words.count(word) > 1:
             raise ConfigError(
-                f"--without {word}: expected every rule once, got it {words.count(word)} times. Name it once."
+                f"--without {word}: expected every rule once, got it {words.count(word)} times. "
+                "Remove the repeated flag."
             )
         if word not in _words(known):
             close = suggest_name(word, _words(known)) if known else ""
-            raise ConfigError(f"--without {word}: no rule of the recipe{close}. {_list_rules(known)}")
+            raise ConfigError(f"--without: expected a rule of the recipe, got {word!r}{close}. {_list_rules(known)}")
     for word in words:
         section = word.partition(".")[0]
         while edit := _chosen(rules_of(load(left)), word):
@@ -59,7 +62,7 @@ def leave_out_rules(values: Mapping[str, Any], words: Sequence[str], load: Calla
 
 
 def rules_of(recipe: Recipe) -> dict[str, Edit]:
-    """Return every rule of a recipe that can be left out as `section.rule`, with the settings that switch it off."""
+    """Return every rule of a recipe that can be left out: `section.reason` → the settings that switch it off."""
     return {
         f"{section}.{rule}": edit
         for section, (kind, edits) in _SECTIONS.items()
@@ -73,19 +76,19 @@ def _words(known: Mapping[str, Edit]) -> set[str]:
 
 
 def _chosen(known: Mapping[str, Edit], word: str) -> Edit:
-    """Return the edit of a rule, or of the first rule of a section; empty if there is none."""
+    """Return the edit that switches off the rule `word`, or the first rule of the section `word`; empty if none."""
     return next((edit for name, edit in known.items() if word in (name, name.partition(".")[0])), {})
 
 
 def _list_rules(known: Mapping[str, Edit]) -> str:
     if not known:
-        return "Remove the flag: the recipe has no rule that can be left out."
+        return "Remove --without: the recipe has no rule that can be left out."
     sections: dict[str, list[str]] = {}
     for name in known:
         section, _, rule = name.partition(".")
         sections.setdefault(section, []).append(rule)
     lines = [f"\n  {section}: {', '.join(rules)}" for section, rules in sections.items()]
-    return "Name one of the rules that it has, or a section for all of its rules:" + "".join(lines)
+    return "Name one of the recipe's rules as section.rule, or a section for all of its rules:" + "".join(lines)
 
 
 Edits = Iterator[tuple[str, Edit]]
@@ -101,7 +104,10 @@ def _of_language(config: LanguageConfig) -> Edits:
 
 
 def _of_quality(config: QualityConfig) -> Edits:
-    """Yield the rule sets, then single rules, which are switched off by a limit that every document passes."""
+    """Yield the edits that switch off a whole rule set, then those that switch off one rule.
+
+    A rule is switched off by a limit that every document passes.
+    """
     names = DEFAULT_RULES[config.dialect] if config.rules is None else config.rules
     for name in names:
         left = [other for other in names if other != name]
@@ -119,7 +125,7 @@ def _is_off(config: QualityConfig, rule: QualityRule) -> bool:
 
 
 def _remove_unused(config: QualityConfig, used: set[str]) -> dict[str, Any]:
-    """Return the edit that removes thresholds that no remaining rule uses, since validation rejects unused ones."""
+    """Return the edit that removes all thresholds except `used`, since validation rejects thresholds of no rule."""
     edit: dict[str, Any] = {
         name: USE_DEFAULT
         for name in QualityLimits.model_fields
@@ -205,4 +211,4 @@ _SECTIONS: Mapping[str, tuple[type[Section], Callable[[Any], Edits]]] = {
     "dedup": (DedupConfig, _of_dedup),
     "repeats": (RepeatsConfig, _of_repeats),
 }
-"""Sections whose rules drop documents, in the order in which they are applied."""
+"""Section → its class and the function that yields (rule, edit) of its rules that drop documents, in their order."""

@@ -1,7 +1,7 @@
 """The lineage of the data: from the files of a crawl, through every table and takedown, to datasets.
 
-A table names its inputs twice: by digest in the block `content`, and by version folder in the block `run`. The manifest
-in the folder must have the digest; another digest is a break of the lineage.
+The manifest of a table names each input table twice: by digest in the block `content`, and by version folder in the
+block `run`. The manifest in that folder must have that digest; otherwise the lineage has a break.
 """
 
 import posixpath
@@ -20,7 +20,7 @@ POSITIONS = {name: number for number, name in enumerate(TABLES)}
 
 
 class TableTraversal:
-    """The traversal from tables back to their sources; every version is visited once."""
+    """The traversal from tables back to the tables and files that they were made from; it reads each version once."""
 
     def __init__(self, run: Store, builder: LineageBuilder, verify: bool):
         self.run = run
@@ -29,12 +29,15 @@ class TableTraversal:
         self.verify = verify
         self.manifests: dict[str, Manifest] = {}
         self.nodes: dict[str, str] = {}
-        """Key of the node, by folder of a table."""
+        """Key of the node of each table, by the folder of the table."""
         self._steps: dict[str, str] = {}
         self._source_runs = _source_runs(run, self.current)
 
     def visit(self, name: str, version: str, expected: str | None = None) -> str:
-        """Read a table version and all its sources; returns the key of its node."""
+        """Add a table version and all that it was made from to the lineage; return the key of its node.
+
+        Adds a break if the digest of the version is not `expected`.
+        """
         version = self._path(name, version)
         folder = f"{name}/{version}"
         if folder not in self.nodes:
@@ -48,12 +51,12 @@ class TableTraversal:
         return self.nodes[folder]
 
     def _path(self, name: str, version: str) -> str:
-        """Return the path of a version, which manifests name as if it were in this run; it may be in another run."""
+        """Return the path of a version relative to the folder of its table; the version may be in another run."""
         paths = (version, *(f"{source}/{name}/{version}" for source in self._source_runs))
         return next((path for path in paths if self.run.exists(f"{name}/{path}/{MANIFEST_NAME}")), version)
 
     def _read(self, name: str, version: str, expected: str | None) -> None:
-        """Read a table version and add its node, or join it to the node of its step."""
+        """Read a table version; add its node, or add the table to the node of the step that made it."""
         folder = f"{name}/{version}"
         try:
             manifest = read_manifest(self.run.child(folder))
@@ -77,7 +80,7 @@ class TableTraversal:
             self._verify(held)
 
     def _join(self, key: str, held: NodeTable, sources: Sequence[str]) -> None:
-        """Add a table to the node of another table of its step."""
+        """Add a table to the node of another table that the same step made."""
         first = self.builder.nodes[key]
         self.nodes[held.folder] = key
         # The node is named after the step's first table, whatever the order in which its tables are visited.
@@ -96,7 +99,7 @@ class TableTraversal:
         return read_run(self.run.child(f"{name}/{source}")).tables.get(name) == posixpath.basename(version)
 
     def _sources(self, manifest: Manifest) -> list[str]:
-        """Visit the inputs of a table; returns the keys of their nodes."""
+        """Add the inputs of a table to the lineage; return the keys of their nodes."""
         content, lineage = manifest.content, manifest.run.lineage
         keys, files = [], []
         for entry in content.inputs:
@@ -110,7 +113,7 @@ class TableTraversal:
         return [*keys, *([self._inputs(files)] if files else [])]
 
     def _inputs(self, files: Sequence[InputEntry]) -> str:
-        """Add the node of the files of a crawl; returns its key."""
+        """Add the node of the files of a crawl; return its key."""
         digest = digest_of([entry.model_dump() for entry in files])
         counts = {"files": len(files), "bytes": sum(entry.bytes for entry in files)}
         return self.builder.add(
@@ -118,13 +121,16 @@ class TableTraversal:
         )
 
     def _outside(self, entry: InputEntry) -> str:
-        """Add the node of a table of an earlier snapshot; returns its key."""
+        """Add the node of a table of an earlier snapshot; return its key."""
         key, counts = f"outside/{entry.sha256[:12]}", {"bytes": entry.bytes}
         title = f"{entry.name.rpartition('/')[2]} of an earlier snapshot"
         return self.builder.add(Node(key, "outside", title, entry.sha256, counts, notes=(entry.name,)))
 
     def _parents(self, held: NodeTable) -> list[str]:
-        """Add the takedown that made a dataset, and the version before it; returns the key of the takedown, if any."""
+        """Add the takedown that made a version of the dataset, and the version before it.
+
+        Return the key of the takedown in a list, which is empty if no takedown made the version.
+        """
         descent = self._descent(held.folder, held.manifest) if held.name == DATASET else None
         if descent is None:
             return []
@@ -147,7 +153,10 @@ class TableTraversal:
         return [self.builder.add(node, before)]
 
     def _descent(self, folder: str, manifest: Manifest) -> Descent | None:
-        """Return the descent of a version from a takedown, if it has one; an invalid descent is a break."""
+        """Return the takedown and the earlier version that a version was made from; None if no takedown made it.
+
+        Adds a break to the lineage if the manifest's record of this is invalid.
+        """
         try:
             return descent_of(manifest)
         except ContractError as error:
@@ -155,7 +164,7 @@ class TableTraversal:
             return None
 
     def _verify(self, held: NodeTable) -> None:
-        """Compare the digest of every file of a table with its manifest."""
+        """Add a break for every file of a table that is missing or whose digest is not that in the manifest."""
         folder = self.run.child(held.folder)
         for entry in held.manifest.content.files:
             path = held.manifest.run.paths[entry.key]
@@ -168,7 +177,10 @@ class TableTraversal:
 
 
 def _source_runs(run: Store, current: Mapping[str, str]) -> list[str]:
-    """Return the other runs whose tables this run uses, directly or indirectly, relative to a table's folder."""
+    """Return the paths of the other runs whose tables this run uses, directly or through another run.
+
+    The paths are relative to the folder of a table in this run.
+    """
     sources, waiting = set[str](), [*current.items()]
     while waiting:
         table, path = waiting.pop()
@@ -183,7 +195,7 @@ def _source_runs(run: Store, current: Mapping[str, str]) -> list[str]:
 
 
 def _node_of(key: str, tables: tuple[NodeTable, ...], is_current: bool) -> Node:
-    """Return the node of the tables of a step."""
+    """Return the node of the tables that a step made."""
     first = tables[0].manifest
     title = ", ".join(held.name for held in tables)
     is_dataset = tables[0].name == DATASET
@@ -202,7 +214,7 @@ def _node_of(key: str, tables: tuple[NodeTable, ...], is_current: bool) -> Node:
 
 
 def table_counts(tables: Sequence[NodeTable]) -> dict[str, int | float]:
-    """Return the rows in and kept of the first table, and the bytes of all tables."""
+    """Return the number of rows of the first table, the number kept if it differs, and the bytes of all tables."""
     counts = tables[0].manifest.content.counts
     size = sum(entry.bytes for held in tables for entry in held.manifest.content.files)
     kept = {"kept": counts.rows_kept} if counts.rows_kept != counts.rows_in else {}
@@ -210,7 +222,7 @@ def table_counts(tables: Sequence[NodeTable]) -> dict[str, int | float]:
 
 
 def dataset_counts(manifest: Manifest) -> dict[str, int | float]:
-    """Return documents, tokens of training and held-out streams, shards and bytes of a dataset."""
+    """Return the number of documents, tokens, shards and bytes of a dataset, including held-out streams."""
     streams: Mapping[str, Sequence[int]] = manifest.content.figures.get("streams", {})
     return {
         "documents": manifest.content.counts.rows_kept,

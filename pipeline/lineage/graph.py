@@ -1,6 +1,7 @@
 """The graph of a lineage: nodes, links from sources to results, and breaks where a digest or file is not as expected.
 
-Nodes are sorted after all their sources. `reduced_links` and `fold_checkpoints` reduce the graph for display.
+In the order of nodes, every node comes after its sources. `reduced_links` and `fold_checkpoints` simplify the graph for
+display.
 """
 
 import heapq
@@ -38,7 +39,7 @@ class NodeTable:
 
 @dataclass(frozen=True)
 class Node:
-    """A result of a run, or an input from outside."""
+    """Something that a run made, such as tables, a plan or a checkpoint, or an input that came from outside."""
 
     key: str
     """Path relative to the run, such as `clean/v-0123456789ab`; it is unique."""
@@ -46,25 +47,26 @@ class Node:
     title: str
     """A title of a few words."""
     digest: str
-    """SHA-256 (hex) that identifies it."""
+    """SHA-256 (hex) that identifies the content of the node."""
     counts: Mapping[str, int | float]
-    """Number of its documents, tokens, bytes and so on, by unit, in the order of display."""
+    """Unit → count, such as documents, tokens or bytes, in the order of display."""
     at: str | None = None
-    """Time at which it was made, ISO 8601, UTC; None = unknown."""
+    """Time at which the content was made, ISO 8601, UTC; None = unknown."""
     code: str | None = None
-    """Version of the code that made it; None = unknown."""
+    """Version of the code that made the content; None = unknown."""
     notes: tuple[str, ...] = ()
-    """Remarks, each a clause."""
+    """Remarks to display, each without a full stop."""
     is_current: bool = True
-    """True if it is the current version, False if a later version replaced it."""
+    """True if this is the current version, False if a later version replaced it."""
     tables: tuple[NodeTable, ...] = ()
+    """The tables of the node, if a step made it."""
     files: tuple[InputEntry, ...] = ()
-    """Outside files that the node consists of."""
+    """The input files of the crawl, if the node represents them."""
 
 
 @dataclass(frozen=True)
 class Break:
-    """A digest or file that is not as expected, and the key of the node where it was noticed."""
+    """A digest or file that is not as expected, with the key of the node that was read when this was noticed."""
 
     key: str
     message: str
@@ -83,11 +85,11 @@ class Lineage:
     breaks: tuple[Break, ...] = ()
 
     def node(self, key: str) -> Node:
-        """Return the node of a key."""
+        """Return the node with this key."""
         return next(node for node in self.nodes if node.key == key)
 
     def sources(self, key: str) -> list[str]:
-        """Return the keys of the sources of a node."""
+        """Return the keys of the nodes from which the node with this key was made."""
         return [source for source, target in self.links if target == key]
 
     def to_json(self) -> dict[str, Any]:
@@ -128,7 +130,7 @@ class LineageBuilder:
     breaks: list[Break] = field(default_factory=list)
 
     def add(self, node: Node, *sources: str) -> str:
-        """Add a node and the links from its sources; returns its key."""
+        """Add a node, and a link from each of its sources, which are given by key; return the node's key."""
         self.nodes[node.key] = node
         self.links += [(source, node.key) for source in dict.fromkeys(sources)]
         return node.key
@@ -138,13 +140,13 @@ class LineageBuilder:
         self.breaks.append(Break(key, message))
 
     def done(self) -> Lineage:
-        """Return the lineage, with sorted nodes."""
+        """Return the complete lineage, in which every node comes after its sources."""
         links = tuple(dict.fromkeys(link for link in self.links if link[0] in self.nodes))
         return Lineage(tuple(_sorted(self.nodes, links)), links, tuple(self.breaks))
 
 
 def _sorted(nodes: Mapping[str, Node], links: Sequence[Link]) -> list[Node]:
-    """Return the nodes after all their sources, otherwise in the order of addition, so that sequences stay together."""
+    """Return the nodes in an order in which each comes after its sources, otherwise in the order of addition."""
     missing = dict.fromkeys(nodes, 0)
     following: dict[str, list[str]] = {}
     for source, target in links:
@@ -164,7 +166,10 @@ def _sorted(nodes: Mapping[str, Node], links: Sequence[Link]) -> list[Node]:
 
 
 def reduced_links(lineage: Lineage) -> list[Link]:
-    """Return the links that no longer path implies: dedup follows verdicts, which follow documents."""
+    """Return the links without those that a longer path implies.
+
+    For example, documents → dedup is omitted because of documents → verdicts → dedup.
+    """
     following: dict[str, list[str]] = {}
     for source, target in lineage.links:
         following.setdefault(source, []).append(target)
@@ -178,7 +183,7 @@ def reduced_links(lineage: Lineage) -> list[Link]:
 
 
 def _reached(following: Mapping[str, Sequence[str]], start: Iterable[str]) -> set[str]:
-    """Return the keys of all nodes that are reached from `start`."""
+    """Return the keys of all nodes to which a path leads from one of the nodes `start`."""
     reached: set[str] = set()
     waiting = list(start)
     while waiting:
@@ -190,7 +195,7 @@ def _reached(following: Mapping[str, Sequence[str]], start: Iterable[str]) -> se
 
 
 def fold_checkpoints(lineage: Lineage, fewest: int = 3) -> Lineage:
-    """Return the lineage in which every sequence of at least `fewest` checkpoints without other events is a node."""
+    """Return the lineage with every sequence of at least `fewest` uneventful checkpoints merged into one node."""
     plain = [node.key for node in lineage.nodes if _is_plain(lineage, node)]
     runs: list[list[str]] = []
     for key in plain:
@@ -213,7 +218,10 @@ def fold_checkpoints(lineage: Lineage, fewest: int = 3) -> Lineage:
 
 
 def _is_plain(lineage: Lineage, node: Node) -> bool:
-    """Return True for a checkpoint between two others that has no break and the notes of the checkpoint before."""
+    """Return True for a checkpoint that may be merged with its neighbors.
+
+    Its only source and its only result are checkpoints, it has no break, and its notes are those of its source.
+    """
     before = [lineage.node(key) for key in lineage.sources(node.key)]
     after = [lineage.node(target) for source, target in lineage.links if source == node.key]
     is_broken = any(entry.key == node.key for entry in lineage.breaks)

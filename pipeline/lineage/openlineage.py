@@ -1,7 +1,7 @@
 """The lineage as events of OpenLineage, specification 2-0-2, for data catalogs.
 
-A step that wrote tables is a run of a job; so are the plan, the training and a takedown. Names and ids depend on paths
-and digests alone, so the same lineage gives the same events.
+Each step that wrote tables becomes a job with one run, and so do the plan, the training and each takedown. Names and
+ids depend on paths and digests alone, so the same lineage gives the same events.
 """
 
 import posixpath
@@ -32,7 +32,7 @@ FACETS = {
 }
 DOCUMENTATION = {"dataset": "1-1-0/DocumentationDatasetFacet", "job": "1-1-0/DocumentationJobFacet"}
 OWN = {"penstock_counts": "RunFacet", "penstock_rewind": "RunFacet", "penstock_files": "DatasetFacet"}
-"""Facets that are not part of the specification, with the kind of each."""
+"""Facets that are not part of the specification, with the type of each in the specification."""
 NAMESPACE = "penstock"
 PRODUCER = "urn:penstock"
 IDS = uuid.uuid5(uuid.NAMESPACE_URL, PRODUCER)
@@ -48,7 +48,11 @@ Json = dict[str, Any]
 
 
 def openlineage_events(lineage: Lineage, run: Store) -> list[Json]:
-    """Return the events of a lineage in the order of nodes: START and COMPLETE of each job, OTHER for a rewind."""
+    """Return the events of a lineage in the order of its nodes, those of the training last.
+
+    Every job has a START and a COMPLETE event; a training under way has RUNNING instead of COMPLETE. A rewind has the
+    event OTHER.
+    """
     namer = _Namer(run, {node.key: node for node in lineage.nodes})
     of_steps: list[Json] = []
     for node in lineage.nodes:
@@ -58,7 +62,7 @@ def openlineage_events(lineage: Lineage, run: Store) -> list[Json]:
 
 
 class _Namer:
-    """Names datasets by the rules of the specification: storage as namespace, path as name."""
+    """Descriptions of nodes as OpenLineage datasets, named by its rules: storage as namespace, path as name."""
 
     def __init__(self, run: Store, nodes: Mapping[str, Node]):
         parts = urlsplit(run.uri) if "://" in run.uri else None
@@ -67,7 +71,10 @@ class _Namer:
         self.nodes = nodes
 
     def dataset(self, key: str, node: Node, held: NodeTable | None) -> Json:
-        """Return a dataset with the facets that do not depend on the job that reads or writes it."""
+        """Return a node, or one table of it, as a dataset with the facets that do not depend on a job.
+
+        `key` is the path of the dataset relative to the run.
+        """
         name = posixpath.normpath(f"{self.root}/{key}")  # a table of another run has one name in both lineages
         prefix = f"{self.namespace}/" if "://" in self.namespace else "file://"
         facets: Json = {
@@ -85,14 +92,17 @@ class _Namer:
         return {"namespace": self.namespace, "name": name, "facets": facets}
 
     def of(self, key: str, read: Container[str] = ()) -> list[Json]:
-        """Return the datasets of a node; of several tables of a step, those with digests in `read`, if any are."""
+        """Return the datasets of the node with this key, one for each of its tables.
+
+        If the digests of some tables are in `read`, only those tables are returned.
+        """
         node = self.nodes[key]
         tables = [held for held in node.tables if held.manifest.digest in read] or node.tables
         return [self.dataset(held.folder, node, held) for held in tables] or [self.dataset(key, node, None)]
 
 
 def _made(lineage: Lineage, node: Node, namer: _Namer) -> Iterator[Json]:
-    """Yield the events of the step that wrote the tables of a node, or of the plan."""
+    """Yield the events of the job that made a node: the step that wrote its tables, a takedown, or the plan."""
     sources = lineage.sources(node.key)
     taken = [key for key in sources if namer.nodes[key].kind == "takedown"]
     name = "takedown" if taken else node.tables[0].name if node.tables else "plan"
@@ -115,7 +125,7 @@ def _made(lineage: Lineage, node: Node, namer: _Namer) -> Iterator[Json]:
 
 
 def _trained(lineage: Lineage, namer: _Namer) -> Iterator[Json]:
-    """Yield the events of the training, which reads datasets, plan and skip lists and writes checkpoints."""
+    """Yield the events of the training job, which reads datasets, plan and skip lists and writes checkpoints."""
     made = [node for node in lineage.nodes if node.kind in TRAINED]
     if not any(node.kind == "checkpoint" for node in made):
         return
@@ -180,7 +190,7 @@ def _documentation(of: str, text: str) -> Json:
 
 
 def _written(dataset: Json, held: NodeTable | None) -> Json:
-    """Return a dataset as the output of the job that wrote it."""
+    """Return a dataset as an output of a job, with the number of rows, bytes and files if it is a table."""
     if held is None:
         return dataset
     files = held.manifest.content.files
@@ -208,7 +218,7 @@ def _field(field: pa.Field) -> Json:
 
 
 def _time(lineage: Lineage, node: Node) -> str:
-    """Return the time at which a node was made; if it is unknown, the latest time of its sources."""
+    """Return the time at which a node was made; if it is unknown, the latest time of the node's sources."""
     if node.at is not None:
         return _later(node.at, 0.0)
     times = [_time(lineage, lineage.node(key)) for key in lineage.sources(node.key)]

@@ -1,8 +1,8 @@
 """The lineage of training: mix, plan, skip list, checkpoints, rewinds, quarantined documents, and the end.
 
 It is read from the JSON files that the trainer writes, without the trainer's code. A mix comes after the dataset that
-it was measured on and before the plan. Each extension of the quarantine list comes after its rewind. The digest of the
-file up to its last line identifies it, since the file only grows.
+it was measured on and before the plan. The documents that one spike adds to the quarantine list come after its rewind.
+The quarantine file only grows, so the digest of the file up to the last line of such an addition identifies it.
 """
 
 import hashlib
@@ -25,7 +25,10 @@ from schemas.versions import DATASET, list_versions
 
 
 def add_mix(walk: TableTraversal, digest: str, at: str | None) -> str:
-    """Add the mix with this digest, which is stored with the plan that was written at `at`; returns its key."""
+    """Add the mix with this digest, a copy of which is in the train folder, to the lineage; return its key.
+
+    `at` is the time at which the plan was written.
+    """
     run, path = walk.run, f"train/mix-{digest[:12]}.toml"
     actual = run.sha256(path) if run.exists(path) else "no file"
     if actual != digest:
@@ -45,31 +48,31 @@ def add_mix(walk: TableTraversal, digest: str, at: str | None) -> str:
 QUARANTINE_NAME = "train/quarantine.jsonl"
 IN_STEP = re.compile(r"\bspike in step (\d+)\b")
 FOLLOWED = "quarantined documents"
-"""Reason of samples that are skipped for documents that were in the list already."""
+"""Reason in the skip list for samples that contain documents that were in the quarantine list already."""
 
 
 @dataclass(frozen=True)
 class QuarantineExtension:
-    """The documents that one spike added to the list."""
+    """The documents that one spike added to the quarantine list."""
 
     step: int
     """Step of the spike."""
     doc_ids: tuple[str, ...]
     """Ids of the documents, hex."""
     total: int
-    """Number of documents in the list up to here."""
+    """Number of documents in the list, up to and including these."""
     digest: str
-    """SHA-256 (hex) of the list up to here."""
+    """SHA-256 (hex) of the quarantine file, up to and including these documents."""
     at: str
 
     @property
     def key(self) -> str:
-        """Key of its node."""
+        """Key of the node of these documents in the lineage."""
         return f"{QUARANTINE_NAME}@{self.digest[:12]}"
 
 
 def quarantine_extensions(run: Store) -> list[QuarantineExtension]:
-    """Return the extensions of the list in order; an incomplete line is ignored."""
+    """Return what each spike added to the quarantine list, in the order of the file; an incomplete line is ignored."""
     lines = []
     text, end = run.read_bytes(QUARANTINE_NAME) if run.exists(QUARANTINE_NAME) else b"", 0
     for line in text.splitlines(keepends=True):
@@ -97,7 +100,10 @@ class Quarantines:
         self._skipped: set[str] = set()
 
     def add_after(self, rewind: str, step: int, doc_ids: Sequence[str]) -> None:
-        """Add the documents that the rewind from `step` with this key put into quarantine."""
+        """Add to the lineage the documents that a rewind, given by its key and step, put into quarantine.
+
+        Adds a break if the quarantine list does not contain exactly these documents for the step.
+        """
         if not doc_ids:
             return
         extension = next((own for own in self._extensions if (own.step, own.doc_ids) == (step, tuple(doc_ids))), None)
@@ -113,10 +119,10 @@ class Quarantines:
             self._add(extension, rewind)
 
     def skipped_for(self, reasons: Sequence[str], source: str) -> list[str]:
-        """Return the keys of the extensions for which samples are skipped, by the reasons in the skip list, each once.
+        """Return the keys of the extensions that the reasons in the skip list name, except those returned before.
 
-        An extension without a rewind, because its process was killed or the list came from another run, is added after
-        `source`.
+        An extension has no rewind if its process was killed or the list came from another run. It is then added to the
+        lineage after `source`.
         """
         steps = {int(step) for reason in reasons for step in IN_STEP.findall(reason)}
         follows = FOLLOWED in reasons
@@ -128,7 +134,7 @@ class Quarantines:
         return [extension.key for extension in skipped]
 
     def add_rest(self, source: str) -> None:
-        """Add the extensions that no checkpoint follows yet."""
+        """Add the extensions that are not in the lineage yet, since no checkpoint follows them, after `source`."""
         for extension in self._extensions:
             if extension.key not in self._added:
                 self._add(extension, source)
@@ -152,17 +158,21 @@ REPLAYS_NAME = "train/replays.json"
 CHECKPOINTS = "train/checkpoints"
 METADATA_NAME = "checkpoint.json"
 SKIPS_OF_REWINDS = "skips.txt"
-"""The skip list of a plan that rewinds and names no other list."""
+"""Name of the skip list if the plan's settings do not name one; rewinds write it."""
 NO_SKIPS = digest_of([])
 SHOWN_REASONS = 3
 LOSSES = {"loss": "loss", "held-out loss": "heldout_loss"}
 OF_PLAN = ("dataset", "order")
-"""Values that a checkpoint takes from its plan."""
+"""Keys of checkpoint metadata and plan whose values are equal if the checkpoint was trained with the plan."""
 Json = Mapping[str, Any]
 
 
 def add_training(walk: TableTraversal, verify: bool) -> None:
-    """Add everything in a run's train folder to the lineage."""
+    """Add the plan, skip list, checkpoints, rewinds and end of training in the run's train folder to the lineage.
+
+    `verify`: also compare the digest of every checkpoint file with the metadata. Raises ContractError if a file lacks
+    an expected key.
+    """
     run, builder = walk.run, walk.builder
     plan = _json(run, PLAN_NAME)
     try:
@@ -178,11 +188,13 @@ def add_training(walk: TableTraversal, verify: bool) -> None:
         if outcome is not None:
             _add_end(walk, outcome, last)
     except (KeyError, TypeError, IndexError, AttributeError) as error:
-        raise ContractError(f"{run.uri}/train: expected files of the trainer, got {error!r}. Restore them.") from error
+        raise ContractError(
+            f"{run.uri}/train: expected files of the trainer, got {error!r}. Restore them from a backup."
+        ) from error
 
 
 def _add_plan(walk: TableTraversal, plan: Json) -> None:
-    """Add the plan after its dataset and mix, with a break if its tokenizer is not that of the dataset."""
+    """Add the plan after its dataset and mix, with a break if the plan's tokenizer is not that of the dataset."""
     stages = plan["stages"]
     steps = stages[-1]["first_step"] + stages[-1]["num_steps"]
     tokens = sum(stage["num_steps"] * stage.get("global_batch", 0) * stage.get("seq_len", 0) for stage in stages)
@@ -222,7 +234,7 @@ def _dataset(walk: TableTraversal, where: str, digest: str) -> list[str]:
 
 
 class _Skips:
-    """The skip list of the plan; a checkpoint identifies its state by a length and a digest."""
+    """The skip list of the plan; the metadata of a checkpoint has the list's length and digest at that time."""
 
     def __init__(self, run: Store, builder: LineageBuilder, plan: Json | None):
         self.quarantines = Quarantines(run, builder)
@@ -235,7 +247,10 @@ class _Skips:
         self.entries = [(number.strip(), reason.strip()) for number, _, reason in lines if number.strip()]
 
     def node(self, metadata: Json, before: int) -> list[str]:
-        """Add the list as a checkpoint used it, if it grew since the checkpoint before; returns its key, if added."""
+        """Add the skip list as a checkpoint used it, if its length is not `before`, that of the checkpoint before.
+
+        Return its key in a list, which is empty if nothing was added. Adds a break if the digest is not as expected.
+        """
         identity, key = metadata["identity"], checkpoint_folder(metadata["step"])
         length, digest = identity.get("skip_length", 0), identity["skip_list"]
         numbers = [int(number) for number, _ in self.entries[:length]]
@@ -260,7 +275,7 @@ class _Skips:
 def _add_checkpoints(
     walk: TableTraversal, plan: Json | None, checkpoints: Sequence[Json], skips: _Skips
 ) -> Json | None:
-    """Add the checkpoints in the order of their steps; returns the metadata of the last one."""
+    """Add the checkpoints and the rewinds between them in the order of steps; return the last checkpoint's metadata."""
     run, builder = walk.run, walk.builder
     rewinds = _rewinds(run)
     replays: Sequence[Json] = run.read_json(REPLAYS_NAME) if run.exists(REPLAYS_NAME) else []
@@ -288,7 +303,7 @@ def _add_checkpoints(
 
 
 def _add_rewind(builder: LineageBuilder, event: Json, quarantines: Quarantines) -> str:
-    """Add a rewind and its quarantined documents; returns its key."""
+    """Add a rewind and the documents that it put into quarantine; return the key of the rewind."""
     digest = digest_of(event)
     back = checkpoint_folder(event["to_step"])
     source = back if back in builder.nodes else PLAN_NAME  # that checkpoint may have been removed since
@@ -319,7 +334,7 @@ def _checkpoint(run: Store, metadata: Json, remarks: tuple[str, ...]) -> Node:
 
 
 def _add_end(walk: TableTraversal, outcome: Json, last: Json | None) -> None:
-    """Add the end of training, with a break if it does not match the last checkpoint."""
+    """Add the end of training, with a break if its checkpoint, dataset or plan is not that of the last checkpoint."""
     builder = walk.builder
     counts = {"steps": outcome["steps"]}
     counts |= {name: outcome[key] for name, key in LOSSES.items() if outcome.get(key) is not None}
@@ -345,7 +360,7 @@ def _add_end(walk: TableTraversal, outcome: Json, last: Json | None) -> None:
 
 
 def _verify(run: Store, builder: LineageBuilder, metadata: Json) -> None:
-    """Compare the digest of every file of a checkpoint with its metadata."""
+    """Add a break for every file of a checkpoint that is missing or whose digest is not that in the metadata."""
     folder = checkpoint_folder(metadata["step"])
     for name, file in metadata["files"].items():
         path = f"{folder}/{name}"
@@ -355,16 +370,17 @@ def _verify(run: Store, builder: LineageBuilder, metadata: Json) -> None:
 
 
 def _checkpoints(run: Store) -> list[Json]:
-    """Return the metadata of all checkpoints, by step; like the trainer, this lists the folder."""
+    """Return the metadata of all checkpoints in the order of steps; like the trainer, this lists the folder."""
     folder = run.child(CHECKPOINTS)
     checkpoints = [folder.read_json(name) for name in folder.walk() if name.endswith(f"/{METADATA_NAME}")]
     return sorted(checkpoints, key=lambda metadata: int(metadata["step"]))
 
 
 def _rewinds(run: Store) -> list[Json]:
-    """Return the rewinds of the current training, in order; an incomplete line is ignored.
+    """Return the events of the rewinds of the current training, in order; an incomplete line is ignored.
 
-    Rewinds before the last start are omitted, and those that a later resume from an earlier checkpoint has undone.
+    Omitted are rewinds before training last started anew, and rewinds that a resume from an earlier checkpoint has
+    undone.
     """
     rewinds: list[Json] = []
     for line in run.read_bytes(EVENTS_NAME).split(b"\n") if run.exists(EVENTS_NAME) else []:
@@ -389,7 +405,7 @@ def checkpoint_folder(step: int) -> str:
 
 
 def modification_time(run: Store, name: str) -> str | None:
-    """Return the time at which a file was written, by its filesystem; a copied file has the time of the copy."""
+    """Return the modification time of a file, ISO 8601, UTC; None if the filesystem has none."""
     time = run.fs.get_file_info(run.path(name)).mtime
     return time.astimezone(UTC).isoformat(timespec="seconds") if isinstance(time, datetime) else None
 
@@ -402,8 +418,8 @@ def modification_time(run: Store, name: str) -> str | None:
 def read_lineage(run: Store, verify: bool = False) -> Lineage:
     """Return the lineage of the run's tables, plan and checkpoints; `verify` also checks the digest of every file.
 
-    A link that cannot be confirmed is a break of the lineage, not an error. Raises ConfigError if the folder is not a
-    run.
+    A digest or file that is not as expected is a break in the lineage, not an error. Raises ConfigError if the folder
+    is not a run folder.
     """
     if not run.exists(RUN_NAME):
         raise ConfigError(f"{run.uri}: expected a run folder, got no {RUN_NAME}. Name the folder of a `penstock run`.")
@@ -415,7 +431,7 @@ def read_lineage(run: Store, verify: bool = False) -> Lineage:
 
 
 def check_lineage(lineage: Lineage, where: str) -> None:
-    """Raise ContractError, listing every break, if the lineage has breaks."""
+    """Raise ContractError if the lineage has breaks; the message lists them and starts with `where`."""
     if lineage.breaks:
         messages = list(dict.fromkeys(entry.message for entry in lineage.breaks))
         raise ContractError(f"{where}: expected an unbroken lineage, got\n  " + "\n  ".join(messages))

@@ -22,16 +22,16 @@ TOP, BOTTOM = 14, 24
 LEFT = 11.0
 """Margin for the labels of the vertical axis [% of the width]."""
 MAX_POINTS = 400
-"""Maximum number of points of a curve; more steps are averaged in equal groups."""
+"""Maximum number of points of a curve; if there are more steps, groups of equal size are averaged."""
 MIN_BARS = 8
 """Minimum number of columns for which space is reserved, so that few columns do not become too wide."""
 LOG_FROM = 50
-"""Ratio of the largest to the smallest column above which the scale is logarithmic."""
+"""Ratio of the largest to the smallest count above which the columns have a logarithmic scale."""
 
 
 @dataclass(frozen=True)
 class Tick:
-    """A label of an axis and its position: vertical [px] or horizontal [% of the width]."""
+    """A label of an axis and its position: [px] on a vertical axis, [% of the width] on a horizontal one."""
 
     at: float
     label: str
@@ -64,7 +64,7 @@ class LinePlot:
 
 @dataclass(frozen=True)
 class SizeClass:
-    """Number of clusters in a range of sizes, and of their documents."""
+    """The number of clusters whose size is in a range, and the number of their documents."""
 
     label: str
     clusters: int
@@ -125,7 +125,7 @@ def training_plots(steps: Sequence[ReportedStep]) -> list[LinePlot]:
 
 
 def line_plot(title: str, unit: str, series: Sequence[tuple[str, Sequence[tuple[float, float]], bool]]) -> LinePlot:
-    """Return a plot of series, given as (name, points, with dots)."""
+    """Return a plot of curves, each given as (name, points, True if its points are drawn as dots)."""
     thin = [(name, average_points(points), dotted) for name, points, dotted in series]
     values = [y for _, points, _ in thin for _, y in points]
     steps = [x for _, points, _ in thin for x, _ in points]
@@ -212,8 +212,9 @@ def cluster_plot(sizes: Sequence[SizeClass]) -> ColumnPlot | None:
     return ColumnPlot(summary, COLUMN_HEIGHT, base, is_log, tuple(columns))
 
 
-# The axis of the histograms. Its slots are the coarse bins of the rules, so octaves are equally wide; zero has its own
-# slot. On an axis of whole numbers only bins that contain one have a slot. Positions are in thousandths of the width.
+# The axis of the histograms. It is divided into slots, one for each bin of the histograms that the manifest stores, so
+# octaves are equally wide; zero has a slot of its own. On an axis of whole numbers, only bins that contain a whole
+# number have a slot. Positions are in thousandths of the width.
 
 LimitSide = Literal["min", "max"]
 Anchor = Literal["start", "middle", "end"]
@@ -227,13 +228,13 @@ AT_LIMIT = 0.2
 CHARACTER_WIDTH, LABEL_SPACE = 29.0, 40.0
 """Width of a character of a label, and minimum space between two labels, on a narrow screen."""
 EXTRA_MULTIPLES = (5, 2, 3, 7)
-"""Multiples of the powers of ten that are labeled too, each only if all of its labels fit."""
+"""Multiples of powers of ten that get labels too. The labels of a multiple are added only if all of them fit."""
 MAX_FINITE = 1e38
 """Values of at least this size count as infinity."""
 
 
 def bin_of(value: float) -> int:
-    """Return the coarse bin of a value."""
+    """Return the number of the histogram bin that contains a value."""
     return int(bins_of(np.array([value], np.float64), COARSE)[0])
 
 
@@ -253,7 +254,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Label:
-    """The label of a round number: its position [% of the width], its anchor there, and its extent."""
+    """The label of a round number: position [% of the width], text anchor, and both ends [thousandths of the width]."""
 
     at: float
     text: str
@@ -270,7 +271,7 @@ class Axis:
     whole: bool
 
     def slot(self, key: int) -> Slot:
-        """Return the slot of a bin, or the nearest one if the axis does not reach it."""
+        """Return the slot of a bin, or the nearest slot if the bin is not on the axis."""
         return next((slot for slot in self.slots if slot.key >= key), self.slots[-1])
 
     def place(self, value: float) -> float:
@@ -283,7 +284,7 @@ class Axis:
         return self.slots[-1].right
 
     def cut(self, limit: float, side: LimitSide) -> float:
-        """Return the position of a limit, where a value equal to the limit is on the side that is kept."""
+        """Return the position of a limit; a value equal to the limit lies on the side of the kept documents."""
         if self.whole:
             return self.place(math.ceil(limit) if side == "min" else math.floor(limit) + 1)
         if limit == 0 and side == "min":
@@ -303,7 +304,7 @@ class Axis:
 
 
 def make_axis(counts: Mapping[int, int], limits: Sequence[float], whole: bool) -> Axis:
-    """Return an axis for the counts of documents by bin, on which the limits are visible too."""
+    """Return an axis on which the bins with documents and all limits are visible; `counts` are documents by bin."""
     shown = {bin_of(limit) for limit in limits if math.isfinite(limit)}
     present = {*counts, *shown}
     under, over = (
@@ -321,9 +322,10 @@ def make_axis(counts: Mapping[int, int], limits: Sequence[float], whole: bool) -
 
 
 def _span(counts: Mapping[int, int], shown: set[int], keys: set[int], room: int) -> range:
-    """Return the range of keys; if it is longer than `room`, the end with fewer documents is cut, but never a limit.
+    """Return the range of bins from the lowest to the highest of `keys`, shortened to `room` bins if possible.
 
-    Keys increase with their distance from zero; if both ends have equally many documents, the smaller values are cut.
+    Bins are removed at the end with fewer documents, and at the lower end if both have equally many. Bins that contain
+    a limit, `shown`, are never removed. Bin numbers increase with the distance from zero.
     """
     if not keys:
         return range(0)
@@ -341,7 +343,7 @@ def _span(counts: Mapping[int, int], shown: set[int], keys: set[int], room: int)
 
 
 def _padded(keys: range, whole: bool) -> range:
-    """Extend a range to at least MIN_SLOTS bins: upward for whole numbers, downward for others."""
+    """Return the range of bins extended to at least MIN_SLOTS bins: upward for whole numbers, else downward."""
     if not keys:
         return keys
     first, last = keys[0], keys[-1]
@@ -351,7 +353,7 @@ def _padded(keys: range, whole: bool) -> range:
 
 
 def _holding(keys: range, whole: bool) -> list[int]:
-    """Return the bins that contain a possible value."""
+    """Return the bins that contain a whole number, or all bins if values need not be whole."""
     return [key for key in keys if not whole or _edges(key, whole)[0] < _edges(key, whole)[1]]
 
 
@@ -396,7 +398,10 @@ def labels(axis: Axis) -> list[Label]:
 
 
 def _with(axis: Axis, chosen: Sequence[Label], multiple: int, decades: range) -> list[Label]:
-    """Add the labels of a multiple in every decade that is on the axis and does not overlap the label of zero."""
+    """Return the labels with those of `multiple` times each power of ten added.
+
+    Only numbers on the axis whose label does not overlap that of zero are added.
+    """
     values = [float(f"{multiple}e{decade}") for decade in decades]
     held = [value for value in values if any(slot.low <= value < slot.high for slot in axis.slots)]
     held += [value for value in values if value == axis.slots[-1].high]

@@ -18,12 +18,12 @@ STEPS = 100
 RIGHT_MARGIN = 3.0
 """Margin to the right of similarity 1, so that its points are not clipped [% of the width]."""
 TOP_SAMPLE = "anchored"
-"""The sample that is drawn on top, in color."""
+"""The sample of pairs that is drawn in color, over the other one."""
 
 
 @dataclass(frozen=True)
 class MeasuredBin:
-    """One bin of similarities: the share of its pairs that share a bucket, with its interval."""
+    """One range of similarities: the share of its pairs that share an LSH bucket, with the confidence interval."""
 
     lower: float
     upper: float
@@ -34,7 +34,7 @@ class MeasuredBin:
     high: float
     pairs: int
     expected: float | None
-    """Theoretical share for these pairs; None if there is no formula."""
+    """The share that the theory predicts for these pairs; None if there is no formula."""
 
     @property
     def name(self) -> str:
@@ -134,15 +134,15 @@ def similarity_position(jaccard: float) -> float:
 
 
 def band_probability(jaccard: float, bands: int, rows: int) -> float:
-    """Return the probability that two documents of this similarity share a band: 1 - (1 - s^rows)^bands."""
+    """Return the probability that two documents of Jaccard similarity s agree in a band: 1 - (1 - s^rows)^bands."""
     return 1 - (1 - jaccard**rows) ** bands
 
 
 SINGLE_SIZES = 8
-"""Cluster sizes up to this one have a column of their own; above, a column covers a range up to a power of two."""
+"""Each cluster size up to this one has a column. Above it, each column covers a range that ends at a power of two."""
 SAMPLES = ("anchored", "uniform")
 ANY_KIND = "any"
-"""Key for documents with a cut of any kind in the figures of `repeats`."""
+"""Key in the figures of `repeats` of the number of documents in which a passage of any kind was cut."""
 EARLIER_INDEX = "/index"
 """Suffix of the names of earlier snapshot indexes among the inputs of `clusters`."""
 PAIR_KINDS = {
@@ -153,7 +153,7 @@ PAIR_KINDS = {
 
 @dataclass(frozen=True)
 class Clusters:
-    """Dropped copies and the sizes of clusters."""
+    """The number of dropped copies by rule, and the sizes of duplicate clusters."""
 
     exact: int
     near: int
@@ -188,7 +188,7 @@ class MeasuredShare:
 
 @dataclass(frozen=True)
 class Precision:
-    """The share of linked pairs that are copies."""
+    """The precision of deduplication: the share of linked pairs of documents that really are copies."""
 
     kind: str
     near: MeasuredShare
@@ -203,7 +203,10 @@ class Precision:
 
 @dataclass(frozen=True)
 class Recall:
-    """The shares of pairs of at least one similarity that are in one cluster, and that share a bucket, by sample."""
+    """The recall of deduplication over the pairs with at least the similarity `jaccard`, by sample.
+
+    `joined` is the share of these pairs that are in one cluster, `candidates` the share that share an LSH bucket.
+    """
 
     jaccard: float
     is_limit: bool
@@ -231,13 +234,13 @@ class Audit:
 
     @property
     def at_limit(self) -> MeasuredShare:
-        """The recall of pairs of at least the minimum similarity of copies."""
+        """The recall over the pairs with at least the minimum similarity of copies, in the most accurate sample."""
         return next(row.joined[self.best] for row in self.recall if row.is_limit)
 
 
 @dataclass(frozen=True)
 class CandidateSearch:
-    """Statistics of the candidate search and of connected components."""
+    """Statistics of the search for candidate pairs and of the computation of connected components."""
 
     compared: tuple[tuple[int, int], ...]
     """(linked pairs, compared pairs) by round of LSH buckets."""
@@ -252,14 +255,14 @@ class CandidateSearch:
 
 @dataclass(frozen=True)
 class CutKind:
-    """The cut passages of one kind."""
+    """The repeated passages of one kind that were cut."""
 
     kind: str
     documents: int
     passages: int
     chars: int
     share: float
-    """Share of all characters that were cut, 0..1."""
+    """These characters as a share of the cut characters of all kinds, 0..1."""
 
 
 @dataclass(frozen=True)
@@ -308,7 +311,7 @@ def clusters(facts: RunFacts) -> Clusters | None:
 
 
 def _size_classes(sizes: Mapping[int, int]) -> list[SizeClass]:
-    """Return every size class from 2 to the largest, including empty ones, so that the axis has no gaps."""
+    """Return the ranges of sizes from 2 to the largest, including empty ones, so that the axis has no gaps."""
     bounds = [(size, size) for size in range(2, SINGLE_SIZES + 1)]
     while sizes and bounds[-1][1] < max(sizes):
         bounds.append((bounds[-1][1] + 1, 2 * bounds[-1][1]))

@@ -1,7 +1,7 @@
-"""The inputs of a report: manifests of a run and JSON files of its training, with the formatters of its numbers.
+"""The inputs of a report: the manifests of a run and the JSON files of its training, and the formats of numbers.
 
-Only small files are read here, each of them once. Training is read from the JSON files that it writes (plan, steps,
-events, checkpoints), since this package must not import the training code.
+Only small files are read here, each of them once. Plan, metrics, events and checkpoints are read from the JSON files
+that the trainer writes, since this package must not import the training code.
 """
 
 import json
@@ -63,9 +63,9 @@ class ReportedStep:
     learning_rate: float
     tokens_per_second: float
     loss: float | None = None
-    """None = not finite, in a skipped step."""
+    """None = the loss was not finite and the step was skipped."""
     grad_norm: float | None = None
-    """None = not finite, in a skipped step."""
+    """None = the gradient norm was not finite and the step was skipped."""
     skipped: bool = False
     heldout_loss: float | None = None
     step_seconds: float = 0.0
@@ -74,16 +74,16 @@ class ReportedStep:
     bytes_sent: int | None = None
     bytes_plain: int | None = None
     losses: Mapping[str, float] | None = None
-    """Mean loss of each source that had targets."""
+    """Mean loss of each source that had tokens to predict in the step."""
     source_tokens: Mapping[str, int] | None = None
-    """Number of targets of each source."""
+    """Number of predicted tokens of each source."""
     heldout: Mapping[str, Mapping[str, float | None]] | None = None
     """Loss, perplexity and bits_per_byte of each source that has held-out documents."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The metadata of a checkpoint: the digests of what it was trained with, and its size [bytes]."""
+    """The metadata of a checkpoint: digests of dataset, tokenizer, settings and skip list, layout, and size [bytes]."""
 
     step: int
     dataset: str
@@ -97,14 +97,14 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Training:
-    """All files of training, oldest entries first; files that do not exist yet are None or empty."""
+    """The content of all JSON files of training, oldest first; a file that does not exist yet is None or empty."""
 
     plan: PlanSummary | None
     steps: Sequence[ReportedStep]
     events: Sequence[Mapping[str, Any]]
-    """Events of the training run, such as spikes and restarts, as they were written."""
+    """Events of the training run, such as spikes and restarts, as the trainer wrote them."""
     outcome: Mapping[str, Any] | None
-    """The final manifest; None = the run has not reached its end."""
+    """The manifest that the trainer writes at the end; None = training has not ended."""
     checkpoints: Sequence[Checkpoint]
 
 
@@ -140,7 +140,7 @@ def _read_metrics(run: Store) -> list[ReportedStep]:
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise ContractError(
             f"{run.uri}/{METRICS_NAME}: expected one complete step per line, got one without {error}. "
-            "Restore the file from a backup."
+            f"Restore {METRICS_NAME} from a backup."
         ) from error
 
 
@@ -155,15 +155,16 @@ def _step(line: Mapping[str, Any]) -> ReportedStep:
 def _read_events(run: Store) -> list[Mapping[str, Any]]:
     """Return every event in order; the incomplete line of a killed process is skipped."""
     events: list[Mapping[str, Any]] = []
-    for line in run.read_bytes(EVENTS_NAME).split(b"\n") if run.exists(EVENTS_NAME) else []:
+    lines = run.read_bytes(EVENTS_NAME).split(b"\n") if run.exists(EVENTS_NAME) else []
+    for number, line in enumerate(lines, start=1):
         try:
             event = json.loads(line)
         except ValueError:
             continue
         if not isinstance(event, dict) or not {"kind", "step", "at"} <= event.keys():
             raise ContractError(
-                f"{run.uri}/{EVENTS_NAME}: expected one event with kind, step and at per line, got {event}. "
-                "Restore the file from a backup."
+                f"{run.uri}/{EVENTS_NAME}, line {number}: expected a JSON object with the keys `kind`, `step` and "
+                f"`at`, got {event}. Restore {EVENTS_NAME} from a backup."
             )
         events.append(event)
     return events
@@ -205,15 +206,15 @@ ROWS_AT_ONCE = 512
 
 @dataclass(frozen=True)
 class RunFacts:
-    """All inputs of a report except the sampled rows."""
+    """All inputs of a report except the rows of sampled documents."""
 
     run: Store
     recipe: Mapping[str, Any]
-    """Every section with every value, including file paths."""
+    """Section → setting → value, with defaults and file paths."""
     tables: Mapping[str, Manifest]
     """Manifests of the committed tables by name, in the order in which they are written."""
     stale: Sequence[str]
-    """Names of tables that are left out because they were made from outdated versions of their inputs."""
+    """Names of tables that the report omits because they were made from outdated versions of other tables."""
     folders: Mapping[str, Store]
     """Folders of the tables."""
     training: Training
@@ -237,7 +238,10 @@ class RunFacts:
         return len(self.tables[table].content.files)
 
     def left_out(self, part: int) -> dict[bytes, Drop]:
-        """Return the drops of the clean documents of a part that the mix leaves out, by doc_id; empty without a mix."""
+        """Return the verdicts on the documents of a part of `clean` that the mix leaves out, by doc_id.
+
+        Empty if the dataset has no mix.
+        """
         if not {TOKENS.name, "clean"} <= self.tables.keys():
             return {}
         sorting = mixed_sorting(self.tables[TOKENS.name], self.tables["clean"].digest)
@@ -249,20 +253,20 @@ class RunFacts:
         return {identifier: drop for identifier, drop in mix_drops(tables, part, sorting) if drop is not None}
 
     def settings(self, stage: str) -> Mapping[str, Any]:
-        """Return the settings that a stage ran with, including thresholds; empty if it did not run yet."""
+        """Return the settings with which a stage ran, including thresholds; empty if the stage did not run yet."""
         settings: dict[str, Any] = {}
         for table in self.tables.values():
             settings |= table.content.config.get(stage, {})
         return settings
 
     def models(self, stage: str) -> list[str]:
-        """Return the names of the model files of a stage; empty if it did not run yet."""
+        """Return the names of the model files that a stage used; empty if the stage did not run yet."""
         names = (name for table in self.tables.values() for name in table.content.models)
         return [name.removeprefix(f"{stage}/") for name in names if name.startswith(f"{stage}/")]
 
 
 def collect_facts(run: Store) -> RunFacts:
-    """Return the facts of a run folder; what does not exist yet is empty.
+    """Read the inputs of the report of a run; those that do not exist yet are empty.
 
     Raises ConfigError if the folder is not a run folder.
     """
@@ -280,11 +284,11 @@ def collect_facts(run: Store) -> RunFacts:
 
 
 def is_earlier_drop(name: str) -> bool:
-    """Return True for the rule (`stage/rule`) of rows that an earlier step dropped, which counts them."""
+    """Return True if a `stage/rule` marks rows that an earlier step dropped; they are counted with that step."""
     return name.endswith(f"/{DROPPED_BEFORE}")
 
 
-# Formatters of numbers: thousands are separated, shares are in per cent, digests are shortened.
+# Formats of numbers: thousands are separated, shares are in per cent, digests are shortened.
 
 NO_VALUE = "–"
 

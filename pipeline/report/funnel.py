@@ -16,7 +16,7 @@ from schemas.versions import DATASET
 Reasons = Mapping[str, Mapping[str, str]]
 """Stage → rule → description, with the stages in the order of the run."""
 DROPPING_TABLES = ("documents", *LATER_VERDICTS, DATASET)
-"""Tables that drop documents, in the order of the run."""
+"""Tables that drop documents, in the order in which a run builds them."""
 STAGE_MEANINGS: Mapping[str, Mapping[str, str]] = {
     "documents": {
         "source": "records that are pages",
@@ -37,7 +37,7 @@ STAGE_MEANINGS: Mapping[str, Mapping[str, str]] = {
 }
 """Description of the documents kept by a stage, by table and stage."""
 ROW_NAMES = {"tokens": "mix"}
-"""Stages whose row has another name, because their own is the name of the last row."""
+"""Stage → name of its row, if that is not the stage's name: `tokens` is the name of the last row."""
 DEFAULT_MEANING = "texts that the stage could process"
 ALWAYS_SHOWN = {
     "documents": ("source", "extract", "language"),
@@ -57,7 +57,7 @@ class FunnelRow:
     chars: int | None
     tokens: float | None
     exact: bool = False
-    """True if the tokens were counted; before the last row they are estimated from the characters."""
+    """True if the tokens were counted, as in the last row; in the other rows they are estimated from the characters."""
 
 
 @dataclass(frozen=True)
@@ -74,13 +74,13 @@ class RuleDrops:
 
     @property
     def name(self) -> str:
-        """The rule as the manifests write it, `stage/rule`."""
+        """The name of the rule in the manifests, `stage/rule`."""
         return f"{self.stage}/{self.rule}"
 
 
 @dataclass(frozen=True)
 class ConsistencyCheck:
-    """Two numbers or digests that must be equal, with a description."""
+    """Two numbers or digests that must be equal, with a sentence that says so."""
 
     claim: str
     left: int | str
@@ -183,7 +183,7 @@ def drops_by_rule(facts: RunFacts, reasons: Reasons) -> dict[str, list[RuleDrops
 
 
 def checks(facts: RunFacts) -> list[ConsistencyCheck]:
-    """Return every check between the tables, plan and checkpoints that the run already has."""
+    """Return every consistency check between the tables, plan and checkpoints that exist in the run."""
     return [*_count_checks(facts), *_identity_checks(facts)]
 
 

@@ -1,7 +1,7 @@
-"""Comparison of a run with the truth file of a demo crawl: number found and number planted for each kind of page.
+"""Comparison of a run with the truth file of a demo crawl: for each kind of page, the number with the expected outcome.
 
-The truth file is joined with the tables by offset in the WARC file, else by URL. It is read whole, since demo crawls
-are small. Planted values are never shown.
+A line of the truth file is joined with the tables by offset in the WARC file, else by URL. The file is read as a whole,
+since demo crawls are small. The planted personal data is never shown.
 """
 
 import json
@@ -22,7 +22,7 @@ from schemas.tables import LATER_VERDICTS, to_mapping
 VERDICT = ["doc_id", "drop_stage", "drop_rule"]
 FROM_DOCUMENTS = [*VERDICT, "url", "split", "offset", "record_type", "charset", "language"]
 MORE = {"dedup": ["cluster"], "clean": ["pii_counts"]}
-"""Further columns that are read from later tables."""
+"""Table → columns that are read from it in addition to VERDICT."""
 COPIES, LEVELS, QUALITY, LANGUAGES, PII, TOXIC, PAGES, BROKEN = (
     "Exact copies",
     "Near copies by true Jaccard similarity",
@@ -36,14 +36,14 @@ COPIES, LEVELS, QUALITY, LANGUAGES, PII, TOXIC, PAGES, BROKEN = (
 QUALITY_RULES = ("gopher_", "c4_", "fineweb_", "refinedweb_", "boilerplate_", "markup_", "code_")
 """Prefixes of the rules of the quality stage."""
 CLEAN = ("kept", f"{TOKENS.name}/{MIX_RULE}")
-"""Outcomes of the documents that reached redaction."""
+"""Outcomes of the documents whose personal data was replaced."""
 SAME_CHARSET = {"gbk": "gb18030"}
 """Charsets that count as their superset, which decodes the same pages to the same text."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """One kind of planted page: how many were planted and found, and the outcomes of the others."""
+    """One kind of planted page: how many were planted, how many had the expected outcome, and what the others had."""
 
     group: str
     kind: str
@@ -53,7 +53,7 @@ class Score:
     found: int
     others: str = ""
     judged: bool = True
-    """True if found must equal planted; False for kinds with two correct outcomes."""
+    """True if `found` should equal `planted`; False for kinds with two correct outcomes."""
 
 
 @dataclass
@@ -74,14 +74,17 @@ class RecordOutcome:
 
 @dataclass(frozen=True)
 class PlantedResult:
-    """One line of the truth file, with the outcome of its record; None if the run has no row for it."""
+    """One line of the truth file with the outcome of its record, which is None if the run has no row for the record."""
 
     line: Mapping[str, Any]
     result: RecordOutcome | None
 
 
 def score(facts: RunFacts, path: str) -> list[Score]:
-    """Return the scores of every kind of a truth file. Raises ConfigError if the file does not exist."""
+    """Return the score of every kind of planted page in a truth file.
+
+    Raises ConfigError if the file does not exist or is not a truth file.
+    """
     lines = read_truth(path)
     if "documents" not in facts.tables:
         return []
@@ -114,7 +117,7 @@ def read_truth(path: str) -> list[dict[str, Any]]:
 
 
 def _results(facts: RunFacts) -> list[RecordOutcome]:
-    """Return every row of the run with its final outcome."""
+    """Return every row of `documents` with its final outcome."""
     results = {}
     for row in _read(facts, "documents", FROM_DOCUMENTS):
         results[row["doc_id"]] = RecordOutcome(row, _outcome(row))
@@ -140,7 +143,7 @@ def _read(facts: RunFacts, table: str, columns: list[str]) -> Iterator[Row]:
 
 
 def _join(lines: Sequence[Mapping[str, Any]], results: Sequence[RecordOutcome]) -> list[PlantedResult]:
-    # The first row at an offset wins: rows that result from a damaged record share its offset.
+    # The first row at an offset is used: a damaged record can result in several rows at its offset.
     by_offset = {(result.row["split"].rpartition("/")[2], result.row["offset"]): result for result in reversed(results)}
     pages = (result for result in results if result.row["record_type"] == "response")
     by_url = {result.row["url"]: result for result in pages}
@@ -150,7 +153,7 @@ def _join(lines: Sequence[Mapping[str, Any]], results: Sequence[RecordOutcome]) 
 
 
 def _score_kind(kind: str, items: Sequence[PlantedResult], originals: Mapping[str, PlantedResult]) -> Score:
-    """Score one kind by the outcome of each page as a whole."""
+    """Return the score of one kind of planted page, by the verdict on each page."""
     first = items[0].line
     if "group" in first:
         return _score_copies(kind, items, originals)
@@ -194,7 +197,7 @@ def _outcomes(items: Sequence[PlantedResult]) -> str:
 
 
 def _score_copies(kind: str, items: Sequence[PlantedResult], originals: Mapping[str, PlantedResult]) -> Score:
-    """Score copies: a copy is found if it shares a cluster with its original, whichever of them survives."""
+    """Return the score of one kind of copies: a copy is found if it is in the cluster of its original."""
     joined = [item for item in items if _same_cluster(item, originals.get(item.line["group"]))]
     expected = {item.line["expected"] for item in items}
     apart = _outcomes([item for item in items if item not in joined])
@@ -217,7 +220,7 @@ def _same_cluster(item: PlantedResult, original: PlantedResult | None) -> bool:
 
 
 def _score_languages(planted: Sequence[PlantedResult]) -> list[Score]:
-    """Score the language and the charset that the run detected on pages in other languages."""
+    """Return the scores of the languages and charsets that the run detected on the planted pages in other languages."""
     items = [item for item in planted if item.line["kind"] in ("language", "wrong_charset") and item.result]
     scores = []
     for name in ("charset", "language"):
@@ -241,7 +244,7 @@ def _same_charset(planted: str, detected: str) -> bool:
 
 
 def _score_pii(planted: Sequence[PlantedResult]) -> list[Score]:
-    """Score the values replaced on the pages that reached redaction, by type."""
+    """Return the scores of the replaced personal data by type, over the pages that were not dropped before."""
     expected: Counter[str] = Counter()
     found: Counter[str] = Counter()
     more: Counter[str] = Counter()
@@ -261,7 +264,7 @@ def _score_pii(planted: Sequence[PlantedResult]) -> list[Score]:
 
 
 def _score_ordinary(lines: Sequence[Mapping[str, Any]], results: Sequence[RecordOutcome]) -> Score:
-    """Score the pages in which nothing was planted: all of them should be kept."""
+    """Return the score of the pages in which nothing was planted: all of them should be kept."""
     urls = {line["url"] for line in lines}
     pages = [result for result in results if result.row["record_type"] == "response" and result.row["url"] not in urls]
     lost = [PlantedResult({}, result) for result in pages if result.outcome != "kept"]

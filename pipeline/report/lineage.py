@@ -1,7 +1,7 @@
 """Layout of the lineage drawing: a row for each node, with dots on vertical tracks at the left.
 
-A track carries links until they reach their target node; links to the same node share a track. Links that a longer path
-implies are not drawn, so a run of any size needs two or three tracks.
+A link is drawn along a track, a vertical line, until it reaches its target node; links to the same node share a track.
+Links that a longer path implies are not drawn, so a run of any size needs two or three tracks.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ ROW, LINE, DOT = 66, 17, 15
 TRACK, EDGE = 20, 12
 """Width of a track, and of the margin before the first [px]."""
 NOTES = 2
-"""Lines of notes and failed checks that a node shows; its tooltip has all of them."""
+"""Maximum number of notes and failed checks shown at a node; the node's tooltip has all of them."""
 WIDTH = 680
 """Width of the longest line [px]."""
 
@@ -41,7 +41,7 @@ class DrawnNode:
     style: str
     title: str
     hint: str
-    """Its tooltip: the whole digest and every note."""
+    """Text of the tooltip: the key, the whole digest, every note and every failed check."""
     digest: str
     texts: tuple[TextLine, ...]
 
@@ -62,7 +62,7 @@ class Drawing:
 
 
 def lineage_drawing(run: Store) -> Drawing:
-    """Return the drawing of a run's lineage, with long series of checkpoints folded."""
+    """Return the drawing of a run's lineage, in which a long series of checkpoints is one node."""
     return draw(fold_checkpoints(read_lineage(run)))
 
 
@@ -95,10 +95,7 @@ def _tops(nodes: Sequence[Node], broken: dict[str, list[str]]) -> dict[str, int]
 
 
 def _tracks(keys: Sequence[str], links: Sequence[tuple[str, str]]) -> tuple[dict[str, int], dict[tuple[str, str], int]]:
-    """Return the track of each node, and the track of each link.
-
-    A link to a node that another link already leads to shares its track.
-    """
+    """Return the track of each node and the track of each link; links to the same node share a track."""
     rows = {key: row for row, key in enumerate(keys)}
     ahead = dict.fromkeys(keys, 0)
     for source, target in sorted(links, key=lambda link: -rows[link[1]]):

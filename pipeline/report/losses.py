@@ -13,7 +13,7 @@ from schemas.errors import ContractError
 from schemas.storage import Store
 
 LAST_SHARE = 0.1
-"""Share of the steps, at the end, over which the losses of sources are averaged: one step has few tokens of each."""
+"""Share of the steps, counted from the last, over which losses are averaged: one step has few tokens of a source."""
 SHOWN_URLS = 3
 FOLDED = ("undone",)
 """Kinds of events that are not listed, since another event (the rewind that undid the steps) reports them."""
@@ -25,9 +25,9 @@ class SourceLosses:
 
     name: str
     tokens: int
-    """Number of its targets in training."""
+    """Number of tokens of the source that training predicted."""
     loss: float | None
-    """Mean over its targets in the last steps [nats/token]."""
+    """Mean training loss over the tokens of the source in the last steps [nats/token]; None = there are none."""
     heldout: Mapping[str, float | None]
     """The last measured loss, perplexity and bits_per_byte; empty = the source has no held-out documents."""
 
@@ -80,7 +80,7 @@ def by_source(steps: Sequence[ReportedStep]) -> list[SourceLosses]:
 
 
 def _tokens(steps: Sequence[ReportedStep]) -> dict[str, int]:
-    """Return the number of targets of each source, without those of steps in which its loss was not finite."""
+    """Return the number of predicted tokens of each source, without steps in which the source's loss was not finite."""
     tokens: dict[str, int] = {}
     for step in steps:
         for name, count in (step.source_tokens or {}).items():
@@ -89,7 +89,7 @@ def _tokens(steps: Sequence[ReportedStep]) -> dict[str, int]:
 
 
 def waiting(steps: Sequence[ReportedStep]) -> Waiting:
-    """Return the sums over the steps."""
+    """Return the waiting times and transferred bytes, summed over the steps."""
     seconds = sum(step.step_seconds for step in steps)
     return Waiting(
         data_share=sum(step.data_seconds for step in steps) / seconds if seconds else 0.0,
@@ -181,7 +181,7 @@ SHOWN_VERDICTS = 8
 
 @dataclass(frozen=True)
 class IntervalRow:
-    """One interval; positions are in per cent of the width."""
+    """One row of an ablation's drawing: the confidence interval of one loss difference; positions in [% of width]."""
 
     held_out: str
     source: str

@@ -40,11 +40,11 @@ from schemas.text import format_bytes, format_duration, format_short
 REPORT_NAME = "report.html"
 MAX_INPUTS = 12
 MAX_SHARDS = 40
-"""Number of inputs, and of shards of a stream, that are listed."""
+"""Maximum number of input files that are listed, and of shards of each stream."""
 MAX_EVENTS = 12
-"""Number of training events that are listed; the rest is folded."""
+"""Number of training events that are visible; the others are in a section to expand."""
 MAX_MIXTURES = 12
-"""Number of pairs of languages that are listed."""
+"""Maximum number of pairs of languages in mixed texts that are listed."""
 HEADLINE = {
     "params": "Parameters",
     "tokens": "Training tokens",
@@ -55,7 +55,7 @@ HEADLINE = {
 }
 """Figures of the plan that are shown as tiles, with their labels."""
 MEMORY = "memory."
-"""Prefix of the figures of the plan that are folded: a few for each number of ranks."""
+"""Prefix of the plan's figures that are in a section to expand: a few for each number of ranks."""
 
 
 def write_report(run: Store, truth: str | None) -> str:
@@ -86,7 +86,7 @@ def _environment() -> Environment:
 
 
 def _view(facts: RunFacts, scores: Sequence[Score]) -> dict[str, Any]:
-    """Return the variables of the templates."""
+    """Return the variables of the page's templates, by name."""
     reasons = {stage.name: {**stage.reasons, **getattr(stage, "verdicts", {})} for stage in all_stages()}
     drops = drops_by_rule(facts, reasons)
     drawn = charts(facts, drops)

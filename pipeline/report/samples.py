@@ -1,7 +1,7 @@
 """Samples of the documents that each rule dropped, with personal data replaced, for checking the rule by eye.
 
-The sample is the same in every report of a run: the documents in the first parts with the smallest hash of the doc_id.
-Raw text leaves this module only through the redactor.
+The sample is the same in every report of a run: among the first rows, the documents whose doc_id has the smallest hash.
+Text is returned only after personal data in it has been replaced.
 """
 
 import zipfile
@@ -24,7 +24,8 @@ MAX_ROWS = 20_000
 PER_RULE = 3
 SHOWN_CHARS = 300
 READ_CHARS = 4000
-"""Number of characters that are redacted: far more than are shown, so that no shown value is cut in the middle."""
+"""Number of characters in which personal data is searched: far more than are shown, so that no value is cut before
+redaction where it would be shown."""
 VERDICT = ["doc_id", *VERDICT_COLUMNS]
 
 
@@ -37,6 +38,7 @@ class DroppedSample:
     text: str
     """The first characters of the text; empty if there is no text."""
     why_empty: str
+    """The reason why `text` is empty; empty if it is not."""
     language: str
     value: float | None
     limit: float | None
@@ -78,7 +80,10 @@ def draw_samples(facts: RunFacts) -> DrawnSamples:
 
 
 def _redactor(facts: RunFacts) -> Redactor:
-    """Return a redactor of all types, even those that the run kept; of names only if the run recognized names."""
+    """Return a redactor of all types of personal data, including those that the run kept.
+
+    It replaces names only if the run used a model that recognizes names.
+    """
     if "ner" not in facts.models("pii"):
         return Redactor()
     path = facts.recipe.get("pii", {}).get("ner_model") or ""

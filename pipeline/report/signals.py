@@ -45,9 +45,9 @@ class Histogram:
     language: str
     bins: Mapping[int, int]
     limits: tuple[float, ...] = ()
-    """Ascending; the color of the histogram changes at each limit."""
+    """Limits in ascending order; the color of the histogram changes at each limit."""
     beyond: int | None = None
-    """Documents beyond the limit; None = not counted."""
+    """Number of documents beyond the limit; None = not counted."""
 
     @property
     def documents(self) -> int:
@@ -79,20 +79,21 @@ class HistogramRow:
 
 @dataclass(frozen=True)
 class Spread:
-    """Histograms on a common axis."""
+    """The drawn histograms of one signal, a row for each language, on a common axis."""
 
     rows: tuple[HistogramRow, ...]
     more: tuple[HistogramRow, ...]
-    """Rows after the first MAX_ROWS."""
+    """Rows after the first MAX_ROWS, in a section to expand."""
     height: int
     grid: str
     labels: tuple[Label, ...]
 
 
 def make_spread(measured: Sequence[Histogram], side: LimitSide, whole: bool, classes: Sequence[str]) -> Spread:
-    """Return the drawing; `classes` are the CSS classes of the ranges between limits, in ascending order.
+    """Return the drawing of histograms; languages are sorted by frequency, and the row OTHER is last.
 
-    Languages are sorted by frequency; the row OTHER is last.
+    `side`: kind of the limits, a minimum or a maximum. `whole`: True if values are whole numbers. `classes`: CSS
+    classes of the ranges between limits, in ascending order.
     """
     total: dict[int, int] = {}
     for histogram in measured:
@@ -213,7 +214,7 @@ class Chart:
     column_meaning: str
     unit: str
     dropped: int
-    """Documents that no earlier rule dropped, but this one."""
+    """Number of documents that this rule dropped; each document is counted for the first rule that drops it."""
     spread: Spread
 
     @property
@@ -306,7 +307,7 @@ def _limit_of(language: str, limits: Mapping[str, float], shown: Mapping[str, An
 
 
 def _field(column: str) -> pa.Field | None:
-    """Return the field of a stored column; for an entry of a column, that of the whole column."""
+    """Return the field of a stored column; for one score of a column of scores, that of the whole column."""
     name = re.split(r"[^\w]", column)[0]
     return next((schema.field(name) for schema in (DOCUMENT_COLUMNS, SCORES) if name in schema.names), None)
 
@@ -318,7 +319,7 @@ def _described(field: pa.Field | None) -> dict[str, str]:
 
 
 def _is_whole(field: pa.Field | None) -> bool:
-    """Return True if the signal, or the entries of the signal, are whole numbers."""
+    """Return True if the values of a column, or of the lists in a column, are whole numbers."""
     if field is None:
         return False
     return bool(pa.types.is_integer(value_type(field.type) or field.type))
@@ -343,7 +344,7 @@ def buckets(facts: RunFacts) -> list[Buckets]:
 
 
 def bucket_chart(facts: RunFacts) -> Chart | None:
-    """Return histograms of perplexity by language with the cut-offs of the buckets; None if it was not counted."""
+    """Return histograms of perplexity by language with the cut-offs of the buckets; None if none was measured."""
     figures = facts.figures("verdicts")
     cutoffs = figures.get("cutoffs", {})
     rows = [

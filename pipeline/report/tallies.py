@@ -22,7 +22,7 @@ WORDLIST = "wordlist_"
 
 @dataclass(frozen=True)
 class Count:
-    """One entry of a count by name, with its share of the sum, 0..1."""
+    """A name, how often it was counted, and this number as a share of the sum over all names, 0..1."""
 
     name: str
     number: int
@@ -77,7 +77,7 @@ class MixShare:
     keep: float
     """Share of the training documents that the mix keeps, 0..1."""
     repeat: float
-    """Number of passes over its tokens."""
+    """Number of training passes over the tokens of the source."""
     available: int
     """Unique training tokens in the dataset."""
     required: int | None
@@ -101,14 +101,14 @@ class Cost:
 
 
 def ranked_counts(tally: Mapping[str, int]) -> list[Count]:
-    """Return the entries of a count by name, most frequent first."""
+    """Return the counts with their shares of the sum, largest first."""
     total = sum(tally.values())
     ranked = sorted(tally.items(), key=lambda item: (-item[1], item[0]))
     return [Count(name, number, number / total if total else 0.0) for name, number in ranked]
 
 
 def languages(facts: RunFacts) -> tuple[list[Language], int]:
-    """Return the most frequent languages, and the number of further ones."""
+    """Return the MAX_LANGUAGES most frequent languages, and the number of other languages."""
     figures = (("verdicts", "kept_languages"), ("verdicts", "kept_language_chars"), ("clean", "kept_languages"))
     tallies = [facts.figures(table).get(name, {}) if table in facts.tables else None for table, name in figures]
     rows = [
@@ -119,7 +119,7 @@ def languages(facts: RunFacts) -> tuple[list[Language], int]:
 
 
 def wordlists(facts: RunFacts) -> list[str]:
-    """Return the languages that have a word list of toxic words."""
+    """Return the languages for which the run used a list of toxic words."""
     return [name.removeprefix(WORDLIST) for name in facts.models("toxicity") if name.startswith(WORDLIST)]
 
 
@@ -233,7 +233,10 @@ class EvaluationSet:
 
 
 def evaluation_sets(facts: RunFacts) -> list[EvaluationSet]:
-    """Return every evaluation set with its hits, most documents first; empty if the recipe names none."""
+    """Return every evaluation set, with the items found in documents, sorted by the number of such documents.
+
+    Empty if the recipe names no evaluation set.
+    """
     figures = facts.figures("documents")
     sizes: Mapping[str, Mapping[str, int]] = figures.get(SETS, {})
     documents, ngrams = figures.get(DOCUMENTS, {}), figures.get(NGRAMS, {})

@@ -1,8 +1,9 @@
-"""The step that builds the table `tokens`, the dataset: documents encoded, shuffled globally, written as shards.
+"""The step that builds the training dataset, the table `tokens`: clean documents are encoded, shuffled and written.
 
-The number of shards of a stream follows from its tokens and from `shard_tokens`. A document's shard and its position
-there follow from its hash alone, so any partitioning writes the same bytes. Shards are Arrow IPC files. An interrupted
-step encodes again, because each document may belong to any shard, but writes only the shards that are not complete.
+The number of shards of a stream is its number of tokens divided by `shard_tokens`, rounded up. A hash of a document's
+id decides its shard and its position in the shard. The bytes therefore do not depend on how Spark partitions the
+documents. Shards are Arrow IPC files. A resumed step encodes all documents again, since any shard may contain any
+document, but writes only the shards that are not complete.
 """
 
 import sys
@@ -45,7 +46,7 @@ from schemas.tokens import TRAIN, TokenizerContract
 from schemas.urls import surt
 
 SPARK_SAFE_TYPES = {"doc_id": pa.binary(), "date": pa.int64()}
-"""Types of columns whose own types Spark rejects or reinterprets: ids of any width, dates as milliseconds."""
+"""Types that replace those that Spark rejects or reinterprets: an id is bytes, a date is milliseconds since 1970."""
 ENCODED = pa.schema(
     [
         pa.field("stream", pa.string()),
@@ -73,14 +74,14 @@ FROM_CLEAN = [
     "drop_stage",
 ]
 FILES = ("tokens", "docs", "by_url")
-"""Files of a part, in the order of the manifest: those of a shard, or of the URL index."""
+"""Names of the files of a part, in the order of the manifest: a shard has the first two, the URL index the third."""
 DOMAINS_PER_BUCKET = 1_000_000
-"""Average number of documents in a file of the URL index."""
+"""Approximate number of documents in a file of the URL index."""
 
 
 @dataclass(frozen=True)
 class EncodeTask:
-    """A part of `clean` to encode, with the same part of the tables that its quality buckets are read from."""
+    """One part of `clean` to encode; `part` also names the files of the other tables that determine the streams."""
 
     part: Part
     tokenizer: Store
@@ -92,12 +93,12 @@ class EncodeTask:
 
 @dataclass(frozen=True)
 class StreamTotal:
-    """The counts of one stream."""
+    """The number of documents and tokens of one stream."""
 
     documents: int
-    """Number of documents that are kept."""
+    """Number of documents that the mix keeps, or of all if there is no mix."""
     tokens: int
-    """Number of tokens of the kept documents, separators included."""
+    """Number of tokens of these documents, including the separators before and after each document."""
     left_out: int
     """Number of documents that the mix leaves out."""
     left_out_chars: int
@@ -105,9 +106,10 @@ class StreamTotal:
 
 
 def build_tokens(build: StepContext) -> dict[str, TableResult]:
-    """Write the token dataset: shards, document indexes and the URL index.
+    """Write the token dataset: the shards, a document index for each shard, and the URL index.
 
-    Raises ContractError if there are no clean documents, ConfigError if the mix does not fit the sources.
+    Raises ContractError if `clean` has no kept documents, and ConfigError if the mix names other sources than the
+    dataset has or keeps no document of a source.
     """
     config = build.recipe.section("tokens", TokensConfig)
     contract = TokenizerContract.model_validate(build.inputs["tokenizer"].manifest.content.figures["contract"])
@@ -117,7 +119,10 @@ def build_tokens(build: StepContext) -> dict[str, TableResult]:
     encoded = persist_on_disk(dataframe_from_tasks(build.spark, encode_part, tasks, ENCODED_DDL))
     totals = stream_totals(encoded)
     if not totals:
-        raise ContractError("tokens: expected clean documents, got none. Run `penstock report` to see the drops.")
+        raise ContractError(
+            "tokens: expected clean documents, got none. Run `penstock report` to see which rules dropped them, then "
+            "loosen those rules."
+        )
     figures = dataset_figures(build, contract, totals, mix)
     for line in describe_shortfalls(figures.get(MIX_RULE, {}), config.mix):
         print(line, file=sys.stderr)
@@ -133,7 +138,7 @@ def build_tokens(build: StepContext) -> dict[str, TableResult]:
 
 
 def encode_tasks(build: StepContext, contract: TokenizerContract, sorting: Sorting) -> list[EncodeTask]:
-    """Return an encoding task for each part of `clean`."""
+    """Return a task for each part of `clean`, in the order of the parts."""
     tokenizer = build.inputs["tokenizer"]
     tables = {name: table for name, table in build.inputs.items() if name != "tokenizer"}
     folders = {name: table.folder for name, table in tables.items()}
@@ -153,7 +158,7 @@ def encode_tasks(build: StepContext, contract: TokenizerContract, sorting: Sorti
 
 
 def stream_totals(encoded: DataFrame) -> dict[str, StreamTotal]:
-    """Return the counts of every stream, by its name."""
+    """Return the counts of every stream, by the stream's name; `encoded` has a row for each clean document."""
     is_kept = F.col("tokens").isNotNull()
     rows = encoded.groupBy("stream").agg(
         F.count_if(is_kept).alias("documents"),
@@ -168,9 +173,9 @@ def stream_totals(encoded: DataFrame) -> dict[str, StreamTotal]:
 def dataset_figures(
     build: StepContext, contract: TokenizerContract, totals: Mapping[str, StreamTotal], mix: Mix | None
 ) -> dict[str, Any]:
-    """Return the figures of the manifest: tokenizer, buckets and mix of the dataset.
+    """Return the manifest's figures about the tokenizer, the quality buckets and the mix.
 
-    Raises ConfigError if the mix does not fit the sources.
+    Raises ConfigError if the mix names other sources than the dataset has or keeps no document of a source.
     """
     config = build.recipe.section("tokens", TokensConfig)
     figures: dict[str, Any] = {"tokenizer": contract.model_dump(mode="json"), "chunk_tokens": config.chunk_tokens}
@@ -191,9 +196,9 @@ def dataset_figures(
 
 
 def encode_part(task: EncodeTask) -> Iterator[pa.RecordBatch]:
-    """Yield the kept documents of a clean part, encoded with separators.
+    """Yield the kept documents of one part of `clean`, each as token ids with the separators before and after it.
 
-    A document that the mix leaves out has null tokens.
+    The tokens of a document that the mix leaves out are null.
     """
     model = task.tokenizer.read_bytes(task.model_path)
     tokenizer = load_tokenizer(model, task.kind, task.tokenizer_config)
@@ -214,7 +219,7 @@ def encode_part(task: EncodeTask) -> Iterator[pa.RecordBatch]:
 
 
 def clean_rows(part: Part, sorting: Sorting) -> Iterator[list[Row]]:
-    """Yield lists of up to 512 rows: the kept documents of a clean part, each with its stream."""
+    """Yield the kept documents of one part of `clean` in lists of up to 512 rows, each with the name of its stream."""
     stream_of = streams_of_part(part, sorting)
     with part.folders["clean"].open_input(part.paths["clean"]) as stream:
         for batch in pq.ParquetFile(stream).iter_batches(batch_size=512, columns=FROM_CLEAN):
@@ -227,9 +232,9 @@ def clean_rows(part: Part, sorting: Sorting) -> Iterator[list[Row]]:
 
 
 def assign_shards(encoded: DataFrame, plan: Mapping[str, int]) -> DataFrame:
-    """Add the columns `shard`, the number within the stream, and `place`, the number over all streams.
+    """Add each document's shard number: `shard` counts within its stream, `place` over the shards of all streams.
 
-    A shard is an equal range of the hash; `plan` is the number of shards by stream.
+    `plan` is the number of shards by stream. The shards of a stream divide the range of the hash `key` equally.
     """
     shards = F.create_map(*(F.lit(value) for item in plan.items() for value in item))
     offsets, total = {}, 0
@@ -244,7 +249,7 @@ def assign_shards(encoded: DataFrame, plan: Mapping[str, int]) -> DataFrame:
 def write_shards(
     numbered: DataFrame, plan: Mapping[str, int], contract: TokenizerContract, folder: Store
 ) -> list[PartResult]:
-    """Write every shard with its document index as one part; return the result of each shard."""
+    """Write every shard together with its document index, which form one part; return the result of each part."""
     shards = [(name, number) for name, count in plan.items() for number in range(count)]
     shared = numbered.sparkSession.sparkContext.broadcast(shards)
     frame = numbered.drop("surt", "domain_key").repartitionById(len(shards), F.col("place"))
@@ -260,7 +265,10 @@ def write_shards(
 def write_index(
     numbered: DataFrame, totals: Mapping[str, StreamTotal], folder: Store, first_part: int
 ) -> list[PartResult]:
-    """Write the URL index, partitioned by registrable domain, as parts from `first_part`; return their results."""
+    """Write the URL index and return the result of each of its parts, which are numbered from `first_part`.
+
+    All documents of a registrable domain are in the same part.
+    """
     buckets = -(-sum(total.documents for total in totals.values()) // DOMAINS_PER_BUCKET)
     frame = numbered.select("surt", "url", "domain", "doc_id", "stream", "shard", "domain_key")
     frame = frame.repartitionById(buckets, (F.col("domain_key") % buckets).cast("int"))
@@ -273,9 +281,9 @@ def write_index(
 
 
 def collect_results(results: Sequence[PartResult], totals: Mapping[str, StreamTotal], rows_in: int) -> TableResult:
-    """Return the dataset's files, row counts, and figures by stream.
+    """Return the files of the dataset, its row counts, and the tokens and documents of each stream.
 
-    Raises ContractError if the shards of a stream do not hold all its tokens.
+    Raises ContractError if the shards of a stream do not contain all its tokens.
     """
     built = TableResult()
     streams: dict[str, list[int]] = {}

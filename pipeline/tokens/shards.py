@@ -1,6 +1,6 @@
-"""Writers of shard files: sorted rows become Arrow IPC files, a token stream and its document index.
+"""Writers of the dataset's Arrow IPC files: a shard with its document index, and the URL index.
 
-Each batch builds new arrays and never slices others: a slice would write its neighbors' bytes into the file.
+Every record batch is built from new arrays. A slice of a larger array would write the bytes outside the slice too.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ class IpcWriter(FileWriter):
         self._writer = pa.ipc.new_file(pa.PythonFile(self._sink, mode="w"), schema, options=options)
 
     def write(self, arrays: list[pa.Array]) -> None:
-        """Write one batch."""
+        """Write one record batch from its columns, in the order of the schema."""
         batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
         self._writer.write_batch(batch)
         self.num_rows += batch.num_rows
@@ -39,7 +39,7 @@ class IpcWriter(FileWriter):
 
 
 def regroup(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[list[dict[str, Any]]]:
-    """Yield the rows of batches of any size in lists of exactly `size` rows; only the last list may be shorter."""
+    """Yield the rows of all batches in lists of `size` rows; only the last list may be shorter."""
     pending: list[dict[str, Any]] = []
     for batch in batches:
         pending.extend(batch.to_pylist())
@@ -51,7 +51,10 @@ def regroup(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[list[dict[
 
 
 def write_shard(folder: Store, stream: str, number: int, batches: Iterator[pa.RecordBatch], dtype: str) -> PartResult:
-    """Write a shard and its document index from rows sorted by (key, doc_id); the figure is its tokens by stream."""
+    """Write a shard and its document index from rows sorted by (key, doc_id).
+
+    The returned figure `tokens` is the number of tokens in the shard, by the name of its stream.
+    """
     schema = shard_schema(dtype)
     offset = 0
     with (

@@ -1,8 +1,9 @@
-"""Assignment of documents to the streams of a dataset: by source, quality bucket and split, minus what a mix drops.
+"""Assignment of documents to the streams of a dataset, and the choice of the documents that a mix leaves out.
 
-A document's stream and drop depend only on the document and the settings. Writing a dataset, comparing two datasets and
-predicting one therefore share these functions. Quality buckets are read from the stored tables, part by part along
-with `clean`, so sources can be bucketed by another signal without cleaning a text again.
+A stream holds the documents of one source and quality bucket, either for training or held out. A document's stream, and
+whether the mix keeps the document, depend only on the document and the settings. Writing, comparing and predicting a
+dataset therefore share these functions. The quality buckets are computed from stored tables, so another signal can
+define them without cleaning the texts again.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,47 +31,49 @@ from schemas.tokens import HELDOUT, TRAIN
 BUCKET_SEPARATOR = "+"
 """Separator between a source and its quality bucket in a stream's name; no source name contains it."""
 MIX_RULE = "mix"
-"""The drop rule of a document that the mix leaves out, and the key of the mix in the manifest's figures."""
+"""Name of the rule that drops the documents that the mix leaves out, and key of the mix in the manifest's figures."""
 BY_PERPLEXITY = "perplexity"
-"""Value of `buckets_by` that divides a source by the perplexity buckets of `verdicts`, not by a signal."""
+"""Value of `buckets_by` that divides every source by the column `perplexity_bucket` of `verdicts`, not by a signal."""
 PERPLEXITY_BUCKETS = ("head", "middle", "tail", "all")
-"""The perplexity buckets of `verdicts`; the last holds documents whose perplexity no model measured."""
+"""The perplexity buckets in `verdicts`; `all` holds the documents whose perplexity no model measured."""
 FAMILY_OF: Mapping[str, str] = {signal.name: family for family, signals in FAMILIES.items() for signal in signals}
-"""The family of every signal that `buckets_by` may name."""
+"""Signal → family, for every signal that `buckets_by` may name."""
 CLASSIFIER, IMPORTANCE = "classifier", "importance"
 SCORE_COLUMNS: Mapping[str, str] = {CLASSIFIER: "classifier_scores", IMPORTANCE: "importance"}
 """The column of `scores` that holds the models' scores, by the recipe section that names the models."""
 BUCKET_CHOICES = (BY_PERPLEXITY, *FAMILY_OF, *(f"{section}.NAME" for section in SCORE_COLUMNS))
 """The valid values of `buckets_by`, for error messages."""
 UNMEASURED = "none"
-"""The bucket of a document that has no value."""
+"""Name of the bucket of the documents whose signal or score is null or NaN."""
 BUCKET_NAMES: Mapping[int, tuple[str, ...]] = {2: ("low", "high"), 3: ("low", "middle", "high")}
 """Names of two or three buckets, in ascending order of the value; more buckets are b0, b1, ..."""
 KEY_BOUND = 1 << 63
 """Exclusive upper bound of shuffle keys."""
 MIN_SHORTFALL_FACTOR = 1.1
-"""Minimum factor that the message of a shortfall names."""
+"""Minimum factor of further crawl that the message about a shortfall names."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """The stored value that assigns documents to buckets: a column of a table, or a named entry of that column."""
+    """The stored value that assigns documents to buckets: a column, or one model's score in a column of scores."""
 
     table: str
     column: str
     name: str = ""
-    """Name of the entry; empty = the column itself."""
+    """Name of the model; empty = the column itself is the value."""
 
 
 class TokensConfig(Section):
     """Settings of the dataset: sizes of shards and chunks, the held-out share, quality buckets and the mix."""
 
     shard_tokens: int = Field(100_000_000, ge=1024)
-    """Approximate number of tokens in a shard; a stream has its tokens / shard_tokens shards, rounded up."""
+    """Approximate number of tokens in a shard. The number of shards of a stream is its tokens divided by
+    `shard_tokens`, rounded up."""
     chunk_tokens: int = Field(8192, ge=64)
-    """Number of tokens in a chunk, the unit that training shuffles; sequence lengths divide it."""
+    """Number of tokens in a chunk, the unit that training shuffles. Every sequence length must divide it."""
     heldout_share: float = Field(0.01, ge=0, lt=1)
-    """Share of duplicate clusters that is held out, chosen by hash, so that no cluster spans both splits."""
+    """Share of the documents that are held out, chosen by a hash of their duplicate cluster. All copies of a document
+    are therefore either in training or held out."""
     seed: int = Field(0, ge=0)
     """Seed of the global shuffle."""
     buckets_by: str = ""
@@ -80,12 +83,12 @@ class TokensConfig(Section):
     "fineweb_terminal_lines", or the score of a model NAME in the `models` of its section: "classifier.NAME"
     (probability of the good class) or "importance.NAME" (nats per word). Empty = sources are not divided."""
     bucket_cuts: tuple[float, ...] = ()
-    """Ascending values of that signal or score that separate the buckets: one value makes `low` and `high`, two make
-    `low`, `middle` and `high`, more make `b0`, `b1`, .... A document at a cut belongs to the upper bucket, a document
-    without a value to `none`."""
+    """Ascending values of the signal or score in `buckets_by` that separate the buckets: one value makes `low` and
+    `high`, two make `low`, `middle` and `high`, more make `b0`, `b1`, .... A document whose value equals a cut belongs
+    to the bucket above it, and a document without a value to `none`."""
     mix: str = location("")
-    """File of `penstock mix suggest`: the share of each source's training documents to keep, and the number of tokens
-    that it recommends. Empty = all documents are kept."""
+    """File that `penstock mix suggest` wrote: the share of each source's training documents to keep, and the number of
+    tokens that it recommends. Empty = all documents are kept."""
 
     @model_validator(mode="after")
     def _consistent(self) -> "TokensConfig":
@@ -117,7 +120,7 @@ class TokensConfig(Section):
 
     @property
     def measure(self) -> Measure | None:
-        """The value that is compared with `bucket_cuts`; None = no value."""
+        """The signal or score that is compared with `bucket_cuts`; None = sources are not divided by one."""
         section, _, name = self.buckets_by.partition(".")
         if name and section in SCORE_COLUMNS:
             return Measure("scores", SCORE_COLUMNS[section], name)
@@ -133,7 +136,10 @@ class TokensConfig(Section):
 
 
 def mix_file(config: TokensConfig) -> dict[str, str]:
-    """Return the file of the mix, if any; its digest enters the fingerprint."""
+    """Return the path of the mix file, or nothing if there is no mix.
+
+    The digest of the file is part of the fingerprint that decides if a dataset can be reused.
+    """
     return {MIX_RULE: config.mix} if config.mix else {}
 
 
@@ -148,25 +154,29 @@ TOKENS = Relation(
 
 @dataclass(frozen=True)
 class Sorting:
-    """The rules that assign documents to streams and drop those that the mix leaves out."""
+    """The assignment of documents to streams, and the choice of the documents that the mix leaves out."""
 
     config: TokensConfig
     keep: Mapping[str, float] = field(default_factory=dict)
-    """Share of the training documents to keep, by source (`web+head` where sources are divided); default 1."""
+    """Share of the training documents to keep, by source, such as `web`, or by source and bucket, such as `web+head`.
+    Others are kept whole."""
 
     @property
     def may_drop(self) -> bool:
-        """True if the mix may leave a document out."""
+        """True if the mix keeps less than all training documents of a source."""
         return min(self.keep.values(), default=1.0) < 1
 
     def stream(self, source: str, bucket: str | None, cluster: bytes) -> str:
-        """Return a document's stream, `<source>/train` or `<source>/heldout`; `bucket` None = undivided sources."""
+        """Return a document's stream, such as `web/train` or, in a quality bucket, `web+head/heldout`.
+
+        `bucket` is None if sources are not divided.
+        """
         is_heldout = is_in_share(shuffle_key(self.config.seed + 1, cluster), self.config.heldout_share)
         name = source if bucket is None else f"{source}{BUCKET_SEPARATOR}{bucket}"
         return f"{name}/{HELDOUT if is_heldout else TRAIN}"
 
     def drop(self, stream: str, doc_id: bytes) -> Drop | None:
-        """Return the drop of a document that the mix leaves out; None = it is kept.
+        """Return the verdict on a document that the mix leaves out; None if the mix keeps the document.
 
         A document that is kept at one share is also kept at every larger share.
         """
@@ -177,21 +187,25 @@ class Sorting:
 
 
 def sorting_of(manifest: Manifest) -> Sorting:
-    """Return the sorting of a committed dataset, from its manifest."""
+    """Return the assignment of documents to streams with which a committed dataset was made, from its manifest."""
     content = manifest.content
     config = TokensConfig.model_validate(content.config.get(TOKENS.name, {}))
     return Sorting(config, {name: figure["keep"] for name, figure in content.figures.get(MIX_RULE, {}).items()})
 
 
 def mixed_sorting(dataset: Manifest, clean: str) -> Sorting | None:
-    """Return a dataset's sorting if a mix may leave documents out; None also if it read another `clean` (a digest)."""
+    """Return the assignment of documents to the streams of a dataset; None if the mix left no document out.
+
+    `clean` is the digest of the current table `clean`. If the dataset was made from another version, the result is
+    None too.
+    """
     digests = {entry.name: entry.sha256 for entry in dataset.content.inputs}
     sorting = sorting_of(dataset) if digests.get("clean") == clean else None
     return sorting if sorting and sorting.may_drop else None
 
 
 def check_mix_sources(config: TokensConfig, sources: Sequence[str]) -> None:
-    """Raise ConfigError if the mix names sources that the dataset cannot have, given the recipe's sources."""
+    """Raise ConfigError if the mix names a source, or a source and bucket, that the recipe cannot make."""
     possible = [f"{source}{BUCKET_SEPARATOR}{name}" for source in sources for name in config.bucket_names] or [*sources]
     if config.mix and (unknown := sorted(read_mix(config.mix).sources.keys() - set(possible))):
         hints = ", ".join(f"{name!r}{suggest_name(name, possible)}" for name in unknown)
@@ -202,9 +216,9 @@ def check_mix_sources(config: TokensConfig, sources: Sequence[str]) -> None:
 
 
 def check_mix(mix: Mix, where: str, counts: Mapping[str, tuple[int, int]]) -> None:
-    """Raise ConfigError if a mix does not fit the sources of a dataset.
+    """Raise ConfigError if a mix names other sources than the dataset has, or keeps no document of a source.
 
-    `counts`: by source, the numbers of training documents that the mix keeps and leaves out.
+    `counts`: by source, the numbers of training documents that the mix keeps and leaves out. `where` is the mix file.
     """
     sources = mix.of({*counts}, f"tokens.mix {where}")
     for name, (num_kept, num_left_out) in counts.items():
@@ -217,7 +231,10 @@ def check_mix(mix: Mix, where: str, counts: Mapping[str, tuple[int, int]]) -> No
 
 
 def mix_figure(mix: Mix, tokens: Mapping[str, int]) -> dict[str, Any]:
-    """Return the mix by source, with the number of training tokens that each source has, for the manifest."""
+    """Return what the manifest stores about each source of the mix.
+
+    `tokens`: number of training tokens in the dataset, by source.
+    """
     keys = ("keep", "repeat", "wanted_tokens")
     return {
         name: {key: getattr(source, key) for key in keys} | {"found_tokens": tokens[name]}
@@ -226,7 +243,10 @@ def mix_figure(mix: Mix, tokens: Mapping[str, int]) -> dict[str, Any]:
 
 
 def describe_shortfalls(figure: Mapping[str, Any], where: str) -> Iterator[str]:
-    """Yield a line for each source that has fewer training tokens than the mix recommends."""
+    """Yield a warning for each source that has fewer training tokens than the mix recommends.
+
+    `figure` is the result of `mix_figure`, and `where` the mix file.
+    """
     for name, source in figure.items():
         available, required = source["found_tokens"], source["wanted_tokens"]
         if required is not None and available < required:
@@ -238,19 +258,19 @@ def describe_shortfalls(figure: Mapping[str, Any], where: str) -> Iterator[str]:
             )
 
 
-# Quality buckets, streams and drops of the documents of a part, read from the stored tables.
+# The quality bucket and the stream of each document of a part, computed from the stored tables.
 
 BUCKET_TABLES = ("documents", "scores", "verdicts", "repeats")
-"""Tables that hold the values of quality buckets; `scores` and `repeats` are optional."""
+"""Tables from which quality buckets are computed; `scores` and `repeats` are read only if the run has them."""
 STREAM_TABLES = (*BUCKET_TABLES, "clean")
 """Tables that determine the streams of a dataset."""
 
 
 def buckets_of_part(part: Part, config: TokensConfig) -> Iterator[tuple[bytes, str]]:
-    """Yield (doc_id, bucket) of every measured document of a part, in order; the config divides the sources.
+    """Yield (doc_id, bucket) of every document of a part that has text, in the order of `documents`.
 
-    A document with cut spans has the signals of its remaining text, but the perplexity and scores of its whole text.
-    Raises ContractError if the tables do not hold the same documents.
+    If the step `repeats` cut spans of a document, its signal is that of the remaining text. Perplexity and scores are
+    always those of the whole text. Raises ContractError if the tables do not contain the same documents.
     """
     measure = config.measure
     if measure is None:
@@ -272,9 +292,10 @@ def buckets_of_part(part: Part, config: TokensConfig) -> Iterator[tuple[bytes, s
 
 
 def bucket_numbers(values: pa.Array, cuts: Sequence[float]) -> Any:
-    """Return the bucket number of each value, (documents,), compared in single precision.
+    """Return the bucket number, from 0, of each document's value, (documents,); comparisons are in single precision.
 
-    A value equal to a cut belongs to the bucket above it. A null or NaN has the number after the last bucket's.
+    A value equal to a cut belongs to the bucket above it. A null or NaN belongs to the additional bucket
+    `len(cuts) + 1`.
     """
     floats = pc.fill_null(pc.cast(values, pa.float32(), safe=False), np.nan).to_numpy(zero_copy_only=False)
     numbers = np.searchsorted(np.asarray(cuts, np.float32), floats, side="right")
@@ -282,18 +303,24 @@ def bucket_numbers(values: pa.Array, cuts: Sequence[float]) -> Any:
 
 
 def find_bucket(buckets: Iterator[tuple[bytes, str]], doc_id: bytes) -> str:
-    """Advance the iterator to a document and return its bucket. Raises ContractError if it does not occur."""
+    """Advance the iterator of (doc_id, bucket) to a document and return its bucket.
+
+    Raises ContractError if the rest of the iterator does not contain the document.
+    """
     for identifier, bucket in buckets:
         if identifier == doc_id:
             return bucket
     raise ContractError(
-        f"{doc_id.hex()}: expected the documents of `clean` in the order of `documents`, got no document of this id "
-        "after the previous one. Build all tables again in one run."
+        f"document {doc_id.hex()}: expected the documents of `clean` in the order of `documents`, got a document of "
+        "`clean` that `documents` does not contain after the previous one. Run `penstock run` with a new --out."
     )
 
 
 def streams_of_part(part: Part, sorting: Sorting) -> Callable[[Row], str]:
-    """Return a function from a row (doc_id, source, cluster) to its stream; call it in the order of the part."""
+    """Return a function that maps a row with `doc_id`, `source` and `cluster` to the name of its stream.
+
+    The function must be called for the rows in the order of the part.
+    """
     buckets = buckets_of_part(part, sorting.config) if sorting.config.bucket_names else None
 
     def stream(row: Row) -> str:
@@ -304,9 +331,9 @@ def streams_of_part(part: Part, sorting: Sorting) -> Callable[[Row], str]:
 
 
 def mix_drops(tables: Mapping[str, TableVersion], number: int, sorting: Sorting) -> Iterator[tuple[bytes, Drop | None]]:
-    """Yield (doc_id, drop) of every kept clean document of a part, in order; None = the mix keeps it.
+    """Yield (doc_id, drop) of every kept document of one part of `clean`, in order; None = the mix keeps the document.
 
-    `tables` are the available tables of READS.
+    `number` is that of the part. `tables` are those of STREAM_TABLES that the run has.
     """
     key = part_key(number)
     folders = {name: table.folder for name, table in tables.items()}

@@ -1,8 +1,8 @@
-"""Tokenizers: a SentencePiece model trained on a sample, or a given model, both checked against one contract.
+"""Tokenizers: a SentencePiece model trained on a sample of the text, or a model that the recipe names.
 
-The contract: decode(encode(text)) == text, and no text encodes to a reserved id. Therefore nothing is normalized,
-unknown characters become bytes, reserved tokens are control symbols, and the one character that SentencePiece would
-lose is escaped.
+Both must meet one contract: decode(encode(text)) == text, and no text encodes to a reserved id. Therefore text is not
+normalized, unknown characters are encoded as bytes, and reserved tokens are control symbols. The one character that
+SentencePiece would change is escaped.
 """
 
 import hashlib
@@ -28,11 +28,12 @@ LoadedModel = tuple[Encode, Decode, int, dict[str, int]]
 """A loaded model: its encode and decode functions, its number of ids, and the ids of its reserved tokens by name."""
 
 LINE_CHARS = 2048
-"""Maximum length of a line that the trainer receives; it skips lines above its own limit [characters]."""
+"""Maximum length of a line passed to the SentencePiece trainer, which ignores lines that are too long [characters]."""
 CHUNK_CHARS = 1 << 14
-"""Approximate size of the spans in which a long text is encoded, each ending after a newline [characters].
+"""Approximate length of the spans in which a long text is encoded, each ending after a newline [characters].
 
-BPE is three times faster this way (measured). A unigram model encodes the text whole: its float sums would differ."""
+BPE was measured to be three times faster this way. A unigram model encodes the text as a whole, because its sums of
+floats would differ."""
 SENTENCEPIECE_TOKENS = ("pad", "bos", "eos", "unk")
 """Reserved tokens for which SentencePiece has separate settings (`pad_id`, `pad_piece`, ...)."""
 THREADS = 4
@@ -43,16 +44,17 @@ PROBE_TEXTS = (
     *("中文，日本語、한국어 ไทย", "العربية हिन्दी עברית", "😀👩‍👩‍👧🇩🇪", "\u2581a \u2581", "\ufdd01 \ufffd⁇ <unk>"),
     *("<s></s><pad><bos><mask><sentinel_0>[MASK]<|endoftext|><0x0A>", "a" * 300, "1234567890 3.14", "I 'm \U0010ffff"),
 )  # fmt: skip
-"""Texts that a tokenizer changes if it normalizes or drops characters, or if text can inject its special tokens."""
+"""Texts that a tokenizer does not reproduce if it normalizes or drops characters, or if text can encode to its special
+tokens."""
 
 TRAIN_SETTINGS = frozenset({"algorithm", "vocab_size", "sample_bytes", "character_coverage", "split_digits"})
-"""Settings that apply only when a model is trained."""
+"""Settings that apply only if a model is trained, which is if `tokenizer.model` is not set."""
 LOAD_SETTINGS = frozenset({"special", "allow_lossy"})
-"""Settings that apply only to a given model."""
+"""Settings that apply only to the model that `tokenizer.model` names."""
 
 
 class TokenizerConfig(Section):
-    """Settings of the tokenizer: a model to train or a given one, and the separators around each document."""
+    """Settings of the tokenizer: a model to train or to load, and the separators before and after each document."""
 
     model: str | None = location(None)
     """Path of a SentencePiece model or a Hugging Face `tokenizer.json`; None = train one on a sample of clean text."""
@@ -68,15 +70,14 @@ class TokenizerConfig(Section):
     split_digits: bool = True
     """True to make every digit a separate token (Llama: Touvron et al. 2023, arXiv 2302.13971, section 2.1)."""
     before: tuple[str, ...] = ("bos",)
-    """Reserved tokens before each document."""
+    """Names of the reserved tokens that are inserted before each document."""
     after: tuple[str, ...] = ("eos",)
-    """Reserved tokens after each document."""
+    """Names of the reserved tokens that are inserted after each document."""
     special: dict[str, str] = Field(default_factory=dict)
-    """Special tokens of the given model by reserved name, such as {eos = "<|endoftext|>"}. Reserved names without an
-    entry get new ids after the vocabulary."""
+    """The special token of `model` for each reserved name, such as {eos = "<|endoftext|>"}. Reserved names that are not
+    listed get new ids after the vocabulary."""
     allow_lossy: bool = False
-    """True to accept a given model that changes text, as normalizing models do; its tokens then decode to other
-    bytes."""
+    """True to accept a `model` that does not reproduce every text, such as one that normalizes it."""
 
     @model_validator(mode="after")
     def _used(self) -> "TokenizerConfig":
@@ -85,21 +86,22 @@ class TokenizerConfig(Section):
         if unknown:
             raise ValueError(
                 f"before, after, special: expected reserved tokens, got {', '.join(unknown)}. "
-                "Set each to a reserved token."
+                f"Set each to a name such as {', '.join(RESERVED[:5])}."
             )
         ignored = sorted((LOAD_SETTINGS if self.model is None else TRAIN_SETTINGS) & self.model_fields_set)
         if ignored:
             names = ", ".join(ignored)
             if self.model is None:
-                raise ValueError(f"{names} would be ignored without a given model. Set tokenizer.model.")
-            raise ValueError(f"{names} would be ignored with a given model. Remove {names}.")
+                raise ValueError(f"{names} would be ignored, since tokenizer.model is not set. Set tokenizer.model.")
+            raise ValueError(f"{names} would be ignored, since tokenizer.model is set. Remove {names}.")
         return self
 
 
 def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> bytes:
-    """Return the bytes of a SentencePiece model; the same texts and settings give the same bytes.
+    """Train a SentencePiece model and return the bytes of its file; the same texts and settings give the same bytes.
 
-    Raises ConfigError if the sample does not allow the vocabulary size. Exceptions of the iterator are re-raised.
+    Raises ConfigError if the texts have too few or too many different pieces for the vocabulary size. Exceptions
+    raised by `texts` are re-raised.
     """
     import sentencepiece
 
@@ -140,7 +142,10 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> bytes:
 
 
 def training_lines(texts: Iterable[str]) -> Iterator[str]:
-    """Yield the lines of the texts for the trainer: escaped, without newlines, long lines cut before a space."""
+    """Yield the lines of the texts for the trainer, escaped and without newlines.
+
+    A line longer than LINE_CHARS is divided before a space if possible.
+    """
     for text in texts:
         for line in escape(text).split("\n"):
             start = 0
@@ -154,8 +159,8 @@ def training_lines(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _training_error(message: str, config: TokenizerConfig) -> ConfigError:
-    """Return SentencePiece's error message as a ConfigError that names the setting to change."""
-    where = f"tokenizer.vocab_size: expected {config.vocab_size} pieces, got a sample"
+    """Return the ConfigError for an error message of the SentencePiece trainer; it names the setting to change."""
+    where = f"tokenizer.vocab_size: expected {config.vocab_size} pieces, got a sample of text"
     if limit := re.search(r"value <= (\d+)", message):
         return ConfigError(f"{where} that has at most {limit[1]}. Set tokenizer.vocab_size to at most {limit[1]}.")
     if needed := re.search(r"\d+ vs (\d+)", message):
@@ -167,12 +172,12 @@ def _training_error(message: str, config: TokenizerConfig) -> ConfigError:
         return ConfigError("tokenizer: expected text to train on, got none. Increase tokenizer.sample_bytes.")
     return ConfigError(
         f"tokenizer: expected SentencePiece to train a model, got: {message.strip()}. "
-        "Set tokenizer.model to a given model."
+        "Set tokenizer.model to the path of a trained model."
     )
 
 
 class Tokenizer:
-    """A loaded model with its contract; both kinds of models have this same interface."""
+    """A loaded SentencePiece or Hugging Face model, with one interface for both, and its contract."""
 
     def __init__(self, contract: TokenizerContract, encode: Encode, decode: Decode, cuttable: bool):
         self.contract = contract
@@ -180,17 +185,17 @@ class Tokenizer:
         self._reserved = np.array(sorted(contract.reserved.values()))
 
     def encode(self, text: str) -> Ids:
-        """Return the ids of a text, without separators, in the contract's integer type."""
+        """Return the token ids of a text, without separators, in the contract's integer type."""
         if self._cuttable and len(text) > 2 * CHUNK_CHARS:
             return np.concatenate([self._ids(span) for span in cut_at_newlines(text)])
         return self._ids(text)
 
     def encode_batch(self, texts: Iterable[str]) -> list[Ids]:
-        """Return the ids of each text."""
+        """Return the token ids of each text, as `encode` does."""
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Sequence[int] | Ids) -> str:
-        """Return the text of token ids; reserved ids are skipped."""
+        """Return the text that token ids represent; reserved ids are skipped."""
         array = np.asarray(ids, np.int64)
         return self._decode(array[~np.isin(array, self._reserved)].tolist())
 
@@ -199,7 +204,10 @@ class Tokenizer:
 
 
 def cut_at_newlines(text: str) -> list[str]:
-    """Return the text in spans of more than CHUNK_CHARS that end after a newline; only the last may differ."""
+    """Divide a text into spans that end after the first newline past CHUNK_CHARS characters; the last may be shorter.
+
+    The spans together are the whole text.
+    """
     spans, start = [], 0
     while start < len(text):
         end = text.find("\n", start + CHUNK_CHARS) + 1 or len(text)
@@ -209,12 +217,12 @@ def cut_at_newlines(text: str) -> list[str]:
 
 
 def tokenizer_kind(path: str) -> Kind:
-    """Return the library that reads a model file, by the file's name."""
+    """Return the library that loads a model file: Hugging Face if its name ends in `.json`, else SentencePiece."""
     return "huggingface" if path.endswith(".json") else "sentencepiece"
 
 
 def load_tokenizer(model: bytes | str | Path, kind: Kind, config: TokenizerConfig) -> Tokenizer:
-    """Return the tokenizer of a model (its bytes or path). Raises ConfigError if the model breaks the contract."""
+    """Load a tokenizer model, given by its bytes or its path. Raises ConfigError if it does not meet the contract."""
     data = model if isinstance(model, bytes) else Path(model).read_bytes()
     load = _load_huggingface if kind == "huggingface" else _load_sentencepiece
     encode, decode, size, existing = load(data, config)
@@ -244,7 +252,7 @@ def _load_sentencepiece(data: bytes, config: TokenizerConfig) -> LoadedModel:
         elif name in config.special:
             raise ConfigError(
                 f"tokenizer.special.{name}: expected a control symbol of the model, got {piece!r}. "
-                "Name a control symbol that the model has."
+                f"Set tokenizer.special.{name} to a control symbol that the model has."
             )
 
     def encode(text: str) -> Any:
@@ -266,7 +274,7 @@ def _load_huggingface(data: bytes, config: TokenizerConfig) -> LoadedModel:
         if number is None:
             raise ConfigError(
                 f"tokenizer.special.{name}: expected a token of the model, got {token!r}. "
-                "Name a special token that the model has."
+                f"Set tokenizer.special.{name} to a special token that the model has."
             )
         reserved[name] = number
 
@@ -282,7 +290,7 @@ def _load_huggingface(data: bytes, config: TokenizerConfig) -> LoadedModel:
 
 
 def _check_contract(tokenizer: Tokenizer, config: TokenizerConfig) -> None:
-    """Encode and decode the probe texts. Raises ConfigError with the first text that breaks the contract."""
+    """Encode and decode PROBE_TEXTS. Raises ConfigError with the first text for which the contract does not hold."""
     reserved = {number: name for name, number in tokenizer.contract.reserved.items()}
     for text in (*PROBE_TEXTS, *config.special.values()):
         ids = tokenizer.encode(text)
@@ -290,7 +298,7 @@ def _check_contract(tokenizer: Tokenizer, config: TokenizerConfig) -> None:
         if injected:
             raise ConfigError(
                 f"tokenizer.model: expected reserved ids that no text produces, got {injected[0]!r} for {text!r}. "
-                "Name a special token of the model in tokenizer.special."
+                f"Set tokenizer.special.{injected[0]} to another special token of the model."
             )
         decoded = tokenizer.decode(ids)
         if decoded != text and not config.allow_lossy:

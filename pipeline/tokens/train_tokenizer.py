@@ -1,8 +1,8 @@
-"""The step that builds the table `tokenizer`: a trained or given model, with its contract.
+"""The step that builds the table `tokenizer`: a model that it trains or that the recipe names, with its contract.
 
-The model is trained on every clean document whose hash is below sample_bytes / total bytes, in hash order. The sample
-therefore does not depend on the partitioning of the text, and only the sample reaches the driver. An interrupted step
-samples only the parts that are not complete.
+A clean document is in the training sample if its hash, as a share of the largest hash, is below sample_bytes / total
+bytes. The sample is sorted by this hash, so it does not depend on how the text is divided into parts. Only the sample
+is collected on the Spark driver. A resumed step samples only the parts whose sample is not complete.
 """
 
 import time
@@ -25,7 +25,7 @@ from schemas.storage import Store
 
 
 def given_model(config: TokenizerConfig) -> dict[str, str]:
-    """Return the model file that the recipe names, or nothing."""
+    """Return the path of the model file that the recipe names, or nothing if a model is to be trained."""
     return {"tokenizer": config.model} if config.model is not None else {}
 
 
@@ -36,7 +36,7 @@ SAMPLE = pa.schema([pa.field("key", pa.int64()), pa.field("doc_id", pa.binary(16
 
 @dataclass(frozen=True)
 class TokenizerSampleTask:
-    """A part of `clean` to sample, and the folder that its sample is written to."""
+    """One part of `clean` to sample, the share of its documents, and the folder in which the sample is written."""
 
     ordinal: int
     clean: Store
@@ -46,7 +46,7 @@ class TokenizerSampleTask:
 
 
 def build_tokenizer(build: StepContext) -> dict[str, TableResult]:
-    """Write the tokenizer's model file and return its manifest entry, with the contract as a figure."""
+    """Write the tokenizer's model file; return the table for the manifest, with the contract among its figures."""
     config = build.recipe.section("tokenizer", TokenizerConfig)
     folder, started = build.folders["tokenizer"], time.process_time()
     built = TableResult()
@@ -71,30 +71,30 @@ def build_tokenizer(build: StepContext) -> dict[str, TableResult]:
 
 
 class ModelWriter(FileWriter):
-    """A file of bytes."""
+    """A writer of a file of plain bytes."""
 
     def write(self, data: bytes) -> None:
-        """Append bytes."""
+        """Append bytes to the file."""
         self._sink.write(data)
 
     def _finish(self) -> None:
         self._sink.flush()
 
     def _drop(self) -> None:
-        """Do nothing: there is no format."""
+        """Do nothing: plain bytes need no footer or other end."""
 
 
 def sample_files(build: StepContext, config: TokenizerConfig, folder: Store) -> list[str]:
-    """Write the sampled documents of every clean part to temporary files and return their paths.
+    """Write the sampled documents of every part of `clean` to temporary files; return the paths in order.
 
-    Raises ContractError if `clean` has no text.
+    Raises ContractError if all documents are dropped or empty.
     """
     clean = build.inputs["clean"]
     total = sum(clean.manifest.content.figures.get("kept_bytes", {}).values())
     if not total:
         raise ContractError(
             f"tokenizer: expected clean text, got none: all {clean.manifest.content.counts.rows_in} documents are "
-            "dropped. Run `penstock report` to see the drops by rule."
+            "dropped. Run `penstock report` to see which rules dropped them, then loosen those rules."
         )
     share = min(1.0, config.sample_bytes / total)
     paths = clean.manifest.paths_of()
@@ -104,7 +104,7 @@ def sample_files(build: StepContext, config: TokenizerConfig, folder: Store) -> 
 
 
 def sample_texts(folder: Store, paths: Sequence[str], built: TableResult) -> Iterator[str]:
-    """Yield the texts of the sample in hash order, and record its size as figures of `built`."""
+    """Yield the texts of the sample in the order of their hash; set its counts and its size in bytes in `built`."""
     rows: list[tuple[int, bytes, str]] = []
     for path in paths:
         with folder.open_input(path) as stream:
@@ -118,7 +118,7 @@ def sample_texts(folder: Store, paths: Sequence[str], built: TableResult) -> Ite
 
 
 def sample_part(task: TokenizerSampleTask, retried: bool) -> PartResult:
-    """Write the sampled documents of a clean part to a temporary file."""
+    """Write the sampled documents of one part of `clean` to a temporary file; `retried` is not used."""
 
     def fill(output: PartOutput) -> None:
         with task.clean.open_input(task.path) as stream:

@@ -455,7 +455,7 @@ def test_a_paragraph_is_used_once() -> None:
 def test_an_empty_stock_and_too_few_pages_are_rejected(tmp_path: Path) -> None:
     stock = Stock([Passage("numpy", ("One paragraph that is all there is in this stock of text.",))])
     assert stock.paragraphs(20) == ("numpy", ["One paragraph that is all there is in this stock of text."])
-    with pytest.raises(ConfigError, match=r"got all of it used up\. Lower --pages\."):
+    with pytest.raises(ConfigError, match=r"got too little\. Lower --pages\."):
         stock.paragraphs(1)
     with pytest.raises(ConfigError, match=r"expected at least 100 pages, got 99\. Set --pages to at least 100\."):
         build_demo_crawl(tmp_path, pages=99)

@@ -257,7 +257,7 @@ def test_a_model_that_drops_unknown_characters_is_rejected(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("special", "message"),
     [
-        ({"eos": "<|end|>"}, r"special\.eos: expected a token of the model, got '<\|end\|>'\. Name a special token"),
+        ({"eos": "<|end|>"}, r"special\.eos: expected a token of the model, got '<\|end\|>'\. Set tokenizer\.special"),
         ({"eos": "a"}, r"expected reserved ids that no text produces, got 'eos' for "),
     ],
 )
@@ -268,7 +268,7 @@ def test_a_reserved_name_requires_a_special_token(given_json: Path, special: dic
 
 def test_a_reserved_name_requires_a_control_symbol(bpe_model: bytes, tmp_path: Path) -> None:
     config = given_config(tmp_path / "given.model", special={"mask": "self"})
-    message = r"tokenizer\.special\.mask: expected a control symbol of the model, got 'self'\. Name a control symbol"
+    message = r"tokenizer\.special\.mask: expected a control symbol of the model, got 'self'\. Set tokenizer\.special"
     with pytest.raises(ConfigError, match=message):
         load_tokenizer(bpe_model, "sentencepiece", config)
 
@@ -284,7 +284,7 @@ def test_the_kind_follows_the_name(path: str, kind: str) -> None:
 @pytest.mark.parametrize("config", [BPE, UNIGRAM], ids=["bpe", "unigram"])
 def test_a_vocabulary_too_large_names_the_largest_possible(config: TokenizerConfig) -> None:
     texts = ["ab ba cab abba " * 9]
-    message = r"expected 700 pieces, got a sample that has at most (\d+)\. Set tokenizer\.vocab_size to at most \1\."
+    message = r"700 pieces, got a sample of text that has at most (\d+)\. Set tokenizer\.vocab_size to at most \1\."
     with pytest.raises(ConfigError, match=message) as error:
         train_tokenizer(texts, config)
     largest = int(str(error.value).split("at most ")[1].split(".")[0])
@@ -296,7 +296,7 @@ def test_a_vocabulary_too_large_names_the_largest_possible(config: TokenizerConf
 def test_a_vocabulary_too_small_names_the_least() -> None:
     texts = ["".join(map(chr, range(0x4E00, 0x4F00)))]
     config = TokenizerConfig(vocab_size=400, character_coverage=1)
-    message = r"expected 400 pieces, got a sample whose characters, .* alone are 619\. Set .* to at least 619\."
+    message = r"expected 400 pieces, got a sample of text whose characters, .* alone are 619\. Set .* to at least 619\."
     with pytest.raises(ConfigError, match=message):
         train_tokenizer(texts, config)
     assert train_tokenizer(texts, TokenizerConfig(vocab_size=619, character_coverage=1))
@@ -319,10 +319,10 @@ def test_errors_of_an_empty_and_of_a_failing_sample() -> None:
     [
         ({"before": ["boss"]}, "expected reserved tokens, got 'boss' (did you mean 'bos'?). Set each"),
         ({"model": "a.json", "special": {"end": "</s>"}}, "expected reserved tokens, got 'end'"),
-        ({"special": {"eos": "</s>"}}, "special would be ignored without a given model. Set tokenizer.model."),
+        ({"special": {"eos": "</s>"}}, "special would be ignored, since tokenizer.model is not set. Set tokenizer"),
         (
             {"model": "a.json", "vocab_size": 32000, "algorithm": "bpe"},
-            "algorithm, vocab_size would be ignored with a given model. Remove algorithm, vocab_size.",
+            "algorithm, vocab_size would be ignored, since tokenizer.model is set. Remove algorithm, vocab_size.",
         ),
         ({"vocab_size": 399}, "greater than or equal to 400"),
     ],
