@@ -18,9 +18,9 @@ from schemas.tokens import Dataset, open_dataset
 from train.checkpoint.folder import local_path
 from train.config.settings import Settings
 from train.export.megatron import export_megatron
-from train.plan.dry_run import describe_run
 from train.plan.make_plan import make_plan
 from train.plan.plan import check_overrides, check_ranks, check_settings_used, read_settings, settings_beyond_recipe
+from train.plan.text import describe_run
 from train.takedown_replay import begin_replay, describe_replay
 
 VERBS = {

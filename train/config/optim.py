@@ -77,7 +77,7 @@ OPTIMIZERS: Mapping[str, DeclaredOptimizer] = {
         settings=("beta1", "beta2", "eps"),
     ),
     "adafactor": DeclaredOptimizer(
-        rule="train.optim.adafactor:Adafactor",
+        rule="train.optim.adam:Adafactor",
         state=StateBytes(matrix=0, vector=4, side=4),
         update_bytes=16,
         workspace=lambda gradient, numbers, config: gradient,  # the squared gradient

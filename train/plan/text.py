@@ -1,14 +1,28 @@
-"""A plan as text: figures by subject, tables of other laws and world sizes, then sources and advice.
+"""A plan as text: figures by subject, other laws, world sizes, sources and advice; and the dry run.
 
-Lines have at most WIDTH characters. `plan.json` holds the same figures with formula and source of each.
+Lines of a plan have at most WIDTH characters. `plan.json` holds the same figures with formula and source of each.
 """
 
 import json
+import math
 import textwrap
 from collections.abc import Iterator, Sequence
 
 from schemas.text import format_bytes, text_table
-from train.config.settings import AUTO
+from train.config.settings import AUTO, Settings
+from train.data.stages import StagePlan
+from train.model.shape import flops_per_token, num_parameters
+from train.parallel.layout import (
+    axes_of,
+    axes_problem,
+    data_ranks,
+    layers_of,
+    layout_problems,
+    num_micro_batches,
+    rows_of,
+    stages_of,
+)
+from train.parallel.memory import Memory, checkpoint_bytes, memory_of_rank
 from train.plan.plan import Plan
 from train.plan.rules import SourcedFigure
 
@@ -168,3 +182,168 @@ def format_value(figure: SourcedFigure) -> str:
     if figure.unit == "FLOPs":
         return f"{value:.3g}"
     return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 1000 else f"{value:.3g}"
+
+
+# The dry run: a text description of a run on a number of ranks, which names everything that does not fit or divide.
+#
+# It shows layout, memory, steps and cost. All of it is computed from the plan alone, without a process group, a device
+# or weights.
+
+SHOWN_GROUPS = 4
+"""Maximum number of groups of ranks, and of ranges of rows, that a line lists."""
+
+
+def describe_run(plan: Plan, settings: Settings, world_size: int, device: str = "cuda") -> str:
+    """Return a description of a plan's run under `settings`; a line that starts with `!!` names what does not fit.
+
+    Memory is estimated for `device` ("cpu", "cuda") and compared with `plan.device_memory` if that is set.
+    """
+    settings = settings.for_device(device)
+    lengths, batches = [stage.seq_len for stage in plan.stages], [stage.global_batch for stage in plan.stages]
+    problems = list(layout_problems(plan.shape, settings, world_size, lengths, plan.global_batch))
+    lines = [f"{world_size} rank(s), nothing was started"]
+    lines += [f"!! {problem}" for problem in problems]
+    lines += _model(plan, settings, device)
+    if axes_problem(settings.layout, world_size) is None:
+        axes = axes_of(settings.layout, world_size)
+        lines += [*_axes(settings, axes), *_stages_of_pipeline(plan, settings)]
+        for batch in dict.fromkeys(batches):
+            lines += _rows(settings, axes, batch)
+        if not problems:
+            lines += _rank_memory(plan, settings, world_size, device)
+    lines += [*_steps(plan), *_cost(plan, settings, world_size)]
+    return "\n".join(lines)
+
+
+def _model(plan: Plan, settings: Settings, device: str) -> Iterator[str]:
+    shape = plan.shape
+    yield (
+        f"model: {num_parameters(shape):,} parameters ({num_parameters(shape, False):,} without embeddings), "
+        f"{shape.num_layers} layers of width {shape.d_model}, {shape.num_heads} heads of width {shape.head_dim} "
+        f"({shape.num_kv_heads} for keys and values), {shape.activation} of width {shape.d_ffw}, "
+        f"{shape.vocab_size:,} tokens in the vocabulary"
+    )
+    compiled = ", compiled" if settings.layout.compile else ""
+    yield f"precision ({device}): {settings.train.precision}{compiled}; optimizer: {settings.optim.optimizer}"
+
+
+def _axes(settings: Settings, axes: dict[str, int]) -> Iterator[str]:
+    layout = settings.layout
+    longer = {axis: size for axis, size in axes.items() if size > 1}
+    yield f"layout: {layout.data}, " + (" · ".join(f"{axis} {size}" for axis, size in longer.items()) or "one rank")
+    for axis in longer:
+        groups = list(groups_along(axes, axis))
+        shown = " | ".join(_span(group) for group in groups[:SHOWN_GROUPS])
+        yield f"  {axis}: ranks {shown}" + (f" | … ({len(groups)} groups)" if len(groups) > SHOWN_GROUPS else "")
+
+
+def groups_along(axes: dict[str, int], axis: str) -> Iterator[list[int]]:
+    """Yield the groups of ranks that differ on one axis only; the first axis is the outermost."""
+    sizes = list(axes.values())
+    index = list(axes).index(axis)
+    stride, size = math.prod(sizes[index + 1 :]), sizes[index]
+    for first in range(math.prod(sizes)):
+        if first // stride % size == 0:
+            yield [first + step * stride for step in range(size)]
+
+
+def _span(numbers: list[int]) -> str:
+    if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return f"{numbers[0]}-{numbers[-1]}"
+    shown = [str(number) for number in numbers]
+    return ",".join(shown if len(shown) <= 8 else [*shown[:3], "…", shown[-1]])
+
+
+def _rows(settings: Settings, axes: dict[str, int], global_batch: int) -> Iterator[str]:
+    groups, size = data_ranks(axes), settings.layout.rows_at_once
+    number = num_micro_batches(global_batch, settings.layout, axes)
+    parts = [rows_of(global_batch, groups, part) for part in range(groups)]
+    counts = sorted({len(part) for part in parts})
+    shown = " | ".join(f"{part.start}-{part.stop - 1}" if part else "none" for part in parts[:SHOWN_GROUPS])
+    more = f" | … ({groups} groups)" if groups > SHOWN_GROUPS else ""
+    used = min(size, counts[-1])
+    yield (
+        f"rows: {global_batch} a step, {' or '.join(map(str, counts))} for each of {groups} group(s) of ranks "
+        f"({shown}{more}), {number} micro-batch(es) of {used}"
+    )
+    if counts[0] == 0:
+        idle = sum(not part for part in parts)
+        yield f"!! {idle} of {groups} groups of ranks have no rows: there are {global_batch}"
+    elif len(counts) > 1:
+        yield (
+            f"!! {global_batch} rows do not divide by {groups} groups of ranks: some compute "
+            f"{counts[0]} and wait for those with {counts[1]}"
+        )
+    if rest := counts[-1] % used:
+        alike = settings.layout.pipeline > 1 or settings.layout.compile
+        padded = "is padded with rows that do not count" if alike else "is smaller"
+        yield f"!! {counts[-1]} rows do not divide by micro-batches of {used}: the last, of {rest}, {padded}"
+
+
+def _stages_of_pipeline(plan: Plan, settings: Settings) -> Iterator[str]:
+    layout, num_layers = settings.layout, plan.shape.num_layers
+    if layout.pipeline == 1:
+        return
+    total = layout.pipeline * layout.stages
+    yield f"pipeline: {layout.schedule}, {total} stages"
+    for rank in range(layout.pipeline):
+        parts = []
+        for stage in stages_of(layout, rank):
+            layers = layers_of(num_layers, total, stage)
+            ends = "embedding, " * (stage == 0), ", head" * (stage == total - 1)
+            shown = f"layers {layers.start}-{layers.stop - 1}" if len(layers) > 1 else f"layer {layers.start}"
+            parts.append(f"{ends[0]}{shown}{ends[1]}" if layers else "no layers")
+        yield f"  {rank}: {' | '.join(parts)}"
+    if num_layers % total:
+        yield f"!! {num_layers} layers do not divide by {total} stages: some have one more, and the others wait"
+
+
+def _rank_memory(plan: Plan, settings: Settings, world_size: int, device: str) -> Iterator[str]:
+    needs = {stage: _need(plan, stage, settings, world_size, device) for stage in range(len(plan.stages))}
+    stage, need = max(needs.items(), key=lambda item: item[1].peak)
+    where = f" of stage {stage + 1}" if len(needs) > 1 else ""
+    largest = f"{format_bytes(need.peak)} at its largest, the {need.peak_moment}{where}"
+    yield f"memory of a rank ({device}), estimated: {largest}"
+    for name, size in sorted(need.at_peak.items(), key=lambda item: -item[1]):
+        if size:
+            yield f"  {name}: {format_bytes(size)}"
+    others = (f"{name} {format_bytes(sum(sizes.values()))}" for name, sizes in need.moments.items())
+    yield f"  by moment: {', '.join(others)}"
+    if need.host:
+        yield f"  in the host's memory: {format_bytes(need.host)}"
+    limit = settings.plan.device_memory
+    if limit is None:
+        yield "  device memory is unknown: set it with --set plan.device_memory=80_000_000_000 [bytes]"
+    elif need.peak > limit:
+        yield f"!! does not fit: plan.device_memory is {format_bytes(limit)}, {format_bytes(need.peak - limit)} less"
+    else:
+        yield f"  fits: plan.device_memory is {format_bytes(limit)}, {100 * need.peak / limit:.0f} % of it used"
+
+
+def _need(plan: Plan, stage: int, settings: Settings, world_size: int, device: str) -> Memory:
+    chosen = plan.stages[stage]
+    return memory_of_rank(plan.shape, settings, world_size, chosen.seq_len, chosen.global_batch, device)
+
+
+def _steps(plan: Plan) -> Iterator[str]:
+    yield f"run: {plan.steps:,} steps, {plan.num_tokens:,} tokens"
+    if len(plan.stages) > 1:
+        for number, stage in enumerate(plan.stages, start=1):
+            yield (
+                f"  stage {number}: steps {stage.first_step + 1}-{stage.end}, {stage.num_tokens:,} tokens, "
+                f"{stage.global_batch} rows of {stage.seq_len}"
+            )
+
+
+def _cost(plan: Plan, settings: Settings, world_size: int) -> Iterator[str]:
+    per_step = {_flops_of_step(plan, stage) for stage in plan.stages}
+    total = sum(_flops_of_step(plan, stage) * stage.num_steps for stage in plan.stages)
+    steps = " to ".join(f"{flops:.3g}" for flops in sorted(per_step)[:: max(1, len(per_step) - 1)])
+    yield f"FLOPs: {steps} a step, {total:.3g} in all, {total / world_size:.3g} on each rank"
+    if peak := settings.train.peak_flops:
+        yield f"  {total / world_size / peak:.3g} s at the peak of the devices ({peak:.3g} FLOP/s each)"
+    yield f"checkpoint: {format_bytes(checkpoint_bytes(plan.shape, settings))} over all ranks"
+
+
+def _flops_of_step(plan: Plan, stage: StagePlan) -> int:
+    return flops_per_token(plan.shape, stage.seq_len) * stage.global_batch * stage.seq_len

@@ -21,10 +21,17 @@ from pipeline.demo_crawl import hostile_pages as unsafe
 from pipeline.demo_crawl import text as harvest
 from pipeline.demo_crawl import write as capture
 from pipeline.demo_crawl.bad_pages import LOW_QUALITY
-from pipeline.demo_crawl.build import LEVELS, build_demo_crawl
+from pipeline.demo_crawl.build import (
+    CHARSETS,
+    DROPPED_LANGUAGE,
+    LEVELS,
+    Encoding,
+    build_demo_crawl,
+    compose,
+    templates_of,
+)
 from pipeline.demo_crawl.hostile_pages import DEMO_TOXIC_WORDS, FAKE_VALUES, FAULTS
 from pipeline.demo_crawl.html import jaccard
-from pipeline.demo_crawl.sentences import DROPPED_LANGUAGE, ENCODINGS, Encoding, compose, templates_of
 from pipeline.demo_crawl.text import Passage, Stock
 from pipeline.demo_crawl.write import Truth
 from pipeline.engine.rules import evaluate_row
@@ -104,7 +111,7 @@ def test_every_kind_is_planted_in_its_number(crawl: tuple[Path, Truth], planted:
         "toxic",
     ]:
         assert counts[kind] == (2 if kind == "gopher_long_doc" else CASES), kind
-    assert counts["language"] + counts["wrong_charset"] == CASES * len(ENCODINGS) // 2
+    assert counts["language"] + counts["wrong_charset"] == CASES * len(CHARSETS) // 2
     assert counts["exact_bytes"] == counts["exact_text"] == 7
     assert counts["original"] == CASES * (2 + len(LEVELS))
     encodings = {kind: number for kind, number in counts.items() if kind.removeprefix("encoding_") in capture.ENCODINGS}
@@ -366,7 +373,7 @@ def test_toxic_pages_contain_enough_words_of_the_list(
             assert share == pytest.approx(line["toxic_word_share"], abs=0.005)
 
 
-@pytest.mark.parametrize("encoding", ENCODINGS, ids=lambda e: f"{e.language}-{e.charset}")
+@pytest.mark.parametrize("encoding", CHARSETS, ids=lambda e: f"{e.language}-{e.charset}")
 def test_every_sentence_can_be_generated_and_encoded(encoding: Encoding) -> None:
     language = templates_of(encoding.language)
     gaps = {
@@ -385,7 +392,7 @@ def test_every_sentence_can_be_generated_and_encoded(encoding: Encoding) -> None
 
 
 def test_texts_of_one_language_are_far_apart() -> None:
-    for language in {encoding.language for encoding in ENCODINGS}:
+    for language in {encoding.language for encoding in CHARSETS}:
         texts = [" ".join(compose(templates_of(language), random.Random(number), 20)[1]) for number in range(12)]
         assert max(jaccard(a, b) for a, b in itertools.combinations(texts, 2)) < 0.1
 

@@ -23,8 +23,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from schemas.errors import ContractError
 from tests.support.rank_pool import shared_pool
 from train.config.optim import OPTIMIZERS, OptimConfig
-from train.optim import adafactor
-from train.optim import adam as lamb
+from train.optim import adam
 from train.optim.optimizer import Optimizer, make_optimizer, state_tensors, update
 from train.optim.parameter import Gradients, gradient_norm, local_tensor, region_at, region_of
 from train.parallel.ranks import Ranks
@@ -197,10 +196,10 @@ def work(ranks: Ranks, folder: str) -> None:
     everywhere: list[Any] = [None] * 4
     dist.all_gather_object(everywhere, changed)
     results["changed"] = everywhere
-    for module, name in ((adafactor, "adafactor"), (lamb, "lamb")):
-        honest, module.total_over_shards = module.total_over_shards, alone
+    for name in ("adafactor", "lamb"):
+        honest, adam.total_over_shards = adam.total_over_shards, alone
         results["alone", name] = separately(name)
-        module.total_over_shards = honest
+        adam.total_over_shards = honest
     if ranks.rank == 0:
         torch.save(results, f"{folder}/results.pt")
 

@@ -7,8 +7,8 @@ from train.config.settings import Settings, load_settings
 from train.data.stages import StagePlan
 from train.model.shape import ModelShape, flops_per_token, num_parameters
 from train.parallel.memory import memory_of_rank
-from train.plan.dry_run import describe_run, groups_along
 from train.plan.plan import Plan
+from train.plan.text import describe_run, groups_along
 
 SHAPE = ModelShape(
     vocab_size=1000,
