@@ -143,6 +143,7 @@ def test_a_page_does_what_it_says(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ON_SPARK)
 def test_a_page_does_what_it_says_in_a_run(name: str, tmp_path: Path) -> None:
     apply_page(name, copy_tree(tmp_path))
