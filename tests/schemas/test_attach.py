@@ -54,5 +54,5 @@ def test_a_plan_on_the_dataset_of_another_run(tmp_path: Path, capsys: pytest.Cap
     assert main(["plan", str(new), "--dataset", str(run), "--quiet"]) == 0
     capsys.readouterr()
     assert main(["plan", str(new), "--dataset", str(other)]) == 2
-    assert "Name another folder." in capsys.readouterr().err
+    assert "Name another run folder." in capsys.readouterr().err
     assert not (run / "train").exists()
