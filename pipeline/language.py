@@ -50,7 +50,9 @@ class LanguageConfig(Section):
         if self.excerpts == 1:
             raise ValueError("excerpts: expected 0 or at least 2, got 1. Set language.excerpts to 0 or 2.")
         if self.min_language_share is not None and not self.excerpts:
-            raise ValueError("min_language_share: expected language.excerpts of at least 2, got 0. Set it to 12.")
+            raise ValueError(
+                "min_language_share: expected language.excerpts of at least 2, got 0. Set language.excerpts to 12."
+            )
         return self
 
 

@@ -124,7 +124,8 @@ def load_registry(folder: Path, registry: Mapping[str, ModelEntry] = REGISTRY) -
             )
         except (ValueError, KeyError, TypeError) as error:
             raise ContractError(
-                f"{index}: expected a model in line {number}, got {error!r}. Remove the line."
+                f"{index}: expected a JSON object that describes a model in line {number}, got {error!r}. Remove the "
+                "line."
             ) from error
     pinned = {
         name: replace(entry, sha256=trained[name].sha256, num_bytes=trained[name].num_bytes)

@@ -68,7 +68,7 @@ def check_trace(arguments: Arguments) -> None:
     if arguments.ranks is not None and arguments.ranks < 1:
         raise ConfigError(f"trace --ranks: expected at least 1, got {arguments.ranks}. Give the number of ranks.")
     if arguments.limit < 1:
-        raise ConfigError(f"trace --limit: expected at least 1 document, got {arguments.limit}. Raise it.")
+        raise ConfigError(f"trace --limit: expected at least 1 document, got {arguments.limit}. Give a larger number.")
     if arguments.overrides and not arguments.refetch:
         raise ConfigError(
             "trace: expected --refetch with --set, which overrides [source] for it, got no --refetch. Add --refetch."
