@@ -57,7 +57,7 @@ class LanguageConfig(Section):
 
 
 def make_language(config: LanguageConfig, models: Mapping[str, str]) -> RowFunction:
-    """Return the function that adds the stage's columns to a row and drops an unwanted or uncertain language.
+    """Return the function that adds the stage's columns to a row and drops it if its language is unwanted or uncertain.
 
     Raises ConfigError if the model cannot be read, or has no label for one of the languages to keep.
     """

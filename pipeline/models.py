@@ -334,7 +334,7 @@ def _check(path: Path, entry: ModelEntry) -> None:
 
 
 def _store(target: Path, entry: ModelEntry, write: Callable[[IO[bytes]], None]) -> None:
-    """Write a file with `write`, verify its digest and move it to `target` atomically, also with concurrent writers."""
+    """Write a file with `write`, verify its digest and move it to `target` atomically; concurrent calls are safe."""
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f"{target.name}.{uuid.uuid4().hex[:8]}.partial")
     try:

@@ -141,7 +141,7 @@ def find_models(recipe: Recipe, steps: Sequence[Step]) -> Models:
 
 
 def is_shipped(stage: Stage, name: str) -> bool:
-    """Return True if workers open this model file, so that it must be copied to them."""
+    """Return True if Spark workers open this model file, so that it must be copied to them."""
     return isinstance(stage, PerDocument) and stage.compile is None and not name.startswith(stage.stays)
 
 

@@ -136,7 +136,7 @@ def branch_recipe(run: Store, change: Change) -> Recipe:
 
 
 def steps_of(before: Recipe, after: Recipe) -> list[tuple[str, bool]]:
-    """Return every step of the recipe `after`, and True if the change from `before` requires to compute it again."""
+    """Return (name, True if the change from `before` requires computing it again) of each step of `after`."""
     made: set[str] = set()
     steps = []
     for step in (step for step in STEPS if step.is_used(after)):

@@ -41,7 +41,7 @@ EMPTY_MESSAGES = {
 
 
 def trace_command(arguments: Arguments) -> int:
-    """Print the documents of a step, or the steps and checkpoints that saw a document."""
+    """Print the documents of a training step, or the steps and checkpoints that were trained on a document."""
     check_trace(arguments)
     run = open_run(arguments.run)
     answers = TraceAnswers(run, AnswerOptions(details=not arguments.brief, text=arguments.text))

@@ -259,7 +259,7 @@ def _tables_present(run: Store, certificate: Certificate, checked: CheckResult) 
 
 
 def _check_id(certificate: Certificate, checked: CheckResult) -> None:
-    """Check the seal and the id of a certificate against its content."""
+    """Check that the seal and the id of a certificate are those computed from its content."""
     if certificate.seal != certificate.content_digest:
         seal = certificate.seal or "none"
         checked.problems.append(
