@@ -204,7 +204,7 @@ def model_files(config: ToxicityConfig) -> dict[str, str]:
 
 
 def checks(config: ToxicityConfig, models: Mapping[str, str], cutoffs: Cutoffs) -> tuple[Check, ...]:
-    """Return a check of a toxicity column for each maximum that the recipe sets."""
+    """Return the checks of the toxicity columns, one for each maximum that the recipe sets."""
     limits = (
         ("toxic_word_share", "toxic_word_share", "max_word_share", config.max_word_share if config.wordlists else None),
         ("toxic_words", "toxic_words", "max_words", config.max_words if config.wordlists else None),

@@ -313,7 +313,7 @@ def _table(comparisons: Sequence[Comparison], share: float) -> list[str]:
 
 
 def format_interval(interval: DifferenceInterval) -> str:
-    """Return an interval as text."""
+    """Return the mean and the ends of an interval as text, or the mean alone if there is no interval."""
     if interval.low is None or interval.high is None:
         return f"{interval.mean:+.4f}"
     return f"{interval.mean:+.4f} [{interval.low:+.4f}, {interval.high:+.4f}]"

@@ -50,7 +50,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def plan_command(arguments: Arguments) -> int:
-    """Compute model size, batch size and number of steps from the dataset. --dry-run prints them and writes nothing."""
+    """Compute model size, batch size and steps from the dataset. --dry-run prints the plan without writing it."""
     with tempfile.TemporaryDirectory() as scratch:  # a dry run writes its files there, not to the run folder
         return _plan(arguments, Store(scratch))
 

@@ -110,7 +110,7 @@ def train_proxy(proxy: Proxy, ranks: int = 1) -> TrainManifest:
 
 
 def _wait(child: subprocess.Popen[bytes]) -> int:
-    """Wait for a child and return its exit code; if this process is terminated, the child is terminated too."""
+    """Wait for a child process and return its exit code; if this process is terminated, terminate the child too."""
     before = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
     try:
         return child.wait()

@@ -90,9 +90,9 @@ class Removal:
         return [span for own in units for span in trace_spans(own, "text", self.salt, self.most_traces)]
 
     def add_traces(self, part: PartResult) -> None:
-        """Add what `figures` of a rewritten part has about removed documents to this object.
+        """Add the token counts and span digests of removed documents, which `part.figures` holds, to this object.
 
-        These are token counts, for `num_tokens`, and digests of spans, for `token_traces` and `text_traces`.
+        They are added to `num_tokens`, `token_traces` and `text_traces`.
         """
         for name, spans in part.figures.get("texts", {}).items():
             document = bytes.fromhex(name)
@@ -161,7 +161,7 @@ def write_versions(run: Store, removal: Removal) -> dict[str, TableChange]:
 
 
 def _rewrite_parts(table: str, draft: _Draft, removal: Removal) -> None:
-    """Write new versions of those parts of a Parquet table that hold documents to remove."""
+    """Write new versions of the parts of a Parquet table that hold documents to remove."""
     verdicts: dict[str, int] = {}
     ids = removal.ids
     paths = draft.old.manifest.run.paths
@@ -192,13 +192,13 @@ def _rewrite_part(draft: _Draft, key: str, how: tuple[Table, pa.Array], removal:
 
 
 def _result(files: Sequence[WrittenFile], **figures: Any) -> PartResult:
-    """Return the result of a part: rewritten files with equal row counts, and the values `figures`."""
+    """Return the result of a part: rewritten files with equal numbers of rows, and values for its `figures`."""
     counts = Counts(rows_in=files[0].rows, rows_kept=files[0].rows)
     return PartResult({written.key: written for written in files}, counts, figures)
 
 
 def _rewrite_dataset(run: Store, draft: _Draft, removal: Removal) -> None:
-    """Write new versions of those shards, document indexes and buckets by URL that hold documents to remove."""
+    """Write new versions of the shards, document indexes and URL index buckets that hold documents to remove."""
     dataset = open_dataset(run)
     targets = find_removed_rows(dataset, removal.documents)
     ids, paths = removal.ids, dataset.manifest.run.paths

@@ -92,7 +92,7 @@ def select_documents(run: Store, request: TakedownRequest) -> Selection:
 
 
 def earlier_takedowns(run: Store, request: TakedownRequest) -> list[str]:
-    """Return the ids of the takedowns that removed the requested items; empty if an item was not removed before."""
+    """Return the ids of the takedowns that removed the requested items; empty unless every item was removed."""
     earlier = _earlier(run, request.items())
     return sorted({*earlier.values()}) if len(earlier) == len(request.items()) else []
 

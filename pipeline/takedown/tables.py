@@ -121,7 +121,7 @@ def blank_rows(rows: pa.Table, is_removed: Mask, kept: Collection[str]) -> pa.Ta
 
 
 def counts_without_rows(counts: Counts, table: Table, removed: Mapping[str, int]) -> Counts:
-    """Return the row counts of a table after a takedown; `removed`: number of removed rows by former verdict.
+    """Return the row counts of a table after a takedown. `removed`: number of deleted or blanked rows by old verdict.
 
     A blanked row is counted as dropped by the takedown; a deleted row is no longer counted.
     """
