@@ -50,12 +50,14 @@ class LanguageConfig(Section):
         if self.excerpts == 1:
             raise ValueError("excerpts: expected 0 or at least 2, got 1. Set language.excerpts to 0 or 2.")
         if self.min_language_share is not None and not self.excerpts:
-            raise ValueError("min_language_share: expected language.excerpts of at least 2, got 0. Set it to 12.")
+            raise ValueError(
+                "min_language_share: expected language.excerpts of at least 2, got 0. Set language.excerpts to 12."
+            )
         return self
 
 
 def make_language(config: LanguageConfig, models: Mapping[str, str]) -> RowFunction:
-    """Return the function that adds the stage's columns to a row and drops an unwanted or uncertain language.
+    """Return the function that adds the stage's columns to a row and drops it if its language is unwanted or uncertain.
 
     Raises ConfigError if the model cannot be read, or has no label for one of the languages to keep.
     """

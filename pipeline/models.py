@@ -124,7 +124,8 @@ def load_registry(folder: Path, registry: Mapping[str, ModelEntry] = REGISTRY) -
             )
         except (ValueError, KeyError, TypeError) as error:
             raise ContractError(
-                f"{index}: expected a model in line {number}, got {error!r}. Remove the line."
+                f"{index}: expected a JSON object that describes a model in line {number}, got {error!r}. Remove the "
+                "line."
             ) from error
     pinned = {
         name: replace(entry, sha256=trained[name].sha256, num_bytes=trained[name].num_bytes)
@@ -333,7 +334,7 @@ def _check(path: Path, entry: ModelEntry) -> None:
 
 
 def _store(target: Path, entry: ModelEntry, write: Callable[[IO[bytes]], None]) -> None:
-    """Write a file with `write`, verify its digest and move it to `target` atomically, also with concurrent writers."""
+    """Write a file with `write`, verify its digest and move it to `target` atomically; concurrent calls are safe."""
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f"{target.name}.{uuid.uuid4().hex[:8]}.partial")
     try:

@@ -141,12 +141,15 @@ def find_models(recipe: Recipe, steps: Sequence[Step]) -> Models:
 
 
 def is_shipped(stage: Stage, name: str) -> bool:
-    """Return True if workers open this model file, so that it must be copied to them."""
+    """Return True if Spark workers open this model file, so that it must be copied to them."""
     return isinstance(stage, PerDocument) and stage.compile is None and not name.startswith(stage.stays)
 
 
 def compiled(stage: PerDocument, config: Section, models: Mapping[str, Model], store: ModelsConfig) -> dict[str, Model]:
-    """Return the files that a stage compiles from its models, once, in a folder of the model cache named by digest."""
+    """Return the files that a stage compiles from its models, by name.
+
+    They are in a folder of the model cache that is named by a digest of the stage, its settings and its models.
+    """
     if stage.compile is None:
         return {}
     identity = digest_of([stage.name, stage.version, config.content(), sorted(m.sha256 for m in models.values())])
@@ -210,7 +213,7 @@ def models_of(run: Run, step: Step) -> Models:
 def step_identity(run: Run, step: Step, inputs: Mapping[str, TableVersion]) -> str:
     """Return the digest that identifies a step's output.
 
-    It covers the stages' versions, own columns, content settings and model digests, and the step's inputs.
+    It covers the versions, columns, settings and model digests of the step's stages, and the step's inputs.
     """
     reads: Any = {name: origin_digest(table.manifest) for name, table in inputs.items()}
     if not step.reads:

@@ -142,5 +142,5 @@ def all_stages() -> list[Stage]:
 
 
 def sections() -> Mapping[str, type[Section]]:
-    """Return the recipe sections of the data half: one for each stage."""
+    """Return the class of each recipe section of the data steps, by name; every stage has one section."""
     return {stage.name: stage.config for stage in all_stages()}

@@ -107,7 +107,8 @@ class WordList:
 class UnspacedWordList:
     """The word list of a language without spaces between words.
 
-    Listed words match anywhere. Only where one begins or ends with a Latin letter, no Latin letter or digit may adjoin.
+    A listed word matches anywhere in the text. If it begins or ends with a Latin letter, the
+    character next to that letter must not be a Latin letter or digit.
     """
 
     def __init__(self, entries: Iterable[str]):
@@ -146,7 +147,10 @@ def read_wordlist(path: str, language: str) -> WordList | UnspacedWordList:
     lines = Path(path).read_text(encoding="utf-8").splitlines()
     entries = [line for line in lines if words_of(line.casefold()) and not line.startswith("#")]
     if not entries:
-        raise ConfigError(f"toxicity.wordlists.{language}: expected words, got none in {path}. Set another file.")
+        raise ConfigError(
+            f"toxicity.wordlists.{language}: expected words, got none in {path}. Name a file with one word or phrase "
+            "per line."
+        )
     return UnspacedWordList(entries) if language in UNSPACED else WordList(entries)
 
 
@@ -200,7 +204,7 @@ def model_files(config: ToxicityConfig) -> dict[str, str]:
 
 
 def checks(config: ToxicityConfig, models: Mapping[str, str], cutoffs: Cutoffs) -> tuple[Check, ...]:
-    """Return a check of the stored counts, shares or scores for each limit that is set."""
+    """Return the checks of the toxicity columns, one for each maximum that the recipe sets."""
     limits = (
         ("toxic_word_share", "toxic_word_share", "max_word_share", config.max_word_share if config.wordlists else None),
         ("toxic_words", "toxic_words", "max_words", config.max_words if config.wordlists else None),

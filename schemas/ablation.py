@@ -82,7 +82,7 @@ class Measurement(_AblationBlock):
 
 
 class AblationSide(_AblationBlock):
-    """The dataset of one side of the comparison, and its size."""
+    """The dataset made with the rules, or the one made without them, and its size."""
 
     dataset: str
     """Digest of the dataset."""
@@ -93,7 +93,7 @@ class AblationSide(_AblationBlock):
 
 
 class VerdictChange(_AblationBlock):
-    """Documents of one source whose verdict differs between the two sides."""
+    """The number of documents of one source that had one verdict with the rules and another without them."""
 
     source: str
     with_rules: str
@@ -140,7 +140,7 @@ class DifferenceInterval(_AblationBlock):
 
 
 class Comparison(_AblationBlock):
-    """The losses of both sides on the held-out text of one source of one dataset."""
+    """The losses of the proxy runs with and without the rules on the held-out text of one source of one dataset."""
 
     on: str
     """Dataset of the held-out text: `with`, `without`, or the run of `--on`."""

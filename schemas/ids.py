@@ -27,7 +27,7 @@ def shuffle_key(seed: int, identifier: bytes) -> int:
 
 
 def is_in_share(key: int, share: float) -> bool:
-    """Return True if a `shuffle_key` is in the lowest `share` (0 to 1) of its range, so that this share is selected."""
+    """Return True if a `shuffle_key` is in the lowest `share` (0 to 1) of its range, to select documents by hash."""
     return key < int(share * (1 << 63))
 
 

@@ -66,9 +66,9 @@ def _source_runs(run: Store) -> list[Store]:
 
 
 def _take(locks: ExitStack, run: Store, name: str, what: str, *, shared: bool = False) -> None:
-    """Acquire the lock file `name` of a run; `locks` releases it on exit. Does nothing where there are no locks.
+    """Acquire the lock file `name` of a run; `locks` releases it on exit.
 
-    Raises ContractError if another process holds the lock.
+    Does nothing if the filesystem does not support file locks. Raises ContractError if another process holds the lock.
     """
     if not run.is_local:
         return

@@ -167,7 +167,10 @@ def make_manifest(content: dict[str, Any], run: dict[str, Any], where: str) -> M
 
 
 def write_manifest(folder: Store, manifest: Manifest) -> None:
-    """Write the manifest, which commits the table. Raises ContractError if the folder has one of other content."""
+    """Write the manifest, which commits the table.
+
+    Raises ContractError if the folder already has a manifest with different content.
+    """
     if folder.exists(MANIFEST_NAME):
         committed = read_manifest(folder)
         if committed.digest != manifest.digest:
@@ -258,9 +261,9 @@ def open_table(run: Store, table: str) -> tuple[Store, Manifest]:
 
 
 def current_tables(run: Store) -> dict[str, TableVersion]:
-    """Return the tables of a run, in order, that were made from the current versions of the tables that they read.
+    """Return the up-to-date tables of a run, in order: those made from the current versions of the tables they read.
 
-    After a run up to an earlier step with other settings, the tables of later steps are left out.
+    If earlier steps were run again with other settings, the tables of later steps are out of date and left out.
     """
     tables: dict[str, TableVersion] = {}
     for name in (name for name in TABLES if name in read_run(run).tables):

@@ -23,7 +23,7 @@ class _MixBlock(BaseModel):
 
 
 class SourceMix(_MixBlock):
-    """The share and further values of one source, and the evidence for them."""
+    """The share of one source in the training samples, its effect on the source's tokens, and the evidence for it."""
 
     share: float = Field(ge=0, le=1)
     """Share of the training samples; the sum over all sources is 1. The trainer reads it."""
@@ -55,7 +55,7 @@ class Mix(_MixBlock):
     """The share and further values of each source, by its name."""
 
     def of(self, names: set[str], where: str) -> dict[str, SourceMix]:
-        """Return `sources`, which must be those of a dataset. Raises ConfigError if a source is missing or unknown."""
+        """Return `sources`. Raises ConfigError if their names are not `names`, the sources of a dataset."""
         if unknown := sorted(self.sources.keys() - names):
             hints = ", ".join(f"{name!r}{suggest_name(name, names)}" for name in unknown)
             raise ConfigError(

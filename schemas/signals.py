@@ -31,7 +31,7 @@ def _count(name: str, meaning: str, unit: str) -> Signal:
 
 
 def _grams(sizes: Iterable[int], name: str, meaning: str) -> tuple[Signal, ...]:
-    """Return a ratio for each size of n-gram; {n} in name and meaning is replaced by the size."""
+    """Return a signal with the unit `ratio` for each size of n-gram, which replaces {n} in its name and meaning."""
     return tuple(_ratio(name.format(n=n), meaning.format(n=n)) for n in sizes)
 
 

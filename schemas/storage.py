@@ -185,7 +185,9 @@ def resolve_uri(uri: str) -> tuple[pafs.FileSystem, str]:
         )
     if scheme in BUCKETS and (odd := {"", ".", ".."}.intersection(path.rstrip("/").split("/") if path else ())):
         segments = " and ".join(f"/{part}/" for part in sorted(odd))
-        raise ConfigError(f"{shown}: expected a plain path, got {segments} in it. Remove them from the path.")
+        raise ConfigError(
+            f"{shown}: expected a path without empty, `.` or `..` segments, got {segments} in it. Remove such segments."
+        )
     defaults = OPTIONS.get(scheme, "")
     own = [options, *([defaults] if defaults.partition("=")[0] not in options else [])]
     try:

@@ -23,7 +23,7 @@ NAME, VALUE = "name", "value"
 
 
 class FlatEntries(NamedTuple):
-    """All entries of a column of entries, concatenated over its rows."""
+    """The (name, value) entries of all rows of a column, in one array of names and one of values."""
 
     rows: npt.NDArray[np.int64]
     """(entries,) the row number of each entry."""
@@ -50,7 +50,7 @@ def to_entries(values: Mapping[str, Any] | None) -> list[tuple[str, Any]] | None
 
 
 def to_mapping(entries: Iterable[Mapping[str, Any]] | None) -> dict[str, Any] | None:
-    """Return the mapping from name to value of a row's entries, in the form in which Arrow returns them."""
+    """Return a row's entries, which Arrow returns as a list of structs, as a mapping from name to value."""
     return None if entries is None else {entry[NAME]: entry[VALUE] for entry in entries}
 
 
@@ -64,7 +64,7 @@ def flatten_entries(column: pa.ListArray) -> FlatEntries:
 
 
 def lookup_entry(column: pa.ListArray, name: str) -> pa.Array:
-    """Return, as (rows,), the value of the entry of this name; null where the row has no such entry."""
+    """Return, for each row, the value of its entry with this name; null if the row has no such entry."""
     flat = flatten_entries(column)
     is_named = pc.fill_null(pc.equal(flat.names, name), False).to_numpy(zero_copy_only=False)
     indices = np.full(len(column), -1, np.int64)

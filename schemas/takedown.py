@@ -23,7 +23,7 @@ class _TakedownBlock(BaseModel):
 
 
 class TrainedCheckpoint(_TakedownBlock):
-    """A checkpoint that existed when the documents were removed; those that a replay has moved away count too."""
+    """A checkpoint that existed when the documents were removed, possibly in a folder that a replay moved it to."""
 
     checkpoint: str
     """Folder of the checkpoint, relative to the run."""
@@ -52,7 +52,7 @@ class OtherRun(_TakedownBlock):
 
 
 class Effects(_TakedownBlock):
-    """The effects of the removed documents on training: steps and checkpoints, of this run and of others."""
+    """The optimizer steps that used the removed documents, and the checkpoints, of this run and of other runs."""
 
     steps: list[int] = []
     """Every optimizer step (the first is 1) of the plan whose batch held tokens of a removed document."""
@@ -78,7 +78,7 @@ Mode = Literal["tombstones", "compact"]
 
 
 class Descent(_TakedownBlock):
-    """The origin of a version that a takedown made, as its manifest records it."""
+    """A manifest's record of the takedown that made this version of a table, and of the version that it replaced."""
 
     id: str
     """Id of the takedown."""
@@ -257,7 +257,10 @@ def read_certificate(run: Store, identifier: str) -> Certificate:
 
 
 def read_parent(run: Store, identifier: str, table: str) -> Manifest:
-    """Return the manifest of a version that a takedown replaced. Raises ContractError if the certificate disagrees."""
+    """Return the manifest of a version that a takedown replaced.
+
+    Raises ContractError if its digest is not the one in the takedown's certificate.
+    """
     name, change = parent_name(identifier, table), read_certificate(run, identifier).tables[table]
     parent = Manifest.model_validate(run.read_json(name))
     if parent.digest != change.before:
@@ -269,7 +272,7 @@ def read_parent(run: Store, identifier: str, table: str) -> Manifest:
 
 
 def descent_of(manifest: Manifest) -> Descent | None:
-    """Return the descent of a version; None = no takedown made it. Raises ContractError if its record is invalid."""
+    """Return the record of the takedown that made a version, or None. Raises ContractError if it is invalid."""
     record = manifest.content.figures.get(FIGURE)
     try:
         return None if record is None else Descent.model_validate(record)
@@ -309,7 +312,7 @@ def takedown_ancestry(run: Store, manifest: Manifest) -> list[Certificate]:
 
 
 def positions_digest(manifest: Manifest) -> str:
-    """Return the digest of the oldest version whose tokens have the same positions as those of this version."""
+    """Return the digest of the oldest version in which every token has the same position as in this version."""
     descent = descent_of(manifest)
     return (descent.positions if descent else "") or manifest.digest
 

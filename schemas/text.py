@@ -41,7 +41,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_short(number: float, space: str = " ") -> str:
-    """Return a number with three significant digits and an SI prefix, such as `12.3 M`; none below 1000."""
+    """Return a number with three significant digits and an SI prefix, such as `12.3 M`; no prefix below 1000."""
     step = 0
     while abs(number) >= 999.5 and step < len(PREFIXES) - 1:
         number, step = number / 1000, step + 1

@@ -136,7 +136,7 @@ class Dataset:
         return self.manifest.digest
 
     def num_tokens(self, split: str = TRAIN) -> dict[str, int]:
-        """Return the number of unique tokens by source in one split, `train` or `heldout`."""
+        """Return the number of stored tokens of each source in one split, `train` or `heldout`."""
         suffix = f"/{split}"
         return {
             name.removesuffix(suffix): sum(shard.num_tokens for shard in shards)

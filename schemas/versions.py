@@ -32,12 +32,12 @@ class PinnedRun(Store):
         return PinnedRun, (self.address, self.tables)
 
     def read_json(self, name: str) -> Any:
-        """Return the JSON value of a small file; `run.json` names the tables of this version."""
+        """Return the JSON value of a small file; in `run.json`, the tables are replaced by those of this version."""
         value = super().read_json(name)
         return value | {"tables": self.tables} if name == RUN_NAME else value
 
     def write_atomic(self, name: str, data: bytes) -> None:
-        """Raise ContractError: a result of an earlier version would appear to be made from the current one."""
+        """Always raise ContractError; a result of an earlier version would seem to be made from the current one."""
         raise ContractError(
             f"{self.uri}/{name}: expected a run folder to write to, got an earlier version of one, which is read-only. "
             "Name the run folder without @<digest>."
@@ -84,7 +84,7 @@ def list_versions(run: Store, table: str) -> dict[str, TableVersion]:
 
 
 def pinned_tables(run: Store, table: str, version: str) -> dict[str, str]:
-    """Return the version folders, by table, of one version and of all tables of the run that it was made from.
+    """Return version folders by table: `version` of `table`, and those of the run's tables that it was made from.
 
     Raises ContractError if two of these tables were made from different versions of a third one.
     """
@@ -151,7 +151,7 @@ def check_own_tables(run: Store, what: str) -> None:
 
 
 def is_table(run: Store, name: str, version: str) -> bool:
-    """Return True if an item of a lineage is a table of this run, not a file or a table of another run."""
+    """Return True if an entry of a manifest's lineage is a table of this run, not a file or a table of another run."""
     return "/" not in name and ":" not in name and run.exists(f"{name}/{version}/{MANIFEST_NAME}")
 
 

@@ -67,7 +67,7 @@ NAME = re.compile(r"[\w.+=-]{1,80}")
 
 @dataclass(frozen=True)
 class Change:
-    """The difference between the recipe of a branch and that of its run."""
+    """The rules that an ablation removes, and the settings that it overrides."""
 
     words: tuple[str, ...]
     """Rules that are removed, as `section.rule`."""
@@ -86,14 +86,15 @@ class Change:
 
 
 def change_of(words: Sequence[str], overrides: Sequence[str]) -> Change:
-    """Return the change that `--without` and `--set` describe.
+    """Return the rules and settings that `--without` and `--set` name.
 
-    Raises ConfigError if there is no change, or if a setting must be equal in all proxy runs.
+    Raises ConfigError if they change no data, or if `--set` names a setting that an ablation cannot override.
     """
     sections = {text: text.partition("=")[0].strip().partition(".")[0] for text in overrides}
     if fixed := [text for text, section in sections.items() if section == "tokenizer"]:
         raise ConfigError(
-            f"--set {fixed[0]}: expected one tokenizer for both datasets, got a change of it. Remove this override."
+            f"--set {fixed[0]}: expected one tokenizer for both datasets, got an override of its settings. Remove this "
+            "override."
         )
     named = {text.partition("=")[0].strip(): text for text in overrides}
     if "train.seed" in named:
@@ -113,7 +114,7 @@ def change_of(words: Sequence[str], overrides: Sequence[str]) -> Change:
 
 
 def branch_folder(run: Store, change: Change) -> Store:
-    """Return the folder of the branch of a change."""
+    """Return the subfolder of a run for the dataset that is made with a change of its recipe."""
     return run.child(f"{ABLATIONS}/{change.name}")
 
 
@@ -135,7 +136,7 @@ def branch_recipe(run: Store, change: Change) -> Recipe:
 
 
 def steps_of(before: Recipe, after: Recipe) -> list[tuple[str, bool]]:
-    """Return (name, True if it must be computed again) of every step that the recipe `after` requires."""
+    """Return (name, True if the change from `before` requires computing it again) of each step of `after`."""
     made: set[str] = set()
     steps = []
     for step in (step for step in STEPS if step.is_used(after)):
@@ -154,7 +155,7 @@ def _settings_differ(step: Step, before: Recipe, after: Recipe) -> bool:
 
 
 def make_branch(run: Store, folder: Store, recipe: Recipe) -> None:
-    """Compute the dataset of a branch in `folder`; unchanged tables of the run are not computed again."""
+    """Compute the dataset of a changed recipe in `folder`, which reuses tables of `run` that are not affected."""
     prepared = prepare(recipe, None)  # every wrong setting is reported before Spark starts
     if not folder.exists(RUN_NAME):
         attach_run(folder, run)
@@ -196,7 +197,8 @@ def make_result(
 ) -> Ablation:
     """Return the result of an ablation from the losses of its proxy runs.
 
-    `runs`: the run of each side; `measured`: the names of the held-out texts and the losses on them.
+    `runs`: the runs with the datasets `with` and `without` the rules; `measured`: the names of the held-out texts, and
+    the losses on them.
     """
     a, b = (open_compared_run(runs[side]) for side in (WITH, WITHOUT))
     difference = compare_runs(a, b, 0)
@@ -287,7 +289,7 @@ def _verdict(rule: str) -> str:
 
 
 def _left_out(result: Ablation) -> Iterator[str]:
-    """Yield a line for each held-out set of which documents are left out of the measurement."""
+    """Yield a line for each held-out set from which documents are left out, as a proxy run was trained on them."""
     names = dict.fromkeys(comparison.on for comparison in result.comparisons)
     for name, first in zip(names, result.measurements, strict=False):  # of the first proxy run, on every set
         if first.left_out:
@@ -311,7 +313,7 @@ def _table(comparisons: Sequence[Comparison], share: float) -> list[str]:
 
 
 def format_interval(interval: DifferenceInterval) -> str:
-    """Return an interval as text."""
+    """Return the mean and the ends of an interval as text, or the mean alone if there is no interval."""
     if interval.low is None or interval.high is None:
         return f"{interval.mean:+.4f}"
     return f"{interval.mean:+.4f} [{interval.low:+.4f}, {interval.high:+.4f}]"
@@ -398,7 +400,8 @@ def train_and_compare(
 ) -> Ablation:
     """Train the pairs of proxy runs, measure them on the held-out text of every run, and write and return the result.
 
-    `runs`: the two sides, then the runs of `--on`; `seconds`: durations so far, to which those of this work are added.
+    `runs`: the runs with the datasets `with` and `without` the rules, then those of `--on`. `seconds`: durations [s] by
+    name, to which those of training and evaluation are added.
     """
     sides = {side: runs[side] for side in (WITH, WITHOUT)}
     folder = sides[WITHOUT]
@@ -414,9 +417,9 @@ def train_and_compare(
 
 
 def copied_documents(runs: Mapping[str, Store], seq_len: int, sequences: int) -> set[bytes]:
-    """Return the held-out documents, of all runs, of which the training text of either side holds a copy.
+    """Return the held-out documents, of all runs, that have a copy in the training text `with` or `without` the rules.
 
-    Raises ContractError if a run has no held-out document that neither side is trained on, nor on a copy of it.
+    Raises ContractError if, for a run, every held-out document or a copy of it is in one of these training texts.
     """
     datasets = {name: open_dataset(run) for name, run in runs.items()}
     sides = [datasets[side] for side in (WITH, WITHOUT)]
@@ -438,7 +441,9 @@ def copied_documents(runs: Mapping[str, Store], seq_len: int, sequences: int) ->
 def open_heldout_datasets(names: Sequence[str]) -> dict[str, Dataset]:
     """Return the datasets of the runs of `--on`. Raises ConfigError if a run is named `with` or `without`."""
     if taken := [name for name in names if name in (WITH, WITHOUT)]:
-        raise ConfigError(f"--on {taken[0]}: expected a run, got the name of a side of the ablation. Use ./{taken[0]}.")
+        raise ConfigError(
+            f"--on {taken[0]}: expected the path of a run, got the name of one of the two datasets. Use ./{taken[0]}."
+        )
     return {name: open_dataset(Store(name)) for name in names}
 
 
@@ -448,7 +453,7 @@ def print_progress(line: str) -> None:
 
 
 def describe_dry_run(run: Store, change: Change, recipes: tuple[Recipe, Recipe], size: ProxySize) -> str:
-    """Return a text about the steps, proxy runs and cost of an ablation, estimated before the branch is computed."""
+    """Return the text that `--dry-run` prints: the steps, and the estimated size and cost of the proxy runs."""
     steps = steps_of(*recipes)
     reused, rebuilt = (", ".join(name for name, again in steps if again is state) for state in (False, True))
     params, tokens = default_size(size, sum(open_dataset(run).num_tokens().values()))

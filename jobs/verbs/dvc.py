@@ -165,7 +165,7 @@ def _steps_of(recipe: Recipe) -> list[Step]:
 def _dependencies(step: Step, recipe: Recipe) -> list[Step]:
     """Return a step and all steps that it depends on, in order.
 
-    The folder of a table also holds earlier versions, so a return to one of them does not change the folder. Each stage
+    A table's folder also holds earlier versions, so it does not change when earlier settings are restored. Each stage
     therefore lists everything that determines its version as a dependency, from the input files on.
     """
     steps, read = _steps_of(recipe), {*step.inputs(recipe)}
@@ -253,7 +253,8 @@ def fixed_folder(pattern: str) -> str:
 def run_and_repair(recipe_path: str, out: str, overrides: Sequence[str], step_name: str) -> None:
     """Run the recipe up to a step, and rebuild the tables of the step if a file of them is missing or changed.
 
-    DVC runs a stage if one of its files has changed, but a run does not check the files of a version with a manifest.
+    DVC runs a stage if one of its files has changed. A run by itself skips complete tables and does not check
+    their files.
     """
     run_recipe(recipe_path, out, overrides, until=step_name)
     run = Store(out)
@@ -273,7 +274,10 @@ def damaged_files(table: TableVersion) -> list[str]:
 
 
 def _remove_versions(run: Store, tables: Mapping[str, TableVersion], damaged: Sequence[str]) -> None:
-    """Delete the current versions of a step's tables. Raises ContractError if a rebuild would not restore them."""
+    """Delete the current versions of a step's tables.
+
+    Raises ContractError if they belong to another run, or if documents were taken down from the run.
+    """
     is_foreign = any("/" in read_run(run).tables[name] for name in tables)
     if is_foreign or run.exists(TAKEDOWNS):
         reason = "it belongs to another run" if is_foreign else "a rebuild would restore documents that were taken down"

@@ -114,7 +114,7 @@ def shared_recipe(run: Store, overrides: Sequence[str]) -> tuple[Recipe, list[st
     if wrong:
         raise ConfigError(
             f"ladder --set: expected training settings for all proxy runs, got {', '.join(wrong)}, which the "
-            "ladder chooses or does not use. Remove it."
+            "ladder chooses or does not use. Remove these overrides."
         )
     stored = stored_recipe(run, overrides).to_json()
     omitted = {*_names(LADDER_SETTINGS), *_names(SIZE_SETTINGS)} - named
@@ -203,7 +203,7 @@ def _make_proxy(run: Store, rung: ProxyRun, recipe: Recipe) -> Proxy:
 
 
 def flops_of(plan: Plan) -> float:
-    """Return the FLOPs of a run from its first to its last step."""
+    """Return the training FLOPs of a planned run, over all its steps."""
     return float(plan.flops_per_token) * plan.num_tokens
 
 

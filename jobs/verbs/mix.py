@@ -82,9 +82,11 @@ def _check(arguments: Arguments, out: Path) -> None:
             )
     unused = ["from_step"] if arguments.reference is not None else ["step_size"]
     if ignored := [name for name in unused if getattr(arguments, name) is not None]:
-        condition = "without --reference" if arguments.reference is not None else "with --reference"
+        condition, actual = ("without", "with") if arguments.reference is not None else ("with", "without")
         flag = f"--{ignored[0].replace('_', '-')}"
-        raise ConfigError(f"mix suggest: expected {flag} only {condition}, got both. Remove {flag}.")
+        raise ConfigError(
+            f"mix suggest: expected {flag} only {condition} --reference, got it {actual} --reference. Remove {flag}."
+        )
 
 
 def _suggested(arguments: Arguments, run: MeasuredRun) -> Mix:

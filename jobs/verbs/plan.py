@@ -50,7 +50,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def plan_command(arguments: Arguments) -> int:
-    """Compute model size, batch and steps from the dataset. --dry-run prints the plan without writing it."""
+    """Compute model size, batch size and steps from the dataset. --dry-run prints the plan without writing it."""
     with tempfile.TemporaryDirectory() as scratch:  # a dry run writes its files there, not to the run folder
         return _plan(arguments, Store(scratch))
 
@@ -96,9 +96,9 @@ def _planned(arguments: Arguments, run: Store, scratch: Store) -> int:
 
 
 def _on_dataset_of(other: Store, run: Store, place: Store) -> Store:
-    """Make the folder `place` a run with the dataset and recipe of the run `other`, and return it.
+    """Return a run on the dataset of the run `other`: `run` if it exists, else a new one with its recipe in `place`.
 
-    If `run` exists already, return it instead. Raises ConfigError if it uses a dataset other than that of `other`.
+    Raises ConfigError if `run` exists and uses a dataset other than that of `other`.
     """
     dataset = open_dataset(other)
     if not run.exists(RUN_NAME):

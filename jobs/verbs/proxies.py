@@ -53,7 +53,7 @@ class Proxy:
 
 
 def plan_proxy(parent: Store, folder: Store, overrides: Sequence[str]) -> Proxy:
-    """Plan the proxy run `folder` on the dataset of the run `parent`, with overrides such as `plan.params=1e6`.
+    """Plan a proxy run in `folder` on the dataset of the run `parent`, with overrides such as `plan.params=1e6`.
 
     Raises ConfigError if the folder holds a run with another dataset or another plan.
     """
@@ -110,7 +110,7 @@ def train_proxy(proxy: Proxy, ranks: int = 1) -> TrainManifest:
 
 
 def _wait(child: subprocess.Popen[bytes]) -> int:
-    """Wait for a child and return its exit code; if this process is terminated, the child is terminated too."""
+    """Wait for a child process and return its exit code; if this process is terminated, terminate the child too."""
     before = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
     try:
         return child.wait()
@@ -150,7 +150,7 @@ NO_EVALUATION = ("train.eval_every=0",)
 
 @dataclass(frozen=True)
 class ProxySize:
-    """The number and size of the proxy runs."""
+    """The number of seeds, the size and the overridden settings of the proxy runs of an ablation."""
 
     seeds: int
     params: float | None
@@ -162,17 +162,18 @@ class ProxySize:
 
 @dataclass(frozen=True)
 class Pair:
-    """The two proxy runs of a seed."""
+    """The two proxy runs with the same seed: one trained with the rules, one without."""
 
     seed: int
     proxies: Mapping[str, Proxy]
-    """The proxy run of each side, `with` and `without` the rules."""
+    """The proxy runs, by `with` and `without` (the rules)."""
 
 
 def plan_pairs(sides: Mapping[str, Store], folder: Store, size: ProxySize) -> list[Pair]:
     """Plan the proxy runs `<folder>/{with,without}-seed-N` of all seeds, and return them as pairs.
 
-    `sides` is the run whose dataset each side uses. Raises ContractError if the plans of a pair differ.
+    `sides` has the runs whose datasets they use, by `with` and `without`. Raises ContractError if the plans of a pair
+    differ.
     """
     shared = shared_settings(sides, folder, size)
     pairs = []
@@ -224,8 +225,8 @@ def check_pair(plans: Sequence[Plan]) -> None:
         for other in facts[1:]:
             if other[name] != expected:
                 raise ContractError(
-                    f"ablate: expected proxy runs with equal {name}, got {expected} and {other[name]}. Set it with "
-                    "--set."
+                    f"ablate: expected proxy runs with equal {name}, got {expected} and {other[name]}. Set the "
+                    f"{name} of both with --set, as in --set optim.learning_rate=0.001."
                 )
 
 
@@ -305,7 +306,10 @@ def check_heldout(datasets: Mapping[str, Dataset], settings: Settings) -> None:
 
 
 def _proxy_folder(run: Store, folder: Store, side: str, seed: int) -> Store:
-    """Return the folder of a proxy run on the dataset of its side, with the recipe of the run except its size."""
+    """Return the folder of the proxy run of a seed on the dataset of `run`, and create it if it does not exist.
+
+    Its recipe is that of `run` without the settings for size and devices.
+    """
     new = folder.child(f"{side}-seed-{seed}")
     if not new.exists(RUN_NAME):
         state = attach_run(new, run, TABLES)
@@ -314,7 +318,7 @@ def _proxy_folder(run: Store, folder: Store, side: str, seed: int) -> Store:
 
 
 def proxy_recipe(recipe: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return a recipe without the settings for the size and the devices of the run itself."""
+    """Return the recipe of the proxy runs of a run: the run's recipe without the settings for its size and devices."""
     placed = {"layout": {"micro_batch"}, "cluster": set[str]()}
     return {
         name: {

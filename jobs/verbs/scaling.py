@@ -78,7 +78,7 @@ def measured_run(run: Store, name: str) -> MeasuredLoss:
         manifest, plan = read_train_manifest(run), read_plan(run)
     except OSError as error:
         raise ConfigError(
-            f"{name}: expected a completed run, got none. Train it to its end with `penstock train`."
+            f"{name}: expected a completed run, got an incomplete one. Train it to its end with `penstock train`."
         ) from error
     loss = manifest.loss if manifest.heldout_loss is None else manifest.heldout_loss
     if loss is None:
@@ -136,7 +136,7 @@ def print_law(file: LawFile, fit: Fit, budgets: Sequence[float]) -> str:
 
 
 def _best(law: OwnLaw, fit: Fit, compute: float) -> str:
-    """Return a line with the optimal sizes and the loss for a budget [FLOPs], with intervals of N and of the loss."""
+    """Return a line about a budget [FLOPs]: optimal N and D, loss, and the intervals of N and of the loss."""
     best = law_in(law).for_compute(compute)
     intervals = _intervals(fit, compute, law.share)
     note = (
@@ -153,7 +153,7 @@ def _best(law: OwnLaw, fit: Fit, compute: float) -> str:
 def _intervals(fit: Fit, compute: float, share: float) -> tuple[str, str]:
     """Return the intervals, over the bootstrap samples, of the optimal N for a budget and of its loss, as text.
 
-    Both are empty if a sample has no optimum.
+    Both are empty if the law of a bootstrap sample has no optimum.
     """
     sizes = [size for law in fit.drawn if (size := _best_of(law, compute)) is not None]
     if not sizes or len(sizes) < len(fit.drawn):  # a sample has no best sizes, so there is no interval

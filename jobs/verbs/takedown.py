@@ -103,7 +103,7 @@ def _take_down(run: Store, request: TakedownRequest, arguments: Arguments) -> in
         print(f"takedown {pending.id} was interrupted; it is completed first", flush=True)
         if arguments.dry_run:
             raise ConfigError(
-                f"takedown --dry-run: expected no unfinished takedown, got {pending.id}. Run it without --dry-run."
+                f"takedown --dry-run: expected no unfinished takedown, got {pending.id}. Remove --dry-run to finish it."
             )
         print("\n".join(_describe_result(run, finish_takedown(run, pending))))
         if not request.items() or earlier_takedowns(run, request):

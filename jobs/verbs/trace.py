@@ -41,7 +41,7 @@ EMPTY_MESSAGES = {
 
 
 def trace_command(arguments: Arguments) -> int:
-    """Print the documents of a step, or the steps and checkpoints that saw a document."""
+    """Print the documents of a training step, or the steps and checkpoints that were trained on a document."""
     check_trace(arguments)
     run = open_run(arguments.run)
     answers = TraceAnswers(run, AnswerOptions(details=not arguments.brief, text=arguments.text))
@@ -68,7 +68,7 @@ def check_trace(arguments: Arguments) -> None:
     if arguments.ranks is not None and arguments.ranks < 1:
         raise ConfigError(f"trace --ranks: expected at least 1, got {arguments.ranks}. Give the number of ranks.")
     if arguments.limit < 1:
-        raise ConfigError(f"trace --limit: expected at least 1 document, got {arguments.limit}. Raise it.")
+        raise ConfigError(f"trace --limit: expected at least 1 document, got {arguments.limit}. Give a larger number.")
     if arguments.overrides and not arguments.refetch:
         raise ConfigError(
             "trace: expected --refetch with --set, which overrides [source] for it, got no --refetch. Add --refetch."

@@ -235,7 +235,7 @@ def check_certificate(run: Store, certificate: Certificate) -> CheckResult:
 
 
 def _tables_present(run: Store, certificate: Certificate, checked: CheckResult) -> dict[str, TableVersion]:
-    """Return the current tables of which this copy of the run has files, later tables included.
+    """Return the current tables of which this copy of the run has files, even if the certificate does not name them.
 
     Tables without files are added to `checked.absent`, and unreadable ones to `checked.problems`.
     """
@@ -259,7 +259,7 @@ def _tables_present(run: Store, certificate: Certificate, checked: CheckResult) 
 
 
 def _check_id(certificate: Certificate, checked: CheckResult) -> None:
-    """Check the seal and the id of a certificate against its content."""
+    """Check that the seal and the id of a certificate are those computed from its content."""
     if certificate.seal != certificate.content_digest:
         seal = certificate.seal or "none"
         checked.problems.append(
@@ -282,7 +282,7 @@ def _check_id(certificate: Certificate, checked: CheckResult) -> None:
 def _check_versions(run: Store, name: str, current: Manifest, certificate: Certificate, checked: CheckResult) -> None:
     """Check that a table's current version is that of the certificate or was made from it by later takedowns.
 
-    Check too that the files that were not rewritten are those of the version before.
+    Check also that files that the takedown did not rewrite are those of the version before it.
     """
     change = certificate.tables[name]
     try:
@@ -395,7 +395,7 @@ def _check_blank(name: str, batch: pa.RecordBatch, row: int, checked: CheckResul
 
 
 def _scan_text(where: str, column: pa.Array, ids: list[bytes], scan: tuple[SpanFinder, CheckResult]) -> None:
-    """Scan a column of texts for spans of removed documents, and add those that occur to `shared` of the result."""
+    """Scan a column of texts for spans of removed documents, and add those found to the `shared` of the result."""
     finder, checked = scan
     offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
     if not len(offsets) or column.buffers()[2] is None:

@@ -207,7 +207,7 @@ def _clean_logs(run: Store, documents: set[str]) -> None:
 def _cleaned(line: bytes, documents: set[str]) -> bytes:
     """Return a log line in which the given documents are blanked.
 
-    A line lists the documents of a loss spike, lists those that a rewind quarantined, or describes a quarantined one.
+    The line lists documents of a loss spike, lists documents that a rewind quarantined, or describes one of these.
     """
     try:
         event = json.loads(line)

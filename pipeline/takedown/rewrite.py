@@ -81,18 +81,18 @@ class Removal:
         return pa.array(sorted(self.documents), pa.binary(16))
 
     def trace_tokens(self, tokens: Any) -> list[SpanTrace]:
-        """Return (mark, salted digest) of spans of a removed document's tokens."""
+        """Return (32-bit hash, salted digest) of spans of a removed document's tokens."""
         return trace_spans(tokens, "tokens", self.salt, self.most_traces)
 
     def trace_texts(self, texts: Sequence[str]) -> list[SpanTrace]:
-        """Return (mark, salted digest) of spans of a removed document's texts."""
+        """Return (32-bit hash, salted digest) of spans of a removed document's texts."""
         units = (np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8) for text in texts)
         return [span for own in units for span in trace_spans(own, "text", self.salt, self.most_traces)]
 
     def add_traces(self, part: PartResult) -> None:
-        """Record what the figures of a rewritten part state about removed documents.
+        """Add the token counts and span digests of removed documents, which `part.figures` holds, to this object.
 
-        They are token counts, in `num_tokens`, and salted digests of spans, in `token_traces` and `text_traces`.
+        They are added to `num_tokens`, `token_traces` and `text_traces`.
         """
         for name, spans in part.figures.get("texts", {}).items():
             document = bytes.fromhex(name)
@@ -161,7 +161,7 @@ def write_versions(run: Store, removal: Removal) -> dict[str, TableChange]:
 
 
 def _rewrite_parts(table: str, draft: _Draft, removal: Removal) -> None:
-    """Rewrite the parts of a Parquet table that hold the documents."""
+    """Write new versions of the parts of a Parquet table that hold documents to remove."""
     verdicts: dict[str, int] = {}
     ids = removal.ids
     paths = draft.old.manifest.run.paths
@@ -182,9 +182,9 @@ def _rewrite_parts(table: str, draft: _Draft, removal: Removal) -> None:
 
 
 def _rewrite_part(draft: _Draft, key: str, how: tuple[Table, pa.Array], removal: Removal) -> PartResult:
-    """Write one part without the documents, and return it.
+    """Write one part without the documents, and return its result.
 
-    Its figures are the number of removed rows by verdict, and digests of spans of the removed texts.
+    Its `figures` have the number of removed rows by former verdict, and digests of spans of the removed texts.
     """
     made = rewrite_part(draft.old.folder, draft.old.manifest.run.paths[key], draft.folder, key, how)
     texts = {document.hex(): removal.trace_texts(own) for document, own in made.texts.items()}
@@ -192,13 +192,13 @@ def _rewrite_part(draft: _Draft, key: str, how: tuple[Table, pa.Array], removal:
 
 
 def _result(files: Sequence[WrittenFile], **figures: Any) -> PartResult:
-    """Return rewritten files, which all describe the same rows, as the result of a part with these figures."""
+    """Return the result of a part: rewritten files with equal numbers of rows, and values for its `figures`."""
     counts = Counts(rows_in=files[0].rows, rows_kept=files[0].rows)
     return PartResult({written.key: written for written in files}, counts, figures)
 
 
 def _rewrite_dataset(run: Store, draft: _Draft, removal: Removal) -> None:
-    """Rewrite the shards, document indexes and buckets of the index by URL that hold the documents."""
+    """Write new versions of the shards, document indexes and URL index buckets that hold documents to remove."""
     dataset = open_dataset(run)
     targets = find_removed_rows(dataset, removal.documents)
     ids, paths = removal.ids, dataset.manifest.run.paths
@@ -237,7 +237,10 @@ def _rewrite_dataset(run: Store, draft: _Draft, removal: Removal) -> None:
 
 
 def _counts_of_dataset(draft: _Draft, removal: Removal) -> Counts:
-    """Return the row counts of a dataset without the documents, those that the mix had dropped included."""
+    """Return the row counts of a dataset after the takedown.
+
+    Removed documents that were not in the dataset, because the mix had dropped them, are also subtracted.
+    """
     content, rule = draft.old.manifest.content, f"{TOKENS.name}/{MIX_RULE}"
     read = next((entry.sha256 for entry in content.inputs if entry.name == "clean"), "")
     came_in = removal.num_clean.get(read, draft.rows) if rule in content.counts.dropped else draft.rows
@@ -251,7 +254,7 @@ def _counts_of_dataset(draft: _Draft, removal: Removal) -> Counts:
 def _rewrite_shard(dataset: Dataset, target: RemovedRows, new: Store, removal: Removal) -> PartResult:
     """Write one shard and its document index without the removed documents, and return both files.
 
-    The figures are (doc_id, number of tokens, digests of token spans) of each removed document.
+    The `figures` of the result have (doc_id, number of tokens, digests of token spans) of each removed document.
     """
     contract, old = dataset.tokenizer, dataset.folder
     if removal.mode == "compact":
@@ -322,7 +325,7 @@ def _entry(written: WrittenFile) -> FileEntry:
 
 
 def _file_changes(draft: _Draft) -> Iterator[FileChange]:
-    """Yield the old and new digests of every rewritten file, and the removed spans of tokens."""
+    """Yield, for every rewritten file, the old and new digests and the positions of the removed tokens."""
     for entry in draft.old.manifest.content.files:
         if entry.key in draft.files:
             spans, after = draft.spans.get(entry.key, []), draft.files[entry.key].sha256

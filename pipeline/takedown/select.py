@@ -65,7 +65,7 @@ def select_documents(run: Store, request: TakedownRequest) -> Selection:
     Raises ConfigError if an item is not a valid domain or id, or matches no document.
     """
     if not request.items():
-        raise ConfigError("takedown: expected --domain, --url, --doc or --near, got none of them. Add --domain.")
+        raise ConfigError("takedown: expected --domain, --url, --doc or --near, got none of them. Add one of them.")
     if not {"documents", "tokens"} & {*read_run(run).tables}:
         raise ConfigError(
             f"takedown: expected a run with documents or a dataset, got neither in {run.uri}. Name the run's folder."
@@ -92,7 +92,7 @@ def select_documents(run: Store, request: TakedownRequest) -> Selection:
 
 
 def earlier_takedowns(run: Store, request: TakedownRequest) -> list[str]:
-    """Return the ids of the takedowns that removed the requested items; empty if an item was not removed before."""
+    """Return the ids of the takedowns that removed the requested items; empty unless every item was removed."""
     earlier = _earlier(run, request.items())
     return sorted({*earlier.values()}) if len(earlier) == len(request.items()) else []
 
@@ -186,7 +186,7 @@ def _hosts(kind: str, value: str) -> list[str]:
 
 
 def _located(run: Store) -> Iterator[pa.RecordBatch | pa.Table]:
-    """Yield (doc_id, url, domain) of every document of a run, some of them twice, without removed documents."""
+    """Yield (doc_id, url, domain) of every document of a run that no takedown removed; documents may occur twice."""
     if "documents" in read_run(run).tables:
         for batch in batches_of(run, "documents", ["doc_id", "url", "domain", "drop_stage"]):
             yield batch.filter(pc.not_equal(pc.fill_null(batch.column("drop_stage"), ""), STAGE))

@@ -41,7 +41,7 @@ class RemovedRows:
 
 
 def find_removed_rows(dataset: Dataset, documents: frozenset[bytes]) -> list[RemovedRows]:
-    """Return where the documents are in each shard that holds any of them."""
+    """Return the rows and tokens of the documents in each shard that holds any of them."""
     ids = pa.array(sorted(documents), pa.binary(16))
     targets = []
     for shards in dataset.streams.values():
@@ -64,7 +64,7 @@ def exact_copy(array: pa.Array) -> pa.Array:
 
 
 def token_batches(folder: Store, path: str) -> Iterator[tuple[pa.Array, Tokens, Rows]]:
-    """Yield ids, tokens and lengths of the documents of every record batch of a shard."""
+    """Yield, for every record batch of a shard, the ids of its documents, all their tokens, and their lengths."""
     with folder.open_input(path) as file:
         reader = pa.ipc.open_file(file)
         for number in range(reader.num_record_batches):
@@ -84,7 +84,10 @@ def write_tokens(writer: IpcWriter, dtype: str, ids: pa.Array, tokens: Tokens, l
 def blank_tokens(
     old: Store, target: RemovedRows, new: Store, dtype: str, tombstone: int
 ) -> tuple[WrittenFile, list[Tokens]]:
-    """Write a shard with tombstones instead of the documents of `target`; return it and the tokens of each document."""
+    """Write a shard in which tombstone tokens replace the tokens of the documents of `target`.
+
+    Return the written file and the original tokens of each removed document.
+    """
     shard, removed, first = target.shard, [], 0
     with IpcWriter(new, shard_key(shard.stream, shard.number), shard_schema(dtype)) as writer:
         for ids, tokens, lengths in token_batches(old, shard.path):
@@ -102,9 +105,9 @@ def blank_tokens(
 
 
 def cut_tokens(old: Store, target: RemovedRows, new: Store, dtype: str) -> tuple[WrittenFile, list[Tokens]]:
-    """Write a shard without the documents of `target`; return it and the tokens of each document.
+    """Write a shard without the documents of `target`; return the written file and the tokens of each removed document.
 
-    All record batches but the last have `BATCH_DOCUMENTS` documents again.
+    The remaining documents are regrouped: every record batch except the last has `BATCH_DOCUMENTS` documents.
     """
     shard, removed, first = target.shard, list[Tokens](), 0
     with IpcWriter(new, shard_key(shard.stream, shard.number), shard_schema(dtype)) as writer:
@@ -127,7 +130,7 @@ def cut_tokens(old: Store, target: RemovedRows, new: Store, dtype: str) -> tuple
 def _write_held(
     writer: IpcWriter, dtype: str, held: list[tuple[list[bytes], Tokens, Rows]], count: int
 ) -> list[tuple[list[bytes], Tokens, Rows]]:
-    """Write the first `count` of the held documents (all if there are fewer) as a record batch; return the rest."""
+    """Write the first `count` documents of `held`, or all if there are fewer, as a record batch; return the others."""
     ids = [identifier for own, _, _ in held for identifier in own]
     tokens, lengths = (np.concatenate([part[column] for part in held]) for column in (1, 2))
     end = int(lengths[:count].sum())

@@ -46,7 +46,7 @@ class RewrittenPart:
 
 
 def columns_with_ids(table: Table, names: Collection[str]) -> list[str]:
-    """Return those of the columns `names` of a table's file that hold ids of documents; empty if none does."""
+    """Return the columns with document ids that a file of a table has; `names` are all columns of the file."""
     return [name for name in table.ids if name in names]
 
 
@@ -64,12 +64,12 @@ def _names_any(rows: pa.RecordBatch | pa.Table, columns: Sequence[str], document
 
 
 def documents_named(batch: pa.RecordBatch, columns: Sequence[str]) -> set[bytes]:
-    """Return the ids of documents in these columns of a batch."""
+    """Return the document ids that these columns of a batch hold."""
     return {identifier for name in columns for identifier in _ids(batch.column(name), name).to_pylist()}
 
 
 def holds_documents(folder: Store, path: str, table: Table, documents: pa.Array) -> bool:
-    """Return True if a row of a table's part names any of the documents."""
+    """Return True if a row of a table's part has the id of any of the documents."""
     with folder.open_input(path) as stream:
         file = pq.ParquetFile(stream)
         columns = columns_with_ids(table, file.schema_arrow.names)
@@ -78,7 +78,10 @@ def holds_documents(folder: Store, path: str, table: Table, documents: pa.Array)
 
 
 def rewrite_part(old: Store, path: str, new: Store, key: str, how: tuple[Table, pa.Array]) -> RewrittenPart:
-    """Write a part of a table without some documents, in the same row groups. `how`: table and ids to remove."""
+    """Write a part of a table without some documents, in the same row groups.
+
+    `how`: the table, and the ids of the documents to remove.
+    """
     table, documents = how
     removed: dict[str, int] = {}
     texts: dict[bytes, list[str]] = {}
@@ -103,7 +106,7 @@ def rewrite_part(old: Store, path: str, new: Store, key: str, how: tuple[Table, 
 def blank_rows(rows: pa.Table, is_removed: Mask, kept: Collection[str]) -> pa.Table:
     """Return the rows with those of removed documents blanked: all columns except `kept` become null.
 
-    Their columns of the verdict, if there are any, state that the takedown dropped them.
+    If the table has the columns of a verdict, these state that the takedown dropped the documents.
     """
     indices = pa.array(np.where(is_removed, -1, np.arange(len(is_removed))))
     indices = pc.if_else(pc.less(indices, 0), None, indices)
@@ -118,9 +121,9 @@ def blank_rows(rows: pa.Table, is_removed: Mask, kept: Collection[str]) -> pa.Ta
 
 
 def counts_without_rows(counts: Counts, table: Table, removed: Mapping[str, int]) -> Counts:
-    """Return the row counts of a table after a takedown; `removed` is the number of its rows by former verdict.
+    """Return the row counts of a table after a takedown. `removed`: number of deleted or blanked rows by old verdict.
 
-    A blanked row counts as dropped by the takedown; a row that was removed counts no more.
+    A blanked row is counted as dropped by the takedown; a deleted row is no longer counted.
     """
     number = sum(removed.values())
     dropped = {name: count - removed.get(name, 0) for name, count in counts.dropped.items()}
@@ -152,7 +155,7 @@ def _collect(rows: pa.Table, column: str, texts: dict[bytes, list[str]]) -> None
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the schema with which a Parquet file was written: that which was read, without the field ids in it."""
+    """Return the schema with which a Parquet file was written: the one that was read, without field ids."""
     return pa.schema([_plain(field) for field in schema], metadata=schema.metadata)
 
 
@@ -187,7 +190,7 @@ BLOCK = 1 << 16
 
 
 def trace_spans(units: Units, kind: str, salt: str, most: int = MAX_SPANS_OF_DOCUMENT) -> list[SpanTrace]:
-    """Return (mark, salted digest) of at most `most` spans of a document; empty if it is shorter than a span.
+    """Return (32-bit hash, salted digest) of at most `most` spans of a document; empty if it is shorter than a span.
 
     `units` are its tokens, or the bytes of its text; `kind` is `tokens` or `text`.
     """
@@ -229,7 +232,7 @@ class SpanFinder:
     """Finds the spans of removed documents in sequences of tokens or bytes."""
 
     def __init__(self, kind: str, salt: str, traces: Sequence[tuple[int, Sequence[SpanTrace]]]):
-        """Index the spans in `traces`, which are pairs of a document's number and the (mark, digest) of its spans."""
+        """Index `traces`: for each document, its number and the (32-bit hash, salted digest) of its spans."""
         self._kind, self._salt = kind, salt
         self._owners: dict[str, list[int]] = {}
         for number, spans in traces:
@@ -240,7 +243,7 @@ class SpanFinder:
         self._likely[self._marks >> np.uint32(16)] = True
 
     def find(self, units: Units) -> Iterator[tuple[int, str, list[int]]]:
-        """Yield every indexed span in `units`, as (position, digest, numbers of the documents that it is from)."""
+        """Yield (position, digest, numbers of the removed documents with it) of every indexed span found in `units`."""
         if not len(self._marks):
             return
         window = SPAN_LENGTHS[self._kind]

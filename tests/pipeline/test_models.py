@@ -303,7 +303,9 @@ def test_an_index_that_cannot_be_read(tmp_path: Path) -> None:
     add_model(write_model(tmp_path, RIGHT), "wiki", config(tmp_path), "a classifier")
     with (tmp_path / "cache/trained.jsonl").open("a") as index:
         index.write("{}\n")
-    with pytest.raises(ContractError, match=r"trained\.jsonl: expected a model in line 2, got KeyError"):
+    with pytest.raises(
+        ContractError, match=r"trained\.jsonl: expected a JSON object that describes a model in line 2, got KeyError"
+    ):
         ensure_model("wiki", config(tmp_path))
 
 

@@ -626,7 +626,8 @@ def test_what_would_fail_at_the_end_is_refused_at_the_beginning(run: Store, tmp_
     refused(ConfigError, "expected train.objective = causal or mlm, got span", *spans)
     refused(ConfigError, "optim.schedule = plateau: expected held-out losses", "optim.schedule=plateau")
     refused(ConfigError, "the run: expected held-out rows of 131072 tokens", "train.seq_len=131072")
-    refused(ConfigError, "--on with: expected a run, got the name of a side of the ablation. Use ./with", on=["with"])
+    taken = "--on with: expected the path of a run, got the name of one of the two datasets. Use ./with"
+    refused(ConfigError, taken, on=["with"])
     other = make_tiny_dataset(tmp_path / "other")
     refused(ContractError, f"{other.uri}: expected the tokenizer .* of the run, got", on=[other.uri])
     refused(ContractError, f"{tmp_path}/none: expected a table 'tokens', got an empty run", on=[f"{tmp_path}/none"])
