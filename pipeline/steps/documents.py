@@ -99,7 +99,7 @@ def check_size(split: Split, size: int) -> None:
     if size != split.size:
         raise ContractError(
             f"{split.uri}: expected {split.size} bytes, got {size} while reading. "
-            "Start `penstock run` again when the file no longer changes."
+            "Run `penstock run` again when the file is complete and no longer changes."
         )
 
 
