@@ -83,9 +83,9 @@ class RefetchedRecord:
 
 
 def refetch(split: Split, recorded: Mapping[str, Any], config: SourceConfig) -> RefetchedRecord:
-    """Read the record of a document again and compare it with `recorded`, the document's row in `documents`.
+    """Read a document's record from its input file again and compare it with the document's row in `documents`.
 
-    Raises ContractError if the file cannot be read.
+    `recorded` is this row. Raises ContractError if the input file cannot be read.
     """
     offset, length = int(recorded["offset"]), int(recorded["length"])
     file_format = FORMATS[split.format]
