@@ -67,7 +67,7 @@ class QualityConfig(QualityLimits):
     @model_validator(mode="before")
     @classmethod
     def _of_the_dialect(cls, values: Any) -> Any:
-        """Set families and cut_lines to those of the dialect if they are not set, so that manifests list them."""
+        """Set `families` and `cut_lines`, if not set, to what the dialect needs, so that manifests list the values."""
         if not isinstance(values, Mapping):
             return values
         dialect, sets = values.get("dialect", "datatrove"), values.get("rules") or ()
@@ -79,7 +79,7 @@ class QualityConfig(QualityLimits):
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> "QualityConfig":
-        """Raise ValueError if there are rule sets that cannot be evaluated or settings that would be ignored."""
+        """Raise ValueError if a rule set cannot be evaluated with these settings, or if a setting has no effect."""
         problems = [*self._idle_rule_sets(), *self._idle_settings()]
         if problems:
             raise ValueError("; ".join(problems))
