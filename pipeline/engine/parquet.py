@@ -235,8 +235,8 @@ def read_measured(
     """Yield batches of the documents in a part that `documents` does not drop, joined from several tables.
 
     `columns` maps each table to the columns to read; `doc_id` comes first. A column name that occurs in several tables
-    is renamed to `table.column` in all but the first. Raises ContractError if the tables differ in their documents or
-    in the order of these.
+    is renamed to `table.column` in all but the first. Raises ContractError if the tables do not have the same documents
+    in the same order.
     """
     own = list(dict.fromkeys(["doc_id", *columns.get("documents", ())]))
     others = {

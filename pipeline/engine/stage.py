@@ -130,8 +130,8 @@ class PerDocument:
     """How a document is measured again after passages were cut from it. "text": on its whole text without the passages;
     "rest": on what is left after all cuts; None: not at all, and the stored values are used."""
     ends: bool = True
-    """True if the stages after this one do not run on a document that it drops; otherwise they measure it too (law 6).
-    """
+    """True if the stages after this one do not run on a document that it drops. If False, they measure it too, so that
+    another limit can be tried without reading text."""
     verdicts: Mapping[str, str] = field(default_factory=dict)
     """Reason → meaning, for the drops that the stage's checks decide later from stored columns."""
     checks: Callable[[Any, Mapping[str, str], Cutoffs], Sequence[Check]] = no_checks

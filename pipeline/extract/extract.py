@@ -45,10 +45,10 @@ _FORMATTING = frozenset(("b", "big", "code", "em", "font", "i", "s", "small", "s
 
 
 def nesting_problem(payload: bytes, text: str, max_depth: int) -> Drop | None:
-    """Return a Drop if a page is nested too deeply or leaves too many formatting elements open, else None.
+    """Return a Drop if a page has more than `max_depth` levels or too much unclosed formatting, else None.
 
-    `max_depth` is the maximum number of levels. `payload` is the page as bytes, `text` as decoded. In all supported
-    charsets, each `<` contains the byte 0x3C. So the count of this byte limits the number of start tags.
+    `payload` is the page as bytes, `text` the decoded page. In all supported charsets, each `<` contains the byte 0x3C,
+    so there are at most as many start tags as such bytes.
     """
     safe = min(max_depth, SAFE_TAGS)
     num_tags = payload.count(b"<")

@@ -146,7 +146,7 @@ class LoadedRecognizer:
     def find(self, text: str) -> list[tuple[int, int, float, bool]]:
         """Return (start, end, score, alone) of every value in an ASCII text.
 
-        `alone` is True if the value counts without a nearby word that names the type.
+        If `alone` is False, the value counts as personal data only if a nearby word names the type.
         """
         values = []
         for result in self.recognizer.analyze(text, self.recognizer.supported_entities, None):

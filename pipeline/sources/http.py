@@ -113,7 +113,10 @@ def parse_arc_line(line: bytes) -> RecordHeader | None:
 
 
 def parse_date(text: str) -> datetime | None:
-    """Return a WARC-Date (ISO 8601) or ARC date (YYYYMMDD[hhmmss]) in UTC, truncated to milliseconds, or None."""
+    """Parse a WARC-Date (ISO 8601) or ARC date (YYYYMMDD[hhmmss]); None if it is invalid.
+
+    The result is in UTC, truncated to milliseconds.
+    """
     try:
         if text.isdecimal():
             date = datetime.strptime(text[:14].ljust(14, "0"), "%Y%m%d%H%M%S")

@@ -159,8 +159,8 @@ class DecodedWindow:
     def take_header(self) -> bytes | None:
         """Return the bytes up to and including the next blank line and move after them.
 
-        Return None if no blank line is within MAX_HEADER_BYTES. Then the searched bytes are skipped, except the last
-        ones, because the next header may start there.
+        Return None if MAX_HEADER_BYTES or the rest of the run contain no blank line. The searched bytes are then
+        skipped, except (inside the run) the last PEEK_BYTES, in which the next header may start.
         """
         size = 4 << 10
         while True:

@@ -267,7 +267,7 @@ class DeriveConfig(Section):
     def _one_reference(self) -> "DeriveConfig":
         if bool(self.reference) == bool(self.run):
             got = "both" if self.run else "neither"
-            raise ValueError(f"expected either derive.reference or derive.run, got {got}. Set one of them.")
+            raise ValueError(f"expected either derive.reference or derive.run, got {got}. Set exactly one of the two.")
         if self.sources and not self.run:
             raise ValueError("sources: expected derive.run to be set too, got no run. Remove derive.sources.")
         if self.max_stop_words < self.min_stop_words:
