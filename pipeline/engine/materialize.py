@@ -77,9 +77,10 @@ class StoredFrame:
         return self.mapped(_unchanged, self.schema)
 
     def mapped(self, function: Callable[[Batches], Batches], schema: str) -> DataFrame:
-        """Return a DataFrame of the rows that `function` returns for the stored batches; it runs in the reading tasks.
+        """Return a DataFrame of the stored rows after applying `function` to their batches.
 
-        `schema` is the Spark schema of the result. There are at most as many tasks as Spark's default parallelism.
+        The tasks that read the files run it. `schema` is the Spark schema of the result. There are at most as many
+        tasks as Spark's default parallelism.
         """
         read = functools.partial(_read, self.folder, function)
         return dataframe_from_tasks(
@@ -219,6 +220,6 @@ class BatchWriter(FileWriter):
         self._writer.close()
 
     def stored(self) -> StoredFile:
-        """Return path, rows, bytes and batches of the file. Raises RuntimeError before the `with` block has ended."""
+        """Return path, rows, bytes and batches of the file. Raises RuntimeError if called inside the `with` block."""
         written = self.written
         return StoredFile(written.path, written.rows, written.bytes, self._batches)

@@ -133,7 +133,7 @@ class FileWriter(ABC):
 
     @property
     def written(self) -> WrittenFile:
-        """Key, path, rows, bytes and SHA-256 of the file. Raises RuntimeError before the `with` block has ended."""
+        """Key, path, rows, bytes and SHA-256 of the file. Raises RuntimeError if read inside the `with` block."""
         if self._written is None:
             raise RuntimeError(f"{self._key}: expected a finished file, got an open one. Read it after the with block.")
         return self._written

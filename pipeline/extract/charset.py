@@ -187,7 +187,7 @@ def _wide_codec(payload: bytes) -> str | None:
 
 
 def _rivals(payload: bytes, declared: list[Candidate], ascii_only: bool) -> Iterator[Candidate]:
-    """Yield the other charsets that a page may be in whose bytes are valid UTF-8 with few non-ASCII characters.
+    """Yield charsets other than UTF-8 to try on a page that is valid UTF-8 with few or no non-ASCII characters.
 
     They are 7-bit charsets if the page has only ASCII bytes, else the multi-byte charsets that it declares.
     """

@@ -117,8 +117,8 @@ def _spans(text: str, lines: Sequence[str], kept: Sequence[int], cited: bool) ->
 def num_sentences(words: Words, counts: Sequence[int]) -> int:
     """Return the number of sentences in a text.
 
-    `counts` is the number of whitespace-separated words on each line that is not blank. A sentence starts with each
-    line. Within a line, it starts with the first token after a sentence end that is not punctuation.
+    `counts` is the number of whitespace-separated words on each line that is not blank. Every line starts a sentence.
+    After the end of a sentence, the next token that is not punctuation starts another one.
     """
     if not counts:
         return 0

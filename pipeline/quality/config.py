@@ -117,12 +117,13 @@ class QualityConfig(QualityLimits):
         for where, name in given:
             if name not in thresholds:
                 problems.append(
-                    f"{where}: expected a limit of [quality], got {name!r}{suggest_name(name, thresholds)}. Correct it."
+                    f"{where}: expected a limit of [quality], got {name!r}{suggest_name(name, thresholds)}. "
+                    "Correct the name of the limit."
                 )
             elif name not in compared:
                 problems.append(
                     f"{where}: expected the limit of a rule in use, got one that no chosen rule of the dialect "
-                    f"{self.dialect!r} uses. Remove it."
+                    f"{self.dialect!r} uses. Remove quality.{where}."
                 )
         for name in sorted(self.model_fields_set):
             rules = name.partition("_")[0]

@@ -218,7 +218,7 @@ def _rules(**signals: str) -> tuple[QualityRule, ...]:
 def _repetition(column: str, *settings: str) -> tuple[QualityRule, ...]:
     """Return Gopher's repetition rules for these settings, in order.
 
-    The column that a rule compares is the prefix `column` and the setting's name without `max_`.
+    A rule compares the column whose name is `column`, a prefix, followed by the setting's name without `max_`.
     """
     return _rules(**{setting: column + setting.removeprefix("max_") for setting in settings})
 

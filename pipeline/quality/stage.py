@@ -205,7 +205,7 @@ def checks(config: QualityConfig, models: Mapping[str, str], cutoffs: Cutoffs) -
 
 
 def limits_of(rule: QualityRule, config: QualityConfig, profiles: Mapping[str, LanguageProfile]) -> dict[str, float]:
-    """Return the limits of a rule by language. Other languages have the limit of EVERY; without it they have none."""
+    """Return the limits of a rule by language; a language that is not listed has the limit of EVERY, if any."""
     limits = {language: p.limits[rule.setting] for language, p in profiles.items() if rule.setting in p.limits}
     limits.setdefault(ENGLISH, rule.limit)
     if rule.neutral:

@@ -95,7 +95,7 @@ def _count(row: Row, output: PartOutput) -> None:
 
 
 def survivors(task: CleanTask) -> Iterator[Row]:
-    """Yield the documents of one part that `dedup` and `repeats` kept; their text is without all spans to be cut."""
+    """Yield the documents of one part that `dedup` and `repeats` kept, with their text after all cuts."""
     verdicts = read_part(task, "dedup", ["doc_id", *FROM_DEDUP, "drop_stage"])
     kept = {row["doc_id"]: row for row in verdicts if row["drop_stage"] is None}
     repeats: dict[bytes, list[Span]] = {}

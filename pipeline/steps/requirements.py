@@ -46,8 +46,8 @@ def check_indexes(
 def check_buckets(recipe: Recipe, splits: Sequence[Split]) -> dict[str, TableVersion]:
     """Check the settings of quality buckets, and return an empty dict: the buckets need no table of another run.
 
-    Raises ConfigError if tokens.buckets_by is a signal or score that the run does not measure. The same holds if
-    tokens.mix names unknown sources.
+    Raises ConfigError if the run does not measure the signal or score in tokens.buckets_by, or if tokens.mix names
+    unknown sources.
     """
     config = recipe.section(TOKENS.name, TokensConfig)
     by, families = config.buckets_by, recipe.section("quality", QualityConfig).families

@@ -118,7 +118,7 @@ def texts(part: Part) -> Iterator[Row]:
 
 
 def with_scores(task: ScoresTask) -> Iterator[Row]:
-    """Yield the rows of `texts`; if the perplexity scorer is a checkpoint, with the scores that it has stored."""
+    """Yield the rows of `texts`. If a checkpoint has scored the texts, add its scores from the file `task.scored`."""
     if task.scored is None:
         yield from texts(task.part)
         return

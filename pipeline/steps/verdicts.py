@@ -279,7 +279,7 @@ def buckets_of(batch: pa.RecordBatch, cutoffs: Cutoffs) -> list[str]:
 
 
 def count_verdict(row: Row, chars: int, books: DropCounter) -> None:
-    """Count one document as kept or dropped; count a kept one by source and language too, in documents and `chars`."""
+    """Count one document as kept or dropped; count a kept one and its characters by source and by language too."""
     books.enter(row, chars)
     language, source = row.pop("language") or "?", row.pop("source")
     if row.get("drop_stage") is None:
@@ -344,7 +344,7 @@ class Reevaluation:
     def __call__(self, rows: list[Row]) -> None:
         """Measure each row again, and add a drop to it if it breaks a check.
 
-        `text` is its whole text without the passages; `_rest` is what is left of it after all cuts.
+        `text` is the whole text without the passages; `_rest` is what is left of the text after all cuts.
         """
         for row in rows:
             try:

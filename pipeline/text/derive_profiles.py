@@ -298,8 +298,8 @@ def derive_profiles(config: DeriveConfig, out: str, spark: Any = None) -> Mappin
     chosen = {lang: words for lang, words in frequencies["candidates"].items() if _has_profile(lang, documents, config)}
     if not chosen:
         raise ConfigError(
-            f"derive: expected a language of {config.min_documents} documents, got {dict(sorted(documents.items()))}. "
-            "Add files to derive.reference, or lower derive.min_documents."
+            f"derive: expected a language with at least {config.min_documents} documents, got "
+            f"{dict(sorted(documents.items()))}. Add documents to derive.reference, or lower derive.min_documents."
         )
     counted = _counted(spark, word_counts, _asking(tasks, chosen), "word counts")
     counts, holding = counted["counts"], counted["holding"]
@@ -461,7 +461,7 @@ def _edge(check: Check, counts: Mapping[int, int], config: DeriveConfig) -> floa
 
 
 def _percentile(check: Check, counts: Mapping[int, int], config: DeriveConfig) -> float:
-    """Return the limit that all documents pass except a share derive.tail of them, but at least one document.
+    """Return the limit that a share derive.tail of the documents does not pass, or one document if this is more.
 
     One document is always ignored, because its language may be wrong or its text unclean.
     """
