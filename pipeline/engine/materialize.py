@@ -44,7 +44,7 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class BatchRange:
-    """The batches `[first, end)` of a file."""
+    """The record batches of an Arrow IPC file with the numbers `first` (from 0) to `end` - 1."""
 
     path: str
     first: int
@@ -53,7 +53,7 @@ class BatchRange:
 
 @dataclass(frozen=True)
 class StoredFrame:
-    """A stored frame: the schema and the files from which its rows are read."""
+    """A Spark DataFrame whose rows are stored: its schema and the files from which the rows are read."""
 
     spark: SparkSession
     folder: Store
@@ -77,9 +77,10 @@ class StoredFrame:
         return self.mapped(_unchanged, self.schema)
 
     def mapped(self, function: Callable[[Batches], Batches], schema: str) -> DataFrame:
-        """Return the rows after applying `function` to their batches in the tasks that read them.
+        """Return a DataFrame of the stored rows after applying `function` to their batches.
 
-        `schema` is the Spark schema of the result. There are at most as many tasks as Spark's default parallelism.
+        The tasks that read the files run it. `schema` is the Spark schema of the result. There are at most as many
+        tasks as Spark's default parallelism.
         """
         read = functools.partial(_read, self.folder, function)
         return dataframe_from_tasks(
@@ -98,10 +99,10 @@ class FrameStore:
         return self.store_each(name, frame, functools.partial(_one_kind, name), {name: frame.schema.toDDL()})[name]
 
     def store_each(self, name: str, frame: DataFrame, step: Step, schemas: Mapping[str, str]) -> dict[str, StoredFrame]:
-        """Apply `step` to each partition of a frame, store the resulting kinds of rows, and return a frame for each.
+        """Apply `step` to each partition of a frame, store the rows that it yields, and return one frame per kind.
 
-        All kinds are stored under one name; nothing is computed if an interrupted run has stored them. `schemas` is the
-        Spark DDL of every kind. The rows are written by the Python workers without passing through the JVM.
+        `step` yields each batch with the name of its kind; `schemas` has the columns of each kind as Spark DDL. If an
+        interrupted run has stored `name`, nothing is computed. The Python workers write the rows, not the JVM.
         """
         listing = f"{name}.json"
         if not self.folder.exists(listing):
@@ -119,7 +120,7 @@ class FrameStore:
         }
 
     def clear(self) -> None:
-        """Delete the folder, files of failed attempts included."""
+        """Delete the folder with all stored frames, including the files that failed task attempts wrote."""
         if self.folder.exists(""):
             self.folder.fs.delete_dir(self.folder.path(""))
 
@@ -135,7 +136,7 @@ def shuffled_bytes(spark: SparkSession) -> int:
 
 
 def spans(files: Sequence[StoredFile], tasks: int) -> list[list[BatchRange]]:
-    """Return the batches of all files in order, in at most `tasks` groups whose sizes differ by at most one batch."""
+    """Divide the batches of all files, in order, into at most `tasks` groups; sizes differ by at most one batch."""
     total = sum(file.batches for file in files)
     tasks = min(tasks, total)
     bounds = [total * number // tasks for number in range(tasks + 1)] if tasks else []
@@ -171,7 +172,7 @@ def _one_kind(name: str, number: int, batches: Batches) -> Iterator[tuple[str, p
 
 
 def _write(folder: Store, name: str, step: Step, number: int, batches: Batches) -> TaskResult:
-    """Apply `step` to a partition, write one file for each kind of rows, and return the files; no rows, no file."""
+    """Apply `step` to a partition, write one file for each kind that has rows, and return the files by kind."""
     writers: dict[str, BatchWriter] = {}
     with ExitStack() as stack:
         for kind, batch in step(number, batches):
@@ -219,6 +220,6 @@ class BatchWriter(FileWriter):
         self._writer.close()
 
     def stored(self) -> StoredFile:
-        """Return the description of the finished file. Raises RuntimeError inside the `with` block."""
+        """Return path, rows, bytes and batches of the file. Raises RuntimeError if called inside the `with` block."""
         written = self.written
         return StoredFile(written.path, written.rows, written.bytes, self._batches)

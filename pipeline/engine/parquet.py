@@ -46,7 +46,7 @@ class HashingSink:
         return view.nbytes
 
     def tell(self) -> int:
-        """Return the position [bytes]."""
+        """Return the number of bytes written so far."""
         return self.num_bytes
 
     def flush(self) -> None:
@@ -61,7 +61,7 @@ class HashingSink:
 
     @property
     def sha256(self) -> str:
-        """The SHA-256 (hex) of everything written so far; empty if nothing is hashed."""
+        """The SHA-256 (hex) of all bytes written so far; an empty string if `hashes` is False."""
         return self._digest.hexdigest() if self._digest is not None else ""
 
 
@@ -133,7 +133,7 @@ class FileWriter(ABC):
 
     @property
     def written(self) -> WrittenFile:
-        """The description of the finished file. Raises RuntimeError inside the `with` block."""
+        """Key, path, rows, bytes and SHA-256 of the file. Raises RuntimeError if read inside the `with` block."""
         if self._written is None:
             raise RuntimeError(f"{self._key}: expected a finished file, got an open one. Read it after the with block.")
         return self._written
@@ -213,7 +213,7 @@ TEXTS_AT_ONCE = 512
 
 @dataclass(frozen=True)
 class Part:
-    """The parts of several tables with the same number: the folder of each table, and the part's path in it."""
+    """The parts with the same number in several tables: the folder of each table, and the path of its part there."""
 
     ordinal: int
     folders: Mapping[str, Store]
@@ -235,8 +235,8 @@ def read_measured(
     """Yield batches of the documents in a part that `documents` does not drop, joined from several tables.
 
     `columns` maps each table to the columns to read; `doc_id` comes first. A column name that occurs in several tables
-    is renamed to `table.column` in all but the first. Raises ContractError if the tables differ in their documents or
-    in the order of these.
+    is renamed to `table.column` in all but the first. Raises ContractError if the tables do not have the same documents
+    in the same order.
     """
     own = list(dict.fromkeys(["doc_id", *columns.get("documents", ())]))
     others = {
@@ -298,7 +298,7 @@ class _Rows:
             raise self._unequal()
 
     def finish(self) -> None:
-        """Raise ContractError if there are rows that have not been taken."""
+        """Raise ContractError if `take` has not returned all rows of the part."""
         if self._held or next(self._batches, None) is not None:
             raise self._unequal()
 

@@ -36,7 +36,7 @@ EVERY_STAGE = {
 def reason_names(stage: str, reasons: Mapping[str, str], raises: bool = True) -> list[str]:
     """Return `stage/reason` for each reason of a stage, in declared order.
 
-    If the stage runs code on records (`raises`), the reasons of EVERY_STAGE follow.
+    If the stage runs code on records (`raises`), the reasons in EVERY_STAGE follow: a record failed or crashed.
     """
     return [f"{stage}/{reason}" for reason in (*reasons, *(EVERY_STAGE if raises else ()))]
 
@@ -49,10 +49,10 @@ def set_verdict(row: Row, stage: str, drop: Drop) -> None:
 
 
 class DropCounter:
-    """Counts the rows of a part, its drops by reason, and figures for the report, while the part is written."""
+    """Counts rows, drops by reason, and other groups of rows (such as languages) while a part is written."""
 
     def __init__(self, stages: Sequence[tuple[str, Mapping[str, str]]], raises: bool = True):
-        """Set the count of every reason in these (stage, reasons) to zero; `raises` adds the reasons of EVERY_STAGE."""
+        """Start with a count of 0 for every reason of each (stage, reasons); `raises` adds those in EVERY_STAGE."""
         names = [name for stage, reasons in stages for name in reason_names(stage, reasons, raises)]
         self.dropped: dict[str, int] = dict.fromkeys(names, 0)
         self.dropped_chars: Counter[str] = Counter()
@@ -68,12 +68,14 @@ class DropCounter:
             return
         name = f"{row['drop_stage']}/{row['drop_rule']}"
         if name not in self.dropped:
-            raise ContractError(f"drops: expected a reason that its stage declares, got {name!r}. Declare it there.")
+            raise ContractError(
+                f"drops: expected a reason that its stage declares, got {name!r}. Declare the reason in the stage."
+            )
         self.dropped[name] += 1
         self.dropped_chars[name] += chars
 
     def tally(self, figure: str, name: str, amount: int = 1) -> None:
-        """Add `amount` to the count `name` of a figure, such as one language of `kept_languages`."""
+        """Add `amount` to one count of a group of counts, such as `name` = de in `figure` = kept_languages."""
         self._figures.setdefault(figure, Counter())[name] += amount
 
     @property
@@ -83,7 +85,7 @@ class DropCounter:
 
     @property
     def figures(self) -> dict[str, Any]:
-        """Characters kept and dropped, and every figure that was counted."""
+        """Code points of kept rows, code points of dropped rows by reason, and the groups of counts of `tally`."""
         return {
             "kept_chars": self.kept_chars,
             "dropped_chars": dict(self.dropped_chars),
@@ -93,7 +95,7 @@ class DropCounter:
 
 @dataclass(frozen=True)
 class PartResult:
-    """What one task wrote: the files of a part by table, its row counts, and figures that are summed over parts."""
+    """What one task wrote: the files of a part by table, its row counts, and further counts to be summed over parts."""
 
     files: Mapping[str, WrittenFile]
     counts: Counts
@@ -149,7 +151,7 @@ class PartTarget:
 
 @dataclass
 class PartOutput:
-    """A part that is being written: its open files, its counters, and further fields of its result."""
+    """A part that is being written: its open files and counters, and values to copy into its PartResult."""
 
     writers: Mapping[str, PartWriter]
     books: DropCounter
@@ -209,9 +211,9 @@ def complete_part(folder: Store, ordinal: int, write: Callable[[], PartResult]) 
 
 
 def part_results(folder: Store) -> list[str]:
-    """Return the names of the files with the results of completed parts.
+    """Return the paths of the files that hold the stored results of completed parts.
 
-    Files in deeper folders are not included: they are the shards of a source named `parts`.
+    Files in subfolders are not included: a source may be named `parts`, and its shards are stored there.
     """
     return [f"{PARTS}/{name}" for name in folder.child(PARTS).walk() if "/" not in name]
 

@@ -56,7 +56,7 @@ def values_of(check: Check | Quantile, batch: pa.RecordBatch) -> Floats:
 
 
 def languages_of(batch: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], list[str]]:
-    """Return, for each document, the index of its language in the returned list of languages; EVERY if it has none."""
+    """Return each document's index in a list of languages, and the list; a document without a language has EVERY."""
     encoded = pc.dictionary_encode(pc.fill_null(batch.column("language"), EVERY))
     return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), encoded.dictionary.to_pylist()
 
@@ -75,7 +75,7 @@ def evaluate_checks(checks: Sequence[Check], batch: pa.RecordBatch) -> CheckResu
 
 
 def limit_of(check: Check, language: str) -> float:
-    """Return the limit of a check in a language; NaN if the check does not apply to it."""
+    """Return the limit of a check for documents in a language; NaN if the check does not apply to this language."""
     return check.limits.get(language, check.limits.get(EVERY, np.nan))
 
 
@@ -87,7 +87,8 @@ def is_minimum(check: Check) -> bool:
     side = check.setting.rpartition(".")[2][:4]
     if side not in ("min_", "max_"):
         raise ContractError(
-            f"check {check.reason}: expected a setting min_… or max_…, got {check.setting!r}. Rename the setting."
+            f"check {check.reason}: expected a setting whose name starts with min_ or max_, got {check.setting!r}. "
+            "Rename the setting."
         )
     return side == "min_"
 
@@ -121,7 +122,10 @@ Counts = dict[int, int]
 
 
 def bins_of(values: npt.NDArray[np.float64], cut: int) -> npt.NDArray[np.int64]:
-    """Return the bin of each value after removing its last `cut` bits; bins sort as values do. NaN is not allowed."""
+    """Return the histogram bin of each value: its float32 bits without the last `cut`. NaN is not allowed.
+
+    Bins are integers that sort as the values do.
+    """
     bits = (values.astype(np.float32) + np.float32(0)).view(np.uint32)  # -0 becomes 0
     ordered = np.where(bits & _SIGN, ~bits, bits | _SIGN)
     keys: npt.NDArray[np.int64] = (ordered >> np.uint32(cut)).astype(np.int64)
@@ -129,7 +133,7 @@ def bins_of(values: npt.NDArray[np.float64], cut: int) -> npt.NDArray[np.int64]:
 
 
 def lower_edge(key: int, cut: int) -> float:
-    """Return the smallest value of a bin."""
+    """Return the smallest value that `bins_of` assigns to the bin `key`."""
     ordered = np.uint32(min(max(key << cut, 0), 0xFFFFFFFF))
     bits = ordered ^ _SIGN if ordered & _SIGN else ~ordered
     return float(np.array([bits], np.uint32).view(np.float32)[0])
@@ -144,7 +148,7 @@ def count_bins(values: npt.NDArray[np.float64], cut: int) -> Counts:
 def quantile(counts: Mapping[int, int], share: float, cut: int) -> float:
     """Return the value below which at least this share (0..1) of the values lies; NaN if there are no values.
 
-    The result is the upper end of a bin, the smallest with this property.
+    The result is the upper end of a histogram bin: the smallest one for which this holds.
     """
     keys = sorted(counts)
     if not keys:

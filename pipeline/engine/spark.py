@@ -119,7 +119,7 @@ def run_partitions(
 
 
 def catch_user_errors(call: Callable[[], TaskResult]) -> TaskResult:
-    """Return the call's result; if it raises an error that the user can fix, return the message as a result.
+    """Return the call's result. If it raises an error that the user can fix, return the error's message instead.
 
     Other errors are raised and fail the task.
     """
@@ -165,7 +165,9 @@ def ship_models(spark: SparkSession, paths: Sequence[str]) -> None:
     for path in sorted(set(paths)):
         other = places.setdefault(os.path.basename(path), path)
         if other != path:
-            raise ConfigError(f"models: expected files of different names, got {other} and {path}. Rename one of them.")
+            raise ConfigError(
+                f"models: expected model files with different names, got {other} and {path}. Rename one of the files."
+            )
     for path in places.values():
         spark.sparkContext.addFile(path)
 
@@ -253,10 +255,10 @@ TALLIES_DDL = "key binary, part int, count long, first binary"
 
 
 def totals(tallies: DataFrame) -> DataFrame:
-    """Add two columns to the counts of keys in parts: the key's total count, and its smallest `first` in any part.
+    """Add to each row the key's count in all parts (`total`) and its smallest `first` in any part (`best`).
 
-    `tallies` has the columns of TALLIES: the count of a key in one part, and the `first` of its documents there by byte
-    order. The new columns are `total` and `best`.
+    `tallies` has one row per key and part, with the columns of TALLIES: `count` is the count of the key in the part.
+    `first` is the smallest sort key (bytes, in keep order) of the documents there that contain the key.
     """
     same_key = Window.partitionBy("key")
     return tallies.withColumns({"total": F.sum("count").over(same_key), "best": F.min("first").over(same_key)})

@@ -27,7 +27,10 @@ class Drop:
 
 @dataclass(frozen=True)
 class Split:
-    """An input file that one task reads. `name` contains no location; `identity` changes when the file does."""
+    """An input file that one task reads. `name` does not depend on the folder or bucket that the file is stored in.
+
+    `identity` consists of size and modification time, so it changes when the file is changed.
+    """
 
     ordinal: int
     name: str
@@ -51,7 +54,7 @@ Cutoffs = Mapping[str, Mapping[str, float]]
 class Check:
     """One comparison of a measured value with a limit, made after every document has been measured.
 
-    Both are rounded to float32. A null value was not measured and breaks no limit.
+    Value and limit are rounded to float32. A null value was not measured and breaks no limit.
     """
 
     reason: str
@@ -127,8 +130,8 @@ class PerDocument:
     """How a document is measured again after passages were cut from it. "text": on its whole text without the passages;
     "rest": on what is left after all cuts; None: not at all, and the stored values are used."""
     ends: bool = True
-    """True if the stages after this one do not run on a document that it drops; otherwise they measure it too (law 6).
-    """
+    """True if the stages after this one do not run on a document that it drops. If False, they measure it too, so that
+    another limit can be tried without reading text."""
     verdicts: Mapping[str, str] = field(default_factory=dict)
     """Reason → meaning, for the drops that the stage's checks decide later from stored columns."""
     checks: Callable[[Any, Mapping[str, str], Cutoffs], Sequence[Check]] = no_checks
@@ -141,7 +144,7 @@ class PerDocument:
 
 
 def extend_schema(schema: pa.Schema, stages: Iterable[PerDocument]) -> pa.Schema:
-    """Return the schema of a table followed by the columns that the stages declare themselves."""
+    """Return the schema of a table, extended by the columns that the stages declare in their field `columns`."""
     return pa.schema([*schema, *(column for stage in stages for column in stage.columns)], schema.metadata)
 
 
@@ -160,7 +163,10 @@ class Source:
 
 @dataclass(frozen=True)
 class Relation:
-    """A stage that needs all documents, or that writes files other than tables; its step implements it."""
+    """A stage that needs all documents, or that writes files other than tables.
+
+    It only declares settings, reasons and models; the code is in the `build` function of its step.
+    """
 
     name: str
     version: int

@@ -62,7 +62,7 @@ class StepContext:
 
 @dataclass
 class TableResult:
-    """What a step returns about one table that it wrote: its files, row counts and figures for the manifest."""
+    """What a step returns about one table that it wrote: files, row counts and other values for the manifest."""
 
     files: list[FileEntry] = field(default_factory=list)
     paths: dict[str, str] = field(default_factory=dict)
@@ -130,7 +130,7 @@ class Step:
 def combine_parts(results: Sequence[PartResult], tables: Sequence[str]) -> dict[str, TableResult]:
     """Combine the results of all parts into one result for each of these tables.
 
-    The result of the first table has the counts of kept and dropped rows, and the figures summed over all parts.
+    The first table's result has the counts of kept and dropped rows and all other counts, summed over all parts.
     """
     built = {table: TableResult() for table in tables}
     first = built[tables[0]]
@@ -149,7 +149,7 @@ def combine_parts(results: Sequence[PartResult], tables: Sequence[str]) -> dict[
 
 
 def add_figures(left: Any, right: Any) -> Any:
-    """Return the sum of two figures: of two numbers, or of two mappings key by key."""
+    """Return the sum of two numbers, or of two nested mappings of numbers key by key."""
     if isinstance(left, Mapping) and isinstance(right, Mapping):
         keys = sorted({*left, *right})
         return {

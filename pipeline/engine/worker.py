@@ -52,7 +52,8 @@ class FusedStages:
                 continue
             if drop.rule not in reasons:
                 raise ContractError(
-                    f"stage {stage.name}: expected one of its reasons {sorted(reasons)}, got {drop.rule!r}. Declare it."
+                    f"stage {stage.name}: expected one of its reasons {sorted(reasons)}, got {drop.rule!r}. "
+                    "Declare the reason in the stage's `reasons`."
                 )
             set_verdict(row, stage.name, drop)
             if stage.ends:
@@ -73,8 +74,8 @@ def run_rows(
 ) -> Iterator[Row]:
     """Run rows through the stages and yield each with its drop, if there is one.
 
-    A row that already has a drop is not processed. `stages` names the stage to which such drops belong, and the stage
-    for which crashes are counted.
+    A row that comes with a drop is not processed; the first name in `stages` is the stage of this drop. The second is
+    the stage recorded for a row on which the child process crashes. A task that is `retried` runs rows in a child.
     """
     measure: FusedStages | Sandbox = Sandbox(fused) if retried else fused
     try:
@@ -98,7 +99,7 @@ class Crashed(Exception):
 
 
 class Sandbox:
-    """Calls a function of a row in a forked child process, which is replaced when it dies.
+    """Calls a function on one row at a time in a forked child process, which is replaced when it dies.
 
     Only retried tasks use it, so that first attempts are not slower.
     """

@@ -165,7 +165,7 @@ def _declarations(payload: bytes, http: str | None) -> list[Candidate]:
 
 
 def _named_by(codec: str, declared: list[Candidate], otherwise: Origin) -> Origin:
-    """Return the origin of the first declaration of this codec, or `otherwise` if none declares it."""
+    """Return where this codec is declared first (such as the HTTP header), or `otherwise` if it is not declared."""
     return next((origin for name, origin in declared if name == codec), otherwise)
 
 
@@ -187,9 +187,9 @@ def _wide_codec(payload: bytes) -> str | None:
 
 
 def _rivals(payload: bytes, declared: list[Candidate], ascii_only: bool) -> Iterator[Candidate]:
-    """Yield charsets besides UTF-8 that a page of valid UTF-8 with few non-ASCII characters may be in.
+    """Yield charsets other than UTF-8 to try on a page that is valid UTF-8 with few or no non-ASCII characters.
 
-    They are 7-bit charsets if the page has only ASCII bytes, else declared multi-byte charsets.
+    They are 7-bit charsets if the page has only ASCII bytes, else the multi-byte charsets that it declares.
     """
     yield from ((codec, origin) for codec, origin in declared if codec in (_SEVEN_BIT if ascii_only else _MULTI_BYTE))
     if ascii_only and b"\x1b" in payload:

@@ -45,10 +45,10 @@ _FORMATTING = frozenset(("b", "big", "code", "em", "font", "i", "s", "small", "s
 
 
 def nesting_problem(payload: bytes, text: str, max_depth: int) -> Drop | None:
-    """Return a Drop if a page is nested deeper than `max_depth` levels or would reopen too many elements, else None.
+    """Return a Drop if a page has more than `max_depth` levels or too much unclosed formatting, else None.
 
-    The page is given as bytes and as decoded text. In every charset that is decoded, each `<` contains the byte 0x3C.
-    So the count of this byte is an upper bound on the number of start tags.
+    `payload` is the page as bytes, `text` the decoded page. In all supported charsets, each `<` contains the byte 0x3C,
+    so there are at most as many start tags as such bytes.
     """
     safe = min(max_depth, SAFE_TAGS)
     num_tags = payload.count(b"<")
@@ -90,7 +90,7 @@ def _scan(text: str, max_depth: int) -> Drop | None:
 
 
 def _kind(tag: str) -> tuple[str, bool, bool, bool]:
-    """Return the name of a tag and three flags: it is a start tag, it can contain elements, it is a formatting tag."""
+    """Return a tag's name and whether it is a start tag, counts as a level of nesting, and is a formatting tag."""
     name = tag.removeprefix("/").lower()
     return name, tag[0] != "/", name not in _FLAT, name in _FORMATTING
 

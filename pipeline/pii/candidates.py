@@ -54,7 +54,7 @@ def fold(text: str) -> str:
 
 @dataclass(frozen=True)
 class CandidateFamily:
-    """Types of personal data whose candidates one pattern finds; a window around each match may contain a value."""
+    """A pattern that finds where personal data of some types may be, and how much text around a match to search."""
 
     pattern: Any
     before: int
@@ -82,7 +82,10 @@ FAMILIES = {
 
 
 def candidate_windows(folded: str, family: CandidateFamily) -> list[tuple[int, int]]:
-    """Return the spans [start, end) of the ASCII form that may contain a value of the family; overlaps are merged."""
+    """Return the spans of a text's ASCII form (`folded`) around all matches of the family's pattern.
+
+    Spans that overlap are merged.
+    """
     spans: list[tuple[int, int]] = []
     for match in family.pattern.finditer(folded):
         start, end = max(0, match.start() - family.before), min(len(folded), match.end() + family.after)
@@ -110,7 +113,7 @@ class Joined:
 
 
 def join_windows(folded: str, spans: list[tuple[int, int]]) -> Iterator[Joined]:
-    """Yield the windows of the ASCII form, joined into texts of limited length."""
+    """Yield the windows (`spans`) of a text's ASCII form (`folded`), joined into texts of limited length."""
     first, size = 0, 0
     for last, (start, end) in enumerate(spans, 1):
         size += end - start

@@ -84,7 +84,10 @@ def find_phones(text: str, folded: str, language: str | None) -> Iterator[PhoneS
 
 
 def _segments(folded: str, run: tuple[int, int]) -> Iterator[Groups]:
-    """Yield lists of the digit groups in a span that could be one number; their separators decide."""
+    """Divide the digit groups in the span `run` into lists, each of which could be one telephone number.
+
+    A new list starts at a separator that does not occur inside telephone numbers.
+    """
     groups: Groups = []
     for match in _GROUP.finditer(folded, *run):
         if groups:
@@ -98,10 +101,10 @@ def _segments(folded: str, run: tuple[int, int]) -> Iterator[Groups]:
 
 
 def _number_in(text: str, folded: str, groups: Groups, regions: tuple[str, ...]) -> PhoneSpan | None:
-    """Return the telephone number that starts at the first of these digit groups, or None if there is none.
+    """Return the telephone number in these digit groups, or None if there is none.
 
-    Dates and other numbers before it are skipped. A national number must extend to the last group, unless a nearby word
-    such as `phone` names it.
+    It starts at the first group after dates and similar numbers. A national number must extend to the last group,
+    unless a nearby word such as `phone` marks it as a telephone number.
     """
     first, begin = 0, groups[0][0]
     start = begin - len(_SIGNS.findall(folded[max(0, begin - 2) : begin])[0])
@@ -136,7 +139,7 @@ def _names(near: str) -> bool:
 
 
 def phone_score(written: str, named: bool, regions: tuple[str, ...]) -> float:
-    """Return the score of digits with signs and separators as a telephone number of a region; 0 if they are none.
+    """Return the score of a string of digits and separators as a telephone number; 0 if it is not one in any region.
 
     `named` is True if a nearby word or an extension marks the digits as a telephone number.
     """
@@ -172,9 +175,10 @@ def phone_score(written: str, named: bool, regions: tuple[str, ...]) -> float:
 
 
 def _international(written: str, named: bool) -> float:
-    """Return the score of an international number; 0 if it is none.
+    """Return the score of a string that starts with `+` or `00` as a telephone number; 0 if it is not one.
 
-    After `+`, a possible length is enough; after `00`, the number must be assigned, or a nearby word must name it.
+    After `+`, a possible length is enough. After `00`, the number must also be assigned, or a nearby word must mark it
+    as a telephone number.
     """
     import phonenumbers
 
@@ -188,7 +192,7 @@ def _international(written: str, named: bool) -> float:
 
 
 def _parse(text: str, region: str | None) -> Any:
-    """Return the number in a text as libphonenumber parses it, or None."""
+    """Return the telephone number that libphonenumber parses from a text; None if it finds none."""
     import phonenumbers
 
     try:

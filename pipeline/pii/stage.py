@@ -44,7 +44,7 @@ class PiiConfig(Section):
     def _known(cls, types: tuple[str, ...]) -> tuple[str, ...]:
         wrong = [f"{name!r}{suggest_name(name, TYPE_NAMES)}" for name in types if name not in TYPE_NAMES]
         if wrong:
-            raise ValueError(f"expected types of personal data, got {', '.join(wrong)}. Correct the names.")
+            raise ValueError(f"expected types of personal data, got {', '.join(wrong)}. Correct pii.types.")
         return types
 
     @model_validator(mode="after")
@@ -97,9 +97,9 @@ class Redactor:
 
 
 def _whole(folded: str, start: int, end: int) -> bool:
-    """Return True if the value text[start:end] is not part of a longer number or word.
+    """Return True if folded[start:end] is not part of a longer number or word.
 
-    A recognizer cannot see this where a window ends, and a few patterns do not test it.
+    A recognizer cannot test this at the end of a window, and the patterns of some do not test it at all.
     """
     return not any(
         (left.isdigit() and right.isdigit()) or (left.isalpha() and right.isalpha())
@@ -108,7 +108,7 @@ def _whole(folded: str, start: int, end: int) -> bool:
 
 
 def without_overlaps(spans: list[Span]) -> list[Span]:
-    """Return the spans sorted by start, without those that overlap a better one.
+    """Remove spans of personal data that overlap a better one, and return the others sorted by start.
 
     Of two that overlap, the one with the higher score is kept, then the longer, then the earlier one.
     """
@@ -123,7 +123,7 @@ def without_overlaps(spans: list[Span]) -> list[Span]:
 
 
 def load_name_finder(path: str, labels: Mapping[str, str]) -> Callable[[str], list[Span]]:
-    """Return a function that finds entities with these labels by the spaCy pipeline in a wheel or zip file.
+    """Load the spaCy pipeline in a wheel or zip file, and return a function that finds entities with these labels.
 
     Raises ConfigError if the file contains no pipeline.
     """
@@ -134,7 +134,8 @@ def load_name_finder(path: str, labels: Mapping[str, str]) -> Callable[[str], li
         configs = sorted(Path(folder).rglob("config.cfg"), key=lambda file: (len(file.parts), file))
         if not configs:
             raise ConfigError(
-                f"pii.ner_model: expected a spaCy pipeline, got no config.cfg in {path}. Set the path of its wheel."
+                f"pii.ner_model: expected a spaCy pipeline, got no config.cfg in {path}. "
+                "Set pii.ner_model to the wheel of a spaCy pipeline."
             )
         pipeline = spacy.load(configs[0].parent)
 
@@ -168,7 +169,7 @@ def make_pii(config: PiiConfig, models: Mapping[str, str]) -> RowFunction:
 
 
 def model_files(config: PiiConfig) -> dict[str, str]:
-    """Return the path of the spaCy pipeline under the name `ner`, if one is configured."""
+    """Return {"ner": path of the spaCy pipeline}; empty if pii.ner_model is not set."""
     return {"ner": config.ner_model} if config.ner_model else {}
 
 

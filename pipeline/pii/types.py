@@ -42,9 +42,9 @@ class PiiType:
 
 
 def has_public_suffix(value: str) -> bool:
-    """Return True if the domain of an e-mail address is under a public suffix.
+    """Return True if the domain of an e-mail address is under a public suffix, such as `.com`.
 
-    The rest of a sentence may follow without a space, as in `name@example.com.Next`.
+    `value` may end with the start of the next sentence, as in `name@example.com.Next`.
     """
     labels = re.split(r"@|%(?:25)?40", value)[-1].split(".")
     return any(_DOMAINS(".".join(labels[:end])).fqdn for end in range(len(labels), 1, -1))
@@ -132,7 +132,7 @@ TYPE_NAMES = tuple(dict.fromkeys(kind.name for kind in TYPES))
 
 @dataclass(frozen=True)
 class LoadedRecognizer:
-    """A type of personal data, its loaded recognizer, and a pattern of the words that name the type."""
+    """A type of personal data, its loaded recognizer, and a pattern for words that name the type, such as `IBAN`."""
 
     kind: PiiType
     recognizer: Any
@@ -146,7 +146,7 @@ class LoadedRecognizer:
     def find(self, text: str) -> list[tuple[int, int, float, bool]]:
         """Return (start, end, score, alone) of every value in an ASCII text.
 
-        `alone` is True if the value counts without a nearby word that names the type.
+        If `alone` is False, the value counts as personal data only if a nearby word names the type.
         """
         values = []
         for result in self.recognizer.analyze(text, self.recognizer.supported_entities, None):

@@ -37,7 +37,7 @@ class C4LineRules:
 
 @dataclass(frozen=True, slots=True)
 class LineRuleResult:
-    """The result of the line rules: the lines and spans of a text that are kept, and two counts for signals."""
+    """What C4's line rules keep of a text, and the two counts of the signals c4_lorem_ipsum and c4_curly_brackets."""
 
     lines: list[int]
     """Indices of the lines that are kept."""
@@ -61,9 +61,9 @@ def keep_all_lines(text: str, counts: Sequence[int]) -> LineRuleResult:
 
 
 def apply_line_rules(text: str, lines: Sequence[str], counts: Sequence[int], rules: C4LineRules) -> LineRuleResult:
-    """Return the lines and spans of a text that the line rules keep.
+    """Apply C4's line rules to a text, and return the lines and spans that they keep.
 
-    `lines` have their line ends; `counts` is the number of whitespace-separated words of each.
+    `lines` are the text's lines with their line ends; `counts` is the number of whitespace-separated words on each.
     """
     lowered = text.lower()
     phrases = [phrase for phrase in (PLACEHOLDER, SCRIPT, *POLICIES) if phrase in lowered]
@@ -99,7 +99,7 @@ def apply_line_rules(text: str, lines: Sequence[str], counts: Sequence[int], rul
 
 
 def _spans(text: str, lines: Sequence[str], kept: Sequence[int], cited: bool) -> list[Span]:
-    """Return the spans of the kept lines, stripped and without citations, with one line break between two lines."""
+    """Return the spans of the kept lines, without outer whitespace and citations; one line break joins two lines."""
     ends = list(accumulate(map(len, lines)))
     spans: list[Span] = []
     for before, number in zip([-1, *kept], kept):
@@ -117,8 +117,8 @@ def _spans(text: str, lines: Sequence[str], kept: Sequence[int], cited: bool) ->
 def num_sentences(words: Words, counts: Sequence[int]) -> int:
     """Return the number of sentences in a text.
 
-    `counts` is the number of whitespace-separated words on each line that is not blank. A sentence starts with each
-    line, and with the first token after a sentence end that is not punctuation itself.
+    `counts` is the number of whitespace-separated words on each line that is not blank. Every line starts a sentence.
+    After the end of a sentence, the next token that is not punctuation starts another one.
     """
     if not counts:
         return 0

@@ -67,7 +67,7 @@ class QualityConfig(QualityLimits):
     @model_validator(mode="before")
     @classmethod
     def _of_the_dialect(cls, values: Any) -> Any:
-        """Set families and cut_lines to those of the dialect if they are not set, so that manifests list them."""
+        """Set `families` and `cut_lines`, if not set, to what the dialect needs, so that manifests list the values."""
         if not isinstance(values, Mapping):
             return values
         dialect, sets = values.get("dialect", "datatrove"), values.get("rules") or ()
@@ -79,7 +79,7 @@ class QualityConfig(QualityLimits):
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> "QualityConfig":
-        """Raise ValueError if there are rule sets that cannot be evaluated or settings that would be ignored."""
+        """Raise ValueError if a rule set cannot be evaluated with these settings, or if a setting has no effect."""
         problems = [*self._idle_rule_sets(), *self._idle_settings()]
         if problems:
             raise ValueError("; ".join(problems))
@@ -117,12 +117,13 @@ class QualityConfig(QualityLimits):
         for where, name in given:
             if name not in thresholds:
                 problems.append(
-                    f"{where}: expected a limit of [quality], got {name!r}{suggest_name(name, thresholds)}. Correct it."
+                    f"{where}: expected a limit of [quality], got {name!r}{suggest_name(name, thresholds)}. "
+                    "Correct the name of the limit."
                 )
             elif name not in compared:
                 problems.append(
                     f"{where}: expected the limit of a rule in use, got one that no chosen rule of the dialect "
-                    f"{self.dialect!r} uses. Remove it."
+                    f"{self.dialect!r} uses. Remove quality.{where}."
                 )
         for name in sorted(self.model_fields_set):
             rules = name.partition("_")[0]

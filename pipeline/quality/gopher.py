@@ -23,7 +23,7 @@ def stop_codes(words: Collection[str]) -> Codes:
 
 
 def num_stop_words(codes: Codes, stop_words: Codes) -> int:
-    """Return how many distinct stop words a text contains, given the codes of its words and the sorted stop codes."""
+    """Return how many distinct stop words a text contains, given the codes of its words and of the stop words."""
     if not len(stop_words):
         return 0
     indices = np.searchsorted(stop_words, codes)
@@ -105,7 +105,7 @@ def repetition_signals(text: str, words: Words) -> dict[str, float]:
 
 
 def _top_ngrams(codes: Codes, offsets: Ints) -> Iterator[tuple[int, int]]:
-    """Yield n and the number of characters in all occurrences of the most frequent n-gram, spaces included.
+    """Yield, for each n, the number of characters in all occurrences of the most frequent n-gram, spaces included.
 
     Of equally frequent n-grams, the first in the text is used.
     """
@@ -131,9 +131,9 @@ def _top_ngrams(codes: Codes, offsets: Ints) -> Iterator[tuple[int, int]]:
 
 
 def _repeated_ngrams(codes: Codes, offsets: Ints) -> Iterator[tuple[int, int]]:
-    """Yield n and the number of characters in n-grams that repeat an earlier one, counted from left to right.
+    """Yield, for each n, the number of characters in n-grams that are equal to an earlier n-gram of the text.
 
-    Repeated n-grams that overlap the last counted one are skipped.
+    The text is read from left to right. A repeated n-gram that overlaps the last one counted is not counted.
     """
     forward, backward = powers(int(offsets[-1]) + 1)
     sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(codes * forward[offsets[:-1]])))
@@ -158,7 +158,7 @@ def _repeated_ngrams(codes: Codes, offsets: Ints) -> Iterator[tuple[int, int]]:
 
 
 def _equal_ranks(grams: Codes) -> tuple[Ints, Ints]:
-    """Return the indices that sort the n-grams, and the positions in this order whose n-gram equals the next one."""
+    """Return the indices that sort the n-grams by code, and the positions in sorted order where the next is equal."""
     order = np.argsort(grams)
     ranked = grams[order]
     return order, np.flatnonzero(ranked[1:] == ranked[:-1])

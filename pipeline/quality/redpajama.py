@@ -37,14 +37,14 @@ _SENTENCE = re.compile(r"\b[^.!?]+[.!?]*")
 
 
 def lines_of(text: str) -> list[str]:
-    """Return the lines of a text with their newlines."""
+    """Split a text at newlines only, and return the lines with their newlines."""
     lines = text.split("\n")
     last = lines.pop()
     return [line + "\n" for line in lines] + ([last] if last else [])
 
 
 def redpajama_lines(whole: TextView) -> dict[str, float | None]:
-    """Return the signals of a text and of its lines that do not depend on words."""
+    """Return RedPajama-V2's signals of a whole text for which it need not be split into words."""
     text, lines = whole.text, lines_of(whole.text)
     size = len(lines)
     return {
@@ -59,7 +59,10 @@ def redpajama_lines(whole: TextView) -> dict[str, float | None]:
 
 
 def redpajama_words(whole: TextView, stop_words: Codes) -> dict[str, float | None]:
-    """Return the signals of words, given the codes of stop words; shares of words are None if the text has none."""
+    """Return RedPajama-V2's signals of words, given the 64-bit codes of the language's stop words.
+
+    A share of words is None if the text has no words.
+    """
     raw = whole.vocabulary.words(whole.numbers, read_raw_words)
     num_raw, symbols = len(raw.flags), sum(map(whole.text.count, SYMBOLS))
     lengths, flags, codes, _ = whole.read(read_normal_pieces)
@@ -92,9 +95,9 @@ def _share(part: int, size: int) -> float | None:
 
 
 def _entropy(counts: Ints, total: int) -> float:
-    """Return the entropy of words that occur this often [nats].
+    """Return the entropy [nats] of the distribution of words; `counts` is how often each distinct word occurs.
 
-    Terms are summed by ascending count, so the order of the words' hashes cannot change the result.
+    Terms are summed by ascending count, so the order of `counts` cannot change the result.
     """
     distinct, multiplicity = np.unique(counts, return_counts=True)
     shares = distinct / total
@@ -102,7 +105,7 @@ def _entropy(counts: Ints, total: int) -> float:
 
 
 def _placeholders(text: str) -> float:
-    """Return the number of occurrences of `lorem ipsum` / characters, both after normalization of the text."""
+    """Return the number of occurrences of `lorem ipsum` divided by the number of characters of the normalized text."""
     normal = " ".join(filter(None, map(normal_piece, text.split())))
     return normal.count(PLACEHOLDER) / max(len(normal), 1)
 
@@ -132,12 +135,12 @@ def _table() -> npt.NDArray[np.uint8]:
 
 
 def classes_of(text: str) -> npt.NDArray[np.uint8]:
-    """Return the classes of every character of a text, as bits."""
+    """Return the classes of every character of a text, each class as one bit: UPPER, DIGIT, CODE, SPACE."""
     return _table()[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)]
 
 
 def _sums(values: npt.NDArray[Any], edges: Ints) -> Ints:
-    """Return the sum of the values in each range from one edge to the next."""
+    """Return the sum of values[edges[i]:edges[i + 1]] for each i."""
     totals = np.concatenate(([0], np.cumsum(values)))[edges]
     return totals[1:] - totals[:-1]
 

@@ -39,9 +39,9 @@ class RefinedWebRules:
 
 
 def apply_refinedweb(lines: LineCounts, rules: RefinedWebRules, english: bool) -> tuple[list[Span], int]:
-    """Return the spans to cut and the number of lines that are cut as a whole.
+    """Return the spans to cut by RefinedWeb's line rules, and the number of lines that are cut completely.
 
-    In languages other than English only the rules on capitals and digits apply.
+    If `english` is False, only the rules on upper case and digits are applied.
     """
     text, edges = lines.whole.text, lines.edges
     lengths = lines.lengths()
@@ -65,7 +65,10 @@ def apply_refinedweb(lines: LineCounts, rules: RefinedWebRules, english: bool) -
 
 
 def _numbers(lines: LineCounts, kept: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Return, for each line, whether it consists of digits only; the first and last line are stripped before this."""
+    """Return, for each line, whether it consists of digits only.
+
+    The first and last of the `kept` lines that have words are stripped of whitespace before the test.
+    """
     lengths = lines.lengths()
     numbers = (lines.digits > 0) & (lines.digits > MAX_DIGITS * lengths)
     filled = np.flatnonzero(kept & (lines.counts > 0))
@@ -76,7 +79,7 @@ def _numbers(lines: LineCounts, kept: npt.NDArray[np.bool_]) -> npt.NDArray[np.b
 
 
 def _phrases_in(line: str) -> tuple[list[Span], str]:
-    """Return the spans of the phrases in a line, and the line without them."""
+    """Return the spans of the phrases in PHRASES (such as `read more`) in a line, and the line without them."""
     size = len(line)
     offsets = list(range(size))
     for pattern in PHRASES:
@@ -87,7 +90,10 @@ def _phrases_in(line: str) -> tuple[list[Span], str]:
 
 
 def share_of_words(whole: TextView, cuts: Sequence[Span]) -> float:
-    """Return the share of words that the cuts remove, as DCLM counts words; 1 if nothing is left."""
+    """Return the share (0..1) of a text's words that the cuts remove, as DCLM counts words.
+
+    The share is 1 if the text has no words or nothing is left of it.
+    """
     text = whole.text
     before = num_words(whole)
     left = len(text) - sum(end - start for start, end in cuts)
@@ -100,5 +106,5 @@ def share_of_words(whole: TextView, cuts: Sequence[Span]) -> float:
 
 
 def _at_word_boundary(text: str, offset: int) -> bool:
-    """Return True if no word, as DCLM defines it, can extend across this offset."""
+    """Return True if no word, as DCLM counts words, can contain the characters on both sides of this offset."""
     return offset in (0, len(text)) or text[offset - 1] in ASCII_SPACE or text[offset] in ASCII_SPACE

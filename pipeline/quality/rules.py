@@ -130,7 +130,10 @@ class QualityRule:
 
 @dataclass(frozen=True, slots=True)
 class _Limit:
-    """A row of LIMITS: the reason, setting, default limit and meaning of a rule, without its signal."""
+    """A row of LIMITS: the reason, setting, default limit and meaning of a rule.
+
+    The signal is not included, because it depends on the dialect.
+    """
 
     reason: str
     setting: str
@@ -207,13 +210,16 @@ _BY_SETTING = {row.setting: row for row in LIMITS}
 
 
 def _rules(**signals: str) -> tuple[QualityRule, ...]:
-    """Return the rules of these settings in order; the value of each argument is the signal that the rule compares."""
+    """Return one rule for each argument `setting=signal`, in order: the rule compares the signal with the setting."""
     rows = [(_BY_SETTING[setting], signal) for setting, signal in signals.items()]
     return tuple(QualityRule(row.reason, signal, row.setting, row.limit, row.neutral) for row, signal in rows)
 
 
 def _repetition(column: str, *settings: str) -> tuple[QualityRule, ...]:
-    """Return Gopher's repetition rules on the columns with this prefix, in the order of the settings."""
+    """Return Gopher's repetition rules for these settings, in order.
+
+    A rule compares the column whose name is `column`, a prefix, followed by the setting's name without `max_`.
+    """
     return _rules(**{setting: column + setting.removeprefix("max_") for setting in settings})
 
 

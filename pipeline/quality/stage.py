@@ -48,12 +48,15 @@ class QualityMeasures:
     """Sorted codes of the stop words of each language."""
 
     def applies(self, rules: str) -> bool:
-        """Return True if these line rules must be evaluated: for their signals, or to cut lines."""
+        """Return True if the line rules of this name ("c4", "refinedweb") are needed for signals or to cut lines."""
         return rules in self.families or rules in self.cut_lines
 
 
 def measure(text: str, language: str, measures: QualityMeasures, vocabulary: Vocabulary) -> dict[str, Any]:
-    """Return the signals of a text and the spans to cut, and the text after cuts with its size and word hashes."""
+    """Return the values that the stage adds to a row: signals, spans to cut, and text after cuts.
+
+    The size of the text after cuts [bytes] and the hashes of its words are included.
+    """
     vocabulary.trim()
     whole = TextView(text, vocabulary)
     row = _families(whole, language, measures)
@@ -156,7 +159,7 @@ class Vocabularies:
 
 
 def models(config: QualityConfig) -> dict[str, str]:
-    """Return the path of the file of language profiles under the name `profiles`, if the recipe sets one."""
+    """Return {"profiles": path of the file of language profiles}; empty if quality.profiles is not set."""
     return {"profiles": config.profiles} if config.profiles else {}
 
 
@@ -173,7 +176,7 @@ def make(config: QualityConfig, models: Mapping[str, str]) -> RowFunction:
 
 
 def measures_of(config: QualityConfig, stop_words: Mapping[str, Codes]) -> QualityMeasures:
-    """Return what to measure and cut according to the settings, given the codes of each language's stop words."""
+    """Return what to measure and cut by the settings; `stop_words` are the codes of each language's stop words."""
     lines = C4LineRules(config.c4_terminal_punctuation, config.c4_min_line_words, config.c4_max_word_length)
     english = {ENGLISH: stop_codes(STOP_WORDS)}
     refinedweb = RefinedWebRules(config.refinedweb_max_uppercase, config.refinedweb_min_line_words)
@@ -202,7 +205,7 @@ def checks(config: QualityConfig, models: Mapping[str, str], cutoffs: Cutoffs) -
 
 
 def limits_of(rule: QualityRule, config: QualityConfig, profiles: Mapping[str, LanguageProfile]) -> dict[str, float]:
-    """Return the limit of a rule by language; without a limit for EVERY, unlisted languages are not checked."""
+    """Return the limits of a rule by language; a language that is not listed has the limit of EVERY, if any."""
     limits = {language: p.limits[rule.setting] for language, p in profiles.items() if rule.setting in p.limits}
     limits.setdefault(ENGLISH, rule.limit)
     if rule.neutral:

@@ -44,10 +44,10 @@ def _flags(values: Iterable[int], size: int) -> npt.NDArray[np.uint8]:
 
 
 def read_pieces(pieces: Sequence[str]) -> Arrays:
-    """Return the properties of whitespace-separated pieces, each as one word.
+    """Return properties of whitespace-separated pieces of text, each of which counts as one word.
 
-    They are, as arrays: the number of words in each piece (1), and the length, flags, code and lower-case code of each
-    word.
+    The result is arrays: the number of words in each piece (always 1), and four properties of each word. They are its
+    length, its flags, its code, and the code of its lower-case form.
     """
     lengths, lowered = word_lengths(pieces), [piece.lower() for piece in pieces]
     flags = _flags(map(_piece_flags, pieces), len(pieces))
@@ -70,10 +70,10 @@ def normal_piece(piece: str) -> str:
 
 
 def read_normal_pieces(pieces: Sequence[str]) -> Arrays:
-    """Return the properties of whitespace-separated pieces after RedPajama-V2's normalization, which may empty a piece.
+    """Return properties of whitespace-separated pieces of text after RedPajama-V2's normalization.
 
-    They are, as arrays: the number of words in each piece (0 or 1), and the length, flags, code and number of numeric
-    characters of each word.
+    The result is arrays: the number of words in each piece (0 if nothing is left of it, else 1), and four properties of
+    each word. They are its length, flags, code and number of numeric characters.
     """
     normal = [normal_piece(piece) for piece in pieces]
     words = [word for word in normal if word]
@@ -162,14 +162,17 @@ class TextView:
         return self.text.lower()
 
     def read(self, reader: Reader) -> list[npt.NDArray[Any]]:
-        """Return the arrays of word properties that a reader, such as `read_pieces`, gives for the text; cached."""
+        """Return the arrays of word properties that `reader`, such as `read_pieces`, computes for the text.
+
+        They are computed on the first call and then cached.
+        """
         arrays = self._read.get(reader)
         if arrays is None:
             arrays = self._read[reader] = self.vocabulary.look_up(reader, self.numbers)[1]
         return arrays
 
     def only(self, lines: Sequence[int], text: str) -> Self:
-        """Return a view of `text`, which must consist of only these lines of this text, and reuse their words."""
+        """Return a view of `text`, which must be the lines with these indices, and reuse the words of this view."""
         rest = type(self)(text, self.vocabulary)
         counts = [self.counts[line] for line in lines]
         if sum(counts) == len(self.numbers):

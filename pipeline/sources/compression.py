@@ -20,7 +20,7 @@ OVERLAP_BYTES = 16 << 10
 
 
 class ByteStream(Protocol):
-    """The file interface that a source requires: reading from any position."""
+    """The methods that the file object of an input file must have: it must be readable and seekable."""
 
     def read(self, size: int = -1, /) -> bytes: ...
     def seek(self, offset: int, whence: int = 0, /) -> int: ...
@@ -37,7 +37,7 @@ class BlockReader:
         self._view = memoryview(b"")
 
     def at(self, position: int, size: int) -> memoryview:
-        """Return at most `size` bytes from `position`: fewer at the end of a block, none only at the end of file."""
+        """Return at most `size` bytes from `position`: fewer at the end of a cached block, none at the file's end."""
         offset = position - self._start
         if not 0 <= offset < len(self._block):
             self._load(position)
@@ -96,7 +96,7 @@ ZSTD_SKIPPABLE = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")
 
 
 class DecodedBlock(NamedTuple):
-    """A block of decoded bytes of a frame, or of plain bytes."""
+    """Some consecutive decoded bytes of one frame, or consecutive bytes that are not compressed in the file (plain)."""
 
     data: bytes
     start: int
@@ -129,7 +129,7 @@ class _DamageError(Exception):
 class FrameReader:
     """Reads the decoded blocks of a file in order.
 
-    `starts` recognizes records; it is None for files of text, in which any bytes are valid.
+    `starts` recognizes the start of a record. It is None for text files, in which any bytes are valid.
     """
 
     def __init__(self, stream: ByteStream, starts: RecordPatterns | None):
@@ -145,14 +145,14 @@ class FrameReader:
         return next(self._pieces, None)
 
     def seek(self, position: int) -> None:
-        """Continue reading at a stored offset, where a frame or a run of plain bytes must start."""
+        """Continue reading at this offset in the compressed file; a frame or a run of plain bytes must start there."""
         self._pieces.close()
         self._pieces = self._read(position)
 
     def next_start(self, position: int) -> int:
-        """Return the first stored offset at or after `position` at which a readable frame or a record starts.
+        """Return the next offset in the compressed file where a readable frame or a record starts.
 
-        It is the size of the file if there is none.
+        The search starts at the offset `position`. If there is none, the size of the file is returned.
         """
         return self._search(self._anything, position)
 
@@ -245,7 +245,7 @@ def _gzip(blocks: BlockReader, start: int) -> Iterator[tuple[bytes, int]]:
 
 
 def _salvage(stored: memoryview) -> bytes:
-    """Return the decoded bytes of a gzip member that precede its damage.
+    """Return the bytes of a damaged gzip member that can be decoded before the damage.
 
     zlib discards the output of a call that fails, so the input is passed in small slices.
     """
@@ -292,7 +292,7 @@ def _zstd(blocks: BlockReader, start: int) -> Iterator[tuple[bytes, int]]:
 
 
 def _zstd_end(blocks: BlockReader, start: int) -> int:
-    """Return the stored offset of the end of a zstd frame, found by its block headers.
+    """Return the offset in the file at which a zstd frame ends, found by reading its block headers.
 
     Source: RFC 8878, sections 3.1.1 and 3.1.2.
     """
@@ -321,7 +321,7 @@ def _zstd_end(blocks: BlockReader, start: int) -> int:
 
 
 class _Range:
-    """The stored bytes from `start` to `end` as a file object, for decoders that require one."""
+    """The bytes [start, end) of the compressed file as a file object, for decoders that require one."""
 
     def __init__(self, blocks: BlockReader, start: int, end: int):
         self._blocks = blocks
@@ -336,5 +336,5 @@ class _Range:
         return data
 
     def tell(self) -> int:
-        """Return the stored offset of the next byte."""
+        """Return the offset in the compressed file of the next byte."""
         return self._position

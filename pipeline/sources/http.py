@@ -113,7 +113,10 @@ def parse_arc_line(line: bytes) -> RecordHeader | None:
 
 
 def parse_date(text: str) -> datetime | None:
-    """Return a WARC-Date (ISO 8601) or ARC date (YYYYMMDD[hhmmss]) in UTC, truncated to milliseconds, or None."""
+    """Parse a WARC-Date (ISO 8601) or ARC date (YYYYMMDD[hhmmss]); None if it is invalid.
+
+    The result is in UTC, truncated to milliseconds.
+    """
     try:
         if text.isdecimal():
             date = datetime.strptime(text[:14].ljust(14, "0"), "%Y%m%d%H%M%S")
@@ -155,7 +158,7 @@ class HttpPage:
 
 
 class _EncodingError(Exception):
-    """The body does not have its declared encoding."""
+    """The body cannot be decoded by the content coding or transfer coding that its header declares."""
 
 
 class _TooLargeError(Exception):
@@ -163,7 +166,10 @@ class _TooLargeError(Exception):
 
 
 def read_response(block: bytes, config: SourceConfig) -> HttpPage:
-    """Return the page in the block of a response record, or why it has none; invalid content never raises an error."""
+    """Parse the block of a response record as HTTP; the result has a page, or the reason why there is none.
+
+    Invalid content never raises an error.
+    """
     page = HttpPage()
     if not block.startswith(b"HTTP/"):
         page.drop = Drop("no_http_header")
@@ -189,7 +195,7 @@ def read_response(block: bytes, config: SourceConfig) -> HttpPage:
 
 
 def set_body(page: HttpPage, stored: memoryview, codings: list[str], config: SourceConfig) -> None:
-    """Decode the stored body, starting with the last coding in the list, and set the page's `body`, or its `drop`."""
+    """Undo the content and transfer codings of a body, the last one first, and set `body` or `drop` of the page."""
     limit = config.max_page_bytes
     try:
         if len(codings) > MAX_CODINGS:
@@ -244,10 +250,10 @@ def _already_decoded(stored: memoryview) -> memoryview:
 
 
 def _dechunk(stored: memoryview) -> bytes | memoryview:
-    """Return the body that HTTP chunks form.
+    """Return the data of a body in HTTP chunked transfer coding.
 
-    A body that does not start with a chunk is returned unchanged, because the crawler has joined its chunks. A body
-    that ends between two chunks is used up to there. Source: RFC 9112, section 7.1.
+    A body that does not start with a chunk is returned unchanged: the crawler has already decoded it. A body without
+    the last chunk is accepted if its other chunks are complete. Source: RFC 9112, section 7.1.
     """
     header = CHUNK.match(stored)
     if header is None:

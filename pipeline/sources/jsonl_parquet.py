@@ -38,7 +38,7 @@ class _Lines:
         self.position = 0
 
     def __iter__(self) -> Iterator[tuple[int, bytes | Drop]]:
-        """Yield (offset, line without its line feed), with a Drop instead of a line that is too long or undecodable."""
+        """Yield (offset, line without its line feed); a line that is too long or undecodable is a Drop instead."""
         held: list[bytes] = []
         start = size = 0
         while (piece := self._frames.next()) is not None:
@@ -74,7 +74,10 @@ def open_jsonl(split: Split, stream: ByteStream, config: SourceConfig) -> Source
 
 
 def read_lines(split: Split, stream: ByteStream, config: SourceConfig, parse: LineParser) -> SourceRows:
-    """Yield the rows of a file with one row per line, as `parse` reads it. An empty line belongs to the line before."""
+    """Yield the rows of a file with one row per line, which `parse` reads.
+
+    An empty line has no row; its bytes count as part of the row before it.
+    """
     lines = _Lines(FrameReader(stream, None), config.max_record_bytes)
 
     def items() -> Iterator[SourceItem]:

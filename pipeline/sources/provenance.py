@@ -47,7 +47,7 @@ class SourceItem(NamedTuple):
 
 
 def new_row(record_type: str | None, url: str | None = None, date: datetime | None = None) -> Row:
-    """Return a row with every column; columns without a value yet are None."""
+    """Return a row with the columns that a source sets; those that are not known yet are None."""
     row: Row = dict.fromkeys(COLUMNS)
     row["record_type"] = record_type
     if url:

@@ -83,9 +83,9 @@ class RefetchedRecord:
 
 
 def refetch(split: Split, recorded: Mapping[str, Any], config: SourceConfig) -> RefetchedRecord:
-    """Read the record of a document again and compare it with `recorded`, the document's row in `documents`.
+    """Read a document's record from its input file again and compare it with the document's row in `documents`.
 
-    Raises ContractError if the file cannot be read.
+    `recorded` is this row. Raises ContractError if the input file cannot be read.
     """
     offset, length = int(recorded["offset"]), int(recorded["length"])
     file_format = FORMATS[split.format]
@@ -94,7 +94,7 @@ def refetch(split: Split, recorded: Mapping[str, Any], config: SourceConfig) -> 
         data = file_format.read_record(fs, path, offset, length)
     except (OSError, pa.ArrowException) as error:
         raise ContractError(
-            f"{split.uri}: expected a readable record at offset {offset}, got {error}. Restore the file."
+            f"{split.uri}: expected a readable record at offset {offset}, got {error}. Restore the file from a backup."
         ) from error
     rows = open_split(replace(split, size=len(data)), HashedStream(io.BytesIO(data)), config)
     row = next((row for row, _ in rows if row["record_type"] != "gap"), None)

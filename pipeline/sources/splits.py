@@ -34,7 +34,7 @@ class _InputFile(NamedTuple):
 
 
 def find_splits(config: SourceConfig) -> list[Split]:
-    """Return the files of the source, sorted by name.
+    """Return every file that source.paths names or matches as a split, sorted by name.
 
     Raises ConfigError if the format is unknown, a pattern matches nothing, a file cannot be read, or two files have the
     same name; the message lists every such path.
@@ -82,7 +82,10 @@ def find_splits(config: SourceConfig) -> list[Split]:
 
 
 def _match(path: str) -> Iterator[_InputFile]:
-    """Yield every file that a path or pattern matches. Raises ValueError or OSError if it matches none."""
+    """Yield the file at a path, or every file that a pattern matches.
+
+    Raises ValueError or OSError if the pattern matches none.
+    """
     is_uri = "://" in path
     location, question, options = path.partition("?") if is_uri else (os.path.abspath(path), "", "")
     parts = location.split("/")
@@ -145,7 +148,7 @@ def _check_readable(file: _InputFile) -> None:
     if kind == pafs.FileType.Directory:
         raise ValueError("a folder. Name its files, such as FOLDER/*.warc.gz.")
     if kind != pafs.FileType.File:
-        raise ValueError("no regular file. Correct the path.")
+        raise ValueError("something that is not a regular file, such as a device. Correct the path.")
     if "://" not in file.uri:
         with open(file.uri, "rb") as stream:
             stream.read(1)
@@ -169,7 +172,7 @@ class HashedStream:
         self.closed = False
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Return at most `size` bytes from the position, all if `size` is negative, none at the end of the file."""
+        """Return at most `size` bytes from the current position, or all bytes up to the end if `size` is negative."""
         data: bytes = self._inner.read(size) if size is not None and size >= 0 else self._inner.read()
         start, self._position = self._position, self._position + len(data)
         if start <= self._hashed < self._position:

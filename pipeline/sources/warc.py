@@ -46,7 +46,10 @@ BLANK_LINE = re.compile(rb"\n\r{0,2}\n")
 
 
 class DecodedWindow:
-    """Reads the decoded bytes of a file forwards from a current position; bytes are decoded on demand."""
+    """Reads the decoded bytes of a file forwards from a current position; bytes are decoded on demand.
+
+    The bytes are divided into runs. A run is a range without damage, and no record extends over its end.
+    """
 
     def __init__(self, frames: FrameReader):
         self.frames = frames
@@ -61,7 +64,7 @@ class DecodedWindow:
         self._ended = False
 
     def fill(self, size: int) -> int:
-        """Decode until at least `size` bytes of the run are buffered, or the run ends; return their number."""
+        """Decode until `size` bytes after the position are buffered, or the run ends; return how many are buffered."""
         held = len(self._buffer) - self._at
         if held >= size or self.next is not None or self._ended:
             return held
@@ -80,9 +83,9 @@ class DecodedWindow:
         return held
 
     def advance(self) -> DecodedBlock | None:
-        """Move to the next run and return its first block, or None at the end of the file; call it at the end of a run.
+        """At the end of a run, move to the next run and return its first block; None at the end of the file.
 
-        If a damaged range follows, a block with its fault is returned, and the next call moves to the run after it.
+        If a damaged range comes first, return a block that describes its fault. The next call then moves to the run.
         """
         piece, self.next = self.next, None
         if piece is None:
@@ -97,14 +100,17 @@ class DecodedWindow:
         return piece
 
     def seek(self, stored: int) -> None:
-        """Continue at a stored offset, where a frame or a run of plain bytes must start."""
+        """Continue at the offset `stored` in the compressed file; a frame or a run of plain bytes must start there."""
         self.frames.seek(stored)
         self._base += self._at
         self._buffer, self._at, self.next, self._ended = b"", 0, None, False
         self._marks.clear()
 
     def stored(self) -> tuple[int, bool]:
-        """Return the stored offset of the current byte and True if it is plain, else that of its frame and False."""
+        """Return the current offset in the file as stored, and True if the bytes there are not compressed.
+
+        In a compressed frame, return the offset of the frame's start, and False.
+        """
         position = self._base + self._at
         while len(self._marks) > 1 and self._marks[1][0] <= position:
             self._marks.popleft()
@@ -124,7 +130,7 @@ class DecodedWindow:
         return data
 
     def ahead(self, distance: int) -> bytes | None:
-        """Return at most PEEK_BYTES bytes at `distance` from the position, without moving.
+        """Return at most PEEK_BYTES bytes that start `distance` bytes after the current position, without moving.
 
         Return None if the run ends before them.
         """
@@ -153,8 +159,8 @@ class DecodedWindow:
     def take_header(self) -> bytes | None:
         """Return the bytes up to and including the next blank line and move after them.
 
-        Return None if no blank line is within MAX_HEADER_BYTES. Then the searched bytes are skipped, except the last
-        ones, because the next header may start there.
+        Return None if MAX_HEADER_BYTES or the rest of the run contain no blank line. The searched bytes are then
+        skipped, except (inside the run) the last PEEK_BYTES, in which the next header may start.
         """
         size = 4 << 10
         while True:
@@ -202,9 +208,9 @@ PAGE_RECORD_TYPES = frozenset({"response", "resource", "conversion"})
 
 @dataclass(slots=True)
 class ArchiveRecord:
-    """A record as stored in the file, or a gap, which has no header.
+    """A record as stored in the file, or a gap, whose `header` is None.
 
-    `drop` says why the bytes cannot be used; None if they can.
+    `drop` is the reason why the bytes cannot be used; None if they can.
     """
 
     start: int
@@ -279,7 +285,7 @@ def _read_framed(window: DecodedWindow, start: int, max_bytes: int) -> ArchiveRe
 
 
 def _take_header(window: DecodedWindow) -> RecordHeader | None:
-    """Read the record header at the window's position; return None if it has no end or no length."""
+    """Read the record header at the window's position; return None if it has no end or declares no valid length."""
     head = window.peek()
     if line := ARC_LINE.match(head):
         return parse_arc_line(window.take(line.end()))
@@ -288,20 +294,20 @@ def _take_header(window: DecodedWindow) -> RecordHeader | None:
 
 
 def _may_follow(data: bytes) -> bool:
-    """Return True if these bytes may follow a record.
+    """Return True if a record may end directly before these bytes.
 
-    They may be another record or the end of the file, after any line ends, or anything after the two line ends that
-    close a WARC record.
+    They must be the two line ends that close a WARC record. Another record or the end of the file is valid too, with
+    or without line ends before it.
     """
     rest = data.lstrip(b"\r\n")
     return not rest or TERMINATOR.match(data) is not None or starts_with_record(rest)
 
 
 def _lost(window: DecodedWindow, start: int, plain: bool, reason: str, reason_if_resumed: str | None = None) -> Drop:
-    """Move to the next record and return the drop for the skipped bytes.
+    """Skip a record that cannot be read, up to the next record, and return the drop for the skipped bytes.
 
-    Its reason is `reason_if_resumed` if it is set and another record starts before the run ends, else `reason`. If
-    damage of the frame at `start` ends the run, the reason is this damage.
+    Its reason is `reason`, or `reason_if_resumed` (if given) if another record was found. If damage of the frame at
+    `start` ends the run, the kind of damage is the reason instead.
     """
     if plain:
         # The search starts one byte earlier, to include the line end before an ARC line.
@@ -317,7 +323,7 @@ def _lost(window: DecodedWindow, start: int, plain: bool, reason: str, reason_if
 
 
 def _fault_of(window: DecodedWindow, start: int) -> str | None:
-    """Return the fault of the frame at `start` if this fault ends the run, and move after it; else return None."""
+    """Return the kind of damage if damage of the frame at `start` ends the run, and move past it; else return None."""
     piece = window.next
     if piece is None or piece.fault is None or piece.start != start:
         return None

@@ -77,7 +77,10 @@ def clean_part(task: CleanTask, retried: bool) -> PartResult:
 
 
 def _count(row: Row, output: PartOutput) -> None:
-    """Count a row as kept or dropped; a dropped row by the length of its text before the stages, `_chars`."""
+    """Count a row as kept or dropped, and remove the text and title of a dropped one.
+
+    A dropped row is counted with `_chars`, the length of its text before the stages ran [code points].
+    """
     books = output.books
     kept = row.get("drop_stage") is None
     books.enter(row, row["num_chars"] if kept else row["_chars"])
@@ -92,7 +95,7 @@ def _count(row: Row, output: PartOutput) -> None:
 
 
 def survivors(task: CleanTask) -> Iterator[Row]:
-    """Yield the documents of one part that `dedup` and `repeats` kept, without the spans that were cut."""
+    """Yield the documents of one part that `dedup` and `repeats` kept, with their text after all cuts."""
     verdicts = read_part(task, "dedup", ["doc_id", *FROM_DEDUP, "drop_stage"])
     kept = {row["doc_id"]: row for row in verdicts if row["drop_stage"] is None}
     repeats: dict[bytes, list[Span]] = {}
@@ -124,7 +127,7 @@ def spans_of(cuts: Sequence[Row]) -> list[Span]:
 
 
 def read_part(task: CleanTask, table: str, columns: list[str]) -> Iterator[Row]:
-    """Yield the rows of one part of a table; a few hundred are in memory at a time."""
+    """Yield the rows of one part of a table; at most ROWS_AT_ONCE are in memory at a time."""
     with task.tables[table].open_input(task.paths[table]) as stream:
         for batch in pq.ParquetFile(stream).iter_batches(batch_size=ROWS_AT_ONCE, columns=columns):
             yield from batch.to_pylist()

@@ -71,7 +71,7 @@ def build_documents(build: StepContext) -> dict[str, TableResult]:
 
 
 def documents_part(task: DocumentsTask, retried: bool) -> PartResult:
-    """Run one split through the fused pass and write its parts."""
+    """Run the rows of one split through the per-document stages, and write its parts of `documents` and `text`."""
     schema = extend_schema(DOCUMENTS, task.stages)
     columns = frozenset((*schema.names, *TEXT.names))
 
@@ -99,7 +99,7 @@ def check_size(split: Split, size: int) -> None:
     if size != split.size:
         raise ContractError(
             f"{split.uri}: expected {split.size} bytes, got {size} while reading. "
-            "Start `penstock run` again when the file no longer changes."
+            "Run `penstock run` again when the file is complete and no longer changes."
         )
 
 

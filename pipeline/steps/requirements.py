@@ -29,23 +29,25 @@ from schemas.manifest import TableVersion
 def check_indexes(
     has_scores: Callable[[Recipe], bool], recipe: Recipe, splits: Sequence[Split]
 ) -> dict[str, TableVersion]:
-    """Return the snapshot indexes of earlier runs.
+    """Return the snapshot indexes of earlier runs that deduplication reads.
 
-    Raises ConfigError if dedup.keep orders documents by scores of models and the recipe has no model.
+    Raises ConfigError if dedup.keep orders documents by the scores of models but the recipe configures no model.
     """
     keep = recipe.section(DEDUP.name, DedupConfig)
     if "scores" in order_columns(keep) and not has_scores(recipe):
         raise ConfigError(
-            f"dedup.keep: expected a model that computes the scores it names, got {list(keep.keep)} and no model. "
+            f"dedup.keep: expected a model in the recipe for the scores in dedup.keep, got {list(keep.keep)} and no "
+            "model. "
             "Set classifier.models, importance.models or perplexity.scorer."
         )
     return indexes_of(recipe, splits)
 
 
 def check_buckets(recipe: Recipe, splits: Sequence[Split]) -> dict[str, TableVersion]:
-    """Return no tables, as quality buckets need none of another run.
+    """Check the settings of quality buckets, and return an empty dict: the buckets need no table of another run.
 
-    Raises ConfigError if buckets use a signal that is not measured, or if tokens.mix names unknown sources.
+    Raises ConfigError if the run does not measure the signal or score in tokens.buckets_by, or if tokens.mix names
+    unknown sources.
     """
     config = recipe.section(TOKENS.name, TokensConfig)
     by, families = config.buckets_by, recipe.section("quality", QualityConfig).families
@@ -64,16 +66,17 @@ def check_buckets(recipe: Recipe, splits: Sequence[Split]) -> dict[str, TableVer
     if by in FAMILY_OF and FAMILY_OF[by] not in families:
         raise ConfigError(
             f"tokens.buckets_by: expected a signal that is measured, got {by!r} of the family {FAMILY_OF[by]!r}, but "
-            f"quality.families has only {', '.join(families)}. Add it to quality.families, or name another signal."
+            f"quality.families has only {', '.join(families)}. Add {FAMILY_OF[by]} to quality.families, or set "
+            "tokens.buckets_by to another signal."
         )
     check_mix_sources(config, sorted({split.source for split in splits}))
     return {}
 
 
 def check_packages(recipe: Recipe, splits: Sequence[Split]) -> dict[str, TableVersion]:
-    """Return no tables, as `pii` needs none of another run.
+    """Check the Python packages for `pii`, and return an empty dict: `pii` needs no table of another run.
 
-    Raises ConfigError if a package that finds the chosen types of personal data is not installed.
+    Raises ConfigError if a package that recognizes one of the types in pii.types is not installed.
     """
     config = recipe.section(PII.name, PiiConfig)
     needed = {
@@ -99,7 +102,7 @@ def scores_of(recipe: Recipe) -> list[str]:
 
 
 def bucket_tables(recipe: Recipe) -> tuple[str, ...]:
-    """Return the names of the tables that hold the values by which token streams are divided into quality buckets."""
+    """Return the names of the tables with the values that assign documents to quality buckets (tokens.buckets_by)."""
     config = recipe.section(TOKENS.name, TokensConfig)
     if config.measure and config.measure.name:
         return ("documents", config.measure.table)

@@ -58,7 +58,7 @@ def build_scores(build: StepContext) -> dict[str, TableResult]:
 
 
 def scored_by_checkpoint(build: StepContext, config: PerplexityConfig, tasks: Sequence[ScoresTask]) -> list[str]:
-    """Score all texts with a checkpoint, in a separate process that has torch, and return a file of scores per part.
+    """Score all texts with a checkpoint, in a separate process that has torch, and return one file name per part.
 
     The texts are passed in files in the folder of `scores`, so it must be on a local or mounted file system.
     """
@@ -74,7 +74,7 @@ def scored_by_checkpoint(build: StepContext, config: PerplexityConfig, tasks: Se
 
 
 def texts_part(task: ScoresTask, retried: bool) -> TaskResult:
-    """Write the texts of one part for a scorer in another process, and return the path of the file."""
+    """Write the texts of one part to a file that the process with the checkpoint reads, and return its path."""
     with PartWriter(task.folder, f"texts/{part_key(task.part.ordinal)}", TO_SCORE, size_column="text") as writer:
         for row in texts(task.part):
             writer.add(row | {"text": row["_body"]})
@@ -98,7 +98,10 @@ def scores_part(task: ScoresTask, retried: bool) -> PartResult:
 
 
 def _count(row: Row, output: PartOutput) -> None:
-    """Count one row. A document that could not be scored is not dropped: its scores are null."""
+    """Count one row as kept; if a stage failed on it, count it as unscored too, and remove the drop.
+
+    The scores that the document lacks stay null.
+    """
     if row.get("drop_stage") is not None:
         output.books.tally("unscored", f"{row['drop_stage']}/{row['drop_rule']}")
         row["drop_stage"] = None
@@ -115,7 +118,7 @@ def texts(part: Part) -> Iterator[Row]:
 
 
 def with_scores(task: ScoresTask) -> Iterator[Row]:
-    """Yield the rows of `texts`, with the scores of a checkpoint if one scores texts."""
+    """Yield the rows of `texts`. If a checkpoint has scored the texts, add its scores from the file `task.scored`."""
     if task.scored is None:
         yield from texts(task.part)
         return

@@ -94,7 +94,7 @@ def quantiles_of(stages: Sequence[PerDocument], recipe: Recipe) -> list[Quantile
 def checks_of(
     stages: Sequence[PerDocument], recipe: Recipe, models: ModelPaths, cutoffs: Cutoffs
 ) -> list[tuple[str, Check]]:
-    """Return every check with the name of its stage, in the order in which the checks decide."""
+    """Return every check with the name of its stage, in order: a document is dropped by the first check it breaks."""
     return [
         (stage.name, check)
         for stage in stages
@@ -103,7 +103,7 @@ def checks_of(
 
 
 def names_of(named: Sequence[tuple[str, Check]]) -> list[str]:
-    """Return `stage/reason` of each check, with its label if it has one."""
+    """Return `stage/reason` for each check, followed by a space and the check's label if it has one."""
     return [f"{stage}/{check.reason} {check.label}".strip() for stage, check in named]
 
 
@@ -121,7 +121,7 @@ def limits_of(named: Sequence[tuple[str, Check]]) -> dict[str, Any]:
 
 
 def split_columns(names: Sequence[str], tables: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the columns by the table that holds them: `documents` first, then `scores` if the run has it."""
+    """Group column names by the table that has them: `documents`, and `scores` if the run has this table."""
     columns = {"documents": [name for name in names if name == DOC_ID.name or name not in SCORES.names]}
     if "scores" in tables:
         columns["scores"] = [name for name in names if name in SCORES.names and name != "doc_id"]
@@ -129,7 +129,10 @@ def split_columns(names: Sequence[str], tables: Mapping[str, Any]) -> dict[str, 
 
 
 def histograms_of_part(task: VerdictsTask, retried: bool) -> TaskResult:
-    """Return exact histograms of the values of each quantile in one part, by quantile and language."""
+    """Return histograms (bins 0.05 % wide) of the values in one part from which quantiles are computed.
+
+    They are by quantile and language, and are summed over all parts.
+    """
     quantiles = quantiles_of(task.stages, task.recipe)
     columns = split_columns(columns_of(quantiles), task.part.paths)
     found: dict[str, Any] = {}
@@ -163,7 +166,7 @@ def cutoffs_of(quantiles: Sequence[Quantile], histograms: Sequence[Mapping[str, 
 
 
 def measures_of(quantiles: Sequence[Quantile], histograms: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return coarse histograms of each stored column of which a quantile is computed, by column and language."""
+    """Return histograms for plots, by column and language, of each stored column from which a quantile is computed."""
     found: dict[str, Any] = {}
     for item in {item.column: item for item in quantiles if item.value is None}.values():
         for histogram in histograms:
@@ -205,7 +208,7 @@ def verdicts_part(task: VerdictsTask, retried: bool) -> PartResult:
 def distributions_of(
     named: Sequence[tuple[str, Check]], judgement: CheckResults, batch: pa.RecordBatch
 ) -> dict[str, Any]:
-    """Return coarse histograms of the values that each check compares, by check and language."""
+    """Return histograms for plots of the values that each check compares with its limit, by check and language."""
     numbers, languages = languages_of(batch)
     found: dict[str, Any] = {}
     for check, values, limits in zip(names_of(named), judgement.values, judgement.limits):
@@ -229,7 +232,7 @@ def beyond_of(named: Sequence[tuple[str, Check]], judgement: CheckResults, batch
 
 
 def fold(by_language: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
-    """Return the histograms of the languages with the most documents, and those of all others as `other`."""
+    """Return the histograms of the SHOWN_LANGUAGES most frequent languages, and the sum of all others as `other`."""
     ranked = sorted(by_language, key=lambda name: (-sum(by_language[name].values()), name))
     folded: dict[str, Any] = {name: dict(by_language[name]) for name in sorted(ranked[:SHOWN_LANGUAGES])}
     for name in ranked[SHOWN_LANGUAGES:]:
@@ -259,7 +262,10 @@ def rows_of(
 
 
 def buckets_of(batch: pa.RecordBatch, cutoffs: Cutoffs) -> list[str]:
-    """Return the perplexity bucket of each document in its language: head, middle or tail; `all` if not measured."""
+    """Return each document's perplexity bucket among those of its language: head, middle or tail.
+
+    The bucket is `all` for documents whose perplexity was not measured.
+    """
     if "perplexity" not in batch.schema.names:
         return [ALL] * batch.num_rows
     numbers, languages = languages_of(batch)
@@ -273,7 +279,7 @@ def buckets_of(batch: pa.RecordBatch, cutoffs: Cutoffs) -> list[str]:
 
 
 def count_verdict(row: Row, chars: int, books: DropCounter) -> None:
-    """Count one verdict, and kept documents also by source and language."""
+    """Count one document as kept or dropped; count a kept one and its characters by source and by language too."""
     books.enter(row, chars)
     language, source = row.pop("language") or "?", row.pop("source")
     if row.get("drop_stage") is None:
@@ -298,7 +304,10 @@ def is_score(stage: PerDocument) -> bool:
 
 
 class Reevaluation:
-    """Measures documents again after passages were cut from them, and evaluates their checks; built once for a part."""
+    """After passages were cut from documents, measures them again and evaluates the checks on the new values.
+
+    One instance is built for each part, because it loads the models.
+    """
 
     def __init__(
         self,
@@ -309,7 +318,7 @@ class Reevaluation:
         scored: bool,
         isolated: bool,
     ):
-        """Load the stages; `scored`: the run has scores of models; `isolated`: measure in a child process."""
+        """Load the stages. `scored`: the run has a table `scores`; `isolated`: measure in a child process."""
         local = local_models(models)
         of_text = [stage for stage in stages if stage.again == "text"]
         of_rest = [stage for stage in stages if stage.again == "rest" and (scored or not is_score(stage))]
@@ -329,11 +338,14 @@ class Reevaluation:
 
     @property
     def errors(self) -> dict[str, int]:
-        """The number of errors by stage, type and line of code."""
+        """How many documents a stage failed on, by stage, exception type and line of code."""
         return dict(self._of_text.errors + self._of_rest.errors)
 
     def __call__(self, rows: list[Row]) -> None:
-        """Measure each row again, on its `text` and on its `_rest`, and add a drop if it breaks a check."""
+        """Measure each row again, and add a drop to it if it breaks a check.
+
+        `text` is the whole text without the passages; `_rest` is what is left of the text after all cuts.
+        """
         for row in rows:
             try:
                 row.update(self._measure(row))
@@ -362,5 +374,5 @@ class Reevaluation:
 
 
 def _stored(value: object) -> object:
-    """Return a value as Arrow stores it: a mapping, from a new measurement, becomes a list of (name, value)."""
+    """Return a value as Arrow stores it: a dict, as new measurements may return it, becomes (name, value) pairs."""
     return to_entries(value) if isinstance(value, dict) else value

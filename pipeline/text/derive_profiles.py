@@ -55,7 +55,7 @@ Words = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True)
 class CountTask:
-    """A file of JSON lines or a part of a run to count words and signals in."""
+    """A JSON lines file, or a part of a run's tables, in whose documents one task counts words and signals."""
 
     source: Split | Part
     quality: QualityConfig
@@ -95,7 +95,7 @@ def _stored_texts(part: Part, sources: tuple[str, ...]) -> Iterator[tuple[str, s
 
 
 def words_of(text: str, language: str) -> Iterator[str]:
-    """Yield the words of a text that may be stop words: those of lower-case letters only."""
+    """Yield the words of a text that may be stop words: words that consist of lower-case letters only."""
     split = splitter_of(language)
     return (word for piece in text.split() for word in split(piece) if _may_be_stop_word(word))
 
@@ -106,7 +106,10 @@ def _may_be_stop_word(word: str) -> bool:
 
 
 def frequent_words(task: CountTask, retried: bool) -> TaskResult:
-    """Return each language's numbers of documents and words, and its words with at least CANDIDATE_SHARE of these."""
+    """Return, by language, the numbers of documents and words in the task's text, and its frequent words.
+
+    A word is frequent if at least CANDIDATE_SHARE of all words in the language are this word.
+    """
     documents: Counter[str] = Counter()
     counts: dict[str, Counter[str]] = {}
     for language, text in read_texts(task):
@@ -121,7 +124,7 @@ def frequent_words(task: CountTask, retried: bool) -> TaskResult:
 
 
 def word_counts(task: CountTask, retried: bool) -> TaskResult:
-    """Return, by language, how often each of the task's words occurs and how many documents contain it."""
+    """Return, by language, how often each word in `task.words` occurs and how many documents contain it."""
     counted = {language: frozenset(words) for language, words in task.words.items()}
     counts: dict[str, Counter[str]] = {language: Counter() for language in counted}
     holding: dict[str, Counter[str]] = {language: Counter() for language in counted}
@@ -136,10 +139,11 @@ def word_counts(task: CountTask, retried: bool) -> TaskResult:
 
 
 def word_ranks(task: CountTask, retried: bool) -> TaskResult:
-    """Return, by language and by n up to NUM_RANKS, the number of documents by the n-th smallest rank of their words.
+    """Count documents by the n-th smallest rank of the words that they contain, for each language and n <= NUM_RANKS.
 
-    The rank of a word is its position in the task's list, from 1. A document contains two of the first r words exactly
-    if its second smallest rank is at most r. The rank after the last means that it contains fewer than n of the words.
+    The rank of a word is its position, from 1, in the language's list in `task.words`. A document contains n of the
+    first r words exactly if its n-th smallest rank is at most r. A document with fewer than n of the words counts at
+    the length of the list plus 1.
     """
     ranks = {language: {word: rank for rank, word in enumerate(words, 1)} for language, words in task.words.items()}
     tallies: dict[str, list[Counter[str]]] = {language: [Counter() for _ in range(NUM_RANKS)] for language in ranks}
@@ -263,11 +267,14 @@ class DeriveConfig(Section):
     def _one_reference(self) -> "DeriveConfig":
         if bool(self.reference) == bool(self.run):
             got = "both" if self.run else "neither"
-            raise ValueError(f"expected either derive.reference or derive.run, got {got}. Set one of them.")
+            raise ValueError(f"expected either derive.reference or derive.run, got {got}. Set exactly one of the two.")
         if self.sources and not self.run:
             raise ValueError("sources: expected derive.run to be set too, got no run. Remove derive.sources.")
         if self.max_stop_words < self.min_stop_words:
-            raise ValueError(f"max_stop_words: expected at least min_stop_words, got {self.max_stop_words}. Raise it.")
+            raise ValueError(
+                f"max_stop_words: expected at least min_stop_words ({self.min_stop_words}), got {self.max_stop_words}. "
+                "Raise derive.max_stop_words."
+            )
         return self
 
 
@@ -291,8 +298,8 @@ def derive_profiles(config: DeriveConfig, out: str, spark: Any = None) -> Mappin
     chosen = {lang: words for lang, words in frequencies["candidates"].items() if _has_profile(lang, documents, config)}
     if not chosen:
         raise ConfigError(
-            f"derive: expected a language of {config.min_documents} documents, got {dict(sorted(documents.items()))}. "
-            "Add reference text, or lower derive.min_documents."
+            f"derive: expected a language with at least {config.min_documents} documents, got "
+            f"{dict(sorted(documents.items()))}. Add documents to derive.reference, or lower derive.min_documents."
         )
     counted = _counted(spark, word_counts, _asking(tasks, chosen), "word counts")
     counts, holding = counted["counts"], counted["holding"]
@@ -340,7 +347,7 @@ def _asking(tasks: Sequence[CountTask], words: Mapping[str, Iterable[str]]) -> l
 def _counted(
     spark: Any, count: Callable[[CountTask, bool], TaskResult], tasks: Sequence[CountTask], label: str
 ) -> TaskResult:
-    """Run `count` on every task, on Spark's workers if there is a session, and return the sum of the results."""
+    """Run `count` on every task, on Spark's workers if `spark` is a session, and return the sum of all counts."""
     answers = run_tasks(spark, count, tasks, label, None) if spark else [count(task, False) for task in tasks]
     total: Any = {}
     for answer in answers:
@@ -353,7 +360,7 @@ def _has_profile(language: str, documents: Mapping[str, int], config: DeriveConf
 
 
 def _together(histograms: Mapping[str, Histograms], languages: Sequence[str]) -> Histograms:
-    """Return the sum of the histograms of several languages, by setting."""
+    """Return the histograms of all documents in any of these languages, by the setting that limits the signal."""
     total: Any = {}
     for name, by_language in histograms.items():
         for language in languages:
@@ -362,9 +369,9 @@ def _together(histograms: Mapping[str, Histograms], languages: Sequence[str]) ->
 
 
 def _peers(language: str, scripts: Mapping[str, str], documents: Mapping[str, int], config: DeriveConfig) -> list[str]:
-    """Return the languages from whose documents a percentile for this language is computed.
+    """Return the languages whose documents are used to compute the percentiles for this language.
 
-    It is the language itself if it has enough documents, else all languages of its script, else all languages.
+    If it has enough documents, only the language itself; otherwise all languages of its script, or all languages.
     """
     circles = ([language], [peer for peer in scripts if scripts[peer] == scripts[language]], list(scripts))
     sufficient = [circle for circle in circles if config.tail * sum(documents[peer] for peer in circle) >= 1]
@@ -372,9 +379,9 @@ def _peers(language: str, scripts: Mapping[str, str], documents: Mapping[str, in
 
 
 def _ranked(counts: Mapping[str, int], holding: Mapping[str, int], number: int) -> tuple[str, ...]:
-    """Return the first `number` words by the number of documents that contain them.
+    """Return the `number` words that occur in the most documents, in descending order.
 
-    The order is not by occurrences, because a word of a single subject may be frequent in few documents.
+    Occurrences are compared second, because a word that belongs to one subject may be frequent in few documents.
     """
     return tuple(sorted(counts, key=lambda word: (-holding[word], -counts[word], word))[:number])
 
@@ -382,11 +389,11 @@ def _ranked(counts: Mapping[str, int], holding: Mapping[str, int], number: int) 
 def stop_words_of(
     words: Sequence[str], frequent: int, ranks: Mapping[str, Mapping[str, int]], config: DeriveConfig
 ) -> StopWords:
-    """Return the first `words` as stop words, and how many of them a document must contain.
+    """Choose how many of the first `words` are the stop words, and how many of them a document must contain.
 
-    There are `frequent` stop words, but at least min_stop_words. Further words follow until all but `tail` of the
-    documents contain NUM_RANKS of them. A document must contain STOP_WORD_MARGIN fewer than these documents do. `ranks`
-    is the result of `word_ranks` for the language.
+    The first `frequent` words are stop words, or the first min_stop_words if these are more. Further words are added
+    until all but a share `tail` of the documents contain NUM_RANKS stop words. If they contain n, a document must
+    contain n - STOP_WORD_MARGIN. `ranks` is the result of `word_ranks` for the language.
     """
     documents = sum(ranks["1"].values())
     enough = documents - max(1, math.floor(config.tail * documents))  # A single document may be mislabeled.
@@ -404,9 +411,11 @@ def _within(ranks: Mapping[str, int], number: int) -> int:
 def limits_of(
     language: str, checks: Sequence[Check], own: Histograms, peers: Histograms, config: DeriveConfig
 ) -> dict[str, float]:
-    """Return the limits of a language by setting, from the histograms of its own documents and of its peers.
+    """Return the limits of a language by setting.
 
-    The loosest of the limits from both and the published one is used.
+    `own` and `peers` are histograms of the signals: of its own documents, and of those of the languages in `_peers`.
+    Each limit is the loosest of three: from `own`, from `peers`, and the published one. Word length is an exception:
+    the published limit is scaled by the language's median.
     """
     limits: dict[str, float] = {}
     for check in checks:
@@ -429,10 +438,11 @@ def limits_of(
 
 
 def _is_derived(check: Check, language: str) -> bool:
-    """Return True if a language may have its own limit for a check.
+    """Return True if the limit of a check is derived from the documents of this language.
 
-    Limits that were set for English are derived. Limits of neutral rules are not, because repeated text does not depend
-    on the language. Only those on word n-grams are, in languages without spaces, whose words come from dictionaries.
+    Limits that were published for English are derived, except FIXED_SETTINGS. Limits that hold for every language are
+    not derived, because repeated text does not depend on the language. The exceptions are their limits on word n-grams,
+    in languages whose words are found by a dictionary.
     """
     if EVERY in check.limits:
         return check.setting.endswith(NGRAMS) and language in UNSPACED_LANGUAGES
@@ -444,16 +454,16 @@ def _bins(histograms: Histograms, check: Check) -> dict[int, int]:
 
 
 def _edge(check: Check, counts: Mapping[int, int], config: DeriveConfig) -> float:
-    """Return the percentile, made looser by the margin."""
+    """Return the limit of `_percentile`, made looser by derive.margin."""
     edge = _percentile(check, counts, config)
     room = config.margin * (min(edge, 1 - edge) if _is_share(check) and edge < 1 else edge)
     return edge - room if is_minimum(check) else edge + room
 
 
 def _percentile(check: Check, counts: Mapping[int, int], config: DeriveConfig) -> float:
-    """Return the limit that all but `tail` of the documents pass, or all but one of few documents.
+    """Return the limit that a share derive.tail of the documents does not pass, or one document if this is more.
 
-    One document is always ignored, because it may have a wrong language or be unclean.
+    One document is always ignored, because its language may be wrong or its text unclean.
     """
     beyond = max(config.tail, 1.5 / sum(counts.values()))  # The second document reaches 1.5 / n with any rounding.
     return quantile(counts, beyond if is_minimum(check) else 1 - beyond, FINE)
@@ -468,7 +478,7 @@ def _is_share(check: Check) -> bool:
 
 
 def _rounded(limit: float, check: Check) -> float:
-    """Return the limit rounded to three decimals, or to an integer if the signal is one, never to a stricter value."""
+    """Round a limit to three decimals (to an integer for an integer signal), in the direction that is less strict."""
     scale = 1 if pa.types.is_integer(DOCUMENTS.field(check.column).type) else 1000
     steps = round(limit * scale, 6)  # A floating-point error must not round to the next step.
     return (math.floor(steps) if is_minimum(check) else math.ceil(steps)) / scale

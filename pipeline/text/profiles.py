@@ -45,8 +45,8 @@ def render_profiles(
 ) -> str:
     """Return the TOML text of profiles.
 
-    `words` are the stop words of each language in the order to write, `documents` its number of documents, and `how`
-    the settings for the first comment.
+    For each language, `words` are the stop words in the order to write, and `documents` is the number of documents.
+    `how` describes the settings; the comment at the top of the file contains it.
     """
     lines = [f"# Derived from clean reference text: {how}."]
     for language, profile in profiles.items():

@@ -56,7 +56,7 @@ _MEASURE_ENDS = frozenset("".join(UNITS.split()) + CURRENCY + "+")
 
 
 def _infixes(lower: str, upper: str, quotes: str, icon: str) -> re.Pattern[str]:
-    """Return the pattern of the separators inside a core.
+    """Return the pattern of the separators at which a string without outer punctuation is split, such as hyphens.
 
     The characters before a separator are tested by a lookbehind after it, so that `re` can skip to the next `\\W`.
     """
@@ -147,7 +147,7 @@ def _english_forms() -> dict[str, Tokens]:
 
 
 def _head(text: str, low: int, high: int) -> int:
-    """Return the length of the prefix token of text[low:high]; 0 if there is none."""
+    """Return the length of the token to remove from the start of text[low:high], such as a bracket; 0 if none."""
     first = text[low]
     if first in _HEADS:
         return 1
@@ -164,7 +164,7 @@ def _head(text: str, low: int, high: int) -> int:
 
 
 def _tail(text: str, low: int, high: int) -> int:
-    """Return the length of the suffix token of text[low:high]; 0 if there is none."""
+    """Return the length of the token to remove from the end of text[low:high], such as a comma or unit; 0 if none."""
     last, before = text[high - 1], text[high - 2] if high - 2 >= low else ""
     if last in _TAILS:
         return 2 if last == before == "…" else 1
@@ -187,9 +187,10 @@ def _tail(text: str, low: int, high: int) -> int:
 
 
 def _peel(piece: str, forms: Mapping[str, Tokens], longest: int) -> list[str]:
-    """Return the tokens of a piece: punctuation at both ends, and those of the known form or core between.
+    """Split a string without whitespace: remove punctuation from both ends, then split what is left.
 
-    `longest` is the length of the longest form.
+    What is left is a key of `forms`, whose value is its tokens, or a string for `_cut`. `longest` is the length of the
+    longest key.
     """
     low, high = 0, len(piece)
     heads: list[str] = []
@@ -220,7 +221,10 @@ def _peel(piece: str, forms: Mapping[str, Tokens], longest: int) -> list[str]:
 
 
 def _cut(core: str) -> list[str]:
-    """Return the tokens of a core: itself if it is an amount or an address, else its separators and what is between."""
+    """Split a string without outer punctuation at separators such as hyphens; these are tokens too.
+
+    An amount or an address is not split.
+    """
     if core.isalnum() or _AMOUNT.fullmatch(core):
         return [core]
     if "." in core and len(core) <= _MAX_ADDRESS and _ADDRESS.fullmatch(core):
@@ -239,16 +243,16 @@ def _cut(core: str) -> list[str]:
 
 
 def _joinable(forms: Mapping[str, Tokens], longest: int) -> dict[Tokens, Tokens]:
-    """Return the tokens of each form that `_peel` splits, by the tokens into which it splits the form.
+    """Map the tokens into which the general rules would split a known form to the form's own tokens.
 
-    With this, `_join` corrects forms that were split inside a piece.
+    `_join` uses the result to correct the split of a form that occurs inside a longer string.
     """
     cut = {tuple(_peel(form, {}, longest)): tokens for form, tokens in forms.items()}
     return {parts: tokens for parts, tokens in cut.items() if len(parts) > 1}
 
 
 def _join(tokens: list[str], joinable: Mapping[Tokens, Tokens], firsts: frozenset[str]) -> list[str]:
-    """Return the tokens after replacing each sequence that is a known form by the form's tokens, longest first."""
+    """Replace each sequence of tokens that is a key of `joinable` by its value; of several keys, use the longest."""
     if firsts.isdisjoint(tokens):
         return tokens
     joined: list[str] = []
@@ -295,19 +299,22 @@ def _split(piece: str, words: Callable[[str], Sequence[str]]) -> Sequence[str]:
 
 
 def split_neutral(piece: str) -> Sequence[str]:
-    """Return the tokens of a piece by language-neutral rules.
+    """Return the tokens of a string without whitespace by rules that do not depend on the language.
 
-    There are no English contractions, and one token per character in scripts without spaces.
+    English contractions are not recognized. In scripts without spaces between words, each character is a token.
     """
     return _split(piece, list)
 
 
 def split_unspaced(piece: str) -> Sequence[str]:
-    """Return the tokens of a piece in a language without spaces between words; a dictionary finds its words."""
+    """Return the tokens of a string without whitespace in a language without spaces; a dictionary finds the words."""
     return _split(piece, words_of_run)
 
 
 def splitter_of(language: str) -> Callable[[str], Sequence[str]]:
-    """Return the tokenizer of a language, given its code in lid.176: a function from a piece to its tokens."""
+    """Return the tokenizer of a language: a function from a string without whitespace to its tokens.
+
+    `language` is a code of the fastText model lid.176.
+    """
     other = split_unspaced if language in UNSPACED_LANGUAGES else split_neutral
     return split_english if language == "en" else other

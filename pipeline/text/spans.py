@@ -25,9 +25,9 @@ def complement(spans: Iterable[Span], size: int) -> list[Span]:
 
 
 def map_visible_spans(visible: Sequence[Span], chosen: Iterable[Span]) -> list[Span]:
-    """Return spans of the whole text for spans `chosen` of the visible text, which consists of the spans `visible`.
+    """Convert spans of a text after cuts (`chosen`) to spans of the whole text.
 
-    Both arguments are sorted and disjoint.
+    `visible` are the spans of the whole text that the cuts leave. Both lists are sorted and disjoint.
     """
     selected: list[Span] = []
     at = passed = 0  # Index of the current visible span, and number of visible code points before it.
@@ -55,7 +55,7 @@ def union(cuts: Iterable[Span], others: Iterable[Span]) -> list[Span]:
 
 
 def without(text: str, cuts: Sequence[Span]) -> str:
-    """Return the text without its cuts."""
+    """Return the text without the spans in `cuts`."""
     if not cuts:
         return text
     edges = [0, *(edge for cut in cuts for edge in cut), len(text)]

@@ -119,7 +119,7 @@ def word_keys(words: Iterable[str]) -> Codes:
 
 
 class _Ragged:
-    """A growing table with a row of variable length for each piece; rows are read by piece index without a loop."""
+    """A growing table with a row of variable length for each piece of text; NumPy reads many rows at once."""
 
     def __init__(self) -> None:
         self.size = self.used = 0
@@ -129,7 +129,7 @@ class _Ragged:
         self.columns: list[npt.NDArray[Any]] = []
 
     def append(self, counts: Ints, *values: npt.NDArray[Any]) -> None:
-        """Append rows; `counts` is the number of values in each row, and `values` are the columns, row after row."""
+        """Append rows. `counts` is the number of values in each row; `values` are the columns, row after row."""
         size, used = self.size + len(counts), self.used + len(values[0])
         if not self.columns:
             self.columns = [np.zeros(1024, column.dtype) for column in values]
@@ -234,9 +234,9 @@ class Vocabulary:
         return np.fromiter(map(self._numbers.__getitem__, pieces), np.int64, len(pieces))
 
     def look_up(self, reader: Reader, numbers: Ints) -> tuple[Ints, list[npt.NDArray[Any]]]:
-        """Return the number of words of each of these pieces, and the arrays of word properties that `reader` gives.
+        """Return the number of words in each piece, and the arrays of word properties that `reader` computes.
 
-        `numbers` are indices of pieces; the reader runs only on pieces that are not cached for it.
+        `numbers` are the pieces' indices in the cache. `reader` runs only on pieces for which it has not run before.
         """
         table = self._tables.get(reader)
         if table is None:
@@ -335,7 +335,7 @@ def _class_of(char: str) -> str:
 
 
 class _Classes(dict[int, str]):
-    """Maps a code point to its class, which is computed on first access."""
+    """Maps a code point to its class in the rules for word boundaries (UAX #29), computed on first access."""
 
     def __missing__(self, code: int) -> str:
         kind = self[code] = _class_of(chr(code))
@@ -384,7 +384,7 @@ def unicode_words(piece: str) -> Sequence[str]:
 
 
 def _extended(piece: str, classes: str) -> list[str]:
-    """Return the words of a piece that has characters of the class X, which the rules for boundaries skip."""
+    """Return the words of a piece with characters of the class X (such as accents), which boundary rules skip."""
     places = [place for place, kind in enumerate(classes) if kind != "X" or place == 0]
     joined = {match.start() for match in _JOINS.finditer("".join(classes[place] for place in places))}
     starts = [place for number, place in enumerate(places) if number not in joined]

@@ -35,7 +35,7 @@ def test_no_table_is_gathered_on_one_node():
 
 
 def test_two_models_of_one_name_are_refused():
-    with pytest.raises(ConfigError, match=r"expected files of different names, got a/en\.lm and b/en\.lm"):
+    with pytest.raises(ConfigError, match=r"expected model files with different names, got a/en\.lm and b/en\.lm"):
         ship_models(None, ["b/en.lm", "a/en.lm", "a/en.lm"])
 
 

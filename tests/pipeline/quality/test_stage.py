@@ -163,7 +163,7 @@ def test_reasons_are_closed_and_columns_are_declared() -> None:
         ),
         (
             {"dialect": "dclm", "max_hash_ratio": 0.2},
-            "max_hash_ratio: .* no chosen rule of the dialect 'dclm' uses. Remove it",
+            "max_hash_ratio: .* no chosen rule of the dialect 'dclm' uses. Remove quality.max_hash_ratio",
         ),
         ({"dialect": "dolma", "families": ["c4"]}, "'dolma', which the rules compare, got .'c4'.. Add 'dolma' to"),
         ({"rules": ["c4"], "max_code_signs": 0.2}, "max_code_signs: .* no chosen rule of"),
