@@ -285,8 +285,8 @@ def _same(task: TextsTask, expected: pa.Array, rows: pa.RecordBatch | None) -> p
         rows = pa.RecordBatch.from_arrays([expected.slice(0, 0)], ["doc_id"])
     if not rows.column("doc_id").equals(expected):
         raise ContractError(
-            f"audit {part_key(task.part.ordinal)}: expected the {len(expected)} sampled documents of "
-            f"`documents` in `clusters` and `text`, got {rows.num_rows} rows that do not match them. "
+            f"audit {part_key(task.part.ordinal)}: expected {len(expected)} sampled documents in `clusters` and "
+            f"`text`, got {rows.num_rows} rows that do not match them, so the tables are of different runs. "
             "Run `penstock run` again."
         )
     return rows
