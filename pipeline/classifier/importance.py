@@ -175,7 +175,7 @@ def resampling_value(name: str, seed: int) -> Callable[[pa.RecordBatch], Floats]
 
 
 def quantile_name(setting: str, name: str) -> str:
-    """Return the name under which the cut-off for a model is stored; `setting` is the setting with the quantile."""
+    """Return the key of a model's cut-off: section, setting (such as `min_quantile`) and name, separated by dots."""
     return f"importance.{setting}.{name}"
 
 

@@ -119,7 +119,7 @@ def shape_of(name: str, seed: int) -> Callable[[pa.RecordBatch], Floats]:
 
 
 def quantile_name(name: str) -> str:
-    """Return the name under which the cut-off for a classifier's `min_quantile` is stored."""
+    """Return the key of a classifier's cut-off: section, setting and name of the classifier, separated by dots."""
     return f"classifier.min_quantile.{name}"
 
 

@@ -44,7 +44,7 @@ def figures_of(row: Row) -> Iterator[tuple[str, str, int]]:
 
 
 def set_sizes(path: str) -> dict[str, dict[str, int]]:
-    """Return, for each evaluation set in an index file, its numbers of items, items with n-grams and distinct n-grams."""
+    """Return numbers of items, items with an n-gram and distinct n-grams for each evaluation set in an index file."""
     numbers = ("items", "indexed", "ngrams")
     return {entry["name"]: {name: entry[name] for name in numbers} for entry in open_index(path).header["sets"]}
 
@@ -129,7 +129,7 @@ def most_ngrams(batch: pa.RecordBatch) -> npt.NDArray[np.float64]:
 
 
 def checks(config: DecontaminateConfig, models: Mapping[str, str], cutoffs: Cutoffs) -> Sequence[Check]:
-    """Return the checks of stored measurements against those limits in the settings that are enabled."""
+    """Return the checks that compare stored measurements with the limits given in the settings."""
     limits: list[tuple[str, str, str, float | None, Any]] = []
     if config.canaries:
         limits.append(("canary", "canaries", "max_canaries", config.max_canaries, None))

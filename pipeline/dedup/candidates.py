@@ -152,7 +152,7 @@ def payload_rows(search: CopySearch, pairs: DataFrame) -> DataFrame:
 
 
 def part_number(column: str) -> Column:
-    """Return a Spark expression for the part number, the last bytes of the node in `column`."""
+    """Return a Spark expression for the part number at the end of the nodes or keep orders in `column`."""
     return F.conv(F.hex(F.substring(column, -PART_BYTES, PART_BYTES)), 16, 10).cast("long")
 
 

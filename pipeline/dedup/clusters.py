@@ -232,8 +232,8 @@ def build_index(
 ) -> TableResult:
     """Write the files of the table `index`.
 
-    With `write_index`, they hold the bucket leaders of this snapshot. With `indexes`, they also hold, for each cluster
-    of an earlier snapshot that documents of this one belong to, the cluster that it is now part of.
+    With `write_index`, they hold the bucket leaders of this snapshot. With `indexes`, they also hold the clusters of
+    earlier snapshots that documents of this one join, each with its new cluster.
     """
     built = TableResult()
     if task.tasks and task.tasks[0].dedup.indexes:

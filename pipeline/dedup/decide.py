@@ -119,7 +119,7 @@ def _count(tally: BestCounts, key: bytes, order: bytes) -> None:
 
 
 def early_drop_reasons(facts: DedupFacts, known: KnownTotals) -> list[str | None]:
-    """Return the reason if a document is dropped by an earlier verdict or for its URL, else None, for each document."""
+    """Return the drop reason of each document that an earlier verdict or its URL drops; None for the others."""
     reasons: list[str | None] = []
     for dropped, key, order in zip(facts.dropped, facts.urls, facts.url_orders):
         if dropped:

@@ -51,8 +51,8 @@ def layout(dedup: DedupConfig, signature: SignatureConfig) -> tuple[int, int]:
 def check_method(dedup: DedupConfig, signature: SignatureConfig) -> None:
     """Raise ConfigError if settings of `[dedup]` do not work with the signature family.
 
-    This is the case if a signature has too few values for the bands, if the family ignores a setting, or if a document
-    would have more than MAX_KEYS keys.
+    The reasons: a signature has too few values for the bands, the family ignores a given setting, or a document
+    would have over MAX_KEYS keys.
     """
     is_simhash = signature.family == "simhash"
     idle = sorted(dedup.model_fields_set & (MINHASH_ONLY if is_simhash else SIMHASH_ONLY))

@@ -73,7 +73,7 @@ def owners(nodes: Bytes, partitions: int) -> Numbers:
 
 
 def component_centers(nodes: int, ends: Numbers) -> Numbers:
-    """Return, for each of `nodes` numbered nodes, the smallest node of its component (nodes,)."""
+    """Return, for each of the nodes 0 to `nodes` - 1, the smallest node of its component (nodes,)."""
     from scipy.sparse import coo_matrix
     from scipy.sparse.csgraph import connected_components
 

@@ -95,7 +95,8 @@ def sample_run(spark: Any, run: str, task: tuple[tuple[str, ...], tuple[str, ...
     if not total:
         raise ContractError(
             f"{run}: expected kept documents of sources {list(sources) or 'all'} and languages "
-            f"{list(languages) or 'all'}, got none. Correct them; `penstock report` shows those of the run."
+            f"{list(languages) or 'all'}, got none. Run `penstock report` to see those of the run, "
+            "then correct these settings."
         )
     share = (size + 6 * size**0.5 + 10) / total
     while True:
@@ -365,7 +366,7 @@ def gather_corpora(
     """Return the texts by name of corpus; texts of labeled files are added to GOOD or BAD according to their labels.
 
     Texts that occur in two corpora are removed from both. Raises ConfigError if files do not exist or have an unknown
-    suffix, ContractError if they are corrupt or if a run has no document of the sources and languages.
+    suffix. Raises ContractError if a file is corrupt, or if a run has no document of the sources and languages.
     """
     gathered = Gathered({})
     samples = {name: LowestHashSample(corpus.max_documents, gathered.left_out) for name, corpus in corpora.items()}
