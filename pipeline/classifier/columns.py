@@ -40,7 +40,7 @@ def _floats(column: pa.Array) -> Floats:
 
 
 def uniform_draws(identifiers: Iterable[bytes], seed: int, name: str) -> Floats:
-    """Return a random number in the open interval (0, 1) for each doc_id, which it, `seed` and `name` determine."""
+    """Return a pseudorandom number between 0 and 1, both excluded, for each doc_id, from doc_id, `seed` and `name`."""
     suffix = name.encode("utf-8", "surrogatepass")
     keys = [(shuffle_key(seed, identifier + suffix) + _HALF) / _RANGE for identifier in identifiers]
     return np.clip(np.array(keys, np.float64), None, np.nextafter(1.0, 0.0))

@@ -40,13 +40,15 @@ def train_fasttext(examples: Path, model: Path, settings: dict[str, Any]) -> Non
     try:
         trained = fasttext.train_supervised(input=str(examples), verbose=0, loss="softmax", **settings)
     except RuntimeError as error:
-        raise ContractError(f"fasttext: expected a model, got the error {error}. Lower learning_rate.") from error
+        raise ContractError(
+            f"fasttext: expected a model, got the error {error}. Lower train_classifier.learning_rate."
+        ) from error
     for name, matrix in (("input", trained.get_input_matrix()), ("output", trained.get_output_matrix())):
         num_invalid = int(np.count_nonzero(~np.isfinite(matrix)))
         if num_invalid:
             raise ContractError(
                 f"fasttext: expected finite weights, got {num_invalid} NaN or infinite weights in the {name} matrix. "
-                "Lower learning_rate."
+                "Lower train_classifier.learning_rate."
             )
     trained.save_model(str(model))
 
@@ -68,7 +70,7 @@ def load_fasttext(path: str, label: str, where: str) -> Callable[[str], float]:
     if label not in labels:
         raise ConfigError(
             f"{where}: expected a model with the label {label!r}, got none{suggest_name(label, labels)}. "
-            "Set classifier.labels to the model's label."
+            "Set the entry of classifier.labels for this model to its label of the good class."
         )
 
     def score(text: str) -> float:

@@ -64,7 +64,7 @@ class ImportanceConfig(Section):
 
 @dataclass(frozen=True)
 class NgramCounts:
-    """The exact n-gram counts of a corpus by hash bucket, and its size."""
+    """The exact n-gram counts of a corpus by hash bucket, and its numbers of words and documents."""
 
     counts: Counts
     """Number of n-grams in each hash bucket; shape (buckets,)."""
@@ -89,7 +89,7 @@ class ImportanceModel:
     """Constant that is added to every count, so that no bucket has probability 0."""
 
     def log_ratios(self) -> Floats:
-        """Return ln p - ln q for each bucket, of the target's share p and the raw sample's share q; shape (buckets,).
+        """Return ln(p / q) for each bucket, its share p of n-grams in the target and q in the raw sample; (buckets,).
 
         A share is (count + smoothing) / (sum of counts + smoothing x number of buckets).
         """
@@ -175,12 +175,12 @@ def resampling_value(name: str, seed: int) -> Callable[[pa.RecordBatch], Floats]
 
 
 def quantile_name(setting: str, name: str) -> str:
-    """Return the name of a quantile, given its setting and the name of a model."""
+    """Return the key of a model's cut-off: section, setting (such as `min_quantile`) and name, separated by dots."""
     return f"importance.{setting}.{name}"
 
 
 def importance_quantiles(config: ImportanceConfig) -> list[Quantile]:
-    """Return the quantiles of the data below which documents are dropped."""
+    """Return the quantiles to compute from the data; documents with values below them are dropped."""
     quantiles = [
         Quantile(quantile_name("min_quantile", name), COLUMN, share, weight_per_word(name), (COLUMN,))
         for name, share in sorted(config.min_quantile.items())
@@ -212,7 +212,7 @@ def importance_checks(config: ImportanceConfig, models: Mapping[str, str], cutof
 
 
 def importance_models(config: ImportanceConfig) -> dict[str, str]:
-    """Return the names or paths of the models, by the name of their weights."""
+    """Return the model-store name or path of each model, keyed by its name in `importance.models`."""
     return dict(config.models)
 
 

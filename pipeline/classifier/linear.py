@@ -317,7 +317,7 @@ class Examples:
 
 
 def fit_weights(examples: Examples, l2: float) -> tuple[npt.NDArray[np.float32], Minimum]:
-    """Return the weights (buckets,) that minimize the mean logistic loss + l2 / 2 |weights|^2, and the minimization.
+    """Return the weights (buckets,) that minimize mean logistic loss + l2 / 2 |weights|^2, and the `Minimum` reached.
 
     An intercept without penalty is fitted too. It is not returned, because calibration fits its own.
     """

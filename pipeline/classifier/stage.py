@@ -68,7 +68,7 @@ def check_range(config: Section, fields: tuple[str, ...], is_valid: Callable[[fl
     for field in fields:
         for name, value in sorted(getattr(config, field).items()):
             if not is_valid(value):
-                raise ValueError(f"{field}.{name}: expected {expected}, got {value}. Set it to {expected}.")
+                raise ValueError(f"{field}.{name}: expected {expected}, got {value}. Set {field}.{name} to {expected}.")
 
 
 def load_scorer(path: str, label: str | None, name: str, vocabulary: Vocabulary) -> Callable[[Row], float]:
@@ -119,7 +119,7 @@ def shape_of(name: str, seed: int) -> Callable[[pa.RecordBatch], Floats]:
 
 
 def quantile_name(name: str) -> str:
-    """Return the name of the quantile of a classifier."""
+    """Return the key of a classifier's cut-off: section, setting and name of the classifier, separated by dots."""
     return f"classifier.min_quantile.{name}"
 
 
@@ -157,7 +157,7 @@ def classifier_checks(config: ClassifierConfig, models: Mapping[str, str], cutof
 
 
 def classifier_quantiles(config: ClassifierConfig) -> list[Quantile]:
-    """Return the quantiles of the classifiers' log odds below which documents are dropped."""
+    """Return the quantiles of log odds to compute from the data; documents with log odds below them are dropped."""
     return [
         Quantile(quantile_name(name), SCORES, share, odds_of(name), (SCORES,))
         for name, share in sorted(config.min_quantile.items())
@@ -165,7 +165,7 @@ def classifier_quantiles(config: ClassifierConfig) -> list[Quantile]:
 
 
 def classifier_models(config: ClassifierConfig) -> dict[str, str]:
-    """Return the names or paths of the models, by the name of their scores."""
+    """Return the model-store name or path of each model, keyed by its name in `classifier.models`."""
     return dict(config.models)
 
 

@@ -81,12 +81,11 @@ class DecontaminateConfig(Section):
 
     @property
     def min_item_chars(self) -> int:
-        """Return the least length of a text that is matched, in writing that does not separate words [characters]."""
+        """Return the least length of an item's text that is matched, in writing without spaces [characters]."""
         return -(-self.min_item_words * self.ngram_chars // self.ngram)
 
     def content(self) -> dict[str, Any]:
-        """Return the settings that change measurements or text. Of the setting `action`, this is only whether text is
-        cut."""
+        """Return the settings that change measurements or text; of `action`, this is only whether text is cut."""
         return super().content() | {"cut": bool(self.evaluation_sets) and self.action == "cut"}
 
     @model_validator(mode="after")

@@ -98,7 +98,7 @@ characters."""
 
 
 def prefix_sums(keys: Codes) -> Codes:
-    """Return the polynomial of the first 0, 1, … keys of a text modulo 2^64 (len(keys) + 1,), for `ngrams`."""
+    """Return the polynomial hash, modulo 2^64, of the first 0, 1, 2, … keys of a text (len(keys) + 1,)."""
     sums = np.zeros(len(keys) + 1, np.uint64)
     np.cumsum(keys * powers(len(keys))[0][: len(keys)], out=sums[1:])
     return sums
@@ -123,15 +123,14 @@ def is_unspaced(text: str) -> bool:
 
 
 def character_keys(text: str) -> Codes:
-    """Return the key of each character of the text's normalized words; it equals the key of a word of this one
-    letter."""
+    """Return the key of each character of the text's normalized words, equal to the key of a word of this character."""
     letters = "".join(normal_words(text)).encode("utf-32-le", "surrogatepass")
     points, places = np.unique(np.frombuffer(letters, "<u4"), return_inverse=True)
     return word_keys(map(chr, points.tolist()))[places]
 
 
 def located_words(text: str) -> tuple[Codes, Ints]:
-    """Return the key of each normalized word, and the span of the text between whitespace that it comes from.
+    """Return the key of each normalized word, and the span of the whitespace-separated string that it comes from.
 
     The spans are (2, words): starts and ends [code points].
     """
@@ -171,7 +170,7 @@ _FILTER_BITS = 32  # least bits of the filter for each n-gram
 
 @dataclass
 class _Collected:
-    """The n-grams of the items that have been read so far: their hashes and the number of each text's item."""
+    """The n-grams of the items read so far: for each text of an item, their hashes, and the number of the item."""
 
     config: DecontaminateConfig
     sizes: dict[str, set[int]] = field(default_factory=lambda: {WORDS: set(), CHARACTERS: set()})
@@ -179,8 +178,10 @@ class _Collected:
     owners: list[int] = field(default_factory=list)
 
     def add(self, text: str, owner: int) -> None:
-        """Add the n-grams of a text of item `owner`; a shorter text is one n-gram if it is long enough to be
-        matched."""
+        """Add the n-grams of `text`, a text of item number `owner`.
+
+        A text shorter than an n-gram counts as one n-gram, if it is long enough to be matched.
+        """
         if is_unspaced(text):
             kind, keys = CHARACTERS, character_keys(text)
             size, least = self.config.ngram_chars, self.config.min_item_chars
@@ -205,8 +206,7 @@ class _Collected:
 
 
 def compile_index(config: DecontaminateConfig, paths: Mapping[str, str], folder: str) -> dict[str, str]:
-    """Return the path of the index of the evaluation sets under the name FILE; build it unless `folder` already
-    contains it.
+    """Return {FILE: path of the index of the evaluation sets}; build the index unless `folder` already contains it.
 
     The result is empty without evaluation sets. Raises ConfigError, with file and line, for items that cannot be read,
     and for a set without any n-gram.
@@ -269,7 +269,7 @@ def _describe(sets: list[dict[str, Any]], item_ngrams: Any, owners: Any, entries
         if not entry["indexed"]:
             raise ConfigError(
                 f"decontaminate.evaluation_sets.{entry['name']}: expected items that are long enough to match, got "
-                f"none among {entry['items']}. Name other fields in decontaminate.fields."
+                f"none among {entry['items']}. Name the fields that hold their texts in decontaminate.fields."
             )
         first = last
 

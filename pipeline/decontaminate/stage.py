@@ -30,7 +30,7 @@ HITS = "_hits"
 
 
 def figures_of(row: Row) -> Iterator[tuple[str, str, int]]:
-    """Yield (figure, name, amount) for everything that a measured document adds to the contamination figures."""
+    """Yield (name of a group of counts, name of the count, amount to add) for each count that a document increases."""
     for name, count in (row.get("contamination") or {}).items():
         yield DOCUMENTS, name, 1
         yield NGRAMS, name, count
@@ -44,7 +44,7 @@ def figures_of(row: Row) -> Iterator[tuple[str, str, int]]:
 
 
 def set_sizes(path: str) -> dict[str, dict[str, int]]:
-    """Return the figure SETS from an index file: items, matched items and distinct n-grams of each evaluation set."""
+    """Return numbers of items, items with an n-gram and distinct n-grams for each evaluation set in an index file."""
     numbers = ("items", "indexed", "ngrams")
     return {entry["name"]: {name: entry[name] for name in numbers} for entry in open_index(path).header["sets"]}
 
@@ -52,8 +52,10 @@ def set_sizes(path: str) -> dict[str, dict[str, int]]:
 def contamination_table(figures: Mapping[str, Any]) -> str:
     """Return a text table of the contamination by each evaluation set, from the figures of the table `documents`.
 
-    Columns: items of the set, items that are matched, items that share an n-gram with a document or at least MOSTLY of
-    all their n-grams, documents that share an n-gram, and n-grams that they share. Empty if there are no sets.
+    `items`: items of the set. `looked for`: items with an n-gram in the index. `seen`, and their `share` of all items:
+    items that share an n-gram with a document. `seen 70%`: items of which one document has at least MOSTLY of the
+    n-grams. `documents`: documents that share an n-gram with the set. `n-grams`: the sum of the n-grams that they
+    share. Without evaluation sets, the table is empty.
     """
     heads = ("evaluation set", "items", "looked for", "seen", "share", f"seen {MOSTLY:.0%}", "documents", "n-grams")
     rows = [heads]
@@ -127,7 +129,7 @@ def most_ngrams(batch: pa.RecordBatch) -> npt.NDArray[np.float64]:
 
 
 def checks(config: DecontaminateConfig, models: Mapping[str, str], cutoffs: Cutoffs) -> Sequence[Check]:
-    """Return the comparisons of stored measurements with the limits in the settings."""
+    """Return the checks that compare stored measurements with the limits given in the settings."""
     limits: list[tuple[str, str, str, float | None, Any]] = []
     if config.canaries:
         limits.append(("canary", "canaries", "max_canaries", config.max_canaries, None))

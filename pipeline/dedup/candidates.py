@@ -51,7 +51,7 @@ MAX_BROADCAST_ROWS = 200_000
 
 @dataclass
 class CopySearchOutcome:
-    """What all rounds have found, and the bucket leaders for a snapshot index."""
+    """The matches found in all rounds of a search for copies, and the bucket leaders for a snapshot index."""
 
     rounds: list[Mapping[str, StoredFrame]] = field(default_factory=list)
     """Saved frames of each round by kind, see `verify.OUTCOMES`."""
@@ -60,8 +60,7 @@ class CopySearchOutcome:
     `write_index` is set."""
 
     def similar(self, *kinds: str) -> Iterator[DataFrame]:
-        """Yield the frames (node, other, similarity) of all rounds that have one of these kinds, see
-        `verify.OUTCOMES`."""
+        """Yield the frames (node, other, similarity) of these kinds (see `verify.OUTCOMES`) from all rounds."""
         return (kept[kind].frame for kept in self.rounds for kind in kinds)
 
 
@@ -98,7 +97,7 @@ def find_copies(search: CopySearch) -> CopySearchOutcome:
 
 
 def bucket_pairs(search: CopySearch, rows: DataFrame, number: int, outcome: CopySearchOutcome) -> DataFrame:
-    """Return the candidate pairs of one round from its rows (key, order).
+    """Return the candidate pairs (PAIRS) of round `number`, given its rows (key, keep order).
 
     With `write_index`, also append the leaders of the buckets to `outcome.leads`.
     """
@@ -116,10 +115,10 @@ def bucket_pairs(search: CopySearch, rows: DataFrame, number: int, outcome: Copy
 
 
 def join_payloads(search: CopySearch, pairs: DataFrame, rest: StoredFrame | None) -> DataFrame:
-    """Return every pair with the payload of its document, sorted so that the row of each leader precedes its pairs.
+    """Return all pairs (CARRIED), sorted by leader; the row with a leader's payload precedes the pairs of that leader.
 
-    `rest` holds the documents that did not match in the previous round, the only ones of this run that occur in the
-    pairs. In the first round it is None, and all documents may occur.
+    A payload is what documents are compared by: text digest and signature, or shingles. `rest` holds the documents that
+    matched no leader in the previous round; no other documents of this run occur in `pairs`. It is None in round 0.
     """
     payloads = payload_rows(search, pairs)
     if rest is not None:
@@ -137,12 +136,12 @@ def join_payloads(search: CopySearch, pairs: DataFrame, rest: StoredFrame | None
 
 
 def outcomes_of(number: int, batches: Iterator[pa.RecordBatch], compare: Compare) -> Outcomes:
-    """Compare the pairs of one Spark partition, and return the rows of each kind of `verify.OUTCOMES`."""
+    """Compare the pairs of one Spark partition, and return the resulting rows, each batch with its kind of outcome."""
     return compare_pairs(batches, compare)
 
 
 def payload_rows(search: CopySearch, pairs: DataFrame) -> DataFrame:
-    """Return a frame (node, payload) of the documents that may be compared; a payload holds what is compared."""
+    """Return rows (node, payload) of the documents that may be compared; see `join_payloads`."""
     task = search.tasks[0]
     if task.dedup.near and task.dedup.verify == "jaccard":
         members = pairs.select("node", part_number("node").cast("int").alias("part")).distinct()
@@ -153,20 +152,24 @@ def payload_rows(search: CopySearch, pairs: DataFrame) -> DataFrame:
 
 
 def part_number(column: str) -> Column:
-    """Return the expression of the part number at the end of a node."""
+    """Return a Spark expression for the part number at the end of the nodes or keep orders in `column`."""
     return F.conv(F.hex(F.substring(column, -PART_BYTES, PART_BYTES)), 16, 10).cast("long")
 
 
 def keys_of_part(task: DedupTask) -> Iterator[pa.RecordBatch]:
-    """Yield a row (key, order) for each key of each document of a part; of equal documents in a window, only for the
-    first."""
+    """Yield a row (key, keep order) for each key of each document of a part.
+
+    Of equal documents in a window, only the first in keep order has rows.
+    """
     for window in read_windows(task):
         yield from key_rows(keys_of(window, task), window.orders[window.first])
 
 
 def payloads_of_part(task: DedupTask) -> Iterator[pa.RecordBatch]:
-    """Yield text digest and signature (PAYLOADS) of each document of a part; of equal documents in a window, of the
-    first."""
+    """Yield text digest and signature (PAYLOADS) of each document of a part.
+
+    Of equal documents in a window, only the first in keep order has a row.
+    """
     for window in read_windows(task):
         batch = window.batch.filter(pa.array(window.first))
         payload = payloads_of(batch, task.dedup)
@@ -177,8 +180,10 @@ def payloads_of_part(task: DedupTask) -> Iterator[pa.RecordBatch]:
 def shingles_of_part(
     number: int, batches: Iterator[pa.RecordBatch], tasks: Sequence[DedupTask]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield text digest and shingle hashes (PAYLOADS) of the documents of part `number` whose nodes are in the
-    batches."""
+    """Yield text digest and shingle hashes (PAYLOADS) of those documents of part `number` that are in `batches`.
+
+    `batches` have the nodes of the documents in their first column.
+    """
     candidates = {node[:-PART_BYTES] for batch in batches for node in batch.column(0).to_pylist()}
     if not candidates:
         return

@@ -40,8 +40,7 @@ PARTITION_ROWS = 4_000_000
 
 @dataclass(frozen=True)
 class ClustersTask:
-    """All parts of the documents with the settings of deduplication, and the folders of the tables `clusters` and
-    `index`."""
+    """Input of `write_clusters`: all parts of the documents with settings, and the folders of the two tables."""
 
     tasks: Sequence[DedupTask]
     clusters: Store
@@ -50,7 +49,7 @@ class ClustersTask:
 
 @dataclass
 class ClusterLinks:
-    """What the search for copies found about the documents of one part, by doc_id."""
+    """Cluster and most similar document of each document of one part, by doc_id; those without a copy are left out."""
 
     cluster: dict[bytes, bytes] = field(default_factory=dict)
     """Cluster of each document that is joined with another."""
@@ -93,7 +92,7 @@ def build_clusters(build: StepContext) -> dict[str, TableResult]:
 def collect_edges(search: CopySearch, outcome: CopySearchOutcome, indexes: Indexes) -> DataFrame:
     """Return the edges (a, b) of the graph of copies, whose connected components are the clusters.
 
-    An edge links two documents that are joined, or a document and a cluster of an earlier snapshot.
+    An edge links two copies, or a document and the cluster of an earlier snapshot that contains its copy.
     """
     edges = dataframe_from_tasks(search.spark, equal_edges_of_part, search.tasks, EDGES_DDL)
     for frame in outcome.similar(JOINED):
@@ -108,8 +107,10 @@ def collect_edges(search: CopySearch, outcome: CopySearchOutcome, indexes: Index
 
 
 def equal_edges_of_part(task: DedupTask) -> Iterator[pa.RecordBatch]:
-    """Yield one edge for each group of equal documents in a window: from the first in keep order to the smallest
-    doc_id."""
+    """Yield an edge for each group of equal documents in a window: first document in keep order, smallest doc_id.
+
+    A group in which these are the same document has no edge.
+    """
     for window in read_windows(task):
         chosen = np.flatnonzero(window.first & (window.smallest != window.leads))
         ends = (window.nodes[chosen], window.nodes[window.smallest[chosen]])
@@ -117,8 +118,10 @@ def equal_edges_of_part(task: DedupTask) -> Iterator[pa.RecordBatch]:
 
 
 def rows_of_parts(links: DataFrame, outcome: CopySearchOutcome, parts: int) -> DataFrame:
-    """Return rows (node, other, similarity, part) for the documents of each part. If `similarity` is null, `other` is
-    the document's cluster, else the document with which it was measured."""
+    """Return rows (node, other, similarity, part) about the documents of this run, where `part` is the part number.
+
+    If `similarity` is null, `other` is the document's cluster. Otherwise, `other` is a document with this similarity.
+    """
     rows = links.select("node", F.col("cluster").alias("other"), F.lit(None).cast("float").alias("similarity"))
     for frame in outcome.similar(JOINED, BEST):
         rows = rows.union(frame)
@@ -127,9 +130,9 @@ def rows_of_parts(links: DataFrame, outcome: CopySearchOutcome, parts: int) -> D
 
 
 def write_parts(build: StepContext, rows: DataFrame, task: ClustersTask) -> list[PartResult]:
-    """Write one part of `clusters` for each part of `documents`.
+    """Write one part of the table `clusters` for each part of `documents`, from the rows of `rows_of_parts`.
 
-    With `write_index`, also write the documents that may be the first of a bucket, for the index.
+    With `write_index`, also write the files of the index that hold the possible bucket leaders of each part.
     """
     shared = build.spark.sparkContext.broadcast(task)
 
@@ -140,9 +143,9 @@ def write_parts(build: StepContext, rows: DataFrame, task: ClustersTask) -> list
 
 
 def links_of(batches: Iterator[pa.RecordBatch]) -> ClusterLinks:
-    """Return the clusters and similarities of one part's documents from rows (node, other, similarity).
+    """Return the clusters of one part's documents, and for each the most similar document found.
 
-    The rows are those of `rows_of_parts`.
+    The rows (node, other, similarity) are those of `rows_of_parts` for this part.
     """
     links = ClusterLinks()
     for batch in batches:
@@ -161,7 +164,7 @@ def links_of(batches: Iterator[pa.RecordBatch]) -> ClusterLinks:
 def write_clusters(task: ClustersTask, number: int, links: ClusterLinks) -> PartResult:
     """Write the part `number` of the table `clusters`.
 
-    With `write_index`, also write the documents that may be the first of a bucket, for the index.
+    With `write_index`, also write the file of the index that holds the part's possible bucket leaders.
     """
     own = task.tasks[number]
 
@@ -185,15 +188,17 @@ def write_clusters(task: ClustersTask, number: int, links: ClusterLinks) -> Part
 
 
 def clusters_of(window: DedupWindow, links: ClusterLinks) -> list[bytes]:
-    """Return the cluster of every document of a window; a cluster is named by a doc_id."""
+    """Return the cluster of every document of a window, named by the smallest doc_id in it."""
     ids = [node.tobytes() for node in window.nodes[:, :DOC_ID_BYTES]]
     places = zip(window.leads.tolist(), window.smallest.tolist())
     return [links.cluster.get(ids[lead]) or ids[smallest] for lead, smallest in places]
 
 
 def part_rows(window: DedupWindow, clusters: Sequence[bytes], links: ClusterLinks) -> Iterator[Row]:
-    """Yield the row of the table `clusters` for every document of a window; a document with an equal one has similarity
-    1."""
+    """Yield the row of the table `clusters` for every document of a window.
+
+    The similarity is that to the most similar document found: 1 if the window contains an equal document.
+    """
     ids = [node.tobytes() for node in window.nodes[:, :DOC_ID_BYTES]]
     leads = window.leads.tolist()
     equals: dict[int, int] = {}
@@ -210,8 +215,10 @@ def part_rows(window: DedupWindow, clusters: Sequence[bytes], links: ClusterLink
 
 
 def leaders_of(window: DedupWindow, clusters: Sequence[bytes], task: DedupTask) -> pa.RecordBatch:
-    """Return (doc_id, cluster, payload) of the documents of a window that may be the first of a bucket in keep
-    order."""
+    """Return (doc_id, cluster, payload) of the documents of a window that may lead a bucket.
+
+    These are the first documents, in keep order, of the groups of equal documents.
+    """
     first = window.first
     chosen = np.flatnonzero(first)
     payload = payloads_of(window.batch.filter(pa.array(first)), task.dedup)
@@ -225,8 +232,8 @@ def build_index(
 ) -> TableResult:
     """Write the files of the table `index`.
 
-    They hold the buckets of this snapshot if `write_index` is set, and the clusters of earlier snapshots that its
-    documents join.
+    With `write_index`, they hold the bucket leaders of this snapshot. With `indexes`, they also hold the clusters of
+    earlier snapshots that documents of this one join, each with its new cluster.
     """
     built = TableResult()
     if task.tasks and task.tasks[0].dedup.indexes:

@@ -140,8 +140,10 @@ def _to_one_task(left: StoredFrame) -> DataFrame:
 
 
 def _followed(links: StoredFrame, levels: Sequence[StoredFrame], partitions: int) -> DataFrame:
-    """Return all links (node, cluster) as packs: from the last round to the first, parents pass their clusters to
-    leaves."""
+    """Return the links (node, cluster) of all nodes as packs.
+
+    From the last round to the first, each leaf that a round removed gets the cluster of its parent.
+    """
     rows = list(itertools.accumulate([links.rows, *(level.rows for level in reversed(levels))]))
     numbers = [_sized(partitions, count) for count in rows[1:]]
     known = links.mapped(_sender(0, KNOWN, numbers[0]), PACKS_DDL)
@@ -153,12 +155,15 @@ def _followed(links: StoredFrame, levels: Sequence[StoredFrame], partitions: int
 
 
 def _sized(partitions: int, rows: int) -> int:
-    """Return the number of partitions for so many rows: `partitions`, unless they would be too small or too large."""
+    """Return the number of partitions for this many rows: `partitions`, unless each would get too few or too many."""
     return max(min(partitions, -(-rows // FEWEST_EDGES)), -(-rows // PARTITION_EDGES), 1)
 
 
 def _sender(end: int, kind: int, partitions: int) -> Callable[[Batches], Batches]:
-    """Return a function that sends pairs, as packs of this kind, to the owner of the first (0) or second (1) node."""
+    """Return a function that packs pairs for the partition that owns their first (`end` = 0) or second node (1).
+
+    All packs have this `kind`, KNOWN or REQUESTED.
+    """
 
     def send(batches: Batches) -> Batches:
         for pairs in concatenate_edges(map(pairs_of, batches), CHUNK_EDGES):
@@ -168,9 +173,10 @@ def _sender(end: int, kind: int, partitions: int) -> Callable[[Batches], Batches
 
 
 def _follower(partitions: int) -> Callable[[Batches], Batches]:
-    """Return a function for one partition that looks up the parent of each leaf in the links (node, cluster) before it.
+    """Return a function that gives each leaf (node, parent) of one partition the cluster of its parent.
 
-    The function sends the link of each leaf to the owner of its node, and then passes on the links that it received.
+    Its input has the known links (node, cluster) before the leaves. It yields the links of leaves and known nodes, as
+    packs for the partitions that own the nodes.
     """
 
     def work(batches: Batches) -> Batches:

@@ -101,7 +101,7 @@ class DedupConfig(Section):
         if 1 not in value or min(value) < 1 or min(value.values()) < 0:
             raise ValueError(
                 f"rehydration: expected weights of at least 0 for cluster sizes from 1 on, got {value}. "
-                "Set dedup.rehydration to entries that include size 1."
+                "Give dedup.rehydration an entry for size 1, and no negative size or weight."
             )
         return value
 
@@ -127,12 +127,13 @@ class DedupConfig(Section):
         if self.write_index and (self.verify == "jaccard" or self.keep[:1] != ("snapshot",)):
             raise ValueError(
                 "write_index: expected keep rules that begin with 'snapshot' and verify = 'estimate', because a later "
-                f"snapshot must not undo this one or need its text, got keep = {list(self.keep)}, "
+                "snapshot can neither drop survivors of this one nor read its text, got "
+                f"keep = {list(self.keep)}, "
                 f"verify = {self.verify!r}. Set dedup.write_index=false."
             )
         if self.indexes and self.by_url not in ("off", "first"):
             raise ValueError(
-                f"by_url: expected 'off' or 'first' with indexes, because earlier snapshots keep their documents, got "
+                f"by_url: expected 'off' or 'first' with indexes, because survivors of earlier snapshots stay, got "
                 f"{self.by_url!r}. Set dedup.by_url='first'."
             )
         if self.indexes and "snapshot" in self.scope:

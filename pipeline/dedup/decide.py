@@ -32,7 +32,7 @@ BestCounts = dict[bytes, tuple[int, bytes]]
 
 @dataclass(frozen=True)
 class DedupFacts:
-    """The stored values of a batch of documents on which the decision about them is based."""
+    """The stored values of a batch of documents that determine which of them survive deduplication."""
 
     ids: list[bytes]
     dropped: list[bool]
@@ -62,7 +62,7 @@ def facts_columns(config: DedupConfig) -> dict[str, list[str]]:
 
 
 def facts_of(batch: pa.RecordBatch, ordinal: int, config: DedupConfig) -> DedupFacts:
-    """Return the stored values that a decision needs from a batch with the columns of `facts_columns`."""
+    """Return the `DedupFacts` of a batch of part `ordinal`, which has the columns named by `facts_columns`."""
     order = orders(batch, ordinal, config)
     if config.exact != "off":
         order = np.concatenate([order, rows_of_bytes(batch.column(DIGESTS[config.exact]), DIGEST_BYTES)], axis=1)
@@ -93,17 +93,19 @@ def _rows(rows: npt.NDArray[np.uint8]) -> list[bytes]:
 
 
 def url_tallies(facts: DedupFacts, tally: BestCounts) -> None:
-    """Count the documents of each URL in `tally`, except those that a verdict drops, and store the best document of
-    each."""
+    """Add the documents of each URL to `tally`: their number, and the first of them by the rule `dedup.by_url`.
+
+    Documents that an earlier verdict drops are left out.
+    """
     for key, order, dropped in zip(facts.urls, facts.url_orders, facts.dropped):
         if key is not None and not dropped:
             _count(tally, key, order)
 
 
 def cluster_tallies(facts: DedupFacts, known: KnownTotals, tally: BestCounts, alone: bool) -> None:
-    """Count the documents of each cluster in `tally`, and store the best document of each.
+    """Add the documents of each cluster to `tally`: their number, and the first of them in keep order.
 
-    Documents that are joined with no other are counted only if `alone` is true.
+    Documents that are already dropped come last in this order. Documents without a copy count only if `alone` is true.
     """
     reasons = early_drop_reasons(facts, known)
     for index, cluster in enumerate(facts.clusters):
@@ -117,7 +119,7 @@ def _count(tally: BestCounts, key: bytes, order: bytes) -> None:
 
 
 def early_drop_reasons(facts: DedupFacts, known: KnownTotals) -> list[str | None]:
-    """Return why each document is dropped before copies of text are compared; None if it is not."""
+    """Return the drop reason of each document that an earlier verdict or its URL drops; None for the others."""
     reasons: list[str | None] = []
     for dropped, key, order in zip(facts.dropped, facts.urls, facts.url_orders):
         if dropped:
@@ -130,10 +132,9 @@ def early_drop_reasons(facts: DedupFacts, known: KnownTotals) -> list[str | None
 
 
 def decide(facts: DedupFacts, known: KnownTotals) -> Iterator[tuple[Row, str | None, int]]:
-    """Yield (row, reason, length) of every document.
+    """Yield (row of the table `dedup`, drop reason, length of the text [code points]) for every document.
 
-    The row is of the table `dedup`, still without a verdict. The reason is why the document is dropped, None for a
-    survivor. The length is that of the text [code points].
+    The row has no verdict yet. The reason is None for a survivor.
     """
     for index, reason in enumerate(early_drop_reasons(facts, known)):
         identifier = facts.ids[index]
@@ -153,8 +154,7 @@ def decide(facts: DedupFacts, known: KnownTotals) -> Iterator[tuple[Row, str | N
 
 
 def doc_id_of(best: bytes, digest: int) -> bytes:
-    """Return the doc_id in the byte string of a cluster's best document, which ends with part number and text
-    digest."""
+    """Return the doc_id in `best`, the keep order of a document as bytes, followed by `digest` bytes of text digest."""
     end = len(best) - digest - PART_BYTES
     return best[end - DOC_ID_BYTES : end]
 

@@ -55,9 +55,10 @@ SAME_DEDUP = (*SAME_METHOD, "scope", "keep", "source_ranks")
 
 
 def indexes_of(recipe: Recipe, splits: Sequence[Split]) -> dict[str, TableVersion]:
-    """Return the indexes of earlier snapshots that the recipe names, as `earlier-<n>/index`.
+    """Return the snapshot indexes listed in `dedup.indexes`, keyed `earlier-<n>/index`.
 
-    Raises ConfigError if the settings do not fit the signature family, or if an index does not fit this run.
+    Raises ConfigError if settings of `[dedup]` do not work with the signature family, or if an index cannot be used in
+    this run.
     """
     config = recipe.section("dedup", DedupConfig)
     check_method(config, recipe.section("signature", SignatureConfig))
@@ -82,9 +83,10 @@ def indexes_of(recipe: Recipe, splits: Sequence[Split]) -> dict[str, TableVersio
 
 
 def representatives_of(recipe: Recipe, splits: Sequence[Split]) -> dict[str, TableVersion]:
-    """Return the tables of survivors of earlier snapshots, as `earlier-<n>/representatives`.
+    """Return the tables of surviving documents of earlier snapshots, keyed `earlier-<n>/representatives`.
 
-    Raises ConfigError if a table belongs to another index than the run folder holds, or was made with another `by_url`.
+    Raises ConfigError if a run folder has no such table, if the table was made from a different index than the one in
+    that folder, or if it was made with a different value of `dedup.by_url`.
     """
     config = recipe.section("dedup", DedupConfig)
     indexes, representatives = _open(config, "index"), _open(config, "representatives")
@@ -92,8 +94,8 @@ def representatives_of(recipe: Recipe, splits: Sequence[Split]) -> dict[str, Tab
         content = table.manifest.content
         if index.manifest.digest not in [entry.sha256 for entry in content.inputs if entry.name == "index"]:
             raise ConfigError(
-                f"dedup.indexes: expected a finished run at {folder}, got representatives of another index. Run its "
-                "recipe to the end with `penstock run`."
+                f"dedup.indexes: expected a finished run at {folder}, got a table `representatives` made from "
+                "a different index than the one in this folder. Run its recipe to the end with `penstock run`."
             )
         if content.config["dedup"]["by_url"] != config.by_url:
             raise ConfigError(
@@ -116,7 +118,7 @@ def _open(config: DedupConfig, table: str) -> dict[str, TableVersion]:
 def incompatibilities_of(index: TableVersion, recipe: Recipe, splits: Sequence[Split], digests: Set[str]) -> list[str]:
     """Return the reasons why a snapshot index cannot be used in a run; empty if it can.
 
-    `digests` are those of the indexes that the recipe lists before it.
+    `digests` are the digests of the indexes that precede this one in `dedup.indexes`.
     """
     content = index.manifest.content
     config = recipe.section("dedup", DedupConfig)
@@ -162,7 +164,7 @@ def incompatibilities_of(index: TableVersion, recipe: Recipe, splits: Sequence[S
 
 
 def snapshots_of(splits: Sequence[Split]) -> list[str]:
-    """Return the sorted names of the snapshots of the inputs; the name of an unnamed snapshot is empty."""
+    """Return the sorted names of the snapshots of the input splits; '' for splits without a snapshot name."""
     return sorted({split.snapshot or "" for split in splits})
 
 
@@ -188,22 +190,21 @@ class Indexes:
         return bool(self.tables)
 
     def bands_and_payloads(self) -> EarlierBuckets:
-        """Return the bucket leaders and payloads of all indexes."""
+        """Return the bucket leaders of all indexes, with the payloads by which they are compared."""
         node = F.concat("doc_id", F.lit(EARLIER_PART_BYTES)).alias("node")
         order = F.expr(f"substring(order, 1, octet_length(order) - {PART_BYTES})")
         bands = self._read("bands", BANDS, BANDS_DDL).withColumn("order", F.concat(order, F.lit(EARLIER_PART_BYTES)))
         return EarlierBuckets(bands, self._leaders().select(node, "payload"))
 
     def clusters(self) -> DataFrame:
-        """Return rows (node, root) of the leaders of all indexes; `root` is the node that names the leader's
-        cluster."""
+        """Return rows (node, root) for the bucket leaders of all indexes; `root` is the node that names the cluster."""
         return self._leaders().select(
             F.concat("doc_id", F.lit(EARLIER_PART_BYTES)).alias("node"),
             F.concat("cluster", F.lit(EARLIER_PART_BYTES)).alias("root"),
         )
 
     def merged(self) -> DataFrame:
-        """Return rows (a, b): the nodes that name two clusters of earlier snapshots which a later snapshot joined."""
+        """Return rows (a, b): the nodes that name two clusters of earlier snapshots which a later snapshot merged."""
         frame = self._read("merged", MERGED, MERGED_DDL)
         return frame.select(
             *(F.concat(name, F.lit(EARLIER_PART_BYTES)).alias(to) for name, to in (("earlier", "a"), ("cluster", "b")))
@@ -219,7 +220,7 @@ class Indexes:
 def read_files(
     spark: SparkSession, tables: Mapping[str, TableVersion], which: tuple[str, str], schema: pa.Schema, ddl: str
 ) -> DataFrame:
-    """Return the rows of all matching files of the earlier tables; `which` is (table name, prefix of the file keys)."""
+    """Return the rows of files in tables of earlier snapshots; `which` is (table name, prefix of the file names)."""
     name, prefix = which
     files = [
         (table.folder, path)
@@ -239,9 +240,9 @@ def rows_of_file(task: tuple[Store, str], schema: pa.Schema) -> Iterator[pa.Reco
 
 
 def write_files(frame: DataFrame, rows: int, folder: Store, kind: str, schema: pa.Schema) -> list[WrittenFile]:
-    """Write a frame as sorted files `<kind>/00000` …, divided by a hash of the first column, and return the files.
+    """Write a frame as sorted files `<kind>/00000` …, and return them; a hash of the first column selects the file.
 
-    Raises ContractError if they do not hold all `rows` of the frame.
+    `rows` is the number of rows of the frame. Raises ContractError if the files hold another number of rows.
     """
     count = -(-rows // ROWS_PER_FILE)
     if not rows:  # for an empty shuffle, Spark may or may not run a task

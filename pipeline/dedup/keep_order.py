@@ -38,13 +38,15 @@ def order_columns(config: DedupConfig) -> dict[str, list[str]]:
 
 
 def order_bytes(config: DedupConfig) -> int:
-    """Return the length of a document's keep order as a byte string, with the node at its end [bytes]."""
+    """Return the length of a document's keep order, a byte string that ends with the document's node [bytes]."""
     return sum(WIDTHS.get(rule, SIGNAL_BYTES) for rule in config.keep) + NODE_BYTES
 
 
 def orders(batch: pa.RecordBatch, ordinal: int, config: DedupConfig) -> Bytes:
-    """Return the keep order of every document of a batch as bytes (documents, order_bytes); `ordinal` is the part
-    number."""
+    """Return the keep order of every document of a batch of part `ordinal`, as bytes (documents, order_bytes).
+
+    A document precedes another in keep order if its bytes are smaller.
+    """
     fields = [ENCODERS[rule](batch, config) if rule in ENCODERS else _signal(batch, rule) for rule in config.keep]
     return np.concatenate([*fields, nodes(batch.column("doc_id"), ordinal)], axis=1)
 
@@ -85,7 +87,7 @@ def _length(batch: pa.RecordBatch, config: DedupConfig) -> Bytes:
 
 
 def _millis(batch: pa.RecordBatch) -> npt.NDArray[np.uint64]:
-    """Return each date in milliseconds, shifted so that none is negative; NEVER for a null."""
+    """Return each document's date in milliseconds since 2^46 ms before 1970; NEVER if it has none."""
     millis = batch.column("date").cast(pa.int64())
     shifted = pc.fill_null(millis, 0).to_numpy(zero_copy_only=False).astype(np.int64) + (1 << 46)
     shifted = np.clip(shifted, 0, NEVER - 1)  # the years -260 to 8659

@@ -35,7 +35,7 @@ _EXACT = np.uint64(0x6C62272E07BB0142)
 
 
 def layout(dedup: DedupConfig, signature: SignatureConfig) -> tuple[int, int]:
-    """Return the numbers of bands and rows of a MinHash signature. Raises ConfigError if the signature is too short."""
+    """Return (bands, rows per band) for MinHash signatures. Raises ConfigError if a signature has too few values."""
     if dedup.threshold is not None and signature.family == "datasketch":
         return library_bands(dedup.threshold, signature.permutations)
     if dedup.threshold is not None:
@@ -49,10 +49,10 @@ def layout(dedup: DedupConfig, signature: SignatureConfig) -> tuple[int, int]:
 
 
 def check_method(dedup: DedupConfig, signature: SignatureConfig) -> None:
-    """Check the settings of deduplication against the signature family.
+    """Raise ConfigError if settings of `[dedup]` do not work with the signature family.
 
-    Raises ConfigError if the signature is too short for the bands, a setting belongs to another family, or a document
-    would have more than MAX_KEYS keys.
+    The reasons: a signature has too few values for the bands, the family ignores a given setting, or a document
+    would have over MAX_KEYS keys.
     """
     is_simhash = signature.family == "simhash"
     idle = sorted(dedup.model_fields_set & (MINHASH_ONLY if is_simhash else SIMHASH_ONLY))
@@ -69,7 +69,7 @@ def check_method(dedup: DedupConfig, signature: SignatureConfig) -> None:
 
 
 def num_keys(dedup: DedupConfig, signature: SignatureConfig) -> int:
-    """Return the number of keys that every document has."""
+    """Return the number of keys of each document: its bands (or tables with SimHash), and the text digest if used."""
     exact = int(dedup.exact != "off")
     if not dedup.near:
         return exact
@@ -79,13 +79,13 @@ def num_keys(dedup: DedupConfig, signature: SignatureConfig) -> int:
 
 
 def key_columns(dedup: DedupConfig) -> list[str]:
-    """Return the stored columns of `documents` that keys and verification read."""
+    """Return the columns of the table `documents` from which keys and payloads are computed."""
     digest = [DIGESTS[dedup.exact]] if dedup.exact != "off" else []
     return [*dedup.scope, *digest, *(["signature"] if dedup.near else [])]
 
 
 def near_keys(batch: pa.RecordBatch, dedup: DedupConfig, signature: SignatureConfig) -> Keys:
-    """Return the keys that near copies are likely to share (documents, keys); no columns if `dedup.near` is false."""
+    """Return the keys that near copies are likely to share (documents, keys); none if `dedup.near` is false."""
     if not dedup.near:
         return np.zeros((batch.num_rows, 0), np.int64)
     values = signatures_of(batch, signature)
@@ -97,7 +97,7 @@ def near_keys(batch: pa.RecordBatch, dedup: DedupConfig, signature: SignatureCon
 
 
 def all_keys(batch: pa.RecordBatch, dedup: DedupConfig, signature: SignatureConfig) -> Keys:
-    """Return every key of every document, by which its exact and near copies are found (documents, num_keys)."""
+    """Return all keys of every document (documents, num_keys); exact or near copies have at least one key in common."""
     keys = near_keys(batch, dedup, signature)
     if dedup.exact == "off":
         return keys
@@ -113,7 +113,7 @@ def signatures_of(batch: pa.RecordBatch, signature: SignatureConfig) -> npt.NDAr
 
 
 def digests_of(batch: pa.RecordBatch, dedup: DedupConfig) -> npt.NDArray[np.uint8]:
-    """Return the digest of each document's text, which exact copies share (documents, 16)."""
+    """Return the text digest chosen by `dedup.exact`, which is equal for exact copies (documents, 16)."""
     return rows_of_bytes(batch.column(DIGESTS[dedup.exact]), DIGEST_BYTES)
 
 
@@ -137,7 +137,7 @@ def _scoped(keys: npt.NDArray[np.uint64], batch: pa.RecordBatch, dedup: DedupCon
 
 
 def payloads_of(batch: pa.RecordBatch, dedup: DedupConfig) -> npt.NDArray[np.uint8]:
-    """Return the payload of each document, by which it is compared: text digest and signature (documents, bytes)."""
+    """Return the data by which each document is compared: text digest and signature (documents, bytes)."""
     parts = [digests_of(batch, dedup)] if dedup.exact != "off" else []
     if dedup.near:
         signatures = b"".join(batch.column("signature").to_pylist())
@@ -166,7 +166,7 @@ class DedupTask:
 
 @dataclass(frozen=True)
 class DedupWindow:
-    """Consecutive documents of a part, with their groups of equal documents: same signature, digest and scope."""
+    """Consecutive documents of a part, grouped if they are equal: same signature, text digest and scope."""
 
     batch: pa.RecordBatch
     orders: Bytes
@@ -179,7 +179,7 @@ class DedupWindow:
 
     @property
     def nodes(self) -> Bytes:
-        """Return the node of each document, the end of its keep order (documents, NODE_BYTES)."""
+        """Return the node of each document, the last bytes of its keep order (documents, NODE_BYTES)."""
         return self.orders[:, -NODE_BYTES:]
 
     @property
@@ -190,7 +190,7 @@ class DedupWindow:
 
 
 def read_windows(task: DedupTask) -> Iterator[DedupWindow]:
-    """Yield the documents of a part, a window at a time; those that the step `documents` dropped are left out."""
+    """Yield the documents of a part in windows of WINDOW rows; those dropped in the step `documents` are left out."""
     columns = order_columns(task.dedup)
     digest = ["raw_digest"] if task.dedup.verify == "jaccard" else []
     columns["documents"] = list(dict.fromkeys([*columns["documents"], *key_columns(task.dedup), *digest]))
@@ -221,9 +221,9 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def identities(batch: pa.RecordBatch, dedup: DedupConfig, signature: SignatureConfig) -> npt.NDArray[np.uint64]:
-    """Return two hashes of each document's signature, digest and scope (documents, 2).
+    """Return a 128-bit hash of each document's signature, text digest and scope, as two numbers (documents, 2).
 
-    Documents that differ in one of the three have two equal hashes with probability 2^-128.
+    Documents that differ in one of the three have equal hashes with probability 2^-128.
     """
     parts = [scopes_of(batch, dedup)[:, None]]
     if dedup.exact != "off":
@@ -238,9 +238,9 @@ def identities(batch: pa.RecordBatch, dedup: DedupConfig, signature: SignatureCo
 
 
 def equal_documents(identity: npt.NDArray[np.uint64], order: Bytes) -> tuple[Indices, Indices]:
-    """Return, for each document, the first in keep order and the smallest doc_id among those of equal identity.
+    """Return two indices for each document, both (documents,).
 
-    Both results are indices of documents (documents,).
+    Among the documents of equal `identity`, they are the first one in keep order and the one of smallest doc_id.
     """
     by_order = _first_of_each(identity, np.lexsort((*sort_words(order), identity[:, 1], identity[:, 0])))
     node = order[:, -NODE_BYTES:]
@@ -248,8 +248,7 @@ def equal_documents(identity: npt.NDArray[np.uint64], order: Bytes) -> tuple[Ind
 
 
 def sort_words(rows: Bytes) -> list[npt.NDArray[np.uint64]]:
-    """Return the rows of a byte matrix as columns of numbers; `np.lexsort` of the columns sorts the rows by their
-    bytes."""
+    """Return sort keys (64-bit numbers) with which `np.lexsort` sorts the rows of a byte matrix by their bytes."""
     count, width = rows.shape
     padded = np.zeros((count, -(-width // 8) * 8), np.uint8)
     padded[:, :width] = rows
@@ -295,17 +294,18 @@ KINDS = {PAIRED: PAIRS_DDL, LEADERS: KEYS_DDL}
 
 
 def pairs_of_buckets(batches: Iterator[pa.RecordBatch], width: int) -> Iterator[pa.RecordBatch]:
-    """Yield the pairs (PAIRS) of every bucket, and a `PAYLOAD_REQUEST` row for each leader that is in a pair.
+    """Yield a pair (PAIRS) of each document in a bucket with the bucket's leader, the first document in keep order.
 
-    The input rows (KEYS) are sorted by (key, order); each order is `width` bytes long.
+    For each leader of a pair, there is also a row with `PAYLOAD_REQUEST`. The input rows (KEYS) are sorted by (key,
+    order), and each keep order is `width` bytes long.
     """
     return (batch for kind, batch in rows_of_buckets(0, batches, width) if kind == PAIRED)
 
 
 def rows_of_buckets(number: int, batches: Iterator[pa.RecordBatch], width: int) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Yield the pairs and the leaders of all buckets, each batch with its kind (see KINDS).
+    """Yield (kind, batch) of the pairs and the leaders of all buckets; for the kinds, see KINDS.
 
-    The input is that of `pairs_of_buckets`. The number of the Spark partition, `number`, has no effect.
+    The input rows are those of `pairs_of_buckets`. `number`, the number of the Spark partition, has no effect.
     """
     last_key: int | None = None
     leader = np.zeros((1, width), np.uint8)

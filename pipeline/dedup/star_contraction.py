@@ -73,7 +73,7 @@ def owners(nodes: Bytes, partitions: int) -> Numbers:
 
 
 def component_centers(nodes: int, ends: Numbers) -> Numbers:
-    """Return, for each of `nodes` numbered nodes, the smallest node of its component (nodes,)."""
+    """Return, for each of the nodes 0 to `nodes` - 1, the smallest node of its component (nodes,)."""
     from scipy.sparse import coo_matrix
     from scipy.sparse.csgraph import connected_components
 
@@ -86,8 +86,10 @@ def component_centers(nodes: int, ends: Numbers) -> Numbers:
 
 
 def forest(nodes: int, ends: Numbers) -> Numbers:
-    """Return the edges (node, center) of stars that replace numbered edges; a center is the smallest node of a
-    component."""
+    """Return, as edges (node, center), stars with the same components as `ends`, the edges of nodes numbered from 0.
+
+    A center is the smallest node of a component.
+    """
     center = component_centers(nodes, ends)
     leaves = np.flatnonzero(center != np.arange(nodes))
     return np.stack([leaves, center[leaves]], axis=1)
@@ -101,7 +103,10 @@ def contract(edges: Bytes) -> Bytes:
 
 
 def send_to_both_ends(edges: Bytes, partitions: int) -> tuple[Bytes, Numbers]:
-    """Replace edges by stars; return each new edge once per partition that owns an end, and this partition (edges,)."""
+    """Replace edges by stars; return (new edges, target partitions).
+
+    A new edge occurs once, or twice if different partitions own its two nodes.
+    """
     graph = graph_of(edges)
     stars = forest(len(graph.nodes), graph.ends)
     owner = owners(graph.nodes, partitions)[stars]
@@ -113,8 +118,8 @@ def send_to_both_ends(edges: Bytes, partitions: int) -> tuple[Bytes, Numbers]:
 def large_star(edges: Bytes, partition: int, partitions: int) -> tuple[Bytes, Numbers]:
     """Link the larger neighbors of each node that `partition` owns to its smallest neighbor, or to itself if smaller.
 
-    The new edges are returned as stars. The second array holds the partition of each, the owner of its larger end. A
-    self-loop marks a node, for its owner, as the smaller end of an edge.
+    Return (new edges as stars, target partitions); the target is the owner of an edge's larger node. A self-loop, sent
+    to the owner of its node, marks the node as the smaller end of an edge.
     """
     graph = graph_of(edges)
     count = len(graph.nodes)
@@ -132,7 +137,7 @@ def large_star(edges: Bytes, partition: int, partitions: int) -> tuple[Bytes, Nu
 
 
 def small_star(edges: Bytes, partition: int, partitions: int) -> tuple[Bytes, Bytes]:
-    """Replace the edges that a partition received as the owner of larger ends by stars; return (other edges, leaves).
+    """Replace the edges whose larger end `partition` owns by stars; return (remaining edges, leaves).
 
     A node that this partition owns and that has no self-loop is the smaller end of no edge. Its edge becomes a leaf
     (node, parent).
@@ -155,10 +160,10 @@ def all_links(edges: Bytes) -> Bytes:
 
 
 def resolve_leaves(known: Bytes, requested: Bytes) -> tuple[Bytes, Bytes]:
-    """Return (node, cluster) of the requested leaves, and (node, cluster) of their parents that are not in `known`.
+    """Return the links (node, cluster) of leaves, and those of their parents that are not in `known`.
 
-    `known` holds (node, cluster) of parents, `requested` holds (node, parent) of leaves. A parent that is not known is
-    the center of its own cluster.
+    `known` has links (node, cluster) of parents, and `requested` has leaves (node, parent). A parent that is not in
+    `known` names its own cluster.
     """
     graph = graph_of(np.concatenate([known, requested]))
     held, leaves = graph.ends[: len(known)], graph.ends[len(known) :]
@@ -173,7 +178,7 @@ def resolve_leaves(known: Bytes, requested: Bytes) -> tuple[Bytes, Bytes]:
 
 
 def concatenate_edges(matrices: Iterable[Bytes], limit: int = ALL) -> Iterator[Bytes]:
-    """Yield the edges of all matrices in matrices of at least `limit` edges; only the last may be smaller.
+    """Yield the edges of all matrices, concatenated into matrices of at least `limit` edges; the last may have fewer.
 
     No yielded matrix is empty. Raises ContractError if nodes differ in length.
     """
@@ -209,8 +214,10 @@ PACKS_DDL = "target int, kind int, width int, pack binary"
 
 
 def pack_pairs(pairs: Bytes, targets: Numbers, kind: int = 0) -> Iterator[pa.RecordBatch]:
-    """Yield pairs (pairs, 2, width) as packs for their target partitions (pairs,), in batches of PACKS_A_BATCH
-    packs."""
+    """Yield pairs (pairs, 2, width) as batches of at most PACKS_A_BATCH packs.
+
+    `targets` (pairs,) are the partitions that receive the pairs; a pack holds pairs for one partition.
+    """
     count, _, width = pairs.shape
     if not count:
         return

@@ -53,7 +53,7 @@ COUNTED_DDL = "key binary, count long, first binary"
 
 @dataclass(frozen=True)
 class SurvivorsTask:
-    """One part whose documents are decided, and the folders of the tables `dedup` and `representatives`."""
+    """One part, the settings of deduplication, and the folders of the tables `dedup` and `representatives`."""
 
     part: Part
     config: DedupConfig
@@ -88,8 +88,11 @@ def build_dedup(build: StepContext) -> dict[str, TableResult]:
 
 
 def totals_for_parts(counted: DataFrame, kind: bytes) -> DataFrame:
-    """Return the total and the best document of each key that several documents have, for every part with such a
-    document."""
+    """Return rows (part, key, total, best) for each key of several documents and each part with such a document.
+
+    `total` is the number of documents with the key in all parts, and `best` the one that precedes all others. Returned
+    keys begin with `kind`: URL or CLUSTER.
+    """
     chosen = counted.where((F.col("part") != EARLIER_PART) & (F.col("total") > 1))
     return chosen.select("part", F.concat(F.lit(kind), "key").alias("key"), "total", "best")
 
@@ -97,8 +100,8 @@ def totals_for_parts(counted: DataFrame, kind: bytes) -> DataFrame:
 def cluster_frame(build: StepContext, tasks: Sequence[SurvivorsTask], urls: DataFrame | None) -> DataFrame:
     """Return the counts (TALLIES) of the clusters of all parts.
 
-    `urls` are the totals of URLs, because a document that loses to another of its URL cannot survive. None: `by_url` is
-    off.
+    `urls` are the rows of `totals_for_parts` for URLs, or None if `dedup.by_url` is off. They are needed because a
+    document that is dropped for its URL cannot survive in its cluster.
     """
     if urls is None:
         return dataframe_from_tasks(build.spark, partial(cluster_tallies_of_part, known={}), tasks, TALLIES_DDL)
@@ -111,13 +114,13 @@ def cluster_frame(build: StepContext, tasks: Sequence[SurvivorsTask], urls: Data
 
 
 def earlier_urls(spark: SparkSession, inputs: Mapping[str, TableVersion]) -> DataFrame:
-    """Return the counts (TALLIES) of URLs in earlier snapshots, whose documents always survive."""
+    """Return the counts (TALLIES) of URLs in earlier snapshots; each precedes any document of the URL in this run."""
     frame = read_files(spark, inputs, ("representatives", "urls/"), COUNTED, COUNTED_DDL)
     return frame.select("key", F.lit(EARLIER_PART).alias("part"), "count", F.lit(b"").alias("first"))
 
 
 def earlier_clusters(spark: SparkSession, inputs: Mapping[str, TableVersion]) -> DataFrame:
-    """Return the counts (TALLIES) of clusters in earlier snapshots that documents of this snapshot join."""
+    """Return the counts (TALLIES) of those clusters of earlier snapshots to which documents of this snapshot belong."""
     frame = read_files(spark, inputs, ("representatives", "clusters/"), COUNTED, COUNTED_DDL)
     index = inputs["index"]
     files = [(index.folder, path) for path in index.manifest.paths_of("merged/")]
@@ -127,7 +130,7 @@ def earlier_clusters(spark: SparkSession, inputs: Mapping[str, TableVersion]) ->
 
 
 def facts_of_part(task: SurvivorsTask) -> Iterator[DedupFacts]:
-    """Yield the stored values on which decisions are based, for the documents of a part, a batch at a time."""
+    """Yield the `DedupFacts` of the documents of a part, one batch at a time."""
     for batch in read_measured(task.part, facts_columns(task.config)):
         yield facts_of(batch, task.part.ordinal, task.config)
 
@@ -161,7 +164,7 @@ def tallies(tally: Mapping[bytes, tuple[int, bytes]], ordinal: int) -> pa.Record
 
 
 def known_totals_of(batches: Iterator[pa.RecordBatch]) -> dict[bytes, tuple[int, bytes]]:
-    """Return (number of documents, best document) by kind and key, from the rows that a part receives."""
+    """Return {kind and key: (number of documents, best document)} from the rows that a part receives."""
     known: dict[bytes, tuple[int, bytes]] = {}
     for batch in batches:
         keys, counts, best = (batch.column(name).to_pylist() for name in ("key", "total", "best"))
@@ -170,7 +173,7 @@ def known_totals_of(batches: Iterator[pa.RecordBatch]) -> dict[bytes, tuple[int,
 
 
 def write_parts(build: StepContext, rows: DataFrame, tasks: Sequence[SurvivorsTask]) -> list[PartResult]:
-    """Write one part of `dedup` for each part of `documents`, also for those without a copy; return their results."""
+    """Write one part of the table `dedup` for each part of `documents`, with or without copies; return the results."""
     shared = build.spark.sparkContext.broadcast(list(tasks))
 
     def write(number: int, batches: Iterator[pa.RecordBatch]) -> PartResult:
@@ -180,7 +183,7 @@ def write_parts(build: StepContext, rows: DataFrame, tasks: Sequence[SurvivorsTa
 
 
 def write_survivors(task: SurvivorsTask, known: KnownTotals) -> PartResult:
-    """Write one part of the table `dedup`; with `write_index`, also its counts for the table `representatives`."""
+    """Write one part of the table `dedup`; with `write_index`, also its clusters and URLs to `representatives`."""
 
     def fill(output: PartOutput) -> None:
         clusters: dict[bytes, tuple[int, bytes]] = {}
@@ -204,7 +207,7 @@ def write_survivors(task: SurvivorsTask, known: KnownTotals) -> PartResult:
 
 
 def write_verdict(row: Row, reason: str | None, chars: int, config: DedupConfig, books: DropCounter) -> None:
-    """Set verdict and weight in a row of the table `dedup`, and count the row in `books`."""
+    """Set the drop reason or the weight in a row of the table `dedup`, and count the row in `books`."""
     row["drop_stage"] = row["weight"] = None
     if reason is not None:
         set_verdict(row, DEDUP.name, Drop(reason, row["similarity"] if reason in (EXACT, NEAR) else None))

@@ -54,7 +54,7 @@ def attach_payloads(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
         owners = np.concatenate([owner, node[own]])
         if (owners[row] != node).any():
             raise ContractError(
-                "dedup: expected a signature for every document of a bucket, got one without. "
+                "dedup: expected a signature for every document of a bucket, got a document without one. "
                 "Delete the folder `documents` in the run folder, then run `penstock run` again."
             )
         requested = (sizes == 1) & (np.concatenate([[last_size], sizes[:-1]]) == 0)
@@ -70,8 +70,10 @@ def attach_payloads(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
 
 
 def _distinct(pairs: pa.RecordBatch, payloads: pa.Array) -> pa.RecordBatch:
-    """Return each distinct pair once, with its payload and the keys of all its rows; equal pairs are adjacent in the
-    input."""
+    """Return each distinct pair (node, leader) once, with the payload of the node and the keys of all its rows.
+
+    Equal pairs must be adjacent in the input.
+    """
     both = np.concatenate([rows_of_bytes(pairs.column(column), NODE_BYTES) for column in (0, 1)], axis=1)
     starts = np.flatnonzero(np.concatenate([[True], (both[1:] != both[:-1]).any(axis=1)]))
     offsets = np.append(starts, len(both)).astype(np.int32) * 8
@@ -83,7 +85,7 @@ def _distinct(pairs: pa.RecordBatch, payloads: pa.Array) -> pa.RecordBatch:
 
 
 def compare_pairs(batches: Iterator[pa.RecordBatch], compare: Compare) -> Outcomes:
-    """Compare every pair with `compare`, and yield the rows that result with their kind (see OUTCOMES).
+    """Compare every pair by its payloads with `compare`, and yield (kind, batch) of the results; see OUTCOMES.
 
     The input rows (CARRIED) are sorted by (leader, node); the leader's own row, with its payload, comes first. Raises
     ContractError if such a row is missing.
@@ -99,7 +101,7 @@ def compare_pairs(batches: Iterator[pa.RecordBatch], compare: Compare) -> Outcom
         owners = np.concatenate([owner, leader[own]])
         if (owners[row] != leader).any():
             raise ContractError(
-                "dedup: expected a signature for the first document of every bucket, got one without. "
+                "dedup: expected a signature for the first document of every bucket, got a document without one. "
                 "Delete the folder `documents` in the run folder, then run `penstock run` again."
             )
         pairs = np.flatnonzero(~own)
@@ -144,8 +146,10 @@ def lengths(array: pa.Array) -> npt.NDArray[np.int32]:
 
 
 def make_comparison(dedup: DedupConfig, signature: SignatureConfig) -> Compare:
-    """Return the function that compares payloads. Equal text digests mean similarity 1, regardless of the
-    signatures."""
+    """Return the function that computes the similarity of pairs from their payloads; see `Compare`.
+
+    If the text digests are equal, the similarity is 1, regardless of the signatures.
+    """
     skip = DIGEST_BYTES if dedup.exact != "off" else 0
     limit = np.float32(dedup.min_similarity)
 

@@ -122,7 +122,10 @@ def calibration(probabilities: Floats, labels: Labels, bins: int = BINS) -> dict
 
 
 def heldout_figures(probabilities: Floats, labels: Labels) -> dict[str, Any]:
-    """Return all metrics of a model on held-out documents; precision and recall at several thresholds."""
+    """Return all metrics of a model, from its probabilities for held-out documents and their labels.
+
+    Precision and recall are given at several thresholds.
+    """
     thresholds = {str(limit): precision_recall(probabilities >= limit, labels) for limit in (0.1, 0.25, 0.5, 0.75, 0.9)}
     return {
         "good": int(labels.sum()),
@@ -192,7 +195,7 @@ class TrainClassifierConfig(Section):
         return self
 
     def settings(self) -> dict[str, Any]:
-        """Return all settings that change the model, for its manifest; not those of the other kind of model."""
+        """Return all settings that change the model, for its manifest, without those that its kind ignores."""
         ignored = FASTTEXT_ONLY if self.kind == "linear" else LINEAR_ONLY
         settings = {name: value for name, value in self.content().items() if name not in ignored}
         return {**settings, "positives": self.positives.content(), "negatives": self.negatives.content()}
@@ -235,7 +238,7 @@ def train_classifier(
 
 
 def part_of(text: TrainingText, config: TrainClassifierConfig) -> str:
-    """Return whether a text is used for TRAIN, CALIBRATE or HELDOUT; only its hash and the seed determine this."""
+    """Return what a text is used for: TRAIN, CALIBRATE or HELDOUT; its hash and the settings alone determine this."""
     fraction = shuffle_key(config.seed, b"part" + text.digest) / (1 << 63)
     if fraction < config.heldout_share:
         return HELDOUT

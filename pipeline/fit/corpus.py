@@ -95,7 +95,8 @@ def sample_run(spark: Any, run: str, task: tuple[tuple[str, ...], tuple[str, ...
     if not total:
         raise ContractError(
             f"{run}: expected kept documents of sources {list(sources) or 'all'} and languages "
-            f"{list(languages) or 'all'}, got none. Run `penstock report` to see its sources and languages."
+            f"{list(languages) or 'all'}, got none. Run `penstock report` to see those of the run, "
+            "then correct these settings."
         )
     share = (size + 6 * size**0.5 + 10) / total
     while True:
@@ -114,7 +115,7 @@ def count_part(task: RunSampleTask, retried: bool) -> dict[str, Any]:
 
 
 def rows_of_part(task: RunSampleTask) -> Iterator[pa.RecordBatch]:
-    """Yield the selected documents of a part whose hash is in the task's share of all hashes."""
+    """Yield (hash, doc_id, text) of the selected documents of a part whose hash is in the lowest `task.share`."""
     for batch in task.batches(["doc_id", "text"]):
         keys = [shuffle_key(task.seed, doc_id) for doc_id in batch.column("doc_id").to_pylist()]
         is_sampled = pa.array(np.array([is_in_share(key, task.share) for key in keys], bool))
@@ -248,7 +249,8 @@ class TextFiles:
         if missing:
             raise ConfigError(
                 f"{self._where}: expected the columns {', '.join(columns)}, got {', '.join(file.schema_arrow.names)} "
-                f"in {split.uri}. Set reading.{'text_field' if missing[0] == columns[0] else 'label_field'}."
+                f"in {split.uri}. Set reading.{'text_field' if missing[0] == columns[0] else 'label_field'} to one of "
+                "these columns."
             )
         for batch in file.iter_batches(batch_size=ROWS_AT_ONCE, columns=columns):
             yield from batch.to_pylist()
@@ -361,10 +363,10 @@ class LowestHashSample:
 def gather_corpora(
     corpora: Mapping[str, Corpus], labelled: tuple[str, ...], reading: Reading, seed: int, spark: Any = None
 ) -> Gathered:
-    """Return the texts of every corpus by its name; texts of labeled files are added to GOOD or BAD by their labels.
+    """Return the texts by name of corpus; texts of labeled files are added to GOOD or BAD according to their labels.
 
     Texts that occur in two corpora are removed from both. Raises ConfigError if files do not exist or have an unknown
-    suffix, ContractError if they are corrupt or if a run has no document of the sources and languages.
+    suffix. Raises ContractError if a file is corrupt, or if a run has no document of the sources and languages.
     """
     gathered = Gathered({})
     samples = {name: LowestHashSample(corpus.max_documents, gathered.left_out) for name, corpus in corpora.items()}
@@ -419,9 +421,10 @@ class Clock:
 
 
 def commit_model(path: Path, content: dict[str, Any], clock: Clock, models: ModelsConfig | None) -> dict[str, Any]:
-    """Write the manifest of a model to `<stem>.json` next to it and return it; with `models`, add it to that store.
+    """Write the manifest of the model at `path` to `<stem>.json` next to it, and return the manifest.
 
-    `content` depends on inputs and settings alone; the block `run` holds start time, wall time and code version.
+    `content` depends on inputs and settings alone; the block `run` holds start time, wall time and code version. With
+    `models`, also add the model to that model store.
     """
     model = {"file": path.name, "bytes": path.stat().st_size, "sha256": file_sha256(path)}
     manifest = {

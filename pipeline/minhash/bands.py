@@ -32,7 +32,7 @@ def band_keys(signatures: Signatures, bands: int = 14, rows: int = 8) -> Codes:
     if signatures.shape[1] < bands * rows:
         raise ContractError(
             f"signature: expected at least {bands} x {rows} = {bands * rows} values, got {signatures.shape[1]}. "
-            "Set dedup.bands and dedup.rows so that their product is at most this number."
+            f"Set dedup.bands and dedup.rows so that their product is at most {signatures.shape[1]}."
         )
     parts = signatures[:, : bands * rows].astype(np.uint64).reshape(len(signatures), bands, rows)
     sums: Codes = (parts * draw_odd_numbers(0, "row", rows)).sum(axis=2, dtype=np.uint64)

@@ -50,7 +50,7 @@ def hashes(text: str, language: str, words: Codes | None, config: SignatureConfi
 
 
 def sketch(codes: Codes, config: SignatureConfig) -> Values:
-    """Return the signature of one or more shingle hashes, equal to the library's hash values (permutations,)."""
+    """Return the signature of one or more shingle hashes, equal to the `hashvalues` of datasketch (permutations,)."""
     factors, terms = _permutations(config.seed, config.permutations, config.datasketch_scheme)
     if config.datasketch_scheme == "legacy":
         return mersenne_minima(codes & _LOW, factors, terms, _LOW).astype(np.uint32)
@@ -67,7 +67,7 @@ def _mixed32(numbers: Values) -> Values:
 
 @lru_cache(maxsize=16)
 def _permutations(seed: int, count: int, scheme: str) -> tuple[Any, Any]:
-    """Return the factors a and the terms b of `count` permutations, each (count, 1), as the library draws them.
+    """Return the factors a and the terms b of `count` permutations, each (count, 1), as datasketch draws them.
 
     They are uint32 for the scheme `affine32` and uint64 for `legacy`.
     """

@@ -55,8 +55,9 @@ def build_lsh(batches: Iterable[pa.RecordBatch], config: SignatureConfig, bands:
     _check_family(config)
     if bands < 2 or bands * rows > config.permutations:
         raise ConfigError(
-            f"dedup.bands, dedup.rows: expected at least 2 bands and at most {config.permutations} values for an "
-            f"exchange with datasketch, got {bands} x {rows}. Choose other dedup.bands and dedup.rows."
+            f"dedup.bands, dedup.rows: expected at least 2 bands and at most {config.permutations} values "
+            f"(bands x rows) for an exchange with datasketch, got {bands} x {rows}. "
+            "Set dedup.bands and dedup.rows within these limits."
         )
     index = MinHashLSH(num_perm=config.permutations, params=(bands, rows))
     for batch in batches:
@@ -70,13 +71,13 @@ def build_lsh(batches: Iterable[pa.RecordBatch], config: SignatureConfig, bands:
 def read_band_keys(index: Any) -> tuple[list[Any], Codes]:
     """Return the document keys in a `datasketch.MinHashLSH`, and the band keys of each document (documents, bands).
 
-    The index must store the values of each band, in big-endian order. Raises ConfigError if it stores hashes of the
-    values.
+    The index must store the signature values of each band, in big-endian order. Raises ConfigError if it stores hashes
+    of these values.
     """
     if index.hashfunc is not None:
         raise ConfigError(
-            "datasketch index: expected bands that hold their values, got an index with a hashfunc. "
-            "Build the MinHashLSH without hashfunc."
+            "datasketch index: expected bands stored as signature values, got an index with a hashfunc. "
+            "Build the MinHashLSH without the argument hashfunc."
         )
     names = list(index.keys.keys())
     if not names:

@@ -79,7 +79,10 @@ def text_keys(text: str) -> Codes:
 
 
 def _as_ascii(text: str) -> str | None:
-    """Return an ASCII text that has the same normalized words, or None if no such text exists."""
+    """Return an ASCII text that has the same normalized words.
+
+    None if no such text exists, or if more than an eighth of the characters are not ASCII.
+    """
     points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
     foreign = points[points > 127]
     if 8 * len(foreign) > len(text):
@@ -194,8 +197,10 @@ def hashes(text: str, language: str, words: Codes | None, config: SignatureConfi
 
 
 def iterate_runs(joined: bytes, size: int) -> Iterator[bytes]:
-    """Yield every run of `size` units of a text whose units are separated by one space; all of the text if it has
-    fewer."""
+    """Yield every run of `size` consecutive units of `joined`, units separated by one space.
+
+    If there are fewer units, yield `joined` as a whole.
+    """
     ends = np.flatnonzero(np.frombuffer(joined + b" ", np.uint8) == ord(" "))
     size = min(size, len(ends))
     starts = np.concatenate(([0], ends[: len(ends) - size] + 1))

@@ -34,7 +34,7 @@ Numbers = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class AuditSample:
-    """The sampled documents that can be compared, sorted by doc_id. Every array has a row for each document."""
+    """The documents in the audit's samples that can be compared, sorted by doc_id; arrays have one row per document."""
 
     docs: Sequence[bytes]
     scope: Rows
@@ -62,7 +62,7 @@ class AuditSample:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs of documents with the same scope, as rows a < b of an `AuditSample`, and their true Jaccard similarity."""
+    """Pairs of documents of equal scope: row numbers a < b in an `AuditSample`, and true Jaccard similarity."""
 
     a: Rows
     b: Rows
@@ -74,14 +74,14 @@ class Pairs:
 
 
 def concatenate_pairs(parts: Sequence[Pairs]) -> Pairs:
-    """Return the pairs of all parts in one object."""
+    """Return the concatenation of several `Pairs`; it is empty if there are none."""
     empty = Pairs(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
     columns = zip(*((part.a, part.b, part.jaccard) for part in (empty, *parts)))
     return Pairs(*map(np.concatenate, columns))
 
 
 def read_sample(table: pa.Table, signature: SignatureConfig) -> AuditSample:
-    """Return the sampled documents from rows (SAMPLED) in any order."""
+    """Return an `AuditSample` made from the rows that `read_sampled` yields, in any order."""
     from scipy.sparse import csr_matrix
 
     table = table.sort_by("doc").combine_chunks()
@@ -122,8 +122,10 @@ def _matrix(column: pa.ChunkedArray, value: str) -> Any:
 
 
 def all_pairs(sample: AuditSample, rows: Rows) -> Iterator[Pairs]:
-    """Yield, in blocks, all pairs of the documents `rows` (ascending) of one scope and with a similarity of at least
-    FLOOR."""
+    """Yield, in blocks, all pairs of some documents with equal scope and a true Jaccard similarity of at least FLOOR.
+
+    `rows` are the row numbers of the documents in the sample, in ascending order.
+    """
     step = max(1, BLOCK_CELLS // max(1, len(rows)))
     for start in range(0, len(rows), step):
         left, right = rows[start : start + step], rows[start:]
@@ -134,7 +136,7 @@ def all_pairs(sample: AuditSample, rows: Rows) -> Iterator[Pairs]:
 
 
 def jaccards(sample: AuditSample, left: Rows, right: Rows) -> Numbers:
-    """Return the true Jaccard similarity of each of `left` with each of `right` (left, right)."""
+    """Return the true Jaccard similarity of every row of `left` with every row of `right` (left, right)."""
     rows, row_of = np.unique(sample.same[left], return_inverse=True)
     columns, column_of = np.unique(sample.same[right], return_inverse=True)
     common = (sample.sets[rows] @ sample.sets[columns].T).toarray()
@@ -154,13 +156,13 @@ def jaccard_of(sample: AuditSample, a: Rows, b: Rows) -> Numbers:
 
 
 def _ratio(common: Any, left: Any, right: Any) -> Any:
-    """Return the common shingles over their union, from counts; 1 for two texts without a shingle."""
+    """Return the Jaccard similarity from counts of common, left and right shingles; 1 for two texts without any."""
     union = left + right - common
     return np.where(union > 0, common / np.maximum(union, 1), 1.0)
 
 
 def share_a_key(sample: AuditSample, a: Rows, b: Rows) -> npt.NDArray[np.bool_]:
-    """Return, for each pair a[i], b[i], whether it shares a key, which makes it a candidate (pairs,)."""
+    """Return True for each pair a[i], b[i] of documents with a key in common, which makes them a candidate (pairs,)."""
     shared = np.zeros(len(a), bool)
     for column in sample.keys.T:
         shared |= column[a] == column[b]
@@ -168,7 +170,7 @@ def share_a_key(sample: AuditSample, a: Rows, b: Rows) -> npt.NDArray[np.bool_]:
 
 
 def estimates(sample: AuditSample, a: Rows, b: Rows, is_simhash: bool) -> Numbers:
-    """Return, for each pair a[i], b[i], the similarity that the two signatures estimate (pairs,)."""
+    """Return the similarity of documents a[i] and b[i] as estimated from their signatures, for each i (pairs,)."""
     estimated = np.zeros(len(a), np.float64)
     for start in range(0, len(a), PAIRS_AT_ONCE):
         block = slice(start, start + PAIRS_AT_ONCE)
@@ -184,7 +186,7 @@ DIGITS = 6
 
 @dataclass(frozen=True)
 class ShareEstimate:
-    """A share, 0 to 1, with its 95 % confidence interval and the number of pairs; None without pairs."""
+    """A share of pairs, 0 to 1, with its 95 % confidence interval; both are None if there are no pairs."""
 
     value: float | None
     low: float | None
@@ -192,12 +194,12 @@ class ShareEstimate:
     pairs: int
 
     def to_json(self) -> dict[str, float | int | None]:
-        """Return the share and its interval as the manifest stores them."""
+        """Return the share, its interval and the number of pairs in the form stored in the manifest."""
         return {"value": self.value, "low": self.low, "high": self.high, "pairs": self.pairs}
 
 
 def wilson(share: float, count: float) -> tuple[float, float]:
-    """Return Wilson's 95 % confidence interval of a share that `count` independent observations measure."""
+    """Return Wilson's 95 % confidence interval of a share that was measured on `count` independent observations."""
     square = Z * Z / count
     center = (share + square / 2) / (1 + square)
     half = Z / (1 + square) * math.sqrt(share * (1 - share) / count + square / count / 4)
@@ -205,9 +207,9 @@ def wilson(share: float, count: float) -> tuple[float, float]:
 
 
 def simple_share(hits: int, pairs: int, is_all: bool = False) -> ShareEstimate:
-    """Return the share of hits among independent pairs, with its 95 % confidence interval.
+    """Return hits / pairs for independent pairs, with its 95 % confidence interval.
 
-    With `is_all`, these are all pairs of the run and not a sample, so the interval has no width.
+    If `is_all` is true, the pairs are all pairs of the run rather than a sample, so the interval has zero width.
     """
     if not pairs:
         return ShareEstimate(None, None, None, 0)
@@ -216,9 +218,10 @@ def simple_share(hits: int, pairs: int, is_all: bool = False) -> ShareEstimate:
 
 
 def grouped_share(hits: Numbers, weights: Numbers, pairs: int, is_all: bool = False) -> ShareEstimate:
-    """Return the weighted share of hits with its 95 % confidence interval, from sums over groups of dependent pairs.
+    """Return a weighted share of pairs with its 95 % confidence interval, if pairs of the same group are dependent.
 
-    `hits` and `weights` are (groups,). With `is_all`, the pairs are not a sample, so the interval has no width.
+    `weights` (groups,) is the total weight of the pairs in each group, and `hits` (groups,) that of the pairs to count.
+    If `is_all` is true, the pairs are all pairs of the run rather than a sample, so the interval has zero width.
     """
     total = float(weights.sum())
     if not pairs or not total:
@@ -228,7 +231,7 @@ def grouped_share(hits: Numbers, weights: Numbers, pairs: int, is_all: bool = Fa
 
 
 def effective_groups(hits: Numbers, weights: Numbers) -> float:
-    """Return how many independent observations the groups are worth: at least 1, at most the number of groups."""
+    """Return the effective sample size of the groups, by the jackknife: 1 to the number of groups with pairs."""
     used = weights > 0
     hits, weights = hits[used], weights[used]
     groups, total, sum_hits = len(weights), float(weights.sum()), float(hits.sum())
@@ -243,7 +246,7 @@ def effective_groups(hits: Numbers, weights: Numbers) -> float:
 
 
 def theory(jaccard: Numbers, bands: int, rows: int) -> Numbers:
-    """Return the probability that two documents of this similarity share a band key: 1 - (1 - s^rows)^bands."""
+    """Return the probability that documents of Jaccard similarity s share a band key: 1 - (1 - s^rows)^bands."""
     probability: Numbers = 1 - (1 - jaccard**rows) ** bands
     return probability
 
@@ -262,17 +265,22 @@ RECALL_MARGIN = 0.1
 
 
 def bin_edges(min_jaccard: float) -> list[float]:
-    """Return the lower edges of the bins of similarity: FLOOR to 1 in steps of 0.05, and the least similarity of a
-    copy."""
+    """Return the lower edges of the similarity bins, sorted: FLOOR to 1 in steps of 0.05, and `min_jaccard`.
+
+    `min_jaccard`, the least similarity of a copy, is left out if it is below FLOOR.
+    """
     steps = [round(0.05 * step, 2) for step in range(round(FLOOR / 0.05), 21)]
     return sorted({*steps, *([min_jaccard] if min_jaccard >= FLOOR else [])})
 
 
 class PairTally:
-    """Sums of the weights of pairs, by document and bin of similarity."""
+    """Sums of the weights of all pairs, of candidates and of joined pairs, by first document and similarity bin."""
 
     def __init__(self, groups: Rows, edges: Sequence[float], layout: tuple[int, int] | None):
-        """Start with empty sums; `groups` is the row of the first document of each document's group."""
+        """Start with empty sums.
+
+        `groups` gives, for each document, the row number of the first document in its group. `layout` is (bands, rows).
+        """
         self._groups, self._edges, self._layout = groups, np.array(edges), layout
         self._shape = (len(groups), len(edges))
         self._weights, self._candidates, self._joined = (np.zeros(self._shape) for _ in range(3))
@@ -284,7 +292,7 @@ class PairTally:
     ) -> None:
         """Add pairs of at least FLOOR to the sums, and merge the groups of the two documents of each pair.
 
-        `candidates` and `joined` say which pairs share a key, and which are in one cluster.
+        `candidates` is True for pairs that share a key, and `joined` for pairs whose documents are in one cluster.
         """
         bins = np.searchsorted(self._edges, pairs.jaccard, side="right") - 1
         cells = pairs.a * self._shape[1] + bins
@@ -313,10 +321,9 @@ class PairTally:
         return int(self._counts[0][self._edges >= edge].sum())
 
     def recall(self, min_jaccard: float, is_all: bool) -> list[dict[str, Any]]:
-        """Return recall at each bin edge from `min_jaccard` - `RECALL_MARGIN` on.
+        """Return recall at each bin edge of at least `min_jaccard` - `RECALL_MARGIN`, as entries of the manifest.
 
-        It covers the pairs that are at least as similar as the edge: the share in one cluster, and the share with a
-        common key.
+        Of the pairs at least as similar as the edge, it is the share in one cluster, and the share with a common key.
         """
         edges = [edge for edge in self._edges.tolist() if edge >= min(min_jaccard, 1.0) - RECALL_MARGIN - 1e-9]
         return [
@@ -330,8 +337,11 @@ class PairTally:
         ]
 
     def curve(self, is_all: bool) -> list[dict[str, Any]]:
-        """Return the candidate curve: mean similarity, share with a common key and expected share of each bin with a
-        pair."""
+        """Return the candidate curve, one entry for each similarity bin that contains a pair.
+
+        An entry has the mean similarity of the bin's pairs, the share of them that have a common key, and more.
+        `expected` is the share that follows from the numbers of bands and rows.
+        """
         bins = []
         for index in np.flatnonzero(self._counts[0]).tolist():
             total = float(self._weights[:, index].sum())

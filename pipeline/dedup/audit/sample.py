@@ -56,7 +56,7 @@ Keys = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class ProposeTask:
-    """One part of the documents, the settings of the audit, and the number of documents in all parts."""
+    """Input of `propose`: one part of the documents, settings, and counts of documents in all parts."""
 
     part: Part
     audit: AuditConfig
@@ -67,7 +67,7 @@ class ProposeTask:
 
 
 def hash_values(values: npt.NDArray[np.uint64], seed: int, purpose: str) -> Keys:
-    """Return a hash in [0, 2^63) of each value; hashes of different purposes are independent."""
+    """Return a hash of each value, in [0, 2^63); different values of `purpose` give independent hash functions."""
     digest = hashlib.blake2b(f"audit {purpose} {seed}".encode(), digest_size=8).digest()
     hashed: Keys = (mix_bits(mix_bits(values) ^ np.uint64(int.from_bytes(digest, "little"))) >> np.uint64(1)).view(
         np.int64
@@ -76,17 +76,17 @@ def hash_values(values: npt.NDArray[np.uint64], seed: int, purpose: str) -> Keys
 
 
 def document_keys(doc_ids: pa.Array, seed: int, purpose: str) -> Keys:
-    """Return a hash of each doc_id, in [0, 2^63), for one purpose; see `hash_values`."""
+    """Return a hash of each doc_id, in [0, 2^63), by the hash function for `purpose`, such as the name of a sample."""
     return hash_values(rows_of_bytes(doc_ids, DOC_ID_BYTES)[:, :8].copy().view("<u8")[:, 0], seed, purpose)
 
 
 def hash_limit(share: float) -> int:
-    """Return the limit below which this share of all hashes of `hash_values` lies."""
+    """Return the number below which the fraction `share` of all hashes from `hash_values` lies."""
     return (1 << 63) - 1 if share >= 1 else int(share * (1 << 63))
 
 
 def propose(task: ProposeTask) -> Iterator[pa.RecordBatch]:
-    """Yield the documents of one part that may belong to a sample (PROPOSALS); the choice is made among all parts."""
+    """Yield the documents of one part that may belong to a sample (PROPOSALS), among which `choose` selects."""
     size = task.audit.documents
     enough = size + 6 * size**0.5 + 10  # almost surely at least `size`
     joined_cut, uniform_cut = (hash_limit(enough / max(1, count)) for count in (task.num_joined, task.num_documents))
@@ -127,8 +127,10 @@ def _with_anchors(batch: pa.RecordBatch, task: ProposeTask, limit: int) -> pa.Re
 
 
 def _groups(batches: Sequence[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
-    """Yield, for each group of a part, the `size` documents with the lowest keys, and how many documents the group
-    has."""
+    """Yield, as PROPOSALS, the `size` documents with the lowest keys of each group (equal anchor and scope) of a part.
+
+    The first row of a group has the number of its documents in this part as `count`.
+    """
     for batch in batches:  # a single batch, or none if the part has no document
         if not batch.num_rows:
             continue
@@ -169,10 +171,10 @@ class AuditSamples:
 
 
 def choose(rows: pa.Table, audit: AuditConfig, num_documents: int, num_joined: int) -> AuditSamples:
-    """Return the samples: the proposals with the lowest keys, and the groups of anchors with the lowest ranks.
+    """Return the three samples: the proposals with the lowest keys, and the anchor groups with the lowest ranks.
 
-    `rows` hold at least `audit.documents` proposals of each sample, if the run has as many. Their `count` is the size
-    of a group in the whole run.
+    `rows` (PROPOSALS) have at least `audit.documents` proposals for each sample, if the run has as many. Here, `count`
+    is the number of documents of a row's group in the whole run.
     """
     by_sample: dict[str, list[dict[str, Any]]] = {JOINED: [], UNIFORM: [], ANCHORED: []}
     for row in rows.to_pylist():
@@ -228,7 +230,7 @@ SAMPLED_DDL = (
 
 @dataclass(frozen=True)
 class TextsTask:
-    """One part, and the doc_ids of the sampled documents of all parts."""
+    """Input of `read_sampled`: one part, the doc_ids of the sampled documents of all parts, and settings."""
 
     part: Part
     wanted: Sequence[bytes]
@@ -237,7 +239,7 @@ class TextsTask:
 
 
 def read_sampled(task: TextsTask) -> Iterator[pa.RecordBatch]:
-    """Yield the sampled documents of a part (SAMPLED). Raises ContractError if its tables are of different runs."""
+    """Yield the sampled documents of a part (SAMPLED). Raises ContractError if its tables do not belong to one run."""
     names = list(dict.fromkeys(["doc_id", "language", "text_digest", "signature", *key_columns(task.dedup)]))
     documents = joined(rows_of(task.part, "documents", names, pa.array(task.wanted, pa.binary(16))))
     if documents is None:
@@ -255,8 +257,10 @@ def read_sampled(task: TextsTask) -> Iterator[pa.RecordBatch]:
 
 
 def rows_of(part: Part, table: str, columns: Sequence[str], wanted: pa.Array) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of the wanted documents in one part of a table, in its order; row groups without one are
-    skipped."""
+    """Yield the rows of the wanted documents in one part of a table, in the order of the table.
+
+    Row groups without a wanted document are not read, except for their doc_ids.
+    """
     with part.folders[table].open_input(part.paths[table]) as stream:
         file = pq.ParquetFile(stream)
         for group in range(file.num_row_groups):
@@ -273,16 +277,17 @@ def joined(batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:
 
 
 def _same(task: TextsTask, expected: pa.Array, rows: pa.RecordBatch | None) -> pa.RecordBatch:
-    """Return the rows after a check that they are those of the expected documents, in the same order.
+    """Return `rows` unchanged; None means no rows.
 
-    None for `rows` means no rows. Raises ContractError if the check fails.
+    Raises ContractError unless they have exactly the doc_ids `expected`, in the same order.
     """
     if rows is None:
         rows = pa.RecordBatch.from_arrays([expected.slice(0, 0)], ["doc_id"])
     if not rows.column("doc_id").equals(expected):
         raise ContractError(
             f"audit {part_key(task.part.ordinal)}: expected {len(expected)} sampled documents in `clusters` and "
-            f"`text`, got {rows.num_rows} or others, so the tables are of different runs. Run `penstock run` again."
+            f"`text`, got {rows.num_rows} rows that do not match them, so the tables are of different runs. "
+            "Run `penstock run` again."
         )
     return rows
 

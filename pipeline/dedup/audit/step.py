@@ -69,7 +69,7 @@ CLUSTER = "cluster"
 
 @dataclass(frozen=True)
 class ExamineTask:
-    """The sampled documents, the settings of deduplication, and the folder of the table `audit`."""
+    """Input of `examine`: the sampled documents, settings, and the folder of the table `audit`."""
 
     chosen: AuditSamples
     audit: AuditConfig
@@ -79,18 +79,18 @@ class ExamineTask:
 
     @property
     def min_jaccard(self) -> float:
-        """Return the least true similarity of a pair that should be joined."""
+        """Return the least true Jaccard similarity of a pair that should be joined."""
         return self.dedup.min_similarity if self.audit.min_jaccard is None else self.audit.min_jaccard
 
     @property
     def layout(self) -> tuple[int, int] | None:
-        """Return the numbers of bands and rows; None for SimHash, whose candidate curve has another form."""
+        """Return the numbers of bands and rows of a MinHash signature; None for SimHash, which has no bands."""
         return None if self.signature.family == "simhash" else layout(self.dedup, self.signature)
 
 
 @dataclass
 class ListedPairs:
-    """The pairs of one sample that the table lists: those with the lowest hashes."""
+    """The pairs of one sample that the table `audit` lists: at most MAX_LISTED, those with the lowest hashes."""
 
     kind: str
     pairs: Pairs
@@ -106,7 +106,7 @@ class ListedPairs:
 
 
 def examine(task: ExamineTask, batches: Iterator[pa.RecordBatch]) -> PartResult:
-    """Write the table `audit` from the rows of all sampled documents (SAMPLED); its manifest gets the figures."""
+    """Write the table `audit` from all sampled documents (SAMPLED), with precision and recall in its manifest."""
 
     def fill(output: PartOutput) -> None:
         sample = read_sample(pa.Table.from_batches(batches, SAMPLED), task.signature)
@@ -129,9 +129,10 @@ def examine(task: ExamineTask, batches: Iterator[pa.RecordBatch]) -> PartResult:
 
 
 def precision(task: ExamineTask, sample: AuditSample, listed: list[ListedPairs]) -> dict[str, Any]:
-    """Return the precision of two kinds of pairs of joined documents, and append their pairs to `listed`.
+    """Return the precision of two kinds of pairs, and append these pairs to `listed`.
 
-    A document is paired with the one that it matched, and with the first document of its cluster.
+    Each sampled joined document is paired with the document that it matched (JOINED), and with the document that names
+    its cluster (CLUSTER).
     """
     chosen = task.chosen
     excluded = sample.without_text | sample.too_long
@@ -160,7 +161,7 @@ def precision(task: ExamineTask, sample: AuditSample, listed: list[ListedPairs])
 def recall_uniform(task: ExamineTask, sample: AuditSample, listed: list[ListedPairs]) -> dict[str, Any]:
     """Return recall on all pairs of uniformly drawn documents, and append these pairs to `listed`.
 
-    The estimate is unbiased, but few of the pairs are copies in a large run.
+    The estimate is unbiased, but in a large run few of these pairs are copies.
     """
     rows = np.array(sorted(sample.row[doc] for doc in task.chosen.uniform if doc in sample.row), np.int64)
     tally = PairTally(np.arange(len(sample.docs)), bin_edges(task.min_jaccard), task.layout)
@@ -176,7 +177,8 @@ def recall_uniform(task: ExamineTask, sample: AuditSample, listed: list[ListedPa
 def recall_anchored(task: ExamineTask, sample: AuditSample, listed: list[ListedPairs]) -> dict[str, Any]:
     """Return recall on the pairs of documents with an equal anchor, and append these pairs to `listed`.
 
-    An anchor is the minimum under a hash that no signature uses, so a run of any size has many such pairs.
+    An anchor is the smallest shingle hash of a text, under a hash function that no signature uses. Similar documents
+    often share it, so that even a large run has many such pairs.
     """
     groups: Rows = np.arange(len(sample.docs))
     here = [
@@ -234,7 +236,7 @@ def rows_of(task: ExamineTask, sample: AuditSample, listed: ListedPairs) -> Iter
 
 
 def build_audit(build: StepContext) -> dict[str, TableResult]:
-    """Build the table `audit`: one part with the pairs that were compared. The figures are in its manifest."""
+    """Build the table `audit`: one part with the compared pairs. Its manifest has the measured precision and recall."""
     audit, dedup = build.recipe.section("audit", AuditConfig), build.recipe.section("dedup", DedupConfig)
     signature = build.recipe.section("signature", SignatureConfig)
     parts = parts_of(build.inputs)
@@ -254,9 +256,10 @@ def build_audit(build: StepContext) -> dict[str, TableResult]:
 
 
 def lowest_proposals(proposals: DataFrame, audit: AuditConfig) -> Any:
-    """Return the `audit.documents` proposals with the lowest keys of each sample as an Arrow table.
+    """Return, for each sample, the `audit.documents` proposals with the lowest keys, as an Arrow table (PROPOSALS).
 
-    The sample by anchors has up to one group more, and each of its rows has the size of its whole group.
+    The sample by anchors has the groups with the lowest ranks, and up to `audit.group` rows more. There, `count` is the
+    number of documents of the row's group in the whole run.
     """
     of_anchor = proposals.where(F.col("sample") == ANCHORED)
     group = Window.partitionBy("group")

@@ -36,7 +36,7 @@ POSITION_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class KeyOccurrences:
-    """The occurrences of all keys in one document."""
+    """The occurrences of all keys (of units, windows or seeds) in one document."""
 
     order: Bytes
     """Keep order of the document, (order_bytes,)."""
@@ -47,9 +47,10 @@ class KeyOccurrences:
 
 
 def tallies(documents: Iterator[KeyOccurrences], part: int, at_once: int = PLACES_AT_ONCE) -> Iterator[pa.RecordBatch]:
-    """Yield the counts of the keys of a part's documents (TALLIES), at least `at_once` occurrences at a time.
+    """Yield the number of occurrences of each key in the documents of a part, as rows (TALLIES).
 
-    `first` is the keep order of the document with the first occurrence, followed by the position in it.
+    A batch covers the documents with the next `at_once` or more occurrences. `first` is the keep order of the document
+    with the first occurrence, followed by the position in it.
     """
     held: list[KeyOccurrences] = []
     size = 0
@@ -65,7 +66,7 @@ def tallies(documents: Iterator[KeyOccurrences], part: int, at_once: int = PLACE
 
 
 def tally(held: list[KeyOccurrences], part: int) -> pa.RecordBatch:
-    """Return one row (TALLIES) for each distinct key of some documents, each of which has at least one key."""
+    """Return one row (TALLIES) for each distinct key in `held`, occurrences in documents with at least one key each."""
     orders = np.stack([places.order for places in held])
     document = np.repeat(np.arange(len(held)), [len(places.keys) for places in held])
     keys = np.concatenate([places.keys for places in held])
@@ -92,7 +93,7 @@ def tally(held: list[KeyOccurrences], part: int) -> pa.RecordBatch:
 
 
 def key_bytes(keys: Codes) -> Bytes:
-    """Return each key as bytes, most significant first (keys, 8 or 16)."""
+    """Return each key of one or two 64-bit numbers as big-endian bytes (keys, 8 or 16)."""
     count, numbers = keys.shape
     return keys.astype(">u8").view(np.uint8).reshape(count, 8 * numbers)
 
@@ -123,16 +124,16 @@ class KnownRepeats:
         return len(self.keys)
 
     def has_first_number(self, numbers: Codes) -> Bools:
-        """Return True for each number with which a repeated key begins."""
+        """Return True for each of `numbers` that is the first number of a repeated key (numbers,)."""
         if not len(self):
             return np.zeros(len(numbers), bool)
         known: Bools = self._leading[self._near(numbers)] == numbers
         return known
 
     def is_repeat(self, keys: Codes, positions: Ints, doc_id: bytes) -> Bools:
-        """Return True for each occurrence of a key in a document that is to be cut (occurrences,).
+        """Return True for each occurrence in a document that must be cut (occurrences,).
 
-        The key is repeated, and this is not its first occurrence in the run.
+        That is, its key is repeated, and it is not the first occurrence of the key in the run.
         """
         if not len(self):
             return np.zeros(len(keys), bool)
@@ -153,9 +154,9 @@ class KnownRepeats:
 
 
 def known_repeats(batches: Iterable[pa.RecordBatch], numbers: Sequence[int]) -> list[KnownRepeats]:
-    """Return the repeated keys of a part from rows (key, part, first), one object for each length of keys in `numbers`.
+    """Return the repeated keys of a part from rows (key, part, first), as one object for each entry of `numbers`.
 
-    A length is the number of 64-bit numbers in a key. `first` is null if the first occurrence is not in this part.
+    An entry is a length of keys: 1 or 2 64-bit numbers. `first` is null if the first occurrence is not in this part.
     """
     held: dict[int, list[tuple[Codes, Bytes, Ints]]] = {number: [] for number in numbers}
     for batch in batches:
@@ -195,23 +196,25 @@ Paths = Mapping[str, Mapping[str, str]]
 
 
 class Reevaluator(Protocol):
-    """Interface of an object that measures documents again after cuts and computes their verdicts."""
+    """Interface of an object that measures documents again after cuts and applies the checks to them again."""
 
     @property
     def columns(self) -> Mapping[str, Sequence[str]]:
-        """Return the stored columns that are read to judge a document again, by table."""
+        """Return the stored columns that must be read to evaluate a document again, by table."""
 
     @property
     def reasons(self) -> Sequence[tuple[str, Mapping[str, str]]]:
-        """Return the stages whose verdicts are computed, each with its drop reasons."""
+        """Return (name, drop reasons with their meanings) of each stage whose checks are applied again."""
 
     @property
     def errors(self) -> Mapping[str, int]:
-        """Return the number of errors so far, by kind and location."""
+        """Return the number of errors so far in evaluated documents, by kind and location."""
 
     def __call__(self, rows: list[Row]) -> None:
-        """Add signals and verdicts to rows that have `columns`, `text` without the repeats, and the remaining body
-        `_rest`."""
+        """Add signals and verdicts to `rows`.
+
+        A row has the stored `columns`, the raw `text` without the repeats, and `_rest`, its visible text.
+        """
 
     def close(self) -> None:
         """Close the resources that the object has opened."""
@@ -224,8 +227,7 @@ scores of models, `retried` if a record may have killed the worker in an earlier
 
 @dataclass(frozen=True)
 class RepeatsTask:
-    """One part, the recipe, models and cut-offs by which its documents are judged again, and the folder of the
-    table."""
+    """Input of `write_repeats`: one part, what its documents are evaluated with again, and the folder of the table."""
 
     part: Part
     recipe: Recipe
@@ -247,7 +249,7 @@ class RepeatsTask:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A document that deduplication keeps, with what the search for repeats needs."""
+    """A document that deduplication keeps, as the search for repeats reads it."""
 
     doc_id: bytes
     body: str
@@ -273,7 +275,7 @@ def documents_of(task: RepeatsTask) -> Iterator[Document]:
 
 
 def units_of_part(task: RepeatsTask) -> Iterator[pa.RecordBatch]:
-    """Yield the counts (TALLIES) of the keys of lines, paragraphs and sentence spans in one part."""
+    """Yield the number of occurrences (TALLIES) of each line, paragraph or span of sentences in one part, by key."""
     config = task.config
 
     def places() -> Iterator[KeyOccurrences]:
@@ -288,7 +290,7 @@ def units_of_part(task: RepeatsTask) -> Iterator[pa.RecordBatch]:
 
 
 def seeds_of_part(task: RepeatsTask) -> Iterator[pa.RecordBatch]:
-    """Yield the counts (TALLIES) of the seeds of windows in one part."""
+    """Yield the number of occurrences (TALLIES) of each seed of windows in one part, by key."""
     config = task.config
 
     def places() -> Iterator[KeyOccurrences]:
@@ -301,7 +303,7 @@ def seeds_of_part(task: RepeatsTask) -> Iterator[pa.RecordBatch]:
 
 
 def windows_of_part(task: RepeatsTask, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the counts (TALLIES) of those windows of one part whose seed is among `rows`, the repeated seeds."""
+    """Yield the number of occurrences (TALLIES) of each window in one part whose seed is in `rows`, repeated seeds."""
     config = task.config
     (known,) = known_repeats(rows, (1,))
 

@@ -44,7 +44,7 @@ ANY = "any"
 def passages_of(
     document: Document, units: KnownRepeats, windows: KnownRepeats, config: RepeatsConfig
 ) -> list[tuple[str, list[Span]]]:
-    """Return the repeated spans of a document by kind of unit, in the order of the setting `units` [code points]."""
+    """Return (kind of unit, spans to cut [code points]) for each kind, in the order of `repeats.units`."""
     passages: list[tuple[str, list[Span]]] = []
     for kind in config.units:
         if kind == SUBSTRING:
@@ -59,7 +59,7 @@ def passages_of(
 
 
 def repeated_runs(document: Document, windows: KnownRepeats, config: RepeatsConfig) -> list[Span]:
-    """Return the spans of a document that are covered by windows of words or bytes which are repeats [code points]."""
+    """Return the spans of a document that repeated windows of n words or bytes cover [code points]."""
     if not len(windows):
         return []
     tokens = Tokens(document.body, config.substring_unit)
@@ -71,7 +71,9 @@ def repeated_runs(document: Document, windows: KnownRepeats, config: RepeatsConf
 
 
 def write_repeats(task: RepeatsTask, rows: Iterable[pa.RecordBatch], retried: bool) -> PartResult:
-    """Write one part of the table `repeats`: cut the repeats (key, part, first) and judge the remaining text again.
+    """Write one part of the table `repeats`: cut repeated passages, and evaluate the remaining texts again.
+
+    `rows` (key, part, first) are the repeated keys of the part.
 
     `retried` is True if a record may have killed the worker in an earlier attempt.
     """
@@ -95,7 +97,7 @@ def write_repeats(task: RepeatsTask, rows: Iterable[pa.RecordBatch], retried: bo
 
 
 def columns_for(task: RepeatsTask, judge: Reevaluator) -> dict[str, Sequence[str]]:
-    """Return the stored columns that are read to cut a document and to judge it again, by table."""
+    """Return the stored columns that are read to cut a document and to evaluate it again, by table."""
     own = ["body_chars", "num_bytes", *task.dedup.scope, *judge.columns["documents"]]
     others = {name: columns for name, columns in judge.columns.items() if name != "documents"}
     return {"documents": own, "text": ["text", "cuts"], "dedup": ["drop_stage"], **others}
@@ -104,8 +106,8 @@ def columns_for(task: RepeatsTask, judge: Reevaluator) -> dict[str, Sequence[str
 def rows_of(batch: pa.RecordBatch, task: RepeatsTask, units: KnownRepeats, windows: KnownRepeats) -> list[Row]:
     """Return the rows of the table `repeats` for a batch of documents, with their cuts.
 
-    A row that is to be judged again also has `_rest`, the remaining body, and `_without`, the raw text without the
-    passages.
+    A row whose text is cut also has `_rest`, the visible text without the repeated passages, and `_without`, the raw
+    text without them.
     """
     columns = ["doc_id", "text", "cuts", "body_chars", "num_bytes", "drop_stage"]
     rows: list[Row] = []
@@ -134,7 +136,10 @@ def rows_of(batch: pa.RecordBatch, task: RepeatsTask, units: KnownRepeats, windo
 def without_runs(
     row: Row, passages: list[tuple[str, list[Span]]], size: int, config: RepeatsConfig
 ) -> list[tuple[str, list[Span]]]:
-    """Return the passages except repeated runs, and drop the document if runs are too large a share of its `size`."""
+    """Return the passages except repeated runs; none if the runs are too large a share of the text's `size`.
+
+    In that case, also set the verdict in `row` that drops the document.
+    """
     runs = dict(passages)[SUBSTRING]
     share = sum(end - start for start, end in runs) / max(1, size)
     if share > config.max_repeated_share:
@@ -144,8 +149,10 @@ def without_runs(
 
 
 def cut_row(row: Row, text: str, body: str, cuts: tuple[list[Cut], list[Cut]]) -> None:
-    """Set the cuts, the remaining text and its sizes in a row; `cuts` are the same cuts as (spans of body, spans of
-    text)."""
+    """Set the cuts, the remaining texts and their sizes in a row.
+
+    `cuts` has the same cuts twice: as spans of `body`, the visible text, and as spans of `text`, the raw text.
+    """
     in_body, in_text = ([(start, end) for start, end, _ in spans] for spans in cuts)
     row["cuts"] = cuts[1]
     row["_rest"], row["_without"] = without(body, in_body), without(text, in_text)
@@ -154,7 +161,10 @@ def cut_row(row: Row, text: str, body: str, cuts: tuple[list[Cut], list[Cut]]) -
 
 
 def reevaluate(rows: list[Row], batch: pa.RecordBatch, judge: Reevaluator) -> None:
-    """Add signals and verdicts to the rows of a batch that were cut, except those that the cuts already dropped."""
+    """Add new signals and verdicts to the rows with cuts, except those that are already dropped.
+
+    `batch` has the stored values of the same documents in the same order.
+    """
     again = [number for number, row in enumerate(rows) if "_rest" in row and row.get("drop_stage") is None]
     names = list(dict.fromkeys(["doc_id", *(name for columns in judge.columns.values() for name in columns)]))
     stored = batch.select(names).take(pa.array(again, pa.int64())).to_pylist()
@@ -170,7 +180,7 @@ def reevaluate(rows: list[Row], batch: pa.RecordBatch, judge: Reevaluator) -> No
 
 
 def count_row(row: Row, books: DropCounter) -> None:
-    """Count one row in `books`, and its cuts by kind of unit."""
+    """Count one row of the table `repeats` in `books`, and its cuts by kind of unit."""
     kept = row.get("drop_stage") is None
     books.enter(row, row["body_chars"] if kept else row["_chars"])
     cuts = row.get("cuts") or []
@@ -182,7 +192,7 @@ def count_row(row: Row, books: DropCounter) -> None:
 
 
 def is_enabled(recipe: Recipe) -> bool:
-    """Return True if the recipe names a kind of unit that is compared, so that the step `repeats` runs."""
+    """Return True if `repeats.units` is not empty, so that the step `repeats` runs."""
     return bool(recipe.section(REPEATS.name, RepeatsConfig).units)
 
 
@@ -204,7 +214,7 @@ def build_repeats(build: StepContext, make_reevaluator: MakeReevaluator) -> dict
 
 
 def repeats_of(build: StepContext, tasks: list[RepeatsTask]) -> DataFrame:
-    """Return the repeated keys of every part as rows (key, part, first): keys of units and of windows."""
+    """Return rows (key, part, first) of the repeated keys in all parts, both of units and of windows."""
     config = tasks[0].config
     shared = build.spark.sparkContext.broadcast(tasks)
 
@@ -227,8 +237,8 @@ def repeats_of(build: StepContext, tasks: list[RepeatsTask]) -> DataFrame:
 def repeated_keys(tallies: DataFrame, min_count: int, keep_first: bool) -> DataFrame:
     """Return rows (key, part, first) of the keys with at least `min_count` occurrences.
 
-    With `keep_first`, `first` names the first occurrence in the row of the part that contains it. It is null in all
-    other rows.
+    A key has a row for each part that contains it. With `keep_first`, `first` locates the first occurrence, in the
+    row of the part that contains it. It is null in all other rows.
     """
     rows = totals(tallies).where(F.col("total") >= min_count)
     first = F.when(F.col("first") == F.col("best"), F.col("best")) if keep_first else F.lit(None).cast("binary")

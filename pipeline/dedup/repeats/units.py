@@ -37,7 +37,7 @@ _PLAIN = bytes.maketrans(string.digits.encode(), b"0" * 10)
 
 @cache
 def _table() -> npt.NDArray[np.uint32]:
-    """Return the replacement of each code point in lower-case text after NFD; REMOVED: the code point is removed."""
+    """Return, for every code point, what replaces it in lower-case text after NFD; REMOVED if nothing does."""
     table = np.arange(sys.maxunicode + 1, dtype=np.uint32)
     for code in range(sys.maxunicode + 1):
         category = unicodedata.category(chr(code))
@@ -51,7 +51,7 @@ def _table() -> npt.NDArray[np.uint32]:
 
 
 def normal_forms(units: Sequence[str]) -> list[str]:
-    """Return the normal form of each unit; empty if it has no word. A line break inside a unit becomes a space."""
+    """Return the normal form of each unit, a string in which words are separated by one space; empty without words."""
     joined = "\n".join([unit.replace("\n", " ") for unit in units]).lower()
     if joined.isascii():
         normal = joined.encode().translate(_PLAIN, _DELETED).decode()
@@ -97,9 +97,10 @@ def units_of(text: str, kind: str, config: RepeatsConfig) -> Units:
 
 
 def _in_a_row(single: Units, sizes: Ints, config: RepeatsConfig) -> Units:
-    """Return a unit for every `config.sentences` consecutive sentences, from single sentences and their lengths.
+    """Return a unit for every `config.sentences` consecutive sentences that is long enough to be compared.
 
-    The normal form of a unit is that of its sentences joined by single spaces.
+    `single` are units of one sentence, and `sizes` the lengths of their normal forms. The normal form of a unit is that
+    of its sentences joined by single spaces.
     """
     count = max(0, len(sizes) - config.sentences + 1)
     keys = np.zeros(count, np.uint64)
@@ -125,8 +126,8 @@ def paragraph_spans(text: str) -> Ints:
 def sentence_spans(text: str) -> Ints:
     """Return the start and end of each sentence (sentences, 2) [code points].
 
-    A sentence ends at the end of its line, and at an end mark that whitespace follows or that needs none. Abbreviations
-    are not recognized; this is enough, because two copies of a passage are always split in the same way.
+    A sentence ends at a line end or after an end mark. Whitespace must follow the mark, unless it is in _UNSPACED_ENDS.
+    Abbreviations are not recognized; this is enough, because copies of a passage are always split in the same way.
     """
     ends = [match.end() for match in _SENTENCE_END.finditer(text)]
     return _between([(end, end) for end in ends], len(text))
@@ -138,7 +139,7 @@ def _between(separators: Sequence[tuple[int, int]], size: int) -> Ints:
 
 
 def scoped(keys: Codes, kind: str, scope: np.uint64) -> Codes:
-    """Return the keys mixed with kind of unit and scope, so that equal text of another kind or scope has other keys."""
+    """Return the keys mixed with kind and scope, so that equal texts of two kinds or scopes have different keys."""
     return mix_bits(keys ^ np.uint64(xxhash.xxh64_intdigest(kind.encode())) ^ scope)
 
 
@@ -158,7 +159,7 @@ _BYTE_KEYS = word_keys(map(chr, range(256)))
 
 @dataclass(frozen=True)
 class Tokens:
-    """A text as a sequence of tokens, which are words or bytes."""
+    """A text split into tokens, which are either words or bytes."""
 
     text: str
     unit: str
@@ -166,25 +167,25 @@ class Tokens:
 
     @cached_property
     def pieces(self) -> list[str]:
-        """Return the words of the text."""
+        """Return the words of the text; see TOKEN."""
         return TOKEN.findall(self.text)
 
     @cached_property
     def data(self) -> bytes:
-        """Return the text in UTF-8; if tokens are words, they are separated by one space."""
+        """Return the text in UTF-8; if tokens are words, the words joined by single spaces."""
         whole = self.text if self.unit == "bytes" else " ".join(self.pieces)
         return whole.encode("utf-8", "surrogatepass")
 
     @cached_property
     def codes(self) -> Codes:
-        """Return the key of each token (tokens,)."""
+        """Return a 64-bit hash of each token (tokens,)."""
         if self.unit == "bytes":
             keys: Codes = _BYTE_KEYS[np.frombuffer(self.data, np.uint8)]
             return keys
         return word_keys(self.pieces)
 
     def checks(self, places: Ints, n: int) -> Codes:
-        """Return the XXH3 of the bytes of the windows of n tokens whose first tokens are `places` (windows,)."""
+        """Return the XXH3 of the bytes of each window of n tokens; `places` are the first tokens (windows,)."""
         view = memoryview(self.data)
         starts, ends = self._offsets
         edges = zip(starts[places].tolist(), ends[places + (n - 1)].tolist())
@@ -205,8 +206,8 @@ class Tokens:
     def chars(self, runs: Ints) -> list[Span]:
         """Return the spans of the text [code points] that runs of tokens (runs, 2) cover.
 
-        The runs are sorted and disjoint. A run of bytes covers only the characters that it contains whole. If there is
-        none, it has no span.
+        The runs are sorted and disjoint. A run of bytes covers only the characters of which it contains all bytes;
+        a run without such a character has no span.
         """
         if not len(runs):
             return []
@@ -260,9 +261,9 @@ def window_seeds(codes: Codes, n: int) -> Codes:
 
 
 def seeds(codes: Codes, n: int) -> Codes:
-    """Return the seeds of all windows of n tokens, each once for every position of its k-gram in the text.
+    """Return the seeds of all windows of n tokens; a seed occurs once for each position of its k-gram in the text.
 
-    A window that occurs t times has its seed at t or more positions, even if its occurrences overlap.
+    So if a window occurs t times, its seed is returned t or more times, even if the occurrences overlap.
     """
     if len(codes) < n:
         return np.zeros(0, np.uint64)
@@ -277,9 +278,9 @@ def seeds(codes: Codes, n: int) -> Codes:
 
 
 def covered_runs(places: Ints, n: int) -> Ints:
-    """Return the runs of tokens (runs, 2) that windows of n tokens cover together, from the first token of each window.
+    """Return the union of windows of n tokens as disjoint runs of tokens (runs, 2), each with its start and end.
 
-    `places` are these first tokens, in ascending order.
+    `places` are the first tokens of the windows, in ascending order.
     """
     if not len(places):
         return np.zeros((0, 2), np.int64)
@@ -301,9 +302,9 @@ _SPACE = re.compile(r"\s+")
 def cuts_of(text: str, passages: Sequence[tuple[str, Sequence[Span]]]) -> list[Cut]:
     """Return the cuts that remove repeated passages from a text.
 
-    Passages are given by kind of unit; where two overlap, the cut names the kind that comes first. Of all whitespace in
-    and around a passage, the run with the most line breaks is kept, the first of equal runs. At the start and the end
-    of the text none is kept.
+    Passages are (kind of unit, spans); where two overlap, the cut names the kind that comes first. Of all whitespace in
+    and around a passage, one run is kept: the first of those with the most line breaks. At the start and the end of the
+    text, none is kept.
     """
     spans = [span for _, kind_spans in passages for span in kind_spans]
     if not spans:
@@ -323,7 +324,7 @@ def cuts_of(text: str, passages: Sequence[tuple[str, Sequence[Span]]]) -> list[C
 
 
 def regions(text: str, spans: Sequence[Span]) -> list[Span]:
-    """Return the spans, each extended by the whitespace around it, and joined if they touch."""
+    """Return the spans, each extended by the whitespace around it; spans that then touch are merged."""
     wide: list[Span] = []
     for start, end in union(spans, []):
         reached = wide[-1][1] if wide else 0
@@ -337,7 +338,10 @@ def regions(text: str, spans: Sequence[Span]) -> list[Span]:
 
 
 def _around_separator(text: str, region: Span, spaces: Sequence[Span]) -> list[Span]:
-    """Return the spans of a region that are cut: all of it except the run of whitespace that is kept as a separator."""
+    """Return the spans to cut in a region: all of it except one run of whitespace, which is kept as a separator.
+
+    Nothing is kept in a region at the start or end of the text.
+    """
     start, end = region
     if start == 0 or end == len(text) or not spaces:
         return [region]
@@ -346,7 +350,7 @@ def _around_separator(text: str, region: Span, spaces: Sequence[Span]) -> list[S
 
 
 def _by_owner(owner: npt.NDArray[np.uint8]) -> list[tuple[int, int, int]]:
-    """Return the runs (start, end, kind) of equal kind of a text, given the kind of each character.
+    """Return the runs (start, end, kind) of characters with equal kind, given the kind number of each character.
 
     Whitespace, whose kind is 0, gets the kind of the text before it, or after it if there is none before.
     """
@@ -358,8 +362,7 @@ def _by_owner(owner: npt.NDArray[np.uint8]) -> list[tuple[int, int, int]]:
 
 
 def cuts_in_whole_text(cuts: Sequence[Cut], visible: Sequence[Span]) -> list[Cut]:
-    """Return cuts of the visible text as spans of the whole text, of which `visible` are the spans that are not cut
-    yet."""
+    """Return cuts of the visible text as cuts of the whole text, whose spans `visible` are not cut yet."""
     by_kind: dict[str, list[Span]] = {}
     for start, end, kind in cuts:
         by_kind.setdefault(kind, []).append((start, end))

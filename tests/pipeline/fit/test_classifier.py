@@ -185,7 +185,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     ):
         gather_corpora({GOOD: corpus(files=[str(cut)])}, (), READING, 0)
     pq.write_table(pa.table({"body": ["a"]}), tmp_path / "x.parquet")
-    with pytest.raises(ConfigError, match=r"expected the columns text, got body in .*\. Set reading\.text_field\."):
+    with pytest.raises(ConfigError, match=r"expected the columns text, got body in .*\. Set reading\.text_field to"):
         gather_corpora({GOOD: corpus(files=[str(tmp_path / "x.parquet")])}, (), READING, 0)
 
 
