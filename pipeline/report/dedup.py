@@ -23,7 +23,7 @@ TOP_SAMPLE = "anchored"
 
 @dataclass(frozen=True)
 class MeasuredBin:
-    """One range of similarities: the share of its pairs that share an LSH bucket, with the confidence interval."""
+    """One range of similarities: the share of document pairs in it that share an LSH bucket, with its interval."""
 
     lower: float
     upper: float
@@ -51,7 +51,7 @@ class MeasuredBin:
 
 @dataclass(frozen=True)
 class PlotPoint:
-    """A measured point: `x` in [%], the others in [px], with its interval from `top` to `bottom`."""
+    """A measured point: `x` in [%], `y` in [px], with its confidence interval from `top` to `bottom` [px]."""
 
     x: float
     y: float
