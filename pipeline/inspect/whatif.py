@@ -61,7 +61,7 @@ JUDGED_DDL = (
 
 @dataclass(frozen=True)
 class PredictionCell:
-    """The counts of the documents of one language and source with the same verdict before and the same verdict after.
+    """Counts of the documents with one verdict in the run, one verdict with the new settings, one language and source.
 
     A verdict is `kept` or the `stage/rule` that drops the documents.
     """
@@ -277,7 +277,7 @@ def counts_of_shard(task: tuple[Store, str]) -> Iterator[pa.RecordBatch]:
 
 
 def count_cells(verdicts: DataFrame, tokens: DataFrame | None) -> list[PredictionCell]:
-    """Count the documents with a verdict before and after; return the cells sorted by verdicts, language and source.
+    """Count documents by verdict in the run, verdict with the new settings, language and source; return sorted cells.
 
     `tokens` has the token count of every document of the dataset; None = there is no dataset.
     """

@@ -136,7 +136,7 @@ class LineageBuilder:
         return node.key
 
     def add_break(self, key: str, message: str) -> None:
-        """Add a break at a node."""
+        """Add a break, with its error message, at the node with this key."""
         self.breaks.append(Break(key, message))
 
     def done(self) -> Lineage:
@@ -195,7 +195,7 @@ def _reached(following: Mapping[str, Sequence[str]], start: Iterable[str]) -> se
 
 
 def fold_checkpoints(lineage: Lineage, fewest: int = 3) -> Lineage:
-    """Return the lineage with each chain of at least `fewest` checkpoints merged into one node, if `_is_plain` of each."""
+    """Return the lineage with each chain of at least `fewest` plain checkpoints (`_is_plain`) merged into one node."""
     plain = [node.key for node in lineage.nodes if _is_plain(lineage, node)]
     runs: list[list[str]] = []
     for key in plain:

@@ -125,7 +125,7 @@ def training_plots(steps: Sequence[ReportedStep]) -> list[LinePlot]:
 
 
 def line_plot(title: str, unit: str, series: Sequence[tuple[str, Sequence[tuple[float, float]], bool]]) -> LinePlot:
-    """Return a plot of curves, each given as (name, points, True if its points are drawn as dots)."""
+    """Return a plot of curves; each is given as (name, points, whether its points are drawn as dots)."""
     thin = [(name, average_points(points), dotted) for name, points, dotted in series]
     values = [y for _, points, _ in thin for _, y in points]
     steps = [x for _, points, _ in thin for x, _ in points]

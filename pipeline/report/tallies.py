@@ -124,7 +124,7 @@ def wordlists(facts: RunFacts) -> list[str]:
 
 
 def without_wordlist(facts: RunFacts) -> int:
-    """Return the number of documents that passed every rule, in languages without a word list."""
+    """Return the number of documents that passed every rule, in languages without a list of toxic words."""
     kept: Mapping[str, int] = facts.figures("verdicts").get("kept_languages", {})
     return sum(number for language, number in kept.items() if language not in wordlists(facts))
 
