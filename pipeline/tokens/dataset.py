@@ -108,8 +108,8 @@ class StreamTotal:
 def build_tokens(build: StepContext) -> dict[str, TableResult]:
     """Write the token dataset: the shards, a document index for each shard, and the URL index.
 
-    Raises ContractError if `clean` has no kept documents. Raises ConfigError if the sources of the mix are not exactly
-    those of the dataset, or if the mix keeps no training document of a source.
+    Raises ContractError if `clean` has no kept documents. Raises ConfigError if the mix and the
+    dataset have different sources, or if the mix keeps no training document of a source.
     """
     config = build.recipe.section("tokens", TokensConfig)
     contract = TokenizerContract.model_validate(build.inputs["tokenizer"].manifest.content.figures["contract"])
@@ -175,8 +175,8 @@ def dataset_figures(
 ) -> dict[str, Any]:
     """Return what the manifest stores in `figures` about the tokenizer, the quality buckets and the mix.
 
-    Raises ConfigError if the sources of the mix are not exactly those of the dataset, or if the mix keeps no training
-    document of a source.
+    Raises ConfigError if the mix and the dataset have different sources, or if the mix keeps no training document of a
+    source.
     """
     config = build.recipe.section("tokens", TokensConfig)
     figures: dict[str, Any] = {"tokenizer": contract.model_dump(mode="json"), "chunk_tokens": config.chunk_tokens}

@@ -173,8 +173,8 @@ def sum_bucket_contexts(
 ) -> Iterator[pa.RecordBatch]:
     """Add up the contexts that one hash bucket receives in messages, and yield messages with the sums to the parts.
 
-    The part that sent a context receives its sums. The part that holds the context as an n-gram receives the share of
-    its mass that goes to the back-off, in a message with a negative order.
+    The part that sent a context receives its sums. The part that has the context as one of its n-grams receives the
+    context's back-off share, in a message with a negative order.
     """
     messages = join_messages(batches)
     if not messages:
