@@ -125,7 +125,7 @@ def _is_off(config: QualityConfig, rule: QualityRule) -> bool:
 
 
 def _remove_unused(config: QualityConfig, used: set[str]) -> dict[str, Any]:
-    """Return the edit that removes all thresholds except `used`, since validation rejects a threshold without rule."""
+    """Return the edit that removes all thresholds except `used`, since validation rejects a threshold no rule uses."""
     edit: dict[str, Any] = {
         name: USE_DEFAULT
         for name in QualityLimits.model_fields

@@ -214,7 +214,7 @@ def _node_of(key: str, tables: tuple[NodeTable, ...], is_current: bool) -> Node:
 
 
 def table_counts(tables: Sequence[NodeTable]) -> dict[str, int | float]:
-    """Return counts for the node of tables: rows of the first, rows kept if they are fewer, and bytes of all tables."""
+    """Return counts of a node: rows of its first table, rows kept if they are fewer, and bytes of all its tables."""
     counts = tables[0].manifest.content.counts
     size = sum(entry.bytes for held in tables for entry in held.manifest.content.files)
     kept = {"kept": counts.rows_kept} if counts.rows_kept != counts.rows_in else {}

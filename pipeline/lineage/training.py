@@ -423,7 +423,9 @@ def read_lineage(run: Store, verify: bool = False) -> Lineage:
     is not a run folder.
     """
     if not run.exists(RUN_NAME):
-        raise ConfigError(f"{run.uri}: expected a run folder, got no {RUN_NAME}. Pass the --out of a `penstock run`.")
+        raise ConfigError(
+            f"{run.uri}: expected a run folder, got no {RUN_NAME}. Pass a folder that `penstock run` wrote."
+        )
     walk = TableTraversal(run, LineageBuilder(), verify)
     for name, version in walk.current.items():
         walk.visit(name, version)

@@ -321,9 +321,9 @@ class LanguageModel:
         """Return the log10 probability of each word given the words before it; undefined at the starts of sentences.
 
         `numbers` are the words of all sentences with their begin and end markers, `starts` the indices of the begin
-        markers. Order by order, a word gets the score of the longer n-gram if the model has it. Otherwise the
-        back-off weight of the context is added to the score of the shorter n-gram. In a closed model, a longer n-gram exists only if its
-        prefix and suffix exist, so other positions are not looked up.
+        markers. Order by order, a word gets the score of the longer n-gram if the model has it. Otherwise the back-off
+        weight of the context is added to the score of the shorter n-gram. In a closed model, a longer n-gram exists
+        only if its prefix and suffix exist, so other positions are not looked up.
         """
         values = self._unigrams[numbers].view(np.float32).reshape(-1, 2)
         scores, backoffs = values[:, 0].astype(np.float64), values[:, 1].astype(np.float64)

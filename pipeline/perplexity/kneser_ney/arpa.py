@@ -85,7 +85,7 @@ def message_rows(
 
 
 def join_messages(batches: Iterable[pa.RecordBatch]) -> Messages:
-    """Join the rows (schema MESSAGE) that one partition received, in any order, to whole messages.
+    """Join the rows (schema MESSAGE) that one partition received, in any order, into whole messages.
 
     The result is sorted by its keys: (signed order, source partition).
     """
