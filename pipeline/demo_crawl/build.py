@@ -293,7 +293,7 @@ def ordinary_pages(stock: Stock, urls: UrlGenerator, pages: int, rng: random.Ran
 
 
 def planted_pages(stock: Stock, urls: UrlGenerator, cases: int, rng: random.Random) -> Iterator[DemoPage]:
-    """Yield the planted pages with their originals: `cases` of most kinds."""
+    """Yield the planted pages with their originals: `cases` pages of most kinds."""
     for number in range(cases):
         for same_bytes in (True, False):
             original = good_page(stock, urls, rng)

@@ -68,7 +68,7 @@ class DemoPage:
 
 
 def prose(paragraphs: list[str]) -> Blocks:
-    """Return paragraphs as blocks."""
+    """Return paragraphs as blocks with the element `p`."""
     return tuple(("p", paragraph) for paragraph in paragraphs)
 
 

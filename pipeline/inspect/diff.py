@@ -32,7 +32,7 @@ Key = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """One of the two runs, with all its tables."""
+    """One of the two runs to compare, with all its tables."""
 
     run: Store
     tables: Mapping[str, TableVersion]
@@ -160,7 +160,7 @@ def outcome_of(row: Row | None) -> str:
 
 
 def _splits(side: ComparedRun) -> dict[str, int]:
-    """Return the part number of each split, by the name of the split."""
+    """Return the part number in `documents` of each input file (split), by the name of the split."""
     inputs = side.tables["documents"].manifest.content.inputs
     return {entry.name: number for number, entry in enumerate(inputs)}
 
@@ -197,8 +197,8 @@ def _rows(side: ComparedRun, number: int | None) -> Iterator[Row]:
             verdict = next(rows, None)
             if verdict is None or verdict["doc_id"] != row["doc_id"]:
                 raise ContractError(
-                    f"{side.run.uri}: expected the same documents in `documents` and `{name}`, {key}, got others at "
-                    f"{row['doc_id'].hex()}. Run `penstock run` again."
+                    f"{side.run.uri}: expected the same documents in `documents` and `{name}`, {key}, got a difference "
+                    f"at {row['doc_id'].hex()}. Run `penstock run` with a new --out."
                 )
             if verdict["drop_stage"] is not None and verdict["drop_rule"] != DROPPED_BEFORE:
                 row |= {column: verdict[column] for column in VERDICT_COLUMNS}
@@ -251,7 +251,7 @@ def _num_kept(side: ComparedRun) -> int:
 def _settings(a: ComparedRun, b: ComparedRun) -> dict[str, tuple[Any, Any]]:
     """Return the settings, stage versions and models whose values in the manifests of the two runs differ.
 
-    The manifests are those of the tables that decide which documents a run keeps, and of the tables that both have.
+    Only the tables that decide which documents a run keeps, and the tables that both runs have, are compared.
     """
     compared = a.deciding | b.deciding | (a.tables.keys() & b.tables.keys())
     both = [_flat_settings(side, compared) for side in (a, b)]

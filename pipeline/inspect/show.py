@@ -35,7 +35,7 @@ def columns_of_run(run: Store) -> pa.Schema:
 
 
 def _own_columns(documents: TableVersion) -> list[pa.Field]:
-    """Return the columns of a run's `documents` that only a stage declares, and not `schemas/tables.py`."""
+    """Return the columns of a run's `documents` that a stage adds and that `schemas/tables.py` does not list."""
     with documents.folder.open_input(documents.manifest.paths_of()[0]) as stream:
         return [field for field in pq.read_schema(stream) if field.name not in DOCUMENTS.names]
 
@@ -59,7 +59,7 @@ def parse_where(text: str, columns: pa.Schema = COLUMNS) -> pc.Expression:
             close = suggest_name(name, columns.names)
             raise ConfigError(
                 f"--where {part!r}: expected a column of documents or scores, got {name!r}{close}. "
-                "Name a column that `penstock show` prints."
+                "Name a column that `penstock show` prints without a table name."
             )
         term = _term(columns.field(name), operator.lower(), value)
         expression = term if expression is None else expression & term
@@ -121,9 +121,9 @@ def find_documents(run: Store, condition: pc.Expression, limit: int) -> Iterator
 
 
 def _mix_of(run: Store, tables: Mapping[str, TableVersion]) -> Sorting | None:
-    """Return the choice of the documents that the mix left out of the dataset.
+    """Return the `Sorting` that finds the documents which the mix left out of the dataset.
 
-    None if all documents of the current `clean` are in the dataset, or if there is no dataset.
+    None if the mix left none out, if the dataset is not of the current `clean`, or if there is no dataset.
     """
     if "clean" not in tables or TOKENS.name not in read_run(run).tables:
         return None
@@ -133,7 +133,7 @@ def _mix_of(run: Store, tables: Mapping[str, TableVersion]) -> Sorting | None:
 def _judged_part(tables: Mapping[str, TableVersion], number: int, sorting: Sorting | None) -> pa.Table:
     """Return one part of `documents` with final verdicts and with the searchable columns of all tables.
 
-    `sorting` chooses the documents that the mix left out of the dataset; None = no document is left out.
+    `sorting` finds the documents that the mix left out of the dataset; None = no document is left out.
     """
     own = [field.name for field in _own_columns(tables["documents"])]
     part = _read_part(tables["documents"], number, [*TABLES["documents"].searchable, *own])
@@ -175,7 +175,7 @@ def _read_part(table: TableVersion, number: int, columns: Sequence[str] | None =
 
 
 def _join(name: str, table: TableVersion, number: int, rows: list[Row]) -> None:
-    """Add the columns of a part of a table to rows, as `table.column`, except columns that the rows have already."""
+    """Add the columns of one part of a later table to `rows` as `table.column`, without those already in the rows."""
     identifiers = pa.array([row["doc_id"] for row in rows], pa.binary(16))
     part = _read_part(table, number).filter(pc.is_in(pc.field("doc_id"), value_set=identifiers)).to_pylist()
     known = {"doc_id", *VERDICT_COLUMNS}
@@ -191,7 +191,7 @@ def _join(name: str, table: TableVersion, number: int, rows: list[Row]) -> None:
 def format_document(row: Row, with_text: bool, columns: pa.Schema = COLUMNS) -> str:
     """Format a document as text: its verdict, its provenance, and every measured signal with its unit.
 
-    `with_text` adds the cleaned text. `columns` are those whose units are known besides the standard tables'.
+    `with_text` adds the cleaned text. `columns` has the units of columns that are in no standard table.
     """
     lines = [f"document {row['doc_id'].hex()}  {verdict_of(row)}"]
     fields = {

@@ -61,7 +61,7 @@ JUDGED_DDL = (
 
 @dataclass(frozen=True)
 class PredictionCell:
-    """The counts of the documents of one language and source with the same verdict before and the same verdict after.
+    """Counts of the documents with one verdict in the run, one verdict with the new settings, one language and source.
 
     A verdict is `kept` or the `stage/rule` that drops the documents.
     """
@@ -139,7 +139,7 @@ def open_tables(run: Store) -> dict[str, TableVersion]:
 
 
 def mix_of(run: Store, tables: Mapping[str, TableVersion]) -> Sorting | None:
-    """Return the choice of the documents that the mix left out of the dataset.
+    """Return the `Sorting` that finds the documents which the mix left out of the dataset.
 
     None if the mix left none out, or if the dataset's quality buckets come from other versions of `tables`.
     """
@@ -155,10 +155,10 @@ def _made_from(table: TableVersion, other: TableVersion) -> bool:
 
 
 def predict_part(task: VerdictsTask, sorting: Sorting | None) -> Iterator[pa.RecordBatch]:
-    """Yield a row for every document of a part that has signals: its verdict in the run, its new verdict, and columns.
+    """Yield a row for every document of a part that has signals: its verdict in the run and its new verdict.
 
-    The columns are those by which survivors are chosen and by which documents are counted. `sorting` chooses the
-    documents that the mix leaves out of the dataset; None = no document is left out.
+    A row also has the columns by which survivors are chosen and documents are counted. `sorting` finds the documents
+    that the mix leaves out of the dataset; None = no document is left out.
     """
     named = checks_of(task.stages, task.recipe, local_models(task.models), task.cutoffs)
     checks = [check for _, check in named]
@@ -206,7 +206,7 @@ def left_out_of(part: Part, sorting: Sorting | None) -> Iterator[bool]:
 def apply_mix(verdicts: DataFrame) -> DataFrame:
     """Replace the verdict `kept`, before and after, by the rule of the mix for the documents that it leaves out.
 
-    The new settings do not change a document's quality bucket: it is that of the run.
+    A document's quality bucket is that of the run; the new settings do not change it.
     """
     rule = F.lit(f"{TOKENS.name}/{MIX_RULE}")
     names = ("before", "after")
@@ -277,7 +277,7 @@ def counts_of_shard(task: tuple[Store, str]) -> Iterator[pa.RecordBatch]:
 
 
 def count_cells(verdicts: DataFrame, tokens: DataFrame | None) -> list[PredictionCell]:
-    """Count the documents with a verdict before and after; return the cells sorted by verdicts, language and source.
+    """Count documents by verdict in the run, verdict with the new settings, language and source; return sorted cells.
 
     `tokens` has the token count of every document of the dataset; None = there is no dataset.
     """

@@ -166,9 +166,9 @@ def changed_settings(committed: Recipe, tried: Recipe) -> dict[str, tuple[Any, A
 def _derived(
     section: str, before: Mapping[str, Any], after: Mapping[str, Any], changed: Mapping[str, Any]
 ) -> list[str]:
-    """Return why each setting is rejected that differs only because it depends on a changed setting.
+    """Return the rejection reasons of settings that differ only because they depend on a changed setting.
 
-    An example is the list of signals, which depends on `quality.dialect`.
+    For example, the list of signals depends on `quality.dialect`.
     """
     return [
         f"{section}.{key}: would become {after[key]!r} (now {before[key]!r}); {_reason(section)}"

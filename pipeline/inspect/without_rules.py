@@ -46,7 +46,7 @@ def leave_out_rules(values: Mapping[str, Any], words: Sequence[str], load: Calla
         if words.count(word) > 1:
             raise ConfigError(
                 f"--without {word}: expected every rule once, got it {words.count(word)} times. "
-                "Remove the repeated flag."
+                f"Pass --without {word} once."
             )
         if word not in _words(known):
             close = suggest_name(word, _words(known)) if known else ""
@@ -76,7 +76,7 @@ def _words(known: Mapping[str, Edit]) -> set[str]:
 
 
 def _chosen(known: Mapping[str, Edit], word: str) -> Edit:
-    """Return the edit that switches off the rule `word`, or the first rule of the section `word`; empty if none."""
+    """Return the edit for the rule `word`, or for the first rule of the section `word`; empty if there is none."""
     return next((edit for name, edit in known.items() if word in (name, name.partition(".")[0])), {})
 
 
@@ -125,7 +125,7 @@ def _is_off(config: QualityConfig, rule: QualityRule) -> bool:
 
 
 def _remove_unused(config: QualityConfig, used: set[str]) -> dict[str, Any]:
-    """Return the edit that removes all thresholds except `used`, since validation rejects thresholds of no rule."""
+    """Return the edit that removes all thresholds except `used`, since validation rejects a threshold no rule uses."""
     edit: dict[str, Any] = {
         name: USE_DEFAULT
         for name in QualityLimits.model_fields

@@ -20,7 +20,7 @@ POSITIONS = {name: number for number, name in enumerate(TABLES)}
 
 
 class TableTraversal:
-    """The traversal from tables back to the tables and files that they were made from; it reads each version once."""
+    """The traversal from tables back to the tables and files that they were made from; reads each version once."""
 
     def __init__(self, run: Store, builder: LineageBuilder, verify: bool):
         self.run = run
@@ -113,7 +113,7 @@ class TableTraversal:
         return [*keys, *([self._inputs(files)] if files else [])]
 
     def _inputs(self, files: Sequence[InputEntry]) -> str:
-        """Add the node of the files of a crawl; return its key."""
+        """Add one node for all input files of a crawl; return its key."""
         digest = digest_of([entry.model_dump() for entry in files])
         counts = {"files": len(files), "bytes": sum(entry.bytes for entry in files)}
         return self.builder.add(
@@ -155,7 +155,7 @@ class TableTraversal:
     def _descent(self, folder: str, manifest: Manifest) -> Descent | None:
         """Return the takedown and the earlier version that a version was made from; None if no takedown made it.
 
-        Adds a break to the lineage if the manifest's record of this is invalid.
+        Adds a break to the lineage if what the manifest says about the takedown is invalid.
         """
         try:
             return descent_of(manifest)
@@ -214,7 +214,7 @@ def _node_of(key: str, tables: tuple[NodeTable, ...], is_current: bool) -> Node:
 
 
 def table_counts(tables: Sequence[NodeTable]) -> dict[str, int | float]:
-    """Return the number of rows of the first table, the number kept if it differs, and the bytes of all tables."""
+    """Return counts of a node: rows of its first table, rows kept if they are fewer, and bytes of all its tables."""
     counts = tables[0].manifest.content.counts
     size = sum(entry.bytes for held in tables for entry in held.manifest.content.files)
     kept = {"kept": counts.rows_kept} if counts.rows_kept != counts.rows_in else {}

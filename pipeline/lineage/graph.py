@@ -30,7 +30,7 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class NodeTable:
-    """A table of a node: its name, its folder relative to the run, and its manifest."""
+    """A table that a node represents: its name, its folder relative to the run, and its manifest."""
 
     name: str
     folder: str
@@ -66,7 +66,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Break:
-    """A digest or file that is not as expected, with the key of the node that was read when this was noticed."""
+    """An error message about an unexpected digest or file, with the key of the node at which it was found."""
 
     key: str
     message: str
@@ -78,7 +78,7 @@ Link = tuple[str, str]
 
 @dataclass(frozen=True)
 class Lineage:
-    """The sources and results of a run; every node comes after all its sources."""
+    """The graph of all inputs and results of a run; every node comes after the nodes that it was made from."""
 
     nodes: tuple[Node, ...]
     links: tuple[Link, ...]
@@ -136,7 +136,7 @@ class LineageBuilder:
         return node.key
 
     def add_break(self, key: str, message: str) -> None:
-        """Add a break at a node."""
+        """Add a break, with its error message, at the node with this key."""
         self.breaks.append(Break(key, message))
 
     def done(self) -> Lineage:
@@ -195,7 +195,7 @@ def _reached(following: Mapping[str, Sequence[str]], start: Iterable[str]) -> se
 
 
 def fold_checkpoints(lineage: Lineage, fewest: int = 3) -> Lineage:
-    """Return the lineage with every sequence of at least `fewest` uneventful checkpoints merged into one node."""
+    """Return the lineage with each chain of at least `fewest` plain checkpoints (`_is_plain`) merged into one node."""
     plain = [node.key for node in lineage.nodes if _is_plain(lineage, node)]
     runs: list[list[str]] = []
     for key in plain:

@@ -62,7 +62,7 @@ def openlineage_events(lineage: Lineage, run: Store) -> list[Json]:
 
 
 class _Namer:
-    """Descriptions of nodes as OpenLineage datasets, named by its rules: storage as namespace, path as name."""
+    """Descriptions of nodes as OpenLineage datasets; the namespace is the storage, the name is the path in it."""
 
     def __init__(self, run: Store, nodes: Mapping[str, Node]):
         parts = urlsplit(run.uri) if "://" in run.uri else None

@@ -119,10 +119,10 @@ class Quarantines:
             self._add(extension, rewind)
 
     def skipped_for(self, reasons: Sequence[str], source: str) -> list[str]:
-        """Return the keys of the extensions that the reasons in the skip list name, except those returned before.
+        """Return the keys of the extensions that `reasons` of skipped samples name, except those returned before.
 
-        An extension has no rewind if its process was killed or the list came from another run. It is then added to the
-        lineage after `source`.
+        An extension has no rewind if the training process was killed or the list came from a different run. It is then
+        added to the lineage after `source`.
         """
         steps = {int(step) for reason in reasons for step in IN_STEP.findall(reason)}
         follows = FOLLOWED in reasons
@@ -234,7 +234,7 @@ def _dataset(walk: TableTraversal, where: str, digest: str) -> list[str]:
 
 
 class _Skips:
-    """The skip list of the plan; the metadata of a checkpoint has the list's length and digest at that time."""
+    """The skip list of the plan; each checkpoint's metadata has the length and digest of the list at its step."""
 
     def __init__(self, run: Store, builder: LineageBuilder, plan: Json | None):
         self.quarantines = Quarantines(run, builder)
@@ -247,9 +247,10 @@ class _Skips:
         self.entries = [(number.strip(), reason.strip()) for number, _, reason in lines if number.strip()]
 
     def node(self, metadata: Json, before: int) -> list[str]:
-        """Add the skip list as a checkpoint used it, if its length is not `before`, that of the checkpoint before.
+        """Add the skip list as a checkpoint used it, unless it is as long as at the previous checkpoint (`before`).
 
-        Return its key in a list, which is empty if nothing was added. Adds a break if the digest is not as expected.
+        Return the key of the added node in a list, which is empty if none was added. Adds a break if the digest of the
+        list is not that in the checkpoint's metadata.
         """
         identity, key = metadata["identity"], checkpoint_folder(metadata["step"])
         length, digest = identity.get("skip_length", 0), identity["skip_list"]
@@ -422,7 +423,9 @@ def read_lineage(run: Store, verify: bool = False) -> Lineage:
     is not a run folder.
     """
     if not run.exists(RUN_NAME):
-        raise ConfigError(f"{run.uri}: expected a run folder, got no {RUN_NAME}. Name the folder of a `penstock run`.")
+        raise ConfigError(
+            f"{run.uri}: expected a run folder, got no {RUN_NAME}. Pass a folder that `penstock run` wrote."
+        )
     walk = TableTraversal(run, LineageBuilder(), verify)
     for name, version in walk.current.items():
         walk.visit(name, version)

@@ -88,8 +88,10 @@ class ArpaReader:
         self._lines.close()
 
     def entries(self, order: int) -> Iterator[ArpaBlock]:
-        """Yield the n-grams of the next section, which must be of this order. Raises ContractError if it is
-        malformed."""
+        """Yield the n-grams of the next section of the file in blocks.
+
+        Raises ContractError if the section is malformed or is not that of `order`.
+        """
         num_remaining = self.counts[order - 1]
         self._expect(f"\\{order}-grams:")
         while num_remaining:
@@ -174,8 +176,8 @@ def compile_lm(
     """Compile an ARPA file to the model file `out` and return its header; equal n-grams give equal bytes.
 
     `spm` is the SentencePiece model whose pieces are the words of the ARPA file (None = words separated by spaces).
-    `percentiles` are perplexities of a sample by name, which are only stored. Raises ContractError if the ARPA file is
-    malformed, ConfigError if it does not exist.
+    `percentiles` are perplexities of a sample by name; they are only copied to the header. Raises
+    ContractError if the ARPA file is malformed, ConfigError if it does not exist.
     """
     pieces = b"" if spm is None else _read_pieces(spm)
     target = Path(out)
@@ -217,7 +219,8 @@ def _read_pieces(path: str) -> bytes:
 class _ModelWriter:
     """A writer that appends arrays to a model file, as a context manager; an exception removes the file.
 
-    It is no part of a table and is memory-mapped while it is written, so the engine's writers do not fit.
+    The writers of `pipeline/engine` are for parts of tables. This file belongs to no table, and arrays already written
+    are memory-mapped while others are added.
     """
 
     def __init__(self, target: Path):
@@ -237,7 +240,7 @@ class _ModelWriter:
         self._partial.unlink(missing_ok=True)
 
     def add(self, name: str, blocks: Iterable[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-        """Append an array, given in blocks, and return it memory-mapped."""
+        """Append an array, given as consecutive blocks, to the file; return the array memory-mapped."""
         start = self._sink.tell() + -self._sink.tell() % ALIGNMENT
         self._sink.write(bytes(start - self._sink.tell()))
         kind = np.dtype(np.uint8)
@@ -257,7 +260,7 @@ class _ModelWriter:
 
 
 def _write_words(source: ArpaReader, writer: _ModelWriter, where: str) -> Keys:
-    """Write the words with their probabilities and back-off weights, sorted by code; return the codes."""
+    """Write all words with their probabilities and back-off weights, sorted by hash code; return the hash codes."""
     blocks = [(entries.codes()[:, 0], entries) for entries in source.entries(1)]
     codes = np.concatenate([codes for codes, _ in blocks])
     entries = np.zeros(len(codes), ENTRY)
@@ -279,10 +282,10 @@ def _write_words(source: ArpaReader, writer: _ModelWriter, where: str) -> Keys:
 def _write_order(
     source: ArpaReader, writer: _ModelWriter, order: int, context: tuple[Keys, list[NgramTable], Path, str]
 ) -> tuple[NgramTable, bool]:
-    """Write the hash table of one order; return it, and True if the model has prefix and suffix of all its n-grams.
+    """Write the hash table of the n-grams of one order; return the table and whether this order is closed.
 
-    `context` is the codes of the words, the tables of lower orders, a scratch folder, and the ARPA file's name for
-    errors.
+    An order is closed if the model also contains the prefix and the suffix of each of its n-grams. `context` has the
+    hash codes of all words, the tables of lower orders, a scratch folder, and the ARPA file's path for error messages.
     """
     words, tables, folder, where = context
     count = source.counts[order - 1]
@@ -309,7 +312,7 @@ def _check_words(codes: Keys, words: Keys, block: ArpaBlock, where: str) -> None
 
 
 def _spill(keys: Keys, block: ArpaBlock, paths: list[Path]) -> None:
-    """Append the n-grams of a block to scratch files, one file in `paths` for each range of keys."""
+    """Append each n-gram of a block to a scratch file; `paths` has one file for each range of keys."""
     entries = np.zeros(len(keys), ENTRY)
     entries["key"], entries["probability"], entries["backoff"] = keys, block.probabilities, block.backoffs
     numbers = key_range(keys, len(paths))
@@ -332,7 +335,7 @@ def _sorted(entries: npt.NDArray[np.void], where: str, order: int) -> npt.NDArra
     num_repeated = int((entries["key"][1:] == entries["key"][:-1]).sum())
     if num_repeated:
         raise ContractError(
-            f"{where}: expected each {order}-gram once, got {num_repeated} more than once (or, with a probability "
-            f"below 0.001 up to 100 million n-grams, with equal 64-bit keys). {TRAIN_AGAIN}"
+            f"{where}: expected each {order}-gram once, got {num_repeated} repetitions (or different n-grams with "
+            f"equal 64-bit keys: probability below 0.001 for up to 100 million n-grams). {TRAIN_AGAIN}"
         )
     return entries

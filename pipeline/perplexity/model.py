@@ -53,7 +53,7 @@ def word_codes(words: Iterable[str]) -> Keys:
 
 
 def word_factor(distance: int) -> np.uint64:
-    """Return the factor by which a word's code enters the key of its n-gram, `distance` words before the last."""
+    """Return the factor of a word's hash code in the key of an n-gram; the word is `distance` words before the last."""
     return np.uint64(pow(STEP, distance, 1 << 64))
 
 
@@ -140,7 +140,7 @@ REPLACEMENT = 0xFFFD
 
 @lru_cache(maxsize=1)
 def _table() -> npt.NDArray[np.uint32]:
-    """Return the replacement of each code point in lower-case text after NFD; REMOVED: the code point is removed."""
+    """Return a table from each code point of lower-case NFD text to its replacement; REMOVED marks those to remove."""
     table = np.arange(sys.maxunicode + 1, dtype=np.uint32)
     for code in range(sys.maxunicode + 1):
         match unicodedata.category(chr(code)):
@@ -321,9 +321,9 @@ class LanguageModel:
         """Return the log10 probability of each word given the words before it; undefined at the starts of sentences.
 
         `numbers` are the words of all sentences with their begin and end markers, `starts` the indices of the begin
-        markers. Order by order, a word's score is that of the longer n-gram if the model has it, else that of the
-        shorter n-gram plus the back-off weight of the context. In a closed model, a longer n-gram exists only if its
-        prefix and suffix exist, so other positions are not looked up.
+        markers. Order by order, a word gets the score of the longer n-gram if the model has it. Otherwise the back-off
+        weight of the context is added to the score of the shorter n-gram. In a closed model, a longer n-gram exists
+        only if its prefix and suffix exist, so other positions are not looked up.
         """
         values = self._unigrams[numbers].view(np.float32).reshape(-1, 2)
         scores, backoffs = values[:, 0].astype(np.float64), values[:, 1].astype(np.float64)
@@ -350,8 +350,7 @@ class LanguageModel:
 
 
 def score_lines(model: Any, lines: Sequence[str]) -> Scores:
-    """Return the scores of lines by a model that has the methods `cut` and `score`; a bounded amount of text at a
-    time."""
+    """Return the scores of lines by a model with the methods `cut` and `score`; groups of lines bound the memory."""
     parts = []
     for group in _groups(lines):
         sentences = model.cut(group)
@@ -374,7 +373,8 @@ def _read(path: str) -> tuple[ModelHeader, dict[str, Any]]:
     with Path(path).open("rb") as stream:
         if stream.read(len(MAGIC)) != MAGIC:
             raise ConfigError(
-                f"{path}: expected a compiled language model, got another file. Train a model with `penstock train-lm`."
+                f"{path}: expected a compiled language model, got another file. "
+                "Set perplexity.models to the .lm file of `penstock train-lm`."
             )
         mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
     try:
@@ -456,8 +456,8 @@ def open_model(path: str, spm: str | None, alone: bool = False) -> Scorer:
     """Return the language model in a file; the first bytes of the file determine its kind.
 
     A KenLM binary requires `spm`, the path of its SentencePiece model, or `alone` if its words are separated by spaces.
-    A compiled model contains its SentencePiece model and takes neither. Raises ConfigError if this is not so, or if the
-    file is of another kind.
+    A compiled model contains its SentencePiece model and takes neither. Raises ConfigError if these arguments do not
+    match the file, or if the file is of neither kind.
     """
     with Path(path).open("rb") as stream:
         start = stream.read(len(MAGIC))
@@ -476,6 +476,7 @@ def open_model(path: str, spm: str | None, alone: bool = False) -> Scorer:
     if spm is None and not alone:
         raise ConfigError(
             f"{path}: expected the SentencePiece model of a KenLM binary, got none. "
-            "Set perplexity.pieces to its path, or to 'words' if its words are separated by spaces."
+            "Set perplexity.pieces for its language to the path of that model, or to 'words' if the words of the KenLM "
+            "binary are separated by spaces."
         )
     return KenlmModel(path, spm)

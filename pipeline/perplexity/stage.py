@@ -90,7 +90,7 @@ class PerplexityConfig(Section):
             raise ValueError('scorer = "ngram" requires models by language, got none. Set perplexity.models.')
         if unknown := ", ".join(sorted(self.pieces.keys() - self.models.keys())):
             raise ValueError(
-                f"pieces: expected languages of models, got {unknown}. Remove {unknown} from perplexity.pieces."
+                f"pieces: expected only languages in models, got {unknown}. Remove {unknown} from perplexity.pieces."
             )
         if self.head_share >= self.middle_share:
             raise ValueError(
@@ -101,7 +101,7 @@ class PerplexityConfig(Section):
         if not numbers or numbers != list(range(numbers[0], numbers[-1] + 1)):
             raise ValueError(
                 f"keep_buckets: expected one to three adjacent buckets, each once, got {list(self.keep_buckets)}. "
-                "Set perplexity.keep_buckets to adjacent buckets."
+                "Set perplexity.keep_buckets to adjacent buckets, such as ['head', 'middle']."
             )
         if self.min_perplexity and self.max_perplexity and self.min_perplexity > self.max_perplexity:
             raise ValueError(
@@ -114,7 +114,7 @@ class PerplexityConfig(Section):
 def make_perplexity(config: PerplexityConfig, models: Mapping[str, str]) -> RowFunction:
     """Return the function that adds the columns COLUMNS to the row of a document; null if its language has no model.
 
-    A checkpoint scores in a separate process before this stage. Columns that a row already has are not changed.
+    If `scorer` is a checkpoint, a separate process has added the columns before this stage, and they are not changed.
     """
     scorers: dict[str, Scorer] = {}
     for language in config.models if config.scorer == NGRAM else ():
@@ -187,8 +187,10 @@ def _checks(config: PerplexityConfig, models: Mapping[str, str], cutoffs: Cutoff
 
 
 def _below(cutoffs: Mapping[str, float]) -> dict[str, float]:
-    """Return the largest float32 below each quantile: a maximum includes its limit, and the quantile itself is not
-    kept."""
+    """Return the largest float32 below each quantile, to use as a maximum that excludes the quantile itself.
+
+    A check keeps values equal to its maximum.
+    """
     return {name: float(np.nextafter(np.float32(cut), np.float32(-np.inf))) for name, cut in cutoffs.items()}
 
 
@@ -223,8 +225,8 @@ def checkpoint_files(folder: str) -> dict[str, str]:
         names = sorted(json.loads(metadata.read_bytes())["files"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"perplexity.scorer: expected a checkpoint folder with {METADATA_FILE}, got {error!r}. Set it to "
-            f"{CHECKPOINT}RUN/train/checkpoints/step-…."
+            f"perplexity.scorer: expected a checkpoint folder with {METADATA_FILE}, got {error!r}. "
+            f"Set perplexity.scorer to {CHECKPOINT}RUN/train/checkpoints/step-…."
         ) from error
     return {"checkpoint": str(metadata)} | {f"checkpoint/{name}": str(metadata.with_name(name)) for name in names}
 

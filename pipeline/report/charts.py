@@ -39,7 +39,7 @@ class Tick:
 
 @dataclass(frozen=True)
 class PlotCurve:
-    """A line through `points` ("x,y …" in a box of 1000 by the plot's inner height), with dots if they are few."""
+    """A line through `points` ("x,y …" in a box 1000 wide and `inner` high), with dots if there are few points."""
 
     name: str
     points: str
@@ -73,7 +73,7 @@ class SizeClass:
 
 @dataclass(frozen=True)
 class Column:
-    """One column; horizontal positions in [%], vertical positions in [px]."""
+    """One column of a bar chart; horizontal positions in [%], vertical positions in [px]."""
 
     left: float
     width: float
@@ -107,7 +107,7 @@ def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
 
 
 def training_plots(steps: Sequence[ReportedStep]) -> list[LinePlot]:
-    """Return plots of loss, learning rate, gradient norm and throughput; empty if no update was made."""
+    """Return plots of loss, learning rate, gradient norm and throughput; empty if no step made an update."""
     losses = [(step.step, step.loss) for step in steps if step.loss is not None and not step.skipped]
     norms = [(step.step, step.grad_norm) for step in steps if step.grad_norm is not None and not step.skipped]
     if not losses:
@@ -125,7 +125,7 @@ def training_plots(steps: Sequence[ReportedStep]) -> list[LinePlot]:
 
 
 def line_plot(title: str, unit: str, series: Sequence[tuple[str, Sequence[tuple[float, float]], bool]]) -> LinePlot:
-    """Return a plot of curves, each given as (name, points, True if its points are drawn as dots)."""
+    """Return a plot of curves; each is given as (name, points, whether its points are drawn as dots)."""
     thin = [(name, average_points(points), dotted) for name, points, dotted in series]
     values = [y for _, points, _ in thin for _, y in points]
     steps = [x for _, points, _ in thin for x, _ in points]
@@ -243,7 +243,8 @@ BIN_OF_ZERO, BIN_OF_ONE = bin_of(0.0), bin_of(1.0)
 
 @dataclass(frozen=True)
 class Slot:
-    """One bin on the axis: values in [low, high) between `left` and `right`; `low` and `high` are 0 for zero itself."""
+    """A histogram bin on the axis: values in [low, high), drawn from `left` to `right`; the bin of zero may have
+    `low` = `high` = 0."""
 
     key: int
     low: float
@@ -254,7 +255,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Label:
-    """The label of a round number: position [% of the width], text anchor, and both ends [thousandths of the width]."""
+    """The label of a round number: position [% of the width], text anchor, and ends [thousandths of the width]."""
 
     at: float
     text: str
@@ -265,7 +266,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Axis:
-    """The slots of an axis in ascending order."""
+    """The horizontal axis of a histogram: its bins (slots) in ascending order."""
 
     slots: tuple[Slot, ...]
     whole: bool
@@ -275,7 +276,7 @@ class Axis:
         return next((slot for slot in self.slots if slot.key >= key), self.slots[-1])
 
     def place(self, value: float) -> float:
-        """Return the position of a value."""
+        """Return the horizontal position of a value [thousandths of the width]."""
         for slot in self.slots:
             if value < slot.low:
                 return slot.left
@@ -284,7 +285,7 @@ class Axis:
         return self.slots[-1].right
 
     def cut(self, limit: float, side: LimitSide) -> float:
-        """Return the position of a limit; a value equal to the limit lies on the side of the kept documents."""
+        """Return the position at which a limit divides the axis; the limit itself is on the side of kept documents."""
         if self.whole:
             return self.place(math.ceil(limit) if side == "min" else math.floor(limit) + 1)
         if limit == 0 and side == "min":
@@ -296,7 +297,7 @@ class Axis:
         return position
 
     def middle(self, value: float) -> float:
-        """Return the position of the label of a value."""
+        """Return the horizontal position of the middle of the label of a value."""
         if value == 0 or not self.whole:
             slot = self.slot(bin_of(value))
             return (slot.left + slot.right) / 2 if value == 0 else self.place(value)
@@ -322,10 +323,10 @@ def make_axis(counts: Mapping[int, int], limits: Sequence[float], whole: bool) -
 
 
 def _span(counts: Mapping[int, int], shown: set[int], keys: set[int], room: int) -> range:
-    """Return the range of bins from the lowest to the highest of `keys`, shortened to `room` bins if possible.
+    """Return the range of bin numbers from the lowest to the highest of `keys`, shortened to `room` bins if possible.
 
-    Bins are removed at the end with fewer documents, and at the lower end if both have equally many. Bins that contain
-    a limit, `shown`, are never removed. Bin numbers increase with the distance from zero.
+    Bins are removed at the end with fewer documents, and at the lower end if both have equally many. Bins in `shown`,
+    which contain a limit, are never removed. Bin numbers increase with the distance from zero.
     """
     if not keys:
         return range(0)
@@ -398,9 +399,9 @@ def labels(axis: Axis) -> list[Label]:
 
 
 def _with(axis: Axis, chosen: Sequence[Label], multiple: int, decades: range) -> list[Label]:
-    """Return the labels with those of `multiple` times each power of ten added.
+    """Return the labels `chosen`, with labels added for `multiple` times each power of ten in `decades`.
 
-    Only numbers on the axis whose label does not overlap that of zero are added.
+    A label is added only if its number is on the axis and it does not overlap the label of zero.
     """
     values = [float(f"{multiple}e{decade}") for decade in decades]
     held = [value for value in values if any(slot.low <= value < slot.high for slot in axis.slots)]

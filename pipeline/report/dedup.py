@@ -23,7 +23,7 @@ TOP_SAMPLE = "anchored"
 
 @dataclass(frozen=True)
 class MeasuredBin:
-    """One range of similarities: the share of its pairs that share an LSH bucket, with the confidence interval."""
+    """One range of similarities: the share of document pairs in it that share an LSH bucket, with its interval."""
 
     lower: float
     upper: float
@@ -51,7 +51,7 @@ class MeasuredBin:
 
 @dataclass(frozen=True)
 class PlotPoint:
-    """A measured point: `x` in [%], the others in [px], with its interval from `top` to `bottom`."""
+    """A measured point: `x` in [%], `y` in [px], with its confidence interval from `top` to `bottom` [px]."""
 
     x: float
     y: float
@@ -63,7 +63,10 @@ class PlotPoint:
 
 @dataclass(frozen=True)
 class CurvePlot:
-    """The theoretical curve, the measured points with their intervals, and the minimum similarity of copies."""
+    """The plot of the share of document pairs with a common LSH bucket over their similarity: theory and measurements.
+
+    `limit` is the position of the minimum similarity of copies.
+    """
 
     summary: str
     height: int
@@ -84,7 +87,7 @@ class CurvePlot:
 def curve_plot(
     samples: Mapping[str, Sequence[MeasuredBin]], limit: float, layout: Sequence[int] | None
 ) -> CurvePlot | None:
-    """Return the plot of the points of each sample; None if there are no points."""
+    """Return the plot of the measured points of each sample of document pairs; None if there are no points."""
     if not any(samples.values()):
         return None
     inner = CURVE_HEIGHT - TOP - BOTTOM
@@ -267,7 +270,7 @@ class CutKind:
 
 @dataclass(frozen=True)
 class Repeats:
-    """The passages that the step `repeats` cut, and the documents that it dropped."""
+    """Numbers of passages that the step `repeats` cut, by kind, and of documents that it dropped."""
 
     kinds: tuple[CutKind, ...]
     documents: int

@@ -34,7 +34,7 @@ REQUIRED_FIELDS = ("loss", "grad_norm", "learning_rate", "tokens_per_second")
 
 @dataclass(frozen=True)
 class PlanFigure:
-    """One figure of the plan, with its formula and source."""
+    """One computed value of the training plan, with its formula and source."""
 
     name: str
     value: float
@@ -220,7 +220,7 @@ class RunFacts:
     training: Training
 
     def figures(self, table: str) -> Mapping[str, Any]:
-        """Return the figures of a table's manifest; empty if the table does not exist yet."""
+        """Return the entry `figures` of a table's manifest; empty if the table does not exist yet."""
         return self.tables[table].content.figures if table in self.tables else {}
 
     def read_part(self, table: str, part: int, columns: list[str]) -> Iterator[dict[str, Any]]:

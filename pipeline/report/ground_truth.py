@@ -43,7 +43,7 @@ SAME_CHARSET = {"gbk": "gb18030"}
 
 @dataclass(frozen=True)
 class Score:
-    """One kind of planted page: how many were planted, how many had the expected outcome, and what the others had."""
+    """One kind of planted page: numbers planted and with the expected outcome, and the outcomes of the other pages."""
 
     group: str
     kind: str

@@ -25,7 +25,7 @@ WIDTH = 680
 
 @dataclass(frozen=True)
 class TextLine:
-    """A line of text of a node."""
+    """One line of the text beside a node: its vertical position [px], its text and its style."""
 
     y: int
     words: str
@@ -34,7 +34,7 @@ class TextLine:
 
 @dataclass(frozen=True)
 class DrawnNode:
-    """A node: the position of its dot [px], its style, and the text beside it."""
+    """A node of the drawing: the position of its dot [px], its style, and the text beside it."""
 
     x: int
     y: int
@@ -48,7 +48,7 @@ class DrawnNode:
 
 @dataclass(frozen=True)
 class Drawing:
-    """The whole drawing; lengths in [px]."""
+    """The whole drawing of a lineage; lengths in [px]."""
 
     width: int
     height: int
@@ -86,7 +86,7 @@ def draw(lineage: Lineage) -> Drawing:
 
 
 def _tops(nodes: Sequence[Node], broken: dict[str, list[str]]) -> dict[str, int]:
-    """Return the top of each row [px]; a row with notes is higher."""
+    """Return the vertical position of the top of each node's row [px]; a row with notes is higher."""
     tops, y = {}, 0
     for node in nodes:
         tops[node.key] = y
@@ -95,7 +95,7 @@ def _tops(nodes: Sequence[Node], broken: dict[str, list[str]]) -> dict[str, int]
 
 
 def _tracks(keys: Sequence[str], links: Sequence[tuple[str, str]]) -> tuple[dict[str, int], dict[tuple[str, str], int]]:
-    """Return the track of each node and the track of each link; links to the same node share a track."""
+    """Return the track (vertical line of the drawing) of each node and each link; links to one node share a track."""
     rows = {key: row for row, key in enumerate(keys)}
     ahead = dict.fromkeys(keys, 0)
     for source, target in sorted(links, key=lambda link: -rows[link[1]]):
@@ -124,7 +124,7 @@ def _free(open_to: dict[int, str]) -> int:
 
 
 def _path(start: tuple[int, int], end: tuple[int, int], x: int) -> str:
-    """Return the SVG path from a dot down its track to another dot, with a bend where it changes tracks."""
+    """Return the SVG path of a link from one dot down the track at `x` to another dot, bent where the track changes."""
     (x0, y0), (x1, y1) = start, end
     bend = min(ROW // 2, (y1 - y0) // 2)
     path = f"M{x0} {y0}"

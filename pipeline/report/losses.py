@@ -45,7 +45,7 @@ class EventRow:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Waiting times and transferred bytes of the steps."""
+    """Waiting times and transferred bytes, over all steps of a training run."""
 
     data_share: float
     """Share of the step time spent waiting for data, 0..1."""
@@ -101,7 +101,7 @@ def waiting(steps: Sequence[ReportedStep]) -> Waiting:
 
 
 def describe_events(events: Sequence[Mapping[str, Any]]) -> list[EventRow]:
-    """Return the events in the order in which they happened, without the FOLDED kinds."""
+    """Return the events in the order in which they happened, without the kinds in FOLDED."""
     return [_described(event) for event in events if event["kind"] not in FOLDED]
 
 
@@ -244,7 +244,7 @@ def ablations(run: Store, dataset: str | None) -> Ablations:
 
 
 def _names(run: Store) -> list[str]:
-    """Return the names of the ablation folders, which are independent of each other and so in no manifest."""
+    """Return the names of the ablation folders, from a listing, since no manifest lists ablations."""
     infos = run.fs.get_file_info(pafs.FileSelector(run.path(ABLATIONS), allow_not_found=True))
     return sorted(info.base_name for info in infos if info.type == pafs.FileType.Directory)
 

@@ -155,7 +155,7 @@ def _by_group(scores: Sequence[Score]) -> dict[str, list[Score]]:
 
 
 def figure_text(figure: PlanFigure) -> str:
-    """Format the value of a figure of the plan according to its unit."""
+    """Format a computed value of the training plan according to its unit."""
     if figure.unit == "bytes":
         return format_bytes(figure.value)
     if figure.unit == "FLOPs":

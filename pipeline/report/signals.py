@@ -203,7 +203,7 @@ HIDDEN_UNITS = ("ratio", "0..1")
 
 @dataclass(frozen=True)
 class Chart:
-    """The histograms of one signal with the limits of one rule; the name is empty if no rule checks the signal."""
+    """The histograms of one signal with the limits of one rule; `name` is empty if no rule checks the signal."""
 
     name: str
     """`stage/rule`, followed by a number for the second and later checks of a rule, as with two classifiers."""
@@ -219,17 +219,17 @@ class Chart:
 
     @property
     def rule(self) -> str:
-        """The rule without its stage, with its number."""
+        """The name of the rule without its stage, but with the number of the check if there is one."""
         return self.name.rpartition("/")[2]
 
     @property
     def counted_as(self) -> str:
-        """The name under which its drops are counted, `stage/rule`."""
+        """`stage/rule`, the name under which manifests count the documents that the rule dropped."""
         return self.name.partition(" ")[0]
 
     @property
     def anchor(self) -> str:
-        """The id of its element in the page."""
+        """The HTML id of the chart in the page."""
         return "rule-" + re.sub(r"\W+", "-", self.name)
 
 

@@ -45,7 +45,7 @@ class Language:
 
 @dataclass(frozen=True)
 class ShardFiles:
-    """One shard and the index of its documents."""
+    """One shard: its number in the stream, its tokens, and its files (token ids and document index)."""
 
     number: int
     tokens: int
@@ -124,7 +124,7 @@ def wordlists(facts: RunFacts) -> list[str]:
 
 
 def without_wordlist(facts: RunFacts) -> int:
-    """Return the number of documents that passed every rule, in languages without a word list."""
+    """Return the number of documents that passed every rule, in languages without a list of toxic words."""
     kept: Mapping[str, int] = facts.figures("verdicts").get("kept_languages", {})
     return sum(number for language, number in kept.items() if language not in wordlists(facts))
 
@@ -233,7 +233,7 @@ class EvaluationSet:
 
 
 def evaluation_sets(facts: RunFacts) -> list[EvaluationSet]:
-    """Return every evaluation set, with the items found in documents, sorted by the number of such documents.
+    """Return every evaluation set with the items found in documents; sets found in the most documents come first.
 
     Empty if the recipe names no evaluation set.
     """
@@ -257,7 +257,7 @@ def evaluation_sets(facts: RunFacts) -> list[EvaluationSet]:
 
 
 def canaries(facts: RunFacts) -> Mapping[str, int]:
-    """Return the number of documents with canary strings and of occurrences; empty if there are none."""
+    """Return the numbers of documents with canary strings and of occurrences of these strings; empty if none."""
     counts: Mapping[str, int] = facts.figures("documents").get(CANARIES, {})
     return counts
 

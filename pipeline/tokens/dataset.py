@@ -81,7 +81,7 @@ DOMAINS_PER_BUCKET = 1_000_000
 
 @dataclass(frozen=True)
 class EncodeTask:
-    """One part of `clean` to encode; `part` also names the files of the other tables that determine the streams."""
+    """One part of the table `clean` to encode, with the tokenizer and the assignment of documents to streams."""
 
     part: Part
     tokenizer: Store
@@ -108,8 +108,8 @@ class StreamTotal:
 def build_tokens(build: StepContext) -> dict[str, TableResult]:
     """Write the token dataset: the shards, a document index for each shard, and the URL index.
 
-    Raises ContractError if `clean` has no kept documents, and ConfigError if the mix names other sources than the
-    dataset has or keeps no document of a source.
+    Raises ContractError if `clean` has no kept documents. Raises ConfigError if the mix and the
+    dataset have different sources, or if the mix keeps no training document of a source.
     """
     config = build.recipe.section("tokens", TokensConfig)
     contract = TokenizerContract.model_validate(build.inputs["tokenizer"].manifest.content.figures["contract"])
@@ -158,7 +158,7 @@ def encode_tasks(build: StepContext, contract: TokenizerContract, sorting: Sorti
 
 
 def stream_totals(encoded: DataFrame) -> dict[str, StreamTotal]:
-    """Return the counts of every stream, by the stream's name; `encoded` has a row for each clean document."""
+    """Return the numbers of documents and tokens by stream; `encoded` has a row for each kept document of `clean`."""
     is_kept = F.col("tokens").isNotNull()
     rows = encoded.groupBy("stream").agg(
         F.count_if(is_kept).alias("documents"),
@@ -173,9 +173,10 @@ def stream_totals(encoded: DataFrame) -> dict[str, StreamTotal]:
 def dataset_figures(
     build: StepContext, contract: TokenizerContract, totals: Mapping[str, StreamTotal], mix: Mix | None
 ) -> dict[str, Any]:
-    """Return the manifest's figures about the tokenizer, the quality buckets and the mix.
+    """Return what the manifest stores in `figures` about the tokenizer, the quality buckets and the mix.
 
-    Raises ConfigError if the mix names other sources than the dataset has or keeps no document of a source.
+    Raises ConfigError if the mix and the dataset have different sources, or if the mix keeps no training document of a
+    source.
     """
     config = build.recipe.section("tokens", TokensConfig)
     figures: dict[str, Any] = {"tokenizer": contract.model_dump(mode="json"), "chunk_tokens": config.chunk_tokens}
@@ -232,7 +233,7 @@ def clean_rows(part: Part, sorting: Sorting) -> Iterator[list[Row]]:
 
 
 def assign_shards(encoded: DataFrame, plan: Mapping[str, int]) -> DataFrame:
-    """Add each document's shard number: `shard` counts within its stream, `place` over the shards of all streams.
+    """Add each document's shard number: `shard` is numbered within the stream, `place` across all streams.
 
     `plan` is the number of shards by stream. The shards of a stream divide the range of the hash `key` equally.
     """
@@ -300,7 +301,7 @@ def collect_results(results: Sequence[PartResult], totals: Mapping[str, StreamTo
         if sum(streams[name]) != total.tokens:
             raise ContractError(
                 f"tokens: expected {total.tokens} tokens in {name}, got {sum(streams[name])} in its shards. "
-                "Run the step `tokens` again."
+                "Run `penstock run` again."
             )
     left_out = sum(total.left_out for total in totals.values())
     built.counts = Counts(rows_in=rows_in, rows_kept=documents, dropped={f"{TOKENS.name}/{MIX_RULE}": left_out})

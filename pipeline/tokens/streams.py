@@ -55,7 +55,7 @@ MIN_SHORTFALL_FACTOR = 1.1
 
 @dataclass(frozen=True)
 class Measure:
-    """The stored value that assigns documents to buckets: a column, or one model's score in a column of scores."""
+    """The stored value that assigns documents to quality buckets: a column, or one model's score in a score column."""
 
     table: str
     column: str
@@ -120,7 +120,7 @@ class TokensConfig(Section):
 
     @property
     def measure(self) -> Measure | None:
-        """The signal or score that is compared with `bucket_cuts`; None = sources are not divided by one."""
+        """The signal or score that is compared with `bucket_cuts`; None = `buckets_by` is empty or "perplexity"."""
         section, _, name = self.buckets_by.partition(".")
         if name and section in SCORE_COLUMNS:
             return Measure("scores", SCORE_COLUMNS[section], name)
@@ -136,9 +136,9 @@ class TokensConfig(Section):
 
 
 def mix_file(config: TokensConfig) -> dict[str, str]:
-    """Return the path of the mix file, or nothing if there is no mix.
+    """Return the path of the mix file under the key MIX_RULE; empty if there is no mix.
 
-    The digest of the file is part of the fingerprint that decides if a dataset can be reused.
+    The digest of the file is part of the fingerprint that decides whether a dataset can be reused.
     """
     return {MIX_RULE: config.mix} if config.mix else {}
 
@@ -194,10 +194,10 @@ def sorting_of(manifest: Manifest) -> Sorting:
 
 
 def mixed_sorting(dataset: Manifest, clean: str) -> Sorting | None:
-    """Return the assignment of documents to the streams of a dataset; None if the mix left no document out.
+    """Return the assignment of documents to the streams of a dataset; None if its mix left no document out.
 
-    `clean` is the digest of the current table `clean`. If the dataset was made from another version, the result is
-    None too.
+    `clean` is the digest of the current table `clean`. Also returns None if the dataset was made from a different
+    version of this table.
     """
     digests = {entry.name: entry.sha256 for entry in dataset.content.inputs}
     sorting = sorting_of(dataset) if digests.get("clean") == clean else None
@@ -216,9 +216,10 @@ def check_mix_sources(config: TokensConfig, sources: Sequence[str]) -> None:
 
 
 def check_mix(mix: Mix, where: str, counts: Mapping[str, tuple[int, int]]) -> None:
-    """Raise ConfigError if a mix names other sources than the dataset has, or keeps no document of a source.
+    """Raise ConfigError if a mix and the dataset have different sources, or the mix keeps no document of a source.
 
-    `counts`: by source, the numbers of training documents that the mix keeps and leaves out. `where` is the mix file.
+    `counts`: by source, the numbers of training documents that the mix keeps and leaves out. `where` is the path of the
+    mix file.
     """
     sources = mix.of({*counts}, f"tokens.mix {where}")
     for name, (num_kept, num_left_out) in counts.items():
@@ -231,7 +232,7 @@ def check_mix(mix: Mix, where: str, counts: Mapping[str, tuple[int, int]]) -> No
 
 
 def mix_figure(mix: Mix, tokens: Mapping[str, int]) -> dict[str, Any]:
-    """Return what the manifest stores about each source of the mix.
+    """Return what the manifest stores about each source of the mix: kept share, repetitions, and numbers of tokens.
 
     `tokens`: number of training tokens in the dataset, by source.
     """
@@ -245,7 +246,7 @@ def mix_figure(mix: Mix, tokens: Mapping[str, int]) -> dict[str, Any]:
 def describe_shortfalls(figure: Mapping[str, Any], where: str) -> Iterator[str]:
     """Yield a warning for each source that has fewer training tokens than the mix recommends.
 
-    `figure` is the result of `mix_figure`, and `where` the mix file.
+    `figure` is the result of `mix_figure`, and `where` the path of the mix file.
     """
     for name, source in figure.items():
         available, required = source["found_tokens"], source["wanted_tokens"]
@@ -269,7 +270,7 @@ STREAM_TABLES = (*BUCKET_TABLES, "clean")
 def buckets_of_part(part: Part, config: TokensConfig) -> Iterator[tuple[bytes, str]]:
     """Yield (doc_id, bucket) of every document of a part that has text, in the order of `documents`.
 
-    If the step `repeats` cut spans of a document, its signal is that of the remaining text. Perplexity and scores are
+    If the step `repeats` cut spans of a document, the signal is that of the remaining text. Perplexity and scores are
     always those of the whole text. Raises ContractError if the tables do not contain the same documents.
     """
     measure = config.measure
@@ -319,7 +320,7 @@ def find_bucket(buckets: Iterator[tuple[bytes, str]], doc_id: bytes) -> str:
 def streams_of_part(part: Part, sorting: Sorting) -> Callable[[Row], str]:
     """Return a function that maps a row with `doc_id`, `source` and `cluster` to the name of its stream.
 
-    The function must be called for the rows in the order of the part.
+    The function must be called in the order of the rows in the part.
     """
     buckets = buckets_of_part(part, sorting.config) if sorting.config.bucket_names else None
 
@@ -333,7 +334,7 @@ def streams_of_part(part: Part, sorting: Sorting) -> Callable[[Row], str]:
 def mix_drops(tables: Mapping[str, TableVersion], number: int, sorting: Sorting) -> Iterator[tuple[bytes, Drop | None]]:
     """Yield (doc_id, drop) of every kept document of one part of `clean`, in order; None = the mix keeps the document.
 
-    `number` is that of the part. `tables` are those of STREAM_TABLES that the run has.
+    `number` is the part number. `tables` has the tables of STREAM_TABLES that exist in the run.
     """
     key = part_key(number)
     folders = {name: table.folder for name, table in tables.items()}

@@ -177,7 +177,7 @@ def _training_error(message: str, config: TokenizerConfig) -> ConfigError:
 
 
 class Tokenizer:
-    """A loaded SentencePiece or Hugging Face model, with one interface for both, and its contract."""
+    """A loaded SentencePiece or Hugging Face model with the same methods for both, and its TokenizerContract."""
 
     def __init__(self, contract: TokenizerContract, encode: Encode, decode: Decode, cuttable: bool):
         self.contract = contract
@@ -290,7 +290,11 @@ def _load_huggingface(data: bytes, config: TokenizerConfig) -> LoadedModel:
 
 
 def _check_contract(tokenizer: Tokenizer, config: TokenizerConfig) -> None:
-    """Encode and decode PROBE_TEXTS. Raises ConfigError with the first text for which the contract does not hold."""
+    """Encode and decode PROBE_TEXTS.
+
+    Raises ConfigError for the first text that produces a reserved id, or that does not decode to itself unless
+    `allow_lossy` is set.
+    """
     reserved = {number: name for name, number in tokenizer.contract.reserved.items()}
     for text in (*PROBE_TEXTS, *config.special.values()):
         ids = tokenizer.encode(text)

@@ -25,7 +25,7 @@ from schemas.storage import Store
 
 
 def given_model(config: TokenizerConfig) -> dict[str, str]:
-    """Return the path of the model file that the recipe names, or nothing if a model is to be trained."""
+    """Return the path of `tokenizer.model` under the key "tokenizer"; empty if a model is to be trained."""
     return {"tokenizer": config.model} if config.model is not None else {}
 
 
@@ -46,7 +46,7 @@ class TokenizerSampleTask:
 
 
 def build_tokenizer(build: StepContext) -> dict[str, TableResult]:
-    """Write the tokenizer's model file; return the table for the manifest, with the contract among its figures."""
+    """Write the tokenizer's model file; return the result of the step by table, with the contract in `figures`."""
     config = build.recipe.section("tokenizer", TokenizerConfig)
     folder, started = build.folders["tokenizer"], time.process_time()
     built = TableResult()
@@ -81,7 +81,7 @@ class ModelWriter(FileWriter):
         self._sink.flush()
 
     def _drop(self) -> None:
-        """Do nothing: plain bytes need no footer or other end."""
+        """Do nothing when the file is discarded: there is no format writer to close."""
 
 
 def sample_files(build: StepContext, config: TokenizerConfig, folder: Store) -> list[str]:
@@ -104,7 +104,7 @@ def sample_files(build: StepContext, config: TokenizerConfig, folder: Store) -> 
 
 
 def sample_texts(folder: Store, paths: Sequence[str], built: TableResult) -> Iterator[str]:
-    """Yield the texts of the sample in the order of their hash; set its counts and its size in bytes in `built`."""
+    """Yield the sampled texts in the order of their hash; store the sample's row counts and size [bytes] in `built`."""
     rows: list[tuple[int, bytes, str]] = []
     for path in paths:
         with folder.open_input(path) as stream:

@@ -52,7 +52,7 @@ def write_columns(folder: Store, stem: str, columns: dict[str, npt.NDArray[np.ge
 
 
 def read_columns(folder: Store, path: str) -> pa.Table:
-    """Return the columns of a file of `write_columns`, each in one chunk."""
+    """Return the columns of a file that `write_columns` wrote, each in one chunk."""
     with folder.open_input(path) as stream:
         return pa.ipc.open_file(stream).read_all().combine_chunks()
 
@@ -63,7 +63,7 @@ def write_grams(folder: Store, stem: str, grams: Words, counts: Ints) -> str:
 
 
 def read_grams(folder: Store, path: str) -> tuple[Words, Ints]:
-    """Return the n-grams and their counts from a file of `write_grams`."""
+    """Return the n-grams and their counts from a file that `write_grams` wrote."""
     columns = [column.to_numpy() for column in read_columns(folder, path).columns]
     return np.stack(columns[:-1]), columns[-1]
 
@@ -71,7 +71,10 @@ def read_grams(folder: Store, path: str) -> tuple[Words, Ints]:
 def message_rows(
     target: int, source: int, signed_order: int, *arrays: npt.NDArray[np.generic]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a message from a source to a target partition (MESSAGE); none if the arrays are empty."""
+    """Yield rows (schema MESSAGE) with the bytes of arrays that partition `source` sends to partition `target`.
+
+    Yields none if the arrays are empty.
+    """
     payload = b"".join(np.ascontiguousarray(array).data.cast("B") for array in arrays if array.size)
     for number, start in enumerate(range(0, len(payload), ROW_BYTES)):
         view = memoryview(payload)[start : start + ROW_BYTES]
@@ -82,9 +85,9 @@ def message_rows(
 
 
 def join_messages(batches: Iterable[pa.RecordBatch]) -> Messages:
-    """Return the messages to one partition from their rows (MESSAGE) in any order.
+    """Join the rows (schema MESSAGE) that one partition received, in any order, into whole messages.
 
-    They are sorted by their key (signed order, source partition).
+    The result is sorted by its keys: (signed order, source partition).
     """
     rows: dict[tuple[int, int], list[tuple[int, bytes]]] = defaultdict(list)
     for batch in batches:
@@ -95,8 +98,7 @@ def join_messages(batches: Iterable[pa.RecordBatch]) -> Messages:
 
 
 def message_grams(payload: memoryview, order: int) -> tuple[Words, Ints]:
-    """Return n-grams of this order and their counts, from the bytes of a message that was written from these two
-    arrays."""
+    """Return the n-grams of one order and their counts, the two arrays of which a message consists."""
     number = len(payload) // (4 * order + 8)
     grams = np.frombuffer(payload, np.uint32, number * order).reshape(order, number)
     return grams, np.frombuffer(payload, np.uint8, offset=4 * number * order).view(np.int64)
@@ -112,7 +114,7 @@ COPY_BYTES = 4 << 20
 
 
 class Lexicon:
-    """The text of the words with these ids, read from the files of the vocabulary."""
+    """A mapping from word ids to the text of the words; only the words in `ids` are read from the vocabulary files."""
 
     def __init__(self, folder: Store, files: Sequence[tuple[str, int]], ids: Words):
         # np.unique hashes: 1.2 s for 14 million ids; a sort of 32-bit integers takes 0.05 s (process time).
@@ -131,7 +133,7 @@ class Lexicon:
 
 
 def gram_texts(level: OrderNgrams, below: pa.Array, lexicon: Lexicon) -> pa.Array:
-    """Return the text of the n-grams of one order, 2 or more; `below` are the texts of the next lower order."""
+    """Return the words of each n-gram of one order, 2 or more, joined by spaces; `below` has those one order lower."""
     return pc.binary_join_element_wise(lexicon.words(level.grams[-1]), below.take(pa.array(level.suffix)), b" ")
 
 
@@ -167,8 +169,8 @@ def write_section(folder: Store, stem: str, texts: pa.Array, probabilities: Floa
 def write_arpa(scratch: Store, sections: Sequence[Sequence[str]], kept: Sequence[int], folder: Store, name: str) -> str:
     """Join the section files of all orders to one ARPA file, and return its SHA-256.
 
-    `sections` are the files of each order, `kept` the number of n-grams of each order. Memory holds one block at a
-    time.
+    `sections` are the section files of each order, `kept` the number of n-grams of each order. The files are copied in
+    blocks, so memory holds one block at a time.
     """
     partial = name if not folder.is_local else unique_name(name, "partial")
     sink = HashingSink(io.BufferedWriter(folder.open_output(partial), COPY_BYTES))

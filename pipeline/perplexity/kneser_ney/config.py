@@ -46,7 +46,8 @@ class TrainLmConfig(Section):
             )
         if any(value < 0 for value in self.prune) or self.prune != sorted(self.prune):
             raise ValueError(
-                f"prune: expected thresholds >= 0 that do not decrease, got {self.prune}. Sort train_lm.prune."
+                f"prune: expected thresholds >= 0 that do not decrease, got {self.prune}. "
+                "Set train_lm.prune to thresholds in ascending order, all at least 0."
             )
         fallback = self.discount_fallback
         if fallback is not None:
@@ -57,7 +58,8 @@ class TrainLmConfig(Section):
                 )
             if any(not 0 <= value <= count for count, value in enumerate(fallback, 1)):
                 raise ValueError(
-                    f"discount_fallback: expected a discount of count i in [0, i], got {fallback}. "
+                    "discount_fallback: expected discounts in [0, 1], [0, 2] and [0, 3] for counts 1, 2 and 3+, got "
+                    f"{fallback}. "
                     "Set train_lm.discount_fallback = [0.5, 1, 1.5]."
                 )
         if self.vocab_pad is not None and not self.interpolate_unigrams:

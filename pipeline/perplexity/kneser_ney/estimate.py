@@ -77,7 +77,7 @@ class CountsOfCounts:
 
 @dataclass(frozen=True)
 class Discounts:
-    """What is subtracted from adjusted counts of 1, 2, and 3 or more of the n-grams of one order."""
+    """Discounts of the n-grams of one order: values subtracted from adjusted counts of 1, 2, and 3 or more."""
 
     d1: float
     d2: float
@@ -91,7 +91,8 @@ class Discounts:
     def freed(self, ones: Ints, twos: Ints, more: Ints, pruned: Ints, mass: Ints) -> Floats:
         """Return the share of each context's mass that goes to its back-off.
 
-        `ones`, `twos`, `more` and `pruned` are sums over the words that follow the context, by adjusted count.
+        `ones`, `twos` and `more`: numbers of kept n-grams with the context whose adjusted count is 1, 2, and 3 or more.
+        `pruned`: sum of the adjusted counts of the pruned n-grams with the context. `mass`: sum over all of them.
         """
         shares: Floats = (self.d1 * ones + self.d2 * twos + self.d3_plus * more + pruned) / mass
         return shares
@@ -100,9 +101,10 @@ class Discounts:
 def estimate_discounts(
     order: int, tally: CountsOfCounts, fallback: Sequence[float] | None
 ) -> tuple[Discounts, str | None]:
-    """Return (discounts, None) of an order, or (fallback, reason) if the closed form fails.
+    """Return (discounts, None) for one order, or (discounts from `fallback`, reason) if the closed form fails.
 
-    Raises ContractError if the closed form fails and there is no fallback.
+    The closed form fails if a count of counts is zero or a discount is out of range. Raises ContractError if it fails
+    and `fallback` is None.
     """
     counts = [tally.ones, tally.twos, tally.threes, tally.fours]
     problem = None
@@ -180,9 +182,10 @@ def _ranks(keys: Keys) -> Keys:
 
 
 def new_gram_mask(grams: Words) -> Flags:
-    """Return a mask (rows, columns) of sorted n-grams: True where a column differs from the previous one so far.
+    """Return a mask (rows, columns) of sorted n-grams: True where a column differs in this row or a row above.
 
-    Row n - 1 compares the first n rows, so a True there starts a new n-gram of order n.
+    Each column is compared with the column before it. Row n - 1 thus compares the first n words, so True in this row
+    marks the first column of an n-gram of order n.
     """
     new = np.ones(grams.shape, np.bool_)
     new[:, 1:] = grams[:, 1:] != grams[:, :-1]
@@ -217,8 +220,8 @@ class OrderNgrams:
     def kept(self, threshold: int, num_allowed: int) -> Flags:
         """Return a mask of the n-grams that pruning keeps.
 
-        Pruned are n-grams with a raw count of at most `threshold`, or with an id from `num_allowed` on. The unigram of
-        sentence ends is always kept.
+        An n-gram is pruned if its raw count is at most `threshold`, or if the id of any of its words is at least
+        `num_allowed`. The unigram `</s>` is always kept.
         """
         keep = (self.raw > threshold) & (self.grams < num_allowed).all(axis=0)
         return keep | (self.grams[0] == EOS) if len(self.grams) == 1 else keep
@@ -277,7 +280,7 @@ def context_buckets(grams: Words, number: int) -> npt.NDArray[np.unsignedinteger
 
 @dataclass(frozen=True)
 class ContextSums:
-    """The sums that a part receives for the contexts of its n-grams, in the order in which it sent them."""
+    """Sum of adjusted counts, and back-off share, for each context that a part sent, in the order of sending."""
 
     mass: Ints
     """Sum of the adjusted counts of all n-grams with the context."""
@@ -287,7 +290,7 @@ class ContextSums:
 
 @dataclass(frozen=True)
 class BucketSums:
-    """The sums of all contexts in one hash bucket."""
+    """Sums of adjusted n-gram counts, and back-off shares, for the contexts in one hash bucket."""
 
     sums: list[ContextSums]
     """The sums for each part that sent contexts to the bucket, in the order of the parts."""
@@ -309,7 +312,7 @@ def contexts_by_bucket(level: OrderNgrams, kept: Flags, number: int) -> list[tup
 
 
 def sum_contexts(parts: list[tuple[Words, Ints]], discounts: Discounts, bits: int, bounds: Keys) -> BucketSums:
-    """Return the sums of one hash bucket from what the parts have sent: contexts, and signed adjusted counts."""
+    """Return the sums for one hash bucket, given the contexts and signed adjusted counts that each part sent to it."""
     grams = np.concatenate([part[0] for part in parts], axis=1)
     signed = np.concatenate([part[1] for part in parts])
     order = suffix_order(grams, bits)
@@ -343,7 +346,7 @@ def sum_contexts(parts: list[tuple[Words, Ints]], discounts: Discounts, bits: in
 
 @dataclass(frozen=True)
 class Unigrams:
-    """What every part needs to compute the probabilities of its unigrams."""
+    """Counts of counts, discounts and vocabulary size; each part needs them to compute its unigrams' probabilities."""
 
     tally: CountsOfCounts
     discounts: Discounts
@@ -355,7 +358,7 @@ class Unigrams:
     """Adjusted and raw counts, over all parts, of the words that are in more than one part."""
 
     def freed(self) -> float:
-        """Return the share of the unigrams' mass that discounts and pruning free."""
+        """Return the share of the unigrams' probability mass that discounts and pruning make free for other words."""
         tally = self.tally
         sums = [tally.kept_ones, tally.kept_twos, tally.kept_more, tally.pruned_mass, tally.mass]
         return float(self.discounts.freed(*(np.array([value]) for value in sums))[0])
@@ -372,10 +375,10 @@ class Unigrams:
         return values
 
     def complete(self, level: OrderNgrams, part: int, bounds: Keys) -> tuple[OrderNgrams, Flags]:
-        """Return the unigrams of a part with counts over all parts, and a mask of those that the part writes.
+        """Return the unigrams of a part, with counts summed over all parts, and a mask of those that the part writes.
 
-        A part writes the unigrams that it owns, even if it holds none of their n-grams; part 0 also writes <unk> and
-        <s>.
+        A part writes the unigrams that it owns to the ARPA file, even if it has none of their n-grams. Part 0 also
+        writes <unk> and <s>.
         """
         shared = np.array([(word, *counts) for word, counts in self.shared.items()], np.int64).reshape(-1, 3)
         special = [[UNK, 0, 0], [BOS, 0, 0]] if part == 0 else np.zeros((0, 3), np.int64)
@@ -406,8 +409,8 @@ def interpolate_probabilities(
 def backoff_weights(grams: Words, freed: Sequence[Floats]) -> Floats:
     """Return the back-off weight of each n-gram; 1 if no word can follow it.
 
-    The weight is the share of the n-gram's mass, as a context, that goes to the back-off. `freed` holds these shares by
-    hash bucket.
+    The weight of an n-gram is the back-off share of the context that the n-gram is. `freed` has these shares by hash
+    bucket.
     """
     weights = np.ones(grams.shape[1])
     follows = np.flatnonzero((grams[0] != EOS) & (grams[0] != UNK))
@@ -420,7 +423,7 @@ def backoff_weights(grams: Words, freed: Sequence[Floats]) -> Floats:
 
 
 def check_sums(expected: int, received: int, order: int) -> None:
-    """Raise ContractError if the number of sums that a part receives is not the number of its n-grams."""
+    """Raise ContractError if a part received more or fewer context sums, or back-off shares, than it needs."""
     if expected != received:
         raise ContractError(
             f"train_lm: expected sums for {expected} {order}-grams of a part, got {received}. "
@@ -429,9 +432,9 @@ def check_sums(expected: int, received: int, order: int) -> None:
 
 
 def kept_ngrams(level: OrderNgrams, keep: Flags, below: Flags) -> OrderNgrams:
-    """Return the n-grams of one order that pruning keeps, with indices of suffixes among those kept of the lower order.
+    """Return the n-grams of one order that pruning keeps; `suffix` counts only kept n-grams of the order below.
 
-    `keep` is the mask of this order's n-grams, `below` that of the next lower order's.
+    `keep` is the mask of kept n-grams of this order, `below` that of the next lower order.
     """
     rows = np.flatnonzero(keep)
     index = np.cumsum(below) - 1
@@ -443,7 +446,7 @@ def kept_ngrams(level: OrderNgrams, keep: Flags, below: Flags) -> OrderNgrams:
 
 @dataclass(frozen=True)
 class EstimationPlan:
-    """What every part must know to count n-grams: vocabulary, order, pruning and the bounds of the parts."""
+    """Vocabulary, order, pruning thresholds and bounds of the parts; each part needs them to count n-grams."""
 
     folder: Store
     """Folder of the scratch files."""
@@ -475,7 +478,8 @@ class EstimationPlan:
 
 @dataclass(frozen=True)
 class Smoothing:
-    """What every part must know to compute probabilities, from the counts of counts of all parts."""
+    """Counts of counts, discounts and unigrams, summed over all parts of the n-grams; each part needs them to compute
+    probabilities."""
 
     tallies: list[CountsOfCounts]
     discounts: list[Discounts]
@@ -491,7 +495,7 @@ class Smoothing:
 def make_plan(
     config: TrainLmConfig, folder: Store, vocabulary: Sequence[Mapping[str, Any]], partitions: int
 ) -> EstimationPlan:
-    """Return the plan for a vocabulary, given the reports of its files in the order of ids."""
+    """Return the plan, still without bounds of parts; `vocabulary` has the report of each file, in order of ids."""
     firsts = FIRST_WORD + np.cumsum([0, *(entry["words"] for entry in vocabulary)])
     files = [(entry["path"], int(first)) for entry, first in zip(vocabulary, firsts)]
     num_allowed = FIRST_WORD + sum(entry["allowed"] for entry in vocabulary)
@@ -506,9 +510,9 @@ def part_bounds(samples: Iterable[Sequence[int]], partitions: int) -> Keys:
 
 
 def make_smoothing(config: TrainLmConfig, plan: EstimationPlan, answers: Sequence[Mapping[str, Any]]) -> Smoothing:
-    """Return the smoothing of a model from the reports of all parts.
+    """Return the counts of counts, discounts and unigrams of a model, given the reports of all parts (`answers`).
 
-    Raises ContractError if the counts of counts determine no discounts and there is no fallback.
+    Raises ContractError if the closed form gives no valid discounts and `discount_fallback` is None.
     """
     shared: dict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
     tallies = [CountsOfCounts()] * config.order

@@ -57,7 +57,7 @@ def find_ranges(paths: list[str], setting: str = "input", range_bytes: int = RAN
 
 
 def read_lines(part: ByteRange, block_bytes: int = BLOCK_BYTES) -> Iterator[pa.Array]:
-    """Yield the lines of a byte range as binary arrays, without line ends; the last line may lack one.
+    """Yield the lines of a byte range as binary arrays, without line ends; the file's last line may have none.
 
     Raises ContractError if a compressed file is corrupt.
     """
@@ -67,7 +67,9 @@ def read_lines(part: ByteRange, block_bytes: int = BLOCK_BYTES) -> Iterator[pa.A
             with fs.open_input_stream(path, compression="gzip") as stream:
                 yield from _lines(stream, None, block_bytes)
         except OSError as error:
-            raise ContractError(f"{part.name}: expected a gzip file, got {error}. Replace the file.") from error
+            raise ContractError(
+                f"{part.name}: expected a gzip file, got {error}. Replace the file by an intact copy."
+            ) from error
         return
     with fs.open_input_file(path) as stream:
         if part.start:
@@ -182,7 +184,7 @@ def split_words(lines: pa.Array) -> pa.Array:
 
 
 def _chunk(pending: list[pa.Array], reserved: Literal["refuse", "skip"]) -> Chunk:
-    """Return a chunk from the words of lines, without the empty words between two spaces."""
+    """Return a chunk with the words of split lines, except the empty words that adjacent spaces produce."""
     coded = pa.chunked_array([split.flatten() for split in pending], pa.binary()).dictionary_encode().combine_chunks()
     lengths = np.concatenate([pc.list_value_length(split).to_numpy() for split in pending]).astype(np.int64)
     if isinstance(coded, pa.ChunkedArray):  # the array has no chunk

@@ -43,7 +43,7 @@ NumberedFile = tuple[int, str]
 
 
 def word_frame(spark: SparkSession, folder: Store, chunks: Sequence[TaskResult]) -> DataFrame:
-    """Return the distinct words of every chunk with their numbers in it, as a DataFrame (chunk, number, word)."""
+    """Return the distinct words of every chunk with their numbers in the chunk: a DataFrame (chunk, number, word)."""
 
     def read(task: NumberedFile) -> Iterator[pa.RecordBatch]:
         return worker.chunk_words(folder, *task)
@@ -53,10 +53,11 @@ def word_frame(spark: SparkSession, folder: Store, chunks: Sequence[TaskResult])
 
 
 def vocabulary_files(folder: Store, words: DataFrame, limits: Sequence[ByteRange], partitions: int) -> list[TaskResult]:
-    """Write the vocabulary in the order of ids, and return the reports of its files.
+    """Write the vocabulary files, with the words in the order of their ids; return the report of each file.
 
     Allowed words come before others, and each group is sorted by bytes. `limits` are byte ranges of the file that lists
-    the allowed words; without them all words are allowed. Spark samples the bounds between files, which change no id.
+    the allowed words; without them all words are allowed. Spark chooses the bounds between files from a sample; they do
+    not affect the ids.
     """
     distinct = words.select("word").distinct()
     if not limits:
@@ -131,7 +132,7 @@ def write_sections(
 
 
 def check_complete(answers: list[TaskResult], number: int) -> list[TaskResult]:
-    """Return the reports of all parts or chunks. Raises ContractError if their number is not `number`."""
+    """Return the reports `answers` unchanged. Raises ContractError unless there are `number` of them."""
     if len(answers) != number:
         raise ContractError(
             f"train_lm: expected the results of {number} partitions, got {len(answers)}. Run `penstock train-lm` again."
@@ -152,7 +153,7 @@ TOKENS_PER_PART = 2_000_000
 
 @dataclass(frozen=True)
 class LmReport:
-    """The result of the n-gram training: the ARPA file and its figures."""
+    """The result of the n-gram training: the ARPA file, its counts and discounts, and the time of each phase."""
 
     arpa: str
     """Path of the ARPA file. Its settings and digests are in the file of the same name with `.json` appended."""
@@ -176,7 +177,7 @@ class LmReport:
 def train_lm(spark: SparkSession, config: TrainLmConfig, out: str) -> LmReport:
     """Train an n-gram model on the files of `train_lm.input`, and write the ARPA file `out` and `out`.json.
 
-    Raises ConfigError if a path does not exist, ContractError if the text does not determine a model.
+    Raises ConfigError if a path does not exist, ContractError if the text is empty or determines no discounts.
     """
     training = _Training(spark, config, out)
     ranges = find_ranges(config.input)
@@ -274,7 +275,7 @@ class _Training:
         num_lines = [sum(section[order]["lines"] for section in sections) for order in range(config.order)]
         if num_lines != smoothing.lines():
             raise ContractError(
-                f"train_lm: expected {smoothing.lines()} ARPA lines by order, got {num_lines}. "
+                f"train_lm: expected {smoothing.lines()} ARPA lines for orders 1, 2, ..., got {num_lines}. "
                 "Run `penstock train-lm` again."
             )
         paths = [[section[order]["path"] for section in sections] for order in range(config.order)]
@@ -287,7 +288,7 @@ class _Training:
         )
 
     def _write_manifest(self, report: LmReport, inputs: Mapping[str, str]) -> None:
-        """Write `out`.json. It holds nothing about this run, so equal models have equal JSON files."""
+        """Write `out`.json. It contains no times or paths of the output, so equal models have equal JSON files."""
         figures = asdict(report)
         content = {
             "settings": self.config.content(),

@@ -57,7 +57,7 @@ WORD_ROWS = 1 << 16
 
 
 def write_chunks(lines: Iterable[pa.Array], folder: Store, config: TrainLmConfig) -> Answer:
-    """Write sentences as chunks of numbered words, and return the files and sizes of the chunks."""
+    """Write sentences to files in chunks, each with its own numbering of words; return the chunks' files and sizes."""
     answer: Answer = {"chunks": [], "rows": 0}
     for chunk in make_chunks(lines, config.chunk_tokens, config.reserved_words):
         sentences = int((chunk.line == 0).sum())
@@ -74,7 +74,7 @@ def write_chunks(lines: Iterable[pa.Array], folder: Store, config: TrainLmConfig
 
 
 def chunk_words(folder: Store, number: int, path: str) -> Iterator[pa.RecordBatch]:
-    """Yield the distinct words of a chunk with their numbers in it: rows (chunk, number, word)."""
+    """Yield the distinct words of a chunk with their numbers in the chunk: rows (chunk, number, word)."""
     words = read_columns(folder, path)["word"].combine_chunks()
     for start in range(0, len(words), WORD_ROWS):
         rows = words[start : start + WORD_ROWS]
@@ -157,9 +157,9 @@ def merge_counts(plan: EstimationPlan, batches: Iterator[pa.RecordBatch]) -> Ans
 
 
 def send_contexts(plan: EstimationPlan, number: int, path: str) -> Iterator[pa.RecordBatch]:
-    """Yield messages with the contexts of a part's n-grams and their counts.
+    """Yield messages with the contexts of a part's n-grams and the n-grams' adjusted counts.
 
-    Each goes to a partition for one order and one hash bucket of contexts.
+    Each message goes to the partition that adds up one hash bucket of the contexts of one order.
     """
     for order, level in enumerate(ngrams_by_order(*read_grams(plan.folder, path)), 1):
         if order == 1:
@@ -173,8 +173,8 @@ def sum_bucket_contexts(
 ) -> Iterator[pa.RecordBatch]:
     """Add up the contexts that one hash bucket receives in messages, and yield messages with the sums to the parts.
 
-    The part that sent a context receives its sums. The part that holds the context as an n-gram receives the share of
-    its mass that goes to the back-off, in a message with a negative order.
+    The part that sent a context receives its sums. The part that has the context as one of its n-grams receives the
+    context's back-off share, in a message with a negative order.
     """
     messages = join_messages(batches)
     if not messages:
@@ -228,9 +228,9 @@ def write_part_sections(
 
 
 def _sums(plan: EstimationPlan, messages: Messages, order: int) -> list[ContextSums]:
-    """Return the sums of the contexts of a part's n-grams of one order, by hash bucket.
+    """Return the received context sums for a part's n-grams of one order, by hash bucket of the context.
 
-    The first half of a message is sums of counts. The second half is the shares that go to the back-off.
+    The first half of each message has sums of adjusted counts, the second half back-off shares.
     """
     payloads = [messages.pop((order, bucket), memoryview(b"")) for bucket in range(plan.partitions)]
     halves = [(payload[: len(payload) // 2], payload[len(payload) // 2 :]) for payload in payloads]
@@ -238,7 +238,6 @@ def _sums(plan: EstimationPlan, messages: Messages, order: int) -> list[ContextS
 
 
 def _freed(plan: EstimationPlan, messages: Messages, order: int) -> list[Floats]:
-    """Return the shares of mass that go to the back-off, for a part's n-grams of one order as contexts, by hash
-    bucket."""
+    """Return the received back-off shares of a part's n-grams of one order, as contexts, by hash bucket."""
     payloads = [messages.pop((-order, bucket), memoryview(b"")) for bucket in range(plan.partitions)]
     return [np.frombuffer(payload, np.float64) for payload in payloads]

@@ -204,7 +204,10 @@ def test_locations_and_decisions_are_not_content() -> None:
         ({"scorer": "ngram"}, r"requires models by language, got none\. Set perplexity\.models"),
         ({"scorer": "ngram", "models": {"en": "x"}, "python": "p"}, "python would be ignored with scorer = 'ngram'"),
         ({"scorer": "checkpoint:run", "models": {"en": "x"}}, "models would be ignored with scorer = 'checkpoint:run'"),
-        ({"scorer": "ngram", "models": {"en": "x"}, "pieces": {"de": "y"}}, r"languages of models, got de\. Remove"),
+        (
+            {"scorer": "ngram", "models": {"en": "x"}, "pieces": {"de": "y"}},
+            r"only languages in models, got de\. Remove",
+        ),
         (
             {"scorer": "checkpoint:run", "head_share": 0.6},
             r"head_share: expected less than middle_share, got 0\.6 and 0\.6\. Lower perplexity\.head_share",
