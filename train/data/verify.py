@@ -143,7 +143,9 @@ def file_digest(folder: Store, path: str, work: LongWork | None = None) -> str:
                 if work is not None:
                     work.add(size)
     except OSError as error:
-        raise ContractError(f"{folder.uri}/{path}: expected a file, got {error}. Restore the file.") from error
+        raise ContractError(
+            f"{folder.uri}/{path}: expected a readable file, got {error}. Restore the file from a backup."
+        ) from error
     return digest.hexdigest()
 
 
