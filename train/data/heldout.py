@@ -64,9 +64,9 @@ def trained_copies(runs: Sequence[Store], datasets: Sequence[Dataset], held: Ite
     """Return the ids in `held` of documents that have a copy in a training stream of one of `datasets`.
 
     `held`: held-out documents of `runs`. Documents are copies if they are in the same cluster of any of these runs.
-    A run without clusters uses those of the run that wrote its dataset. Only two narrow columns of the clusters are scanned.
-    If all runs have the same clusters, held-out share and seed, no cluster can be both held out and trained on. Then
-    nothing is read.
+    A run without clusters uses those of the run that wrote its dataset. Only two narrow columns of the clusters are
+    scanned. If all runs have the same clusters, held-out share and seed, no cluster can be both held out and trained
+    on. Then nothing is read.
     """
     owners = {owner.uri: owner for run in runs for owner in [_cluster_run(run)]}
     cuts = [{key: _token_settings(open_dataset(run)).get(key) for key in ("heldout_share", "seed")} for run in runs]

@@ -195,7 +195,8 @@ class SkipList:
         return np.where(np.isin(index, self._sorted), -1, index - before)
 
     def check_continues(self, length: int, digest: str, used: int, stage: int = 0) -> None:
-        """Raise ContractError unless this skip list starts with the checkpoint's skip list and only adds unused samples.
+        """Raise ContractError unless this skip list starts with the checkpoint's skip list and only adds unused
+        samples.
 
         `length` and `digest` describe the skip list stored with the checkpoint, which was written after `used` samples
         of stage `stage`. An index added in a completed stage is also rejected, since it would shift the samples of

@@ -46,7 +46,7 @@ class ScheduleInputs:
 
 
 def learning_rate(step: int, course: ScheduleInputs, config: OptimConfig, heldout: HeldoutLosses = ()) -> float:
-    """Return the learning rate of update `step` (1 = first). The warm-up also scales the rates of stages.
+    """Return the learning rate of update `step` (1 = first). The warm-up also scales a stage's own rate.
 
     Sources: Loshchilov 2017, arXiv 1608.03983, equation 5 (cosine, one cycle); Hu et al. 2024, arXiv 2404.06395, 4.1
     (wsd; its decay is linear here, as in Hägele et al. 2024, arXiv 2405.18392); Vaswani et al. 2017, arXiv 1706.03762,
@@ -128,7 +128,7 @@ class LossScale:
     def after(self, finite: bool) -> "LossScale":
         """Return the scale of the next step: half after a gradient that is not finite, which is then not applied.
 
-        The minimum is 1, since at 1 the scale cannot be the cause; the maximum is 2^24.
+        The minimum is 1, since a scale of 1 cannot cause an overflow; the maximum is 2^24.
         """
         if not finite:
             return LossScale(max(1.0, self.scale / 2), 0, self.growth_steps)

@@ -109,7 +109,7 @@ class Method(Protocol):
     """The interface of a compression method."""
 
     def fresh(self, entry: BufferEntry, device: torch.device) -> State:
-        """Return the state before the first step."""
+        """Return the state of one parameter before the first step."""
 
     def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: CountedGroup) -> tuple[Tensor, Updates]:
         """Return the flat sum over the ranks in float32, and the state updates.
@@ -198,12 +198,14 @@ class TopK:
         self._share = share
 
     def fresh(self, entry: BufferEntry, device: torch.device) -> State:
-        """No error."""
+        """Return an error of zero, since nothing is left unsent before the first step."""
         return {"error": torch.zeros(entry.shape, device=device)}
 
     def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: CountedGroup) -> tuple[Tensor, Updates]:
-        """Return the sum over the ranks of the elements that each has chosen; one all-gather sends values and
-        indices."""
+        """Return the sum over the ranks of the elements that each rank has chosen; the other elements are 0.
+
+        One all-gather sends values and indices.
+        """
         values = _with_errors(buffer, states)
         indices = [largest_indices(part, num_kept(self._share, len(part))) for part in buffer.split(values)]
         offsets, chosen = _offsets(buffer, indices), torch.cat(indices)
@@ -224,7 +226,7 @@ class RandomK:
         self._share, self._seed = share, seed
 
     def fresh(self, entry: BufferEntry, device: torch.device) -> State:
-        """No error."""
+        """Return an error of zero, since nothing is left unsent before the first step."""
         return {"error": torch.zeros(entry.shape, device=device)}
 
     def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: CountedGroup) -> tuple[Tensor, Updates]:
@@ -304,7 +306,7 @@ def _sum_all(tensors: Mapping[str, Tensor], wire: CountedGroup) -> dict[str, Ten
 
 
 def _with_errors(buffer: Buffer, states: Mapping[str, State]) -> Tensor:
-    """Return the gradients plus the errors of the previous steps."""
+    """Return the gradients plus the errors: what compression has not sent in earlier steps."""
     return buffer.values + torch.cat([states[entry.name]["error"].flatten() for entry in buffer.entries])
 
 
@@ -438,7 +440,7 @@ def compress_fsdp(models: Iterable[nn.Module], named: NamedParameters, compresso
             if group._is_hsdp:
                 raise ContractError(
                     "compress: expected a model sharded over one axis, got a mesh with replicas, over which torch sums "
-                    "itself. Shard over the axis shard alone."
+                    "itself. Pass fully_shard a mesh of the axis `shard` alone."
                 )
             # The buffer holds the parameters in torch's order, each padded to the rows of the largest shard.
             weights = [(getattr(p._module_info.module, p._module_info.param_name), p) for p in group.fsdp_params]

@@ -49,7 +49,7 @@ def num_micro_batches(num_rows: int, layout: LayoutConfig, axes: dict[str, int])
 
 
 def layers_of(num_layers: int, stages: int, stage: int) -> range:
-    """Return the layers of a pipeline stage; their numbers differ by at most one, and the last stage has the fewest."""
+    """Return the layers of a pipeline stage. Stages differ by at most one layer, and the last stage has the fewest."""
     return range(-(-num_layers * stage // stages), -(-num_layers * (stage + 1) // stages))
 
 
@@ -138,7 +138,10 @@ def axes_problem(layout: LayoutConfig, world_size: int) -> str | None:
     shown = " · ".join(f"{axis} {size}" for axis, size in given.items() if size > 1) or "no axis at all"
     if layout.data in ("ddp", "zero1"):
         if layout.shard not in (None, 1):
-            return f"layout.shard = {layout.shard}: expected data = zero2 or zero3, got {layout.data}. Remove it."
+            return (
+                f"layout.shard = {layout.shard}: expected data = zero2 or zero3, got {layout.data}. Remove "
+                "layout.shard."
+            )
     elif world_size % product:
         return (
             f"layout: expected {world_size} rank(s), got {shown} = {product}, which does not divide that. Start "
@@ -153,8 +156,7 @@ def axes_problem(layout: LayoutConfig, world_size: int) -> str | None:
 
 
 def _head_problems(shape: ModelShape, layout: LayoutConfig) -> Iterator[str]:
-    """Yield an error text for heads, widths or a vocabulary that the axes tensor, or context by heads, cannot
-    divide."""
+    """Yield an error text for each number of heads, width or vocabulary size that the ranks of an axis cannot split."""
     sequences = layout.context if layout.context_by == "heads" else 1
     both = f"context · tensor = {layout.tensor * sequences} (context_by heads)"
     alone = f"tensor = {layout.tensor}"

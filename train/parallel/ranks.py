@@ -185,7 +185,7 @@ def machine_placement(store: Any, rank: int, world_size: int) -> tuple[int, int]
 def open_ranks() -> Iterator[Ranks]:
     """Return the context of the ranks that torchrun started, or of this process alone, on GPUs if there are any.
 
-    Raises ConfigError on the first rank of a machine that has fewer GPUs than ranks, FirstRankFailed on its others.
+    Raises ConfigError on the first rank of a machine that has fewer GPUs than ranks, FirstRankFailed on the others.
     """
     use_expandable_segments()
     store: Any = dist.HashStore()  # type: ignore[attr-defined]
