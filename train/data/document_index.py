@@ -1,8 +1,8 @@
 """The document index of a dataset: look-ups by position in a stream, by id, by URL and by host, without scans.
 
 Every index file is sorted, so a binary search reads only a few of its record batches. The index of a shard is sorted by
-token offset and, since the global shuffle is by hash of the id, by that hash; a bucket of the URL index is sorted by
-SURT.
+token offset. It is also sorted by a hash of the document id, since the global shuffle orders documents by that hash. A
+bucket of the URL index is sorted by SURT.
 """
 
 from bisect import bisect_left, bisect_right

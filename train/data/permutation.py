@@ -2,9 +2,9 @@
 
 A source's stream is cut into chunks. A bijection of (seed, source, epoch) orders windows of adjacent shards, then the
 chunks inside each window, so that consecutive steps read few shards. Concatenated in this order, the chunks are the
-*ordered stream*. Every row is the next tokens of it, of any number: a change of sequence length neither repeats nor
-loses a token. The contiguous spans of the stream that a row consists of are its *pieces*. Nothing is iterated: any
-position in the order, and the position of any token, is computed directly.
+*ordered stream*. Each row consists of its next tokens. Since rows may have any length, a change of sequence length
+neither repeats nor loses a token. The contiguous spans of the stream that a row consists of are its *pieces*. Nothing
+is iterated: any position in the order, and the position of any token, is computed directly.
 """
 
 import hashlib

@@ -26,8 +26,9 @@ from torch.nn.attention.varlen import varlen_attn
 from train.model.cpu_attention import MAX_TILE_QUERIES, attend_in_tiles
 from train.model.shape import ModelShape
 
-# Masks of documents that share a row. A CUDA device in 16 bits uses FlashAttention (`varlen_attn`), or FlexAttention
-# for the shapes that FlashAttention does not support. A CPU cuts the row into tiles (train/model/cpu_attention.py).
+# Masks of documents that share a row. With a 16-bit dtype, a CUDA device uses FlashAttention (`varlen_attn`), or
+# FlexAttention for the shapes that FlashAttention does not support. A CPU cuts the row into tiles
+# (train/model/cpu_attention.py).
 
 BLOCK = 128
 """Number of positions in a block of FlexAttention, whose kernels are made for this size."""

@@ -1,4 +1,4 @@
-"""Attention on a CPU in tiles: a range of queries, and the keys of their document up to the last of them.
+"""Attention on a CPU in tiles. A tile is a range of queries, and the keys of their document up to the last query.
 
 torch's kernel computes 512 keys at a time, masked or not. So a causal row is cut into tiles that end with their last
 query, and a row of documents also at document borders; only short documents share a tile, with a mask. The scores of a

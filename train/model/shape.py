@@ -126,10 +126,10 @@ def flops_per_token(shape: ModelShape, seq_len: int, logits: bool = True) -> int
     """Return FLOPs per token, forward and backward: 6 per matrix weight, and 12·layers·q·seq_len for attention.
 
     q is the width of all heads. The attention term counts the full T × T scores, as is usual for MFU. Relative
-    positions add half as much for a third product, and 4·d·q for the projection of the distances, which have no
-    gradient, counted for every sequence. `logits=False` excludes the output projection. Sources: Kaplan et al. 2020,
-    arXiv 2001.08361, section 2.1; Chowdhery et al. 2022, arXiv 2204.02311, appendix B; Dai et al. 2019, arXiv
-    1901.02860, section 3.3.
+    positions add half as much for a third product. They also add 4·d·q for the projection of the distances, counted
+    for every sequence; the distances have no gradient. `logits=False` excludes the output projection. Sources: Kaplan
+    et al. 2020, arXiv 2001.08361, section 2.1; Chowdhery et al. 2022, arXiv 2204.02311, appendix B; Dai et al. 2019,
+    arXiv 1901.02860, section 3.3.
     """
     layer = 6 * matrix_params_of_layer(shape) + 12 * shape.query_width * seq_len
     if shape.positions == "relative":

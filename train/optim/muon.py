@@ -140,8 +140,8 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 class Muon:
     """Muon's update rule for some matrices.
 
-    The update of an m x n matrix is 0.2·√max(m, n) times an orthogonal matrix, so that its root mean square is about
-    0.2, like that of AdamW: both work with the same learning rate and decay. The iteration runs on whole matrices, each
+    The update of an m x n matrix is 0.2·√max(m, n) times an orthogonal matrix. Its root mean square is about 0.2,
+    like that of AdamW, so both work with the same learning rate and decay. The iteration runs on whole matrices, each
     on one of the ranks with a shard of it; matrices of equal shape form a batch.
     Sources: Jordan 2024, "Muon: An optimizer for hidden layers in neural networks"; Liu et al. 2025, arXiv 2502.16982,
     section 2.2.

@@ -79,7 +79,7 @@ def state_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
     """Return the optimizer state for a checkpoint, by `<state>.<parameter>`.
 
     Reading a checkpoint into these tensors restores all state except the number of updates, for which see `set_step`.
-    Each tensor is sharded like its parameter, except Adafactor's `row_mean` and `column_mean`: those are plain
+    Each tensor is sharded like its parameter, except Adafactor's `row_mean` and `column_mean`. Those are plain
     tensors of the whole matrix, the same on every rank with a shard of it.
     """
     return {f"{key}.{member.name}": value for member in optimizer.members for key, value in member.state.items()}

@@ -31,7 +31,7 @@ from train.parallel.ranks import all_gather_single
 
 
 class CountedGroup:
-    """Collectives over ranks with gradients of the same parameters, and a count of the bytes that they send."""
+    """Collectives over ranks with gradients of the same parameters, and a count of the bytes that this rank sends."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
@@ -101,7 +101,7 @@ class Buffer(NamedTuple):
     """The gradients in the buffer, in order and without gaps."""
 
     def split(self, values: Tensor) -> tuple[Tensor, ...]:
-        """Split a flat tensor of this length by parameter."""
+        """Split a flat tensor of the buffer's length into one flat tensor per gradient."""
         return torch.split(values, [entry.size for entry in self.entries])
 
 
@@ -112,7 +112,7 @@ class Method(Protocol):
         """Return the state of one parameter before the first step."""
 
     def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: CountedGroup) -> tuple[Tensor, Updates]:
-        """Return the flat sum over the ranks in float32, and the state updates.
+        """Return the sum of the buffer over the ranks, flat and in float32, and the state updates.
 
         The sum is not finite if the gradient of any rank is not.
         """
@@ -256,8 +256,9 @@ def num_kept(share: float, size: int) -> int:
 def largest_indices(values: Tensor, count: int) -> Tensor:
     """Return the indices of the numbers of largest magnitude, NaN first; of equals, the lowest index.
 
-    `topk` does not define which of equals it takes, so it gets keys that are never equal: the bits of the magnitude
-    above those of the index. It takes as long as `topk` of the numbers themselves (40 ms for 2.6 million on one core).
+    `topk` does not define which of equal numbers it takes, so it gets keys that are never equal. A key holds the bits
+    of the magnitude above those of the index. It takes as long as `topk` of the numbers themselves (40 ms for
+    2.6 million on one core).
     """
     last = values.numel() - 1
     keys = values.abs().view(torch.int32).long().bitwise_left_shift_(32)

@@ -1,4 +1,4 @@
-"""The arithmetic of a layout: sizes of the mesh's axes, rows and layers of each rank, and checks that they divide.
+"""The arithmetic of a layout: sizes of the mesh's axes, rows and layers of each rank, and checks of how they split.
 
 It does not import torch, so a plan and a dry run compute the same numbers as a training run.
 """
@@ -191,23 +191,24 @@ def _pipeline_problems(shape: ModelShape, layout: LayoutConfig) -> Iterator[str]
     low, high = {"gpipe": (1, 1), "1f1b": (1, 1), "zbv": (2, 2)}.get(layout.schedule, (1, shape.num_layers))
     if not low <= layout.stages <= high:
         yield (
-            f"layout.stages_per_rank: expected {low} with schedule = {layout.schedule}, got {layout.stages}. Remove it."
+            f"layout.stages_per_rank: expected {low} with schedule = {layout.schedule}, got {layout.stages}. "
+            "Remove layout.stages_per_rank."
         )
     if shape.tie_embeddings and layout.schedule == "zbv":
         yield (
             "plan.tie_embeddings: expected two matrices with schedule = zbv, whose first and last stage share a rank, "
-            "got tie_embeddings = true. Set plan.tie_embeddings = false, or choose another schedule."
+            "got tie_embeddings = true. Set plan.tie_embeddings = false, or choose another layout.schedule."
         )
     if layout.activation_checkpointing == "selective" and layout.schedule in SPLIT_BACKWARD:
         yield (
             f"layout.activation_checkpointing: expected a schedule with a whole backward pass, got selective with "
-            f"{layout.schedule}, whose layers torch runs backward twice. Set it to full or none, or choose another "
-            "schedule."
+            f"{layout.schedule}, whose layers torch runs backward twice. Set "
+            "layout.activation_checkpointing to full or none, or choose another layout.schedule."
         )
     if layout.compile is True and layout.schedule in SPLIT_BACKWARD:
         yield (
             f"layout.compile: expected a schedule with a whole backward pass, got {layout.schedule}, which "
-            "torch.compile cannot split. Set layout.compile = false, or choose another schedule."
+            "torch.compile cannot split. Set layout.compile = false, or choose another layout.schedule."
         )
 
 
@@ -217,7 +218,7 @@ def _schedule_problems(layout: LayoutConfig, axes: dict[str, int], global_batch:
     shown = f"{number} micro-batch(es) of {layout.rows_at_once} from {global_batch} rows"
     if layout.schedule == "1f1b" and number < layout.pipeline:
         rows = -(-global_batch // data_ranks(axes))
-        small = f"Set it to {rows // layout.pipeline} or less"
+        small = f"Set layout.micro_batch to {rows // layout.pipeline} or less"
         large = f"Set train.global_batch to {data_ranks(axes) * layout.pipeline} or more"
         yield (
             f"layout.micro_batch: expected a micro-batch for each of {layout.pipeline} stages with schedule = 1f1b, "

@@ -1,8 +1,8 @@
 """The memory that a rank needs at each moment of a step, computed from the layout before a run starts.
 
 Every number is a count of tensors that the code, or torch on its behalf, allocates; nothing is fitted. The peak is the
-largest of five moments: the loss, the start of the head's gradients, the backward pass of the last layer, its end, and
-the update.
+largest of five moments: the loss, the start of the head's gradients, the backward pass of the last layer, the end of
+the backward pass, and the update.
 """
 
 import math
@@ -378,7 +378,7 @@ SOURCES = {
 
 
 class Widths(NamedTuple):
-    """Bytes per parameter."""
+    """Bytes per parameter of weights, gradients and optimizer states."""
 
     weight: int
     """Bytes of the weights used in computation."""

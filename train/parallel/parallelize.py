@@ -296,7 +296,7 @@ def use_matrix_units(device: torch.device) -> None:
     """Enable TF32 for float32 products on a CUDA device, and FlashAttention 3 if it is installed.
 
     TF32 rounds factors to 10 bits of mantissa and sums in float32. That is enough for the products that stay in float32
-    beside 16-bit products; by the data sheets of A100 and H100 they take a tenth of the time.
+    if train.precision uses a 16-bit dtype. By the data sheets of A100 and H100, they take a tenth of the time.
     """
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")

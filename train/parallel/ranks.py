@@ -54,7 +54,7 @@ def select_device(local_rank: int, local_size: int) -> torch.device:
 
 
 def backend_of(device: torch.device) -> str:
-    """Return the backend of process groups of ranks on such devices; it always supports CPU tensors."""
+    """Return the torch.distributed backend for ranks on this type of device; it always supports CPU tensors too."""
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
