@@ -41,7 +41,7 @@ FIRST_HELDOUT_INDEX = 1 << 62
 
 @dataclass(frozen=True)
 class HeldoutRows:
-    """The held-out rows of every source that has any."""
+    """Held-out rows for an evaluation, from every source that has any."""
 
     sources: tuple[str, ...]
     """The source names that `rows.sources_B` indexes."""
@@ -156,7 +156,7 @@ class Batches:
         return Rows(*tensors, documents, torch.from_numpy(samples.source.astype(np.int64)))
 
     def _next(self, flat: Tokens, at: Ints, pieces: Pieces, shape: tuple[int, int]) -> Ints:
-        """Return the token after each position, IGNORED where none is predicted."""
+        """Return the targets for objective = causal: the token after each position, or IGNORED."""
         targets = _arrange_pieces(flat, at + 1, pieces, shape, np.int64(IGNORED))
         closed = np.flatnonzero(pieces.closed)
         targets[pieces.row[closed], pieces.column[closed] + pieces.length[closed] - 1] = IGNORED
@@ -170,7 +170,7 @@ class Batches:
         if flat.size and flat.max() >= vocab_size:
             raise ContractError(
                 f"tokens: expected ids below the vocabulary size of {vocab_size}, got {flat.max()}. "
-                "Run the step `tokens` again with this tokenizer."
+                "Run the step `tokens` again with the dataset's tokenizer."
             )
 
 

@@ -36,7 +36,8 @@ class Masking:
         self._plain[list(tokenizer.reserved.values())] = False
         self._words = np.flatnonzero(self._plain)
         limits = [min(round(share * part * 2**32), 2**32 - 1) for part in (MASKED, MASKED + RANDOM, 1.0)]
-        # Each position has one random number: it chooses the token if it is low enough, and decides its replacement.
+        # Each position has one random number. If it is low enough, the token is predicted; its value decides what
+        # replaces the token.
         self._masked, self._changed, self._chosen = (np.uint32(limit) for limit in limits)
 
     def hide(self, ids: Tokens, keys: Bits) -> tuple[Ints, Ints]:

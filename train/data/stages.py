@@ -97,8 +97,8 @@ def resolve_stages(
         steps = steps if config.stages or steps > 0 else 1
         if steps < 1 and left <= 0 and config.steps is None:
             raise ConfigError(
-                f"{stage_name(config, number)}: expected tokens left by earlier stages, got {tokens - left:,} of "
-                f"{tokens:,} already used. Lower `tokens` of earlier stages in train.stages."
+                f"{stage_name(config, number)}: expected tokens that earlier stages do not use, got "
+                f"{tokens - left:,} of {tokens:,} already used. Lower `tokens` of earlier stages in train.stages."
             )
         if steps < 1:
             raise ConfigError(
@@ -147,9 +147,10 @@ def row_length(config: TrainConfig, seq_len: int | None = None) -> int:
 
 # The skip list: global sample indices that training leaves out, in a file that only ever grows.
 #
-# A global index is the number of the stage << 40 | the index in the stage. The next samples of the stage take the place
-# of a skipped one, and later stages begin after them; nothing else changes. A checkpoint stores the length and the
-# digest of its skip list, so that a list that was edited, or that skips samples already used, is rejected.
+# A global index is the number of the stage << 40 | the index in the stage. The samples after a skipped one move up, the
+# stage uses one more sample at its end, and later stages begin after that; nothing else changes. A checkpoint stores
+# the length and the digest of its skip list, so that an edited list, or one that skips samples already used, is
+# rejected.
 
 Ints = NDArray[np.int64]
 

@@ -48,7 +48,7 @@ class PlainChunkLoss:
     """The loss of a chunk of logits in eager operations, in place as far as possible."""
 
     def __init__(self, logits_nV: Tensor, part: VocabularyPart | None):
-        """`part`: the rows of the vocabulary on this rank; None = all of it."""
+        """`part`: the rows of the output matrix on this rank; None = all rows."""
         self._logits_nV, self._part = logits_nV, part
         wide = torch.promote_types(logits_nV.dtype, torch.float32)
         self._wide_nV = logits_nV if logits_nV.dtype == wide else torch.empty_like(logits_nV, dtype=wide)
@@ -84,7 +84,7 @@ class FusedChunkLoss:
     """The loss of a chunk of logits in two compiled functions, always over the whole chunk, to avoid recompilation."""
 
     def __init__(self, logits_nV: Tensor, part: VocabularyPart | None):
-        """`part`: the rows of the vocabulary on this rank; None = all of it."""
+        """`part`: the rows of the output matrix on this rank; None = all rows."""
         self._logits_nV, self._part = logits_nV, part
         self._columns_n = self._log_z_n = logits_nV.new_empty(0)
 
@@ -158,7 +158,7 @@ MAX_GROUPS = 64
 
 @dataclass
 class LossTally:
-    """Sums of losses and of targets added so far on this rank, by source or another group; float64."""
+    """Sums of losses, and numbers of targets, added so far on this rank, by source or another group; float64."""
 
     losses_S: Tensor
     """Sum of cross-entropies [nats]."""
@@ -206,7 +206,7 @@ class HeadLoss:
         fused: bool = False,
         multiple: int = 1,
     ):
-        """`part`: the rows of the vocabulary on this rank; None = all of it. `fused`: whether compiled functions
+        """`part`: the rows of the output matrix on this rank; None = all rows. `fused`: whether compiled functions
         compute the chunks, then all of the same size. `multiple`: the logits are padded to a multiple of this many
         columns.
         """
@@ -219,7 +219,7 @@ class HeadLoss:
         row."""
 
     def __call__(self, x_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor, sources_B: Tensor | None) -> Tensor:
-        """Return the sum of (cross-entropy + z_loss · log² Z) · scale, 0-d, with gradients for stream and weights."""
+        """Return the sum of (cross-entropy + z_loss · log² Z) · scale, 0-d, with gradients for both inputs."""
         # Inside of `forward` gradients are always disabled, so whether one is required is determined here.
         needs_gradient = torch.is_grad_enabled() and (x_BTD.requires_grad or weight_VD.requires_grad)
         rows = (x_BTD.flatten(0, 1), weight_VD, targets_BT.flatten())

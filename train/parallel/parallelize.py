@@ -132,7 +132,7 @@ class SplitModel:
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """Return the context in which the optimizer updates weights; at its end all ranks have the new ones."""
+        """Return the context in which the optimizer updates weights; at its end all ranks have the new weights."""
         if self._shares is not None:
             self._shares.view_gradients()
         yield

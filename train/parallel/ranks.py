@@ -59,7 +59,7 @@ def backend_of(device: torch.device) -> str:
 
 
 def torchrun_placement() -> tuple[int, int] | None:
-    """Return the local rank and the number of ranks of its machine; None = torchrun has not set them."""
+    """Return the local rank of this process and the number of ranks on its machine; None = not set by torchrun."""
     local_rank, local_size = (os.environ.get(name) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
     return None if local_rank is None or local_size is None else (int(local_rank), int(local_size))
 
@@ -169,7 +169,7 @@ def agreed_start(store: Any, rank: int, world_size: int) -> str:
 
 
 def machine_placement(store: Any, rank: int, world_size: int) -> tuple[int, int]:
-    """Return the local rank and the number of ranks of its machine.
+    """Return the local rank of this process and the number of ranks on its machine.
 
     Values set by torchrun are used if there are any, since containers may share a hostname and a machine may have
     several. Otherwise ranks with the same hostname count as ranks of the same machine.
