@@ -321,6 +321,6 @@ def _chunked_loss(
 
 
 def _pad_to_multiple(matrix_VD: Tensor, multiple: int) -> Tensor:
-    """Return the matrix with zero rows added until it has a multiple of `multiple` rows; the same tensor if it is."""
+    """Return the matrix with zero rows added until it has a multiple of `multiple` rows; unchanged if it has them."""
     padding = -len(matrix_VD) % multiple
     return F.pad(matrix_VD, (0, 0, 0, padding)) if padding else matrix_VD
