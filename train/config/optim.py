@@ -32,7 +32,7 @@ class StateBytes(NamedTuple):
 
 @dataclass(frozen=True)
 class DeclaredOptimizer:
-    """The declaration of an optimizer, which the settings, memory estimate, cost model and trainer read."""
+    """Properties of one optimizer, read by the settings, the memory estimate, the cost model and the trainer."""
 
     rule: str
     """`module:class` of the update rule. The class is called with the parameters, and with `settings` by name."""
@@ -60,12 +60,12 @@ class DeclaredOptimizer:
 
     @property
     def all_settings(self) -> set[str]:
-        """Fields of `[optim]` that its update rules take, including those of `of_others`."""
+        """Names of the `[optim]` fields that configure this optimizer and the optimizer `of_others`."""
         return {*self.settings, *self.of_others.settings}
 
 
 def _muon_workspace(gradient: int, numbers: int, config: "OptimConfig") -> int:
-    """Return the bytes of a chunk of matrices and of two products of that size, in the precision of the iteration."""
+    """Return the bytes of Muon's temporary tensors: a chunk of matrices and two products, in `optim.muon_precision`."""
     return 3 * (4 if config.muon_precision == "fp32" else 2) * min(NUMBERS_AT_ONCE, numbers)
 
 

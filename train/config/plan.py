@@ -53,16 +53,16 @@ class OwnLaw(BaseModel):
 
     @property
     def source(self) -> str:
-        """The runs and the dataset that the law was fitted to, in words."""
+        """Text that says how many runs, and which dataset, the law was fitted to."""
         of = f"dataset {self.dataset[:12]}" if self.dataset else "datasets that it does not name"
         return f"fitted to {self.num_runs} runs on {of}"
 
     def source_of(self, name: str) -> str:
-        """Return the source of a constant of the law, in words."""
+        """Return a text that says where the value of a constant of the law comes from."""
         return self.held_from if self._is_held(name) else self.source
 
     def interval(self, name: str) -> str:
-        """Return the confidence interval of a constant of the law, in words."""
+        """Return a text with the confidence interval of a constant of the law, or why there is none."""
         if self._is_held(name):
             return "held, not fitted"
         if name not in self.intervals:

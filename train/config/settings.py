@@ -51,9 +51,9 @@ class Settings(BaseModel):
     """The checks on loss and gradient norm after a step."""
 
     def content(self) -> dict[str, Any]:
-        """Return every setting that affects the trained weights, by `section.key`, without those of `[plan]`.
+        """Return the value of every setting that affects the trained weights, by `section.key`.
 
-        The settings of `[plan]` take effect through the model's shape.
+        The settings of `[plan]` are left out, since they affect the weights only through the model's shape.
         """
         sections = {name: getattr(self, name) for name in SECTIONS if name not in ("plan", "cluster")}
         content = {
@@ -66,7 +66,7 @@ class Settings(BaseModel):
         return content
 
     def for_device(self, kind: str, capability: tuple[int, int] | None = None) -> "Settings":
-        """Return the settings with every automatic value replaced by that for a device type ("cpu", "cuda").
+        """Return the settings for a device type ("cpu", "cuda"): "auto" and an unset `layout.micro_batch` are replaced.
 
         `capability`: compute capability of a CUDA device; None = 8.0 or newer, or no CUDA device.
         """
@@ -80,11 +80,11 @@ class Settings(BaseModel):
         )
 
     def with_precisions_for(self, kind: str, capability: tuple[int, int] | None = None) -> "Settings":
-        """Return the settings with automatic precisions replaced as by `for_device`; other automatic values remain."""
+        """Return the settings with precisions of "auto" replaced as in `for_device`, and no other setting changed."""
         return self._set_automatic(self.for_device(kind, capability).content(), PRECISION_FIELDS)
 
     def with_precisions_of(self, content: Mapping[str, Any]) -> "Settings":
-        """Return the settings with automatic precisions and fp8 scaling replaced by those of `content`.
+        """Return the settings with precisions and fp8 scaling of "auto" replaced by the values in `content`.
 
         `content`: settings by `section.key`, such as those of a checkpoint.
         """

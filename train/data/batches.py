@@ -41,7 +41,7 @@ FIRST_HELDOUT_INDEX = 1 << 62
 
 @dataclass(frozen=True)
 class HeldoutRows:
-    """The held-out rows of every source that has any."""
+    """Held-out rows for an evaluation, from every source that has any."""
 
     sources: tuple[str, ...]
     """The source names that `rows.sources_B` indexes."""
@@ -50,7 +50,7 @@ class HeldoutRows:
 
 
 class Batches:
-    """The training batches of a dataset in their order, and its held-out samples. Not thread-safe."""
+    """Reads the training batches of a dataset, in the order of the run, and its held-out rows. Not thread-safe."""
 
     def __init__(self, dataset: Dataset, config: TrainConfig, order: SampleOrder):
         self.order = order
@@ -64,25 +64,25 @@ class Batches:
         }
 
     def samples(self, step: int, rows: range | None = None) -> Samples:
-        """Return the samples of these rows of a step's global batch, without their tokens; None = all rows."""
+        """Return which samples form the given rows of a step's global batch, without their tokens; None = all rows."""
         return self.order.samples(step, rows)
 
     def batch(self, step: int, rows: range | None = None) -> Rows:
-        """Return the rows of a step's global batch; None = all rows.
+        """Read the given rows of a step's global batch; None = all rows.
 
         Raises ContractError if a shard is unreadable, or its tokens differ from the manifest in number, type or range.
         """
         return self.read(self.samples(step, rows))
 
     def read(self, samples: Samples) -> Rows:
-        """Return the rows of any training samples."""
+        """Read the tokens of training samples, and return one row for each sample."""
         return self._rows(samples, [f"{source}/{TRAIN}" for source in self.order.sources], self._objective)
 
     def groups(self, step: int, rows: range, parts: Sequence[DocumentPart]) -> torch.Tensor:
-        """Return the index in `parts` of the part that each position's loss belongs to, (B, row_length), int64.
+        """Return, for each position, the index in `parts` of the document part with its target, (B, row_length), int64.
 
-        A loss belongs to the part that contains the predicted token; the index is len(parts) if none does. A sentinel
-        belongs to the span that it replaces, and the last sentinel to the span before it.
+        The index is len(parts) if no part contains the target. A sentinel belongs to the span that it replaces, and
+        the last sentinel to the span before it.
         """
         samples = self.samples(step, rows)
         pieces, causal = samples.pieces, self._objective.predicts_next
@@ -129,7 +129,7 @@ class Batches:
         return ratios
 
     def _rows(self, samples: Samples, streams: Sequence[str], objective: Objective) -> Rows:
-        """Return the rows of samples; `samples.source` is an index into `streams`."""
+        """Read the tokens of samples and make one row of each; `samples.source` holds indices into `streams`."""
         pieces, shape = samples.pieces, (len(samples.index), samples.seq_len)
         # Pieces are concatenated, each with the token after it: a piece's targets are its inputs shifted by one.
         flat = np.empty(int(pieces.length.sum()) + len(pieces), self._dataset.tokenizer.dtype)
@@ -156,7 +156,7 @@ class Batches:
         return Rows(*tensors, documents, torch.from_numpy(samples.source.astype(np.int64)))
 
     def _next(self, flat: Tokens, at: Ints, pieces: Pieces, shape: tuple[int, int]) -> Ints:
-        """Return the token after each position, IGNORED where none is predicted."""
+        """Return the targets for objective = causal: the token after each position, or IGNORED."""
         targets = _arrange_pieces(flat, at + 1, pieces, shape, np.int64(IGNORED))
         closed = np.flatnonzero(pieces.closed)
         targets[pieces.row[closed], pieces.column[closed] + pieces.length[closed] - 1] = IGNORED
@@ -170,14 +170,15 @@ class Batches:
         if flat.size and flat.max() >= vocab_size:
             raise ContractError(
                 f"tokens: expected ids below the vocabulary size of {vocab_size}, got {flat.max()}. "
-                "Run the step `tokens` again with this tokenizer."
+                "Run the step `tokens` again with the dataset's tokenizer."
             )
 
 
 def move_groups(groups: Ints, index: Ints, config: TrainConfig) -> Ints:
-    """Return the loss group of every target for objective = span, from the groups of the row's tokens, (B, T).
+    """Return the loss group of each target for objective = span; losses of the same group are summed together.
 
-    Positions without a target have any group.
+    `groups`, (B, T): the group of each token of the rows before their spans are moved. At positions without a target
+    the result has no meaning.
     """
     _, moved = cut_spans(
         groups.astype(np.uint32), keys_of(key_of(config.seed, "objective"), index), config, np.full(100, UNKNOWN_GROUP)
@@ -189,7 +190,9 @@ def move_groups(groups: Ints, index: Ints, config: TrainConfig) -> Ints:
 
 
 def _arrange_pieces(flat: Tokens, at: Ints, pieces: Pieces, shape: tuple[int, int], blank: Number) -> NDArray[Number]:
-    """Return rows (B, T) of pieces that start at `at` in `flat`, where each is one token longer; `blank` elsewhere."""
+    """Return rows (B, T) that hold copies of the pieces in `flat`, and `blank` everywhere else.
+
+    `at`: the offset of each piece in `flat`, where one more token follows each piece."""
     if len(pieces) == shape[0] and (pieces.length == shape[1]).all():
         first = int(at[0]) if len(at) else 0
         return flat.reshape(shape[0], shape[1] + 1)[:, first : first + shape[1]].astype(blank.dtype, copy=False)
@@ -202,7 +205,9 @@ def _arrange_pieces(flat: Tokens, at: Ints, pieces: Pieces, shape: tuple[int, in
 
 
 def _number_documents(marks: NDArray[np.int32], pieces: Pieces) -> torch.Tensor:
-    """Return each position's document number from marks at document starts; pieces and padding start a document too."""
+    """Return the number of each position's document in its row; `marks` is 1 where a document starts.
+
+    The first position of a piece, and of the padding, starts a new number too."""
     marks[pieces.row, pieces.column] = 1
     end = pieces.column + pieces.length
     short = end < marks.shape[1]
@@ -222,7 +227,7 @@ def open_batches(
     skip: SkipList = NO_SKIPS,
     packings: Mapping[str, PackedIndex] | None = None,
 ) -> Batches:
-    """Return the batches of a dataset. Raises ConfigError if its size does not fit the lengths or weights."""
+    """Return the reader of a dataset's batches. Raises ConfigError if lengths or weights do not fit the dataset."""
     return Batches(dataset, config, make_order(dataset, config, stages, skip, packings))
 
 
@@ -230,10 +235,12 @@ def open_batches(
 
 
 class Prefetch:
-    """Prefetches one step. It keeps no position in the data: any step may be taken, and the next is then ready."""
+    """Reads the rows of the next step in a thread while the caller uses those of the current step.
+
+    Steps may be taken in any order; only the step after the one last taken is read ahead."""
 
     def __init__(self, read: Callable[[int], Rows], stop: int, device: str = "cpu"):
-        """`read` returns the rows of a step and is called in one thread only; steps from `stop` are not prefetched.
+        """`read` returns the rows of a step and is called in one thread only. Steps from `stop` on are not prefetched.
 
         For `device` = "cuda" the rows are pinned, so that they can be copied asynchronously.
         """

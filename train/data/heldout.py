@@ -1,6 +1,6 @@
-"""Find the held-out documents of one dataset that another dataset trains on, so that evaluations can exclude them.
+"""Find the held-out documents of one dataset that are training data in another, so that evaluations can exclude them.
 
-The hash of its cluster decides whether a document is held out, and the clusters of two datasets may differ. A document
+A hash of a document's cluster decides whether it is held out, and the clusters of two datasets may differ. A document
 that is held out in the first dataset may therefore be training data in the second.
 """
 
@@ -63,10 +63,10 @@ def trained_documents(doc_ids: Iterable[bytes], dataset: Dataset) -> set[bytes]:
 def trained_copies(runs: Sequence[Store], datasets: Sequence[Dataset], held: Iterable[bytes]) -> set[bytes]:
     """Return the ids in `held` of documents that have a copy in a training stream of one of `datasets`.
 
-    `held`: held-out documents of `runs`. Documents are copies if they are in one cluster of any of these runs; a run
-    without clusters uses those of the run that wrote its dataset. Only two narrow columns of the clusters are scanned.
-    If all runs have the same clusters, held-out share and seed, no cluster can be both held out and trained on. Then
-    nothing is read.
+    `held`: held-out documents of `runs`. Documents are copies if they are in the same cluster of any of these runs.
+    A run without clusters uses those of the run that wrote its dataset. Only two narrow columns of the clusters are
+    scanned. If all runs have the same clusters, held-out share and seed, no cluster can be both held out and trained
+    on. Then nothing is read.
     """
     owners = {owner.uri: owner for run in runs for owner in [_cluster_run(run)]}
     cuts = [{key: _token_settings(open_dataset(run)).get(key) for key in ("heldout_share", "seed")} for run in runs]
@@ -108,7 +108,7 @@ def _token_settings(dataset: Dataset) -> Mapping[str, object]:
 
 
 def _cluster_rows(table: TableVersion, column: str, values: pa.Array) -> dict[bytes, bytes]:
-    """Return the cluster by doc_id, for the rows of the table `dedup` that have one of `values` in `column`."""
+    """Return the cluster of each document, by doc_id, for rows of table `dedup` with one of `values` in `column`."""
     clusters_by_id: dict[bytes, bytes] = {}
     for path in table.manifest.paths_of():
         with table.folder.open_input(path) as stream:

@@ -27,7 +27,7 @@ DRAWN_FROM = 1 << 32
 
 
 class Masking:
-    """Masks a share of the tokens of rows. Source: Devlin et al. 2018, arXiv 1810.04805, section 3.1."""
+    """Masks random tokens of rows, for objective = mlm. Source: Devlin et al. 2018, arXiv 1810.04805, section 3.1."""
 
     def __init__(self, share: float, tokenizer: TokenizerContract):
         """`share`: share of the tokens that are predicted. Reserved tokens are never masked or drawn as random ids."""
@@ -36,7 +36,8 @@ class Masking:
         self._plain[list(tokenizer.reserved.values())] = False
         self._words = np.flatnonzero(self._plain)
         limits = [min(round(share * part * 2**32), 2**32 - 1) for part in (MASKED, MASKED + RANDOM, 1.0)]
-        # Each position has one random number: it chooses the token if it is low enough, and decides its replacement.
+        # Each position has one random number. If it is low enough, the token is predicted; its value decides what
+        # replaces the token.
         self._masked, self._changed, self._chosen = (np.uint32(limit) for limit in limits)
 
     def hide(self, ids: Tokens, keys: Bits) -> tuple[Ints, Ints]:
@@ -67,8 +68,8 @@ class Masking:
 def cut_spans(ids: Tokens, keys: Bits, config: TrainConfig, sentinels: Ints) -> tuple[Ints, Ints]:
     """Return inputs and targets, both (B, row_length), with random spans moved to the end of the row.
 
-    A row is its text with each span replaced by a sentinel, then every span after its sentinel, then a last sentinel.
-    Only tokens after the text are predicted. The text starts with a token and ends with a span.
+    The new row is the text with a sentinel in place of each span, then each span after its sentinel, then one more
+    sentinel. Only tokens after the text are predicted. The first token of a row is in no span; the last is in one.
     Source: Raffel et al. 2019, arXiv 1910.10683, sections 3.1.4 and 3.3.4 (random segments of fixed number).
     """
     size = ids.shape[1]
@@ -86,7 +87,9 @@ def cut_spans(ids: Tokens, keys: Bits, config: TrainConfig, sentinels: Ints) -> 
 
 
 def _move_spans(ids: Tokens, kept: Ints, cut: Ints, sentinels: Ints) -> Tokens:
-    """Return rows one position longer than a model row: inputs are all tokens but the last, targets all but the first.
+    """Return the rows with their spans moved to the end and sentinels added, one token longer than the model's input.
+
+    All tokens but the last are the inputs; all tokens but the first are the targets.
 
     `kept`, `cut`: lengths of the alternating spans that stay in the text and that are moved after it.
     """
@@ -125,7 +128,7 @@ def segments(bits: Bits, number: int) -> Ints:
 
 
 class Objective:
-    """The objective of a run, which is applied to rows of stream tokens."""
+    """The training objective of a run; makes the inputs and targets of rows from their tokens."""
 
     def __init__(self, config: TrainConfig, tokenizer: TokenizerContract, seed: int):
         self._config, self._key = config, key_of(seed, "objective")
@@ -141,11 +144,12 @@ class Objective:
     def apply(self, ids: Tokens, index: Ints) -> tuple[Ints, Ints]:
         """Return inputs and targets (B, row_length) from the tokens (B, T) of the samples with these global indices.
 
-        Raises ValueError if each token predicts the next, since the last target is not among the tokens.
+        Raises ValueError for objective = causal: its last target is the token after the row, which is not in `ids`.
         """
         if self.predicts_next:
             raise ValueError(
-                "Objective.apply: expected objective = mlm or span, got causal. Read its targets from the stream."
+                "Objective.apply: expected objective = mlm or span, got causal. "
+                "Read the targets of causal rows from the stream."
             )
         keys = keys_of(self._key, index)
         if self._config.objective == "mlm":

@@ -65,7 +65,7 @@ def block_counts(weights: Mapping[str, float]) -> dict[str, int]:
     if lost:
         raise ConfigError(
             f"train.weights: expected shares of at least {1 / MAX_BLOCK:.3g} (one sample in {MAX_BLOCK}), "
-            f"got {', '.join(lost)}. Set them to 0 in train.weights, or raise them."
+            f"got {', '.join(lost)}. Set each of these weights to 0 in train.weights, or raise it."
         )
     return counts
 
@@ -89,7 +89,7 @@ def schedule(counts: list[int]) -> NDArray[np.int64]:
 
 
 class Mixture:
-    """The mapping between the index of a sample in a stage and (source, index among the source's samples there)."""
+    """Maps a sample's index in a training stage to its source and its index among that source's samples, and back."""
 
     def __init__(self, counts: Mapping[str, int]):
         self.counts = np.array(list(counts.values()), np.int64)
@@ -107,7 +107,7 @@ class Mixture:
         return source, block * self.counts[source] + self._ranks[slot]
 
     def find(self, source: int, position: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the sample indices of a source's samples, by their index among them: the inverse of `locate`."""
+        """Return the sample index for each index among the samples of a source: the inverse of `locate`."""
         block, rank = np.divmod(position, self.counts[source])
         return block * self.block + self._places[source][rank]
 
@@ -163,7 +163,7 @@ class SampleOrder:
         if skip.last_stage >= len(stages):
             raise ConfigError(
                 f"train.skip_file: expected samples of stages 0 to {len(stages) - 1}, got one of stage "
-                f"{skip.last_stage} (index >> {STAGE_BITS}). Remove the entry from the file train.skip_file."
+                f"{skip.last_stage} (index >> {STAGE_BITS}). Remove its line from the file that train.skip_file names."
             )
         self._stages: list[_Stage] = []
         position = dict.fromkeys(range(len(self.sources)), 0)
@@ -230,8 +230,8 @@ class SampleOrder:
     def find(self, source: str, start: int, stop: int) -> list[tuple[int, Ints]]:
         """Return the positions of all samples with one of the tokens [start, stop) of a source's stream as an input.
 
-        One pair per stage: its number, and the positions as `at` takes them. All epochs up to the last step of the plan
-        are covered, at the cost of a few look-ups per epoch.
+        The result has a pair for each stage: its number, and positions that can be passed to `at`. All epochs up to the
+        last step of the plan are covered, at the cost of a few look-ups per epoch.
         """
         which = self.sources.index(source)
         stream, last = self.streams[which], self._stages[-1].ends[which]
@@ -269,9 +269,9 @@ class SampleOrder:
         return Samples((stage << STAGE_BITS) + index, state.which[local], pieces, state.plan.seq_len)
 
     def _numbers(self, stage: _Stage, which: int, begins: Ints, ends: Ints) -> Ints:
-        """Return the positions of a stage's samples, as `at` takes them, that overlap a range [begin, end) of a source.
+        """Return the positions, for `at`, of a stage's samples that overlap one of the ranges [begin, end) of a source.
 
-        The ranges are positions in the order of the source, and skipped samples are left out.
+        A range consists of positions in the order of the source. Skipped samples are left out.
         """
         local = np.flatnonzero(stage.which == which)
         if not local.size:
@@ -291,7 +291,7 @@ def _mixture(counts: tuple[tuple[str, int], ...]) -> Mixture:
 
 
 def tokens_by_source(stages: Sequence[StagePlan]) -> dict[str, int]:
-    """Return how many tokens the stages use of each source if no sample is skipped, with the padding of packed rows."""
+    """Return how many tokens of each source the stages use if no sample is skipped, padding of packed rows included."""
     drawn: dict[str, int] = {}
     for stage in stages:
         taken = _mixture(tuple(stage.counts.items())).taken(stage.num_samples)
@@ -316,7 +316,7 @@ def open_streams(
             valid = [length for length in range(1, chunk_tokens + 1) if chunk_tokens % length == 0]
             raise ConfigError(
                 f"{where}.seq_len: expected a divisor of the dataset's chunk_tokens {chunk_tokens}, got {seq_len}. "
-                f"Set it to one of {', '.join(map(str, valid[-8:]))}."
+                f"Set {where}.seq_len to one of {', '.join(map(str, valid[-8:]))}."
             )
         _check_weights(f"{where}.weights", weights, tokens)
         used |= {name for name in tokens if weights.get(name, 0 if weights else 1) > 0}
@@ -324,7 +324,7 @@ def open_streams(
     short = [f"{source} has {tokens[source]} tokens" for source in chunks if not chunks[source].num_chunks]
     if short or not chunks:
         raise ConfigError(
-            f"{dataset.folder.uri}: expected at least {chunk_tokens + 1} training tokens (a chunk and one) in every "
+            f"{dataset.folder.uri}: expected at least {chunk_tokens + 1} training tokens (chunk_tokens + 1) in every "
             f"source, got {'; '.join(short) or 'no training source'}. Set the source's weight to 0 in train.weights, "
             "or lower tokens.chunk_tokens."
         )
@@ -334,7 +334,7 @@ def open_streams(
 
 
 def stage_counts(streams: Mapping[str, RowOrder], config: TrainConfig) -> list[dict[str, int]]:
-    """Return the mixture of every stage: the number of samples of each source in a block."""
+    """Return the mixture of every stage: the number of samples of each source in a block, its period."""
     by_tokens: dict[str, float] = {source: stream.num_units for source, stream in streams.items()}
     return [block_counts(dict(sorted((weights or by_tokens).items()))) for weights in stage_weights(config)]
 

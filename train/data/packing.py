@@ -74,9 +74,10 @@ class Packing(BaseModel):
 
 
 def best_fit(lengths: list[int], capacity: int) -> list[list[int]]:
-    """Return rows of pieces, as indices into `lengths`, by best-fit decreasing; a row holds at most `capacity` tokens.
+    """Pack pieces of these lengths into rows of at most `capacity` tokens, by best-fit decreasing.
 
-    No length is above `capacity`. Pieces are in stream order within a row, and rows by their first piece.
+    Returns the indices of the pieces in each row, ascending; rows are sorted by their first index. No length may exceed
+    `capacity`.
     """
     rows: list[list[int]] = []
     room: list[tuple[int, int]] = []
@@ -211,7 +212,9 @@ def _write_source(folder: Store, dataset: Dataset, source: str, number: int, seq
 
 
 def _pack_chunks(edges: Ints, chunks: range, size: int, seq_len: int) -> dict[str, Ints]:
-    """Return the columns of TABLES for the packed rows of these chunks; `edges`: all document boundaries in them."""
+    """Return the columns of TABLES for the packed rows of these chunks.
+
+    `edges`: stream positions of all document boundaries in the chunks."""
     corners = np.arange(chunks.start, chunks.stop + 1) * size
     points = np.unique(np.concatenate([corners, edges[(edges > corners[0]) & (edges < corners[-1])]]))
     long = np.diff(points)
@@ -240,9 +243,9 @@ def _spool(spools: dict[str, IO[bytes]], columns: dict[str, Ints]) -> None:
 
 
 def _write_table(folder: Store, path: str, schema: pa.Schema, spools: dict[str, IO[bytes]]) -> None:
-    """Write a table as one record batch, so that a reader maps each column as one array.
+    """Write a table of one record batch from the temporary files `spools`, each of which holds one column.
 
-    The spooled columns are memory-mapped, not loaded.
+    With one record batch, a reader maps each column as one array. The files are memory-mapped, not loaded.
     """
     arrays = []
     for field in schema:

@@ -2,9 +2,9 @@
 
 A source's stream is cut into chunks. A bijection of (seed, source, epoch) orders windows of adjacent shards, then the
 chunks inside each window, so that consecutive steps read few shards. Concatenated in this order, the chunks are the
-*ordered stream*. Every row is the next tokens of it, of any number: a change of sequence length neither repeats nor
-loses a token. The contiguous spans of the stream that a row consists of are its *pieces*. Nothing is iterated: any
-position in the order, and the position of any token, is computed directly.
+*ordered stream*. Each row consists of its next tokens. Since rows may have any length, a change of sequence length
+neither repeats nor loses a token. The contiguous spans of the stream that a row consists of are its *pieces*. Nothing
+is iterated: any position in the order, and the position of any token, is computed directly.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ def mix_bits(x: Bits) -> Bits:
 
 
 def key_of(*parts: int | str) -> np.uint64:
-    """Return the key of the random numbers for one purpose, a hash of `parts`, which name the purpose."""
+    """Return a key for random numbers: a 64-bit hash of `parts`, which say what the numbers are used for."""
     digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
     return np.uint64(int.from_bytes(digest, "little"))
 
@@ -142,7 +142,10 @@ class ChunkOrder:
         self._slots: dict[int, tuple[Ints, Ints, Ints]] = {}
 
     def slots(self, epoch: int) -> tuple[Ints, Ints, Ints]:
-        """Return an epoch's order of windows: window and first chunk position of each slot, and slot of each window."""
+        """Return the order in which an epoch reads the windows, as three arrays.
+
+        They hold the window at each place of that order (its slot), the number of chunks before each slot, and the slot
+        of each window."""
         if epoch not in self._slots:
             number = len(self.sizes)
             key = np.full(number, key_of(self.seed, self.source, epoch))
@@ -160,7 +163,7 @@ class ChunkOrder:
         return self.inside(epoch, order[slot], place - begins[slot])
 
     def inside(self, epoch: int, window: Ints, number: Ints) -> Ints:
-        """Return the chunk that an epoch reads as the `number`-th of a window."""
+        """Return the chunk that an epoch reads as the `number`-th (0 = first) of a window."""
         return self.windows[window] + permute(number, self.sizes[window], self._keys(epoch, window))
 
     def places(self, epoch: int, chunk: Ints) -> Ints:
@@ -190,7 +193,7 @@ class RowOrder(Protocol):
         """Return the pieces of the rows that start at these positions."""
 
     def touching(self, epoch: int, start: int, stop: int) -> tuple[Ints, Ints]:
-        """Return the ranges of an epoch's positions with stream tokens [start, stop) as inputs: first ones, ends."""
+        """Return the ranges (starts, ends) of an epoch's positions whose inputs include stream tokens [start, stop)."""
 
 
 class StreamRows:
@@ -203,7 +206,7 @@ class StreamRows:
         self.num_units = chunks.num_chunks * chunks.chunk_tokens
 
     def width(self, seq_len: int) -> int:
-        """Return the number of units in a row, here its tokens."""
+        """Return the number of units in a row: `seq_len`, since a unit is a token."""
         return seq_len
 
     def pieces(self, position: Ints, seq_len: int) -> Pieces:
@@ -223,7 +226,7 @@ class StreamRows:
         return Pieces(row, column, epoch, chunk * size + offset, length, np.zeros(len(row), np.bool_))
 
     def touching(self, epoch: int, start: int, stop: int) -> tuple[Ints, Ints]:
-        """Return the ranges of an epoch's positions with stream tokens [start, stop) as inputs: first ones, ends."""
+        """Return the ranges (starts, ends) of an epoch's positions whose inputs include stream tokens [start, stop)."""
         size, stop = self.chunks.chunk_tokens, min(stop, self.num_units)
         chunk = np.arange(start // size, -(-stop // size))
         place = self.chunks.places(epoch, chunk) if chunk.size else chunk
@@ -259,7 +262,7 @@ class PackedRows:
         self._tables: dict[tuple[int, int], tuple[Ints, Ints]] = {}
 
     def width(self, seq_len: int) -> int:
-        """Return the number of units in a row, here 1."""
+        """Return the number of units in a row: 1, since a unit is a row."""
         return 1
 
     def pieces(self, position: Ints, seq_len: int) -> Pieces:
@@ -275,7 +278,7 @@ class PackedRows:
         return Pieces(which, column, epoch[which], self.index.start[piece], length, closed)
 
     def touching(self, epoch: int, start: int, stop: int) -> tuple[Ints, Ints]:
-        """Return the ranges of an epoch's positions with stream tokens [start, stop) as inputs: first ones, ends."""
+        """Return the ranges (starts, ends) of an epoch's positions whose inputs include stream tokens [start, stop)."""
         size = self.chunks.chunk_tokens
         chunk = np.arange(start // size, min(-(-stop // size), self.chunks.num_chunks))
         rows, which = concatenate_ranges(self.index.chunk_begins[chunk], self._rows_of_chunks(chunk))
@@ -303,7 +306,7 @@ class PackedRows:
         return row
 
     def _positions(self, epoch: int, chunk: Ints, row: Ints) -> Ints:
-        """Return the positions at which an epoch reads these rows, each of the chunk given: the inverse of `_rows`."""
+        """Return the positions of packed rows in an epoch, given the chunk of each row: the inverse of `_rows`."""
         order, begins, _ = self.chunks.slots(epoch)
         ends, place = np.cumsum(self._rows_of_windows[order]), self.chunks.places(epoch, chunk)
         position = np.empty_like(row)
@@ -314,7 +317,7 @@ class PackedRows:
         return epoch * self.num_units + position + row - self.index.chunk_begins[chunk]
 
     def _window(self, epoch: int, window: int) -> tuple[Ints, Ints]:
-        """Return the number of the window's rows before each of its chunks in the epoch's order, and these chunks."""
+        """Return, for a window's chunks in an epoch's order, the number of packed rows before each, and the chunks."""
         if (epoch, window) not in self._tables:
             size = int(self.chunks.sizes[window])
             chunk = self.chunks.inside(epoch, np.full(size, window), np.arange(size))

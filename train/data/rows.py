@@ -15,7 +15,7 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class Rows:
-    """Some rows of a global batch, in its order."""
+    """Some rows of a global batch as tensors, in the order of the batch."""
 
     inputs_BT: Tensor
     """Input ids of the model, int64."""
@@ -72,7 +72,7 @@ class Rows:
         return Rows(self.inputs_BT[chosen], targets_BT, documents_BT, self.sources_B[chosen])
 
     def without_targets(self) -> "Rows":
-        """Return the same rows without targets."""
+        """Return the same rows with every target set to IGNORED."""
         return replace(self, targets_BT=torch.full_like(self.targets_BT, IGNORED), counted=0)
 
     @property
@@ -88,7 +88,7 @@ def _pinned(tensor: Tensor) -> Tensor:
 def document_starts(documents_BT: Tensor) -> Tensor:
     """Return each document's start in the concatenated rows, then the end of the last row, int32, (documents + 1,).
 
-    A document ends with its row. Compiled graphs accept any such length.
+    A document also ends where its row ends. Compiled graphs accept any number of documents.
     """
     begins_BT = torch.ones_like(documents_BT, dtype=torch.bool)
     begins_BT[:, 1:] = documents_BT[:, 1:] != documents_BT[:, :-1]

@@ -32,13 +32,15 @@ class OpenShard:
             self.views: list[Tokens] = [column.flatten().to_numpy(zero_copy_only=True) for column in columns]
             offsets = [column.offsets.to_numpy() for column in columns]
         except (OSError, pa.ArrowInvalid, KeyError) as error:
-            raise ContractError(f"{where}: expected a token shard, got {error}. Restore the shard.") from error
+            raise ContractError(
+                f"{where}: expected a readable token shard, got {error}. Restore the shard from a backup."
+            ) from error
         ends = np.cumsum([0, *map(len, self.views)])
         num_tokens, dtypes = int(ends[-1]), {str(view.dtype) for view in self.views} or {dtype}
         if (num_tokens, dtypes) != (shard.num_tokens, {dtype}):
             raise ContractError(
                 f"{where}: expected {shard.num_tokens} tokens of {dtype}, "
-                f"got {num_tokens} of {', '.join(dtypes)}. Restore the shard."
+                f"got {num_tokens} of {', '.join(dtypes)}. Restore the shard from a backup."
             )
         self._begins = ends[:-1]
         first = [begin + own[:-1].astype(np.int64) - own[0] for begin, own in zip(ends, offsets)]
@@ -89,7 +91,9 @@ class StreamReader:
         return np.concatenate(pieces), np.concatenate(places)
 
     def _spans(self, start: Ints, length: Ints) -> Iterator[tuple[OpenShard, Ints, Ints, Ints, Ints]]:
-        """Yield, by shard, the parts of pieces in it: shard, index of piece, offset in shard, offset in piece,
+        """Yield, for each shard, the spans of the pieces that lie in it.
+
+        A tuple holds the shard, and arrays with a value per span: index of piece, offset in shard, offset in piece,
         length."""
         which, shift = np.flatnonzero(length > 0), np.zeros(len(start), np.int64)
         while which.size:

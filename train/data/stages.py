@@ -73,8 +73,8 @@ def resolve_stages(
     """Return the training stages with their ranges of optimizer steps.
 
     `counts`: samples of each source in a block, for every stage. `global_batch`: used by stages that do not set it.
-    `tokens`: length of the run, unless `train.steps` or the tokens of every stage set it. With `train.steps`, the last
-    stage has the remaining steps.
+    `tokens`: number of tokens in the run, unless `train.steps` or the tokens of every stage set the length. With
+    `train.steps`, the last stage has the remaining steps.
     Raises ConfigError if a stage would have no step, or if two settings set the run's length.
     """
     lengths = stage_lengths(config)
@@ -97,8 +97,8 @@ def resolve_stages(
         steps = steps if config.stages or steps > 0 else 1
         if steps < 1 and left <= 0 and config.steps is None:
             raise ConfigError(
-                f"{stage_name(config, number)}: expected tokens left by earlier stages, got {tokens - left:,} of "
-                f"{tokens:,} already used. Lower `tokens` of the stages before it."
+                f"{stage_name(config, number)}: expected tokens that earlier stages do not use, got "
+                f"{tokens - left:,} of {tokens:,} already used. Lower `tokens` of earlier stages in train.stages."
             )
         if steps < 1:
             raise ConfigError(
@@ -123,7 +123,9 @@ def num_spans(config: TrainConfig, seq_len: int) -> tuple[int, int]:
 
 
 def row_length(config: TrainConfig, seq_len: int | None = None) -> int:
-    """Return the model's positions for a row of `seq_len` dataset tokens (None = `train.seq_len`): span adds sentinels.
+    """Return how many positions the model has for a row of `seq_len` dataset tokens (None = `train.seq_len`).
+
+    They are more than the tokens for objective = span, which adds sentinels.
 
     Raises ConfigError if a row of this length has more spans than there are sentinels.
     """
@@ -145,9 +147,10 @@ def row_length(config: TrainConfig, seq_len: int | None = None) -> int:
 
 # The skip list: global sample indices that training leaves out, in a file that only ever grows.
 #
-# A global index is the number of the stage << 40 | the index in the stage. The next samples of the stage take the place
-# of a skipped one, and later stages begin after them; nothing else changes. A checkpoint stores the length and the
-# digest of its skip list, so that a list that was edited, or that skips samples already used, is rejected.
+# A global index is the number of the stage << 40 | the index in the stage. The samples after a skipped one move up, the
+# stage uses one more sample at its end, and later stages begin after that; nothing else changes. A checkpoint stores
+# the length and the digest of its skip list, so that an edited list, or one that skips samples already used, is
+# rejected.
 
 Ints = NDArray[np.int64]
 
@@ -193,10 +196,12 @@ class SkipList:
         return np.where(np.isin(index, self._sorted), -1, index - before)
 
     def check_continues(self, length: int, digest: str, used: int, stage: int = 0) -> None:
-        """Raise ContractError unless this is a checkpoint's list plus indices of samples that its run has not reached.
+        """Raise ContractError unless this skip list starts with the checkpoint's skip list and only adds unused
+        samples.
 
-        `length` and `digest` describe the list in the checkpoint, which was written in `stage` after `used` of that
-        stage's samples. A new entry in a completed stage would move the later stages, so it is rejected too.
+        `length` and `digest` describe the skip list stored with the checkpoint, which was written after `used` samples
+        of stage `stage`. An index added in a completed stage is also rejected, since it would shift the samples of
+        later stages.
         """
         known = SkipList(self.indices[:length])
         if len(self.indices) < length or known.digest != digest:
@@ -210,7 +215,7 @@ class SkipList:
         if late:
             raise ContractError(
                 f"skip list: expected new entries from sample {reached} on, got {late[:5]}, which the checkpoint has "
-                "already used. Resume from an earlier checkpoint."
+                "already used. Remove them from the file that train.skip_file names."
             )
 
 

@@ -62,7 +62,7 @@ class _Verified:
         self._marks: dict[str, list[Any]] = run.read_json(VERIFIED_NAME) if run.exists(VERIFIED_NAME) else {}
         if not isinstance(self._marks, dict):
             raise ContractError(
-                f"{run.uri}/{VERIFIED_NAME}: expected a JSON object of files, got {self._marks!r:.40}. Remove the file."
+                f"{run.uri}/{VERIFIED_NAME}: expected a JSON object of files, got {self._marks!r:.40}. Delete the file."
             )
         self._changed, self._written_at = False, time.monotonic()
 
@@ -143,7 +143,9 @@ def file_digest(folder: Store, path: str, work: LongWork | None = None) -> str:
                 if work is not None:
                     work.add(size)
     except OSError as error:
-        raise ContractError(f"{folder.uri}/{path}: expected a file, got {error}. Restore the file.") from error
+        raise ContractError(
+            f"{folder.uri}/{path}: expected a readable file, got {error}. Restore the file from a backup."
+        ) from error
     return digest.hexdigest()
 
 

@@ -26,8 +26,9 @@ from torch.nn.attention.varlen import varlen_attn
 from train.model.cpu_attention import MAX_TILE_QUERIES, attend_in_tiles
 from train.model.shape import ModelShape
 
-# Masks of documents that share a row. A CUDA device in 16 bits uses FlashAttention (`varlen_attn`), or FlexAttention
-# for the shapes that FlashAttention does not support. A CPU cuts the row into tiles (train/model/cpu_attention.py).
+# Masks of documents that share a row. With a 16-bit dtype, a CUDA device uses FlashAttention (`varlen_attn`), or
+# FlexAttention for the shapes that FlashAttention does not support. A CPU cuts the row into tiles
+# (train/model/cpu_attention.py).
 
 BLOCK = 128
 """Number of positions in a block of FlexAttention, whose kernels are made for this size."""
@@ -89,8 +90,8 @@ def activate_flash_3(device: torch.device) -> bool:
 def attend_varlen(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, starts_N: Tensor, causal: bool) -> Tensor:
     """Return the attention output within documents, (B, H, T, K), from FlashAttention's variable-length kernel.
 
-    The maximum document length is passed as the row length: it only sizes the grid, and the true length would become a
-    constant of the compiled graph.
+    The row length is passed as the length of the longest document, which only sets the size of the kernel's grid. The
+    true length would become a constant of the compiled graph.
     """
     rows, length = q_BHTK.shape[0], q_BHTK.shape[2]
     q_NHK, k_NGK, v_NGK = (x.transpose(1, 2).flatten(0, 1) for x in (q_BHTK, k_BGTK, v_BGTK))
@@ -201,9 +202,10 @@ def attend(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, mask: AttentionMask) 
 
 
 def additive_mask(mask: AttentionMask, x_BTD: Tensor) -> AttentionMask:
-    """Return the mask with an additive matrix, in the dtype that attention is computed in.
+    """Return the mask with its boolean matrix replaced by an additive one (0 or -inf), in the dtype of attention.
 
-    It is made once for all layers. From a boolean matrix, torch's attention would make one in every layer and keep all.
+    This is done once for all layers: torch's attention would convert a boolean matrix in every layer and keep each
+    result.
     """
     if mask.mask_B1TT is None or mask.distances_LD is not None:
         return mask
@@ -305,8 +307,8 @@ class RelativeAttention(nn.Module):
 def align_distances(by_distance_BHTL: Tensor) -> Tensor:
     """Return scores by query and key, (B, H, T, T), from scores by query and distance, with distance T - 1 first.
 
-    Query i and key j have the distance i - j, which is column T - 1 - i + j. Read with rows of L - 1 columns, each row
-    starts one column earlier.
+    Query i and key j have the distance i - j, which is column T - 1 - i + j. The same memory is read as rows of
+    L - 1 columns, so that each row starts one column earlier than the row before.
     """
     length, number = by_distance_BHTL.shape[-2:]
     flat = by_distance_BHTL.flatten(-2)[..., length - 1 : -1]

@@ -1,4 +1,4 @@
-"""Attention on a CPU in tiles: a range of queries, and the keys of their document up to the last of them.
+"""Attention on a CPU in tiles. A tile is a range of queries, and the keys of their document up to the last query.
 
 torch's kernel computes 512 keys at a time, masked or not. So a causal row is cut into tiles that end with their last
 query, and a row of documents also at document borders; only short documents share a tile, with a mask. The scores of a
@@ -65,7 +65,11 @@ def tiles_of(documents: bytes | None, num_rows: int, length: int, causal: bool) 
 
 
 def _cut_row(borders: tuple[int, ...], causal: bool) -> list[tuple[int, int, int, bool]]:
-    """Return a row's tiles: short documents share a tile while they fit, a longer causal document is divided."""
+    """Return the tiles of a row, each a tuple of the fields of `Tile` after `rows`.
+
+    Documents share a tile of up to MAX_TILE_QUERIES positions. A longer document has its own tiles: several if
+    `causal`, else one.
+    """
     tiles: list[tuple[int, int, int, bool]] = []
     open_at, number = borders[0], 0
     for begin, stop in pairwise(borders):
@@ -120,7 +124,7 @@ _KERNEL_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_ba
 
 @torch.library.custom_op("penstock::attend_in_tiles", mutates_args=(), device_types="cpu")
 def _forward(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, causal: bool) -> tuple[Tensor, Tensor]:
-    """Return the attention output, (B, H, T, K), and log Z of each query, (B, H, T)."""
+    """Return the attention output, (B, H, T, K), and the log of each query's softmax denominator (log Z), (B, H, T)."""
     y_BHTK = _empty_like_stored(q)
     log_z_BHT = q.new_empty(q.shape[:-1], dtype=torch.promote_types(q.dtype, torch.float32))
     for tile, is_causal, added in _tiles(q, documents, causal):

@@ -158,7 +158,7 @@ def _quantize(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def _scaled_product(left: Tensor, right: Tensor, scale: Tensor, dtype: torch.dtype, fast: bool = False) -> Tensor:
     """Return left @ right.T times the scale; both have contiguous rows.
 
-    `fast`: on a GPU the partial sums keep fewer bits. That is for forward passes: gradients need the bits.
+    `fast`: a GPU sums products with fewer bits, which is accurate enough for a forward pass but not for gradients.
     """
     unit = torch.ones_like(scale)
     y: Tensor = torch._scaled_mm(

@@ -48,7 +48,7 @@ class PlainChunkLoss:
     """The loss of a chunk of logits in eager operations, in place as far as possible."""
 
     def __init__(self, logits_nV: Tensor, part: VocabularyPart | None):
-        """`part`: the rows of the vocabulary on this rank; None = all of it."""
+        """`part`: the rows of the output matrix on this rank; None = all rows."""
         self._logits_nV, self._part = logits_nV, part
         wide = torch.promote_types(logits_nV.dtype, torch.float32)
         self._wide_nV = logits_nV if logits_nV.dtype == wide else torch.empty_like(logits_nV, dtype=wide)
@@ -84,7 +84,7 @@ class FusedChunkLoss:
     """The loss of a chunk of logits in two compiled functions, always over the whole chunk, to avoid recompilation."""
 
     def __init__(self, logits_nV: Tensor, part: VocabularyPart | None):
-        """`part`: the rows of the vocabulary on this rank; None = all of it."""
+        """`part`: the rows of the output matrix on this rank; None = all rows."""
         self._logits_nV, self._part = logits_nV, part
         self._columns_n = self._log_z_n = logits_nV.new_empty(0)
 
@@ -111,9 +111,9 @@ class FusedChunkLoss:
 
 
 def softmax_sums(logits_nV: Tensor, columns_n: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return each token's largest logit, its sum of exponentials relative to that, and its logit in a given column.
+    """Return, for each token, its largest logit, the sum of exp(logit - largest), and its logit in one column, float32.
 
-    All are float32. `columns_n`: the column for each token."""
+    `columns_n`: the column of each token."""
     wide_nV = logits_nV.to(torch.promote_types(logits_nV.dtype, torch.float32))
     # With the dim kept, torch's compiler recognizes a softmax, and fuses both into one pass on a GPU.
     most_n1 = wide_nV.amax(1, keepdim=True)
@@ -123,7 +123,7 @@ def softmax_sums(logits_nV: Tensor, columns_n: Tensor) -> tuple[Tensor, Tensor, 
 
 
 def write_gradient(logits_nV: Tensor, log_z_n: Tensor, shares_n: Tensor, columns_n: Tensor, factors_n: Tensor) -> None:
-    """Replace each logit by exp(logit − log Z) · share, minus the factor in the token's column (−1 = none)."""
+    """Replace each logit by exp(logit − log Z) · share, minus the token's factor in its target's column (−1 = none)."""
     columns_V = torch.arange(logits_nV.shape[1], device=logits_nV.device)
     at_target_nV = torch.where(columns_V == columns_n[:, None], factors_n[:, None], 0.0)
     powers_nV = (logits_nV.to(log_z_n.dtype) - log_z_n[:, None]).exp()
@@ -137,7 +137,7 @@ def compiled_functions() -> tuple[SumsFunction, GradientFunction]:
 
 
 def _sum_over_parts(sums_n: Tensor, at_target_n: Tensor, part: VocabularyPart | None) -> tuple[Tensor, Tensor]:
-    """Return both tensors summed over the ranks over which the vocabulary is split."""
+    """Return both tensors summed over the ranks that split the vocabulary; `part` = None: return them unchanged."""
     if part is None:
         return sums_n, at_target_n
     both_2n = torch.stack((sums_n, at_target_n))
@@ -146,7 +146,7 @@ def _sum_over_parts(sums_n: Tensor, at_target_n: Tensor, part: VocabularyPart | 
 
 
 def _target_columns(targets_n: Tensor, num_here: int, part: VocabularyPart | None) -> tuple[Tensor, Tensor]:
-    """Return the column of each target, 0 where another rank holds it, and True where this rank does."""
+    """Return each target's column in this rank's logits (0 if another rank has it), and whether this rank has it."""
     columns_n = targets_n - (part.first if part else 0)
     own_n = (columns_n >= 0) & (columns_n < num_here)
     return columns_n.masked_fill(~own_n, 0), own_n
@@ -158,7 +158,7 @@ MAX_GROUPS = 64
 
 @dataclass
 class LossTally:
-    """Sums of losses and of targets added so far on this rank, by source or another group; float64."""
+    """Sums of losses, and numbers of targets, added so far on this rank, by source or another group; float64."""
 
     losses_S: Tensor
     """Sum of cross-entropies [nats]."""
@@ -206,7 +206,7 @@ class HeadLoss:
         fused: bool = False,
         multiple: int = 1,
     ):
-        """`part`: the rows of the vocabulary on this rank; None = all of it. `fused`: whether compiled functions
+        """`part`: the rows of the output matrix on this rank; None = all rows. `fused`: whether compiled functions
         compute the chunks, then all of the same size. `multiple`: the logits are padded to a multiple of this many
         columns.
         """
@@ -219,7 +219,7 @@ class HeadLoss:
         row."""
 
     def __call__(self, x_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor, sources_B: Tensor | None) -> Tensor:
-        """Return the sum of (cross-entropy + z_loss · log² Z) · scale, 0-d, with gradients for stream and weights."""
+        """Return the sum of (cross-entropy + z_loss · log² Z) · scale, 0-d, with gradients for both inputs."""
         # Inside of `forward` gradients are always disabled, so whether one is required is determined here.
         needs_gradient = torch.is_grad_enabled() and (x_BTD.requires_grad or weight_VD.requires_grad)
         rows = (x_BTD.flatten(0, 1), weight_VD, targets_BT.flatten())
@@ -251,17 +251,20 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of stream and output matrix, times that of the total; single tokens' losses have
-        none."""
+        """Return the gradients of the residual stream and of the output matrix.
+
+        They are those computed in the forward pass, times the gradient of the total loss. The losses of single tokens
+        have no gradient.
+        """
         gradient_ND, gradient_VD = (saved * gradients[0].to(saved.dtype) for saved in ctx.saved_tensors)
         return gradient_ND, gradient_VD, None, None, None
 
 
 def _counted_targets(targets_N: Tensor, number: int | None) -> Tensor | None:
-    """Return the indices of the `number` targets that are not IGNORED; None = every row is computed.
+    """Return the indices of the `number` targets that are not IGNORED; None = the losses of all positions are computed.
 
-    Masked language models ignore five of six targets. To count the others on a CUDA device requires a synchronization,
-    so every row is computed there unless their number is known.
+    Masked language models ignore five of six targets. Counting the others on a CUDA device requires a synchronization,
+    so all positions are computed there unless `number` is known.
     """
     if number is None and not targets_N.is_cuda:
         number = int((targets_N != IGNORED).sum())
@@ -318,6 +321,6 @@ def _chunked_loss(
 
 
 def _pad_to_multiple(matrix_VD: Tensor, multiple: int) -> Tensor:
-    """Return the matrix padded with zero rows to a multiple of `multiple`; the same tensor if it has such a length."""
+    """Return the matrix with zero rows added until it has a multiple of `multiple` rows; unchanged if it has them."""
     padding = -len(matrix_VD) % multiple
     return F.pad(matrix_VD, (0, 0, 0, padding)) if padding else matrix_VD

@@ -115,8 +115,10 @@ def num_parameters(shape: ModelShape, embeddings: bool = True) -> int:
 
 
 def padded_columns(columns: int, cuda: bool) -> int:
-    """Return how many columns of logits a device computes: on CUDA a multiple of LOGIT_TILE, which FLOPs do not
-    count."""
+    """Return how many columns of logits a device computes: on CUDA the vocabulary, padded to a multiple of LOGIT_TILE.
+
+    The padding is not counted in FLOPs.
+    """
     return -(-columns // LOGIT_TILE) * LOGIT_TILE if cuda else columns
 
 
@@ -124,10 +126,10 @@ def flops_per_token(shape: ModelShape, seq_len: int, logits: bool = True) -> int
     """Return FLOPs per token, forward and backward: 6 per matrix weight, and 12·layers·q·seq_len for attention.
 
     q is the width of all heads. The attention term counts the full T × T scores, as is usual for MFU. Relative
-    positions add half as much for a third product, and 4·d·q for the projection of the distances, which have no
-    gradient, counted for every sequence. `logits=False` excludes the output projection. Sources: Kaplan et al. 2020,
-    arXiv 2001.08361, section 2.1; Chowdhery et al. 2022, arXiv 2204.02311, appendix B; Dai et al. 2019, arXiv
-    1901.02860, section 3.3.
+    positions add half as much for a third product. They also add 4·d·q for the projection of the distances, counted
+    for every sequence; the distances have no gradient. `logits=False` excludes the output projection. Sources: Kaplan
+    et al. 2020, arXiv 2001.08361, section 2.1; Chowdhery et al. 2022, arXiv 2204.02311, appendix B; Dai et al. 2019,
+    arXiv 1901.02860, section 3.3.
     """
     layer = 6 * matrix_params_of_layer(shape) + 12 * shape.query_width * seq_len
     if shape.positions == "relative":
@@ -172,7 +174,7 @@ def _best(shapes: list[ModelShape], num_params: float) -> ModelShape:
 
 
 def _shapes(num_params: float, vocab_size: int, plan: PlanConfig, tied: bool) -> Iterator[ModelShape]:
-    """Yield, for every depth, the largest width that does not exceed the size, and the next larger width."""
+    """Yield, for every number of layers, the shapes of the largest width within `num_params` and of the next width."""
     widths = [plan.d_model] if plan.d_model else [d for d in range(32, 32768, 16) if _heads_fit(d, plan)]
     if not widths:
         raise ConfigError(
@@ -197,8 +199,8 @@ def _head_dim(d_model: int) -> int:
 def _heads_fit(d_model: int, plan: PlanConfig) -> bool:
     """Return True if a d_model divides into heads whose number is a multiple of the key-value heads.
 
-    By default that is a multiple of 2, from 16 heads on of 4, and from 32 heads on of 8. With `plan.num_heads` and no
-    `plan.head_dim`, the width of a head must be even.
+    Without `plan.num_kv_heads`, the number of heads must be a multiple of 2; of 4 from 16 heads on; of 8 from 32 heads
+    on. With `plan.num_heads` and no `plan.head_dim`, the width of a head must be even.
     """
     if plan.num_heads:
         return plan.head_dim is not None or d_model % (2 * plan.num_heads) == 0

@@ -129,8 +129,10 @@ _PRODUCTS = {
 
 
 class Transformer(nn.Module):
-    """The model from token ids to logits or loss; a range of its layers maps the residual stream before it to that
-    after."""
+    """The model, which maps token ids to logits or the loss; or a range of its layers, for a pipeline stage.
+
+    A range maps the residual stream before its first layer to the residual stream after its last layer.
+    """
 
     def __init__(self, shape: ModelShape, span: LayerSpan, causal: bool, recompute: Callable[[int], Recompute]):
         """`recompute` returns for every layer how much of it is recomputed in the backward pass."""

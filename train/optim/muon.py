@@ -36,7 +36,7 @@ ShardKey = tuple[int, int]
 class MatrixExchange:
     """The all-to-alls that gather some matrices from their shards, and scatter them back.
 
-    All the matrices are sharded over the same axes of the same mesh. What a rank sends is computed once.
+    All the matrices are sharded over the same axes of the same mesh. Which shards a rank sends where is computed once.
     """
 
     def __init__(self, members: Sequence[ShardedParameter]) -> None:
@@ -57,7 +57,7 @@ class MatrixExchange:
         self._routes = [self._route(stops[hop], stops[hop + 1], axis) for hop, axis in enumerate(self.axes)]
 
     def gather(self, pieces: Sequence[Tensor]) -> dict[int, Tensor]:
-        """Send `pieces`, this rank's shards of all matrices, and return the whole matrices that it owns, by index."""
+        """Send this rank's shards of all matrices (`pieces`); return the whole matrices that it owns, by index."""
         held = {(i, self.here): shard for i, shard in enumerate(pieces)}
         for axis, (leaving, coming) in zip(self.axes, self._routes, strict=True):
             held = self._hop(axis, held, leaving, coming, pieces[0])
@@ -67,7 +67,7 @@ class MatrixExchange:
         return wholes
 
     def scatter(self, wholes: Mapping[int, Tensor], like: Tensor) -> list[Tensor]:
-        """Send the whole matrices that this rank owns; return its shards of all, in dtype and on device of `like`."""
+        """Send the whole matrices that this rank owns; return its shards of all, with dtype and device of `like`."""
         held = {(i, r): wholes[i][region] for (i, r), region in self.regions.items() if i in wholes}
         for axis, (leaving, coming) in reversed(list(zip(self.axes, self._routes, strict=True))):
             held = self._hop(axis, held, coming, leaving, like)
@@ -140,8 +140,8 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 class Muon:
     """Muon's update rule for some matrices.
 
-    The update of an m x n matrix is 0.2·√max(m, n) times an orthogonal matrix, so that its root mean square is about
-    0.2, like that of AdamW: both work with the same learning rate and decay. The iteration runs on whole matrices, each
+    The update of an m x n matrix is 0.2·√max(m, n) times an orthogonal matrix. Its root mean square is about 0.2,
+    like that of AdamW, so both work with the same learning rate and decay. The iteration runs on whole matrices, each
     on one of the ranks with a shard of it; matrices of equal shape form a batch.
     Sources: Jordan 2024, "Muon: An optimizer for hidden layers in neural networks"; Liu et al. 2025, arXiv 2502.16982,
     section 2.2.
@@ -178,7 +178,7 @@ class Muon:
             inputs.store([m.values for m in members], pieces)
 
     def _orthogonal_shards(self, exchange: MatrixExchange, inputs: UpdateInputs) -> list[Tensor]:
-        """Return this rank's shards of the orthogonal matrices, in the dtype of the weights."""
+        """Return this rank's shards of the orthogonalized momentum matrices, in the dtype of the weights."""
         gradients, precision = self._apply_momentum(exchange.members, inputs), PRECISIONS[self.muon_precision]
         wholes = exchange.gather([gradient.to(precision) for gradient in gradients])
         for shape in dict.fromkeys(whole.shape for whole in wholes.values()):

@@ -79,7 +79,7 @@ def state_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
     """Return the optimizer state for a checkpoint, by `<state>.<parameter>`.
 
     Reading a checkpoint into these tensors restores all state except the number of updates, for which see `set_step`.
-    Each tensor is sharded like its parameter, except Adafactor's `row_mean` and `column_mean`: those are plain
+    Each tensor is sharded like its parameter, except Adafactor's `row_mean` and `column_mean`. Those are plain
     tensors of the whole matrix, the same on every rank with a shard of it.
     """
     return {f"{key}.{member.name}": value for member in optimizer.members for key, value in member.state.items()}
@@ -103,9 +103,9 @@ def update(
     """Update all parameters once at learning rate `rate`, overwriting the gradients; then clear the gradients.
 
     `gradients`: local tensors by name from `Gradients.take`; None = read them from the parameters now. They are divided
-    by `grad_scale`. If `found_inf` is not 0, weights, states and the number of updates are unchanged to the bit. These
-    two are 0-d float32 tensors on the parameters' device, so the host never waits. Raises ContractError, before
-    anything changes, if a parameter has no gradient or a gradient with another placement.
+    by `grad_scale`. If `found_inf` is not 0, weights, states and the number of updates are unchanged to the bit.
+    `grad_scale` and `found_inf` are 0-d float32 tensors on the parameters' device, so the host never waits. Raises
+    ContractError, before anything changes, if a parameter has no gradient or a gradient with another placement.
     """
     if gradients is None:
         gradients = Gradients({member.name: member.parameter for member in optimizer.members}).take()

@@ -48,7 +48,7 @@ def without_torchao_wrapper(tensor: Tensor) -> Tensor:
 
 
 def check_placements(name: str, parameter: Tensor, gradient: Tensor) -> None:
-    """Raises ContractError if the placement of a gradient differs from its parameter's."""
+    """Raise ContractError if a gradient and its parameter have different placements."""
     here, there = getattr(parameter, "placements", None), getattr(gradient, "placements", None)
     if there != here:
         raise ContractError(

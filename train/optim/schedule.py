@@ -46,7 +46,7 @@ class ScheduleInputs:
 
 
 def learning_rate(step: int, course: ScheduleInputs, config: OptimConfig, heldout: HeldoutLosses = ()) -> float:
-    """Return the learning rate of update `step` (1 = first). The warm-up also scales the rates of stages.
+    """Return the learning rate of update `step` (1 = first). The warm-up also scales a stage's own rate.
 
     Sources: Loshchilov 2017, arXiv 1608.03983, equation 5 (cosine, one cycle); Hu et al. 2024, arXiv 2404.06395, 4.1
     (wsd; its decay is linear here, as in Hägele et al. 2024, arXiv 2405.18392); Vaswani et al. 2017, arXiv 1706.03762,
@@ -67,7 +67,7 @@ def learning_rate(step: int, course: ScheduleInputs, config: OptimConfig, heldou
 
 
 def _share(step: int, course: ScheduleInputs, config: OptimConfig, heldout: HeldoutLosses) -> float:
-    """Return the run's schedule at a step after the warm-up, as a share of the peak rate."""
+    """Return the learning rate of the run's schedule at a step after the warm-up, as a share of the peak rate."""
     if config.schedule == "inverse_sqrt":
         return math.sqrt(max(1, course.warmup_steps) / step)
     if config.schedule == "step":
@@ -95,7 +95,9 @@ def _decay(schedule: str, progress: float, final_share: float) -> float:
 
 
 def _reductions(step: int, heldout: HeldoutLosses, patience: int) -> int:
-    """Return how many times `patience` consecutive held-out losses had no new minimum, before update `step`."""
+    """Return how often the learning rate has been reduced before update `step`.
+
+    It is reduced after every `patience` consecutive held-out losses without a new minimum."""
     lowest, without, reductions = math.inf, 0, 0
     for _, loss in (entry for entry in heldout if entry[0] < step):
         without = 0 if loss < lowest else without + 1
@@ -128,7 +130,7 @@ class LossScale:
     def after(self, finite: bool) -> "LossScale":
         """Return the scale of the next step: half after a gradient that is not finite, which is then not applied.
 
-        The minimum is 1, since at 1 the scale cannot be the cause; the maximum is 2^24.
+        The minimum is 1, since a scale of 1 cannot cause an overflow; the maximum is 2^24.
         """
         if not finite:
             return LossScale(max(1.0, self.scale / 2), 0, self.growth_steps)
@@ -138,5 +140,5 @@ class LossScale:
 
 
 def first_loss_scale(config: OptimConfig) -> LossScale:
-    """Return the initial scale of a run."""
+    """Return the loss scale of a run's first step."""
     return LossScale(config.initial_loss_scale, 0, config.loss_scale_steps)

@@ -31,7 +31,7 @@ from train.parallel.ranks import all_gather_single
 
 
 class CountedGroup:
-    """Collectives over ranks with gradients of the same parameters, and a count of the bytes that they send."""
+    """Collectives over ranks with gradients of the same parameters, and a count of the bytes that this rank sends."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
@@ -101,7 +101,7 @@ class Buffer(NamedTuple):
     """The gradients in the buffer, in order and without gaps."""
 
     def split(self, values: Tensor) -> tuple[Tensor, ...]:
-        """Split a flat tensor of this length by parameter."""
+        """Split a flat tensor of the buffer's length into one flat tensor per gradient."""
         return torch.split(values, [entry.size for entry in self.entries])
 
 
@@ -109,10 +109,10 @@ class Method(Protocol):
     """The interface of a compression method."""
 
     def fresh(self, entry: BufferEntry, device: torch.device) -> State:
-        """Return the state before the first step."""
+        """Return the state of one parameter before the first step."""
 
     def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: CountedGroup) -> tuple[Tensor, Updates]:
-        """Return the flat sum over the ranks in float32, and the state updates.
+        """Return the sum of the buffer over the ranks, flat and in float32, and the state updates.
 
         The sum is not finite if the gradient of any rank is not.
         """
@@ -198,12 +198,14 @@ class TopK:
         self._share = share
 
     def fresh(self, entry: BufferEntry, device: torch.device) -> State:
-        """No error."""
+        """Return an error of zero, since nothing is left unsent before the first step."""
         return {"error": torch.zeros(entry.shape, device=device)}
 
     def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: CountedGroup) -> tuple[Tensor, Updates]:
-        """Return the sum over the ranks of the elements that each has chosen; one all-gather sends values and
-        indices."""
+        """Return the sum over the ranks of the elements that each rank has chosen; the other elements are 0.
+
+        One all-gather sends values and indices.
+        """
         values = _with_errors(buffer, states)
         indices = [largest_indices(part, num_kept(self._share, len(part))) for part in buffer.split(values)]
         offsets, chosen = _offsets(buffer, indices), torch.cat(indices)
@@ -224,7 +226,7 @@ class RandomK:
         self._share, self._seed = share, seed
 
     def fresh(self, entry: BufferEntry, device: torch.device) -> State:
-        """No error."""
+        """Return an error of zero, since nothing is left unsent before the first step."""
         return {"error": torch.zeros(entry.shape, device=device)}
 
     def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: CountedGroup) -> tuple[Tensor, Updates]:
@@ -254,8 +256,9 @@ def num_kept(share: float, size: int) -> int:
 def largest_indices(values: Tensor, count: int) -> Tensor:
     """Return the indices of the numbers of largest magnitude, NaN first; of equals, the lowest index.
 
-    `topk` does not define which of equals it takes, so it gets keys that are never equal: the bits of the magnitude
-    above those of the index. It takes as long as `topk` of the numbers themselves (40 ms for 2.6 million on one core).
+    `topk` does not define which of equal numbers it takes, so it gets keys that are never equal. A key holds the bits
+    of the magnitude above those of the index. It takes as long as `topk` of the numbers themselves (40 ms for
+    2.6 million on one core).
     """
     last = values.numel() - 1
     keys = values.abs().view(torch.int32).long().bitwise_left_shift_(32)
@@ -304,7 +307,7 @@ def _sum_all(tensors: Mapping[str, Tensor], wire: CountedGroup) -> dict[str, Ten
 
 
 def _with_errors(buffer: Buffer, states: Mapping[str, State]) -> Tensor:
-    """Return the gradients plus the errors of the previous steps."""
+    """Return the gradients plus the errors: what compression has not sent in earlier steps."""
     return buffer.values + torch.cat([states[entry.name]["error"].flatten() for entry in buffer.entries])
 
 
@@ -438,7 +441,7 @@ def compress_fsdp(models: Iterable[nn.Module], named: NamedParameters, compresso
             if group._is_hsdp:
                 raise ContractError(
                     "compress: expected a model sharded over one axis, got a mesh with replicas, over which torch sums "
-                    "itself. Shard over the axis shard alone."
+                    "itself. Pass fully_shard a mesh of the axis `shard` alone."
                 )
             # The buffer holds the parameters in torch's order, each padded to the rows of the largest shard.
             weights = [(getattr(p._module_info.module, p._module_info.param_name), p) for p in group.fsdp_params]

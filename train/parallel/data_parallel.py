@@ -122,7 +122,7 @@ def shard(model: Transformer, mesh: Mesh, layout: LayoutConfig, precision: str) 
     """Shard a model, or a pipeline stage of it, layer by layer over `mesh.states`."""
     policy = MixedPrecisionPolicy(cast_forward_inputs=False)
     if (number := NUMBER_FORMATS[precision]) is not None:
-        # Inputs are not cast: the rotary table is passed in float32, and bf16 would blur high positions.
+        # Inputs are not cast: the rotary table is passed in float32, and bf16 would round high positions.
         policy = MixedPrecisionPolicy(number, torch.float32, cast_forward_inputs=False)
     pinned = torch.cuda.is_available()
     offload = CPUOffloadPolicy(pin_memory=pinned) if layout.offload else OffloadPolicy()

@@ -324,7 +324,7 @@ class RunDevices:
 
 
 def peak_of_devices(settings: Settings, here: RunDevices) -> float | None:
-    """Return the peak of one device that MFU refers to [FLOP/s]; None = unknown. Settings must not be automatic."""
+    """Return the peak of one device that MFU refers to [FLOP/s]; None = unknown. No setting may be "auto"."""
     if settings.train.peak_flops is not None:
         return settings.train.peak_flops
     device = known_device(settings, here)

@@ -1,4 +1,4 @@
-"""The arithmetic of a layout: sizes of the mesh's axes, rows and layers of each rank, and checks that they divide.
+"""The arithmetic of a layout: sizes of the mesh's axes, rows and layers of each rank, and checks of how they split.
 
 It does not import torch, so a plan and a dry run compute the same numbers as a training run.
 """
@@ -49,7 +49,7 @@ def num_micro_batches(num_rows: int, layout: LayoutConfig, axes: dict[str, int])
 
 
 def layers_of(num_layers: int, stages: int, stage: int) -> range:
-    """Return the layers of a pipeline stage; their numbers differ by at most one, and the last stage has the fewest."""
+    """Return the layers of a pipeline stage. Stages differ by at most one layer, and the last stage has the fewest."""
     return range(-(-num_layers * stage // stages), -(-num_layers * (stage + 1) // stages))
 
 
@@ -138,7 +138,10 @@ def axes_problem(layout: LayoutConfig, world_size: int) -> str | None:
     shown = " · ".join(f"{axis} {size}" for axis, size in given.items() if size > 1) or "no axis at all"
     if layout.data in ("ddp", "zero1"):
         if layout.shard not in (None, 1):
-            return f"layout.shard = {layout.shard}: expected data = zero2 or zero3, got {layout.data}. Remove it."
+            return (
+                f"layout.shard = {layout.shard}: expected data = zero2 or zero3, got {layout.data}. Remove "
+                "layout.shard."
+            )
     elif world_size % product:
         return (
             f"layout: expected {world_size} rank(s), got {shown} = {product}, which does not divide that. Start "
@@ -153,8 +156,7 @@ def axes_problem(layout: LayoutConfig, world_size: int) -> str | None:
 
 
 def _head_problems(shape: ModelShape, layout: LayoutConfig) -> Iterator[str]:
-    """Yield an error text for heads, widths or a vocabulary that the axes tensor, or context by heads, cannot
-    divide."""
+    """Yield an error text for each number of heads, width or vocabulary size that the ranks of an axis cannot split."""
     sequences = layout.context if layout.context_by == "heads" else 1
     both = f"context · tensor = {layout.tensor * sequences} (context_by heads)"
     alone = f"tensor = {layout.tensor}"
@@ -189,23 +191,24 @@ def _pipeline_problems(shape: ModelShape, layout: LayoutConfig) -> Iterator[str]
     low, high = {"gpipe": (1, 1), "1f1b": (1, 1), "zbv": (2, 2)}.get(layout.schedule, (1, shape.num_layers))
     if not low <= layout.stages <= high:
         yield (
-            f"layout.stages_per_rank: expected {low} with schedule = {layout.schedule}, got {layout.stages}. Remove it."
+            f"layout.stages_per_rank: expected {low} with schedule = {layout.schedule}, got {layout.stages}. "
+            "Remove layout.stages_per_rank."
         )
     if shape.tie_embeddings and layout.schedule == "zbv":
         yield (
             "plan.tie_embeddings: expected two matrices with schedule = zbv, whose first and last stage share a rank, "
-            "got tie_embeddings = true. Set plan.tie_embeddings = false, or choose another schedule."
+            "got tie_embeddings = true. Set plan.tie_embeddings = false, or choose another layout.schedule."
         )
     if layout.activation_checkpointing == "selective" and layout.schedule in SPLIT_BACKWARD:
         yield (
             f"layout.activation_checkpointing: expected a schedule with a whole backward pass, got selective with "
-            f"{layout.schedule}, whose layers torch runs backward twice. Set it to full or none, or choose another "
-            "schedule."
+            f"{layout.schedule}, whose layers torch runs backward twice. Set "
+            "layout.activation_checkpointing to full or none, or choose another layout.schedule."
         )
     if layout.compile is True and layout.schedule in SPLIT_BACKWARD:
         yield (
             f"layout.compile: expected a schedule with a whole backward pass, got {layout.schedule}, which "
-            "torch.compile cannot split. Set layout.compile = false, or choose another schedule."
+            "torch.compile cannot split. Set layout.compile = false, or choose another layout.schedule."
         )
 
 
@@ -215,7 +218,7 @@ def _schedule_problems(layout: LayoutConfig, axes: dict[str, int], global_batch:
     shown = f"{number} micro-batch(es) of {layout.rows_at_once} from {global_batch} rows"
     if layout.schedule == "1f1b" and number < layout.pipeline:
         rows = -(-global_batch // data_ranks(axes))
-        small = f"Set it to {rows // layout.pipeline} or less"
+        small = f"Set layout.micro_batch to {rows // layout.pipeline} or less"
         large = f"Set train.global_batch to {data_ranks(axes) * layout.pipeline} or more"
         yield (
             f"layout.micro_batch: expected a micro-batch for each of {layout.pipeline} stages with schedule = 1f1b, "

@@ -1,8 +1,8 @@
 """The memory that a rank needs at each moment of a step, computed from the layout before a run starts.
 
 Every number is a count of tensors that the code, or torch on its behalf, allocates; nothing is fitted. The peak is the
-largest of five moments: the loss, the start of the head's gradients, the backward pass of the last layer, its end, and
-the update.
+largest of five moments: the loss, the start of the head's gradients, the backward pass of the last layer, the end of
+the backward pass, and the update.
 """
 
 import math
@@ -137,8 +137,10 @@ class LayerMemory:
         return 4 * self.shape.num_heads * self.seq_len
 
     def _repeats(self) -> int:
-        """Return by how much context parallelism multiplies this rank's keys and values: by a gather or by
-        repetition."""
+        """Return the factor by which context parallelism multiplies this rank's keys and values.
+
+        With context_by = keys they are gathered; with heads, too few key-value heads to split are repeated.
+        """
         shape, layout = self.shape, self.settings.layout
         if layout.context == 1:
             return 1
@@ -233,7 +235,7 @@ class RankMemory:
         }
 
     def states(self) -> int:
-        """Return the bytes of optimizer states on this rank; states by row and column are not sharded."""
+        """Return the bytes of optimizer states on this rank; states with a value per row or column are not sharded."""
         shape, declared = self.shape, OPTIMIZERS[self.settings.optim.optimizer]
         inner, outer = declared.state, declared.of_others.state
         over = self.replicas if self.settings.layout.data == "zero1" else self.shards
@@ -281,14 +283,14 @@ class RankMemory:
         return round(kept) + self._outside() + self.stream.mask()
 
     def kept_layer_bytes(self, recomputed: int) -> int:
-        """Return the bytes of activations that all layers store if `recomputed` of them recompute everything."""
+        """Return the bytes of activations that all layers store if `recomputed` of them recompute all activations."""
         stream, chosen = self.stream, min(recomputed, self.layers)
         return round(self.in_flight * ((self.layers - chosen) * stream.saved() + chosen * stream.kept("full")))
 
     def recomputed(self) -> int:
-        """Return how many layers must recompute everything to stay within `layout.activation_budget`.
+        """Return how many layers must recompute all activations to stay within `layout.activation_budget`.
 
-        All layers, if the budget is too small even then.
+        The number of all layers, if the budget is too small even then.
         """
         budget = self.settings.layout.activation_budget or 0
         return next((n for n in range(self.layers) if self.kept_layer_bytes(n) <= budget), self.layers)
@@ -315,7 +317,9 @@ class RankMemory:
         return self.width * self.stream.tokens * self.shape.d_model if self.ends else 0
 
     def _logits(self) -> int:
-        """Return the bytes of one chunk of logits, the gradient of the output matrix, and in 16 bits its increment.
+        """Return the bytes of one chunk of logits and of the output matrix's gradient.
+
+        If train.precision uses a 16-bit dtype, the gradient of one chunk is counted too.
 
         A compiled loss needs no copy of the logits in float32.
         """
@@ -374,7 +378,7 @@ SOURCES = {
 
 
 class Widths(NamedTuple):
-    """Bytes per parameter."""
+    """Bytes per parameter of weights, gradients and optimizer states."""
 
     weight: int
     """Bytes of the weights used in computation."""
@@ -445,7 +449,7 @@ def _offloaded(moments: dict[str, dict[str, int]], settings: Settings, cuda: boo
 def layers_to_recompute(
     shape: ModelShape, settings: Settings, world_size: int, seq_len: int, global_batch: int, device: str = "cpu"
 ) -> int:
-    """Return how many layers of each rank must recompute everything to stay within `layout.activation_budget`.
+    """Return how many layers of each rank must recompute all activations to stay within `layout.activation_budget`.
 
     Raises ConfigError if recomputing all layers is not enough.
     """

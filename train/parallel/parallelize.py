@@ -30,7 +30,7 @@ from train.parallel.tensor_context import apply_context_parallel, apply_tensor_p
 
 
 class SplitModel:
-    """This rank's layers of a model, divided among ranks as `[layout]` says; weights must then be set or loaded."""
+    """This rank's layers of a model that `[layout]` divides among ranks. Its weights are uninitialized at first."""
 
     def __init__(self, shape: ModelShape, settings: Settings, ranks: Ranks, num_sources: int, largest: tuple[int, int]):
         """`num_sources`: number of sources whose losses are summed separately. `largest`: most positions in a row, and
@@ -77,7 +77,7 @@ class SplitModel:
             compress_fsdp(self.parts, named.items(), self.compressor)
 
     def _recompute(self, layers: list[int], largest: tuple[int, int]) -> dict[int, Recompute]:
-        """Return how much of each layer of this rank is recomputed in the backward pass."""
+        """Return, by layer number, how much of each layer on this rank is recomputed in the backward pass."""
         mode = self.settings.layout.activation_checkpointing
         if mode != "budget":
             return dict.fromkeys(layers, mode)
@@ -110,7 +110,7 @@ class SplitModel:
 
     @property
     def _sharded(self) -> bool:
-        """True if FSDP2 holds the weights: also on a single rank, where it sets the number format of the products."""
+        """True if FSDP2 holds the weights: also on a single rank, where it casts them to the products' dtype."""
         layout = self.settings.layout
         alone = self.ranks.world_size == 1 and self.settings.train.precision == "fp32" and not layout.offload
         return layout.data in ("zero2", "zero3") and not alone
@@ -132,7 +132,7 @@ class SplitModel:
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """Return the context in which the optimizer updates weights; at its end all ranks have the new ones."""
+        """Return the context in which the optimizer updates weights; at its end all ranks have the new weights."""
         if self._shares is not None:
             self._shares.view_gradients()
         yield
@@ -163,7 +163,7 @@ class SplitModel:
         return rows_of(num_rows, data_ranks(self.mesh.axes), self.mesh.data_rank)
 
     def micro_batches(self, rows: Rows, num_rows: int) -> list[Rows]:
-        """Split this rank's rows of a batch of `num_rows` into micro-batches on its device; every rank has as many.
+        """Split this rank's rows of a batch of `num_rows` into micro-batches on its device, as many as on every rank.
 
         Each micro-batch runs collectives, so a rank that runs out of rows gets rows without targets. Compiled layers
         always get the same number of rows, in training and evaluation: another number would recompile them.
@@ -257,8 +257,8 @@ class SplitModel:
         return nullcontext()
 
     def _number_format(self) -> AbstractContextManager[object]:
-        """Return the context of a forward pass: autocast if products are in 16 bits and FSDP2 does not cast the
-        weights."""
+        """Return the context manager for a forward pass: autocast if train.precision uses a 16-bit dtype and FSDP2 does
+        not already cast the weights; otherwise one that does nothing."""
         number = NUMBER_FORMATS[self.settings.train.precision]
         if number is None or self._sharded:
             return nullcontext()
@@ -296,7 +296,7 @@ def use_matrix_units(device: torch.device) -> None:
     """Enable TF32 for float32 products on a CUDA device, and FlashAttention 3 if it is installed.
 
     TF32 rounds factors to 10 bits of mantissa and sums in float32. That is enough for the products that stay in float32
-    beside 16-bit products; by the data sheets of A100 and H100 they take a tenth of the time.
+    if train.precision uses a 16-bit dtype. By the data sheets of A100 and H100, they take a tenth of the time.
     """
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")

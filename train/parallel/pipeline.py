@@ -63,7 +63,7 @@ class Pipeline:
         self._schedules: dict[tuple[int, int, int, torch.dtype], PipelineScheduleSingle | PipelineScheduleMulti] = {}
 
     def run(self, rows: Rows, number: int, stream: torch.dtype) -> None:
-        """Run rows forward and backward as `number` micro-batches; `stream`: number format between stages."""
+        """Run rows forward and backward as `number` micro-batches; `stream`: dtype of tensors sent between stages."""
         schedule = self._schedule(len(rows) // number, rows.inputs_BT.shape[1], number, stream)
         named: dict[str, Any] = {"targets_BT": rows.targets_BT, "sources_B": rows.sources_B}
         if rows.documents_BT is not None:
@@ -74,7 +74,7 @@ class Pipeline:
         schedule.step(*inputs, target=rows.sources_B, return_outputs=False, **named)
 
     def measure(self, parts: Sequence[Rows], stream: torch.dtype) -> None:
-        """Run micro-batches forward through all stages, each of which adds its losses to its tally.
+        """Run micro-batches forward through all stages; the last stage adds their losses to its tally.
 
         Torch's schedules are not used: they require the number of micro-batches they were built for, and zbv cannot run
         without a backward pass.

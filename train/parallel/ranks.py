@@ -54,12 +54,12 @@ def select_device(local_rank: int, local_size: int) -> torch.device:
 
 
 def backend_of(device: torch.device) -> str:
-    """Return the backend of process groups of ranks on such devices; it always supports CPU tensors."""
+    """Return the torch.distributed backend for ranks on this type of device; it always supports CPU tensors too."""
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
 def torchrun_placement() -> tuple[int, int] | None:
-    """Return the local rank and the number of ranks of its machine; None = torchrun has not set them."""
+    """Return the local rank of this process and the number of ranks on its machine; None = not set by torchrun."""
     local_rank, local_size = (os.environ.get(name) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
     return None if local_rank is None or local_size is None else (int(local_rank), int(local_size))
 
@@ -169,7 +169,7 @@ def agreed_start(store: Any, rank: int, world_size: int) -> str:
 
 
 def machine_placement(store: Any, rank: int, world_size: int) -> tuple[int, int]:
-    """Return the local rank and the number of ranks of its machine.
+    """Return the local rank of this process and the number of ranks on its machine.
 
     Values set by torchrun are used if there are any, since containers may share a hostname and a machine may have
     several. Otherwise ranks with the same hostname count as ranks of the same machine.
@@ -185,7 +185,7 @@ def machine_placement(store: Any, rank: int, world_size: int) -> tuple[int, int]
 def open_ranks() -> Iterator[Ranks]:
     """Return the context of the ranks that torchrun started, or of this process alone, on GPUs if there are any.
 
-    Raises ConfigError on the first rank of a machine that has fewer GPUs than ranks, FirstRankFailed on its others.
+    Raises ConfigError on the first rank of a machine that has fewer GPUs than ranks, FirstRankFailed on the others.
     """
     use_expandable_segments()
     store: Any = dist.HashStore()  # type: ignore[attr-defined]

@@ -54,7 +54,8 @@ def test_counts_of_a_block(weights: dict[str, float], counts: dict[str, int]) ->
 
 def test_a_share_too_small_for_a_block_is_rejected() -> None:
     with pytest.raises(
-        ConfigError, match=r"at least 1.53e-05 .* got a \(5e-06\)\. Set them to 0 in train\.weights, or raise"
+        ConfigError,
+        match=r"at least 1.53e-05 .* got a \(5e-06\)\. Set each of these weights to 0 in train\.weights, or",
     ):
         block_counts({"a": 5e-6, "b": 1 - 5e-6})
 

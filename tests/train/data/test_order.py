@@ -220,7 +220,7 @@ def test_steps_have_their_stage(dataset: Dataset) -> None:
 
 
 def test_a_skip_of_a_stage_that_does_not_exist_is_rejected(dataset: Dataset) -> None:
-    with pytest.raises(ConfigError, match=r"stages 0 to 0, got one of stage 2 .* Remove the entry"):
+    with pytest.raises(ConfigError, match=r"stages 0 to 0, got one of stage 2 .* Remove its line"):
         order_of(dataset, TrainConfig(seq_len=64), SkipList((3, (2 << STAGE_BITS) + 1)))
 
 
@@ -238,7 +238,7 @@ def test_epochs_add_up_over_stages(dataset: Dataset) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"seq_len": 96}, r"train.seq_len: .* chunk_tokens 256, got 96\. Set it to one of .*64, 128, 256"),
+        ({"seq_len": 96}, r"train.seq_len: .* chunk_tokens 256, got 96\. Set train.seq_len to one of .*64, 128, 256"),
         (
             {"stages": [{"tokens": 999}, {"seq_len": 512}]},
             r"train.stages\[1\].seq_len: expected a divisor .*256, got 512",

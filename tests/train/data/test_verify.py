@@ -191,7 +191,7 @@ def test_digests_do_not_depend_on_the_block_size(run: Store, monkeypatch: pytest
         for block in (1, 8, 1 << 20):
             monkeypatch.setattr(verify, "BLOCK_BYTES", block)
             assert file_digest(run, "bytes") == run.sha256("bytes")
-    with pytest.raises(ContractError, match="no-such-file: expected a file, got "):
+    with pytest.raises(ContractError, match="no-such-file: expected a readable file, got "):
         file_digest(run, "no-such-file")
 
 

@@ -120,7 +120,7 @@ def test_what_goes_in_is_accepted(layout: dict[str, Any], world_size: int) -> No
         (
             {"pipeline": 4, "micro_batch": 32},
             4,
-            r"4 stages with schedule = 1f1b, got 2 micro-batch\(es\) of 32 from 64 rows. Set it to 16 or less",
+            r"4 stages with schedule = 1f1b, got 2 micro-batch\(es\) of 32 .*Set layout.micro_batch to 16 or less",
         ),
         ({"pipeline": 2, "schedule": "interleaved", "micro_batch": 13}, 2, "for 2 equal rounds .* got 5 micro-batch"),
     ],
@@ -200,7 +200,7 @@ def test_too_few_rows_for_a_pipeline_ask_for_a_larger_batch() -> None:
 
 def test_batches_of_later_stages_count_too() -> None:
     raw = {"layout": {"pipeline": 4, "micro_batch": 4}, "train": {"stages": [{"tokens": 9}, {"global_batch": 8}]}}
-    with pytest.raises(ConfigError, match=r"4 from 8 rows. Set it to 2 or less"):
+    with pytest.raises(ConfigError, match=r"4 from 8 rows. Set layout.micro_batch to 2 or less"):
         check_layout(shape(), Settings.model_validate(raw), 4, [64], 64)
 
 
