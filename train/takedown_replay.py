@@ -207,7 +207,10 @@ def describe_replay(replay: Replay) -> str:
 
 
 def _stored_plan(run: Store) -> Plan | None:
-    """Return the plan of a run, for any dataset; None if there is none."""
+    """Return the stored plan of a run, even if it was made for a different version of the dataset.
+
+    None if there is none.
+    """
     if not run.exists(PLAN_NAME):
         return None
     try:

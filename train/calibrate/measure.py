@@ -96,7 +96,7 @@ def _shortest(ranks: Ranks, work: Callable[[], object], least: float = SECONDS) 
 
 
 def _best_rate(ranks: Ranks, kind: torch.dtype) -> float:
-    """Return the best FLOP/s of matrix products over SIDES; slow formats are not measured at larger sides."""
+    """Return the highest FLOP/s of products of square matrices with sides SIDES; stop after the first slow product."""
     best = 0.0
     for side in SIDES:
         side *= 8 if ranks.device.type == "cuda" else 1

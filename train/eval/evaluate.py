@@ -255,7 +255,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     measurements: list[Measurement] = []
     try:
         if a.sequences < 1:
-            raise ConfigError(f"--sequences: expected at least 1, got {a.sequences}. Give a larger number.")
+            raise ConfigError(f"--sequences: expected at least 1, got {a.sequences}. Set --sequences to at least 1.")
         left_out, started = read_ids(a.leave_out) if a.leave_out else [], time.monotonic()
         for measurement in evaluate(a.runs, a.on, a.sequences, left_out, a.step):
             measurements.append(measurement)

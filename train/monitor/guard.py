@@ -81,7 +81,7 @@ class Band(NamedTuple):
 
 
 class Bands(NamedTuple):
-    """The band of each quantity; None = not watched, or its window is not full yet."""
+    """The bands of loss and gradient norm; None = not watched, or its window is not full yet."""
 
     loss: Band | None
     gradient: Band | None
@@ -97,7 +97,7 @@ class Bands(NamedTuple):
 
 
 def bands_of(state: GuardState, config: GuardConfig) -> Bands:
-    """Return the band of each quantity over the last `spike_window` steps without spikes."""
+    """Return the bands of loss and gradient norm over the last `spike_window` steps without spikes."""
     window = config.spike_window
     return Bands(
         _level(state.losses[-window:], config.spike_sigmas, window, lambda mean: MIN_DEVIATION),

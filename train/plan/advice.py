@@ -212,7 +212,7 @@ MOST_EMBEDDINGS = 0.5
 
 
 def unusual_proportions(plan: Plan) -> Iterator[str]:
-    """Yield a sentence for each proportion of the plan that is unusual."""
+    """Yield a sentence for each number outside its usual range: tokens per parameter, steps, share of embeddings."""
     ratio = plan.num_tokens / plan.num_params
     if ratio < LEAST_RATIO:
         yield (

@@ -160,8 +160,8 @@ def read_settings(run: Store, dataset: Dataset, overrides: Sequence[str]) -> Set
     ]
     if sized:
         raise ConfigError(
-            f"--set: expected settings of how to train, got {', '.join(sized)}, which size the model or choose its "
-            "layout. Give them to `penstock plan`."
+            f"--set: expected settings that only affect training, got {', '.join(sized)}, which size the model or "
+            "choose its layout. Give them to `penstock plan`."
         )
     return load_settings(raw, overrides, run.uri)
 
@@ -253,7 +253,7 @@ def mix_overrides(path: str, dataset: Dataset, overrides: Sequence[str] = ()) ->
     if conflicts := [text for text in overrides if _key(text) in (WEIGHTS, MIX)]:
         raise ConfigError(
             f"--mix {path}: expected shares from the mix only, got --set {' and '.join(conflicts)} too. "
-            "Remove --mix or these --set."
+            "Remove --mix, or remove these --set flags."
         )
     parts = read_mix(path).of(set(dataset.num_tokens()), f"mix {path}, for dataset {dataset.digest[:12]}")
     shares = ", ".join(f"{json.dumps(name)} = {part.share!r}" for name, part in sorted(parts.items()))
@@ -329,16 +329,16 @@ def check_settings_used(settings: Settings, dataset: Dataset) -> None:
 
 
 def check_document_mask(shape: ModelShape, settings: Settings, kind: str) -> None:
-    """Check that document masks on a CUDA device run in 16 bits.
+    """Check that train.precision uses a 16-bit dtype if a CUDA kernel for document masks is needed.
 
-    Raises ConfigError for fp32, for which there is no kernel with document masks.
+    Raises ConfigError for fp32, which that kernel does not support.
     """
     layout, train = settings.layout, settings.train
     blocks = train.document_mask and shape.positions == "rope" and shape.head_dim >= MIN_BLOCKS_HEAD
     by_keys = layout.context > 1 and layout.context_by == "keys"
     if kind == "cuda" and train.precision == "fp32" and blocks and not by_keys:
         raise ConfigError(
-            "train.precision: expected 16 bits for train.document_mask on a CUDA device, got fp32. Set "
+            "train.precision: expected a 16-bit dtype for train.document_mask on a CUDA device, got fp32. Set "
             'train.precision = "bf16", or train.document_mask = false.'
         )
 

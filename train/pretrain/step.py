@@ -35,7 +35,7 @@ COMPRESSION_PREFIX = "compress."
 class StepResult:
     """Loss and gradient norm of a step before its update, the same on every rank.
 
-    The figures are copied from the device while later work runs; the first access to a figure waits for the copy.
+    The values are copied from the device while later work runs; the first access to a value waits for the copy.
     """
 
     def __init__(self, tally: LossTally, norm: Tensor, scale: float):
@@ -168,9 +168,10 @@ class Learner:
         return StepResult(tally, self._gradients.norm(), scale)
 
     def update(self, rate: float, measured: StepResult) -> None:
-        """Clip the gradient and update the weights at learning rate `rate`; skip the update if a figure is not finite.
+        """Clip the gradient and update the weights at learning rate `rate`.
 
-        The host waits for the figures only with a loss scale or compressed gradients, which depend on them.
+        Skip the update if loss or gradient norm is not finite. The host waits for the two values only with a loss scale
+        or compressed gradients, which depend on them.
         """
         scale, clip = self.loss_scale.scale if self.loss_scale else 1.0, self.settings.optim.clip_norm
         divisor = None if scale == 1.0 else torch.full((), scale, device=measured.norm.device)
@@ -201,7 +202,7 @@ class Learner:
             parameter.grad = None
 
     def measure(self, heldout: HeldoutRows) -> LossTally:
-        """Return the losses of held-out rows, by source."""
+        """Return the sums of the losses of held-out rows, and their targets, by source."""
         return self.model.measure(self.model.part_of(heldout.rows), len(heldout.sources))
 
     def measure_groups(self, rows: Rows, groups_BT: Tensor, number: int, num_rows: int) -> LossTally:

@@ -279,7 +279,7 @@ STEPS = 200
 
 @dataclass(frozen=True)
 class Lifetime:
-    """A size of model and run, with the cost of training and inference together."""
+    """The size of a model and of its training run, with the total cost of training and inference."""
 
     size: Allocation
     loss: float

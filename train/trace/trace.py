@@ -246,7 +246,7 @@ class Trace:
 
 
 def open_trace(run: Store, dataset: Dataset | None = None, plan: Plan | None = None) -> Trace:
-    """Return the trace of a plan; None = the plan or dataset of the run.
+    """Return the trace of a plan; `dataset`, `plan`: None = those of the run.
 
     Raises ContractError if there is no plan, or it is of another dataset.
     """

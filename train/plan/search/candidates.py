@@ -41,7 +41,7 @@ class LayoutSplit(NamedTuple):
 
     @property
     def axes(self) -> dict[str, int]:
-        """Size of each axis, outermost first."""
+        """Size of each axis of the device mesh, outermost first."""
         return {
             "pipeline": self.pipeline,
             "replicate": self.replicate,
@@ -86,7 +86,7 @@ ROWS, TURNS = "fewer sequences than groups of ranks", "micro-batches do not go i
 
 
 class Batch(NamedTuple):
-    """The batch of an optimizer step in one training stage."""
+    """Batch shape and number of optimizer steps of one training stage."""
 
     seq_len: int
     """Positions of a row."""
@@ -110,7 +110,7 @@ class RejectedLayouts:
 
 
 class LayoutSpace:
-    """The splits of a run, and for each its micro-batch sizes and recomputation modes."""
+    """The splits to search for a run, and for each split the micro-batch sizes and recomputation modes to try."""
 
     def __init__(self, shape: ModelShape, settings: Settings, batches: Sequence[Batch], cluster: Cluster):
         self.shape, self.settings, self.batches, self.cluster = shape, settings, batches, cluster
@@ -177,9 +177,9 @@ class LayoutSpace:
         return SCHEDULES
 
     def _fixed(self, name: str, options: Sequence[Any]) -> Sequence[Any]:
-        """Return the value that the recipe sets, else all options.
+        """Return only the value that the recipe sets for `name`; all of `options` if it sets none.
 
-        Empty if the set value is the size of an axis and does not divide the number of ranks.
+        Return an empty list if the recipe sets the size of an axis that does not divide the number of ranks.
         """
         if name not in self._given:
             return options
@@ -206,7 +206,7 @@ class LayoutSpace:
     # Checks that reject a split before it is timed.
 
     def _refused(self, split: LayoutSplit) -> tuple[str, str] | None:
-        """Return reason and example of why a split is invalid; None if it is valid.
+        """Return the kind of problem that makes a split invalid, and an example of it; None if the split is valid.
 
         The axes are checked separately, which keeps the number of distinct checks small.
         """
