@@ -44,7 +44,7 @@ def differences(before: Batches, after: Batches, documents: Sequence[Span], tomb
 
 
 def removed_positions(samples: Samples, sources: Sequence[str], documents: Sequence[Span], ahead: int) -> Mask:
-    """Return a mask (B, T) of the positions whose token, or with `ahead` = 1 whose next token, is in the documents."""
+    """Return a mask (B, T) of the positions whose token belongs to a document, or whose next token if `ahead` is 1."""
     pieces = samples.pieces
     mask = np.zeros((len(samples.index), samples.seq_len), np.bool_)
     columns = (pieces.row, pieces.column, pieces.start, pieces.length)

@@ -103,10 +103,10 @@ def steps_with_documents(order: SampleOrder, documents: Iterable[Span], next_tok
 
 
 def begin_replay(run: Store, choice: str) -> Replay:
-    """Change the plan of a run to the dataset without the documents, and move the checkpoints after a step to REPLACED.
+    """Change the plan of a run to the dataset without the documents, and move later checkpoints to REPLACED.
 
-    `choice`: `clean`, 0, or the step of an existing checkpoint. Repeating the call completes an interrupted one. Raises
-    ConfigError or ContractError before anything is written.
+    `choice`: where to resume: `clean`, 0, or the step of an existing checkpoint. Repeating the call completes an
+    interrupted one. Raises ConfigError or ContractError before anything is written.
     """
     local_path(run, "train")
     with lock_training(run, "penstock train --replay-from"):

@@ -41,10 +41,7 @@ class _FrozenModel(BaseModel):
 
 
 class Identity(_FrozenModel):
-    """Everything that decides the weights at a given step; a run resumes only from a checkpoint with an equal identity.
-
-    `code_version` is not compared.
-    """
+    """Everything that decides the weights at a given step; a run resumes only from checkpoints that match it."""
 
     dataset: str
     """Digest of the dataset's content, which stays the same if shards are renamed or moved."""

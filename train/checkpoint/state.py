@@ -36,7 +36,7 @@ DIGEST_THREADS = 8
 
 
 def read_state(run: Store, checkpoint: CheckpointMetadata, state: State, ranks: Ranks | None = None) -> None:
-    """Read the tensors of `state` from a checkpoint, in place and in any layout; `state` may hold some of them only.
+    """Read the tensors of `state` from a checkpoint, in place and in any layout; `state` may hold only some of them.
 
     All ranks call it together, each with its own tensors; without `ranks` this process reads alone. Raises
     ContractError if a file has changed since it was written, or if a tensor is missing or has another shape.

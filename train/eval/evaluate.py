@@ -46,7 +46,7 @@ BATCH_TOKENS = 8192
 
 @dataclass(frozen=True)
 class EvaluatedCheckpoint:
-    """A checkpoint to measure."""
+    """A checkpoint whose held-out losses are measured."""
 
     name: str
     run: Store
@@ -191,7 +191,10 @@ def measure_checkpoint(candidate: EvaluatedCheckpoint, exams: Sequence[HeldoutEx
 
 
 def evaluate(names: Sequence[str], on: Sequence[str], number: int, left_out: Iterable[bytes], step: int | None) -> Any:
-    """Yield the losses of every checkpoint on every dataset. Raises PenstockError before anything is measured."""
+    """Yield the losses of every checkpoint on every dataset.
+
+    Runs and datasets are checked before anything is measured; raises PenstockError if a check fails.
+    """
     candidates = [open_candidate(name, step) for name in names]
     datasets = [(name, open_dataset(Store(name))) for name in on]
     check_tokenizers(candidates, datasets)

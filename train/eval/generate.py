@@ -47,8 +47,8 @@ def generate(
     """
     if num_tokens < 0 or temperature < 0:
         raise ConfigError(
-            f"generate: expected --tokens and --temperature >= 0, got {num_tokens} and {temperature}. Raise the "
-            "negative number."
+            f"generate: expected --tokens and --temperature >= 0, got {num_tokens} and {temperature}. Set both to at "
+            "least 0."
         )
     dataset, note = open_dataset(run), find_checkpoint(run, step)
     contract = dataset.tokenizer

@@ -282,7 +282,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if len(a.out) not in (1, len(a.inputs)):
             raise ConfigError(
-                f"--out: expected 1 or {len(a.inputs)} files, got {len(a.out)}. Give one --out for each --in."
+                f"--out: expected 1 or {len(a.inputs)} files, got {len(a.out)}. Give --out one file, or one for each "
+                "file of --in."
             )
         groups = [a.inputs] if len(a.out) == 1 else [[uri] for uri in a.inputs]
         scorer = open_scorer(a.checkpoint)

@@ -159,7 +159,10 @@ def after_rewind(state: GuardState, restored: GuardState) -> GuardState:
 
 
 def after_stage_change(state: GuardState) -> GuardState:
-    """Return the state at the start of a training stage: other data or lengths have other loss levels."""
+    """Return the state at the start of a training stage, with empty windows.
+
+    Losses and gradient norms of a stage are not comparable with those on other data or row lengths.
+    """
     return state.model_copy(update={"losses": (), "norms": (), "spikes": 0})
 
 

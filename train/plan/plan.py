@@ -178,7 +178,10 @@ def check_overrides(run: Store, overrides: Sequence[str]) -> None:
 
 
 def verify_plan(run: Store, dataset: Dataset, plan: Plan) -> None:
-    """Check the stored plan against the dataset and against its own figures. Raises ContractError for a difference."""
+    """Check that the stored plan matches the dataset, and that its fields match its list of figures.
+
+    Raises ContractError for the first difference.
+    """
     streams = make_order(
         dataset, plan.settings.train, plan.stages, NO_SKIPS, open_packings(run, dataset, plan.settings.train)
     )
@@ -261,9 +264,9 @@ def mix_overrides(path: str, dataset: Dataset, overrides: Sequence[str] = ()) ->
 
 
 def copy_mix(run: Store, path: str) -> str:
-    """Copy a mix to the run of the plan that uses it; return its path relative to the run.
+    """Copy a mix file into the run folder; return the path of the copy relative to that folder.
 
-    The name contains the digest, so a later plan with another mix overwrites nothing.
+    Its name contains the digest of the file, so a later plan with a different mix does not overwrite it.
     """
     name = mix_path(_digest(path))
     run.write_atomic(name, Path(path).read_bytes())
@@ -300,7 +303,7 @@ MIN_BLOCKS_HEAD = 16
 
 
 def heldout_loss_users(settings: Settings) -> list[str]:
-    """Return the settings by which held-out losses influence the weights."""
+    """Return the settings in use that let held-out losses influence the weights."""
     settings_in_use = {
         "optim.schedule = plateau": settings.optim.schedule == "plateau",
         f"guard.patience = {settings.guard.patience}": settings.guard.patience is not None,

@@ -223,7 +223,7 @@ def tokens_of_shape(target: Target, sizing: PlanConfig, shape: ModelShape, most:
 
 
 def _for_use(law: Law, asked: Allocation, inference_tokens: float) -> Allocation:
-    """Return the size with the lowest cost of training and inference that reaches the loss of `asked`."""
+    """Return the size that reaches the loss of the size `asked` at the lowest cost of training and inference."""
     loss_law = law if isinstance(law, LossLaw) else laws.APPROACH_3
     return for_lifetime(loss_law, loss_law.loss(asked.params, asked.tokens), inference_tokens).size
 

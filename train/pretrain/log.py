@@ -46,7 +46,7 @@ MAX_SHOWN_DOCUMENTS = 5
 
 
 class TrainingLog:
-    """The log of a run from its checkpoint, or from step 0; leaving the context closes it."""
+    """The log of a run that starts from a checkpoint or from step 0; leaving the context closes it."""
 
     def __init__(self, setup: TrainingSetup, ranks: Ranks, sources: Sequence[str], rewinds: int):
         """`rewinds`: rewinds of the whole run, with those that a killed process made after its last checkpoint."""

@@ -112,9 +112,9 @@ class Learner:
             self.loss_scale = first_loss_scale(self.settings.optim)
 
     def load_checkpoint(self, run: Store, checkpoint: CheckpointMetadata, same_layout: bool) -> list[str]:
-        """Load the state of a checkpoint; return the names of the tensors that were dropped.
+        """Load the state of a checkpoint; return the names of the tensors that were not loaded.
 
-        Only the compression state of each rank is dropped, and only if the layout differs.
+        These are the compression state of each rank if the layout differs, else none.
         """
         state, dropped = self.state(), list[str]()
         if not same_layout:
@@ -260,9 +260,9 @@ class Feed:
         self._waited = 0.0
 
     def request(self, step: int) -> RequestedStep:
-        """Wait for the rows of a step (0 = first) and start its sums over the ranks; return both.
+        """Wait for the rows of a step (0 = first), start its sums over the ranks, and return both.
 
-        A read error is raised by `take`: the sums are started anyway, since every rank takes part in them.
+        `take` raises a read error later: the sums are started anyway, since every rank takes part in them.
         """
         rows: Rows | Exception
         try:

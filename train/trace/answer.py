@@ -37,7 +37,7 @@ class AnswerOptions:
 
 @dataclass(frozen=True)
 class RowSelection:
-    """The rows of a global batch that are selected."""
+    """A selection of rows of a global batch by the rank and micro-batch that read them."""
 
     rank: int | None = None
     """Rank that reads the rows; None = all ranks."""

@@ -141,7 +141,7 @@ class Trace:
         """Raise ConfigError if the plan has no such step."""
         if not 1 <= step <= self.num_steps:
             raise ConfigError(
-                f"--step: expected 1 to {self.num_steps}, the steps of the plan, got {step}. Choose one of them."
+                f"--step: expected 1 to {self.num_steps}, the steps of the plan, got {step}. Set --step to one of them."
             )
 
     def documents_of_step(self, step: int, rows: range | None = None) -> list[Appearance]:
@@ -171,7 +171,7 @@ class Trace:
         return sum(max(0, plan.end - max(after, plan.first_step)) * plan.global_batch for plan in self._order.stages)
 
     def skipping(self, samples: Sequence[int]) -> "Trace":
-        """Return this trace for a skip list with more samples, given by global index."""
+        """Return a copy of this trace in which `samples` (global indices) are added to the skip list."""
         order = self._order
         streams, skip = dict(zip(order.sources, order.streams, strict=True)), SkipList((*order.skip.indices, *samples))
         trace = copy(self)
@@ -212,7 +212,7 @@ class Trace:
     ) -> tuple[list[tuple[Row, int]], list[int], list[int]]:
         """Return the documents that overlap token ranges of a source, and where each begins and ends in the stream.
 
-        `pieces`: token ranges; those of other sources are ignored.
+        `pieces`: token ranges of any sources; only those of `source` are used.
         """
         ranges = [(piece.start, piece.stop) for piece in pieces if piece.source == source]
         documents = self.documents.covering(f"{source}/{TRAIN}", ranges)
@@ -364,7 +364,8 @@ class StepLayout:
         """
         if not 0 <= rank < self.ranks:
             raise ConfigError(
-                f"--rank: expected 0 to {self.ranks - 1}, the ranks of {self.named}, got {rank}. Choose one of them."
+                f"--rank: expected 0 to {self.ranks - 1}, the ranks of {self.named}, got {rank}. Set --rank to one of "
+                "them."
             )
         place = {}
         for axis in reversed(AXES):
@@ -384,7 +385,7 @@ class StepLayout:
         if not 0 <= micro_batch < number:
             raise ConfigError(
                 f"--micro-batch: expected 0 to {number - 1}, the micro-batches of a rank in {self.named}, got "
-                f"{micro_batch}. Choose one of them."
+                f"{micro_batch}. Set --micro-batch to one of them."
             )
         size = self.layout.rows_at_once
         return own_rows[micro_batch * size : (micro_batch + 1) * size]

@@ -49,7 +49,7 @@ def loss_bytes_per_logit(width: int, compiled: bool) -> int:
     """Return the bytes that the loss and its gradient read and write for each logit of `width` bytes.
 
     Compiled, a logit is read twice and written once. Eager passes are in float32: maximum 4, difference 8, exponential
-    8, sum 4, product 8; 16 bits add a copy to float32 and one back, of 6 each.
+    8, sum 4, product 8 bytes. A 16-bit dtype adds a copy to float32 and one back, 6 bytes each.
     """
     return 3 * width if compiled else 32 + (12 if width == 2 else 0)
 
@@ -79,7 +79,7 @@ class Compute:
     def traffic(self, size: float, tensor: float | None = None) -> float:
         """Return the seconds to move `size` bytes to or from the device's memory.
 
-        `tensor`: bytes of each tensor, on which the bandwidth of some devices depends; None = any.
+        `tensor`: bytes of each tensor, on which the bandwidth of some devices depends; None = ignore this.
         """
         sizes = self.device.by_size
         if not sizes or tensor is None:
@@ -92,7 +92,7 @@ class Compute:
         return size / math.exp((1 - share) * math.log(slow) + share * math.log(fast))
 
     def positions(self, split: LayoutSplit, rows: float) -> float:
-        """Return the positions of `rows` rows on one rank of the context axis."""
+        """Return the number of positions of `rows` rows on one rank of the context axis."""
         return rows * self.seq_len / split.context
 
     def _layer(self, split: LayoutSplit, rows: float) -> ForwardCost:
@@ -120,7 +120,7 @@ class Compute:
         return seconds, sum(count for *_, count in sizes)
 
     def product(self, m: float, k: float, n: float, flops: float) -> float:
-        """Return the seconds of an m x k by k x n product at a rate of `flops`."""
+        """Return the seconds of an m x k by k x n product at `flops` FLOP/s, or of its memory traffic if longer."""
         return max(2 * m * k * n / flops, self.traffic(self.width * (m * k + k * n + m * n)))
 
     def _attention(self, split: LayoutSplit, rows: float) -> float:

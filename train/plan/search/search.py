@@ -113,7 +113,7 @@ class SearchResult:
 
 
 def _shares(candidate: Candidate) -> Iterator[str]:
-    """Return the largest components of a step in per cent."""
+    """Return the largest components of a step's time, each with its share of the step in per cent."""
     largest = sorted(candidate.parts.items(), key=lambda item: -item[1])[:SHOWN_PARTS]
     return (f"{name} {100 * part / candidate.step_seconds:.0f} %" for name, part in largest if part > 0)
 
