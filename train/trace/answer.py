@@ -130,13 +130,16 @@ class TraceAnswers:
         return self._documents(self.trace.steps_of_url(url), None)
 
     def document(self, doc_id: str) -> DocumentsAnswer:
-        """Return the document with an id in hex. Raises ConfigError if the text is not a document id."""
+        """Return the document with the id `doc_id` (32 hex digits), and the steps and checkpoints trained on it.
+
+        Raises ConfigError if the text is not a document id.
+        """
         try:
             identifier = bytes.fromhex(doc_id)
         except ValueError as error:
             raise ConfigError(f"--doc: expected 32 hex digits, got {doc_id!r} ({error}). Give the whole id.") from error
         if len(identifier) != 16:
-            raise ConfigError(f"--doc: expected 32 hex digits, got {doc_id!r} of {len(doc_id)}. Give the whole id.")
+            raise ConfigError(f"--doc: expected 32 hex digits, got {len(doc_id)}: {doc_id!r}. Give the whole id.")
         return self._documents(self.trace.steps_of_document(identifier), None)
 
     def domain(self, host: str, limit: int | None) -> DocumentsAnswer:

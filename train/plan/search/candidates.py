@@ -123,7 +123,7 @@ class LayoutSpace:
         self._problem = cache(self._find_problem)
 
     def splits(self) -> Iterator[LayoutSplit]:
-        """Yield every split that divides the model, the sequences and the batch; count the others as rejected."""
+        """Yield every valid split of model, sequences and batch; count the others in `self.refusals` by reason."""
         for split in self._all():
             groups = split.replicate * split.shard
             leaves = max(1, len(self.sizes(groups)) * len(self.modes))
@@ -152,7 +152,7 @@ class LayoutSpace:
         return "keys" if self.shape.num_heads % (context * tensor) else "heads"
 
     def _with_data(self, context: int, by: str, tensor: int, pipeline: int) -> Iterator[LayoutSplit]:
-        """Yield the splits of given axes with every data-parallel method and pipeline schedule."""
+        """Yield the splits with these axis sizes, one for each data-parallel method and pipeline schedule."""
         ranks = self.cluster.world_size // (context * tensor * pipeline)
         if context * tensor * pipeline == 1:
             for data in self._fixed("data", ["ddp", "zero1"] if ranks > 1 else ["ddp"]):
@@ -189,7 +189,7 @@ class LayoutSpace:
     def sizes(self, groups: int) -> list[int]:
         """Return the micro-batch sizes to try for a number of data-parallel groups.
 
-        They are powers of two, and equal shares of the rows, which need the least padding.
+        They are powers of two, and the rows of a group divided by powers of two, which need the least padding.
         """
         if "micro_batch" in self._given:
             return [self.settings.layout.rows_at_once]
