@@ -35,11 +35,11 @@ Span = tuple[str, int, int]
 """The stream of a document, its first token in the stream, and its number of tokens."""
 
 
-# Steps and checkpoints that saw the removed documents.
+# Steps and checkpoints that were trained on the removed documents.
 
 
 def find_effects(run: Store, dataset: Dataset, documents: Iterable[Span]) -> Effects:
-    """Return the steps of the plan whose batches contain tokens of the documents, and which checkpoints saw them."""
+    """Return the steps whose batches contain tokens of the documents, and which checkpoints were trained on them."""
     plan = _stored_plan(run)
     same = _same_positions(run, dataset)
     # A plan for the dataset before a takedown is still the one that made the checkpoints.
@@ -167,7 +167,7 @@ def _begin(run: Store, choice: str) -> Replay:
 def _chosen(
     choice: str, notes: list[CheckpointMetadata], since: list[Certificate], earlier: list[Replay]
 ) -> tuple[int, bool]:
-    """Return the step to resume from, and True if its checkpoint saw none of the removed documents."""
+    """Return the step to resume from, and True if its checkpoint was trained on none of the removed documents."""
     seen = [certificate.effects.steps[0] for certificate in since if certificate.effects.steps]
     # Checkpoints written after an earlier replay on this dataset have seen no removed document at any step.
     after = {replay.after for replay in earlier}

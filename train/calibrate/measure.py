@@ -175,7 +175,7 @@ def _layer_seconds(ranks: Ranks, collective: float) -> dict[str, float]:
 
 
 def _tiny_seconds(ranks: Ranks, layers: int, layout: dict[str, Any]) -> float:
-    """Return the seconds of a forward and backward pass of a model so small that they are mostly overhead."""
+    """Return the seconds of a forward and backward pass of a model so small that most of the time is overhead."""
     heads, length = 4 * ranks.world_size, 8 * ranks.world_size
     settings = Settings.model_validate({"layout": {"micro_batch": 1} | layout})
     shape = ModelShape(

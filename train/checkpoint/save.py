@@ -76,7 +76,7 @@ class HostCopies:
             self.values, self.problem = {}, error
 
     def remember(self, names: set[str]) -> None:
-        """Store the names that this rank writes; they stay the same while the state has the same shapes."""
+        """Store the names of the tensors that this rank writes; they are the same while all shapes are the same."""
         self._written = self._taken, names
 
     def _buffer(self, name: str, value: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ class EvaluatedCheckpoint:
 
     @property
     def seq_len(self) -> int:
-        """Tokens of a row."""
+        """Sequence length of the training stage that the checkpoint was written in [tokens]."""
         return sequence_length_of(self.note)
 
 
@@ -74,7 +74,7 @@ class HeldoutExam:
 def open_candidate(name: str, step: int | None) -> EvaluatedCheckpoint:
     """Return the checkpoint of a run at a step; None = the last.
 
-    Raises ContractError if it was trained on another dataset than the run's current one.
+    Raises ContractError if it was trained on a dataset other than the run's current one.
     """
     run = Store(name)
     note, dataset = find_checkpoint(run, step), open_dataset(run)
@@ -89,7 +89,10 @@ def open_candidate(name: str, step: int | None) -> EvaluatedCheckpoint:
 
 
 def check_tokenizers(candidates: Sequence[EvaluatedCheckpoint], exams: Sequence[tuple[str, Dataset]]) -> None:
-    """Raise ContractError if a dataset has another tokenizer than the checkpoints; losses would not be comparable."""
+    """Check that all datasets and checkpoints have the same tokenizer, since losses are not comparable otherwise.
+
+    Raises ContractError if one of them has a different tokenizer.
+    """
     contracts = [(item.name, digest_of(item.dataset.tokenizer.model_dump(mode="json"))) for item in candidates]
     contracts += [(name, digest_of(dataset.tokenizer.model_dump(mode="json"))) for name, dataset in exams]
     first, expected = contracts[0]

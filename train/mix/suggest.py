@@ -351,7 +351,7 @@ def _limit(run: MeasuredRun, name: str, length: float, most: float) -> float:
 
 
 def _moved(before: float, after: float, apart: bool) -> str:
-    """Return the sentence on the change of a share and its reason."""
+    """Return the sentence that states how a source's share changes and why."""
     if not apart:
         noise = f"within {MIN_STANDARD_ERRORS:g} standard errors of the mean of all sources, so it counts as the mean"
         return noise + ("" if abs(after - before) < 1e-4 else f": the share goes from {before:.4f} to {after:.4f}")

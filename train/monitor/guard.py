@@ -87,7 +87,7 @@ class Bands(NamedTuple):
     gradient: Band | None
 
     def left(self, loss: float, grad_norm: float) -> tuple[Quantity, ...]:
-        """Return the quantities above their limits."""
+        """Return which of loss and gradient norm are above their limits."""
         above: tuple[Quantity, ...] = ()
         if self.loss is not None and loss > self.loss.limit:
             above += ("loss",)

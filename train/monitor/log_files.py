@@ -164,7 +164,7 @@ class Scalars:
         self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=numbers)))
 
     def flush(self) -> None:
-        """Flush everything so far to disk."""
+        """Flush all values written so far to disk."""
         self._writer.flush()
 
     def close(self) -> None:

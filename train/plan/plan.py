@@ -123,7 +123,7 @@ def write_plan(run: Store, plan: Plan) -> None:
 
 
 def read_plan(run: Store, dataset: Dataset | None = None) -> Plan:
-    """Return the run's plan. Raises ContractError if there is none, or if it is for another dataset than `dataset`.
+    """Return the run's plan. Raises ContractError if there is none, or if it was not made for `dataset`.
 
     `dataset`: None = the dataset of the run.
     """
@@ -147,7 +147,7 @@ def read_plan(run: Store, dataset: Dataset | None = None) -> Plan:
 def read_settings(run: Store, dataset: Dataset, overrides: Sequence[str]) -> Settings:
     """Return the settings of the stored plan, else of the run's recipe, with `section.key=value` overrides applied.
 
-    Raises ConfigError that lists every wrong name, ContractError if the plan was made for another dataset.
+    Raises ConfigError that lists every wrong name, ContractError if the plan was made for a different dataset.
     """
     raw = read_plan(run, dataset).settings.to_json() if run.exists(PLAN_NAME) else read_run(run).recipe
     check_mix_overrides(raw, overrides)

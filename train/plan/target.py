@@ -39,7 +39,7 @@ SHAPED = ("num_layers", "d_model")
 
 @dataclass(frozen=True)
 class Target:
-    """The size of a model before a shape and whole steps are chosen."""
+    """The target size of a model and its run, before a model shape and a whole number of steps are chosen."""
 
     params: float
     """N, embeddings included."""

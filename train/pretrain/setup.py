@@ -77,7 +77,7 @@ class TrainingSetup:
         return self.plan.settings
 
     def open_batches(self) -> Batches:
-        """Return the batches under the current skip list."""
+        """Return the reader of the run's batches, with the current skip list applied."""
         return Batches(self.dataset, self.settings.train, open_order(self.run, self.dataset, self.plan))
 
 

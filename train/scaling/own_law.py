@@ -124,7 +124,7 @@ def _point(run: MeasuredLoss, law: LossLaw) -> FittedRun:
 
 
 def write_law(path: str, content: LawFile) -> None:
-    """Write a law to a file. Raises ConfigError if its runs do not determine the effect of size or length."""
+    """Write a law to a file. Raises ConfigError if its runs do not show that N and D lower the loss."""
     law = content.law
     falls = {
         "a": law.a * _spread([point.params for point in content.points], law.alpha),

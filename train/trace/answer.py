@@ -98,7 +98,7 @@ class TraceAnswers:
     """Answers questions about a run; files are opened when they are first needed."""
 
     def __init__(self, run: Store, options: AnswerOptions):
-        """Open the trace of a run. Raises ContractError if there is no plan, or the plan is of another dataset."""
+        """Open the trace of a run. Raises ContractError if its plan is missing or was made for a different dataset."""
         self.run, self._options, self._known = run, options, dict[str, DocumentDetail]()
         self.dataset: Dataset = open_dataset(run)
         self._plan: Plan = read_plan(run, self.dataset)
@@ -286,7 +286,7 @@ def present_step(answer: StepAnswer) -> str:
 
 
 def present_documents(answer: DocumentsAnswer, nothing: str) -> str:
-    """Return the answer on documents as text; `nothing`: the text if there are none."""
+    """Return the answer on documents as text; `nothing`: the text to return if there are no documents."""
     if not answer.documents:
         return nothing
     blocks = []

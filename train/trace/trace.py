@@ -248,7 +248,7 @@ class Trace:
 def open_trace(run: Store, dataset: Dataset | None = None, plan: Plan | None = None) -> Trace:
     """Return the trace of a plan; `dataset`, `plan`: None = those of the run.
 
-    Raises ContractError if there is no plan, or it is of another dataset.
+    Raises ContractError if there is no plan, or if it was made for a different dataset.
     """
     dataset = dataset or open_dataset(run)
     plan = plan or read_plan(run, dataset)
@@ -265,7 +265,7 @@ def open_trace(run: Store, dataset: Dataset | None = None, plan: Plan | None = N
 def documents_of_step(run: Store, step: int) -> list[Appearance]:
     """Return the document spans in the global batch of a step, by row and position in the row.
 
-    Raises ConfigError if the plan has no such step, ContractError if the plan is of another dataset.
+    Raises ConfigError if the plan has no such step, ContractError if the plan was made for a different dataset.
     """
     return open_trace(run).documents_of_step(step)
 
@@ -273,7 +273,7 @@ def documents_of_step(run: Store, step: int) -> list[Appearance]:
 def steps_of_url(run: Store, url: str) -> list[FoundDocument]:
     """Return every document with this URL, as stored (redacted), with all its spans by step and row.
 
-    Empty if the dataset has no such URL. Raises ContractError if the plan is of another dataset.
+    Empty if the dataset has no such URL. Raises ContractError if the plan was made for a different dataset.
     """
     return open_trace(run).steps_of_url(url)
 
@@ -283,7 +283,7 @@ def steps_of_url(run: Store, url: str) -> list[FoundDocument]:
 
 @dataclass(frozen=True)
 class Exposure:
-    """The steps of a plan that are trained on a set of documents, and the existing checkpoints that saw the set."""
+    """The steps of a plan whose batches contain documents of a set, and the checkpoints trained on such batches."""
 
     steps: tuple[int, ...]
     """Every step whose batch contains a document of the set, in order, up to the end of the plan."""
@@ -314,9 +314,10 @@ class Exposure:
 
 
 def exposure_of(appearances: Iterable[Appearance], checkpoints: Iterable[int]) -> Exposure:
-    """Return the steps and checkpoints that saw documents, from their spans and the steps of existing checkpoints.
+    """Return the steps and checkpoints that were trained on documents.
 
-    A checkpoint of step s is the result of updates 1 to s, so it saw the documents of steps up to s.
+    `appearances`: the documents' spans in batches; `checkpoints`: steps of the existing checkpoints. A checkpoint of
+    step s is the result of updates 1 to s, so it was trained on the documents of steps up to s.
     """
     uses = [(part.step, part.epoch) for part in appearances]
     steps, saved = sorted({step for step, _ in uses}), sorted(checkpoints)

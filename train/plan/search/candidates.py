@@ -275,6 +275,6 @@ def _because(split: LayoutSplit, problem: str) -> str:
 
 
 def divisors(number: int) -> list[int]:
-    """Return all divisors in increasing order."""
+    """Return all divisors of `number` in increasing order."""
     small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
     return sorted({*small, *(number // n for n in small)})

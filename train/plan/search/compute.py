@@ -23,7 +23,7 @@ BACKWARD = (2.0, 2.5, 2.0, 2.0)
 
 
 class ForwardCost(NamedTuple):
-    """Seconds of a forward pass by component."""
+    """Seconds of each component of a layer's forward pass."""
 
     products: float
     attention: float

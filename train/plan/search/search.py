@@ -56,7 +56,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """A description of the layout."""
+        """The layout in words: split, micro-batches, recomputation and compilation."""
         mode = self.layout.activation_checkpointing
         again = {"none": "", "selective": ", cheap parts again", "full": ", layers again"}.get(mode, f", {mode}")
         turns = f"{self.micro_batches} micro-batch(es) of {self.layout.micro_batch}"
@@ -215,7 +215,7 @@ class _Search:
         self._steps = sum(batch.steps for batch in self.batches)
 
     def _costs(self, compiled: bool) -> list[Compute]:
-        """Return the compute model of each training stage, with layers compiled or not."""
+        """Return the model that predicts computation times in each training stage, with layers compiled or not."""
         layout = self.settings.layout.model_copy(update={"compile": compiled})
         settings, device = self.settings.model_copy(update={"layout": layout}), self.cluster.device
         return [Compute(self.shape, settings, device, batch.seq_len) for batch in self.batches]
