@@ -178,7 +178,7 @@ def _chosen(
     if not choice.isdigit() or int(choice) not in {0, *steps}:
         raise ConfigError(
             f"train --replay-from: expected {CLEAN}, 0 or the step of a checkpoint "
-            f"({', '.join(map(str, steps)) or 'none exists'}), got {choice!r}. Give one of these."
+            f"({', '.join(map(str, steps)) or 'none exists'}), got {choice!r}. Set --replay-from to one of these."
         )
     return int(choice), int(choice) == 0 or int(choice) in clean
 

@@ -107,7 +107,7 @@ def _best_rate(ranks: Ranks, kind: torch.dtype) -> float:
 
 
 def _product_rate(ranks: Ranks, side: int, kind: torch.dtype) -> float:
-    """Return the FLOP/s of products of square matrices."""
+    """Return the FLOP/s of the product of two matrices of `side` x `side`."""
     left, right = (torch.ones(side, side, dtype=kind, device=ranks.device) for _ in range(2))
     return 2 * side**3 / _shortest(ranks, lambda: left @ right)
 

@@ -335,7 +335,8 @@ def _shape_of(config: dict[str, Any], where: str) -> ModelShape:
     ]
     if unsupported := [text for is_wrong, text in problems if is_wrong]:
         raise ConfigError(
-            f"{where}: expected a supported Llama model, got {'; '.join(unsupported)}. Give a model without these."
+            f"{where}: expected a supported Llama model, got {'; '.join(unsupported)}. Give a model without these "
+            "settings."
         )
     try:
         heads = config["num_attention_heads"]

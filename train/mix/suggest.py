@@ -81,11 +81,11 @@ def by_excess(shares: Mapping[str, float], excess: Mapping[str, float], step_siz
 def by_learning(shares: Mapping[str, float], speeds: Mapping[str, float]) -> Shares:
     """Return new shares in proportion to share · speed, where speed is -dL/d ln n at the end of the run.
 
-    A source's tokens are a fixed share of all n tokens, so one more of them lowers the source's loss by speed /
-    (share · n). It lowers the mean loss, in which the source has weight `share`, by speed / n. Sources whose tokens
-    lower the mean loss most get more. Source: Jiang et al. 2024, arXiv 2410.11820, section 3, without the terms for a
-    mixture that changes during training. If no source learns, the shares stay as they are. The rule is first-order: it
-    does not limit how far the loss of a source rises when its share falls.
+    The tokens of a source are share · n of all n tokens, so one more lowers the source's loss by speed / (share · n).
+    It lowers the mean loss, in which the source has weight `share`, by speed / n. Sources whose tokens lower the mean
+    loss most get more. Source: Jiang et al. 2024, arXiv 2410.11820, section 3, without the terms for a mixture that
+    changes during training. If no source learns, the shares stay as they are. The rule is first-order: it does not
+    limit how far the loss of a source rises when its share falls.
     """
     raised = {name: share * max(speeds[name], 0.0) for name, share in shares.items()}
     return _smoothed(raised) if any(raised.values()) else dict(shares)
@@ -341,8 +341,8 @@ def _left_out(run: MeasuredRun, name: str) -> SourceMix:
 def _limit(run: MeasuredRun, name: str, length: float, most: float) -> float:
     """Return the largest permitted share of a source: `most` passes, less one row for the last block of a mixture.
 
-    `length`: tokens of the new run. The share in the plan of the measured run is permitted if the new run is not longer
-    and the share needs at most `most` passes. A source of only a row or two keeps a share of 1/UNITS.
+    `length`: tokens of the new run. If it is not longer than the measured run, the share in that run's plan is
+    permitted too, if it needs at most `most` passes. A source of only a row or two keeps a share of 1/UNITS.
     """
     limit = max((most * run.unique[name] - run.plan.seq_len) / length, 1 / UNITS)
     before = run.shares[name]
