@@ -19,9 +19,10 @@ Span = tuple[str, int, int]
 
 
 def differences(before: Batches, after: Batches, documents: Sequence[Span], tombstone: int, step: int) -> Iterator[str]:
-    """Yield each difference between the new batch of a step and the old batch in which the documents are replaced.
+    """Yield each difference between a step's batch after a takedown and the batch expected from the one before it.
 
-    `step` counts from 0; `tombstone` is the token id that replaces removed tokens. Only for objective = causal.
+    Expected is the batch of `before` in which `tombstone`, a token id, replaces the tokens of the documents. `step`
+    counts from 0. Only for objective = causal.
     """
     samples, again = before.samples(step), after.samples(step)
     if not np.array_equal(samples.index, again.index) or not np.array_equal(samples.source, again.source):
@@ -43,7 +44,7 @@ def differences(before: Batches, after: Batches, documents: Sequence[Span], tomb
 
 
 def removed_positions(samples: Samples, sources: Sequence[str], documents: Sequence[Span], ahead: int) -> Mask:
-    """Return a mask (B, T) of the positions whose token, or with `ahead` = 1 whose next token, is in the documents."""
+    """Return a mask (B, T) of the positions whose token belongs to a document, or whose next token if `ahead` is 1."""
     pieces = samples.pieces
     mask = np.zeros((len(samples.index), samples.seq_len), np.bool_)
     columns = (pieces.row, pieces.column, pieces.start, pieces.length)

@@ -35,11 +35,11 @@ Span = tuple[str, int, int]
 """The stream of a document, its first token in the stream, and its number of tokens."""
 
 
-# Steps and checkpoints that saw the removed documents.
+# Steps and checkpoints that were trained on the removed documents.
 
 
 def find_effects(run: Store, dataset: Dataset, documents: Iterable[Span]) -> Effects:
-    """Return the steps of the plan whose batches contain tokens of the documents, and which checkpoints saw them."""
+    """Return the steps whose batches contain tokens of the documents, and which checkpoints were trained on them."""
     plan = _stored_plan(run)
     same = _same_positions(run, dataset)
     # A plan for the dataset before a takedown is still the one that made the checkpoints.
@@ -103,10 +103,10 @@ def steps_with_documents(order: SampleOrder, documents: Iterable[Span], next_tok
 
 
 def begin_replay(run: Store, choice: str) -> Replay:
-    """Change the plan of a run to the dataset without the documents, and move the checkpoints after a step to REPLACED.
+    """Change the plan of a run to the dataset without the documents, and move later checkpoints to REPLACED.
 
-    `choice`: `clean`, 0, or the step of an existing checkpoint. Repeating the call completes an interrupted one. Raises
-    ConfigError or ContractError before anything is written.
+    `choice`: where to resume: `clean`, 0, or the step of an existing checkpoint. Repeating the call completes an
+    interrupted one. Raises ConfigError or ContractError before anything is written.
     """
     local_path(run, "train")
     with lock_training(run, "penstock train --replay-from"):
@@ -167,7 +167,7 @@ def _begin(run: Store, choice: str) -> Replay:
 def _chosen(
     choice: str, notes: list[CheckpointMetadata], since: list[Certificate], earlier: list[Replay]
 ) -> tuple[int, bool]:
-    """Return the step to resume from, and True if its checkpoint saw none of the removed documents."""
+    """Return the step to resume from, and True if its checkpoint was trained on none of the removed documents."""
     seen = [certificate.effects.steps[0] for certificate in since if certificate.effects.steps]
     # Checkpoints written after an earlier replay on this dataset have seen no removed document at any step.
     after = {replay.after for replay in earlier}
@@ -178,7 +178,7 @@ def _chosen(
     if not choice.isdigit() or int(choice) not in {0, *steps}:
         raise ConfigError(
             f"train --replay-from: expected {CLEAN}, 0 or the step of a checkpoint "
-            f"({', '.join(map(str, steps)) or 'none exists'}), got {choice!r}. Give one of these."
+            f"({', '.join(map(str, steps)) or 'none exists'}), got {choice!r}. Set --replay-from to one of these."
         )
     return int(choice), int(choice) == 0 or int(choice) in clean
 
@@ -207,7 +207,10 @@ def describe_replay(replay: Replay) -> str:
 
 
 def _stored_plan(run: Store) -> Plan | None:
-    """Return the plan of a run, for any dataset; None if there is none."""
+    """Return the stored plan of a run, even if it was made for a different version of the dataset.
+
+    None if there is none.
+    """
     if not run.exists(PLAN_NAME):
         return None
     try:

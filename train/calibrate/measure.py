@@ -96,7 +96,7 @@ def _shortest(ranks: Ranks, work: Callable[[], object], least: float = SECONDS) 
 
 
 def _best_rate(ranks: Ranks, kind: torch.dtype) -> float:
-    """Return the best FLOP/s of matrix products over SIDES; slow formats are not measured at larger sides."""
+    """Return the highest FLOP/s of products of square matrices with sides SIDES; stop after the first slow product."""
     best = 0.0
     for side in SIDES:
         side *= 8 if ranks.device.type == "cuda" else 1
@@ -107,7 +107,7 @@ def _best_rate(ranks: Ranks, kind: torch.dtype) -> float:
 
 
 def _product_rate(ranks: Ranks, side: int, kind: torch.dtype) -> float:
-    """Return the FLOP/s of products of square matrices."""
+    """Return the FLOP/s of the product of two matrices of `side` x `side`."""
     left, right = (torch.ones(side, side, dtype=kind, device=ranks.device) for _ in range(2))
     return 2 * side**3 / _shortest(ranks, lambda: left @ right)
 
@@ -175,7 +175,7 @@ def _layer_seconds(ranks: Ranks, collective: float) -> dict[str, float]:
 
 
 def _tiny_seconds(ranks: Ranks, layers: int, layout: dict[str, Any]) -> float:
-    """Return the seconds of a forward and backward pass of a model so small that they are mostly overhead."""
+    """Return the seconds of a forward and backward pass of a model so small that most of the time is overhead."""
     heads, length = 4 * ranks.world_size, 8 * ranks.world_size
     settings = Settings.model_validate({"layout": {"micro_batch": 1} | layout})
     shape = ModelShape(

@@ -41,7 +41,7 @@ class _FrozenModel(BaseModel):
 
 
 class Identity(_FrozenModel):
-    """Everything that decides the weights at a given step; a run resumes from a checkpoint only if both agree."""
+    """Everything that decides the weights at a given step; a run resumes only from checkpoints that match it."""
 
     dataset: str
     """Digest of the dataset's content, which stays the same if shards are renamed or moved."""
@@ -285,7 +285,7 @@ RESOLVED = ("train.steps", "train.global_batch", "train.stages")
 
 
 def stage_rates(plan: Plan) -> dict[str, object]:
-    """Return the learning rates that training stages set for themselves."""
+    """Return the learning_rate, schedule and final_lr_share of each entry of `train.stages`; empty if there is none."""
     own = [stage.model_dump(mode="json") for stage in plan.settings.train.stages]
     names = ("learning_rate", "schedule", "final_lr_share")
     return {"train.rates": [{name: stage[name] for name in names} for stage in own]} if own else {}

@@ -76,7 +76,7 @@ class HostCopies:
             self.values, self.problem = {}, error
 
     def remember(self, names: set[str]) -> None:
-        """Store the names that this rank writes; they stay the same while the state has the same shapes."""
+        """Store the names of the tensors that this rank writes; they are the same while all shapes are the same."""
         self._written = self._taken, names
 
     def _buffer(self, name: str, value: Tensor) -> Tensor:
@@ -258,7 +258,7 @@ SaveOutcome = Saved | SaveFailed
 
 @dataclass(frozen=True)
 class _Written:
-    """The result of a write on one rank."""
+    """The result of writing a checkpoint, on one rank."""
 
     checkpoint: CheckpointMetadata | None
     reason: str
@@ -280,7 +280,7 @@ class Saver:
     """The writer of a run's checkpoints, one after another; all ranks make the same calls at the same steps.
 
     In mode async a thread writes copies of the state. It has its own process group: collectives that two threads start
-    on the same group have no order, and deadlock.
+    on the same group run in no fixed order, which can deadlock.
     """
 
     def __init__(self, run: Store, config: CheckpointConfig, ranks: Ranks):

@@ -36,7 +36,7 @@ DIGEST_THREADS = 8
 
 
 def read_state(run: Store, checkpoint: CheckpointMetadata, state: State, ranks: Ranks | None = None) -> None:
-    """Read the tensors of `state` from a checkpoint, in place and in any layout; `state` may hold some of them only.
+    """Read the tensors of `state` from a checkpoint, in place and in any layout; `state` may hold only some of them.
 
     All ranks call it together, each with its own tensors; without `ranks` this process reads alone. Raises
     ContractError if a file has changed since it was written, or if a tensor is missing or has another shape.
@@ -130,13 +130,13 @@ def layout_of(section: Section, axes: Mapping[str, int], threads: int, device: s
 
 
 def find_checkpoint(run: Store, step: int | None) -> CheckpointMetadata:
-    """Return the metadata of the checkpoint of a step, None = the last. Raises ContractError if there is none."""
+    """Return the metadata of a run's checkpoint of `step`; None = the last. Raises ContractError if there is none."""
     checkpoints = {checkpoint.step: checkpoint for checkpoint in list_checkpoints(run)}
     if not checkpoints or (step is not None and step not in checkpoints):
         expected = "a checkpoint" if step is None else f"a checkpoint of step {step}"
         raise ContractError(
             f"{run.uri}: expected {expected}, got those of steps {sorted(checkpoints)}. Run `penstock train` first, or "
-            "choose one of these steps."
+            "give one of these steps in --step or --checkpoint."
         )
     return checkpoints[max(checkpoints) if step is None else step]
 
@@ -157,7 +157,8 @@ def check_objective(checkpoint: CheckpointMetadata, *objectives: str) -> None:
     if objective not in objectives:
         raise ContractError(
             f"{checkpoint.name}: expected a model trained with train.objective = {' or '.join(objectives)}, got "
-            f"{objective}. Choose another checkpoint."
+            f"{objective}. Run this command on the folder of a run that was trained with train.objective = "
+            f"{' or '.join(objectives)}."
         )
 
 

@@ -46,7 +46,7 @@ BATCH_TOKENS = 8192
 
 @dataclass(frozen=True)
 class EvaluatedCheckpoint:
-    """A checkpoint to measure."""
+    """A checkpoint whose held-out losses are measured."""
 
     name: str
     run: Store
@@ -55,7 +55,7 @@ class EvaluatedCheckpoint:
 
     @property
     def seq_len(self) -> int:
-        """Tokens of a row."""
+        """Sequence length of the training stage that the checkpoint was written in [tokens]."""
         return sequence_length_of(self.note)
 
 
@@ -74,7 +74,7 @@ class HeldoutExam:
 def open_candidate(name: str, step: int | None) -> EvaluatedCheckpoint:
     """Return the checkpoint of a run at a step; None = the last.
 
-    Raises ContractError if it was trained on another dataset than the run's current one.
+    Raises ContractError if it was trained on a dataset other than the run's current one.
     """
     run = Store(name)
     note, dataset = find_checkpoint(run, step), open_dataset(run)
@@ -89,7 +89,10 @@ def open_candidate(name: str, step: int | None) -> EvaluatedCheckpoint:
 
 
 def check_tokenizers(candidates: Sequence[EvaluatedCheckpoint], exams: Sequence[tuple[str, Dataset]]) -> None:
-    """Raise ContractError if a dataset has another tokenizer than the checkpoints; losses would not be comparable."""
+    """Check that all datasets and checkpoints have the same tokenizer, since losses are not comparable otherwise.
+
+    Raises ContractError if one of them has a different tokenizer.
+    """
     contracts = [(item.name, digest_of(item.dataset.tokenizer.model_dump(mode="json"))) for item in candidates]
     contracts += [(name, digest_of(dataset.tokenizer.model_dump(mode="json"))) for name, dataset in exams]
     first, expected = contracts[0]
@@ -191,7 +194,10 @@ def measure_checkpoint(candidate: EvaluatedCheckpoint, exams: Sequence[HeldoutEx
 
 
 def evaluate(names: Sequence[str], on: Sequence[str], number: int, left_out: Iterable[bytes], step: int | None) -> Any:
-    """Yield the losses of every checkpoint on every dataset. Raises PenstockError before anything is measured."""
+    """Yield the losses of every checkpoint on every dataset.
+
+    Runs and datasets are checked before anything is measured; raises PenstockError if a check fails.
+    """
     candidates = [open_candidate(name, step) for name in names]
     datasets = [(name, open_dataset(Store(name))) for name in on]
     check_tokenizers(candidates, datasets)
@@ -255,7 +261,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     measurements: list[Measurement] = []
     try:
         if a.sequences < 1:
-            raise ConfigError(f"--sequences: expected at least 1, got {a.sequences}. Give a larger number.")
+            raise ConfigError(f"--sequences: expected at least 1, got {a.sequences}. Set --sequences to at least 1.")
         left_out, started = read_ids(a.leave_out) if a.leave_out else [], time.monotonic()
         for measurement in evaluate(a.runs, a.on, a.sequences, left_out, a.step):
             measurements.append(measurement)

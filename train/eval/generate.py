@@ -39,16 +39,16 @@ class Codec:
 def generate(
     run: Store, prompt: str, num_tokens: int, temperature: float = 1.0, seed: int = 0, step: int | None = None
 ) -> str:
-    """Return the prompt and up to `num_tokens` sampled tokens, by the checkpoint of `step` (None: the last).
+    """Return the prompt, continued by up to `num_tokens` tokens from the checkpoint of `step` (None: the last).
 
     Stops before the token that ends documents. Temperature 0 chooses the most probable token every time. Raises
-    ConfigError for a wrong argument, ContractError if there is no such checkpoint, or it was not trained on next-token
-    prediction, or belongs to another tokenizer.
+    ConfigError for a wrong argument. Raises ContractError if there is no such checkpoint, or if it was not trained on
+    next-token prediction with the dataset's tokenizer.
     """
     if num_tokens < 0 or temperature < 0:
         raise ConfigError(
-            f"generate: expected --tokens and --temperature >= 0, got {num_tokens} and {temperature}. Raise the "
-            "negative number."
+            f"generate: expected --tokens and --temperature >= 0, got {num_tokens} and {temperature}. Set both to at "
+            "least 0."
         )
     dataset, note = open_dataset(run), find_checkpoint(run, step)
     contract = dataset.tokenizer
@@ -105,7 +105,7 @@ def encode_prompt(prompt: str, contract: TokenizerContract, codec: Codec) -> lis
 
 
 class Sampler:
-    """Samples token ids from logits, reproducibly by seed; of the reserved ids only those that end a document."""
+    """Samples token ids from logits, reproducibly by seed; never a reserved id, unless it ends documents."""
 
     def __init__(self, contract: TokenizerContract, temperature: float, seed: int):
         self.ends = {contract.reserved[name] for name in contract.after}
@@ -125,7 +125,7 @@ class Sampler:
 
 @torch.no_grad()
 def continue_ids(model: Transformer, ids: list[int], num_tokens: int, seq_len: int, sampler: Sampler) -> list[int]:
-    """Return the token ids with up to `num_tokens` sampled ids appended, up to the first that ends a document."""
+    """Return `ids` with up to `num_tokens` sampled ids appended; stop before an id that ends documents."""
     device, ids = next(model.parameters()).device, list(ids)
     for _ in range(num_tokens):
         window_BT = torch.tensor([ids[-seq_len:]], device=device)

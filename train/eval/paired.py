@@ -26,7 +26,7 @@ def interval_of(differences: Sequence[float], share: float = SHARE) -> Differenc
 
 
 def width_factor(number: int, share: float = SHARE) -> float:
-    """Return half the width of the interval over `number` differences, per standard deviation: t / sqrt(number)."""
+    """Return half the width of the interval over `number` differences, in standard deviations: t / sqrt(number)."""
     from scipy.stats import t
 
     return float(t.ppf((1 + share) / 2, number - 1)) / math.sqrt(number)

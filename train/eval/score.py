@@ -80,8 +80,9 @@ class CheckpointScorer:
         self._before = [contract.reserved[name] for name in contract.before] or self._after
 
     def score(self, texts: Sequence[str | None]) -> list[dict[str, Any]]:
-        """Return the four columns of each text: null for None; a text without tokens has no perplexity or paragraphs.
+        """Return the columns COLUMNS of each text, all null for None.
 
+        A text without tokens has no perplexity or paragraphs.
         The scores of a text do not depend on the other texts: batches have fixed shapes and are padded.
         """
         encoded = [self._marked(text) if text else ([], []) for text in texts]
@@ -149,7 +150,7 @@ def batches_of(windows: Sequence[ScoreWindow], seq_len: int) -> Iterator[list[Sc
 
 
 def columns_of(text: str, starts: Sequence[int], nats: Any, offsets: tuple[int, int]) -> dict[str, Any]:
-    """Return the four columns from the losses [nats] of a document's tokens.
+    """Return the perplexity of a text and of its paragraphs from `nats`, the losses of the document's tokens [nats].
 
     `offsets`: the index of the first token of the text, and of the first token that counts.
     """
@@ -280,7 +281,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     a = parser.parse_args(argv)
     try:
         if len(a.out) not in (1, len(a.inputs)):
-            raise ConfigError(f"--out: expected 1 or {len(a.inputs)} files, got {len(a.out)}. Give one for each input.")
+            raise ConfigError(
+                f"--out: expected 1 or {len(a.inputs)} files, got {len(a.out)}. Give --out one file, or one for each "
+                "file of --in."
+            )
         groups = [a.inputs] if len(a.out) == 1 else [[uri] for uri in a.inputs]
         scorer = open_scorer(a.checkpoint)
         for group, output in zip(groups, a.out):

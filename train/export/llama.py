@@ -65,9 +65,9 @@ def special_ids(tokenizer: TokenizerFile | None) -> dict[str, Any]:
 
 
 def generation_settings(tokenizer: TokenizerFile | None) -> dict[str, Any]:
-    """Return the generation settings that equal `penstock generate`.
+    """Return the settings with which `transformers` generates text as `penstock generate` does.
 
-    They sample, and allow no reserved token except those that end documents.
+    They turn on sampling, and suppress every reserved token except those that end documents.
     """
     ids = special_ids(tokenizer)
     if tokenizer is None:
@@ -335,7 +335,8 @@ def _shape_of(config: dict[str, Any], where: str) -> ModelShape:
     ]
     if unsupported := [text for is_wrong, text in problems if is_wrong]:
         raise ConfigError(
-            f"{where}: expected a supported Llama model, got {'; '.join(unsupported)}. Choose another model."
+            f"{where}: expected a supported Llama model, got {'; '.join(unsupported)}. Give a model without these "
+            "settings."
         )
     try:
         heads = config["num_attention_heads"]

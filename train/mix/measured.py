@@ -181,12 +181,12 @@ class MeasuredRun:
 
     @cached_property
     def seen(self) -> dict[str, int]:
-        """Targets of each source in the completed steps."""
+        """Number of training targets of each source in the completed steps."""
         return {name: sum(step.source_tokens.get(name, 0) for step in self.steps) for name in self.unique}
 
     @property
     def description(self) -> str:
-        """Description of the run."""
+        """The run in words: digest of its plan, parameters and completed steps."""
         plan = self.plan
         whole = f"{plan.num_params:,} parameters, {self.steps[-1].step:,} of {plan.steps:,} steps"
         return f"the run of plan {self.digest[:12]} ({whole})"
@@ -275,7 +275,7 @@ def check_comparable(run: MeasuredRun, reference: MeasuredRun) -> None:
             f"{reference.description}: expected losses to compare with those of {run.description}, got\n  "
             + "\n  ".join(problems)
             + "\n"
-            "Choose a reference on the same dataset, or on one with its tokenizer and held-out documents."
+            "Set --reference to a run on the same dataset, or on one with the same tokenizer and held-out documents."
         )
 
 

@@ -46,9 +46,10 @@ Shares = dict[str, float]
 def significant_figures(
     figures: Mapping[str, float], errors: Mapping[str, float], shares: Mapping[str, float]
 ) -> Shares:
-    """Return the figures that differ significantly from their mean, weighted by the shares; others are left out.
+    """Return the values of the sources that differ significantly from their mean, weighted by `shares`.
 
-    The error is that of the difference: the mean contains the errors of all figures, including the one compared.
+    `figures`: excess loss or learning speed of each source; `errors`: their standard errors. The error of a difference
+    includes the error of the mean, to which all sources contribute.
     """
     mean = math.fsum(shares[name] * figure for name, figure in figures.items())
     of_mean = {name: (shares[name] * error) ** 2 for name, error in errors.items()}
@@ -80,11 +81,11 @@ def by_excess(shares: Mapping[str, float], excess: Mapping[str, float], step_siz
 def by_learning(shares: Mapping[str, float], speeds: Mapping[str, float]) -> Shares:
     """Return new shares in proportion to share · speed, where speed is -dL/d ln n at the end of the run.
 
-    A source's tokens are a fixed share of all, so -dL/dn per token of the source is speed / (share · n). Of the whole
-    loss, weighted by the share, it is speed / n: sources whose tokens reduce the loss most get more. Source: Jiang et
-    al. 2024, arXiv 2410.11820, section 3, without the terms for a mixture that changes during training. If no source
-    learns, the shares stay as they are. The rule is first-order: it does not limit how far the loss of a source rises
-    when its share falls.
+    The tokens of a source are share · n of all n tokens, so one more lowers the source's loss by speed / (share · n).
+    It lowers the mean loss, in which the source has weight `share`, by speed / n. Sources whose tokens lower the mean
+    loss most get more. Source: Jiang et al. 2024, arXiv 2410.11820, section 3, without the terms for a mixture that
+    changes during training. If no source learns, the shares stay as they are. The rule is first-order: it does not
+    limit how far the loss of a source rises when its share falls.
     """
     raised = {name: share * max(speeds[name], 0.0) for name, share in shares.items()}
     return _smoothed(raised) if any(raised.values()) else dict(shares)
@@ -106,8 +107,8 @@ def worth_of_pass(passes: float) -> float:
 def most_passes(max_epochs: float, worth: float = LEAST_WORTH) -> float:
     """Return the maximum number of passes over a source, at most `max_epochs`.
 
-    The tokens of the last pass are worth at least `worth` of new tokens, by the inverse of `worth_of_pass`: 1 - R* ·
-    ln(worth), 11.7 for a half.
+    A token of the last pass is worth at least `worth` new tokens. By the inverse of `worth_of_pass`, the number of
+    passes is 1 - R* · ln(worth), which is 11.7 for worth = 0.5.
     """
     return min(max_epochs, 1 - LIFE_OF_REPEATS * math.log(worth))
 
@@ -158,13 +159,13 @@ class Finding:
     """The evidence on a source, before the limit on repeats is applied."""
 
     figure: float
-    """The figure by which the share of the source changes: excess loss, or speed of learning [nats/token]."""
+    """Excess loss or learning speed [nats/token], which decides how the share of the source changes."""
     error: float
     """Standard error of `figure`."""
     words: str
-    """The figure and the losses behind it, as the start of a sentence."""
+    """The start of a sentence that states `figure` and the losses that it was computed from."""
     numbers: dict[str, float] = field(default_factory=dict)
-    """The measurements that the figure was computed from, by name."""
+    """The measurements that `figure` was computed from, by name."""
 
 
 def suggest_by_reference(
@@ -192,7 +193,7 @@ def suggest_by_law(
 ) -> Mix:
     """Return the mix by speed of learning, from a power law fitted to each source's held-out losses.
 
-    `exponent`: that of the tokens in the law that `source` names; None = fitted to each source.
+    `exponent`: exponent of the tokens, taken from the law that `source` names; None = fitted to each source.
     Measurements before `from_step` are left out. Raises ConfigError if there are too few.
     """
     fitted = _fitted(run, exponent, from_step)
@@ -211,9 +212,9 @@ def _used(run: MeasuredRun) -> Shares:
 
 
 def _figures(findings: Mapping[str, Finding], shares: Mapping[str, float]) -> tuple[Shares, set[str]]:
-    """Return the figure of each source, and the sources whose figure differs significantly from the mean.
+    """Return the excess loss or learning speed of each source, and the sources that differ significantly from the mean.
 
-    A figure that does not is replaced by the mean.
+    For the other sources, the value is replaced by the mean, which is weighted by `shares`.
     """
     figures = {name: finding.figure for name, finding in findings.items()}
     apart = significant_figures(figures, {name: finding.error for name, finding in findings.items()}, shares)
@@ -266,7 +267,7 @@ def _of_law(run: MeasuredRun, name: str, learning: Learning, given: bool) -> Fin
 
 @dataclass(frozen=True)
 class _Shares:
-    """The shares that follow from the figures, and those that remain after the limit on repeats."""
+    """The shares before and after the limit on repeats."""
 
     run: MeasuredRun
     length: float
@@ -274,9 +275,9 @@ class _Shares:
     most: float
     """Maximum number of passes over a source."""
     unbounded: Shares
-    """Shares that follow from the figures."""
+    """Shares before the limit on repeats."""
     moved: set[str]
-    """Sources whose figure differs significantly from the mean."""
+    """Sources whose excess loss or learning speed differs significantly from the mean."""
     shares: Shares
     """Shares within the limit on repeats."""
     cut: set[str]
@@ -292,8 +293,8 @@ def _mix(
 ) -> Mix:
     """Return the mix within the limit on repeats.
 
-    `asked`: the shares before the limit, and the sources whose figure differs significantly from the mean. `against`:
-    a description of what the run was compared with.
+    `asked`: the shares before the limit, and the sources whose excess loss or learning speed differs significantly
+    from the mean. `against`: a description of what the run was compared with.
     """
     unbounded, moved = asked
     length = float(run.plan.num_tokens if tokens is None else tokens)
@@ -310,7 +311,7 @@ def _mix(
 
 
 def _source(result: _Shares, name: str, finding: Finding) -> SourceMix:
-    """Return the share, kept part and missing tokens of a source, with the evidence."""
+    """Return a source's new share, the part of its data to keep and the unique tokens it needs, with the evidence."""
     run, unbounded = result.run, result.unbounded[name]
     before, after, unique = run.shares[name], result.shares[name], run.unique[name]
     passes, lack, keep = after * result.length / unique, None, 1.0
@@ -338,10 +339,10 @@ def _left_out(run: MeasuredRun, name: str) -> SourceMix:
 
 
 def _limit(run: MeasuredRun, name: str, length: float, most: float) -> float:
-    """Return the largest share of a source: that of `most` passes, less one row for the last block of a mixture.
+    """Return the largest permitted share of a source: `most` passes, less one row for the last block of a mixture.
 
-    A share that the run's plan already had within `most` passes is not cut. A source of only a row or two keeps a share
-    of 1/UNITS.
+    `length`: tokens of the new run. If it is not longer than the measured run, the share in that run's plan is
+    permitted too, if it needs at most `most` passes. A source of only a row or two keeps a share of 1/UNITS.
     """
     limit = max((most * run.unique[name] - run.plan.seq_len) / length, 1 / UNITS)
     before = run.shares[name]
@@ -350,7 +351,7 @@ def _limit(run: MeasuredRun, name: str, length: float, most: float) -> float:
 
 
 def _moved(before: float, after: float, apart: bool) -> str:
-    """Return the sentence on the change of a share and its reason."""
+    """Return the sentence that states how a source's share changes and why."""
     if not apart:
         noise = f"within {MIN_STANDARD_ERRORS:g} standard errors of the mean of all sources, so it counts as the mean"
         return noise + ("" if abs(after - before) < 1e-4 else f": the share goes from {before:.4f} to {after:.4f}")

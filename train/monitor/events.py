@@ -155,7 +155,7 @@ class EarlyStop(_Event):
 
 
 class Started(_Event):
-    """The start of a run without a checkpoint; earlier events belong to another run."""
+    """The start of a run without a checkpoint; earlier events in the file belong to an earlier run."""
 
     kind: Literal["begun"] = "begun"
     layout: dict[str, Any]

@@ -81,13 +81,13 @@ class Band(NamedTuple):
 
 
 class Bands(NamedTuple):
-    """The band of each quantity; None = not watched, or its window is not full yet."""
+    """The bands of loss and gradient norm; None = not watched, or its window is not full yet."""
 
     loss: Band | None
     gradient: Band | None
 
     def left(self, loss: float, grad_norm: float) -> tuple[Quantity, ...]:
-        """Return the quantities above their limits."""
+        """Return which of loss and gradient norm are above their limits."""
         above: tuple[Quantity, ...] = ()
         if self.loss is not None and loss > self.loss.limit:
             above += ("loss",)
@@ -97,7 +97,7 @@ class Bands(NamedTuple):
 
 
 def bands_of(state: GuardState, config: GuardConfig) -> Bands:
-    """Return the band of each quantity over the last `spike_window` steps without spikes."""
+    """Return the bands of loss and gradient norm over the last `spike_window` steps without spikes."""
     window = config.spike_window
     return Bands(
         _level(state.losses[-window:], config.spike_sigmas, window, lambda mean: MIN_DEVIATION),
@@ -159,7 +159,10 @@ def after_rewind(state: GuardState, restored: GuardState) -> GuardState:
 
 
 def after_stage_change(state: GuardState) -> GuardState:
-    """Return the state at the start of a training stage: other data or lengths have other loss levels."""
+    """Return the state at the start of a training stage, with empty windows.
+
+    Losses and gradient norms of a stage are not comparable with those on other data or row lengths.
+    """
     return state.model_copy(update={"losses": (), "norms": (), "spikes": 0})
 
 

@@ -113,7 +113,7 @@ def _field(name: str, kind: Any, text: str) -> pa.Field:
 
 
 class StepTable:
-    """The steps of a run as columns; each step is converted once."""
+    """The metrics of a run's steps as an Arrow table; each step is converted once."""
 
     def __init__(self, sources: Sequence[str]):
         self._schema = metrics_schema(sources)
@@ -122,12 +122,12 @@ class StepTable:
         self._rows: list[dict[str, Any]] = []
 
     def add(self, record: StepMetrics) -> None:
-        """Append a step. Raises ContractError if it has a source without columns in the table."""
+        """Append the metrics of a step. Raises ContractError if they have a source without columns in the table."""
         row = record.flat(".")
         if unknown := row.keys() - self._names:
             raise ContractError(
-                f"step {record.step}: expected metrics of the run's sources, got {sorted(unknown)}. Start the run "
-                "again with its own dataset."
+                f"step {record.step}: expected metrics of the run's sources, got {sorted(unknown)}. Restore the "
+                "dataset that the run was planned for, then start the run again."
             )
         self._rows.append(row)
 
@@ -137,7 +137,7 @@ class StepTable:
         self._closed = table.slice(0, pc.sum(pc.less_equal(table["step"], step)).as_py() or 0)
 
     def table(self) -> pa.Table:
-        """Return every step so far."""
+        """Return the table of all steps so far."""
         if self._rows:
             rows = pa.Table.from_pylist(self._rows, self._schema)
             self._closed = pa.concat_tables([self._closed, rows]).combine_chunks()
@@ -164,7 +164,7 @@ class Scalars:
         self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=numbers)))
 
     def flush(self) -> None:
-        """Flush everything so far to disk."""
+        """Flush all values written so far to disk."""
         self._writer.flush()
 
     def close(self) -> None:

@@ -65,7 +65,7 @@ class StepProfiler:
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Return the context of a step, which is recorded if it is in the window."""
+        """Return a context manager for a step; the step is recorded if it is in the window."""
         if self._window is None or not self._window.first <= number <= self._window.last:
             self._finish()  # After a rewind out of the window, no further steps may be added to the recording.
             yield

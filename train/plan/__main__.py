@@ -18,7 +18,7 @@ from train.plan.layouts import plan_for_devices
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write a JSON file with the plan and the lines to print about what is unknown, or with the error.
+    """Write a JSON file with the plan and the warnings of `plan_for_devices`, or with the error.
 
     Return 0, or 2 for an error that the user can fix.
     """

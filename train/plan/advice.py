@@ -52,7 +52,7 @@ def _rows(plan: Plan, target: Target) -> Iterator[Row]:
 
 
 def _budget_formula(sizing: PlanConfig) -> str:
-    """Return the formula by which the budget C follows from the settings."""
+    """Return the formula that computes the budget C from the settings."""
     if sizing.compute is not None:
         return "the budget"
     hours = "gpu_hours" if sizing.gpu_hours is not None else "usd / usd_per_gpu_hour"
@@ -60,7 +60,7 @@ def _budget_formula(sizing: PlanConfig) -> str:
 
 
 def _loss_rows(plan: Plan, unique: Mapping[str, float]) -> Iterator[Row]:
-    """Yield the expected loss of this run, and the parameters of an own law with their intervals."""
+    """Yield the expected loss of this run and, for a law fitted to own runs, its parameters with their intervals."""
     own, data = plan.settings.plan.own_law, repeats.count_repeated_tokens(tokens_by_source(plan.stages), unique)
     if own is None:
         formula, source = f"L(N', D') of this run, {_on_c4(plan)}", repeats.SOURCE
@@ -73,7 +73,7 @@ def _loss_rows(plan: Plan, unique: Mapping[str, float]) -> Iterator[Row]:
 
 
 def _on_c4(plan: Plan) -> str:
-    """Return a phrase on the corpus and the model sizes that the published law was fitted to."""
+    """Return a phrase that names the corpus of the published law, and the fitted sizes if this model lies outside."""
     least, most = repeats.SIZES
     within = least <= plan.num_params <= most
     return "on C4" if within else f"on C4, a guess: its law was fitted to {least:,.0f} to {most:,.0f} parameters"
@@ -82,7 +82,7 @@ def _on_c4(plan: Plan) -> str:
 def _loss(plan: Plan, own: OwnLaw | None, data: RepeatedData) -> float:
     """Return the expected loss L(N, D') [nats/token].
 
-    N is not reduced for repeated tokens under an own law: the runs that it was fitted to read every token once.
+    With an own law, N is not reduced for repeated tokens, since the runs that the law was fitted to repeat none.
     """
     if own is not None:
         return law_in(own).loss(plan.num_params, data.worth)
@@ -212,7 +212,7 @@ MOST_EMBEDDINGS = 0.5
 
 
 def unusual_proportions(plan: Plan) -> Iterator[str]:
-    """Yield a sentence for each proportion of the plan that is unusual."""
+    """Yield a sentence for each number outside its usual range: tokens per parameter, steps, share of embeddings."""
     ratio = plan.num_tokens / plan.num_params
     if ratio < LEAST_RATIO:
         yield (

@@ -86,7 +86,7 @@ def sizes_of(smallest: float, largest: float | None, number: int, unique: float)
 
 
 def plan_proxies(sizes: Mapping[int, int], number: int, unique: float) -> list[ProxyRun]:
-    """Return the runs of every size, `number` for each, the shortest first.
+    """Return `number` proxy runs of every model size, each size's shortest run first.
 
     `sizes`: for each requested N, the N of the nearest shape; `unique`: unique tokens, which no run exceeds.
     Raises ConfigError if two sizes have the same shape.

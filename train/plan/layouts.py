@@ -51,7 +51,7 @@ def choose_layout(plan: Plan) -> tuple[Plan, SearchResult | None]:
             )
         raise ConfigError(
             f"cluster: expected a layout of {cluster} that this run fits into, got none of {result.searched:,}: "
-            f"{reasons}. Name more devices in [cluster], or plan a smaller model."
+            f"{reasons}. Raise cluster.gpus or cluster.nodes, or plan a smaller model."
         )
     offers = tuple(
         LayoutOffer(
@@ -149,7 +149,7 @@ def without_settings(settings: Settings, section: str, names: Sequence[str]) -> 
 
 
 def plan_for_devices(run: Store, overrides: Sequence[str], here: RunDevices) -> tuple[Plan, list[str]]:
-    """Return the plan of a run for the devices that it starts on, and the lines to print about what is unknown.
+    """Return the plan of a run for the devices that it starts on, and the warnings of `resolve_plan`.
 
     `overrides`: settings as `section.key=value`. Raises ConfigError or ContractError as `make_plan` and `resolve_plan`
     do.
@@ -159,8 +159,9 @@ def plan_for_devices(run: Store, overrides: Sequence[str], here: RunDevices) -> 
 
 
 def resolve_plan(plan: Plan, here: RunDevices) -> tuple[Plan, list[str]]:
-    """Return the plan with every automatic setting resolved, and the lines to print about what is unknown.
+    """Return the plan with every automatic setting resolved, and a list of warnings to print.
 
+    The list has one warning if no micro-batch size could be chosen for the CUDA device, else it is empty.
     On a CUDA device whose profile is known, an unset micro-batch size is searched for together with the recomputation
     mode. Raises ConfigError if the device cannot train with these settings.
     """

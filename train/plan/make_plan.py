@@ -97,7 +97,10 @@ def _offered(
 
 
 def _power_of_two(sequences: float, most: int) -> int:
-    """Return the power of two nearest to `sequences` by ratio, at most `most`, so that ranks divide a batch evenly."""
+    """Return the power of two nearest to `sequences` by ratio, at most `most`.
+
+    Batches of such a size can be divided evenly among ranks.
+    """
     return max(1, min(1 << max(0, round(math.log2(sequences))), most))
 
 

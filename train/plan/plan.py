@@ -123,7 +123,7 @@ def write_plan(run: Store, plan: Plan) -> None:
 
 
 def read_plan(run: Store, dataset: Dataset | None = None) -> Plan:
-    """Return the run's plan. Raises ContractError if there is none, or if it is for another dataset than `dataset`.
+    """Return the run's plan. Raises ContractError if there is none, or if it was not made for `dataset`.
 
     `dataset`: None = the dataset of the run.
     """
@@ -147,7 +147,7 @@ def read_plan(run: Store, dataset: Dataset | None = None) -> Plan:
 def read_settings(run: Store, dataset: Dataset, overrides: Sequence[str]) -> Settings:
     """Return the settings of the stored plan, else of the run's recipe, with `section.key=value` overrides applied.
 
-    Raises ConfigError that lists every wrong name, ContractError if the plan was made for another dataset.
+    Raises ConfigError that lists every wrong name, ContractError if the plan was made for a different dataset.
     """
     raw = read_plan(run, dataset).settings.to_json() if run.exists(PLAN_NAME) else read_run(run).recipe
     check_mix_overrides(raw, overrides)
@@ -160,8 +160,8 @@ def read_settings(run: Store, dataset: Dataset, overrides: Sequence[str]) -> Set
     ]
     if sized:
         raise ConfigError(
-            f"--set: expected settings of how to train, got {', '.join(sized)}, which size the model or choose its "
-            "layout. Give them to `penstock plan`."
+            f"--set: expected settings that only affect training, got {', '.join(sized)}, which size the model or "
+            "choose its layout. Give them to `penstock plan`."
         )
     return load_settings(raw, overrides, run.uri)
 
@@ -178,7 +178,10 @@ def check_overrides(run: Store, overrides: Sequence[str]) -> None:
 
 
 def verify_plan(run: Store, dataset: Dataset, plan: Plan) -> None:
-    """Check the stored plan against the dataset and against its own figures. Raises ContractError for a difference."""
+    """Check that the stored plan matches the dataset, and that its fields match its list of figures.
+
+    Raises ContractError for the first difference.
+    """
     streams = make_order(
         dataset, plan.settings.train, plan.stages, NO_SKIPS, open_packings(run, dataset, plan.settings.train)
     )
@@ -253,7 +256,7 @@ def mix_overrides(path: str, dataset: Dataset, overrides: Sequence[str] = ()) ->
     if conflicts := [text for text in overrides if _key(text) in (WEIGHTS, MIX)]:
         raise ConfigError(
             f"--mix {path}: expected shares from the mix only, got --set {' and '.join(conflicts)} too. "
-            "Remove --mix or these --set."
+            "Remove --mix, or remove these --set flags."
         )
     parts = read_mix(path).of(set(dataset.num_tokens()), f"mix {path}, for dataset {dataset.digest[:12]}")
     shares = ", ".join(f"{json.dumps(name)} = {part.share!r}" for name, part in sorted(parts.items()))
@@ -261,9 +264,9 @@ def mix_overrides(path: str, dataset: Dataset, overrides: Sequence[str] = ()) ->
 
 
 def copy_mix(run: Store, path: str) -> str:
-    """Copy a mix to the run of the plan that uses it; return its path relative to the run.
+    """Copy a mix file into the run folder; return the path of the copy relative to that folder.
 
-    The name contains the digest, so a later plan with another mix overwrites nothing.
+    Its name contains the digest of the file, so a later plan with a different mix does not overwrite it.
     """
     name = mix_path(_digest(path))
     run.write_atomic(name, Path(path).read_bytes())
@@ -300,7 +303,7 @@ MIN_BLOCKS_HEAD = 16
 
 
 def heldout_loss_users(settings: Settings) -> list[str]:
-    """Return the settings by which held-out losses influence the weights."""
+    """Return the settings in use that let held-out losses influence the weights."""
     settings_in_use = {
         "optim.schedule = plateau": settings.optim.schedule == "plateau",
         f"guard.patience = {settings.guard.patience}": settings.guard.patience is not None,
@@ -329,16 +332,16 @@ def check_settings_used(settings: Settings, dataset: Dataset) -> None:
 
 
 def check_document_mask(shape: ModelShape, settings: Settings, kind: str) -> None:
-    """Check that document masks on a CUDA device run in 16 bits.
+    """Check that train.precision uses a 16-bit dtype if a CUDA kernel for document masks is needed.
 
-    Raises ConfigError for fp32, for which there is no kernel with document masks.
+    Raises ConfigError for fp32, which that kernel does not support.
     """
     layout, train = settings.layout, settings.train
     blocks = train.document_mask and shape.positions == "rope" and shape.head_dim >= MIN_BLOCKS_HEAD
     by_keys = layout.context > 1 and layout.context_by == "keys"
     if kind == "cuda" and train.precision == "fp32" and blocks and not by_keys:
         raise ConfigError(
-            "train.precision: expected 16 bits for train.document_mask on a CUDA device, got fp32. Set "
+            "train.precision: expected a 16-bit dtype for train.document_mask on a CUDA device, got fp32. Set "
             'train.precision = "bf16", or train.document_mask = false.'
         )
 

@@ -18,7 +18,7 @@ KAPLAN = "Kaplan et al. 2020, arXiv 2001.08361, appendix D.6"
 
 
 class SourcedFigure(BaseModel):
-    """One number of a plan and where it comes from."""
+    """A value in a plan, with its unit, the formula that it follows from and the source of the formula."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 

@@ -39,7 +39,7 @@ SHAPED = ("num_layers", "d_model")
 
 @dataclass(frozen=True)
 class Target:
-    """The size of a model before a shape and whole steps are chosen."""
+    """The target size of a model and its run, before a model shape and a whole number of steps are chosen."""
 
     params: float
     """N, embeddings included."""
@@ -73,8 +73,8 @@ def law_of(sizing: PlanConfig) -> Law:
     if sizing.law == "own":
         if sizing.own_law is None:
             raise ConfigError(
-                f"plan.law_file = {sizing.law_file}: expected a law, got a file that was not read. "
-                "Make the plan with `penstock plan`."
+                f"plan.law_file = {sizing.law_file}: expected the law that `penstock plan` reads from this file, got "
+                "only its path. Make the plan with `penstock plan`."
             )
         return law_in(sizing.own_law)
     return (
@@ -103,9 +103,9 @@ def target_of(
 ) -> Target:
     """Return the target size, as `choose_target` does; `peak`: peak of one device [FLOP/s], None = unknown.
 
-    Device hours are converted to FLOPs as MFU counts them, which include attention over rows of `seq_len`; C = 6ND is
-    the share of the weights. Raises ConfigError as `choose_target` does, and if hours or money are set without a known
-    peak.
+    Device hours are converted to FLOPs with cluster.mfu. These FLOPs include attention over rows of `seq_len`, which
+    C = 6ND does not count, so C is only a share of them. Raises ConfigError as `choose_target` does, and if hours or
+    money are set without a known peak.
     """
     sizing, cluster = settings.plan, settings.cluster
     hours = hours_of(sizing, cluster)
@@ -129,8 +129,8 @@ def choose_target(sizing: PlanConfig, vocab_size: int, unique: float, most: floa
     """Return the target size; `unique`: tokens of one pass over the dataset, `most`: tokens of `max_epochs` passes.
 
     `budget`: C [FLOPs, as 6ND], None = the size follows from `plan.params` or the tokens. If there are too few tokens
-    for a budget, the rest of it goes into parameters. Raises ConfigError if the law or the budget leads to no valid
-    size.
+    to spend the budget, the model gets more parameters than is optimal. Raises ConfigError if the law or the budget
+    leads to no valid size.
     """
     law, once = law_of(sizing), min(unique, most)
     if sizing.params is not None:
@@ -223,7 +223,7 @@ def tokens_of_shape(target: Target, sizing: PlanConfig, shape: ModelShape, most:
 
 
 def _for_use(law: Law, asked: Allocation, inference_tokens: float) -> Allocation:
-    """Return the size with the lowest cost of training and inference that reaches the loss of `asked`."""
+    """Return the size that reaches the loss of the size `asked` at the lowest cost of training and inference."""
     loss_law = law if isinstance(law, LossLaw) else laws.APPROACH_3
     return for_lifetime(loss_law, loss_law.loss(asked.params, asked.tokens), inference_tokens).size
 

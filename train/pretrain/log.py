@@ -46,10 +46,10 @@ MAX_SHOWN_DOCUMENTS = 5
 
 
 class TrainingLog:
-    """The log of a run from its checkpoint, or from step 0; leaving the context closes it."""
+    """The log of a run that starts from a checkpoint or from step 0; leaving the context closes it."""
 
     def __init__(self, setup: TrainingSetup, ranks: Ranks, sources: Sequence[str], rewinds: int):
-        """`rewinds`: number in the whole run, including those that a killed process made after its last checkpoint."""
+        """`rewinds`: rewinds of the whole run, with those that a killed process made after its last checkpoint."""
         checkpoint = setup.checkpoint
         self.guard = (checkpoint.progress.guard if checkpoint else GuardState()).model_copy(update={"rewinds": rewinds})
         self.heldout: tuple[tuple[int, float], ...] = checkpoint.progress.heldout if checkpoint else ()
@@ -81,7 +81,7 @@ class TrainingLog:
 
     @property
     def ended(self) -> bool:
-        """True if the run ends since the held-out loss has stopped falling."""
+        """True if the run ends because the held-out loss has stopped falling."""
         patience = self._setup.settings.guard.patience
         return patience is not None and self.guard.since_best >= patience
 
@@ -104,7 +104,7 @@ class TrainingLog:
             self.guard = after_stage_change(self.guard)
 
     def judge(self, step: int, measured: StepResult, loss_scale: float | None) -> Verdict:
-        """Return the guard's verdict on a step, the same on every rank; `loss_scale`: of fp16, else None."""
+        """Return the guard's verdict on a step, the same on every rank; `loss_scale`: None unless in fp16."""
         config, loss, norm = self._setup.settings.guard, measured.loss, measured.grad_norm
         known = bands_of(self.guard, config)
         self.guard, verdict = after_step(self.guard, config, loss, norm, loss_scale or 1.0)
@@ -140,7 +140,7 @@ class TrainingLog:
         self._stall = 0.0
 
     def add_heldout_loss(self, step: int, loss: float) -> bool:
-        """Record a held-out loss [nats/token]; return True if the run ends since the loss has stopped falling."""
+        """Record a held-out loss [nats/token]; return True if the run ends because it has stopped falling."""
         self.heldout = (*self.heldout, (step, loss))
         self.guard, ends = after_heldout(self.guard, self._setup.settings.guard, loss)
         if ends:

@@ -90,17 +90,18 @@ class TrainingRun:
 
     @property
     def defers(self) -> bool:
-        """True if the figures of a step are read while the next step computes, so that no step waits for the device.
+        """True if loss and gradient norm of a step are read only while the next step computes.
 
-        False where they decide about the step itself: spike detection, the fp16 loss scale, and whether the error of
-        compressed gradients is kept. False on a CPU, where there is nothing to wait for.
+        The host then never waits for the device. False where they decide about the step itself: spike detection, the
+        fp16 loss scale, and whether the error of compressed gradients is kept. False on a CPU, where there is nothing
+        to wait for.
         """
         settings = self.setup.settings
         decides = settings.guard.watches or settings.train.precision == "fp16" or settings.layout.compress != "none"
         return self._ranks.device.type == "cuda" and not decides
 
     def begin_step(self) -> None:
-        """Start the clock of a step; while the figures of an earlier step are pending, the clock keeps running."""
+        """Start the clock of a step, unless the loss of the previous step is pending: then the clock keeps running."""
         if self._pending is None:
             self._clock = time.perf_counter()
 
@@ -119,12 +120,15 @@ class TrainingRun:
         return documents
 
     def launched(self, made: LaunchedStep) -> None:
-        """Write the metrics line of the previous step, and keep this step until its figures are read."""
+        """Write the metrics line of the previous step, and keep this step until its loss and gradient norm are read."""
         self.settle()
         self.step, self._pending = made.step, made
 
     def line(self) -> StepMetrics | None:
-        """Read the figures of the pending step, apply the guard and return its metrics; None if no step is pending."""
+        """Read loss and gradient norm of the pending step, apply the guard and return the step's metrics.
+
+        None = no step is pending.
+        """
         made, self._pending = self._pending, None
         if made is None:
             return None
@@ -209,7 +213,7 @@ class TrainingRun:
     def evaluate(self) -> bool:
         """Measure the held-out losses and write them into the metrics line of the last step.
 
-        Return True if the run ends since the held-out loss has stopped falling.
+        Return True if the run ends because the held-out loss has stopped falling.
         """
         line = self.line()
         loss, heldout = self._measure_heldout()

@@ -77,7 +77,7 @@ class TrainingSetup:
         return self.plan.settings
 
     def open_batches(self) -> Batches:
-        """Return the batches under the current skip list."""
+        """Return the reader of the run's batches, with the current skip list applied."""
         return Batches(self.dataset, self.settings.train, open_order(self.run, self.dataset, self.plan))
 
 
@@ -117,7 +117,7 @@ def check_run(run: Store, overrides: Sequence[str], ranks: Ranks) -> tuple[Plan,
 
 
 def current_plan(run: Store, dataset: Dataset, overrides: Sequence[str], here: RunDevices) -> tuple[Plan, list[str]]:
-    """Return the plan for these settings and devices, and the lines to print about what is unknown.
+    """Return the plan for these settings and devices, and the warnings of the planner to print.
 
     The plan is the stored one, verified, or a new one if there is none with these settings. Raises ConfigError if a
     setting is wrong, ContractError if `plan.json` does not match the dataset.
@@ -140,7 +140,7 @@ def _stored(settings: Settings) -> Settings:
 
 
 def call_planner(run: Store, overrides: Sequence[str], here: RunDevices) -> tuple[Plan, list[str]]:
-    """Run `python -m train.plan` in a process of its own; return its plan and the lines to print about what is unknown.
+    """Run `python -m train.plan` in a process of its own; return its plan and its warnings to print.
 
     Raises ConfigError or ContractError with the planner's message.
     """

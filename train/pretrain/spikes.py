@@ -71,8 +71,8 @@ def measure_documents(
 def samples_to_skip(trace: Trace, doc_ids: Iterable[str], samples: Sequence[int], after: int) -> list[int]:
     """Return `samples` and all samples after step `after`, of any epoch, that hold tokens of the documents.
 
-    The samples that are trained on instead of skipped ones are checked too. Raises ContractError if most samples would
-    be skipped.
+    The samples that take the place of skipped ones are checked too. Raises ContractError if more samples would be
+    skipped than the plan has after that step.
     """
     skipped, documents = list(samples), [bytes.fromhex(doc_id) for doc_id in doc_ids]
     while more := trace.skipping(skipped).samples_with(documents, after):
@@ -127,7 +127,7 @@ def exclude_spike(
 
 
 def _lines(chosen: Attribution, documents: Sequence[SpikeDocument], step: int, rewind: int) -> list[Quarantined]:
-    """Return the lines of the quarantine list for the documents that a spike is attributed to."""
+    """Return the entries of the quarantine list for the documents that a spike is attributed to."""
     known = {document.doc_id: document for document in documents}
     return [
         Quarantined(

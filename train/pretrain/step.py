@@ -35,7 +35,7 @@ COMPRESSION_PREFIX = "compress."
 class StepResult:
     """Loss and gradient norm of a step before its update, the same on every rank.
 
-    The figures are copied from the device while later work runs; the first access to a figure waits for the copy.
+    The values are copied from the device while later work runs; the first access to a value waits for the copy.
     """
 
     def __init__(self, tally: LossTally, norm: Tensor, scale: float):
@@ -112,9 +112,9 @@ class Learner:
             self.loss_scale = first_loss_scale(self.settings.optim)
 
     def load_checkpoint(self, run: Store, checkpoint: CheckpointMetadata, same_layout: bool) -> list[str]:
-        """Load the state of a checkpoint; return the names of the tensors that were dropped.
+        """Load the state of a checkpoint; return the names of the tensors that were not loaded.
 
-        Only the compression state of each rank is dropped, and only if the layout differs.
+        These are the compression state of each rank if the layout differs, else none.
         """
         state, dropped = self.state(), list[str]()
         if not same_layout:
@@ -168,9 +168,10 @@ class Learner:
         return StepResult(tally, self._gradients.norm(), scale)
 
     def update(self, rate: float, measured: StepResult) -> None:
-        """Clip the gradient and update the weights at learning rate `rate`; skip the update if a figure is not finite.
+        """Clip the gradient and update the weights at learning rate `rate`.
 
-        The host waits for the figures only with a loss scale or compressed gradients, which depend on them.
+        Skip the update if loss or gradient norm is not finite. The host waits for the two values only with a loss scale
+        or compressed gradients, which depend on them.
         """
         scale, clip = self.loss_scale.scale if self.loss_scale else 1.0, self.settings.optim.clip_norm
         divisor = None if scale == 1.0 else torch.full((), scale, device=measured.norm.device)
@@ -201,7 +202,7 @@ class Learner:
             parameter.grad = None
 
     def measure(self, heldout: HeldoutRows) -> LossTally:
-        """Return the losses of held-out rows, by source."""
+        """Return the sums of the losses of held-out rows, and their targets, by source."""
         return self.model.measure(self.model.part_of(heldout.rows), len(heldout.sources))
 
     def measure_groups(self, rows: Rows, groups_BT: Tensor, number: int, num_rows: int) -> LossTally:
@@ -259,9 +260,9 @@ class Feed:
         self._waited = 0.0
 
     def request(self, step: int) -> RequestedStep:
-        """Wait for the rows of a step (0 = first) and start its sums over the ranks; return both.
+        """Wait for the rows of a step (0 = first), start its sums over the ranks, and return both.
 
-        A read error is raised by `take`: the sums are started anyway, since every rank takes part in them.
+        `take` raises a read error later: the sums are started anyway, since every rank takes part in them.
         """
         rows: Rows | Exception
         try:

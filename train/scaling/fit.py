@@ -96,7 +96,10 @@ class Fit:
 
 
 def starts(held: Exponents | None = None) -> Floats:
-    """Return the paper's grid of starts (ln A, ln B, ln E, alpha, beta): 4,500 rows, or 180 if exponents are held."""
+    """Return the starting points (ln A, ln B, ln E, alpha, beta) of L-BFGS as rows of an array.
+
+    There are 4,500 as in Hoffmann et al. 2022, or 180 if the exponents are held.
+    """
     logs, floors, exponents = np.arange(0, 26, 5.0), np.arange(-1, 1.1, 0.5), np.arange(0, 2.1, 0.5)
     alphas, betas = ([held.alpha], [held.beta]) if held else (exponents, exponents)
     return np.array(list(itertools.product(logs, logs, floors, alphas, betas)))
@@ -225,7 +228,8 @@ def _checked(measured: Sequence[MeasuredLoss]) -> Floats:
     for name, column in (("sizes", 0), ("numbers of tokens", 1)):
         if len(set(values[:, column].tolist())) < 2:
             raise ConfigError(
-                f"fit-scaling: expected runs of several {name}, got {len(set(values[:, column]))}. Add more runs."
+                f"fit-scaling: expected runs of several {name}, got {len(set(values[:, column]))}. Add runs of other "
+                f"{name}."
             )
     if len(values) < FEWEST_RUNS:
         raise ConfigError(f"fit-scaling: expected at least {FEWEST_RUNS} runs, got {len(values)}. Add more runs.")

@@ -33,7 +33,7 @@ class Allocation:
 
 
 class Law(Protocol):
-    """A scaling law that relates N and D."""
+    """A scaling law, which relates the number of parameters N to the number of training tokens D."""
 
     @property
     def name(self) -> str:
@@ -49,7 +49,7 @@ class Law(Protocol):
 
     @property
     def counts(self) -> Counts:
-        """Counting rule of N."""
+        """Which parameters N counts: `all`, or `body`, those outside the embeddings."""
 
     def for_compute(self, compute: float) -> Allocation:
         """Return the optimal N and D for `compute` [FLOPs]."""
@@ -279,7 +279,7 @@ STEPS = 200
 
 @dataclass(frozen=True)
 class Lifetime:
-    """A size of model and run, with the cost of training and inference together."""
+    """The size of a model and of its training run, with the total cost of training and inference."""
 
     size: Allocation
     loss: float

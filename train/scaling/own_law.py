@@ -64,7 +64,10 @@ class LawFile(_Block):
 
 
 def law_in(own: OwnLaw) -> LossLaw:
-    """Return an own law as a LossLaw. Raises ConfigError if it has no optimal sizes in the range of its runs."""
+    """Return a law fitted to own runs as a LossLaw.
+
+    Raises ConfigError if it has no optimal sizes in the range of these runs.
+    """
     numbers = {name: getattr(own, name) for name in NAMES}
     law = LossLaw(name="own law", source=own.source, counts=own.counts, **numbers)
     try:
@@ -100,7 +103,9 @@ def law_file(fit: Fit, measured: Sequence[MeasuredLoss], share: float, how: str)
             compute=max(6 * run.params * run.tokens for run in measured),
         )
     except ValidationError as error:
-        raise ConfigError(f"the fit: expected valid parameters of a law, got {_wrong(error)}. Add runs.") from error
+        raise ConfigError(
+            f"fit: expected valid parameters of a law, got {_wrong(error)}. Fit the law to more runs."
+        ) from error
     return LawFile(law=own, how=how, points=points)
 
 
@@ -119,7 +124,7 @@ def _point(run: MeasuredLoss, law: LossLaw) -> FittedRun:
 
 
 def write_law(path: str, content: LawFile) -> None:
-    """Write a law to a file. Raises ConfigError if its runs do not determine the effect of size or length."""
+    """Write a law to a file. Raises ConfigError if its runs do not show that N and D lower the loss."""
     law = content.law
     falls = {
         "a": law.a * _spread([point.params for point in content.points], law.alpha),

@@ -72,7 +72,7 @@ class RepeatedData:
 
     @property
     def epochs(self) -> float:
-        """Passes over the unique tokens."""
+        """Mean number of passes over the unique tokens."""
         return self.tokens / self.unique
 
     @property

@@ -37,7 +37,7 @@ class AnswerOptions:
 
 @dataclass(frozen=True)
 class RowSelection:
-    """The rows of a global batch that are selected."""
+    """A selection of rows of a global batch by the rank and micro-batch that read them."""
 
     rank: int | None = None
     """Rank that reads the rows; None = all ranks."""
@@ -98,7 +98,7 @@ class TraceAnswers:
     """Answers questions about a run; files are opened when they are first needed."""
 
     def __init__(self, run: Store, options: AnswerOptions):
-        """Open the trace of a run. Raises ContractError if there is no plan, or the plan is of another dataset."""
+        """Open the trace of a run. Raises ContractError if its plan is missing or was made for a different dataset."""
         self.run, self._options, self._known = run, options, dict[str, DocumentDetail]()
         self.dataset: Dataset = open_dataset(run)
         self._plan: Plan = read_plan(run, self.dataset)
@@ -130,13 +130,16 @@ class TraceAnswers:
         return self._documents(self.trace.steps_of_url(url), None)
 
     def document(self, doc_id: str) -> DocumentsAnswer:
-        """Return the document with an id in hex. Raises ConfigError if the text is not a document id."""
+        """Return the document with the id `doc_id` (32 hex digits), and the steps and checkpoints trained on it.
+
+        Raises ConfigError if the text is not a document id.
+        """
         try:
             identifier = bytes.fromhex(doc_id)
         except ValueError as error:
             raise ConfigError(f"--doc: expected 32 hex digits, got {doc_id!r} ({error}). Give the whole id.") from error
         if len(identifier) != 16:
-            raise ConfigError(f"--doc: expected 32 hex digits, got {doc_id!r} of {len(doc_id)}. Give the whole id.")
+            raise ConfigError(f"--doc: expected 32 hex digits, got {len(doc_id)}: {doc_id!r}. Give the whole id.")
         return self._documents(self.trace.steps_of_document(identifier), None)
 
     def domain(self, host: str, limit: int | None) -> DocumentsAnswer:
@@ -283,7 +286,7 @@ def present_step(answer: StepAnswer) -> str:
 
 
 def present_documents(answer: DocumentsAnswer, nothing: str) -> str:
-    """Return the answer on documents as text; `nothing`: the text if there are none."""
+    """Return the answer on documents as text; `nothing`: the text to return if there are no documents."""
     if not answer.documents:
         return nothing
     blocks = []

@@ -131,7 +131,7 @@ class _PartFile:
         return {}
 
     def _groups(self, offset: int) -> list[int]:
-        """Return the row groups that may hold the documents of a record at this offset, the most likely first."""
+        """Return the row groups that may hold documents whose record begins at this offset, the most likely first."""
         groups = range(self._file.num_row_groups)
         if "offset" not in self._names:
             return list(groups)

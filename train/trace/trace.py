@@ -141,7 +141,7 @@ class Trace:
         """Raise ConfigError if the plan has no such step."""
         if not 1 <= step <= self.num_steps:
             raise ConfigError(
-                f"--step: expected 1 to {self.num_steps}, the steps of the plan, got {step}. Choose one of them."
+                f"--step: expected 1 to {self.num_steps}, the steps of the plan, got {step}. Set --step to one of them."
             )
 
     def documents_of_step(self, step: int, rows: range | None = None) -> list[Appearance]:
@@ -171,7 +171,7 @@ class Trace:
         return sum(max(0, plan.end - max(after, plan.first_step)) * plan.global_batch for plan in self._order.stages)
 
     def skipping(self, samples: Sequence[int]) -> "Trace":
-        """Return this trace for a skip list with more samples, given by global index."""
+        """Return a copy of this trace in which `samples` (global indices) are added to the skip list."""
         order = self._order
         streams, skip = dict(zip(order.sources, order.streams, strict=True)), SkipList((*order.skip.indices, *samples))
         trace = copy(self)
@@ -212,7 +212,7 @@ class Trace:
     ) -> tuple[list[tuple[Row, int]], list[int], list[int]]:
         """Return the documents that overlap token ranges of a source, and where each begins and ends in the stream.
 
-        `pieces`: token ranges; those of other sources are ignored.
+        `pieces`: token ranges of any sources; only those of `source` are used.
         """
         ranges = [(piece.start, piece.stop) for piece in pieces if piece.source == source]
         documents = self.documents.covering(f"{source}/{TRAIN}", ranges)
@@ -246,9 +246,9 @@ class Trace:
 
 
 def open_trace(run: Store, dataset: Dataset | None = None, plan: Plan | None = None) -> Trace:
-    """Return the trace of a plan; None = the plan or dataset of the run.
+    """Return the trace of a plan; `dataset`, `plan`: None = those of the run.
 
-    Raises ContractError if there is no plan, or it is of another dataset.
+    Raises ContractError if there is no plan, or if it was made for a different dataset.
     """
     dataset = dataset or open_dataset(run)
     plan = plan or read_plan(run, dataset)
@@ -265,7 +265,7 @@ def open_trace(run: Store, dataset: Dataset | None = None, plan: Plan | None = N
 def documents_of_step(run: Store, step: int) -> list[Appearance]:
     """Return the document spans in the global batch of a step, by row and position in the row.
 
-    Raises ConfigError if the plan has no such step, ContractError if the plan is of another dataset.
+    Raises ConfigError if the plan has no such step, ContractError if the plan was made for a different dataset.
     """
     return open_trace(run).documents_of_step(step)
 
@@ -273,7 +273,7 @@ def documents_of_step(run: Store, step: int) -> list[Appearance]:
 def steps_of_url(run: Store, url: str) -> list[FoundDocument]:
     """Return every document with this URL, as stored (redacted), with all its spans by step and row.
 
-    Empty if the dataset has no such URL. Raises ContractError if the plan is of another dataset.
+    Empty if the dataset has no such URL. Raises ContractError if the plan was made for a different dataset.
     """
     return open_trace(run).steps_of_url(url)
 
@@ -283,7 +283,7 @@ def steps_of_url(run: Store, url: str) -> list[FoundDocument]:
 
 @dataclass(frozen=True)
 class Exposure:
-    """The steps of a plan that are trained on a set of documents, and the existing checkpoints that saw the set."""
+    """The steps of a plan whose batches contain documents of a set, and the checkpoints trained on such batches."""
 
     steps: tuple[int, ...]
     """Every step whose batch contains a document of the set, in order, up to the end of the plan."""
@@ -314,9 +314,10 @@ class Exposure:
 
 
 def exposure_of(appearances: Iterable[Appearance], checkpoints: Iterable[int]) -> Exposure:
-    """Return the steps and checkpoints that saw documents, from their spans and the steps of existing checkpoints.
+    """Return the steps and checkpoints that were trained on documents.
 
-    A checkpoint of step s is the result of updates 1 to s, so it saw the documents of steps up to s.
+    `appearances`: the documents' spans in batches; `checkpoints`: steps of the existing checkpoints. A checkpoint of
+    step s is the result of updates 1 to s, so it was trained on the documents of steps up to s.
     """
     uses = [(part.step, part.epoch) for part in appearances]
     steps, saved = sorted({step for step, _ in uses}), sorted(checkpoints)
@@ -364,7 +365,8 @@ class StepLayout:
         """
         if not 0 <= rank < self.ranks:
             raise ConfigError(
-                f"--rank: expected 0 to {self.ranks - 1}, the ranks of {self.named}, got {rank}. Choose one of them."
+                f"--rank: expected 0 to {self.ranks - 1}, the ranks of {self.named}, got {rank}. Set --rank to one of "
+                "them."
             )
         place = {}
         for axis in reversed(AXES):
@@ -384,7 +386,7 @@ class StepLayout:
         if not 0 <= micro_batch < number:
             raise ConfigError(
                 f"--micro-batch: expected 0 to {number - 1}, the micro-batches of a rank in {self.named}, got "
-                f"{micro_batch}. Choose one of them."
+                f"{micro_batch}. Set --micro-batch to one of them."
             )
         size = self.layout.rows_at_once
         return own_rows[micro_batch * size : (micro_batch + 1) * size]

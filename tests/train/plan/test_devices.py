@@ -59,7 +59,7 @@ def test_what_a_recipe_fixes_has_its_price_in_the_plan(run: Store, capsys: pytes
 def test_a_gpu_that_is_planned_for_refuses_documents_in_fp32(run: Store, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--gpu", "h100-sxm", "--gpus", "1", "--set", "train.precision=fp32", "--set", "plan.head_dim=16"]
     assert main(["plan", run.uri, *words]) == 2
-    assert "train.precision: expected 16 bits" in capsys.readouterr().err
+    assert "train.precision: expected a 16-bit dtype" in capsys.readouterr().err
     assert not run.exists("train/plan.json")
 
 

@@ -187,11 +187,11 @@ def test_an_mfu_is_a_share_of_the_bf16_peak_in_every_precision(precision: str) -
 def test_documents_in_fp32_are_refused_on_a_gpu(tiny: Store) -> None:
     assert MIN_BLOCKS_HEAD == documents.MIN_FLEX_HEAD
     single = {"precision": "fp32"}
-    with pytest.raises(ConfigError, match=r"expected 16 bits .* got fp32\. Set train\.precision"):
+    with pytest.raises(ConfigError, match=r"expected a 16-bit dtype .* got fp32\. Set train\.precision"):
         check_document_mask(HEADS, settings(train=single), "cuda")
     given = {"seq_len": 64, "global_batch": 32, "precision": "fp32"}
     heads = {"num_layers": 2, "d_model": 64, "num_heads": 4}
-    with pytest.raises(ConfigError, match="expected 16 bits"):
+    with pytest.raises(ConfigError, match="expected a 16-bit dtype"):
         resolve_plan(planned(tiny, train=given, plan=heads), H100)
     check_document_mask(HEADS, settings(train=single), "cpu")
     check_document_mask(HEADS, settings(), "cuda")

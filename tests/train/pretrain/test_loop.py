@@ -440,7 +440,10 @@ def test_the_seed_is_a_checkpoint_that_is_kept(full: Path, tmp_path: Path) -> No
     [
         (["train.learning_rte=1"], "train.learning_rte: no such key"),
         (["optim.learning_rte=1"], "optim.learning_rte: no such key (did you mean 'learning_rate'?)"),
-        (["plan.num_layers=3"], "expected settings of how to train, got plan.num_layers=3, which size the model"),
+        (
+            ["plan.num_layers=3"],
+            "expected settings that only affect training, got plan.num_layers=3, which size the model",
+        ),
         (["optim.learning_rate=0.003"], "optim.learning_rate: expected 0.001, got 0.003"),
         (["train.seed=1", "optim.clip_norm=2.0"], "optim.clip_norm: expected 1.0, got 2.0\n  train.seed: expected 0"),
         (["train.steps=21"], "'num_steps': 21"),

@@ -41,7 +41,7 @@ class LayoutSplit(NamedTuple):
 
     @property
     def axes(self) -> dict[str, int]:
-        """Size of each axis, outermost first."""
+        """Size of each axis of the device mesh, outermost first."""
         return {
             "pipeline": self.pipeline,
             "replicate": self.replicate,
@@ -86,7 +86,7 @@ ROWS, TURNS = "fewer sequences than groups of ranks", "micro-batches do not go i
 
 
 class Batch(NamedTuple):
-    """The batch of an optimizer step in one training stage."""
+    """Batch shape and number of optimizer steps of one training stage."""
 
     seq_len: int
     """Positions of a row."""
@@ -110,7 +110,7 @@ class RejectedLayouts:
 
 
 class LayoutSpace:
-    """The splits of a run, and for each its micro-batch sizes and recomputation modes."""
+    """The splits to search for a run, and for each split the micro-batch sizes and recomputation modes to try."""
 
     def __init__(self, shape: ModelShape, settings: Settings, batches: Sequence[Batch], cluster: Cluster):
         self.shape, self.settings, self.batches, self.cluster = shape, settings, batches, cluster
@@ -123,7 +123,7 @@ class LayoutSpace:
         self._problem = cache(self._find_problem)
 
     def splits(self) -> Iterator[LayoutSplit]:
-        """Yield every split that divides the model, the sequences and the batch; count the others as rejected."""
+        """Yield every valid split of model, sequences and batch; count the others in `self.refusals` by reason."""
         for split in self._all():
             groups = split.replicate * split.shard
             leaves = max(1, len(self.sizes(groups)) * len(self.modes))
@@ -152,7 +152,7 @@ class LayoutSpace:
         return "keys" if self.shape.num_heads % (context * tensor) else "heads"
 
     def _with_data(self, context: int, by: str, tensor: int, pipeline: int) -> Iterator[LayoutSplit]:
-        """Yield the splits of given axes with every data-parallel method and pipeline schedule."""
+        """Yield the splits with these axis sizes, one for each data-parallel method and pipeline schedule."""
         ranks = self.cluster.world_size // (context * tensor * pipeline)
         if context * tensor * pipeline == 1:
             for data in self._fixed("data", ["ddp", "zero1"] if ranks > 1 else ["ddp"]):
@@ -177,9 +177,9 @@ class LayoutSpace:
         return SCHEDULES
 
     def _fixed(self, name: str, options: Sequence[Any]) -> Sequence[Any]:
-        """Return the value that the recipe sets, else all options.
+        """Return only the value that the recipe sets for `name`; all of `options` if it sets none.
 
-        Empty if the set value is the size of an axis and does not divide the number of ranks.
+        Return an empty list if the recipe sets the size of an axis that does not divide the number of ranks.
         """
         if name not in self._given:
             return options
@@ -189,7 +189,7 @@ class LayoutSpace:
     def sizes(self, groups: int) -> list[int]:
         """Return the micro-batch sizes to try for a number of data-parallel groups.
 
-        They are powers of two, and equal shares of the rows, which need the least padding.
+        They are powers of two, and the rows of a group divided by powers of two, which need the least padding.
         """
         if "micro_batch" in self._given:
             return [self.settings.layout.rows_at_once]
@@ -206,7 +206,7 @@ class LayoutSpace:
     # Checks that reject a split before it is timed.
 
     def _refused(self, split: LayoutSplit) -> tuple[str, str] | None:
-        """Return reason and example of why a split is invalid; None if it is valid.
+        """Return the kind of problem that makes a split invalid, and an example of it; None if the split is valid.
 
         The axes are checked separately, which keeps the number of distinct checks small.
         """
@@ -275,6 +275,6 @@ def _because(split: LayoutSplit, problem: str) -> str:
 
 
 def divisors(number: int) -> list[int]:
-    """Return all divisors in increasing order."""
+    """Return all divisors of `number` in increasing order."""
     small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
     return sorted({*small, *(number // n for n in small)})

@@ -23,7 +23,7 @@ BACKWARD = (2.0, 2.5, 2.0, 2.0)
 
 
 class ForwardCost(NamedTuple):
-    """Seconds of a forward pass by component."""
+    """Seconds of each component of a layer's forward pass."""
 
     products: float
     attention: float
@@ -49,7 +49,7 @@ def loss_bytes_per_logit(width: int, compiled: bool) -> int:
     """Return the bytes that the loss and its gradient read and write for each logit of `width` bytes.
 
     Compiled, a logit is read twice and written once. Eager passes are in float32: maximum 4, difference 8, exponential
-    8, sum 4, product 8; 16 bits add a copy to float32 and one back, of 6 each.
+    8, sum 4, product 8 bytes. A 16-bit dtype adds a copy to float32 and one back, 6 bytes each.
     """
     return 3 * width if compiled else 32 + (12 if width == 2 else 0)
 
@@ -79,7 +79,7 @@ class Compute:
     def traffic(self, size: float, tensor: float | None = None) -> float:
         """Return the seconds to move `size` bytes to or from the device's memory.
 
-        `tensor`: bytes of each tensor, on which the bandwidth of some devices depends; None = any.
+        `tensor`: bytes of each tensor, on which the bandwidth of some devices depends; None = ignore this.
         """
         sizes = self.device.by_size
         if not sizes or tensor is None:
@@ -92,7 +92,7 @@ class Compute:
         return size / math.exp((1 - share) * math.log(slow) + share * math.log(fast))
 
     def positions(self, split: LayoutSplit, rows: float) -> float:
-        """Return the positions of `rows` rows on one rank of the context axis."""
+        """Return the number of positions of `rows` rows on one rank of the context axis."""
         return rows * self.seq_len / split.context
 
     def _layer(self, split: LayoutSplit, rows: float) -> ForwardCost:
@@ -120,7 +120,7 @@ class Compute:
         return seconds, sum(count for *_, count in sizes)
 
     def product(self, m: float, k: float, n: float, flops: float) -> float:
-        """Return the seconds of an m x k by k x n product at a rate of `flops`."""
+        """Return the seconds of an m x k by k x n product at `flops` FLOP/s, or of its memory traffic if longer."""
         return max(2 * m * k * n / flops, self.traffic(self.width * (m * k + k * n + m * n)))
 
     def _attention(self, split: LayoutSplit, rows: float) -> float:
@@ -134,9 +134,9 @@ class Compute:
         return products * pairs * shape.query_width / split.tensor / self._attention_flops
 
     def _squares(self, split: LayoutSplit, rows: float) -> float:
-        """Return the seconds to read and write the matrices that attention materializes.
+        """Return the seconds to read and write the (query, key) matrices that attention stores in memory.
 
-        They are the scores with relative positions, or a mask if the context axis divides keys.
+        With relative positions these are the scores; if the context axis divides keys, a mask; otherwise none.
         """
         pairs = rows * self.seq_len * self.seq_len / split.context
         if self.shape.positions == "relative":
@@ -171,7 +171,7 @@ class Compute:
         return on_device + max(0.0, host * device.host_seconds - busy - on_device)
 
     def _head(self, split: LayoutSplit, rows: float) -> float:
-        """Return the seconds of logits and loss; forward and backward run together, chunk by chunk."""
+        """Return the seconds of computing logits and loss; each chunk runs forward and then backward."""
         positions, here = self.positions(split, rows), -(-self.shape.vocab_size // split.tensor)
         columns = padded_columns(here, self.device.kind == "cuda")
         products = 3 * self.product(positions, self.shape.d_model, columns, self._outside_flops)
@@ -210,7 +210,10 @@ class Compute:
         return seconds
 
     def _matrix_flops(self, flops: Callable[[int, int], int]) -> int:
-        """Return the FLOPs of an update for the matrices of all layers, from those of a matrix."""
+        """Return the FLOPs of one optimizer update of the matrices of all layers.
+
+        `flops`: returns those of one matrix from its shorter and its longer side.
+        """
         shape = self.shape
         d, q, kv, ffw = shape.d_model, shape.query_width, shape.key_width, shape.d_ffw
         gated = 3 if shape.activation == "swiglu" else 2
@@ -218,7 +221,7 @@ class Compute:
         return shape.num_layers * sum(count * flops(min(m, n), max(m, n)) for m, n, count in sides)
 
     def params(self, split: LayoutSplit, layers: int, ends: tuple[bool, bool]) -> tuple[float, float]:
-        """Return the parameters of a layer, and those outside the layers, on a rank of the tensor axis.
+        """Return the number of parameters of a layer, and of those outside the layers, on a rank of the tensor axis.
 
         `ends`: True if the rank has the first pipeline stage, and if it has the last.
         """

@@ -118,7 +118,7 @@ def bubble_share(schedule: str, stages: int) -> float:
     """Return the bubble of a pipeline, the time in which its ranks wait, relative to that of 1F1B.
 
     Sources: Narayanan et al. 2021, arXiv 2104.04473, section 2.2.2 (interleaved: 1/stages); Qi et al. 2023, arXiv
-    2401.10241, table 2 (zero bubble: the gradients of weights fill two of three passes; zbv: nearly all).
+    2401.10241, table 2 (computing the gradients of weights fills two thirds of the bubble; with zbv, most of it).
     """
     if schedule == "zbv":
         return 1 / 6
@@ -320,7 +320,7 @@ class StepCost:
         }
 
     def _sent_share(self) -> float:
-        """Return the share of the gradient bytes that replicas exchange."""
+        """Return the bytes of gradients that replicas exchange, relative to those without compression."""
         layout = self._layout
         if layout.compress in ("topk", "randomk"):
             return min(1.0, layout.compress_share * self._replicas.size)

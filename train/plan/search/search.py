@@ -56,7 +56,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """A description of the layout."""
+        """The layout in words: split, micro-batches, recomputation and compilation."""
         mode = self.layout.activation_checkpointing
         again = {"none": "", "selective": ", cheap parts again", "full": ", layers again"}.get(mode, f", {mode}")
         turns = f"{self.micro_batches} micro-batch(es) of {self.layout.micro_batch}"
@@ -65,7 +65,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The outcome of a search."""
+    """The outcome of a layout search."""
 
     cluster: Cluster
     best: tuple[Candidate, ...]
@@ -113,7 +113,7 @@ class SearchResult:
 
 
 def _shares(candidate: Candidate) -> Iterator[str]:
-    """Return the largest components of a step in per cent."""
+    """Return the largest components of a step's time, each with its share of the step in per cent."""
     largest = sorted(candidate.parts.items(), key=lambda item: -item[1])[:SHOWN_PARTS]
     return (f"{name} {100 * part / candidate.step_seconds:.0f} %" for name, part in largest if part > 0)
 
@@ -139,16 +139,17 @@ def search(
     cluster: Cluster,
     top: int = 5,
 ) -> SearchResult:
-    """Return the `top` fastest layouts of a run on a cluster, each with different axes; count the others by reason.
+    """Return the `top` fastest layouts of a run on a cluster, each with different axes, and counts of rejected ones.
 
-    `run`: its training stages, or (positions of a row, rows of a step). Settings of `[layout]` that the recipe sets are
-    kept; automatic ones depend on the device. Raises ConfigError if the device does not support the precision.
+    `run`: training stages, or one batch shape: (positions of a row, rows of a step). Settings of `[layout]` that the
+    recipe sets are kept; automatic ones depend on the device. Raises ConfigError if the device does not support the
+    precision.
     """
     return _Search(shape, settings, run, cluster).best_layouts(top)
 
 
 def batches_of(settings: Settings, run: Sequence[StagePlan] | tuple[int, int]) -> list[Batch]:
-    """Return the batch of each training stage of a run."""
+    """Return the batch shape (row length, rows per step) and number of steps of each training stage of a run."""
     if isinstance(run, tuple) and len(run) == 2 and isinstance(run[0], int) and isinstance(run[1], int):
         return [Batch(run[0], run[1])]
     stages = [stage for stage in run if isinstance(stage, StagePlan)]
@@ -156,7 +157,7 @@ def batches_of(settings: Settings, run: Sequence[StagePlan] | tuple[int, int]) -
 
 
 def axes_as_settings(layout: LayoutConfig) -> dict[str, Any]:
-    """Return the axes of a layout as settings that a search keeps."""
+    """Return the axes of a layout as settings of `[layout]`; a search with these settings does not vary them."""
     sharded = layout.data in ("zero2", "zero3")
     names = ("data", *(["replicate"] if sharded else []), "context", "tensor", "pipeline")
     axes = {name: getattr(layout, name) for name in names}
@@ -184,7 +185,7 @@ def predict(
         reasons = "; ".join(f"{reason}: {example}" for reason, (_, example) in searching.space.refusals.counted.items())
         raise ConfigError(
             f"layout: expected axes that work on {cluster}, got {reasons or 'sizes that do not divide its devices'}. "
-            "Change the axes of [layout]."
+            "Change layout.replicate, layout.context, layout.tensor or layout.pipeline."
         )
     return searching.candidate(leaves[0])
 
@@ -214,7 +215,7 @@ class _Search:
         self._steps = sum(batch.steps for batch in self.batches)
 
     def _costs(self, compiled: bool) -> list[Compute]:
-        """Return the compute model of each training stage, with layers compiled or not."""
+        """Return the model that predicts computation times in each training stage, with layers compiled or not."""
         layout = self.settings.layout.model_copy(update={"compile": compiled})
         settings, device = self.settings.model_copy(update={"layout": layout}), self.cluster.device
         return [Compute(self.shape, settings, device, batch.seq_len) for batch in self.batches]
@@ -316,7 +317,8 @@ class _Search:
     def _least(self, leaf: _Leaf) -> tuple[_Leaf, int]:
         """Return the layout of a split that needs the least memory, and that memory [bytes].
 
-        It recomputes as much as possible. Its micro-batch has one row, or all rows, so that no gradients accumulate.
+        It uses the mode that recomputes the most, and a micro-batch of one row. If that does not fit, a micro-batch of
+        all rows is tried too: it needs no memory to accumulate gradients.
         """
         sizes = self.space.sizes(leaf.split.replicate * leaf.split.shard)
         single = leaf._replace(size=sizes[0], mode=self.space.modes[-1])
