@@ -100,11 +100,12 @@ def _listed(name: str) -> tuple[str, ...]:
 def _take_down(run: Store, request: TakedownRequest, arguments: Arguments) -> int:
     check_own_tables(run, "takedown")
     if (pending := read_pending(run)) is not None:
-        print(f"takedown {pending.id} was interrupted; it is completed first", flush=True)
         if arguments.dry_run:
             raise ConfigError(
-                f"takedown --dry-run: expected no unfinished takedown, got {pending.id}. Remove --dry-run to finish it."
+                f"takedown --dry-run: expected no unfinished takedown, got {pending.id}. Finish it with "
+                f"`penstock takedown {arguments.run}`, without other options, then repeat the dry run."
             )
+        print(f"takedown {pending.id} was interrupted; it is completed first", flush=True)
         print("\n".join(_describe_result(run, finish_takedown(run, pending))))
         if not request.items() or earlier_takedowns(run, request):
             return 0

@@ -160,9 +160,9 @@ def _sized(partitions: int, rows: int) -> int:
 
 
 def _sender(end: int, kind: int, partitions: int) -> Callable[[Batches], Batches]:
-    """Return a function that packs pairs for the partition that owns their first (`end` = 0) or second node (1).
+    """Return a function that packs pairs of nodes for a shuffle; every pack has this `kind`, KNOWN or REQUESTED.
 
-    All packs have this `kind`, KNOWN or REQUESTED.
+    A pair goes to the partition that owns its first node (`end` = 0) or its second (`end` = 1).
     """
 
     def send(batches: Batches) -> Batches:

@@ -29,7 +29,7 @@ Encode = Callable[[pa.RecordBatch, DedupConfig], Bytes]
 
 
 def order_columns(config: DedupConfig) -> dict[str, list[str]]:
-    """Return the stored columns that the keep order reads, by table."""
+    """Return the stored columns, by table, that decide which of two copies is kept (`dedup.keep`)."""
     columns: dict[str, list[str]] = {"documents": []}
     for rule in config.keep:
         name = COLUMNS[rule] if rule in COLUMNS else rule.partition(":")[2]

@@ -197,8 +197,8 @@ def _rows(side: ComparedRun, number: int | None) -> Iterator[Row]:
             verdict = next(rows, None)
             if verdict is None or verdict["doc_id"] != row["doc_id"]:
                 raise ContractError(
-                    f"{side.run.uri}: expected the same documents in `documents` and `{name}`, {key}, got a difference "
-                    f"at {row['doc_id'].hex()}. Run `penstock run` with a new --out."
+                    f"{side.run.uri}: expected the same documents in {key} of `documents` and of `{name}`, got a "
+                    f"mismatch at doc_id {row['doc_id'].hex()}. Run `penstock run` with a new --out."
                 )
             if verdict["drop_stage"] is not None and verdict["drop_rule"] != DROPPED_BEFORE:
                 row |= {column: verdict[column] for column in VERDICT_COLUMNS}

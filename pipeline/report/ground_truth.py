@@ -105,7 +105,9 @@ def read_truth(path: str) -> list[dict[str, Any]]:
     folder, _, name = path.rpartition("/")
     store = Store(folder or ".")
     if not store.exists(name):
-        raise ConfigError(f"truth {path}: expected a truth file, got nothing. Write one with `penstock demo-crawl`.")
+        raise ConfigError(
+            f"--truth {path}: expected a file, got none. Set --truth to the truth.jsonl of `penstock demo-crawl`."
+        )
     try:
         lines = [json.loads(line) for line in store.read_bytes(name).splitlines()]
         kinds = [line["kind"] for line in lines]

@@ -321,7 +321,10 @@ def _check_versions(run: Store, name: str, current: Manifest, certificate: Certi
 
 
 def _check_files(name: str, table: TableVersion, certificate: Certificate, checked: CheckResult) -> None:
-    """Check every file of a table against its manifest, and every rewritten file against its rows encoded again."""
+    """Check the SHA-256 of every file of a table against its manifest.
+
+    The rows of a rewritten file are encoded again and must give the same SHA-256, so it holds no bytes besides them.
+    """
     change = certificate.tables.get(name)
     rewritten = {file.key for file in change.rewritten} if change else set[str]()
     for entry in table.manifest.content.files:

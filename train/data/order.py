@@ -107,7 +107,7 @@ class Mixture:
         return source, block * self.counts[source] + self._ranks[slot]
 
     def find(self, source: int, position: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the sample index for each index among the samples of a source: the inverse of `locate`."""
+        """Return the sample indices in a stage for sample indices within one source: the inverse of `locate`."""
         block, rank = np.divmod(position, self.counts[source])
         return block * self.block + self._places[source][rank]
 

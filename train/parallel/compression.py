@@ -198,7 +198,7 @@ class TopK:
         self._share = share
 
     def fresh(self, entry: BufferEntry, device: torch.device) -> State:
-        """Return an error of zero, since nothing is left unsent before the first step."""
+        """Return the state before the first step: a compression error of zero, in the shape of the gradient."""
         return {"error": torch.zeros(entry.shape, device=device)}
 
     def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: CountedGroup) -> tuple[Tensor, Updates]:
@@ -226,7 +226,7 @@ class RandomK:
         self._share, self._seed = share, seed
 
     def fresh(self, entry: BufferEntry, device: torch.device) -> State:
-        """Return an error of zero, since nothing is left unsent before the first step."""
+        """Return the state before the first step: a compression error of zero, in the shape of the gradient."""
         return {"error": torch.zeros(entry.shape, device=device)}
 
     def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: CountedGroup) -> tuple[Tensor, Updates]:

@@ -87,7 +87,7 @@ class _Notes:
         self._numbers: dict[str, int] = {}
 
     def of(self, figure: SourcedFigure) -> str:
-        """Return the formula of a figure with the number of its source."""
+        """Return the formula of a figure, followed by the reference number of its source, such as `[3]`."""
         if figure.source in ("count", "dataset", "recipe", "estimate"):
             return figure.formula
         return f"{figure.formula} [{self.number(figure.source)}]"

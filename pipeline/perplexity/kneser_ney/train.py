@@ -177,7 +177,7 @@ class LmReport:
 def train_lm(spark: SparkSession, config: TrainLmConfig, out: str) -> LmReport:
     """Train an n-gram model on the files of `train_lm.input`, and write the ARPA file `out` and `out`.json.
 
-    Raises ConfigError if a path does not exist, ContractError if the text is empty or determines no discounts.
+    Raises ConfigError if a path does not exist, ContractError if the text is empty or too small to estimate discounts.
     """
     training = _Training(spark, config, out)
     ranges = find_ranges(config.input)

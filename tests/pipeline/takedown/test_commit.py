@@ -112,7 +112,7 @@ def test_without_a_request_an_interrupted_takedown_is_finished(tmp_path: Path) -
     document = prepare(tmp_path)
     with killed(9), pytest.raises(Killed):
         take_down(tmp_path, doc=[document.hex()])
-    with pytest.raises(ConfigError, match=r"expected no unfinished takedown, got .* Remove --dry-run to finish it"):
+    with pytest.raises(ConfigError, match=r"expected no unfinished takedown, got .* Finish it with `penstock takedown"):
         take_down(tmp_path, dry_run=True)
     with pytest.raises(ConfigError, match="expected no unfinished takedown"):
         take_down(tmp_path, drop_old=True)

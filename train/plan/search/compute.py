@@ -92,7 +92,7 @@ class Compute:
         return size / math.exp((1 - share) * math.log(slow) + share * math.log(fast))
 
     def positions(self, split: LayoutSplit, rows: float) -> float:
-        """Return the number of positions of `rows` rows on one rank of the context axis."""
+        """Return the number of token positions of `rows` sequences that one rank of the context axis processes."""
         return rows * self.seq_len / split.context
 
     def _layer(self, split: LayoutSplit, rows: float) -> ForwardCost:
