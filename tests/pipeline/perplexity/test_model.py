@@ -252,7 +252,7 @@ ARPA = (
         ("-1\ta", "-1\ta\tinf", "at most 0, got '-1\\\\ta\\\\tinf'"),
         ("-1\ta", "one\ta", "expected numbers, got .*'one'"),
         ("<s> a", "<s> b", "expected a 1-gram for every word, got none for 'b'"),
-        ("\ta", "\t</s>", "expected each 1-gram once, got 1 more than once"),
+        ("\ta", "\t</s>", "expected each 1-gram once, got 1 repetitions"),
         ("</s>", "b", r"expected <s> and </s>, got no </s>\. Train the model again with"),
         ("\ta", "\t\udcff", "expected UTF-8"),
     ],

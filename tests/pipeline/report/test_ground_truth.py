@@ -97,7 +97,7 @@ def test_found_and_planted_for_every_kind(run: Store, tmp_path: Path) -> None:
 def test_an_invalid_truth_file_is_rejected(run: Store, tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError,
-        match=r"--truth .*nowhere\.jsonl: expected a file, got none\. Name the truth\.jsonl of a demo crawl\.",
+        match=r"--truth .*nowhere\.jsonl: expected a file, got none\. Set --truth to the truth\.jsonl of ",
     ):
         write_report(run, str(tmp_path / "nowhere.jsonl"))
     (tmp_path / "other.json").write_text('{"files": []}\n')
