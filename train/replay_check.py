@@ -19,10 +19,10 @@ Span = tuple[str, int, int]
 
 
 def differences(before: Batches, after: Batches, documents: Sequence[Span], tombstone: int, step: int) -> Iterator[str]:
-    """Yield each difference between a step's batch after a takedown and the batch expected from the one before it.
+    """Yield each difference between a step's batch after a takedown and the batch expected from the original one.
 
-    Expected is the batch of `before` in which `tombstone`, a token id, replaces the tokens of the documents. `step`
-    counts from 0. Only for objective = causal.
+    The expected batch is that of `before`, with each input token of the removed documents replaced by `tombstone`, a
+    token id, and their targets ignored. `step` counts from 0. Only for objective = causal.
     """
     samples, again = before.samples(step), after.samples(step)
     if not np.array_equal(samples.index, again.index) or not np.array_equal(samples.source, again.source):

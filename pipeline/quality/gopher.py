@@ -79,7 +79,7 @@ def split_paragraphs(text: str) -> list[str]:
 
 
 def split_lines(text: str) -> list[str]:
-    """Return the lines that are not empty; a newline at the start or end of the text adds one empty line there."""
+    """Return the non-empty lines, plus an empty one for a newline at either end of the text or for an empty text."""
     lines = [line for line in text.split("\n") if line]
     if text.startswith("\n"):
         lines.insert(0, "")

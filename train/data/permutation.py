@@ -39,7 +39,7 @@ def key_of(*parts: int | str) -> np.uint64:
 
 
 def keys_of(key: np.uint64, index: Ints) -> Bits:
-    """Return a key of random numbers for each index, derived from `key`."""
+    """Return a 64-bit key of a random number generator for each index, derived from `key`."""
     return mix_bits(np.full(index.shape, key) + GOLDEN * (index + 1).astype(np.uint64))
 
 

@@ -201,10 +201,11 @@ def evaluate(names: Sequence[str], on: Sequence[str], number: int, left_out: Ite
     candidates = [open_candidate(name, step) for name in names]
     datasets = [(name, open_dataset(Store(name))) for name in on]
     check_tokenizers(candidates, datasets)
-    if len(shapes := {(candidate.seq_len, _objective(candidate)) for candidate in candidates}) > 1:
+    if len({(candidate.seq_len, _objective(candidate)) for candidate in candidates}) > 1:
+        got = ", ".join(f"{candidate.name}: {candidate.seq_len}, {_objective(candidate)}" for candidate in candidates)
         raise ConfigError(
-            f"evaluate: expected checkpoints with equal seq_len and objective, got {sorted(shapes)}. Leave out the "
-            "runs that differ."
+            f"evaluate: expected runs with equal train.seq_len and train.objective, got {got}. Leave out the runs that "
+            "differ."
         )
     seq_len, runs = candidates[0].seq_len, [*(candidate.run for candidate in candidates), *(Store(name) for name in on)]
     held = {document.doc_id for _, dataset in datasets for document in heldout_documents(dataset, seq_len, number)}

@@ -191,10 +191,11 @@ def suggest_by_reference(
 def suggest_by_law(
     run: MeasuredRun, exponent: float | None = None, source: str = "", tokens: float | None = None, from_step: int = 1
 ) -> Mix:
-    """Return the mix by speed of learning, from a power law fitted to each source's held-out losses.
+    """Return a mix with larger shares for sources whose held-out loss falls faster, by a power law of each source.
 
-    `exponent`: exponent of the tokens, taken from the law that `source` names; None = fitted to each source.
-    Measurements before `from_step` are left out. Raises ConfigError if there are too few.
+    `exponent`: exponent of the number of tokens in these laws; None = fitted to each source. `source`: the citation of
+    the scaling law that the exponent is from. Measurements before `from_step` are left out. Raises ConfigError if there
+    are too few.
     """
     fitted = _fitted(run, exponent, from_step)
     findings = {name: _of_law(run, name, learning, exponent is not None) for name, learning in fitted.items()}

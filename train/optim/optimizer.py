@@ -45,7 +45,7 @@ class Optimizer:
 
     @property
     def members(self) -> list[ShardedParameter]:
-        """The parameters of all rules."""
+        """The model parameters of this rank, grouped by the rule that updates them."""
         return [member for rule in self.rules for member in rule.members]
 
 

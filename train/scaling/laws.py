@@ -307,8 +307,8 @@ def for_lifetime(law: LossLaw, loss: float, inference_tokens: float) -> Lifetime
     """
     if loss <= law.floor:
         raise ConfigError(
-            f"inference-aware sizing: expected a loss above {law.floor:.4g}, the irreducible loss of {law.name}'s law, "
-            f"got {loss:.4g}. Give a higher loss."
+            f"plan.inference_tokens: expected a loss above {law.floor:.4g}, the irreducible loss of {law.name}'s law, "
+            f"got {loss:.4g}. Lower the budget: plan.compute, plan.gpu_hours or plan.usd."
         )
 
     def cost(log_params: float) -> float:

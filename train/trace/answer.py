@@ -106,7 +106,7 @@ class TraceAnswers:
 
     @cached_property
     def details(self) -> DetailReader:
-        """The reader of title and signals in the tables from which the dataset was made."""
+        """The reader of the title and signals of each document, from the tables that the dataset was made from."""
         return DetailReader(self.dataset)
 
     def step(self, step: int, place: RowSelection) -> StepAnswer:
