@@ -40,6 +40,6 @@ def stored_recipe(run: Store, overrides: Sequence[str]) -> Recipe:
     recipe = read_run(run).recipe
     if not recipe:
         raise ConfigError(
-            f"{run.uri}: expected a run folder, got one without a recipe. Run `penstock run RECIPE --out …`."
+            f"{run.uri}: expected a run folder, got a folder without a recipe. Run `penstock run RECIPE --out …`."
         )
     return load_recipe(recipe, overrides, recipe_sections(), f"{run.uri}/run.json")

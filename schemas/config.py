@@ -47,7 +47,7 @@ def execution(default: Any, **constraints: Any) -> Any:
 
 
 def decision(default: Any, **constraints: Any) -> Any:
-    """Declare a threshold that is compared with stored measurements; after a change of it, no text is read again."""
+    """Declare a threshold that is compared with stored measurements; a new value needs no text to be read again."""
     return Field(default, json_schema_extra={"role": "decision"}, **constraints)
 
 
@@ -85,7 +85,7 @@ class Recipe(Mapping[str, Section]):
 
 
 def suggest_name(name: str, valid: Iterable[str]) -> str:
-    """Return ` (did you mean X?)` for the valid name most similar to `name`, or the valid names if none is."""
+    """Return ` (did you mean X?)` for the valid name most similar to `name`, or ` (valid: …)` if none is similar."""
     valid = sorted(valid)
     close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
     if close:
@@ -166,7 +166,7 @@ def load_recipe(
 
 
 def parse_value(text: str) -> Any:
-    """Return a text parsed as a TOML value, or the text itself if it is none: `language.model=lid.176.ftz`."""
+    """Return the TOML value of a text, or the text itself if it is not valid TOML, such as `lid.176.ftz`."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -149,12 +149,12 @@ class Manifest(_ManifestBlock):
 
     @property
     def tables_read(self) -> dict[str, str]:
-        """Digests, by name, of the tables of its own run that this table was made from."""
+        """Digests, by name, of the tables of the same run that this table was made from."""
         inputs = (entry for entry in self.content.inputs if f"{FROM_INPUT}{entry.name}" not in self.run.lineage)
         return {entry.name: entry.sha256 for entry in inputs if entry.name in TABLES}
 
     def paths_of(self, prefix: str = "") -> list[str]:
-        """Return the paths of the files whose key starts with `prefix`, in order."""
+        """Return the paths of the files whose key starts with `prefix`, in the order of `content.files`."""
         return [self.run.paths[entry.key] for entry in self.content.files if entry.key.startswith(prefix)]
 
 
@@ -189,7 +189,7 @@ def read_manifest(folder: Store) -> Manifest:
             moved = folder.read_json(REPLACED_NAME)
             raise ContractError(
                 f"{folder.uri}: expected a table, got a version that takedown {moved['id']} has replaced by "
-                f"{moved['to']}. Run `penstock plan` in a new run folder."
+                f"{moved['to']}. Plan a new run on it with `penstock plan NEW_RUN --dataset RUN`."
             )
         raise ContractError(f"{folder.uri}: expected a table, got no {MANIFEST_NAME}. Run `penstock run`.")
     raw = folder.read_json(MANIFEST_NAME)
@@ -239,7 +239,7 @@ def read_run(run: Store) -> RunFile:
     if unknown := sorted(state.tables.keys() - TABLES.keys()):
         raise ContractError(
             f"{run.uri}/{RUN_NAME}: expected tables of this version of penstock, got {', '.join(unknown)}. Use the "
-            "version that wrote them."
+            "version of penstock that wrote them."
         )
     return state
 

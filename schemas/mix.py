@@ -55,7 +55,7 @@ class Mix(_MixBlock):
     """The share and further values of each source, by its name."""
 
     def of(self, names: set[str], where: str) -> dict[str, SourceMix]:
-        """Return `sources`. Raises ConfigError if their names are not `names`, the sources of a dataset."""
+        """Return `sources`. Raises ConfigError unless their names are exactly `names`, the sources of a dataset."""
         if unknown := sorted(self.sources.keys() - names):
             hints = ", ".join(f"{name!r}{suggest_name(name, names)}" for name in unknown)
             raise ConfigError(
@@ -89,11 +89,13 @@ def parse_mix(data: bytes, where: str) -> Mix:
             f"mix {where}: expected a valid mix.toml, got an error: {error}. Write it with `penstock mix suggest RUN`."
         ) from error
     if mix.format != FORMAT:
-        raise ConfigError(f"mix {where}: expected format {FORMAT}, got {mix.format}. Run `penstock mix suggest`.")
+        raise ConfigError(
+            f"mix {where}: expected format {FORMAT}, got {mix.format}. Write it again with `penstock mix suggest RUN`."
+        )
     total = sum(source.share for source in mix.sources.values())
     if abs(total - 1) > 1e-6:
         raise ConfigError(
-            f"mix {where}: expected shares that add up to 1, got {total:.6f}. Correct the share of a source."
+            f"mix {where}: expected shares that add up to 1, got {total:.6f}. Correct `share` of the sources."
         )
     return mix
 

@@ -272,7 +272,10 @@ def read_parent(run: Store, identifier: str, table: str) -> Manifest:
 
 
 def descent_of(manifest: Manifest) -> Descent | None:
-    """Return the record of the takedown that made a version, or None. Raises ContractError if it is invalid."""
+    """Return the record of the takedown that made a version, or None if none did.
+
+    Raises ContractError if the record is invalid.
+    """
     record = manifest.content.figures.get(FIGURE)
     try:
         return None if record is None else Descent.model_validate(record)

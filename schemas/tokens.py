@@ -24,7 +24,7 @@ SPACE, ESCAPE = "\u2581", "\ufdd0"
 
 
 def escape(text: str) -> str:
-    """Return the text with every character that SentencePiece would decode as a space escaped."""
+    """Return the text with an escape sequence for every character that SentencePiece would decode as a space."""
     if SPACE in text or ESCAPE in text:
         return text.replace(ESCAPE, f"{ESCAPE}0").replace(SPACE, f"{ESCAPE}1")
     return text
@@ -191,7 +191,7 @@ def open_dataset(run: Store) -> Dataset:
         wrong = "; ".join(f"{name}: expected {expected.get(name)}, got {actual.get(name)}" for name in names)
         raise ContractError(
             f"{folder.uri}: expected the tokenizer contract of the table `tokenizer`, got another one: {wrong}. "
-            "Restore the changed manifest from a backup."
+            "Restore the manifest of `tokens` or `tokenizer` that was changed from a backup."
         )
     return Dataset(
         folder=folder,

@@ -147,7 +147,7 @@ def _punycode(label: str) -> str:
 
 
 def _path(path: str) -> str:
-    """Return the canonical path: encoded, without sessions, dot segments, index pages and slashes at the end."""
+    """Return the canonical path: encoded, without session ids, dot segments, and an index page or slash at the end."""
     if "\\" in path:
         path = path.replace("\\", "/")
     path = _encoded(path, _OTHER)
@@ -199,7 +199,7 @@ def _first(pair: tuple[str, str]) -> str:
 
 
 def _is_noise(name: str, parameter: str) -> bool:
-    """Return True if a parameter holds a session id or tracking data, by which servers do not choose a page."""
+    """Return True if a parameter holds a session id or tracking data, neither of which selects a page."""
     lower = name.lower()
     if lower in LOOSE_SESSIONS:
         return SESSION_VALUE.fullmatch(parameter, len(name) + 1) is not None
@@ -221,7 +221,7 @@ def _replacement(match: re.Match[str]) -> str:
 
 @lru_cache(maxsize=1 << 12)
 def _normalized(text: str) -> str:
-    """Return a character percent-encoded, or a percent-encoded byte in its normal form.
+    """Return the percent-encoded form of a character, or the normal form of a percent-encoded byte.
 
     The normal form of an unreserved character is the character itself; other bytes get upper-case digits.
     """

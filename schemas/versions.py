@@ -37,7 +37,7 @@ class PinnedRun(Store):
         return value | {"tables": self.tables} if name == RUN_NAME else value
 
     def write_atomic(self, name: str, data: bytes) -> None:
-        """Always raise ContractError; a result of an earlier version would seem to be made from the current one."""
+        """Always raise ContractError: a file written for an earlier version would seem to describe the current one."""
         raise ContractError(
             f"{self.uri}/{name}: expected a run folder to write to, got an earlier version of one, which is read-only. "
             "Name the run folder without @<digest>."
@@ -84,7 +84,7 @@ def list_versions(run: Store, table: str) -> dict[str, TableVersion]:
 
 
 def pinned_tables(run: Store, table: str, version: str) -> dict[str, str]:
-    """Return version folders by table: `version` of `table`, and those of the run's tables that it was made from.
+    """Return, by table, the version folder of `table` and of every table of the run that this version was made from.
 
     Raises ContractError if two of these tables were made from different versions of a third one.
     """
@@ -128,7 +128,7 @@ def attach_run(new: Store, run: Store, tables: Sequence[str] | None = None) -> R
 
 
 def attached_runs(run: Store) -> dict[str, list[str]]:
-    """Return the runs in subfolders of a run that use its tables: the names of these tables, by subfolder."""
+    """Find the runs in subfolders of a run that use its tables; return the names of these tables by subfolder."""
     attached: dict[str, list[str]] = {}
     for name in sorted(run.walk()):
         folder, _, file = name.rpartition("/")
@@ -164,7 +164,9 @@ def _find(run: Store, digest: str) -> tuple[str, str]:
             return found[0]
         if found:
             folders = ", ".join(f"{name}/{version}" for name, version in found)
-            raise ConfigError(f"{run.uri}@{digest}: expected one version, got {folders}. Give more digits.")
+            raise ConfigError(
+                f"{run.uri}@{digest}: expected one version, got {folders}. Give more digits of the digest."
+            )
     datasets = ", ".join(table.manifest.digest[:12] for table in list_versions(run, DATASET).values())
     raise ConfigError(
         f"{run.uri}@{digest}: expected a version with this digest, got none. Name one of the datasets: "

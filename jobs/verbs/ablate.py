@@ -136,7 +136,7 @@ def branch_recipe(run: Store, change: Change) -> Recipe:
 
 
 def steps_of(before: Recipe, after: Recipe) -> list[tuple[str, bool]]:
-    """Return (name, True if the change from `before` requires computing it again) of each step of `after`."""
+    """Return each step of `after` as (name, True if the change from `before` requires computing it again)."""
     made: set[str] = set()
     steps = []
     for step in (step for step in STEPS if step.is_used(after)):
@@ -198,7 +198,7 @@ def make_result(
     """Return the result of an ablation from the losses of its proxy runs.
 
     `runs`: the runs with the datasets `with` and `without` the rules; `measured`: the names of the held-out texts, and
-    the losses on them.
+    the losses of the proxy runs on them, by (side, seed).
     """
     a, b = (open_compared_run(runs[side]) for side in (WITH, WITHOUT))
     difference = compare_runs(a, b, 0)
@@ -289,7 +289,7 @@ def _verdict(rule: str) -> str:
 
 
 def _left_out(result: Ablation) -> Iterator[str]:
-    """Yield a line for each held-out set from which documents are left out, as a proxy run was trained on them."""
+    """Yield a line for each held-out set from which documents that a proxy run was trained on are left out."""
     names = dict.fromkeys(comparison.on for comparison in result.comparisons)
     for name, first in zip(names, result.measurements, strict=False):  # of the first proxy run, on every set
         if first.left_out:
@@ -475,7 +475,8 @@ def check_tokenizers(datasets: Mapping[str, Dataset]) -> None:
         if other.tokenizer != first[1].tokenizer:
             raise ContractError(
                 f"{name}: expected the tokenizer {first[1].tokenizer.sha256[:12]} of {first[0]}, got "
-                f"{other.tokenizer.sha256[:12]} or other separators. Set tokenizer.model to one file for both."
+                f"{other.tokenizer.sha256[:12]} or other separators. Set tokenizer.model to the same file in both "
+                "recipes."
             )
 
 

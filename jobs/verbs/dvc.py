@@ -166,7 +166,7 @@ def _dependencies(step: Step, recipe: Recipe) -> list[Step]:
     """Return a step and all steps that it depends on, in order.
 
     A table's folder also holds earlier versions, so it does not change when earlier settings are restored. Each stage
-    therefore lists everything that determines its version as a dependency, from the input files on.
+    therefore depends on everything that determines the version of its tables, from the input files on.
     """
     steps, read = _steps_of(recipe), {*step.inputs(recipe)}
     dependencies = [step]
@@ -238,9 +238,9 @@ def _tracked_files(place: str) -> Iterator[str]:
 
 
 def fixed_folder(pattern: str) -> str:
-    """Return the part of a path pattern before its first segment with a wildcard, so that DVC notices new files.
+    """Return the part of a path pattern before its first segment with a wildcard.
 
-    A path without a wildcard is returned unchanged.
+    DVC tracks this folder and so notices new files. A path without a wildcard is returned unchanged.
     """
     parts = pattern.split("/")
     first = next((n for n, part in enumerate(parts) if any(sign in part for sign in WILDCARDS)), len(parts))
@@ -282,8 +282,8 @@ def _remove_versions(run: Store, tables: Mapping[str, TableVersion], damaged: Se
     if is_foreign or run.exists(TAKEDOWNS):
         reason = "it belongs to another run" if is_foreign else "a rebuild would restore documents that were taken down"
         raise ContractError(
-            f"{damaged[0]}: expected the digest in the manifest, got another; the table is not rebuilt, because "
-            f"{reason}. Restore the file from a backup."
+            f"{damaged[0]}: expected the digest in the manifest, got another or no file; the table is not rebuilt, "
+            f"because {reason}. Restore the file from a backup."
         )
     print(f"{damaged[0]}: differs from its manifest. Rebuilding {' and '.join(tables)}.", file=sys.stderr)
     for table in tables.values():

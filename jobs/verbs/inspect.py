@@ -182,7 +182,10 @@ def whatif_command(arguments: argparse.Namespace) -> int:
 
 
 def predict_run(run: Store, overrides: Sequence[str]) -> tuple[Prediction, dict[str, tuple[object, object]]]:
-    """Return the prediction for a run and the changed settings. Raises ConfigError before Spark starts."""
+    """Return the prediction for a run and the changed settings, as name → (old value, new value).
+
+    Raises ConfigError, before Spark starts, if a what-if cannot change one of the settings.
+    """
     committed, proposed = stored_recipe(run, []), stored_recipe(run, overrides)
     changed = changed_settings(committed, proposed)
     models = deciding_models(proposed)

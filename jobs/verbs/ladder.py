@@ -58,7 +58,7 @@ UNBOUNDED_SCHEDULES = ("plateau", "step")
 """Learning rate schedules whose form does not depend on the length of the run."""
 POLL_SECONDS = 0.5
 FLOPS_UNITS = ((1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"))
-"""Units of the progress line: it uses the first unit of which the work is at least a thousand, or else the last."""
+"""Units of the progress line: the first of which the work has at least 1,000, or else the last."""
 
 
 def add_ladder_arguments(parser: argparse.ArgumentParser) -> None:
@@ -263,7 +263,7 @@ def _describe_ladder(steps: Sequence[tuple[ProxyRun, Plan]], left_out: Sequence[
 
 
 def _results(law: LawFile) -> Iterator[str]:
-    """Yield the lines of the measured and fitted loss of every proxy run."""
+    """Yield the lines of a table with the measured and the fitted loss of every proxy run."""
     rows = [("proxy", "N", "D", "held-out loss", "fitted", "residual")]
     for point in law.points:
         numbers = f"{point.loss:.4f}", f"{point.fitted:.4f}", f"{100 * point.residual:+.2f} %"

@@ -34,12 +34,12 @@ def add_lineage_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def lineage_command(arguments: argparse.Namespace) -> int:
-    """Print the lineage of a run, from input files to checkpoints. A digest that does not match is an error."""
+    """Print the lineage of a run, from input files to checkpoints. Raises ContractError if a digest does not match."""
     run = open_run(arguments.run)
     paths = [name for name in (arguments.out, arguments.openlineage) if name]
     if len(set(paths)) < len(paths):
         raise ConfigError(
-            f"lineage: expected two files, got {paths[0]} for both --out and --openlineage. Change one of them."
+            f"lineage: expected two files, got {paths[0]} for both --out and --openlineage. Give each its own file."
         )
     lineage = read_lineage(run, arguments.verify)
     print(describe_lineage(fold_checkpoints(lineage), run.uri))
@@ -75,7 +75,7 @@ def describe_lineage(lineage: Lineage, where: str) -> str:
 
 
 def _row(node: Node, position: int, sources: Sequence[int]) -> tuple[str, str, str, str, str, str]:
-    """Return the cells of a node: number, title, digest, counts, time and code, and the numbers of its inputs."""
+    """Return the cells of a node: number, title, digest, counts, time and code version, and numbers of its inputs."""
     counts = ", ".join(describe_count(name, value) for name, value in node.counts.items())
     made = " ".join([(node.at or "")[:16].replace("T", " "), node.code or ""]).strip()
     earlier = "" if node.is_current else " (earlier)"

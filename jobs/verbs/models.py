@@ -113,7 +113,7 @@ def derive_profiles_command(arguments: Arguments) -> int:
 
 
 def _maybe_with_spark(recipe: Recipe, run: str | None, work: Callable[[Any], Any]) -> Any:
-    """Return the result of `work`, called with a Spark session if it reads a run, and with None if it does not.
+    """Call `work` with a Spark session if it reads texts of a run, or else with None, and return its result.
 
     Spark reads the parts of a run in parallel. Raises ContractError before Spark starts if the run has no clean text.
     """

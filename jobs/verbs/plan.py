@@ -96,7 +96,7 @@ def _planned(arguments: Arguments, run: Store, scratch: Store) -> int:
 
 
 def _on_dataset_of(other: Store, run: Store, place: Store) -> Store:
-    """Return a run on the dataset of the run `other`: `run` if it exists, else a new one with its recipe in `place`.
+    """Return a run on the dataset of `other`: `run` if it exists, else a new run in `place` with the recipe of `other`.
 
     Raises ConfigError if `run` exists and uses a dataset other than that of `other`.
     """

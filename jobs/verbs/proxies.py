@@ -48,7 +48,7 @@ class Proxy:
 
     @property
     def done(self) -> bool:
-        """True if it was trained to its end."""
+        """True if the proxy run has been trained to its last step."""
         return self.run.exists(MANIFEST_NAME)
 
 
@@ -255,8 +255,8 @@ def evaluate_pairs(
 ) -> dict[tuple[str, int], list[Measurement]]:
     """Measure every proxy run on held-out rows of each run in `on`, and return the losses by (side, seed).
 
-    `sequences` is the number of rows of each source; the documents `left_out` are not measured. A child process
-    measures. Raises ContractError with the last lines of its output if it fails.
+    `sequences` is the number of rows to read of each source, and `left_out` the doc_ids to exclude. A child process
+    computes the losses. Raises ContractError with the last lines of its output if it fails.
     """
     named = {(side, pair.seed): proxy.run for pair in pairs for side, proxy in pair.proxies.items()}
     folder.write_atomic("left-out.txt", "".join(f"{doc_id.hex()}\n" for doc_id in sorted(left_out)).encode())

@@ -93,8 +93,8 @@ def _of_table(path: Path) -> Iterator[MeasuredLoss]:
         table = csv.DictReader(lines)
         if lacking := [name for name in COLUMNS if name not in (table.fieldnames or ())]:
             raise ConfigError(
-                f"{path}: expected the columns {', '.join(COLUMNS)}, got no {', '.join(lacking)}. Add them to its "
-                "first line."
+                f"{path}: expected the columns {', '.join(COLUMNS)}, got no {', '.join(lacking)}. Add these "
+                "columns, and name them in the first line."
             )
         for row in table:
             try:

@@ -68,7 +68,7 @@ def takedown_command(arguments: Arguments) -> int:
         given = [f"--{name.replace('_', '-')}" for name in alone] + others
         raise ConfigError(
             f"takedown: expected --check or --drop-old without other options, got {', '.join(given)}. Remove the "
-            "others."
+            "other options."
         )
     if arguments.check:
         return _check(run, arguments.check)

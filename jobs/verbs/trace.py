@@ -71,7 +71,8 @@ def check_trace(arguments: Arguments) -> None:
         raise ConfigError(f"trace --limit: expected at least 1 document, got {arguments.limit}. Give a larger number.")
     if arguments.overrides and not arguments.refetch:
         raise ConfigError(
-            "trace: expected --refetch with --set, which overrides [source] for it, got no --refetch. Add --refetch."
+            "trace: expected --refetch with --set, which overrides [source] for a refetch, got no --refetch. "
+            "Add --refetch."
         )
 
 
@@ -154,7 +155,7 @@ def _print_answer(
 def _refetch_records(
     arguments: Arguments, answers: TraceAnswers, documents: Sequence[TracedDocument]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the original record of every document as JSON values, with its changes; each document occurs once."""
+    """Yield the original record of each document, once, as JSON values, with its differences from the stored row."""
     config = stored_recipe(answers.run, arguments.overrides).section("source", SourceConfig)
     splits = {split.name: split for split in find_splits(config)}
     for doc_id, place in {document.place.doc_id: document.place for document in documents}.items():

@@ -172,7 +172,7 @@ def _one_kind(name: str, number: int, batches: Batches) -> Iterator[tuple[str, p
 
 
 def _write(folder: Store, name: str, step: Step, number: int, batches: Batches) -> TaskResult:
-    """Apply `step` to a partition, write one file for each kind that has rows, and return the files by kind."""
+    """Apply `step` to a partition, write the rows of each kind that it yields to one file, and return the files."""
     writers: dict[str, BatchWriter] = {}
     with ExitStack() as stack:
         for kind, batch in step(number, batches):

@@ -189,7 +189,10 @@ class PartWriter(FileWriter):
                     column[:] = map(to_entries, column)
                 arrays.append(pa.array(column, field.type))
             except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-                raise ContractError(f"{self._key}: column {field.name}: expected {field.type}, got {error}.") from error
+                raise ContractError(
+                    f"{self._key}: column {field.name}: expected {field.type}, got an error: {error}. Correct the "
+                    "stage that sets this column."
+                ) from error
             column.clear()
         self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema), row_group_size=GROUP_ROWS)
         self.num_rows += self._pending_rows
@@ -232,7 +235,7 @@ def parts_of(tables: Mapping[str, TableVersion]) -> list[Part]:
 def read_measured(
     part: Part, columns: Mapping[str, Sequence[str]], rows_at_once: int = ROWS_AT_ONCE
 ) -> Iterator[pa.RecordBatch]:
-    """Yield batches of the documents in a part that `documents` does not drop, joined from several tables.
+    """Yield batches of the documents in a part that have no drop in the table `documents`, joined from several tables.
 
     `columns` maps each table to the columns to read; `doc_id` comes first. A column name that occurs in several tables
     is renamed to `table.column` in all but the first. Raises ContractError if the tables do not have the same documents

@@ -30,7 +30,7 @@ EVERY_STAGE = {
     FAILED: "the stage raised an error on this record",
     CRASHED: "the worker died on this record, as a retry in a child process showed",
 }
-"""Reason → meaning, for the reasons that every stage has that runs code on a record."""
+"""Reason → meaning, for the reasons of every stage that runs code on records."""
 
 
 def reason_names(stage: str, reasons: Mapping[str, str], raises: bool = True) -> list[str]:
@@ -69,7 +69,7 @@ class DropCounter:
         name = f"{row['drop_stage']}/{row['drop_rule']}"
         if name not in self.dropped:
             raise ContractError(
-                f"drops: expected a reason that its stage declares, got {name!r}. Declare the reason in the stage."
+                f"drops: expected a reason that its stage declares, got {name!r}. Add it to the `reasons` of the stage."
             )
         self.dropped[name] += 1
         self.dropped_chars[name] += chars

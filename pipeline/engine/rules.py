@@ -122,7 +122,7 @@ Counts = dict[int, int]
 
 
 def bins_of(values: npt.NDArray[np.float64], cut: int) -> npt.NDArray[np.int64]:
-    """Return the histogram bin of each value: its float32 bits without the last `cut`. NaN is not allowed.
+    """Return the histogram bin of each value: its float32 bits without the last `cut` bits. NaN is not allowed.
 
     Bins are integers that sort as the values do.
     """

@@ -255,7 +255,7 @@ TALLIES_DDL = "key binary, part int, count long, first binary"
 
 
 def totals(tallies: DataFrame) -> DataFrame:
-    """Add to each row the key's count in all parts (`total`) and its smallest `first` in any part (`best`).
+    """Add to each row its key's count summed over all parts (`total`), and smallest `first` of all parts (`best`).
 
     `tallies` has one row per key and part, with the columns of TALLIES: `count` is the count of the key in the part.
     `first` is the smallest sort key (bytes, in keep order) of the documents there that contain the key.

@@ -125,7 +125,7 @@ class PerDocument:
     """(config, local model paths, folder) → paths of files made from the models once, before any task runs. `make` gets
     the paths of both."""
     stays: tuple[str, ...] = ()
-    """Prefixes of names of models that the workers never open, because another process reads them, for example."""
+    """Prefixes of the names of models that no worker opens, such as models that only another process reads."""
     again: Literal["text", "rest"] | None = None
     """How a document is measured again after passages were cut from it. "text": on its whole text without the passages;
     "rest": on what is left after all cuts; None: not at all, and the stored values are used."""

@@ -72,10 +72,10 @@ def _place(error: BaseException) -> str:
 def run_rows(
     rows: Iterable[tuple[Row, Drop | None]], fused: FusedStages, stages: tuple[str, str], retried: bool
 ) -> Iterator[Row]:
-    """Run rows through the stages and yield each with its drop, if there is one.
+    """Run rows through the stages and yield each row, with the columns of its drop if it is dropped.
 
-    A row that comes with a drop is not processed; the first name in `stages` is the stage of this drop. The second is
-    the stage recorded for a row on which the child process crashes. A task that is `retried` runs rows in a child.
+    A row that comes with a drop is not processed; `stages[0]` is recorded as the stage that dropped it. If the task is
+    `retried`, rows run in a child process; `stages[1]` is recorded as the stage that dropped a row on which it crashes.
     """
     measure: FusedStages | Sandbox = Sandbox(fused) if retried else fused
     try:

@@ -58,9 +58,10 @@ def build_scores(build: StepContext) -> dict[str, TableResult]:
 
 
 def scored_by_checkpoint(build: StepContext, config: PerplexityConfig, tasks: Sequence[ScoresTask]) -> list[str]:
-    """Score all texts with a checkpoint, in a separate process that has torch, and return one file name per part.
+    """Score all texts with a checkpoint, in a separate process that has torch, and return a file name for each part.
 
-    The texts are passed in files in the folder of `scores`, so it must be on a local or mounted file system.
+    The file of a part has its scores. The texts are passed in files in the folder of the table `scores`. This folder
+    must therefore be on a local or mounted file system.
     """
     folder = build.folders["scores"]
     texts = [result["path"] for result in run_tasks(build.spark, texts_part, tasks, "texts", build.partitions)]

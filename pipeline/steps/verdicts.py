@@ -129,9 +129,9 @@ def split_columns(names: Sequence[str], tables: Mapping[str, Any]) -> dict[str, 
 
 
 def histograms_of_part(task: VerdictsTask, retried: bool) -> TaskResult:
-    """Return histograms (bins 0.05 % wide) of the values in one part from which quantiles are computed.
+    """Return `histograms` of one part's values, by quantile and language, and the number of its documents as `rows`.
 
-    They are by quantile and language, and are summed over all parts.
+    The bins are 0.05 % wide. `cutoffs_of` sums the histograms of all parts and computes the quantiles from the sum.
     """
     quantiles = quantiles_of(task.stages, task.recipe)
     columns = split_columns(columns_of(quantiles), task.part.paths)
@@ -338,13 +338,13 @@ class Reevaluation:
 
     @property
     def errors(self) -> dict[str, int]:
-        """How many documents a stage failed on, by stage, exception type and line of code."""
+        """Number of documents on which a stage failed, by a text of stage, exception type and line of code."""
         return dict(self._of_text.errors + self._of_rest.errors)
 
     def __call__(self, rows: list[Row]) -> None:
         """Measure each row again, and add a drop to it if it breaks a check.
 
-        `text` is the whole text without the passages; `_rest` is what is left of the text after all cuts.
+        In a row, `text` is the whole text without the cut passages; `_rest` is what is left of the text after all cuts.
         """
         for row in rows:
             try:
