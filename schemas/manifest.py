@@ -189,7 +189,7 @@ def read_manifest(folder: Store) -> Manifest:
             moved = folder.read_json(REPLACED_NAME)
             raise ContractError(
                 f"{folder.uri}: expected a table, got a version that takedown {moved['id']} has replaced by "
-                f"{moved['to']}. Plan a new run on it with `penstock plan NEW_RUN --dataset RUN`."
+                f"{moved['to']}. Plan a new run on the current dataset: `penstock plan NEW_RUN --dataset RUN`."
             )
         raise ContractError(f"{folder.uri}: expected a table, got no {MANIFEST_NAME}. Run `penstock run`.")
     raw = folder.read_json(MANIFEST_NAME)

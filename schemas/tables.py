@@ -346,12 +346,12 @@ class Table:
 
     @property
     def describes_documents(self) -> bool:
-        """True if a row describes one document or record."""
+        """True if a row of the table describes one document or record."""
         return self.rows in ("record", "document", "survivor")
 
     @property
     def has_verdicts(self) -> bool:
-        """True if its rows have the columns of a verdict."""
+        """True if the table has the columns of a verdict, VERDICT_COLUMNS."""
         return self.schema is not None and {*VERDICT_COLUMNS} <= {*self.schema.names}
 
 

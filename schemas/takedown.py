@@ -192,7 +192,7 @@ class Certificate(_TakedownBlock):
         return digest_of(self.model_dump(mode="json", exclude={"seal"}))
 
     def sealed(self) -> "Certificate":
-        """Return a copy of the certificate whose field `seal` is set."""
+        """Return a copy of the certificate with `seal` set to the digest of all other fields."""
         return self.model_copy(update={"seal": self.content_digest})
 
     def to_bytes(self) -> bytes:

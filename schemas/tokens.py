@@ -191,7 +191,7 @@ def open_dataset(run: Store) -> Dataset:
         wrong = "; ".join(f"{name}: expected {expected.get(name)}, got {actual.get(name)}" for name in names)
         raise ContractError(
             f"{folder.uri}: expected the tokenizer contract of the table `tokenizer`, got another one: {wrong}. "
-            "Restore the manifest of `tokens` or `tokenizer` that was changed from a backup."
+            "Restore from a backup the manifest that was changed: that of `tokens` or that of `tokenizer`."
         )
     return Dataset(
         folder=folder,

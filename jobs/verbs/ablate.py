@@ -114,7 +114,7 @@ def change_of(words: Sequence[str], overrides: Sequence[str]) -> Change:
 
 
 def branch_folder(run: Store, change: Change) -> Store:
-    """Return the subfolder of a run for the dataset that is made with a change of its recipe."""
+    """Return the subfolder of a run that holds the dataset made with a change of its recipe."""
     return run.child(f"{ABLATIONS}/{change.name}")
 
 
@@ -289,7 +289,7 @@ def _verdict(rule: str) -> str:
 
 
 def _left_out(result: Ablation) -> Iterator[str]:
-    """Yield a line for each held-out set from which documents that a proxy run was trained on are left out."""
+    """Yield a line with the number of documents left out of a held-out set because a proxy run was trained on them."""
     names = dict.fromkeys(comparison.on for comparison in result.comparisons)
     for name, first in zip(names, result.measurements, strict=False):  # of the first proxy run, on every set
         if first.left_out:
@@ -417,7 +417,7 @@ def train_and_compare(
 
 
 def copied_documents(runs: Mapping[str, Store], seq_len: int, sequences: int) -> set[bytes]:
-    """Return the held-out documents, of all runs, that have a copy in the training text `with` or `without` the rules.
+    """Return the ids of all runs' held-out documents with a copy in the training text `with` or `without` the rules.
 
     Raises ContractError if, for a run, every held-out document or a copy of it is in one of these training texts.
     """

@@ -41,7 +41,7 @@ TABLES = ("tokens", "tokenizer")
 
 @dataclass(frozen=True)
 class Proxy:
-    """A proxy run that is planned; it may also be trained."""
+    """A planned proxy run, which may be trained already."""
 
     run: Store
     plan: Plan

@@ -68,7 +68,7 @@ class StoredFrame:
 
     @property
     def bytes(self) -> int:
-        """The size of the files [bytes]."""
+        """The total size of the files [bytes]."""
         return sum(file.bytes for file in self.files)
 
     @property

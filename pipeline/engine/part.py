@@ -69,7 +69,8 @@ class DropCounter:
         name = f"{row['drop_stage']}/{row['drop_rule']}"
         if name not in self.dropped:
             raise ContractError(
-                f"drops: expected a reason that its stage declares, got {name!r}. Add it to the `reasons` of the stage."
+                f"drops: expected a reason that its stage declares, got {name!r}. Add it to `reasons` or `verdicts` of "
+                "the stage."
             )
         self.dropped[name] += 1
         self.dropped_chars[name] += chars

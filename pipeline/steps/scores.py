@@ -110,7 +110,7 @@ def _count(row: Row, output: PartOutput) -> None:
 
 
 def texts(part: Part) -> Iterator[Row]:
-    """Yield the measured documents of a part with their text after cuts."""
+    """Yield the measured documents of a part as rows, with the text after cuts in `_body`."""
     columns = {"documents": ["source", "language"], "text": ["text", "cuts"]}
     for batch in read_measured(part, columns, TEXTS_AT_ONCE):
         for row in batch.to_pylist():
