@@ -197,7 +197,7 @@ def make_result(
 ) -> Ablation:
     """Return the result of an ablation from the losses of its proxy runs.
 
-    `runs`: the runs with the datasets `with` and `without` the rules; `measured`: the names of the held-out texts, and
+    `runs`: the runs with the datasets `with` and `without` the rules. `measured`: the names of the held-out texts, and
     the losses of the proxy runs on them, by (side, seed).
     """
     a, b = (open_compared_run(runs[side]) for side in (WITH, WITHOUT))
