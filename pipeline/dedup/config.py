@@ -100,8 +100,8 @@ class DedupConfig(Section):
     def _starts_at_one(cls, value: dict[int, int]) -> dict[int, int]:
         if 1 not in value or min(value) < 1 or min(value.values()) < 0:
             raise ValueError(
-                f"rehydration: expected weights of at least 0 for cluster sizes from 1 on, got {value}. "
-                "Give dedup.rehydration an entry for size 1, and no negative size or weight."
+                f"rehydration: expected weights of at least 0 by cluster size, starting with size 1, got {value}. "
+                "Give dedup.rehydration an entry for size 1, and no smaller size or negative weight."
             )
         return value
 

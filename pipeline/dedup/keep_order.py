@@ -87,7 +87,7 @@ def _length(batch: pa.RecordBatch, config: DedupConfig) -> Bytes:
 
 
 def _millis(batch: pa.RecordBatch) -> npt.NDArray[np.uint64]:
-    """Return each document's date in milliseconds since 2^46 ms before 1970; NEVER if it has none."""
+    """Return each document's date, counted from 2^46 ms before 1970 [ms]; NEVER if it has no date."""
     millis = batch.column("date").cast(pa.int64())
     shifted = pc.fill_null(millis, 0).to_numpy(zero_copy_only=False).astype(np.int64) + (1 << 46)
     shifted = np.clip(shifted, 0, NEVER - 1)  # the years -260 to 8659

@@ -69,7 +69,7 @@ def check_method(dedup: DedupConfig, signature: SignatureConfig) -> None:
 
 
 def num_keys(dedup: DedupConfig, signature: SignatureConfig) -> int:
-    """Return the number of keys of each document: its bands (or tables with SimHash), and the text digest if used."""
+    """Return the number of keys of a document: bands or SimHash tables if `dedup.near`, plus 1 for `dedup.exact`."""
     exact = int(dedup.exact != "off")
     if not dedup.near:
         return exact
