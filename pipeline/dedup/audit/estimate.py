@@ -324,8 +324,8 @@ class PairTally:
     def recall(self, min_jaccard: float, is_all: bool) -> list[dict[str, Any]]:
         """Return recall at each bin edge of at least `min_jaccard` - `RECALL_MARGIN`, as entries of the manifest.
 
-        Of the pairs at least as similar as the edge (`jaccard`), `joined` is the share in one cluster, and `candidates`
-        the share with a common key.
+        Of the pairs at least as similar as the edge (`jaccard`), `joined` is the share in one cluster, `candidates`
+        that with a common key.
         """
         edges = [edge for edge in self._edges.tolist() if edge >= min(min_jaccard, 1.0) - RECALL_MARGIN - 1e-9]
         return [

@@ -138,8 +138,8 @@ def without_runs(
 ) -> list[tuple[str, list[Span]]]:
     """Return the passages of all kinds except SUBSTRING, whose spans are the repeated runs.
 
-    If the runs exceed `max_repeated_share` of the text, which has `size` code points, return no passages, and set the
-    verdict in `row` that drops the document.
+    If the runs exceed `max_repeated_share` of the text, return no passages, and set the verdict in `row` that drops the
+    document. `size` is the length of the text [code points].
     """
     runs = dict(passages)[SUBSTRING]
     share = sum(end - start for start, end in runs) / max(1, size)
