@@ -107,9 +107,9 @@ def collect_edges(search: CopySearch, outcome: CopySearchOutcome, indexes: Index
 
 
 def equal_edges_of_part(task: DedupTask) -> Iterator[pa.RecordBatch]:
-    """Yield an edge for each group of equal documents in a window: first document in keep order, smallest doc_id.
+    """Yield one edge for each group of equal documents in a window.
 
-    A group in which these are the same document has no edge.
+    It links the first document in keep order with the one of smallest doc_id; if they are the same, there is no edge.
     """
     for window in read_windows(task):
         chosen = np.flatnonzero(window.first & (window.smallest != window.leads))

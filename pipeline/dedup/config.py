@@ -118,7 +118,7 @@ class DedupConfig(Section):
                 f"Remove dedup.{', dedup.'.join(idle)}."
             )
         if self.threshold is not None and given & {"bands", "rows"}:
-            raise ValueError("threshold: expected a threshold or bands and rows, got both. Remove dedup.threshold.")
+            raise ValueError("threshold: expected no value if bands or rows are set, got both. Remove dedup.threshold.")
         if self.blocks <= self.max_distance:
             raise ValueError(
                 f"blocks: expected more than max_distance = {self.max_distance}, got {self.blocks}. "

@@ -85,8 +85,8 @@ def indexes_of(recipe: Recipe, splits: Sequence[Split]) -> dict[str, TableVersio
 def representatives_of(recipe: Recipe, splits: Sequence[Split]) -> dict[str, TableVersion]:
     """Return the tables of surviving documents of earlier snapshots, keyed `earlier-<n>/representatives`.
 
-    Raises ConfigError if a run folder has no such table. The table must be made from the index in that folder, and with
-    the same value of `dedup.by_url`; otherwise ConfigError is raised, too.
+    Raises ConfigError if a run folder has no such table, if the table was made from a different index than the one in
+    that folder, or if it was made with a different value of `dedup.by_url`.
     """
     config = recipe.section("dedup", DedupConfig)
     indexes, representatives = _open(config, "index"), _open(config, "representatives")

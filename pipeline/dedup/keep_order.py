@@ -117,7 +117,7 @@ def _snapshot(batch: pa.RecordBatch, config: DedupConfig) -> Bytes:
 
 
 def _signal(batch: pa.RecordBatch, rule: str) -> Bytes:
-    """Return the encoded float32 values of a signal; NaN and null sort last for `highest` and `lowest` alike."""
+    """Return a signal's float32 values as bytes that sort in the order of `rule`; NaN and null sort last."""
     side, _, name = rule.partition(":")
     values = pc.cast(batch.column(name), pa.float32(), safe=False)
     numbers = pc.fill_null(values, np.nan).to_numpy(zero_copy_only=False).astype(np.float32) + np.float32(0)

@@ -97,7 +97,7 @@ def near_keys(batch: pa.RecordBatch, dedup: DedupConfig, signature: SignatureCon
 
 
 def all_keys(batch: pa.RecordBatch, dedup: DedupConfig, signature: SignatureConfig) -> Keys:
-    """Return all keys of every document (documents, num_keys); exact or near copies have at least one key in common."""
+    """Return all keys of every document (documents, num_keys); exact copies have a common key, near copies probably."""
     keys = near_keys(batch, dedup, signature)
     if dedup.exact == "off":
         return keys

@@ -255,7 +255,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Label:
-    """The label of a round number: position [% of the width], text anchor, and ends [thousandths of the width]."""
+    """The label of a round number: position [% of the width], text anchor, start and end [thousandths of the width]."""
 
     at: float
     text: str

@@ -67,7 +67,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class HistogramRow:
-    """The drawing of one language: an outline for each range between limits, and the positions of the limits."""
+    """One language's histogram, drawn as an outline for each range between limits, and the positions of the limits."""
 
     measured: Histogram
     note: str

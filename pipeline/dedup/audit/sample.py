@@ -149,7 +149,7 @@ def _groups(batches: Sequence[pa.RecordBatch], size: int) -> Iterator[pa.RecordB
 
 @dataclass(frozen=True)
 class AuditSamples:
-    """The documents of the three samples."""
+    """The documents of the audit's three samples: joined, uniform and anchored."""
 
     joined: Sequence[tuple[bytes, bytes, bytes]]
     """Rows (document, document that it matched, first document of its cluster)."""

@@ -79,7 +79,7 @@ class ExamineTask:
 
     @property
     def min_jaccard(self) -> float:
-        """Return the least true Jaccard similarity of a pair that should be joined."""
+        """Return the minimum true Jaccard similarity at which two documents should be joined."""
         return self.dedup.min_similarity if self.audit.min_jaccard is None else self.audit.min_jaccard
 
     @property

@@ -106,7 +106,7 @@ def test_matrices_and_binary_arrays_are_each_other_also_when_sliced():
         ({"keep": ("highest:url",)}, "got 'highest:url'"),
         (
             {"threshold": 0.8, "rows": 5},
-            r"expected a threshold or bands and rows, got both\. Remove dedup\.threshold\.",
+            r"expected no value if bands or rows are set, got both\. Remove dedup\.threshold\.",
         ),
         ({"near": False, "exact": "off"}, r"got exact = 'off' and near = false\. Set dedup\.near=true\."),
         (
