@@ -97,7 +97,7 @@ def find_copies(search: CopySearch) -> CopySearchOutcome:
 
 
 def bucket_pairs(search: CopySearch, rows: DataFrame, number: int, outcome: CopySearchOutcome) -> DataFrame:
-    """Return the candidate pairs (PAIRS) of round `number`, given its rows (key, keep order).
+    """Return the candidate pairs (PAIRS) of round `number`: documents with a common key in `rows` (key, keep order).
 
     With `write_index`, also append the leaders of the buckets to `outcome.leads`.
     """
@@ -118,7 +118,8 @@ def join_payloads(search: CopySearch, pairs: DataFrame, rest: StoredFrame | None
     """Return all pairs (CARRIED), sorted by leader; the row with a leader's payload precedes the pairs of that leader.
 
     A payload is what documents are compared by: text digest and signature, or shingles. `rest` holds the documents that
-    matched no leader in the previous round; no other documents of this run occur in `pairs`. It is None in round 0.
+    matched no leader in the previous round, or is None in round 0. After round 0, no other documents of this run occur
+    in `pairs`.
     """
     payloads = payload_rows(search, pairs)
     if rest is not None:
@@ -136,7 +137,7 @@ def join_payloads(search: CopySearch, pairs: DataFrame, rest: StoredFrame | None
 
 
 def outcomes_of(number: int, batches: Iterator[pa.RecordBatch], compare: Compare) -> Outcomes:
-    """Compare the pairs of one Spark partition, and return the resulting rows, each batch with its kind of outcome."""
+    """Compare the pairs of one Spark partition; return an iterator over (kind of result, batch), see OUTCOMES."""
     return compare_pairs(batches, compare)
 
 

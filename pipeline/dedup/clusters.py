@@ -40,7 +40,7 @@ PARTITION_ROWS = 4_000_000
 
 @dataclass(frozen=True)
 class ClustersTask:
-    """Input of `write_clusters`: all parts of the documents with settings, and the folders of the two tables."""
+    """Input of `write_clusters`: all parts of the documents, settings, folders of tables `clusters` and `index`."""
 
     tasks: Sequence[DedupTask]
     clusters: Store
@@ -107,9 +107,9 @@ def collect_edges(search: CopySearch, outcome: CopySearchOutcome, indexes: Index
 
 
 def equal_edges_of_part(task: DedupTask) -> Iterator[pa.RecordBatch]:
-    """Yield an edge for each group of equal documents in a window: first document in keep order, smallest doc_id.
+    """Yield one edge for each group of equal documents in a window.
 
-    A group in which these are the same document has no edge.
+    It links the first document in keep order with the one of smallest doc_id; if they are the same, there is no edge.
     """
     for window in read_windows(task):
         chosen = np.flatnonzero(window.first & (window.smallest != window.leads))
@@ -233,7 +233,7 @@ def build_index(
     """Write the files of the table `index`.
 
     With `write_index`, they hold the bucket leaders of this snapshot. With `indexes`, they also hold the clusters of
-    earlier snapshots that documents of this one join, each with its new cluster.
+    earlier snapshots that contain copies of this snapshot's documents, each with its new cluster.
     """
     built = TableResult()
     if task.tasks and task.tasks[0].dedup.indexes:

@@ -72,16 +72,16 @@ def components(edges: DataFrame, scratch: FrameStore, finish_edges: int, partiti
 
     Every task that reads edges first replaces them by the stars of its own components. Large-star: the owner of a node
     links its larger neighbors to the smallest. Small-star: the owner of the larger ends replaces all edges that it
-    received by their stars. Each of these keeps nodes and components and adds no edge. A node that is then the smaller
-    end of no edge has one edge: it is a leaf, takes the cluster of its parent, and leaves the graph. The largest node
-    of a component is always a leaf, so the number of edges reaches zero. This is fast for nodes of random bytes: a
-    round leaves 20 to 40 per cent of a chain, the worst graph (4 and 64 partitions). A chain of 10^5 nodes in the order
-    of their bytes took 16 rounds. Finally, parents pass their clusters back to their leaves.
+    received by their stars. Each of these operations preserves nodes and components and adds no edge. After them, a
+    node that is the smaller end of no edge has only one edge. It is a leaf: it leaves the graph, and later takes the
+    cluster of its parent. The largest node of a component is always a leaf, so the number of edges reaches zero. Nodes
+    of random bytes need few rounds: even of a chain, the worst graph, a round leaves only 20 to 40 per cent of the
+    edges (4 and 64 partitions). A chain of 10^5 nodes in the order of their bytes took 16 rounds.
 
-    Once at most `finish_edges` are left, one task does the rest. `partitions` is the number of partitions, unless each
-    would hold more than PARTITION_EDGES or fewer than FEWEST_EDGES. Rows are saved in the folder `components` of
-    `scratch`, from which an interrupted run resumes. Raises ContractError if nodes differ in length, or if edges are
-    left after MAX_ROUNDS.
+    Once at most `finish_edges` edges are left, one task finds their components. `partitions` is the number of
+    partitions, unless each would hold more than PARTITION_EDGES or fewer than FEWEST_EDGES. Rows are saved in the
+    folder `components` of `scratch`, from which an interrupted run resumes. Raises ContractError if nodes differ in
+    length, or if edges are left after MAX_ROUNDS.
     """
     scratch = FrameStore(scratch.spark, scratch.folder.child("components"))
     left = scratch.store_each(EDGES, edges, _first_stars, {EDGES: PAIRS_DDL})[EDGES]
@@ -140,9 +140,9 @@ def _to_one_task(left: StoredFrame) -> DataFrame:
 
 
 def _followed(links: StoredFrame, levels: Sequence[StoredFrame], partitions: int) -> DataFrame:
-    """Return the links (node, cluster) of all nodes as packs.
+    """Return the links (node, cluster) of all nodes as packs, from `links` of the nodes left after the last round.
 
-    From the last round to the first, each leaf that a round removed gets the cluster of its parent.
+    From the last round to the first, each leaf that a round removed (`levels`) gets the cluster of its parent.
     """
     rows = list(itertools.accumulate([links.rows, *(level.rows for level in reversed(levels))]))
     numbers = [_sized(partitions, count) for count in rows[1:]]
@@ -155,7 +155,7 @@ def _followed(links: StoredFrame, levels: Sequence[StoredFrame], partitions: int
 
 
 def _sized(partitions: int, rows: int) -> int:
-    """Return the number of partitions for this many rows: `partitions`, unless each would get too few or too many."""
+    """Return `partitions`, changed so that each holds FEWEST_EDGES to PARTITION_EDGES of the rows if possible."""
     return max(min(partitions, -(-rows // FEWEST_EDGES)), -(-rows // PARTITION_EDGES), 1)
 
 

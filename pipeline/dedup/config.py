@@ -100,8 +100,8 @@ class DedupConfig(Section):
     def _starts_at_one(cls, value: dict[int, int]) -> dict[int, int]:
         if 1 not in value or min(value) < 1 or min(value.values()) < 0:
             raise ValueError(
-                f"rehydration: expected weights of at least 0 for cluster sizes from 1 on, got {value}. "
-                "Give dedup.rehydration an entry for size 1, and no negative size or weight."
+                f"rehydration: expected weights of at least 0 by cluster size, starting with size 1, got {value}. "
+                "Give dedup.rehydration an entry for size 1, and no smaller size or negative weight."
             )
         return value
 
@@ -118,7 +118,7 @@ class DedupConfig(Section):
                 f"Remove dedup.{', dedup.'.join(idle)}."
             )
         if self.threshold is not None and given & {"bands", "rows"}:
-            raise ValueError("threshold: expected a threshold or bands and rows, got both. Remove dedup.threshold.")
+            raise ValueError("threshold: expected no value if bands or rows are set, got both. Remove dedup.threshold.")
         if self.blocks <= self.max_distance:
             raise ValueError(
                 f"blocks: expected more than max_distance = {self.max_distance}, got {self.blocks}. "

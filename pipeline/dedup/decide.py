@@ -154,7 +154,7 @@ def decide(facts: DedupFacts, known: KnownTotals) -> Iterator[tuple[Row, str | N
 
 
 def doc_id_of(best: bytes, digest: int) -> bytes:
-    """Return the doc_id in `best`, the keep order of a document as bytes, followed by `digest` bytes of text digest."""
+    """Return the doc_id contained in `best`, a document's keep order followed by a text digest of `digest` bytes."""
     end = len(best) - digest - PART_BYTES
     return best[end - DOC_ID_BYTES : end]
 

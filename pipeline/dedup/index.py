@@ -164,7 +164,7 @@ def incompatibilities_of(index: TableVersion, recipe: Recipe, splits: Sequence[S
 
 
 def snapshots_of(splits: Sequence[Split]) -> list[str]:
-    """Return the sorted names of the snapshots of the input splits; '' for splits without a snapshot name."""
+    """Return the sorted names of the snapshots that contain the input splits; '' for splits without a snapshot name."""
     return sorted({split.snapshot or "" for split in splits})
 
 
@@ -256,7 +256,9 @@ def write_files(frame: DataFrame, rows: int, folder: Store, kind: str, schema: p
 
     files = [WrittenFile(**answer) for answer in run_partitions(cut, write)]
     if (written := sum(file.rows for file in files)) != rows:
-        raise ContractError(f"{folder.uri}/{kind}: expected {rows} rows, got {written}. Run `penstock run` again.")
+        raise ContractError(
+            f"{folder.uri}/{kind}: expected {rows} rows in all files, got {written}. Run `penstock run` again."
+        )
     return files
 
 

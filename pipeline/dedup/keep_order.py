@@ -87,7 +87,7 @@ def _length(batch: pa.RecordBatch, config: DedupConfig) -> Bytes:
 
 
 def _millis(batch: pa.RecordBatch) -> npt.NDArray[np.uint64]:
-    """Return each document's date in milliseconds since 2^46 ms before 1970; NEVER if it has none."""
+    """Return each document's date, counted from 2^46 ms before 1970 [ms]; NEVER if it has no date."""
     millis = batch.column("date").cast(pa.int64())
     shifted = pc.fill_null(millis, 0).to_numpy(zero_copy_only=False).astype(np.int64) + (1 << 46)
     shifted = np.clip(shifted, 0, NEVER - 1)  # the years -260 to 8659
@@ -117,7 +117,7 @@ def _snapshot(batch: pa.RecordBatch, config: DedupConfig) -> Bytes:
 
 
 def _signal(batch: pa.RecordBatch, rule: str) -> Bytes:
-    """Return the encoded float32 values of a signal; NaN and null sort last for `highest` and `lowest` alike."""
+    """Return a signal's float32 values as bytes that sort in the order of `rule`; NaN and null sort last."""
     side, _, name = rule.partition(":")
     values = pc.cast(batch.column(name), pa.float32(), safe=False)
     numbers = pc.fill_null(values, np.nan).to_numpy(zero_copy_only=False).astype(np.float32) + np.float32(0)

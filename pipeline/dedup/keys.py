@@ -69,7 +69,7 @@ def check_method(dedup: DedupConfig, signature: SignatureConfig) -> None:
 
 
 def num_keys(dedup: DedupConfig, signature: SignatureConfig) -> int:
-    """Return the number of keys of each document: its bands (or tables with SimHash), and the text digest if used."""
+    """Return the number of keys of a document: bands or SimHash tables if `dedup.near`, plus 1 for `dedup.exact`."""
     exact = int(dedup.exact != "off")
     if not dedup.near:
         return exact
@@ -97,7 +97,7 @@ def near_keys(batch: pa.RecordBatch, dedup: DedupConfig, signature: SignatureCon
 
 
 def all_keys(batch: pa.RecordBatch, dedup: DedupConfig, signature: SignatureConfig) -> Keys:
-    """Return all keys of every document (documents, num_keys); exact or near copies have at least one key in common."""
+    """Return all keys of every document (documents, num_keys); exact copies have a common key, near copies probably."""
     keys = near_keys(batch, dedup, signature)
     if dedup.exact == "off":
         return keys

@@ -88,10 +88,10 @@ def build_dedup(build: StepContext) -> dict[str, TableResult]:
 
 
 def totals_for_parts(counted: DataFrame, kind: bytes) -> DataFrame:
-    """Return rows (part, key, total, best) for each key of several documents and each part with such a document.
+    """Return a row (part, key, total, best) for each key of several documents and each part with one of them.
 
-    `total` is the number of documents with the key in all parts, and `best` the one that precedes all others. Returned
-    keys begin with `kind`: URL or CLUSTER.
+    `total` is the number of documents with the key in all parts, and `best` the keep order of the first of them.
+    Returned keys begin with `kind`: URL or CLUSTER.
     """
     chosen = counted.where((F.col("part") != EARLIER_PART) & (F.col("total") > 1))
     return chosen.select("part", F.concat(F.lit(kind), "key").alias("key"), "total", "best")
@@ -114,7 +114,7 @@ def cluster_frame(build: StepContext, tasks: Sequence[SurvivorsTask], urls: Data
 
 
 def earlier_urls(spark: SparkSession, inputs: Mapping[str, TableVersion]) -> DataFrame:
-    """Return the counts (TALLIES) of URLs in earlier snapshots; each precedes any document of the URL in this run."""
+    """Return the counts (TALLIES) of URLs in earlier snapshots; their `first` precedes all documents of this run."""
     frame = read_files(spark, inputs, ("representatives", "urls/"), COUNTED, COUNTED_DDL)
     return frame.select("key", F.lit(EARLIER_PART).alias("part"), "count", F.lit(b"").alias("first"))
 
@@ -164,7 +164,7 @@ def tallies(tally: Mapping[bytes, tuple[int, bytes]], ordinal: int) -> pa.Record
 
 
 def known_totals_of(batches: Iterator[pa.RecordBatch]) -> dict[bytes, tuple[int, bytes]]:
-    """Return {kind and key: (number of documents, best document)} from the rows that a part receives."""
+    """Return {kind and key: (number of documents, keep order of the first)} from rows of `totals_for_parts`."""
     known: dict[bytes, tuple[int, bytes]] = {}
     for batch in batches:
         keys, counts, best = (batch.column(name).to_pylist() for name in ("key", "total", "best"))

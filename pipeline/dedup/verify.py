@@ -70,7 +70,7 @@ def attach_payloads(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
 
 
 def _distinct(pairs: pa.RecordBatch, payloads: pa.Array) -> pa.RecordBatch:
-    """Return each distinct pair (node, leader) once, with the payload of the node and the keys of all its rows.
+    """Return each distinct pair (node, leader) once, with the payload of the node and the keys of all rows of the pair.
 
     Equal pairs must be adjacent in the input.
     """

@@ -231,7 +231,7 @@ def _pairs(left: Iterator[Row], right: Iterator[Row]) -> Iterator[tuple[Row | No
 
 
 def _by_offset(rows: Iterator[Row]) -> Iterator[tuple[int, dict[bytes, Row]]]:
-    """Group consecutive rows by offset; yield each offset with its rows by doc_id."""
+    """Yield (offset, {doc_id: row}) for each group of consecutive rows of equal offset."""
     offset, group = -1, dict[bytes, Row]()
     for row in rows:
         if row["offset"] != offset and group:
@@ -249,7 +249,7 @@ def _num_kept(side: ComparedRun) -> int:
 
 
 def _settings(a: ComparedRun, b: ComparedRun) -> dict[str, tuple[Any, Any]]:
-    """Return the settings, stage versions and models whose values in the manifests of the two runs differ.
+    """Return (value in A, value in B) of each setting, stage version and model that differs in the manifests, by name.
 
     Only the tables that decide which documents a run keeps, and the tables that both runs have, are compared.
     """
@@ -274,7 +274,7 @@ def _flat_settings(side: ComparedRun, compared: Set[str]) -> dict[str, Any]:
 
 
 def _tokens(a: ComparedRun, b: ComparedRun) -> dict[str, tuple[int, int]]:
-    """Return the number of tokens of each stream in A and in B."""
+    """Return the numbers of tokens in A and in B, by name of the stream; 0 for a run without the stream."""
     both = [live_tokens(side.run, side.dataset) if side.dataset else {} for side in (a, b)]
     return {name: (both[0].get(name, 0), both[1].get(name, 0)) for name in sorted({*both[0], *both[1]})}
 

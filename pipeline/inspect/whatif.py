@@ -193,7 +193,7 @@ def predict_part(task: VerdictsTask, sorting: Sorting | None) -> Iterator[pa.Rec
 def left_out_of(part: Part, sorting: Sorting | None) -> Iterator[bool]:
     """Yield for each document of a part that has signals, in order, True if the mix leaves it out of the dataset.
 
-    The value of a document that a rule drops has no meaning.
+    If a rule drops the document, the yielded value has no meaning. If `sorting` is None, yield False without end.
     """
     while sorting is None:
         yield False
@@ -204,7 +204,7 @@ def left_out_of(part: Part, sorting: Sorting | None) -> Iterator[bool]:
 
 
 def apply_mix(verdicts: DataFrame) -> DataFrame:
-    """Replace the verdict `kept`, before and after, by the rule of the mix for the documents that it leaves out.
+    """Set the columns `before` and `after` to the rule of the mix for `kept` documents that the mix leaves out.
 
     A document's quality bucket is that of the run; the new settings do not change it.
     """
@@ -229,7 +229,7 @@ def verdicts_before(batch: pa.RecordBatch) -> list[str]:
 def with_survivors(
     judged: DataFrame, config: DedupConfig, spark: SparkSession, tables: Mapping[str, TableVersion]
 ) -> DataFrame:
-    """Add the column `after`, the final new verdict: that of the checks, or a deduplication rule.
+    """Add the column `after`, the final verdict with the new settings: that of the checks, or a deduplication rule.
 
     A deduplication rule drops a document if another one of its URL or cluster is the survivor.
     """
@@ -360,7 +360,7 @@ def token_rates(cells: Sequence[PredictionCell]) -> Rates:
 
 
 def kept_tokens(cells: Sequence[PredictionCell], after: bool, rates: Rates) -> tuple[int, bool]:
-    """Return the tokens of the documents kept after the change, or before it, and True if some tokens are estimated.
+    """Return the number of tokens of the documents kept after or before the change, and True if it is partly estimated.
 
     The tokens of a document that is not in the dataset are estimated. The rate is the tokens per character of its
     language and source, or of all documents if that rate is unknown.

@@ -99,7 +99,8 @@ def _last_value(key: int) -> float:
 def sensitivity_part(task: VerdictsTask, retried: bool) -> TaskResult:
     """Return a histogram of each check's values, over the documents of a part that pass all other checks.
 
-    The result has one entry per check with the histogram, `bins`, and the number of documents not compared, `free`.
+    For the number of each check, `alone` has the histogram (`bins`) and the number of documents not compared (`free`).
+    `rows` is the number of documents read.
     """
     named = checks_of(task.stages, task.recipe, local_models(task.models), task.cutoffs)
     checks: list[Check] = [check for _, check in named]

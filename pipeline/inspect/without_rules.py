@@ -76,7 +76,7 @@ def _words(known: Mapping[str, Edit]) -> set[str]:
 
 
 def _chosen(known: Mapping[str, Edit], word: str) -> Edit:
-    """Return the edit for the rule `word`, or for the first rule of the section `word`; empty if there is none."""
+    """Return the settings that switch off the rule `word`, or the first rule of the section `word`; empty if none."""
     return next((edit for name, edit in known.items() if word in (name, name.partition(".")[0])), {})
 
 
@@ -104,9 +104,9 @@ def _of_language(config: LanguageConfig) -> Edits:
 
 
 def _of_quality(config: QualityConfig) -> Edits:
-    """Yield the edits that switch off a whole rule set, then those that switch off one rule.
+    """Yield (name, settings that switch it off) of each rule set in `quality`, then of each single rule.
 
-    A rule is switched off by a limit that every document passes.
+    A single rule is switched off by a limit that every document passes.
     """
     names = DEFAULT_RULES[config.dialect] if config.rules is None else config.rules
     for name in names:
@@ -125,7 +125,7 @@ def _is_off(config: QualityConfig, rule: QualityRule) -> bool:
 
 
 def _remove_unused(config: QualityConfig, used: set[str]) -> dict[str, Any]:
-    """Return the edit that removes all thresholds except `used`, since validation rejects a threshold no rule uses."""
+    """Return settings that remove all thresholds except `used`; validation rejects thresholds that no rule uses."""
     edit: dict[str, Any] = {
         name: USE_DEFAULT
         for name in QualityLimits.model_fields

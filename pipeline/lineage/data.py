@@ -92,7 +92,7 @@ class TableTraversal:
         return _node_of(held.folder, (held,), self._is_current(name, version))
 
     def _is_current(self, name: str, version: str) -> bool:
-        """Return True if a version is the current version of its run."""
+        """Return True if a version of a table is the current one in its run."""
         source = posixpath.dirname(posixpath.dirname(version))
         if self.current.get(name) == version or not source:
             return self.current.get(name) == version
@@ -113,7 +113,7 @@ class TableTraversal:
         return [*keys, *([self._inputs(files)] if files else [])]
 
     def _inputs(self, files: Sequence[InputEntry]) -> str:
-        """Add one node for all input files of a crawl; return its key."""
+        """Add one node for all input files of a crawl; return the key of the node."""
         digest = digest_of([entry.model_dump() for entry in files])
         counts = {"files": len(files), "bytes": sum(entry.bytes for entry in files)}
         return self.builder.add(
@@ -121,7 +121,7 @@ class TableTraversal:
         )
 
     def _outside(self, entry: InputEntry) -> str:
-        """Add the node of a table of an earlier snapshot; return its key."""
+        """Add a node for an input that is a table of an earlier snapshot; return the key of the node."""
         key, counts = f"outside/{entry.sha256[:12]}", {"bytes": entry.bytes}
         title = f"{entry.name.rpartition('/')[2]} of an earlier snapshot"
         return self.builder.add(Node(key, "outside", title, entry.sha256, counts, notes=(entry.name,)))

@@ -71,7 +71,7 @@ class _Namer:
         self.nodes = nodes
 
     def dataset(self, key: str, node: Node, held: NodeTable | None) -> Json:
-        """Return a node, or one table of it, as a dataset with the facets that do not depend on a job.
+        """Return a node, or one table of it, as an OpenLineage dataset with the facets that do not depend on a job.
 
         `key` is the path of the dataset relative to the run.
         """

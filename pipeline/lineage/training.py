@@ -134,7 +134,7 @@ class Quarantines:
         return [extension.key for extension in skipped]
 
     def add_rest(self, source: str) -> None:
-        """Add the extensions that are not in the lineage yet, since no checkpoint follows them, after `source`."""
+        """Add the extensions that no checkpoint follows, and so are not in the lineage yet, after the node `source`."""
         for extension in self._extensions:
             if extension.key not in self._added:
                 self._add(extension, source)
@@ -189,7 +189,7 @@ def add_training(walk: TableTraversal, verify: bool) -> None:
             _add_end(walk, outcome, last)
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise ContractError(
-            f"{run.uri}/train: expected files of the trainer, got {error!r}. Restore them from a backup."
+            f"{run.uri}/train: expected files of the trainer, got an invalid one ({error!r}). Restore it from a backup."
         ) from error
 
 
@@ -219,7 +219,7 @@ def _add_plan(walk: TableTraversal, plan: Json) -> None:
 
 
 def _dataset(walk: TableTraversal, where: str, digest: str) -> list[str]:
-    """Return the key of the version of the dataset with this digest; add a break at `where` if there is none."""
+    """Return [key] of the dataset version with this digest; if there is none, return [] and add a break at `where`."""
     known = {manifest.digest: walk.nodes[folder] for folder, manifest in walk.manifests.items()}
     if digest in known:
         return [known[digest]]

@@ -43,7 +43,7 @@ def similarity(left: Signatures, right: Signatures) -> npt.NDArray[np.float64]:
     """Return the estimated similarity of row i of `left` and row i of `right`, for every i (rows,), 0 to 1.
 
     MinHash: the share of equal values, which estimates the Jaccard similarity. Its standard error is sqrt(s (1 - s) /
-    permutations), 0.04 at s = 0.7 with 112. SimHash, which has one value: the share of equal bits.
+    permutations), 0.04 at s = 0.7 with 112 permutations. SimHash, with one value: the share of equal bits.
     """
     shares: npt.NDArray[np.float64]
     if left.shape[1] == 1:

@@ -182,7 +182,7 @@ _KNOWN, _VOCABULARY = _KnownWords(), Vocabulary(split_neutral)
 
 
 def shingles(units: Codes, size: int, seed: int) -> Codes:
-    """Return the hash of every run of `size` consecutive units; if there are fewer units, one hash of all."""
+    """Return the hash of every run of `size` consecutive units; if there are fewer units, one hash of all units."""
     size = min(size, len(units))
     return mix_bits(np.correlate(units, draw_odd_numbers(seed, "shingle", size), "valid"))
 

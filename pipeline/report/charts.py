@@ -178,7 +178,7 @@ def axis_label(value: float) -> str:
 
 
 def average_points(points: Sequence[tuple[float, float]], limit: int = MAX_POINTS) -> list[tuple[float, float]]:
-    """Return the points, or their means over equal groups if there are more than `limit`."""
+    """Return the points; if there are more than `limit`, the means of at most `limit` groups of consecutive points."""
     size = -(-len(points) // limit)
     groups = [points[start : start + size] for start in range(0, len(points), size or 1)]
     return [(sum(x for x, _ in group) / len(group), sum(y for _, y in group) / len(group)) for group in groups]
@@ -255,7 +255,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Label:
-    """The label of a round number: position [% of the width], text anchor, and ends [thousandths of the width]."""
+    """The label of a round number: position [% of the width], text anchor, start and end [thousandths of the width]."""
 
     at: float
     text: str
@@ -285,7 +285,7 @@ class Axis:
         return self.slots[-1].right
 
     def cut(self, limit: float, side: LimitSide) -> float:
-        """Return the position at which a limit divides the axis; the limit itself is on the side of kept documents."""
+        """Return the position that divides kept from dropped values [thousandths of the width]; the limit is kept."""
         if self.whole:
             return self.place(math.ceil(limit) if side == "min" else math.floor(limit) + 1)
         if limit == 0 and side == "min":
@@ -297,7 +297,7 @@ class Axis:
         return position
 
     def middle(self, value: float) -> float:
-        """Return the horizontal position of the middle of the label of a value."""
+        """Return the horizontal position of the middle of a value's label [thousandths of the width]."""
         if value == 0 or not self.whole:
             slot = self.slot(bin_of(value))
             return (slot.left + slot.right) / 2 if value == 0 else self.place(value)

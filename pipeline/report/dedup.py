@@ -23,7 +23,10 @@ TOP_SAMPLE = "anchored"
 
 @dataclass(frozen=True)
 class MeasuredBin:
-    """One range of similarities: the share of document pairs in it that share an LSH bucket, with its interval."""
+    """A range of similarities, and the share of its document pairs that have a common LSH bucket.
+
+    `low` to `high` is the confidence interval of the share.
+    """
 
     lower: float
     upper: float
@@ -38,12 +41,12 @@ class MeasuredBin:
 
     @property
     def name(self) -> str:
-        """The range of similarities as text."""
+        """The range of similarities as text, such as `0.5 to 0.55`."""
         return f"{self.lower:g} to {self.upper:g}" if self.lower < self.upper else f"{self.lower:g}"
 
     @property
     def note(self) -> str:
-        """Description of the point for its tooltip."""
+        """The text of the tooltip of the range in the plot."""
         text = f"similarity {self.name}: {percent(self.share)} of {number(self.pairs)} pairs"
         text += f" ({percent(self.low)} to {percent(self.high)})" if self.low < self.high else ""
         return text if self.expected is None else f"{text}, theory {percent(self.expected)}"
@@ -298,7 +301,7 @@ def deduplication(facts: RunFacts) -> Dedup:
 
 
 def clusters(facts: RunFacts) -> Clusters | None:
-    """Return the sizes of the duplicate clusters; None if deduplication has not run yet."""
+    """Return the numbers of dropped copies and the sizes of clusters; None if deduplication has not run yet."""
     if "dedup" not in facts.tables:
         return None
     figures, dropped = facts.figures("dedup"), facts.tables["dedup"].content.counts.dropped
@@ -314,7 +317,7 @@ def clusters(facts: RunFacts) -> Clusters | None:
 
 
 def _size_classes(sizes: Mapping[int, int]) -> list[SizeClass]:
-    """Return the ranges of sizes from 2 to the largest, including empty ones, so that the axis has no gaps."""
+    """Return the ranges of cluster sizes from 2 to the largest, including empty ones, so that the axis has no gaps."""
     bounds = [(size, size) for size in range(2, SINGLE_SIZES + 1)]
     while sizes and bounds[-1][1] < max(sizes):
         bounds.append((bounds[-1][1] + 1, 2 * bounds[-1][1]))

@@ -126,12 +126,12 @@ def _read_plan(run: Store) -> PlanSummary | None:
         return PlanSummary(plan["dataset"], digest_of(plan), steps, figures, mix)
     except (IndexError, KeyError, TypeError) as error:
         raise ContractError(
-            f"{run.uri}/{PLAN_NAME}: expected a plan, got one without {error}. Run `penstock plan`."
+            f"{run.uri}/{PLAN_NAME}: expected a training plan, got an invalid one ({error!r}). Run `penstock plan`."
         ) from error
 
 
 def _read_metrics(run: Store) -> list[ReportedStep]:
-    """Return every step in order; the incomplete last line of a killed process is dropped."""
+    """Return every step of the metrics file in order, without an incomplete last line that a killed process left."""
     if not run.exists(METRICS_NAME):
         return []
     lines = run.read_bytes(METRICS_NAME).split(b"\n")[:-1]
@@ -139,7 +139,7 @@ def _read_metrics(run: Store) -> list[ReportedStep]:
         return [_step(json.loads(line)) for line in lines]
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise ContractError(
-            f"{run.uri}/{METRICS_NAME}: expected one complete step per line, got one without {error}. "
+            f"{run.uri}/{METRICS_NAME}: expected one complete step per line, got an invalid line ({error!r}). "
             f"Restore {METRICS_NAME} from a backup."
         ) from error
 
@@ -153,7 +153,7 @@ def _step(line: Mapping[str, Any]) -> ReportedStep:
 
 
 def _read_events(run: Store) -> list[Mapping[str, Any]]:
-    """Return every event in order; the incomplete line of a killed process is skipped."""
+    """Return every event of the events file in order, without the incomplete lines that killed processes left."""
     events: list[Mapping[str, Any]] = []
     lines = run.read_bytes(EVENTS_NAME).split(b"\n") if run.exists(EVENTS_NAME) else []
     for number, line in enumerate(lines, start=1):

@@ -80,7 +80,7 @@ class RuleDrops:
 
 @dataclass(frozen=True)
 class ConsistencyCheck:
-    """Two numbers or digests that must be equal, with a sentence that says so."""
+    """Two numbers or digests that must be equal, and the `claim`, such as `survivors = documents cleaned`."""
 
     claim: str
     left: int | str
@@ -88,12 +88,12 @@ class ConsistencyCheck:
 
     @property
     def holds(self) -> bool:
-        """True if both sides are equal."""
+        """True if both numbers or digests are equal."""
         return self.left == self.right
 
 
 def funnel_rows(facts: RunFacts, reasons: Reasons) -> list[FunnelRow]:
-    """Return the rows of the funnel, starting with all records; empty if there are no documents yet."""
+    """Return the rows of the funnel, starting with all records; empty if the table `documents` does not exist yet."""
     if "documents" not in facts.tables:
         return []
     left = facts.tables["documents"].content.counts.rows_in

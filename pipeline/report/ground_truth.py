@@ -43,7 +43,7 @@ SAME_CHARSET = {"gbk": "gb18030"}
 
 @dataclass(frozen=True)
 class Score:
-    """One kind of planted page: numbers planted and with the expected outcome, and the outcomes of the other pages."""
+    """The numbers of planted and found items of one kind (found: as expected), and the outcomes of the others."""
 
     group: str
     kind: str
@@ -113,13 +113,14 @@ def read_truth(path: str) -> list[dict[str, Any]]:
         kinds = [line["kind"] for line in lines]
     except (ValueError, TypeError, KeyError) as error:
         raise ConfigError(
-            f"truth {path}: expected one planted record per line, got {error!r}. Pass the truth.jsonl of a demo crawl."
+            f"--truth {path}: expected one planted record per line, got {error!r}. "
+            "Set --truth to the truth.jsonl of `penstock demo-crawl`."
         ) from error
     return lines if kinds else []
 
 
 def _results(facts: RunFacts) -> list[RecordOutcome]:
-    """Return every row of `documents` with its final outcome."""
+    """Return the final outcome of every row of `documents`."""
     results = {}
     for row in _read(facts, "documents", FROM_DOCUMENTS):
         results[row["doc_id"]] = RecordOutcome(row, _outcome(row))
@@ -199,7 +200,7 @@ def _outcomes(items: Sequence[PlantedResult]) -> str:
 
 
 def _score_copies(kind: str, items: Sequence[PlantedResult], originals: Mapping[str, PlantedResult]) -> Score:
-    """Return the score of one kind of copies: a copy is found if it is in the cluster of its original."""
+    """Return the score of one kind of copies: how many are in the cluster of their original, or not if so expected."""
     joined = [item for item in items if _same_cluster(item, originals.get(item.line["group"]))]
     expected = {item.line["expected"] for item in items}
     apart = _outcomes([item for item in items if item not in joined])
@@ -246,7 +247,7 @@ def _same_charset(planted: str, detected: str) -> bool:
 
 
 def _score_pii(planted: Sequence[PlantedResult]) -> list[Score]:
-    """Return the scores of the replaced personal data by type, over the pages that were not dropped before."""
+    """Return one score per type of personal data: how many planted items were replaced, in pages not dropped before."""
     expected: Counter[str] = Counter()
     found: Counter[str] = Counter()
     more: Counter[str] = Counter()

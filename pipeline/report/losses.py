@@ -45,7 +45,7 @@ class EventRow:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Waiting times and transferred bytes, over all steps of a training run."""
+    """Time that training waited for data and checkpoints, skipped steps, and bytes sent, over all steps of a run."""
 
     data_share: float
     """Share of the step time spent waiting for data, 0..1."""

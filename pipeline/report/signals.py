@@ -67,7 +67,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class HistogramRow:
-    """The drawing of one language: an outline for each range between limits, and the positions of the limits."""
+    """One language's histogram, drawn as an outline for each range between limits, and the positions of the limits."""
 
     measured: Histogram
     note: str
@@ -183,7 +183,7 @@ def _text(value: float) -> str:
 
 
 def _quantile_bin(bins: Mapping[int, int], share: float) -> tuple[float, float]:
-    """Return both edges of the bin that contains a quantile."""
+    """Return both edges of the bin that contains the quantile `share` of the values counted in `bins`."""
     target, reached, keys = share * sum(bins.values()), 0, sorted(bins)
     for key in keys:
         reached += bins[key]
@@ -235,7 +235,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Buckets:
-    """The documents of one language by perplexity bucket, with the cut-offs."""
+    """The number of documents of one language in each perplexity bucket, and the cut-offs between the buckets."""
 
     language: str
     counts: Mapping[str, int]
@@ -298,7 +298,7 @@ def _beyond(counts: Mapping[str, int], shown: Mapping[str, Any]) -> dict[str, in
 
 
 def _limit_of(language: str, limits: Mapping[str, float], shown: Mapping[str, Any]) -> tuple[float, ...]:
-    """Return the limit of a language; for OTHER only if all of its languages have the same limit."""
+    """Return (limit,) of a language, () if it has none; for OTHER, () unless all its languages have the same limit."""
     if language == OTHER:
         values = {limit for name, limit in limits.items() if name not in shown}
         return (*values,) if len(values) == 1 else ()
@@ -307,7 +307,7 @@ def _limit_of(language: str, limits: Mapping[str, float], shown: Mapping[str, An
 
 
 def _field(column: str) -> pa.Field | None:
-    """Return the field of a stored column; for one score of a column of scores, that of the whole column."""
+    """Return the Arrow field of a stored column, or of the column that contains a score; None if there is none."""
     name = re.split(r"[^\w]", column)[0]
     return next((schema.field(name) for schema in (DOCUMENT_COLUMNS, SCORES) if name in schema.names), None)
 
@@ -326,7 +326,7 @@ def _is_whole(field: pa.Field | None) -> bool:
 
 
 def buckets(facts: RunFacts) -> list[Buckets]:
-    """Return the perplexity buckets of every language, most documents first; empty if no model measured any."""
+    """Return the perplexity buckets of every language, most documents first; empty if no model measured a document."""
     figures = facts.figures("verdicts")
     cutoffs: Mapping[str, Mapping[str, float]] = figures.get("cutoffs", {})
     heads, middles = cutoffs.get(HEAD_CUT, {}), cutoffs.get(MIDDLE_CUT, {})

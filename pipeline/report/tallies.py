@@ -86,7 +86,7 @@ class MixShare:
 
 @dataclass(frozen=True)
 class Cost:
-    """Rows and time of one pipeline step."""
+    """The start of one pipeline step, the rows that it processed, and the time that it took."""
 
     step: str
     started: str
@@ -156,7 +156,7 @@ def mix_shares(facts: RunFacts) -> list[MixShare]:
 
 
 def describe_buckets(facts: RunFacts) -> str:
-    """Describe the quality buckets of the sources of the dataset; empty if there are none."""
+    """Describe by which signal and cut-offs the dataset is divided into quality buckets; empty if it is not."""
     figure: Mapping[str, Any] = facts.figures("tokens").get("buckets", {})
     if not figure:
         return ""
@@ -169,7 +169,7 @@ def describe_buckets(facts: RunFacts) -> str:
 
 
 def contract(facts: RunFacts) -> Mapping[str, Any]:
-    """Return the contract of the tokenizer with the bytes of text per token; empty if there is no tokenizer yet."""
+    """Return the tokenizer's contract and sample sizes, and the bytes of text per token; empty without a tokenizer."""
     figures = facts.figures("tokenizer")
     if "contract" not in figures:
         return {}
@@ -263,5 +263,5 @@ def canaries(facts: RunFacts) -> Mapping[str, int]:
 
 
 def _by_set(items: Mapping[str, int]) -> Counter[str]:
-    """Return the number of items by set; the name of an item is its set and line."""
+    """Return the number of items in each set; the name of an item is `set:line`."""
     return Counter(item.rpartition(":")[0] for item in items)

@@ -218,9 +218,10 @@ def simple_share(hits: int, pairs: int, is_all: bool = False) -> ShareEstimate:
 
 
 def grouped_share(hits: Numbers, weights: Numbers, pairs: int, is_all: bool = False) -> ShareEstimate:
-    """Return a weighted share of pairs with its 95 % confidence interval, if pairs of the same group are dependent.
+    """Return sum(hits) / sum(weights), a share of weighted pairs, with its 95 % confidence interval.
 
-    `weights` (groups,) is the total weight of the pairs in each group, and `hits` (groups,) that of the pairs to count.
+    `weights` (groups,) is the total weight of each group of dependent pairs. `hits` (groups,) is the weight of those
+    pairs in the group that have the measured property.
     If `is_all` is true, the pairs are all pairs of the run rather than a sample, so the interval has zero width.
     """
     total = float(weights.sum())
@@ -274,7 +275,7 @@ def bin_edges(min_jaccard: float) -> list[float]:
 
 
 class PairTally:
-    """Sums of the weights of all pairs, of candidates and of joined pairs, by first document and similarity bin."""
+    """Total weight of all pairs, of candidates, and of pairs in one cluster, by first document and similarity bin."""
 
     def __init__(self, groups: Rows, edges: Sequence[float], layout: tuple[int, int] | None):
         """Start with empty sums.
@@ -290,7 +291,7 @@ class PairTally:
     def add(
         self, pairs: Pairs, weights: Numbers, candidates: npt.NDArray[np.bool_], joined: npt.NDArray[np.bool_]
     ) -> None:
-        """Add pairs of at least FLOOR to the sums, and merge the groups of the two documents of each pair.
+        """Add pairs with a similarity of at least FLOOR to the sums, and merge the groups of each pair's documents.
 
         `candidates` is True for pairs that share a key, and `joined` for pairs whose documents are in one cluster.
         """
@@ -323,7 +324,8 @@ class PairTally:
     def recall(self, min_jaccard: float, is_all: bool) -> list[dict[str, Any]]:
         """Return recall at each bin edge of at least `min_jaccard` - `RECALL_MARGIN`, as entries of the manifest.
 
-        Of the pairs at least as similar as the edge, it is the share in one cluster, and the share with a common key.
+        Of the pairs at least as similar as the edge (`jaccard`), `joined` is the share in one cluster, `candidates`
+        that with a common key.
         """
         edges = [edge for edge in self._edges.tolist() if edge >= min(min_jaccard, 1.0) - RECALL_MARGIN - 1e-9]
         return [
@@ -339,8 +341,9 @@ class PairTally:
     def curve(self, is_all: bool) -> list[dict[str, Any]]:
         """Return the candidate curve, one entry for each similarity bin that contains a pair.
 
-        An entry has the mean similarity of the bin's pairs, the share of them that have a common key, and more.
-        `expected` is the share that follows from the numbers of bands and rows.
+        An entry has the bin's edges (`lower`, `upper`), the mean similarity of its pairs (`jaccard`), and the numbers
+        of all, candidate and joined pairs. `share` is the weighted share of candidates, and `expected` the share that
+        follows from the numbers of bands and rows, or None with SimHash.
         """
         bins = []
         for index in np.flatnonzero(self._counts[0]).tolist():

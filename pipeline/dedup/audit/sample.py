@@ -129,7 +129,7 @@ def _with_anchors(batch: pa.RecordBatch, task: ProposeTask, limit: int) -> pa.Re
 def _groups(batches: Sequence[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
     """Yield, as PROPOSALS, the `size` documents with the lowest keys of each group (equal anchor and scope) of a part.
 
-    The first row of a group has the number of its documents in this part as `count`.
+    In the first row of a group, `count` is the number of the group's documents in this part; elsewhere it is 0.
     """
     for batch in batches:  # a single batch, or none if the part has no document
         if not batch.num_rows:
@@ -149,7 +149,7 @@ def _groups(batches: Sequence[pa.RecordBatch], size: int) -> Iterator[pa.RecordB
 
 @dataclass(frozen=True)
 class AuditSamples:
-    """The documents of the three samples."""
+    """The documents of the audit's three samples: joined, uniform and anchored."""
 
     joined: Sequence[tuple[bytes, bytes, bytes]]
     """Rows (document, document that it matched, first document of its cluster)."""
@@ -173,8 +173,8 @@ class AuditSamples:
 def choose(rows: pa.Table, audit: AuditConfig, num_documents: int, num_joined: int) -> AuditSamples:
     """Return the three samples: the proposals with the lowest keys, and the anchor groups with the lowest ranks.
 
-    `rows` (PROPOSALS) have at least `audit.documents` proposals for each sample, if the run has as many. Here, `count`
-    is the number of documents of a row's group in the whole run.
+    `rows` (PROPOSALS) have at least `audit.documents` proposals for each sample, if the run has as many. Unlike in
+    the rows of `propose`, `count` is the number of the group's documents in the whole run, in each row of the group.
     """
     by_sample: dict[str, list[dict[str, Any]]] = {JOINED: [], UNIFORM: [], ANCHORED: []}
     for row in rows.to_pylist():
@@ -239,7 +239,7 @@ class TextsTask:
 
 
 def read_sampled(task: TextsTask) -> Iterator[pa.RecordBatch]:
-    """Yield the sampled documents of a part (SAMPLED). Raises ContractError if its tables do not belong to one run."""
+    """Yield the sampled documents of a part (SAMPLED). Raises ContractError if the part's tables differ in doc_ids."""
     names = list(dict.fromkeys(["doc_id", "language", "text_digest", "signature", *key_columns(task.dedup)]))
     documents = joined(rows_of(task.part, "documents", names, pa.array(task.wanted, pa.binary(16))))
     if documents is None:
@@ -277,9 +277,9 @@ def joined(batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:
 
 
 def _same(task: TextsTask, expected: pa.Array, rows: pa.RecordBatch | None) -> pa.RecordBatch:
-    """Return `rows` unchanged; None means no rows.
+    """Return `rows` unchanged, or an empty batch if `rows` is None.
 
-    Raises ContractError unless they have exactly the doc_ids `expected`, in the same order.
+    Raises ContractError unless the returned rows have exactly the doc_ids `expected`, in the same order.
     """
     if rows is None:
         rows = pa.RecordBatch.from_arrays([expected.slice(0, 0)], ["doc_id"])

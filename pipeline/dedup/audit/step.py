@@ -79,7 +79,7 @@ class ExamineTask:
 
     @property
     def min_jaccard(self) -> float:
-        """Return the least true Jaccard similarity of a pair that should be joined."""
+        """Return the minimum true Jaccard similarity at which two documents should be joined."""
         return self.dedup.min_similarity if self.audit.min_jaccard is None else self.audit.min_jaccard
 
     @property
@@ -129,7 +129,7 @@ def examine(task: ExamineTask, batches: Iterator[pa.RecordBatch]) -> PartResult:
 
 
 def precision(task: ExamineTask, sample: AuditSample, listed: list[ListedPairs]) -> dict[str, Any]:
-    """Return the precision of two kinds of pairs, and append these pairs to `listed`.
+    """Return the precision of two kinds of pairs, as stored in the manifest, and append these pairs to `listed`.
 
     Each sampled joined document is paired with the document that it matched (JOINED), and with the document that names
     its cluster (CLUSTER).
@@ -159,7 +159,7 @@ def precision(task: ExamineTask, sample: AuditSample, listed: list[ListedPairs])
 
 
 def recall_uniform(task: ExamineTask, sample: AuditSample, listed: list[ListedPairs]) -> dict[str, Any]:
-    """Return recall on all pairs of uniformly drawn documents, and append these pairs to `listed`.
+    """Return recall over all pairs of uniformly drawn documents; append at most MAX_LISTED of these pairs to `listed`.
 
     The estimate is unbiased, but in a large run few of these pairs are copies.
     """
@@ -175,7 +175,7 @@ def recall_uniform(task: ExamineTask, sample: AuditSample, listed: list[ListedPa
 
 
 def recall_anchored(task: ExamineTask, sample: AuditSample, listed: list[ListedPairs]) -> dict[str, Any]:
-    """Return recall on the pairs of documents with an equal anchor, and append these pairs to `listed`.
+    """Return recall over pairs of documents with an equal anchor; append at most MAX_LISTED of them to `listed`.
 
     An anchor is the smallest shingle hash of a text, under a hash function that no signature uses. Similar documents
     often share it, so that even a large run has many such pairs.
@@ -258,8 +258,8 @@ def build_audit(build: StepContext) -> dict[str, TableResult]:
 def lowest_proposals(proposals: DataFrame, audit: AuditConfig) -> Any:
     """Return, for each sample, the `audit.documents` proposals with the lowest keys, as an Arrow table (PROPOSALS).
 
-    The sample by anchors has the groups with the lowest ranks, and up to `audit.group` rows more. There, `count` is the
-    number of documents of the row's group in the whole run.
+    For the sample by anchors, these are rows of the groups with the lowest ranks, and up to `audit.group` rows more.
+    Their `count` is the number of the group's documents in the whole run.
     """
     of_anchor = proposals.where(F.col("sample") == ANCHORED)
     group = Window.partitionBy("group")

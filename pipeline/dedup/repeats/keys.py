@@ -49,8 +49,8 @@ class KeyOccurrences:
 def tallies(documents: Iterator[KeyOccurrences], part: int, at_once: int = PLACES_AT_ONCE) -> Iterator[pa.RecordBatch]:
     """Yield the number of occurrences of each key in the documents of a part, as rows (TALLIES).
 
-    A batch covers the documents with the next `at_once` or more occurrences. `first` is the keep order of the document
-    with the first occurrence, followed by the position in it.
+    A batch counts consecutive documents until they have at least `at_once` occurrences, so several batches may have
+    the same key. `first` is the keep order of the document with the first occurrence, followed by the position in it.
     """
     held: list[KeyOccurrences] = []
     size = 0
@@ -66,7 +66,7 @@ def tallies(documents: Iterator[KeyOccurrences], part: int, at_once: int = PLACE
 
 
 def tally(held: list[KeyOccurrences], part: int) -> pa.RecordBatch:
-    """Return one row (TALLIES) for each distinct key in `held`, occurrences in documents with at least one key each."""
+    """Return one row (TALLIES) for each distinct key of the documents `held`, each of which has at least one key."""
     orders = np.stack([places.order for places in held])
     document = np.repeat(np.arange(len(held)), [len(places.keys) for places in held])
     keys = np.concatenate([places.keys for places in held])
@@ -108,7 +108,7 @@ Bools = npt.NDArray[np.bool_]
 class KnownRepeats:
     """The repeated keys of one part, sorted, with the first occurrence of each key if it is in this part.
 
-    All keys have the same number of 64-bit numbers, one or two.
+    All keys are equally long: one or two 64-bit numbers.
     """
 
     def __init__(self, keys: Codes, documents: Bytes, positions: Ints):
@@ -156,7 +156,7 @@ class KnownRepeats:
 def known_repeats(batches: Iterable[pa.RecordBatch], numbers: Sequence[int]) -> list[KnownRepeats]:
     """Return the repeated keys of a part from rows (key, part, first), as one object for each entry of `numbers`.
 
-    An entry is a length of keys: 1 or 2 64-bit numbers. `first` is null if the first occurrence is not in this part.
+    An entry is a length of keys in 64-bit numbers, 1 or 2. `first` is null if the first occurrence is not in this part.
     """
     held: dict[int, list[tuple[Codes, Bytes, Ints]]] = {number: [] for number in numbers}
     for batch in batches:
@@ -211,7 +211,7 @@ class Reevaluator(Protocol):
         """Return the number of errors so far in evaluated documents, by kind and location."""
 
     def __call__(self, rows: list[Row]) -> None:
-        """Add signals and verdicts to `rows`.
+        """Measure the documents in `rows` again, and add their new signals and verdicts to the rows.
 
         A row has the stored `columns`, the raw `text` without the repeats, and `_rest`, its visible text.
         """
@@ -227,7 +227,7 @@ scores of models, `retried` if a record may have killed the worker in an earlier
 
 @dataclass(frozen=True)
 class RepeatsTask:
-    """Input of `write_repeats`: one part, what its documents are evaluated with again, and the folder of the table."""
+    """Input of `write_repeats`: one part, what is needed to evaluate its documents again, and the table's folder."""
 
     part: Part
     recipe: Recipe

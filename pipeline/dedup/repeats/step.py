@@ -136,9 +136,10 @@ def rows_of(batch: pa.RecordBatch, task: RepeatsTask, units: KnownRepeats, windo
 def without_runs(
     row: Row, passages: list[tuple[str, list[Span]]], size: int, config: RepeatsConfig
 ) -> list[tuple[str, list[Span]]]:
-    """Return the passages except repeated runs; none if the runs are too large a share of the text's `size`.
+    """Return the passages of all kinds except SUBSTRING, whose spans are the repeated runs.
 
-    In that case, also set the verdict in `row` that drops the document.
+    If the runs exceed `max_repeated_share` of the text, return no passages, and set the verdict in `row` that drops the
+    document. `size` is the length of the text [code points].
     """
     runs = dict(passages)[SUBSTRING]
     share = sum(end - start for start, end in runs) / max(1, size)

@@ -37,7 +37,10 @@ _PLAIN = bytes.maketrans(string.digits.encode(), b"0" * 10)
 
 @cache
 def _table() -> npt.NDArray[np.uint32]:
-    """Return, for every code point, what replaces it in lower-case text after NFD; REMOVED if nothing does."""
+    """Return the replacement of every code point in lower-case text after NFD; REMOVED if it is deleted.
+
+    Digits become 0; combining marks, punctuation and control characters other than whitespace are deleted.
+    """
     table = np.arange(sys.maxunicode + 1, dtype=np.uint32)
     for code in range(sys.maxunicode + 1):
         category = unicodedata.category(chr(code))
@@ -185,7 +188,7 @@ class Tokens:
         return word_keys(self.pieces)
 
     def checks(self, places: Ints, n: int) -> Codes:
-        """Return the XXH3 of the bytes of each window of n tokens; `places` are the first tokens (windows,)."""
+        """Return the XXH3 of each window of n tokens; `places` are the indices of their first tokens (windows,)."""
         view = memoryview(self.data)
         starts, ends = self._offsets
         edges = zip(starts[places].tolist(), ends[places + (n - 1)].tolist())
@@ -253,7 +256,10 @@ def sliding_extremes(values: Codes, width: int, take: np.ufunc) -> Codes:
 
 
 def window_seeds(codes: Codes, n: int) -> Codes:
-    """Return the seed of every window of n tokens (len(codes) - n + 1,); empty if the text has fewer tokens."""
+    """Return the seed of every window of n tokens (len(codes) - n + 1,); empty if the text has fewer tokens.
+
+    The seed is the lowest fingerprint of the runs of n // 2 tokens in the window.
+    """
     if len(codes) < n:
         return np.zeros(0, np.uint64)
     k = n // 2
@@ -280,7 +286,7 @@ def seeds(codes: Codes, n: int) -> Codes:
 def covered_runs(places: Ints, n: int) -> Ints:
     """Return the union of windows of n tokens as disjoint runs of tokens (runs, 2), each with its start and end.
 
-    `places` are the first tokens of the windows, in ascending order.
+    `places` are the indices of the first tokens of the windows, in ascending order.
     """
     if not len(places):
         return np.zeros((0, 2), np.int64)
@@ -362,7 +368,7 @@ def _by_owner(owner: npt.NDArray[np.uint8]) -> list[tuple[int, int, int]]:
 
 
 def cuts_in_whole_text(cuts: Sequence[Cut], visible: Sequence[Span]) -> list[Cut]:
-    """Return cuts of the visible text as cuts of the whole text, whose spans `visible` are not cut yet."""
+    """Return cuts of the visible text as cuts of the whole text, of which earlier cuts left the spans `visible`."""
     by_kind: dict[str, list[Span]] = {}
     for start, end, kind in cuts:
         by_kind.setdefault(kind, []).append((start, end))

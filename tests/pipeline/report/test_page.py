@@ -118,12 +118,14 @@ def test_a_damaged_plan_or_metrics_file_is_named(tmp_path: Path) -> None:
     write_run(run, RunFile())
     run.write_atomic("train/metrics.jsonl", b'{"step": 1}\n')
     with pytest.raises(
-        ContractError, match=r"metrics\.jsonl: expected one complete step per line, got one without 'loss'\."
+        ContractError,
+        match=r"metrics\.jsonl: expected one complete step per line, got an invalid line \(KeyError\('loss'\)\)\.",
     ):
         write_report(run, None)
     run.write_atomic("train/plan.json", b'{"figures": []}')
     with pytest.raises(
-        ContractError, match=r"plan\.json: expected a plan, got one without 'stages'\. Run `penstock plan`\."
+        ContractError,
+        match=r"plan\.json: expected a training plan, got an invalid one \(KeyError\('stages'\)\)\. Run `penstock",
     ):
         write_report(run, None)
 
