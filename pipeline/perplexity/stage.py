@@ -154,7 +154,7 @@ def perplexity_of(log10: float, tokens: int) -> float:
 def perplexity_buckets(
     perplexity: npt.ArrayLike, head_cut: npt.ArrayLike, middle_cut: npt.ArrayLike
 ) -> npt.NDArray[np.str_]:
-    """Return the bucket of each document: head, middle, tail; ALL if its perplexity or a quantile is NaN (documents,).
+    """Return the bucket of each document: head, middle or tail, or ALL if its perplexity or a quantile is NaN.
 
     Values are compared as float32.
     """
