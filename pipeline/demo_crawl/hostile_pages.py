@@ -100,7 +100,7 @@ FAKE_VALUES: dict[str, Callable[[random.Random], str]] = {
 
 
 def personal_page(stock: Stock, url: str, kind: str, rng: random.Random) -> DemoPage:
-    """Return a good page with one to three values of a type, and sometimes one of another type."""
+    """Return a good page with one to three values of one type of personal data, and sometimes one more of any type."""
     topic, paragraphs = stock.paragraphs(1200)
     kinds = [kind] * rng.randint(1, 3) + rng.sample(sorted(FAKE_VALUES), rng.randint(0, 1))
     values = [(name, FAKE_VALUES[name](rng)) for name in kinds]

@@ -212,7 +212,7 @@ def stored_record(capture: Capture) -> bytes:
 
 
 def _spread(captures: list[Capture], rng: random.Random) -> list[list[Capture]]:
-    """Return the captures of each file, in random order.
+    """Divide the captures among the WARC files; return the captures of each file, in random order.
 
     Captures with a fault are spread over the files, except truncated ones, which end the last file.
     """

@@ -220,8 +220,8 @@ def _read_pieces(path: str) -> bytes:
 class _ModelWriter:
     """A context manager that writes a model file array by array; an exception removes the file.
 
-    The writers of `pipeline/engine` do not suit: a model file is not part of a table, and arrays already written are
-    memory-mapped while others are added.
+    The writers of `pipeline/engine` do not suit, because they write parts of tables. Arrays of a model file are also
+    memory-mapped while others are still added.
     """
 
     def __init__(self, target: Path):

@@ -84,7 +84,7 @@ def find_splits(config: SourceConfig) -> list[Split]:
 def _match(path: str) -> Iterator[_InputFile]:
     """Yield the file at a path, or every file that a pattern matches.
 
-    Raises ValueError or OSError if the pattern matches none.
+    Raises ValueError or OSError if the pattern matches no file.
     """
     is_uri = "://" in path
     location, question, options = path.partition("?") if is_uri else (os.path.abspath(path), "", "")

@@ -64,7 +64,7 @@ def _names_any(rows: pa.RecordBatch | pa.Table, columns: Sequence[str], document
 
 
 def documents_named(batch: pa.RecordBatch, columns: Sequence[str]) -> set[bytes]:
-    """Return the document ids that these columns of a batch hold."""
+    """Return the document ids in the given columns of a batch."""
     return {identifier for name in columns for identifier in _ids(batch.column(name), name).to_pylist()}
 
 
@@ -155,7 +155,7 @@ def _collect(rows: pa.Table, column: str, texts: dict[bytes, list[str]]) -> None
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the schema with which a Parquet file was written: the one that was read, without field ids."""
+    """Return the schema with which a Parquet file was written: the schema read from the file, without field ids."""
     return pa.schema([_plain(field) for field in schema], metadata=schema.metadata)
 
 
@@ -243,7 +243,7 @@ class SpanFinder:
         self._likely[self._marks >> np.uint32(16)] = True
 
     def find(self, units: Units) -> Iterator[tuple[int, str, list[int]]]:
-        """Yield (position, digest, numbers of the removed documents with it) of every indexed span found in `units`."""
+        """Yield (position, digest, numbers of the removed documents with this span) of every span found in `units`."""
         if not len(self._marks):
             return
         window = SPAN_LENGTHS[self._kind]
