@@ -46,7 +46,7 @@ class TrainImportanceConfig(Section):
         if not (self.target.given and self.raw.given):
             raise ValueError(
                 "expected texts of the target and of the raw sample, got at most one of them. "
-                "Set files or run of both target and raw."
+                "Set `files` or `run` of both train_importance.target and train_importance.raw."
             )
         return self
 
