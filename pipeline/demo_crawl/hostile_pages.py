@@ -40,19 +40,19 @@ SENTENCES: dict[str, tuple[str, ...]] = {
 
 
 def email(rng: random.Random) -> str:
-    """Return an address at a domain that is reserved for examples."""
+    """Return an email address at a domain that is reserved for examples."""
     return f"{rng.choice(NAMES)}.{rng.choice(NAMES)}{rng.randrange(10, 99)}@example.{rng.choice(('com', 'org', 'net'))}"
 
 
 def phone(rng: random.Random) -> str:
-    """Return a number reserved for fiction in the United States (555-01xx) or in London (020 7946 0xxx)."""
+    """Return a phone number reserved for fiction in the United States (555-01xx) or in London (020 7946 0xxx)."""
     area, line = rng.choice((212, 312, 415, 617, 206)), rng.randrange(100, 200)
     forms = (f"({area}) 555-0{line}", f"+1 {area}-555-0{line}", f"+44 20 7946 0{rng.randrange(1000):03d}")
     return rng.choice(forms)
 
 
 def credit_card(rng: random.Random) -> str:
-    """Return a published test number, without separators or in groups of four digits."""
+    """Return a card number that is published for tests, without separators or in groups of four digits."""
     number = rng.choice(TEST_CARDS)
     return rng.choice(("", " ", "-")).join(number[start : start + 4] for start in range(0, 16, 4))
 

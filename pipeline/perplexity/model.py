@@ -44,11 +44,11 @@ HOME_SLOTS_PER_ENTRY = 1.5
 """Home slots, where searches start, per n-gram of a table. At 1.5 a search takes 2 steps on average, and a model of
 lmplz takes 24 bytes per n-gram."""
 ENTRY = np.dtype([("key", "<u8"), ("probability", "<f4"), ("backoff", "<f4")])
-"""Type of an n-gram on its way to the table: key, log10 probability and log10 back-off weight."""
+"""Type of an n-gram before it is written to the hash table: key, log10 probability and log10 back-off weight."""
 
 
 def word_codes(words: Iterable[str]) -> Keys:
-    """Return the xxh64 of each word's UTF-8."""
+    """Return the xxh64 hash code of each word, encoded as UTF-8."""
     return np.array([xxhash.xxh64_intdigest(word.encode("utf-8", "surrogatepass")) for word in words], np.uint64)
 
 
@@ -174,7 +174,7 @@ def line_spans(text: str) -> npt.NDArray[np.int64]:
 
 
 def words(lines: Sequence[str]) -> list[list[str]]:
-    """Return the words of each line, split at whitespace: the pieces of a model without a SentencePiece model."""
+    """Return the words of each line, split at whitespace; used for a language model without a SentencePiece model."""
     return [line.split() for line in lines]
 
 

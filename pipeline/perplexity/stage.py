@@ -216,9 +216,9 @@ def _models(config: PerplexityConfig) -> dict[str, str]:
 
 
 def checkpoint_files(folder: str) -> dict[str, str]:
-    """Return the metadata file of a checkpoint and all files of its state, by name; their digests identify the weights.
+    """Return the paths of a checkpoint's files: `checkpoint` (its metadata) and `checkpoint/FILE` (each other file).
 
-    Raises ConfigError if the folder is not a checkpoint.
+    The digests of these files identify the weights. Raises ConfigError if the folder is not a checkpoint.
     """
     metadata = Path(folder) / METADATA_FILE
     try:

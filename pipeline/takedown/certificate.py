@@ -46,7 +46,7 @@ COPY_SHARE = 0.5
 
 @dataclass
 class CheckResult:
-    """The result of checking a certificate."""
+    """The problems, notes and counts from the check of a certificate against a run."""
 
     problems: list[str] = field(default_factory=list)
     """Messages about the differences between certificate and run; empty = the certificate is valid."""
@@ -285,7 +285,7 @@ def _check_id(certificate: Certificate, checked: CheckResult) -> None:
 def _check_versions(run: Store, name: str, current: Manifest, certificate: Certificate, checked: CheckResult) -> None:
     """Check that a table's current version is that of the certificate or was made from it by later takedowns.
 
-    Check also that files that the takedown did not rewrite are those of the version before it.
+    Check also that files that the takedown did not rewrite have the same SHA-256 as in the version before it.
     """
     change = certificate.tables[name]
     try:

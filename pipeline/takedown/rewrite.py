@@ -122,7 +122,7 @@ class _Draft:
 
 
 def new_version(identifier: str, table: str, old: str) -> str:
-    """Return the name of the version folder that replaces `old` in a takedown."""
+    """Return the name of the version folder that replaces the folder `old` of a table in a takedown."""
     return f"v-{digest_of([identifier, table, old])[:12]}"
 
 

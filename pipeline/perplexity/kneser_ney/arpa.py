@@ -73,7 +73,7 @@ def message_rows(
 ) -> Iterator[pa.RecordBatch]:
     """Yield rows (schema MESSAGE) with the bytes of arrays that partition `source` sends to partition `target`.
 
-    Yields none if the arrays are empty.
+    Yields no row if the arrays are empty.
     """
     payload = b"".join(np.ascontiguousarray(array).data.cast("B") for array in arrays if array.size)
     for number, start in enumerate(range(0, len(payload), ROW_BYTES)):
