@@ -213,7 +213,7 @@ def _wrong_encodings(stock: Stock, urls: UrlGenerator, rng: random.Random) -> It
 
 
 def _hostile(stock: Stock, urls: UrlGenerator) -> Iterator[Capture]:
-    """Yield a page of 100,000 nested elements and a page of 20 MB, both of which compress to a small record."""
+    """Yield a page with 100,000 nested elements and a page of 20 MB, both of which compress to a small record."""
     text = stock.paragraphs(1000)[1][0].encode()
     url = urls.new("deep")
     deep = b"<html><body>" + b"<div>" * NESTED_TAGS + text + b"</div>" * NESTED_TAGS + b"</body></html>"

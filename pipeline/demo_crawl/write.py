@@ -73,7 +73,7 @@ def http_response(
 
 
 def date_of(url: str) -> datetime:
-    """Return the capture date of a URL, derived from the URL: one of the first 300 days of 2024."""
+    """Derive the capture date of a page from its URL: one of the first 300 days of 2024."""
     return FIRST_DATE + timedelta(seconds=zlib.crc32(url.encode()) % (300 * 86400))
 
 

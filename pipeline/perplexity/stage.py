@@ -90,7 +90,8 @@ class PerplexityConfig(Section):
             raise ValueError('scorer = "ngram" requires models by language, got none. Set perplexity.models.')
         if unknown := ", ".join(sorted(self.pieces.keys() - self.models.keys())):
             raise ValueError(
-                f"pieces: expected only languages in models, got {unknown}. Remove {unknown} from perplexity.pieces."
+                f"pieces: expected languages that perplexity.models has, got {unknown}. "
+                f"Remove {unknown} from perplexity.pieces."
             )
         if self.head_share >= self.middle_share:
             raise ValueError(

@@ -105,7 +105,7 @@ def _entropy(counts: Ints, total: int) -> float:
 
 
 def _placeholders(text: str) -> float:
-    """Return the number of occurrences of `lorem ipsum` divided by the number of characters of the normalized text."""
+    """Return the ratio of `lorem ipsum` occurrences to characters in the normalized text."""
     normal = " ".join(filter(None, map(normal_piece, text.split())))
     return normal.count(PLACEHOLDER) / max(len(normal), 1)
 

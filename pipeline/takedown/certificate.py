@@ -178,7 +178,7 @@ def canonical_digest(name: str, table: TableVersion, key: str) -> str:
 
 
 def _schema_of(key: str, contract: Mapping[str, Any]) -> pa.Schema:
-    """Return the Arrow schema of a file of the dataset: a shard, a document index or a bucket of the index by URL."""
+    """Return the Arrow schema of a dataset file: a shard, a document index or a bucket of the index by URL."""
     if key.startswith("by_url/"):
         return BY_URL
     dtype = "uint16" if contract["vocab_size"] <= 1 << 16 else "uint32"

@@ -55,7 +55,7 @@ def _ids(column: pa.ChunkedArray | pa.Array, name: str) -> pa.ChunkedArray | pa.
 
 
 def _names_any(rows: pa.RecordBatch | pa.Table, columns: Sequence[str], documents: pa.Array) -> Mask:
-    """Return a mask of the rows in which one of the columns holds the id of one of the documents."""
+    """Return a mask of the rows that contain an id of `documents` in one of the given columns."""
     known = documents.cast(pa.binary())
     mask: Mask = np.zeros(rows.num_rows, np.bool_)
     for name in columns:
@@ -69,7 +69,7 @@ def documents_named(batch: pa.RecordBatch, columns: Sequence[str]) -> set[bytes]
 
 
 def holds_documents(folder: Store, path: str, table: Table, documents: pa.Array) -> bool:
-    """Return True if a row of a table's part has the id of any of the documents."""
+    """Return True if a part of a table contains the id of any of the documents."""
     with folder.open_input(path) as stream:
         file = pq.ParquetFile(stream)
         columns = columns_with_ids(table, file.schema_arrow.names)

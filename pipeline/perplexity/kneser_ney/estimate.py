@@ -522,7 +522,7 @@ def make_plan(
 
 
 def part_bounds(samples: Iterable[Sequence[int]], partitions: int) -> Keys:
-    """Return the bounds of parts of about equal size: distinct quantiles of the sampled owner keys."""
+    """Return the bounds that divide n-grams into parts of similar size: distinct quantiles of sampled owner keys."""
     keys = np.sort(np.array([key for sample in samples for key in sample], np.uint64))
     positions = np.linspace(0, len(keys), partitions, endpoint=False)[1:].astype(np.int64)
     return np.unique(keys[positions])

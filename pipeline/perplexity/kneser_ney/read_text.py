@@ -36,7 +36,7 @@ class ByteRange:
 
 
 def find_ranges(paths: list[str], setting: str = "input", range_bytes: int = RANGE_BYTES) -> list[ByteRange]:
-    """Return the byte ranges of all files that the paths and patterns of a setting of `[train_lm]` match.
+    """Return the byte ranges of all files that the given paths and patterns match; errors name `train_lm.SETTING`.
 
     Raises a ConfigError that lists every path without a file.
     """
