@@ -52,7 +52,7 @@ def repeated_line_chars(stock: Stock, rng: random.Random) -> Blocks:
 
 
 def top_ngram(n: int) -> MakeBlocks:
-    """Return a function that makes pages in which one n-gram covers too much of the text."""
+    """Return a function that makes pages in which a single phrase of n words covers too much of the text."""
 
     def make(stock: Stock, rng: random.Random) -> Blocks:
         phrase = " ".join(rng.sample([word for word in stock.words[200:2000] if len(word) == 7], n))
@@ -85,7 +85,7 @@ def repeated_ngrams(n: int) -> MakeBlocks:
 
 
 def _inserted(sentences: list[str], phrases: list[str], rng: random.Random) -> list[str]:
-    """Return the sentences as paragraphs with the phrases spread evenly, each between two words of a sentence."""
+    """Return paragraphs of the sentences, with the phrases inserted at even distances between words of a sentence."""
     words = [sentence.split(" ") for sentence in sentences]
     gaps = [(number, index) for number, sentence in enumerate(words) for index in range(1, len(sentence))]
     step = len(gaps) / len(phrases)
@@ -206,7 +206,7 @@ def few_sentences(stock: Stock, rng: random.Random) -> Blocks:
 
 
 def policy_lines(stock: Stock, rng: random.Random) -> Blocks:
-    """Make eight lines that C4 cuts because of a notice, and too little other text."""
+    """Make eight lines that C4 cuts because of a notice (about cookies or javascript), and too little other text."""
     lines = [f"{sentence} {notice}" for sentence, notice in zip(stock.sentences(8, 9), NOTICES)]
     return prose([*lines, *stock.sentences(3, 9)])
 

@@ -117,7 +117,7 @@ def foreign_page(encoding: Encoding, url: str, rng: random.Random) -> DemoPage:
 
 
 def templates_of(language: str) -> Templates:
-    """Return the templates of a language of CHARSETS."""
+    """Return the sentence templates and phrases of a language that CHARSETS lists."""
     values = _read_languages()[language]
     return Templates(
         menu=tuple(values["menu"]),
@@ -211,7 +211,7 @@ def near_copy(original: DemoPage, url: str, level: float, words: list[str], rng:
 
 
 def _altered(page: DemoPage, level: float, words: list[str], rng: random.Random) -> Blocks:
-    """Return the blocks of the page with as many words replaced as make the similarity closest to `level`."""
+    """Return the blocks of the page after replacing words until its similarity to the page is closest to `level`."""
     texts = [text.split(" ") for _, text in page.blocks]
     positions = [(b, w) for b, text in enumerate(texts) for w, word in enumerate(text) if REPLACEABLE.fullmatch(word)]
     rng.shuffle(positions)

@@ -40,19 +40,19 @@ SENTENCES: dict[str, tuple[str, ...]] = {
 
 
 def email(rng: random.Random) -> str:
-    """Return an address at a domain that is reserved for examples."""
+    """Return an email address at a domain that is reserved for examples."""
     return f"{rng.choice(NAMES)}.{rng.choice(NAMES)}{rng.randrange(10, 99)}@example.{rng.choice(('com', 'org', 'net'))}"
 
 
 def phone(rng: random.Random) -> str:
-    """Return a number reserved for fiction in the United States (555-01xx) or in London (020 7946 0xxx)."""
+    """Return a phone number reserved for fiction in the United States (555-01xx) or in London (020 7946 0xxx)."""
     area, line = rng.choice((212, 312, 415, 617, 206)), rng.randrange(100, 200)
     forms = (f"({area}) 555-0{line}", f"+1 {area}-555-0{line}", f"+44 20 7946 0{rng.randrange(1000):03d}")
     return rng.choice(forms)
 
 
 def credit_card(rng: random.Random) -> str:
-    """Return a published test number, without separators or in groups of four digits."""
+    """Return a card number that is published for tests, without separators or in groups of four digits."""
     number = rng.choice(TEST_CARDS)
     return rng.choice(("", " ", "-")).join(number[start : start + 4] for start in range(0, 16, 4))
 
@@ -100,7 +100,7 @@ FAKE_VALUES: dict[str, Callable[[random.Random], str]] = {
 
 
 def personal_page(stock: Stock, url: str, kind: str, rng: random.Random) -> DemoPage:
-    """Return a good page with one to three values of a type, and sometimes one of another type."""
+    """Return a good page with one to three values of one type of personal data, and sometimes one more of any type."""
     topic, paragraphs = stock.paragraphs(1200)
     kinds = [kind] * rng.randint(1, 3) + rng.sample(sorted(FAKE_VALUES), rng.randint(0, 1))
     values = [(name, FAKE_VALUES[name](rng)) for name in kinds]
@@ -213,7 +213,7 @@ def _wrong_encodings(stock: Stock, urls: UrlGenerator, rng: random.Random) -> It
 
 
 def _hostile(stock: Stock, urls: UrlGenerator) -> Iterator[Capture]:
-    """Yield a page of 100,000 nested elements and a page of 20 MB, both of which compress to a small record."""
+    """Yield a page with 100,000 nested elements and a page of 20 MB, both of which compress to a small record."""
     text = stock.paragraphs(1000)[1][0].encode()
     url = urls.new("deep")
     deep = b"<html><body>" + b"<div>" * NESTED_TAGS + text + b"</div>" * NESTED_TAGS + b"</body></html>"

@@ -73,7 +73,7 @@ def http_response(
 
 
 def date_of(url: str) -> datetime:
-    """Return the capture date of a URL, derived from the URL: one of the first 300 days of 2024."""
+    """Derive the capture date of a page from its URL: one of the first 300 days of 2024."""
     return FIRST_DATE + timedelta(seconds=zlib.crc32(url.encode()) % (300 * 86400))
 
 
@@ -212,7 +212,7 @@ def stored_record(capture: Capture) -> bytes:
 
 
 def _spread(captures: list[Capture], rng: random.Random) -> list[list[Capture]]:
-    """Return the captures of each file, in random order.
+    """Divide the captures among the WARC files; return the captures of each file, in random order.
 
     Captures with a fault are spread over the files, except truncated ones, which end the last file.
     """

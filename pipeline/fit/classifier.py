@@ -65,7 +65,7 @@ def auc(scores: Floats, labels: Labels) -> float:
 
 
 def confusion(kept: Labels, labels: Labels) -> dict[str, int]:
-    """Return the numbers of good and bad documents that are kept and dropped."""
+    """Return the number of documents by class and verdict: `good_kept`, `good_dropped`, `bad_kept`, `bad_dropped`."""
     return {
         "good_kept": int((kept & labels).sum()),
         "good_dropped": int((~kept & labels).sum()),
@@ -190,12 +190,13 @@ class TrainClassifierConfig(Section):
             raise ValueError(f"{names} would be ignored with kind = {self.kind!r}. Remove {names} from the recipe.")
         if not self.labelled and not (self.positives.given and self.negatives.given):
             raise ValueError(
-                "expected positives and negatives, or labelled files, got neither. Set positives and negatives."
+                "expected positives and negatives, or labelled files, got neither. "
+                "Set train_classifier.positives and train_classifier.negatives."
             )
         return self
 
     def settings(self) -> dict[str, Any]:
-        """Return all settings that change the model, for its manifest, without those that its kind ignores."""
+        """Return all settings that change the model, for its manifest; settings that its `kind` ignores are omitted."""
         ignored = FASTTEXT_ONLY if self.kind == "linear" else LINEAR_ONLY
         settings = {name: value for name, value in self.content().items() if name not in ignored}
         return {**settings, "positives": self.positives.content(), "negatives": self.negatives.content()}
@@ -247,13 +248,13 @@ def part_of(text: TrainingText, config: TrainClassifierConfig) -> str:
 
 
 def count_texts(gathered: Gathered, config: TrainClassifierConfig, name: str) -> dict[str, int]:
-    """Return the number of texts of a class that are used for training, calibration and held-out metrics."""
+    """Return how many texts of the class `name` are used for each of TRAIN, CALIBRATE and HELDOUT."""
     parts = [part_of(text, config) for text in gathered.texts[name]]
     return {part: parts.count(part) for part in SPLIT_PARTS}
 
 
 def split_texts(gathered: Gathered, config: TrainClassifierConfig) -> dict[str, list[LabeledExample]]:
-    """Return the examples for training, for calibration and for held-out metrics.
+    """Divide the texts into examples, and return the examples of each of TRAIN, CALIBRATE and HELDOUT.
 
     Raises ContractError if one of these lacks a class; fastText needs no calibration examples.
     """
@@ -267,7 +268,8 @@ def split_texts(gathered: Gathered, config: TrainClassifierConfig) -> dict[str, 
         if not 0 < good < len(parts[part]):
             raise ContractError(
                 f"train_classifier: expected both classes in the {part} texts, got {good} good and "
-                f"{len(parts[part]) - good} bad examples. Add texts of the missing class."
+                f"{len(parts[part]) - good} bad examples. Add texts of the missing class to "
+                "train_classifier.positives or train_classifier.negatives."
             )
     return parts
 

@@ -58,7 +58,7 @@ class RunSampleTask:
     languages: tuple[str, ...]
     seed: int
     share: float = 1.0
-    """Only documents whose hash is in this lowest share of all hashes are returned."""
+    """Only documents whose hash is in this lowest share of the hash range are returned; 1 = all documents."""
 
     def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """Yield the kept documents of the selected sources and languages, with these columns."""
@@ -95,8 +95,8 @@ def sample_run(spark: Any, run: str, task: tuple[tuple[str, ...], tuple[str, ...
     if not total:
         raise ContractError(
             f"{run}: expected kept documents of sources {list(sources) or 'all'} and languages "
-            f"{list(languages) or 'all'}, got none. Run `penstock report` to see those of the run, "
-            "then correct these settings."
+            f"{list(languages) or 'all'}, got none. Run `penstock report` to see the sources and languages of "
+            "the run, then correct the settings `sources` and `languages`."
         )
     share = (size + 6 * size**0.5 + 10) / total
     while True:
@@ -115,7 +115,7 @@ def count_part(task: RunSampleTask, retried: bool) -> dict[str, Any]:
 
 
 def rows_of_part(task: RunSampleTask) -> Iterator[pa.RecordBatch]:
-    """Yield (hash, doc_id, text) of the selected documents of a part whose hash is in the lowest `task.share`."""
+    """Yield (hash, doc_id, text) of the selected documents of a part; `task.share` limits their hashes."""
     for batch in task.batches(["doc_id", "text"]):
         keys = [shuffle_key(task.seed, doc_id) for doc_id in batch.column("doc_id").to_pylist()]
         is_sampled = pa.array(np.array([is_in_share(key, task.share) for key in keys], bool))
@@ -210,7 +210,8 @@ class TextFiles:
                 sha256, size = stream.finish()
             except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
                 raise ContractError(
-                    f"{self._where}: expected {split.uri} to be readable, got {error}. Replace the file."
+                    f"{self._where}: expected {split.uri} to be readable, got {error}. "
+                    "Replace the file by an intact copy."
                 ) from error
             finally:
                 stream.close()
@@ -290,7 +291,8 @@ class Corpus(Section):
     def _used(self) -> "Corpus":
         if (self.sources or self.languages) and self.run is None:
             raise ValueError(
-                "sources, languages: expected `run` to be set, as they select its documents, got no run. Set `run`."
+                "sources, languages: expected `run` to be set, because they select documents of a run, got no run. "
+                "Set `run`."
             )
         return self
 
@@ -301,7 +303,7 @@ class Corpus(Section):
 
 
 class TrainingText(NamedTuple):
-    """A training document."""
+    """A training document: its text and two hashes."""
 
     key: int
     """Hash by which samples are ordered."""
@@ -335,7 +337,7 @@ class LowestHashSample:
         self._held: set[bytes] = set()
 
     def offer(self, key: int, text: str) -> None:
-        """Add a text, given its hash `key`, if it is new and its hash is among the lowest so far."""
+        """Add a text, given its hash `key`, if it is new and its hash is among the `size` lowest so far."""
         digest = digest_of_text(text)
         if digest in self._held:
             self._left_out["repeated"] += 1
@@ -363,7 +365,7 @@ class LowestHashSample:
 def gather_corpora(
     corpora: Mapping[str, Corpus], labelled: tuple[str, ...], reading: Reading, seed: int, spark: Any = None
 ) -> Gathered:
-    """Return the texts by name of corpus; texts of labeled files are added to GOOD or BAD according to their labels.
+    """Return the texts of each corpus; texts of labeled files are added to GOOD or BAD according to their labels.
 
     Texts that occur in two corpora are removed from both. Raises ConfigError if files do not exist or have an unknown
     suffix. Raises ContractError if a file is corrupt, or if a run has no document of the sources and languages.

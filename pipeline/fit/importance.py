@@ -46,7 +46,7 @@ class TrainImportanceConfig(Section):
         if not (self.target.given and self.raw.given):
             raise ValueError(
                 "expected texts of the target and of the raw sample, got at most one of them. "
-                "Set files or run of both target and raw."
+                "Set `files` or `run` of both train_importance.target and train_importance.raw."
             )
         return self
 
@@ -90,7 +90,7 @@ def train_importance(
 
 
 def count_corpus(texts: Sequence[TrainingText], config: TrainImportanceConfig) -> NgramCounts:
-    """Return the number of n-grams of the texts in each hash bucket, and the numbers of words and texts."""
+    """Count the n-grams of the texts by hash bucket; also count the words and the texts."""
     vocabulary = new_vocabulary()
     counts, words = np.zeros(config.buckets, np.int64), 0
     for text in texts:

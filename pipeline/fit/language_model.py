@@ -66,7 +66,7 @@ class LmConfig(Section):
             )
         if self.pieces and (ignored := sorted(self.model_fields_set & {"num_pieces", "coverage", "sample_documents"})):
             names = ", ".join(ignored)
-            raise ValueError(f"{names} would be ignored, because lm.pieces is set. Remove {names}.")
+            raise ValueError(f"{names} would be ignored, because lm.pieces is set. Remove {names} from [lm].")
         return self
 
 
@@ -80,9 +80,10 @@ class LinesTask:
 
 
 def make_language_model(spark: Any, config: LmConfig, training: TrainLmConfig, out: str) -> dict[str, Any]:
-    """Train a language model, write it to the local path `out` (`….lm`), and return its settings, digests and figures.
+    """Train a language model, write it to the local path `out` (`….lm`), and write its manifest to `….json`.
 
-    Equal text and settings give equal bytes. Raises ConfigError before any Spark job if a setting is invalid.
+    Return the manifest, with the wall time of each phase added as `seconds`. Equal text and settings give equal bytes.
+    Raises ConfigError before any Spark job if a setting is invalid.
     """
     target = checked_target(config, training, out)
     arpa, spm = target.with_suffix(".arpa"), target.with_suffix(".pieces")
@@ -108,7 +109,7 @@ def make_language_model(spark: Any, config: LmConfig, training: TrainLmConfig, o
 
 
 def checked_target(config: LmConfig, training: TrainLmConfig, out: str) -> Path:
-    """Return the path of the model to write, after checking it and the settings.
+    """Return the path `out` of the model to write, after checking the path and the settings.
 
     Raises ConfigError if it is not a `.lm` path in an existing folder, or if not exactly one of lm.run and
     train_lm.input is set.
@@ -116,7 +117,7 @@ def checked_target(config: LmConfig, training: TrainLmConfig, out: str) -> Path:
     target = Path(out)
     if target.suffix != ".lm" or not target.absolute().parent.is_dir():
         raise ConfigError(
-            f"train-lm --out: expected a path in an existing folder that ends with .lm, got {out!r}. Correct --out."
+            f"train-lm --out: expected a path that ends with .lm, in an existing folder, got {out!r}. Correct --out."
         )
     if (config.run is None) == (not training.input):
         got, fix = ("both", "Remove train_lm.input") if training.input else ("neither", "Set lm.run")
@@ -138,7 +139,7 @@ def _read(path: str) -> bytes:
 
 
 def inputs_of(config: LmConfig, pieces: str) -> dict[str, str]:
-    """Return the digests of the table `clean` and of the SentencePiece model, by name."""
+    """Return the digests of the run's table (`clean`) and of the SentencePiece model (`pieces`)."""
     _, manifest = open_table(Store(config.run or ""), "clean")
     return {"clean": manifest.digest, "pieces": file_sha256(Path(pieces))}
 
@@ -180,7 +181,7 @@ def train_pieces(texts: Iterable[str], config: LmConfig) -> bytes:
 
 
 def sentences_of(text: str, normalisation: str) -> list[str]:
-    """Return the lines of a text that are not blank, normalized."""
+    """Return the lines of a text after normalization, stripped; blank lines are omitted."""
     normalized = normalize(text) if normalisation == "ccnet" else text
     return [line for line in map(str.strip, normalized.split("\n")) if line]
 

@@ -64,14 +64,14 @@ class ArpaBlock:
     """log10 back-off weight of each n-gram; 0 where the file has none."""
 
     def codes(self) -> Keys:
-        """Return the code of each word (xxh64), (n-grams, order)."""
+        """Return the xxh64 hash code of each word, as an array (n-grams, order)."""
         distinct = word_codes(self.words.dictionary.to_pylist())
         codes: Keys = distinct[self.words.indices.to_numpy()].reshape(len(self.probabilities), -1)
         return codes
 
 
 class ArpaReader:
-    """An open ARPA file, plain or compressed as its suffix says, which is read once from start to end."""
+    """A reader of an ARPA file, once from start to end; a suffix such as `.gz` shows if the file is compressed."""
 
     def __init__(self, path: str):
         try:
@@ -88,9 +88,9 @@ class ArpaReader:
         self._lines.close()
 
     def entries(self, order: int) -> Iterator[ArpaBlock]:
-        """Yield the n-grams of the next section of the file in blocks.
+        """Yield the n-grams of the file's next section, which must be those of `order`, in blocks.
 
-        Raises ContractError if the section is malformed or is not that of `order`.
+        Raises ContractError if the section is malformed or has n-grams of another order.
         """
         num_remaining = self.counts[order - 1]
         self._expect(f"\\{order}-grams:")
@@ -173,11 +173,12 @@ def compile_lm(
     normalisation: Literal["ccnet", "none"] = "ccnet",
     percentiles: Mapping[str, float] | None = None,
 ) -> ModelHeader:
-    """Compile an ARPA file to the model file `out` and return its header; equal n-grams give equal bytes.
+    """Compile an ARPA file to the model file `out`, and return the header of the model file.
 
-    `spm` is the SentencePiece model whose pieces are the words of the ARPA file (None = words separated by spaces).
-    `percentiles` are perplexities of a sample by name; they are only copied to the header. Raises
-    ContractError if the ARPA file is malformed, ConfigError if it does not exist.
+    The order of the n-grams in the ARPA file does not change the model file. `spm` is the path of the SentencePiece
+    model whose pieces are the words of the ARPA file (None = words separated by spaces). `percentiles` maps names to
+    percentiles of the perplexities of a sample; they are only copied to the header. Raises ContractError if the ARPA
+    file is malformed, ConfigError if it does not exist.
     """
     pieces = b"" if spm is None else _read_pieces(spm)
     target = Path(out)
@@ -217,10 +218,10 @@ def _read_pieces(path: str) -> bytes:
 
 
 class _ModelWriter:
-    """A writer that appends arrays to a model file, as a context manager; an exception removes the file.
+    """A context manager that writes a model file array by array; an exception removes the file.
 
-    The writers of `pipeline/engine` are for parts of tables. This file belongs to no table, and arrays already written
-    are memory-mapped while others are added.
+    The writers of `pipeline/engine` do not suit, because they write parts of tables. Arrays of a model file are also
+    memory-mapped while others are still added.
     """
 
     def __init__(self, target: Path):
@@ -312,7 +313,7 @@ def _check_words(codes: Keys, words: Keys, block: ArpaBlock, where: str) -> None
 
 
 def _spill(keys: Keys, block: ArpaBlock, paths: list[Path]) -> None:
-    """Append each n-gram of a block to a scratch file; `paths` has one file for each range of keys."""
+    """Append each n-gram of a block to the scratch file of its key's range; `paths` has one file for each range."""
     entries = np.zeros(len(keys), ENTRY)
     entries["key"], entries["probability"], entries["backoff"] = keys, block.probabilities, block.backoffs
     numbers = key_range(keys, len(paths))

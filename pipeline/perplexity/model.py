@@ -44,16 +44,16 @@ HOME_SLOTS_PER_ENTRY = 1.5
 """Home slots, where searches start, per n-gram of a table. At 1.5 a search takes 2 steps on average, and a model of
 lmplz takes 24 bytes per n-gram."""
 ENTRY = np.dtype([("key", "<u8"), ("probability", "<f4"), ("backoff", "<f4")])
-"""Type of an n-gram on its way to the table: key, log10 probability and log10 back-off weight."""
+"""Type of an n-gram before it is written to the hash table: key, log10 probability and log10 back-off weight."""
 
 
 def word_codes(words: Iterable[str]) -> Keys:
-    """Return the xxh64 of each word's UTF-8."""
+    """Return the xxh64 hash code of each word, encoded as UTF-8."""
     return np.array([xxhash.xxh64_intdigest(word.encode("utf-8", "surrogatepass")) for word in words], np.uint64)
 
 
 def word_factor(distance: int) -> np.uint64:
-    """Return the factor of a word's hash code in the key of an n-gram; the word is `distance` words before the last."""
+    """Return the factor for the hash code of the word `distance` words before the last, in the key of an n-gram."""
     return np.uint64(pow(STEP, distance, 1 << 64))
 
 
@@ -65,13 +65,13 @@ def keys_of(codes: Keys) -> Keys:
 
 
 def key_range(keys: Keys, parts: int) -> npt.NDArray[np.int64]:
-    """Return the number of the range that each key is in, if all 64-bit keys are divided into `parts` equal ranges."""
+    """Return the index of the range that contains each key; the 64-bit keys are divided into `parts` equal ranges."""
     return ((keys >> HALF) * np.uint64(parts) >> HALF).astype(np.int64)
 
 
 @dataclass(frozen=True)
 class NgramTable:
-    """The hash table of the n-grams of one order."""
+    """A hash table from the 64-bit keys of the n-grams of one order to their probabilities and back-off weights."""
 
     num_home_slots: int
     """Number of slots in which the search for a key can start."""
@@ -79,9 +79,9 @@ class NgramTable:
     """Key and value of each slot, one after the other; the last slot is empty."""
 
     def find(self, keys: Keys) -> tuple[npt.NDArray[np.intp], Values]:
-        """Return the indices in `keys` of those that the table contains, and the values of these keys.
+        """Look up keys; return the indices in `keys` of those found, and their values (found, 2).
 
-        The values are their log10 probabilities and back-off weights (found, 2).
+        The values are log10 probabilities and log10 back-off weights.
         """
         positions = key_range(keys, self.num_home_slots) * 2
         current = self.slots[positions]
@@ -174,14 +174,14 @@ def line_spans(text: str) -> npt.NDArray[np.int64]:
 
 
 def words(lines: Sequence[str]) -> list[list[str]]:
-    """Return the words of each line, split at whitespace: the pieces of a model without a SentencePiece model."""
+    """Return the words of each line, split at whitespace; used for a language model without a SentencePiece model."""
     return [line.split() for line in lines]
 
 
 def load_splitter(model: bytes, where: str, fix: str) -> Splitter:
     """Return a function that splits lines into pieces, from the bytes of a SentencePiece model.
 
-    Raises ConfigError if the bytes are not such a model; the message begins with `where` and ends with `fix`.
+    Raises ConfigError if the bytes are not a SentencePiece model; the message begins with `where` and ends with `fix`.
     """
     import sentencepiece
 
@@ -247,7 +247,7 @@ class ModelHeader(BaseModel):
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of sentences, or of the lines of a text, by a language model."""
+    """Log10 probabilities and token counts of sentences, or of the lines of a text, by a language model."""
 
     log10: Floats
     """log10 probability of each sentence, its end included, (sentences,)."""
@@ -285,7 +285,7 @@ class LanguageModel:
         ]
         self._numbers = _WordNumbers(self._words)
         model = arrays["pieces"].tobytes()
-        self._cut = load_splitter(model, path, "Copy the file again.") if model else words
+        self._cut = load_splitter(model, path, "Restore the file from a backup.") if model else words
 
     def score_text(self, text: str) -> Scores:
         """Return the scores of each line of a text; a line without words has no score (0 tokens)."""
@@ -350,7 +350,7 @@ class LanguageModel:
 
 
 def score_lines(model: Any, lines: Sequence[str]) -> Scores:
-    """Return the scores of lines by a model with the methods `cut` and `score`; groups of lines bound the memory."""
+    """Return the scores of lines by a model with the methods `cut` and `score`, group by group, to bound the memory."""
     parts = []
     for group in _groups(lines):
         sentences = model.cut(group)
@@ -363,7 +363,7 @@ def score_lines(model: Any, lines: Sequence[str]) -> Scores:
 
 
 def _groups(lines: Sequence[str]) -> list[Sequence[str]]:
-    """Return the lines in at least one group of consecutive lines, each of about GROUP_CHARS characters."""
+    """Divide lines into one or more groups of consecutive lines; each group has about GROUP_CHARS characters."""
     lengths = np.fromiter(map(len, lines), np.int64, len(lines))
     cuts = np.flatnonzero(np.diff(np.cumsum(lengths + 1) // GROUP_CHARS)) + 1
     return [lines[start:end] for start, end in pairwise([0, *cuts.tolist(), len(lines)])]
@@ -386,7 +386,7 @@ def _read(path: str) -> tuple[ModelHeader, dict[str, Any]]:
         }
     except (ValidationError, ValueError) as error:
         raise ContractError(
-            f"{path}: expected a complete language model, got a corrupt file. Copy the file again."
+            f"{path}: expected a complete language model, got a corrupt file. Restore it from a backup."
         ) from error
     return header, arrays
 
@@ -409,7 +409,7 @@ class KenlmModel:
     """A model that the package kenlm reads: a binary, memory-mapped and shared by workers, or an ARPA file.
 
     Lines are normalized and split as for CCNet's published models. `spm` is the path of the SentencePiece model that
-    splits them; None: they are split at spaces.
+    splits them; None = lines are split at whitespace.
     """
 
     def __init__(self, path: str, spm: str | None):

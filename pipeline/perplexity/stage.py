@@ -90,7 +90,8 @@ class PerplexityConfig(Section):
             raise ValueError('scorer = "ngram" requires models by language, got none. Set perplexity.models.')
         if unknown := ", ".join(sorted(self.pieces.keys() - self.models.keys())):
             raise ValueError(
-                f"pieces: expected only languages in models, got {unknown}. Remove {unknown} from perplexity.pieces."
+                f"pieces: expected languages that perplexity.models has, got {unknown}. "
+                f"Remove {unknown} from perplexity.pieces."
             )
         if self.head_share >= self.middle_share:
             raise ValueError(
@@ -154,7 +155,7 @@ def perplexity_of(log10: float, tokens: int) -> float:
 def perplexity_buckets(
     perplexity: npt.ArrayLike, head_cut: npt.ArrayLike, middle_cut: npt.ArrayLike
 ) -> npt.NDArray[np.str_]:
-    """Return the bucket of each document: head, middle, tail; ALL if its perplexity or a quantile is NaN (documents,).
+    """Return the bucket of each document: head, middle or tail, or ALL if its perplexity or a quantile is NaN.
 
     Values are compared as float32.
     """
@@ -216,9 +217,9 @@ def _models(config: PerplexityConfig) -> dict[str, str]:
 
 
 def checkpoint_files(folder: str) -> dict[str, str]:
-    """Return the metadata file of a checkpoint and all files of its state, by name; their digests identify the weights.
+    """Return the paths of a checkpoint's files: `checkpoint` (its metadata) and `checkpoint/FILE` (each other file).
 
-    Raises ConfigError if the folder is not a checkpoint.
+    The digests of these files identify the weights. Raises ConfigError if the folder is not a checkpoint.
     """
     metadata = Path(folder) / METADATA_FILE
     try:

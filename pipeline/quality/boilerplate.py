@@ -26,7 +26,7 @@ def _lists() -> Mapping[str, Any]:
 
 
 def phrases_of(language: str) -> tuple[str, ...]:
-    """Return the boilerplate phrases of a language, in lower case; empty if it has no list."""
+    """Return the boilerplate phrases of a language, in lower case; empty if `phrases.toml` has none for it."""
     return tuple(_lists()["phrases"].get(language, ()))
 
 

@@ -46,9 +46,9 @@ class LineRuleResult:
     spans: list[Span]
     """Kept spans of the text, with a newline between two lines; sorted, disjoint, not adjacent [code points]."""
     lorem_ipsum: int
-    """Number of occurrences of `lorem ipsum` on lines that the rules before it keep."""
+    """Number of occurrences of `lorem ipsum` on lines that the preceding line rules keep."""
     curly_brackets: int
-    """Number of opening curly brackets on lines that the rules before it keep."""
+    """Number of opening curly brackets on lines that the preceding line rules keep."""
 
 
 def keep_all_lines(text: str, counts: Sequence[int]) -> LineRuleResult:

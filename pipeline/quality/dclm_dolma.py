@@ -41,7 +41,7 @@ _FASTTEXT_SPACE = re.compile(rf"[{ASCII_SPACE}\0]+")
 
 
 def dclm_lines(text: str) -> dict[str, float]:
-    """Return DCLM's signals of the lines and paragraphs of a text."""
+    """Return DCLM's line and paragraph signals of a text, by name."""
     lines = [line for line in map(str.strip, text.split("\n")) if line]
     size = max(len(lines), 1)
     signals = {
@@ -63,7 +63,7 @@ def shares_of_repeated(parts: Sequence[str]) -> tuple[float, float]:
 
 
 def dclm_words(whole: TextView, stop_words: Codes) -> dict[str, float]:
-    """Return DCLM's signals of words, given the 64-bit codes of the language's stop words."""
+    """Return DCLM's word signals of a text, by name; `stop_words` has the 64-bit codes of the language's stop words."""
     lengths, flags, _, lower_codes = whole.read(read_pieces)
     num_pieces = max(len(lengths), 1)
     signals = {
@@ -108,7 +108,7 @@ ELLIPSIS = "…"
 
 
 def dolma_lines(whole: TextView) -> dict[str, float]:
-    """Return dolma's signals of lines."""
+    """Return dolma's line signals of a text, by name."""
     lines, lowered = split_lines(whole.text), whole.lowered
     repeated, share = shares_of_repeated(lines)
     num_chars = int(whole.read(read_pieces)[0].sum()) if repeated else 1
@@ -124,7 +124,7 @@ def dolma_lines(whole: TextView) -> dict[str, float]:
 
 
 def dolma_words(whole: TextView, stop_words: Codes) -> dict[str, float | None]:
-    """Return dolma's signals of words, given the 64-bit codes of the language's stop words.
+    """Return dolma's word signals of a text, by name; `stop_words` has the 64-bit codes of the language's stop words.
 
     An n-gram signal is None if the text has fewer than n words.
     """

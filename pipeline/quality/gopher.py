@@ -158,7 +158,7 @@ def _repeated_ngrams(codes: Codes, offsets: Ints) -> Iterator[tuple[int, int]]:
 
 
 def _equal_ranks(grams: Codes) -> tuple[Ints, Ints]:
-    """Return the indices that sort the n-grams by code, and the positions in sorted order where the next is equal."""
+    """Return the indices that sort n-grams by code, and the positions in this order where the next code is equal."""
     order = np.argsort(grams)
     ranked = grams[order]
     return order, np.flatnonzero(ranked[1:] == ranked[:-1])

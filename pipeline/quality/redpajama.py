@@ -44,7 +44,7 @@ def lines_of(text: str) -> list[str]:
 
 
 def redpajama_lines(whole: TextView) -> dict[str, float | None]:
-    """Return RedPajama-V2's signals of a whole text for which it need not be split into words."""
+    """Return those RedPajama-V2 signals of a text that do not depend on its words, by name."""
     text, lines = whole.text, lines_of(whole.text)
     size = len(lines)
     return {
@@ -59,7 +59,7 @@ def redpajama_lines(whole: TextView) -> dict[str, float | None]:
 
 
 def redpajama_words(whole: TextView, stop_words: Codes) -> dict[str, float | None]:
-    """Return RedPajama-V2's signals of words, given the 64-bit codes of the language's stop words.
+    """Return RedPajama-V2's word signals of a text, by name; `stop_words` has the 64-bit codes of stop words.
 
     A share of words is None if the text has no words.
     """
@@ -105,7 +105,7 @@ def _entropy(counts: Ints, total: int) -> float:
 
 
 def _placeholders(text: str) -> float:
-    """Return the number of occurrences of `lorem ipsum` divided by the number of characters of the normalized text."""
+    """Return the ratio of `lorem ipsum` occurrences to characters in the normalized text."""
     normal = " ".join(filter(None, map(normal_piece, text.split())))
     return normal.count(PLACEHOLDER) / max(len(normal), 1)
 

@@ -218,7 +218,7 @@ def _rules(**signals: str) -> tuple[QualityRule, ...]:
 def _repetition(column: str, *settings: str) -> tuple[QualityRule, ...]:
     """Return Gopher's repetition rules for these settings, in order.
 
-    A rule compares the column whose name is `column`, a prefix, followed by the setting's name without `max_`.
+    The setting `max_NAME` limits the signal whose name is the prefix `column` followed by `NAME`.
     """
     return _rules(**{setting: column + setting.removeprefix("max_") for setting in settings})
 

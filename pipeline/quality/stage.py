@@ -176,7 +176,7 @@ def make(config: QualityConfig, models: Mapping[str, str]) -> RowFunction:
 
 
 def measures_of(config: QualityConfig, stop_words: Mapping[str, Codes]) -> QualityMeasures:
-    """Return what to measure and cut by the settings; `stop_words` are the codes of each language's stop words."""
+    """Return what the settings require to measure and cut; `stop_words` has the codes of each language's stop words."""
     lines = C4LineRules(config.c4_terminal_punctuation, config.c4_min_line_words, config.c4_max_word_length)
     english = {ENGLISH: stop_codes(STOP_WORDS)}
     refinedweb = RefinedWebRules(config.refinedweb_max_uppercase, config.refinedweb_min_line_words)

@@ -172,7 +172,7 @@ class TextView:
         return arrays
 
     def only(self, lines: Sequence[int], text: str) -> Self:
-        """Return a view of `text`, which must be the lines with these indices, and reuse the words of this view."""
+        """Return a view of `text`, which must be the lines with these indices; the words of this view are reused."""
         rest = type(self)(text, self.vocabulary)
         counts = [self.counts[line] for line in lines]
         if sum(counts) == len(self.numbers):

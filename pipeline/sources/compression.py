@@ -152,7 +152,7 @@ class FrameReader:
     def next_start(self, position: int) -> int:
         """Return the next offset in the compressed file where a readable frame or a record starts.
 
-        The search starts at the offset `position`. If there is none, the size of the file is returned.
+        The search starts at the offset `position`. If nothing is found, the size of the file is returned.
         """
         return self._search(self._anything, position)
 

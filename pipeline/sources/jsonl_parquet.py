@@ -27,7 +27,7 @@ LineParser = Callable[[bytes, SourceConfig], tuple[Row, Drop | None]]
 
 
 class _Lines:
-    """The lines of a file, with their offsets in the decompressed file.
+    """Iterates over the lines of a file and their offsets in the decompressed file.
 
     After the last line, `position` is the size of the decompressed file [bytes].
     """

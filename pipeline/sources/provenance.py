@@ -88,7 +88,7 @@ def account_bytes(
 def domain_of(url: str) -> str | None:
     """Return the registrable domain of a URL, by the public suffix list in the package tldextract.
 
-    It is the host itself if the host is an IP address or has no public suffix, and None if the URL has no host.
+    Return the host itself if it is an IP address or has no public suffix, and None if the URL has no host.
     """
     match = HOST.match(url)
     return _domain(match.group(1)) if match else None

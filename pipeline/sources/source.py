@@ -68,18 +68,18 @@ HEAD_BYTES = 2000
 
 @dataclass(frozen=True)
 class RefetchedRecord:
-    """The record of a document, as it is in its file now."""
+    """A document's record, read again from its input file, and its differences from the row in `documents`."""
 
     uri: str
-    """The file from which it was read."""
+    """URI of the input file."""
     offset: int
-    """Its offset [bytes; rows in a Parquet file]."""
+    """Offset of the record in the file [bytes; rows in a Parquet file]."""
     length: int
-    """Its length [bytes; rows in a Parquet file]."""
+    """Length of the record [bytes; rows in a Parquet file]."""
     changes: tuple[str, ...]
     """Differences from the stored row, as messages; empty if there are none."""
     head: bytes
-    """Its first bytes as the crawler wrote them, decompressed. They may contain personal data."""
+    """First bytes of the record as the crawler wrote them, decompressed. They may contain personal data."""
 
 
 def refetch(split: Split, recorded: Mapping[str, Any], config: SourceConfig) -> RefetchedRecord:

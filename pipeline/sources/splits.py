@@ -84,7 +84,7 @@ def find_splits(config: SourceConfig) -> list[Split]:
 def _match(path: str) -> Iterator[_InputFile]:
     """Yield the file at a path, or every file that a pattern matches.
 
-    Raises ValueError or OSError if the pattern matches none.
+    Raises ValueError or OSError if the pattern matches no file.
     """
     is_uri = "://" in path
     location, question, options = path.partition("?") if is_uri else (os.path.abspath(path), "", "")
@@ -108,7 +108,7 @@ def _match(path: str) -> Iterator[_InputFile]:
             matched = True
             yield _InputFile(name, f"{folder}/{quote(name) if is_uri else name}{question}{options}", info)
     if not matched:
-        raise ValueError("none that matches")
+        raise ValueError("no file that matches")
 
 
 def _translate(parts: list[str]) -> str:
@@ -144,7 +144,7 @@ def _check_readable(file: _InputFile) -> None:
     """Raise ValueError or OSError if the file cannot be opened."""
     kind = file.info.type
     if kind == pafs.FileType.NotFound:
-        raise ValueError("nothing. Correct the path.")
+        raise ValueError("no such file. Correct the path.")
     if kind == pafs.FileType.Directory:
         raise ValueError("a folder. Name its files, such as FOLDER/*.warc.gz.")
     if kind != pafs.FileType.File:

@@ -296,8 +296,8 @@ def _take_header(window: DecodedWindow) -> RecordHeader | None:
 def _may_follow(data: bytes) -> bool:
     """Return True if a record may end directly before these bytes.
 
-    They must be the two line ends that close a WARC record. Another record or the end of the file is valid too, with
-    or without line ends before it.
+    Valid are the two line ends that close a WARC record, the start of another record, and the end of the file. Line
+    ends may precede the last two.
     """
     rest = data.lstrip(b"\r\n")
     return not rest or TERMINATOR.match(data) is not None or starts_with_record(rest)
@@ -306,8 +306,8 @@ def _may_follow(data: bytes) -> bool:
 def _lost(window: DecodedWindow, start: int, plain: bool, reason: str, reason_if_resumed: str | None = None) -> Drop:
     """Skip a record that cannot be read, up to the next record, and return the drop for the skipped bytes.
 
-    Its reason is `reason`, or `reason_if_resumed` (if given) if another record was found. If damage of the frame at
-    `start` ends the run, the kind of damage is the reason instead.
+    The drop's reason is `reason`, or `reason_if_resumed` (if given) if another record was found. If damage of the frame
+    at `start` ends the run, the kind of damage is the reason instead.
     """
     if plain:
         # The search starts one byte earlier, to include the line end before an ARC line.

@@ -46,7 +46,7 @@ COPY_SHARE = 0.5
 
 @dataclass
 class CheckResult:
-    """The result of checking a certificate."""
+    """The problems, notes and counts from the check of a certificate against a run."""
 
     problems: list[str] = field(default_factory=list)
     """Messages about the differences between certificate and run; empty = the certificate is valid."""
@@ -68,10 +68,10 @@ class CheckResult:
 
 
 def judge_shared_spans(certificate: Certificate, checked: CheckResult) -> None:
-    """Add a problem or a note for each place where `checked.shared` has spans of removed documents.
+    """Add problems and notes about the places in `checked.shared` where spans of removed documents occur.
 
     Spans outside of all documents are a problem. A document with at least `COPY_SHARE` of the spans is a copy, which is
-    a problem unless the certificate states that copies were kept. Documents with fewer spans are counted in one note.
+    a problem unless the certificate states that copies were kept. One note counts the documents with fewer spans.
     """
     few = 0
     for (owner, where), digests in sorted(checked.shared.items()):
@@ -99,7 +99,7 @@ def judge_shared_spans(certificate: Certificate, checked: CheckResult) -> None:
 
 
 def describe_check(certificate: Certificate, checked: CheckResult) -> Iterator[str]:
-    """Yield lines of text about the result of checking a certificate."""
+    """Yield the lines that `penstock takedown --check` prints about a certificate and the result of its check."""
     removed = f"{len(certificate.documents)} document(s), {certificate.num_tokens:,} tokens"
     yield f"takedown {certificate.id} of {certificate.made}: {removed}, {certificate.mode}"
     yield f"seal {certificate.seal}"
@@ -151,7 +151,10 @@ class DigestSink:
 
 
 def canonical_digest(name: str, table: TableVersion, key: str) -> str:
-    """Return the SHA-256 that a rewritten file must have: that of its rows, encoded again. `name` is its table."""
+    """Return the SHA-256 that a rewritten file must have: that of the file made by encoding its rows again.
+
+    `name` is the name of its table, `key` the name of the file in the manifest.
+    """
     path = table.manifest.run.paths[key]
     sink = DigestSink()
     if name != DATASET:
@@ -175,7 +178,7 @@ def canonical_digest(name: str, table: TableVersion, key: str) -> str:
 
 
 def _schema_of(key: str, contract: Mapping[str, Any]) -> pa.Schema:
-    """Return the Arrow schema of a file of the dataset: a shard, a document index or a bucket of the index by URL."""
+    """Return the Arrow schema of a dataset file: a shard, a document index or a bucket of the index by URL."""
     if key.startswith("by_url/"):
         return BY_URL
     dtype = "uint16" if contract["vocab_size"] <= 1 << 16 else "uint32"
@@ -282,7 +285,7 @@ def _check_id(certificate: Certificate, checked: CheckResult) -> None:
 def _check_versions(run: Store, name: str, current: Manifest, certificate: Certificate, checked: CheckResult) -> None:
     """Check that a table's current version is that of the certificate or was made from it by later takedowns.
 
-    Check also that files that the takedown did not rewrite are those of the version before it.
+    Check also that files that the takedown did not rewrite have the same SHA-256 as in the version before it.
     """
     change = certificate.tables[name]
     try:
@@ -349,7 +352,7 @@ def _check_files(name: str, table: TableVersion, certificate: Certificate, check
 
 
 def _check_rows(name: str, table: TableVersion, certificate: Certificate, checked: CheckResult) -> None:
-    """Check that a table has no rows of removed documents except blanked ones, and scan its texts for their spans."""
+    """Check that a table's rows of removed documents are blanked, and scan its texts for spans of these documents."""
     removed = {traces.document for traces in certificate.documents}
     if not TABLES[name].describes_documents:
         _check_named(name, table, (removed, certificate.salt), checked)
@@ -370,7 +373,7 @@ def _check_rows(name: str, table: TableVersion, certificate: Certificate, checke
 
 
 def _check_named(name: str, table: TableVersion, removed_and_salt: tuple[set[str], str], checked: CheckResult) -> None:
-    """Check that no row of an index or an audit names a removed document."""
+    """Check that no row of an index or an audit table has the id of a removed document."""
     removed, salt = removed_and_salt
     for entry in table.manifest.content.files if TABLES[name].ids else ():
         with table.folder.open_input(table.manifest.run.paths[entry.key]) as stream:
@@ -398,7 +401,7 @@ def _check_blank(name: str, batch: pa.RecordBatch, row: int, checked: CheckResul
 
 
 def _scan_text(where: str, column: pa.Array, ids: list[bytes], scan: tuple[SpanFinder, CheckResult]) -> None:
-    """Scan a column of texts for spans of removed documents, and add those found to the `shared` of the result."""
+    """Scan a column of texts for spans of removed documents, and add the digests of those found to `checked.shared`."""
     finder, checked = scan
     offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
     if not len(offsets) or column.buffers()[2] is None:
@@ -412,9 +415,9 @@ def _scan_text(where: str, column: pa.Array, ids: list[bytes], scan: tuple[SpanF
 
 
 def _check_shards(run: Store, certificate: Certificate, checked: CheckResult) -> None:
-    """Check that no shard or index names a removed document, and that tombstones replace its tokens.
+    """Check that no shard or index of the dataset names a removed document, and that blanked rows have only tombstones.
 
-    Scan all tokens for spans of removed documents, and add those that occur to `checked.shared`.
+    Scan all tokens for spans of removed documents, and add the digests of those found to `checked.shared`.
     """
     dataset = open_dataset(run)
     removed = {traces.document for traces in certificate.documents}
@@ -472,7 +475,7 @@ class _IndexRows:
         return self._ids[row].hex()
 
     def check_ids(self, ids: pa.Array, where: str, checked: CheckResult) -> None:
-        """Check that the documents of the shard's next record batch are those of the index."""
+        """Check that the documents of the shard's next record batch are the next documents in the index."""
         documents = ids.to_pylist()
         if documents != self._ids[self._row : self._row + len(documents)]:
             checked.problems.append(f"{where}: expected the documents of its index, got others. Restore the shard.")

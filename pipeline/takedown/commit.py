@@ -109,7 +109,7 @@ def read_pending(run: Store) -> PendingTakedown | None:
     except ValidationError as error:
         raise ContractError(
             f"{run.uri}/{PENDING_NAME}: expected a valid record of an unfinished takedown, got an error: {error}. "
-            "Delete the file if run.json still names the old versions."
+            "Delete the file if run.json still names the table versions from before the takedown."
         ) from error
 
 
@@ -207,7 +207,8 @@ def _clean_logs(run: Store, documents: set[str]) -> None:
 def _cleaned(line: bytes, documents: set[str]) -> bytes:
     """Return a log line in which the given documents are blanked.
 
-    The line lists documents of a loss spike, lists documents that a rewind quarantined, or describes one of these.
+    The line lists the documents of a loss spike, lists the documents that a rewind quarantined, or describes one
+    document of such a list.
     """
     try:
         event = json.loads(line)
@@ -237,7 +238,7 @@ def unreferenced_files(run: Store, tables: Collection[str] = tuple(TABLES)) -> I
 
 
 def _path_in_table(version: str, path: str) -> str:
-    """Return the path of a file relative to the folder of its table, from its path relative to that of `version`."""
+    """Convert a file's path relative to the folder of `version` to its path relative to the folder of the table."""
     segments = [version, *path.split("/")]
     while ".." in segments:
         at = segments.index("..")

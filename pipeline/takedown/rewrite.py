@@ -81,11 +81,11 @@ class Removal:
         return pa.array(sorted(self.documents), pa.binary(16))
 
     def trace_tokens(self, tokens: Any) -> list[SpanTrace]:
-        """Return (32-bit hash, salted digest) of spans of a removed document's tokens."""
+        """Return (32-bit hash, salted digest) of each traced span of a removed document's tokens."""
         return trace_spans(tokens, "tokens", self.salt, self.most_traces)
 
     def trace_texts(self, texts: Sequence[str]) -> list[SpanTrace]:
-        """Return (32-bit hash, salted digest) of spans of a removed document's texts."""
+        """Return (32-bit hash, salted digest) of each traced span of a removed document's texts."""
         units = (np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8) for text in texts)
         return [span for own in units for span in trace_spans(own, "text", self.salt, self.most_traces)]
 
@@ -122,7 +122,7 @@ class _Draft:
 
 
 def new_version(identifier: str, table: str, old: str) -> str:
-    """Return the name of the version folder that replaces `old` in a takedown."""
+    """Return the name of the version folder that replaces the folder `old` of a table in a takedown."""
     return f"v-{digest_of([identifier, table, old])[:12]}"
 
 
@@ -182,9 +182,10 @@ def _rewrite_parts(table: str, draft: _Draft, removal: Removal) -> None:
 
 
 def _rewrite_part(draft: _Draft, key: str, how: tuple[Table, pa.Array], removal: Removal) -> PartResult:
-    """Write one part without the documents, and return its result.
+    """Write one part of a table without the documents, and return the result of the part.
 
-    Its `figures` have the number of removed rows by former verdict, and digests of spans of the removed texts.
+    The `figures` of the result have the number of removed rows by former verdict, and digests of spans of the removed
+    texts.
     """
     made = rewrite_part(draft.old.folder, draft.old.manifest.run.paths[key], draft.folder, key, how)
     texts = {document.hex(): removal.trace_texts(own) for document, own in made.texts.items()}
@@ -192,7 +193,7 @@ def _rewrite_part(draft: _Draft, key: str, how: tuple[Table, pa.Array], removal:
 
 
 def _result(files: Sequence[WrittenFile], **figures: Any) -> PartResult:
-    """Return the result of a part: rewritten files with equal numbers of rows, and values for its `figures`."""
+    """Return the PartResult of rewritten files, which have equal numbers of rows; it also holds `figures`."""
     counts = Counts(rows_in=files[0].rows, rows_kept=files[0].rows)
     return PartResult({written.key: written for written in files}, counts, figures)
 
@@ -279,7 +280,7 @@ def _manifest(
     versions: Mapping[str, str],
     started: tuple[datetime, float, float],
 ) -> Manifest:
-    """Return the manifest of a new version: that of the old version with the changes and a record of the takedown."""
+    """Return the manifest of a new version: that of the old version, with the changed files and the takedown added."""
     old, content = draft.old.manifest, draft.old.manifest.content
     before = draft.old.folder.uri.rpartition("/")[2]
     files = [_entry(draft.files[own.key]) if own.key in draft.files else own for own in content.files]

@@ -51,7 +51,7 @@ class TakedownRequest:
 
 @dataclass(frozen=True)
 class Selection:
-    """The documents that a request matches."""
+    """The ids of the documents that a takedown request matches."""
 
     request: TakedownRequest
     documents: frozenset[bytes]
@@ -68,7 +68,7 @@ def select_documents(run: Store, request: TakedownRequest) -> Selection:
         raise ConfigError("takedown: expected --domain, --url, --doc or --near, got none of them. Add one of them.")
     if not {"documents", "tokens"} & {*read_run(run).tables}:
         raise ConfigError(
-            f"takedown: expected a run with documents or a dataset, got neither in {run.uri}. Name the run's folder."
+            f"takedown: expected a run with documents or a dataset, got neither in {run.uri}. Correct the run folder."
         )
     matchers = _Matchers(request.items())
     for batch in _located(run):
@@ -151,7 +151,7 @@ class _Matchers:
         self._any_url = pa.array(sorted({value for kind, value in items if kind == "url"}), pa.string())
 
     def match(self, batch: pa.RecordBatch | pa.Table) -> None:
-        """Add the documents of a batch to each item that they match."""
+        """Add each document of a batch to `documents` of every requested item that the document matches."""
         near = pc.is_in(batch.column("doc_id"), self._any_id)
         if self._hosts:
             near = pc.or_(near, pc.is_in(batch.column("domain"), self._any_host))
@@ -198,7 +198,7 @@ def _located(run: Store) -> Iterator[pa.RecordBatch | pa.Table]:
 
 
 def batches_of(run: Store, table: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield these columns of all parts of a table in batches; the first column, an id, is cast to binary(16)."""
+    """Yield the given columns of a table in batches; the first column must have ids, which are cast to binary(16)."""
     folder, manifest = open_table(run, table)
     for path in manifest.paths_of("part-"):
         with folder.open_input(path) as stream:
@@ -207,7 +207,7 @@ def batches_of(run: Store, table: str, columns: Sequence[str]) -> Iterator[pa.Re
 
 
 def _cluster_mates(run: Store, documents: frozenset[bytes] | set[bytes]) -> set[bytes]:
-    """Return all documents of the clusters that the given documents belong to."""
+    """Return the ids of all documents in the clusters of near-duplicates to which the given documents belong."""
     ids = pa.array(sorted(documents), ID)
     clusters: set[bytes] = set()
     for batch in _clustered(run):
@@ -220,7 +220,7 @@ def _cluster_mates(run: Store, documents: frozenset[bytes] | set[bytes]) -> set[
 
 
 def _clustered(run: Store) -> Iterator[pa.RecordBatch | pa.Table]:
-    """Yield (doc_id, cluster) of every document whose cluster is known."""
+    """Yield batches of (doc_id, cluster) from a table of CLUSTERED, else from the dataset; none if neither exists."""
     tables = read_run(run).tables
     table = next((name for name in CLUSTERED if name in tables), None)
     if table is not None:

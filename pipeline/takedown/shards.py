@@ -41,7 +41,7 @@ class RemovedRows:
 
 
 def find_removed_rows(dataset: Dataset, documents: frozenset[bytes]) -> list[RemovedRows]:
-    """Return the rows and tokens of the documents in each shard that holds any of them."""
+    """Return, for each shard that holds any of the documents, their rows and the positions of their tokens."""
     ids = pa.array(sorted(documents), pa.binary(16))
     targets = []
     for shards in dataset.streams.values():
@@ -130,7 +130,7 @@ def cut_tokens(old: Store, target: RemovedRows, new: Store, dtype: str) -> tuple
 def _write_held(
     writer: IpcWriter, dtype: str, held: list[tuple[list[bytes], Tokens, Rows]], count: int
 ) -> list[tuple[list[bytes], Tokens, Rows]]:
-    """Write the first `count` documents of `held`, or all if there are fewer, as a record batch; return the others."""
+    """Write the first `count` documents of `held`, or all if there are fewer, as a record batch; return the rest."""
     ids = [identifier for own, _, _ in held for identifier in own]
     tokens, lengths = (np.concatenate([part[column] for part in held]) for column in (1, 2))
     end = int(lengths[:count].sum())
@@ -205,7 +205,7 @@ def _inside(rows: Rows, first: int, count: int) -> Rows:
 
 
 def _with(array: pa.Array, rows: Rows, value: Any) -> pa.Array:
-    """Return a copy of the array in which `value` replaces the values of these rows."""
+    """Return a copy of the array in which `value` replaces the values at the indices `rows`."""
     chosen = np.zeros(len(array), np.bool_)
     chosen[rows] = True
     return pc.if_else(pa.array(chosen), pa.scalar(value, array.type), array)

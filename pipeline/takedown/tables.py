@@ -55,7 +55,7 @@ def _ids(column: pa.ChunkedArray | pa.Array, name: str) -> pa.ChunkedArray | pa.
 
 
 def _names_any(rows: pa.RecordBatch | pa.Table, columns: Sequence[str], documents: pa.Array) -> Mask:
-    """Return a mask of the rows in which one of the columns holds the id of one of the documents."""
+    """Return a mask of the rows that contain an id of `documents` in one of the given columns."""
     known = documents.cast(pa.binary())
     mask: Mask = np.zeros(rows.num_rows, np.bool_)
     for name in columns:
@@ -64,12 +64,12 @@ def _names_any(rows: pa.RecordBatch | pa.Table, columns: Sequence[str], document
 
 
 def documents_named(batch: pa.RecordBatch, columns: Sequence[str]) -> set[bytes]:
-    """Return the document ids that these columns of a batch hold."""
+    """Return the document ids in the given columns of a batch."""
     return {identifier for name in columns for identifier in _ids(batch.column(name), name).to_pylist()}
 
 
 def holds_documents(folder: Store, path: str, table: Table, documents: pa.Array) -> bool:
-    """Return True if a row of a table's part has the id of any of the documents."""
+    """Return True if a part of a table contains the id of any of the documents."""
     with folder.open_input(path) as stream:
         file = pq.ParquetFile(stream)
         columns = columns_with_ids(table, file.schema_arrow.names)
@@ -155,7 +155,7 @@ def _collect(rows: pa.Table, column: str, texts: dict[bytes, list[str]]) -> None
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the schema with which a Parquet file was written: the one that was read, without field ids."""
+    """Return the schema with which a Parquet file was written: the schema read from the file, without field ids."""
     return pa.schema([_plain(field) for field in schema], metadata=schema.metadata)
 
 
@@ -243,7 +243,7 @@ class SpanFinder:
         self._likely[self._marks >> np.uint32(16)] = True
 
     def find(self, units: Units) -> Iterator[tuple[int, str, list[int]]]:
-        """Yield (position, digest, numbers of the removed documents with it) of every indexed span found in `units`."""
+        """Yield (position, digest, numbers of the removed documents with this span) of every span found in `units`."""
         if not len(self._marks):
             return
         window = SPAN_LENGTHS[self._kind]

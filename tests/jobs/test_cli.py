@@ -158,7 +158,7 @@ def test_errors_are_one_message(arguments, message, capsys):
         (["train-lm", "--out", "x.lm"], "expected either lm.run or train_lm.input, got neither"),
         (
             ["train-lm", "--out", "x.bin", "--set", "lm.run=r"],
-            "expected a path in an existing folder that ends with .lm",
+            "expected a path that ends with .lm, in an existing folder",
         ),
         (["train-lm", "--out", "x.lm", "--set", "train_lm.input=['no-such.txt']"], "no-such.txt"),
         (["train-lm", "--out", "x.lm", "--set", "lm.run=no-such-run"], "expected a table 'clean'"),

@@ -73,7 +73,7 @@ def message_rows(
 ) -> Iterator[pa.RecordBatch]:
     """Yield rows (schema MESSAGE) with the bytes of arrays that partition `source` sends to partition `target`.
 
-    Yields none if the arrays are empty.
+    Yields no row if the arrays are empty.
     """
     payload = b"".join(np.ascontiguousarray(array).data.cast("B") for array in arrays if array.size)
     for number, start in enumerate(range(0, len(payload), ROW_BYTES)):
@@ -87,7 +87,7 @@ def message_rows(
 def join_messages(batches: Iterable[pa.RecordBatch]) -> Messages:
     """Join the rows (schema MESSAGE) that one partition received, in any order, into whole messages.
 
-    The result is sorted by its keys: (signed order, source partition).
+    Return the bytes of each message by (signed order, source partition), sorted by these keys.
     """
     rows: dict[tuple[int, int], list[tuple[int, bytes]]] = defaultdict(list)
     for batch in batches:
@@ -98,7 +98,7 @@ def join_messages(batches: Iterable[pa.RecordBatch]) -> Messages:
 
 
 def message_grams(payload: memoryview, order: int) -> tuple[Words, Ints]:
-    """Return the n-grams of one order and their counts, the two arrays of which a message consists."""
+    """Return the two arrays in a message: n-grams of `order` words, and the count of each n-gram."""
     number = len(payload) // (4 * order + 8)
     grams = np.frombuffer(payload, np.uint32, number * order).reshape(order, number)
     return grams, np.frombuffer(payload, np.uint8, offset=4 * number * order).view(np.int64)
@@ -133,7 +133,10 @@ class Lexicon:
 
 
 def gram_texts(level: OrderNgrams, below: pa.Array, lexicon: Lexicon) -> pa.Array:
-    """Return the words of each n-gram of one order, 2 or more, joined by spaces; `below` has those one order lower."""
+    """Return the words of each n-gram of one order, 2 or more, joined by spaces.
+
+    `below` has the joined words of the n-grams of the next lower order.
+    """
     return pc.binary_join_element_wise(lexicon.words(level.grams[-1]), below.take(pa.array(level.suffix)), b" ")
 
 
@@ -157,7 +160,7 @@ def _decimals(values: Floats) -> pa.Array:
 
 
 def write_section(folder: Store, stem: str, texts: pa.Array, probabilities: Floats, weights: Floats | None) -> str:
-    """Write the ARPA lines of one part's n-grams of one order to a new file, and return its name."""
+    """Write n-grams of one order as ARPA lines to a new file, and return its name; the name begins with `stem`."""
     path = unique_name(stem, "lines")
     with folder.open_output(path) as stream:
         # rounding may lift a probability above 1

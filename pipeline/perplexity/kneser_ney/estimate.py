@@ -92,7 +92,8 @@ class Discounts:
         """Return the share of each context's mass that goes to its back-off.
 
         `ones`, `twos` and `more`: numbers of kept n-grams with the context whose adjusted count is 1, 2, and 3 or more.
-        `pruned`: sum of the adjusted counts of the pruned n-grams with the context. `mass`: sum over all of them.
+        `pruned`: sum of the adjusted counts of the pruned n-grams with the context. `mass`: sum of the adjusted counts
+        of all n-grams with the context.
         """
         shares: Floats = (self.d1 * ones + self.d2 * twos + self.d3_plus * more + pruned) / mass
         return shares
@@ -141,8 +142,10 @@ HALF = np.uint64(32)
 
 
 def windows(line: Words, order: int) -> Words:
-    """Return the n-gram that ends at each position of a text of word ids and sentence ends, unsorted, with
-    repetitions."""
+    """Return the n-gram of `order` words that ends at each position of `line`, in the order of the positions.
+
+    `line` has the word ids of all sentences; the id EOS ends each sentence.
+    """
     ends = np.flatnonzero(line == EOS)
     starts = np.concatenate([[0], ends[:-1] + 1])[: len(ends)]
     position = np.arange(len(line)) - np.repeat(starts, ends - starts + 1)
@@ -154,11 +157,11 @@ def windows(line: Words, order: int) -> Words:
 
 
 def suffix_order(grams: Words, bits: int) -> npt.NDArray[np.intp]:
-    """Return the permutation that sorts columns by their first row, then the second, and so on.
+    """Return the permutation that sorts n-grams (columns of word ids) by the first row, then the second, and so on.
 
-    Ids have `bits` bits. As many rows as fit are packed into a 64-bit key; its rank replaces these rows in the next
-    key. Takes 0.5 s for 2.8 million 5-grams of real text; numpy's lexsort of the rows takes 1.35 s (process time, one
-    core).
+    Ids have `bits` bits. As many rows as fit are packed into a 64-bit key; the key's rank replaces these rows in the
+    next key. Takes 0.5 s for 2.8 million 5-grams of real text; numpy's lexsort of the rows takes 1.35 s (process time,
+    one core).
     """
     key = np.zeros(grams.shape[1], np.uint64)
     used, shift = 0, np.uint64(bits)
@@ -228,7 +231,10 @@ class OrderNgrams:
 
 
 def ngrams_by_order(grams: Words, counts: Ints) -> list[OrderNgrams]:
-    """Return the n-grams of every order, from 1 on, that distinct sorted n-grams of the highest order contain."""
+    """Return the n-grams of every order, from 1 on, that the n-grams of the highest order contain.
+
+    `grams` are the distinct n-grams of the highest order, in suffix order, and `counts` their numbers of occurrences.
+    """
     new = new_gram_mask(grams)
     orders: list[OrderNgrams] = []
     below: npt.NDArray[np.intp] = np.zeros(grams.shape[1], np.intp)
@@ -250,21 +256,25 @@ def ngrams_by_order(grams: Words, counts: Ints) -> list[OrderNgrams]:
 
 
 def owner_keys(grams: Words) -> Keys:
-    """Return the keys by which n-grams are divided into parts: their last two words, so that suffixes are in the same
-    part."""
+    """Return the key of each n-gram that determines its part: its last two words.
+
+    An n-gram is therefore in the same part as its suffixes of two or more words.
+    """
     before = grams[1] if len(grams) > 1 else np.zeros_like(grams[0])
     keys: Keys = (grams[0].astype(np.uint64) << HALF) | before
     return keys
 
 
 def owner_parts(grams: Words, bounds: Keys) -> Ints:
-    """Return the number of the part that owns each n-gram; a part is a range of suffix order that starts at a bound."""
+    """Return the index of the part that owns each n-gram; `bounds` has the first key of each part but the first."""
     return np.searchsorted(bounds, owner_keys(grams), side="right")
 
 
 def context_buckets(grams: Words, number: int) -> npt.NDArray[np.unsignedinteger]:
-    """Return the hash bucket, in [0, number), of each column of ids; 16-bit integers if they suffice, which sort
-    faster."""
+    """Return the hash bucket, in [0, number), of each context (a column of word ids).
+
+    The result has 16-bit integers if they suffice, because they sort faster.
+    """
     mixed = np.full(grams.shape[1], len(grams), np.uint64)
     for row in grams:
         mixed = (mixed ^ row) * HASH_FACTOR
@@ -280,7 +290,7 @@ def context_buckets(grams: Words, number: int) -> npt.NDArray[np.unsignedinteger
 
 @dataclass(frozen=True)
 class ContextSums:
-    """Sum of adjusted counts, and back-off share, for each context that a part sent, in the order of sending."""
+    """Sum of adjusted counts, and back-off share, for each context that a part sent, in the order of the contexts."""
 
     mass: Ints
     """Sum of the adjusted counts of all n-grams with the context."""
@@ -301,8 +311,10 @@ class BucketSums:
 
 
 def contexts_by_bucket(level: OrderNgrams, kept: Flags, number: int) -> list[tuple[Words, Ints]]:
-    """Return, for each hash bucket, the contexts of n-grams and the n-grams' adjusted counts, which are negative if
-    pruned."""
+    """Return (contexts, adjusted counts) of the n-grams whose contexts are in each hash bucket.
+
+    The count of a pruned n-gram is negative.
+    """
     contexts = level.grams[1:]
     counts = np.where(kept, level.counts, -level.counts)
     bucket = context_buckets(contexts, number)
@@ -312,7 +324,11 @@ def contexts_by_bucket(level: OrderNgrams, kept: Flags, number: int) -> list[tup
 
 
 def sum_contexts(parts: list[tuple[Words, Ints]], discounts: Discounts, bits: int, bounds: Keys) -> BucketSums:
-    """Return the sums for one hash bucket, given the contexts and signed adjusted counts that each part sent to it."""
+    """Sum the adjusted counts of each context in one hash bucket, and compute the contexts' back-off shares.
+
+    `parts` has the (contexts, adjusted counts) that each part sent to the bucket; the counts of pruned n-grams are
+    negative.
+    """
     grams = np.concatenate([part[0] for part in parts], axis=1)
     signed = np.concatenate([part[1] for part in parts])
     order = suffix_order(grams, bits)
@@ -409,7 +425,7 @@ def interpolate_probabilities(
 def backoff_weights(grams: Words, freed: Sequence[Floats]) -> Floats:
     """Return the back-off weight of each n-gram; 1 if no word can follow it.
 
-    The weight of an n-gram is the back-off share of the context that the n-gram is. `freed` has these shares by hash
+    The weight of an n-gram is its back-off share as the context of longer n-grams. `freed` has these shares by hash
     bucket.
     """
     weights = np.ones(grams.shape[1])
@@ -432,7 +448,7 @@ def check_sums(expected: int, received: int, order: int) -> None:
 
 
 def kept_ngrams(level: OrderNgrams, keep: Flags, below: Flags) -> OrderNgrams:
-    """Return the n-grams of one order that pruning keeps; `suffix` counts only kept n-grams of the order below.
+    """Return the n-grams of one order that pruning keeps; their `suffix` indexes the kept n-grams of the order below.
 
     `keep` is the mask of kept n-grams of this order, `below` that of the next lower order.
     """
@@ -495,7 +511,10 @@ class Smoothing:
 def make_plan(
     config: TrainLmConfig, folder: Store, vocabulary: Sequence[Mapping[str, Any]], partitions: int
 ) -> EstimationPlan:
-    """Return the plan, still without bounds of parts; `vocabulary` has the report of each file, in order of ids."""
+    """Return the plan of the training, without the bounds of the parts, which are chosen later.
+
+    `vocabulary` has the report of each vocabulary file, in the order of word ids.
+    """
     firsts = FIRST_WORD + np.cumsum([0, *(entry["words"] for entry in vocabulary)])
     files = [(entry["path"], int(first)) for entry, first in zip(vocabulary, firsts)]
     num_allowed = FIRST_WORD + sum(entry["allowed"] for entry in vocabulary)
@@ -503,14 +522,14 @@ def make_plan(
 
 
 def part_bounds(samples: Iterable[Sequence[int]], partitions: int) -> Keys:
-    """Return the bounds of parts of about equal size: distinct quantiles of the sampled owner keys."""
+    """Return the bounds that divide n-grams into parts of similar size: distinct quantiles of sampled owner keys."""
     keys = np.sort(np.array([key for sample in samples for key in sample], np.uint64))
     positions = np.linspace(0, len(keys), partitions, endpoint=False)[1:].astype(np.int64)
     return np.unique(keys[positions])
 
 
 def make_smoothing(config: TrainLmConfig, plan: EstimationPlan, answers: Sequence[Mapping[str, Any]]) -> Smoothing:
-    """Return the counts of counts, discounts and unigrams of a model, given the reports of all parts (`answers`).
+    """Return the counts of counts, discounts and unigrams of a model; `answers` has the report on each part's counts.
 
     Raises ContractError if the closed form gives no valid discounts and `discount_fallback` is None.
     """

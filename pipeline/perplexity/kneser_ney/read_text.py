@@ -36,7 +36,7 @@ class ByteRange:
 
 
 def find_ranges(paths: list[str], setting: str = "input", range_bytes: int = RANGE_BYTES) -> list[ByteRange]:
-    """Return the byte ranges of all files that the paths and patterns of a setting of `[train_lm]` match.
+    """Return the byte ranges of all files that the given paths and patterns match; errors name `train_lm.SETTING`.
 
     Raises a ConfigError that lists every path without a file.
     """
@@ -57,7 +57,7 @@ def find_ranges(paths: list[str], setting: str = "input", range_bytes: int = RAN
 
 
 def read_lines(part: ByteRange, block_bytes: int = BLOCK_BYTES) -> Iterator[pa.Array]:
-    """Yield the lines of a byte range as binary arrays, without line ends; the file's last line may have none.
+    """Yield the lines of a byte range as binary arrays, without line ends; the last line of a file need not have one.
 
     Raises ContractError if a compressed file is corrupt.
     """
@@ -141,7 +141,7 @@ SPACES[[0, 9, 13]] = ord(" ")
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some sentences as word numbers; every chunk numbers its own words."""
+    """Some sentences, in which a number replaces each word; every chunk has its own numbers for its words."""
 
     words: pa.Array
     """The distinct words (binary), numbered from 1."""

@@ -53,7 +53,7 @@ def word_frame(spark: SparkSession, folder: Store, chunks: Sequence[TaskResult])
 
 
 def vocabulary_files(folder: Store, words: DataFrame, limits: Sequence[ByteRange], partitions: int) -> list[TaskResult]:
-    """Write the vocabulary files, with the words in the order of their ids; return the report of each file.
+    """Write the vocabulary files, with the words in the order of their ids; return the name and word counts of each.
 
     Allowed words come before others, and each group is sorted by bytes. `limits` are byte ranges of the file that lists
     the allowed words; without them all words are allowed. Spark chooses the bounds between files from a sample; they do
@@ -74,7 +74,7 @@ def vocabulary_files(folder: Store, words: DataFrame, limits: Sequence[ByteRange
 def encode_chunks(
     plan: EstimationPlan, words: DataFrame, chunks: Sequence[TaskResult]
 ) -> tuple[list[NumberedFile], EstimationPlan]:
-    """Write the chunks as word ids; return their files, and the plan with the bounds of the parts."""
+    """Write each chunk as a file of word ids; return the (number, file) of each, and the plan with bounds of parts."""
 
     def read(task: tuple[str, int]) -> Iterator[pa.RecordBatch]:
         return worker.word_ids(plan.folder, *task)
@@ -95,7 +95,7 @@ def encode_chunks(
 
 
 def count_ngrams(spark: SparkSession, plan: EstimationPlan, lines: Sequence[NumberedFile]) -> list[TaskResult]:
-    """Count n-grams and write them part by part; return the report of each part."""
+    """Count the n-grams of all chunks and write one file per part; return the report of `merge_counts` on each part."""
 
     def count(task: NumberedFile) -> Iterator[pa.RecordBatch]:
         return worker.count_chunk(plan, *task)
@@ -109,7 +109,7 @@ def count_ngrams(spark: SparkSession, plan: EstimationPlan, lines: Sequence[Numb
 def write_sections(
     spark: SparkSession, plan: EstimationPlan, smoothing: Smoothing, answers: Sequence[TaskResult]
 ) -> list[TaskResult]:
-    """Write the ARPA lines of each part; return the report of each part.
+    """Write the ARPA lines of each part; return the names and line counts of each part's files.
 
     Contexts are shuffled to their hash buckets and summed there. The sums are shuffled back to the parts.
     """
@@ -195,8 +195,8 @@ def train_lm_on_frame(
 ) -> LmReport:
     """Train an n-gram model on the column `sentences` of a DataFrame, and write the same files as `train_lm`.
 
-    The column is of strings or binary; nulls are skipped. `inputs` maps the names of the inputs to their digests, for
-    `out`.json.
+    The column has strings or binary values; nulls are skipped. `inputs` maps the names of the inputs to their digests,
+    for `out`.json.
     """
     if config.input:
         raise ConfigError(

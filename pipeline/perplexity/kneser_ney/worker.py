@@ -57,7 +57,10 @@ WORD_ROWS = 1 << 16
 
 
 def write_chunks(lines: Iterable[pa.Array], folder: Store, config: TrainLmConfig) -> Answer:
-    """Write sentences to files in chunks, each with its own numbering of words; return the chunks' files and sizes."""
+    """Write sentences to files in chunks, each with its own numbering of words.
+
+    Returns the files and sizes of each chunk (`chunks`), and the number of sentences (`rows`).
+    """
     answer: Answer = {"chunks": [], "rows": 0}
     for chunk in make_chunks(lines, config.chunk_tokens, config.reserved_words):
         sentences = int((chunk.line == 0).sum())
@@ -90,9 +93,10 @@ def allowed_words(part: ByteRange) -> Iterator[pa.RecordBatch]:
 
 
 def write_vocabulary(folder: Store, batches: Iterator[pa.RecordBatch]) -> Answer:
-    """Write the words of sorted rows (outside, word) as one file of the vocabulary; return its name and counts.
+    """Write the words of sorted rows (outside, word) as one file of the vocabulary.
 
-    `outside` is True for a word that `limit_vocab` does not list.
+    `outside` is True for a word that `limit_vocab` does not list. Returns the file's name (`path`), and the numbers of
+    all words (`words`) and of those that are not outside (`allowed`).
     """
     words, outside = [pa.array([], pa.binary())], 0
     for batch in batches:
@@ -115,7 +119,7 @@ def word_ids(folder: Store, path: str, first: int) -> Iterator[pa.RecordBatch]:
 def encode_chunk(plan: EstimationPlan, path: str, batches: Iterator[pa.RecordBatch]) -> Answer:
     """Write the text of a chunk as word ids, given rows (number in the chunk, id) of its words.
 
-    Returns the file, and a sample of the keys by which its n-grams are partitioned.
+    Returns the file's name (`path`), and a sample of the keys that determine the parts of its n-grams (`sample`).
     """
     pairs = [(batch.column("number").to_numpy(), batch.column("id").to_numpy()) for batch in batches]
     numbers = read_columns(plan.folder, path)["number"].to_numpy()
@@ -138,9 +142,10 @@ def count_chunk(plan: EstimationPlan, number: int, path: str) -> Iterator[pa.Rec
 
 
 def merge_counts(plan: EstimationPlan, batches: Iterator[pa.RecordBatch]) -> Answer:
-    """Add up the counts that a part receives in messages, and write its n-grams.
+    """Add up the counts of n-grams that a part receives in messages, and write its n-grams to a file.
 
-    Returns the file, the counts of counts of each order, and the counts of words that several parts share.
+    Returns the file's name (`path`), the counts of counts of each order (`tallies`), and the counts of words that
+    several parts share (`shared`).
     """
     arrays = [message_grams(payload, plan.order) for payload in join_messages(batches).values()]
     grams = np.concatenate([np.zeros((plan.order, 0), np.uint32), *(pair[0] for pair in arrays)], axis=1)
@@ -192,7 +197,7 @@ def sum_bucket_contexts(
 def write_part_sections(
     plan: EstimationPlan, smoothing: Smoothing, path: str, number: int, batches: Iterator[pa.RecordBatch]
 ) -> Answer:
-    """Write the ARPA lines of a part, one file for each order; return the files and their numbers of lines."""
+    """Write the ARPA lines of a part, one file for each order; return the name and line count of each in `sections`."""
     messages = join_messages(batches)
     orders = ngrams_by_order(*read_grams(plan.folder, path))
     unigrams, owned = smoothing.unigrams.complete(orders[0], number, plan.bounds)
@@ -228,7 +233,7 @@ def write_part_sections(
 
 
 def _sums(plan: EstimationPlan, messages: Messages, order: int) -> list[ContextSums]:
-    """Return the received context sums for a part's n-grams of one order, by hash bucket of the context.
+    """Remove from `messages` the context sums for n-grams of one order; return them by hash bucket of the context.
 
     The first half of each message has sums of adjusted counts, the second half back-off shares.
     """
@@ -238,6 +243,6 @@ def _sums(plan: EstimationPlan, messages: Messages, order: int) -> list[ContextS
 
 
 def _freed(plan: EstimationPlan, messages: Messages, order: int) -> list[Floats]:
-    """Return the received back-off shares of a part's n-grams of one order, as contexts, by hash bucket."""
+    """Remove from `messages` the back-off shares of the contexts of `order` words; return them by hash bucket."""
     payloads = [messages.pop((-order, bucket), memoryview(b"")) for bucket in range(plan.partitions)]
     return [np.frombuffer(payload, np.float64) for payload in payloads]

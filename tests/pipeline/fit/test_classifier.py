@@ -170,7 +170,7 @@ def test_text_files_are_documents_and_patterns_name_many(tmp_path: Path) -> None
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"good\.files: 1 problem(?s:.*)none that matches"):
+    with pytest.raises(ConfigError, match=r"good\.files: 1 problem(?s:.*)no file that matches"):
         gather_corpora({GOOD: corpus(files=[str(tmp_path / "*.jsonl")])}, (), READING, 0)
     (tmp_path / "x.csv").write_text("a")
     with pytest.raises(ConfigError, match=r"good\.files: expected a suffix of \.jsonl, .*got .*x\.csv\. Convert it"):
@@ -251,7 +251,10 @@ def test_all_spans_of_a_text_are_in_one_part(tmp_path: Path, files: dict[str, st
             r"calibrate_share, l2 would be ignored with kind = 'fasttext'\. Remove calibrate_share, l2",
         ),
         ({"kind": "fasttext", "threads": 10}, "threads: Input should be greater than or equal to 11, .* 10"),
-        ({"negatives": {}}, r"expected positives and negatives, or labelled files, got neither\. Set positives"),
+        (
+            {"negatives": {}},
+            r"expected positives and negatives, or labelled files, got neither\. Set train_classifier\.positives",
+        ),
         (
             {"positives": {"files": ["x"], "sources": ["web"]}},
             r"sources, languages: expected `run` .*, got no run\. Set",

@@ -206,7 +206,7 @@ def test_locations_and_decisions_are_not_content() -> None:
         ({"scorer": "checkpoint:run", "models": {"en": "x"}}, "models would be ignored with scorer = 'checkpoint:run'"),
         (
             {"scorer": "ngram", "models": {"en": "x"}, "pieces": {"de": "y"}},
-            r"only languages in models, got de\. Remove",
+            r"expected languages that perplexity\.models has, got de\. Remove",
         ),
         (
             {"scorer": "checkpoint:run", "head_share": 0.6},

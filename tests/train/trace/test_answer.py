@@ -350,7 +350,7 @@ def test_an_archive_that_is_not_there_is_named(
     path, row = archive
     words = ("--doc", row["doc_id"].hex(), "--brief", "--refetch", "--set")
     code, _, err = trace(*words, f'source.paths=["{path.parent}/none-*.warc.gz"]')
-    assert (code, "got none that matches" in err) == (2, True)
+    assert (code, "got no file that matches" in err) == (2, True)
     path.rename(path.parent / "other.warc.gz")
     code, _, err = trace(*words, f'source.paths=["{path.parent}/other.warc.gz"]')
     assert (code, "--refetch: expected the file web.warc.gz in source.paths, got no such file" in err) == (2, True)
