@@ -54,8 +54,10 @@ def layers_of(num_layers: int, stages: int, stage: int) -> range:
 
 
 def stages_of(layout: LayoutConfig, rank: int) -> list[int]:
-    """Return the stages on rank `rank` of the pipeline, ascending: stages cycle over the ranks; zbv places them in a
-    V."""
+    """Return the stages on rank `rank` of the pipeline, ascending.
+
+    Stages cycle over the ranks; with zbv they run from the first rank to the last and back.
+    """
     ranks = layout.pipeline
     if layout.schedule == "zbv":
         return [rank, 2 * ranks - 1 - rank]
@@ -132,7 +134,7 @@ def layout_problems(
 
 
 def axes_problem(layout: LayoutConfig, world_size: int) -> str | None:
-    """Return why the product of a layout's axes is not the number of ranks; None if it is."""
+    """Return an error text if the axis sizes of a layout cannot have the product `world_size`, else None."""
     given = {axis: getattr(layout, axis) for axis in AXES if axis != "shard" or layout.shard is not None}
     product = math.prod(given.values())
     shown = " · ".join(f"{axis} {size}" for axis, size in given.items() if size > 1) or "no axis at all"

@@ -121,7 +121,7 @@ class LayerMemory:
         return self._pairs() if self.shape.positions == "relative" else 0
 
     def _pairs(self) -> int:
-        """Return the number of (query, key) pairs in the mask matrices of this rank; 0 if it needs none."""
+        """Return the number of (query, key) pairs in the mask matrices of this rank; 0 if attention needs no matrix."""
         layout, train = self.settings.layout, self.settings.train
         by_keys = layout.context > 1 and layout.context_by == "keys"
         relative = self.shape.positions == "relative"
@@ -133,7 +133,7 @@ class LayerMemory:
         return 0
 
     def _scores_per_token(self) -> int:
-        """Return the bytes of float32 scores per token with relative positions, for which no fused kernel exists."""
+        """Return the bytes of float32 attention scores per token with relative positions, which have no fused kernel."""
         return 4 * self.shape.num_heads * self.seq_len
 
     def _repeats(self) -> int:
@@ -336,7 +336,7 @@ class RankMemory:
         return logits + 4 * self.vocabulary + product + matrix + padded
 
     def _transfer(self) -> int:
-        """Return the bytes of the pipeline's receive buffers for all micro-batches of a step, plus `_errors`."""
+        """Return the bytes of a pipeline's receive buffers for all micro-batches of a step, plus compression errors."""
         layout = self.settings.layout
         if layout.pipeline == 1:
             return self._errors()

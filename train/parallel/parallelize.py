@@ -193,7 +193,7 @@ class SplitModel:
     def backward(self, rows: list[Rows], scale: float) -> LossTally:
         """Compute the gradient of (sum of losses · scale) over all ranks.
 
-        Returns the sums of losses over all ranks, the same on every rank.
+        Returns the sums of losses by source over all ranks, the same on every rank.
         """
         tally = LossTally.empty(self._num_sources, self.ranks.device)
         self._prepare_loss(scale, tally)
@@ -216,7 +216,7 @@ class SplitModel:
 
     @torch.no_grad()
     def measure(self, rows: list[Rows], num_sources: int) -> LossTally:
-        """Return the sums of the rows' losses over all ranks, without gradients; the same on every rank."""
+        """Return the sums of losses by source over all ranks, without gradients; the same on every rank."""
         tally = LossTally.empty(num_sources, self.ranks.device)
         self._prepare_loss(1.0, tally)
         if self._pipeline is not None:

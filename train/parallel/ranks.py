@@ -150,7 +150,7 @@ def agreed_start(store: Any, rank: int, world_size: int) -> str:
 
     torchrun keeps the same store over its restarts, so a rank may read the address of a dead process there. gloo would
     try to connect to it until it times out (seen in torch 2.13). Therefore rank 0 publishes a new name, and every other
-    rank answers with a name of its own. The start counts once rank 0 has confirmed that answer.
+    rank answers with a name of its own. It returns the new name once rank 0 has confirmed its answer.
     """
     own = uuid4().hex
     if rank == 0:
@@ -285,7 +285,7 @@ class Mesh:
 
     @property
     def is_group_leader(self) -> bool:
-        """True for one rank of every data-parallel group: only its counts are added to sums over all ranks."""
+        """True for one rank of every data-parallel group; only this rank adds its counts to sums over all ranks."""
         return not any(self.place(axis) for axis in ("pipeline", "context", "tensor"))
 
 

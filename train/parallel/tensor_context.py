@@ -33,7 +33,7 @@ from train.parallel.ranks import all_gather_single, reduce_scatter_single
 
 
 def context_part(rows: Rows, parts: int, part: int) -> Rows:
-    """Return the rows cut to the positions of part `part` of `parts` equal parts; documents keep all positions."""
+    """Return the rows cut to the positions of part `part` of `parts` equal parts; `documents_BT` stays whole."""
     width = rows.inputs_BT.shape[1] // parts
     mine = slice(part * width, (part + 1) * width)
     groups = rows.sources_B[:, mine] if rows.sources_B.dim() == 2 else rows.sources_B

@@ -229,7 +229,7 @@ def skip_name(settings: Settings) -> str:
 
 
 def read_skips(run: Store, settings: Settings) -> SkipList:
-    """Return the current skip list of a run; empty for a run that rewinds and has written none yet."""
+    """Return the current skip list of a run; empty before the first rewind of a run that rewinds after spikes."""
     name = skip_name(settings)
     if name == SKIPS_OF_REWINDS and not run.exists(f"train/{name}"):
         return NO_SKIPS
@@ -284,7 +284,7 @@ def check_mix_overrides(settings: Mapping[str, Any], overrides: Sequence[str]) -
     if mix and (conflicts := [text for text in overrides if _key(text) in (WEIGHTS, MIX)]):
         raise ConfigError(
             f"--set {' and '.join(conflicts)}: expected the shares of the plan's mix {mix[:12]}, got other shares. "
-            "Run `penstock plan` again without --mix, or with another mix."
+            "Run `penstock plan` again without --mix, or with a different --mix file."
         )
 
 

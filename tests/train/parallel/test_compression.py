@@ -472,7 +472,7 @@ def test_torch_sums_before_its_hook_if_the_mesh_has_replicas(played: list[dict])
         assert results["native"]["native"] == ([[1111.0, 1111.0]], [11110.0, 11110.0])
         assert results["native"]["own"] == ([[own, own]], [own * 10, own * 10])
         assert "expected a model sharded over one axis, got a mesh with replicas" in results["native"]["refusal"]
-        assert "got a gradient before the first step. Call start(step)." in results["unstarted"]
+        assert "got a gradient before the first step. Call Compressor.start(step)." in results["unstarted"]
 
 
 @pytest.mark.dist

@@ -32,7 +32,7 @@ class ForwardCost(NamedTuple):
 
 
 class MicroBatchCost(NamedTuple):
-    """Cost of a micro-batch on the busiest rank of a pipeline, and the computation of its other ranks."""
+    """Seconds of a micro-batch on the busiest rank of a pipeline, and of computation on the other ranks."""
 
     parts: dict[str, float]
     """Seconds by component."""

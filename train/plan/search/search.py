@@ -65,7 +65,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The outcome of a layout search."""
+    """The fastest layouts of a search, and the counts of rejected layouts by reason."""
 
     cluster: Cluster
     best: tuple[Candidate, ...]
@@ -337,7 +337,7 @@ class _Search:
     def _first_place(self, leaf: _Leaf) -> int:
         """Return the peak memory of the first rank of a pipeline [bytes], a lower bound on that of all ranks.
 
-        The first rank holds the activations of most micro-batches.
+        No other rank holds the activations of more micro-batches.
         """
         settings, cuda = self._settings(leaf), self.cluster.device.kind == "cuda"
         if settings.layout.offload:
