@@ -290,7 +290,7 @@ def _chunked_loss(
     total, losses_N = x_ND.new_zeros((), dtype=wide), x_ND.new_zeros(len(x_ND), dtype=wide)
     gradient_ND = torch.empty_like(x_ND) if needs_gradient else None
     gradient_PD = torch.zeros_like(matrix_PD, dtype=wide) if needs_gradient else None
-    # Every chunk reuses the same memory: fresh pages for each made all of it a third slower (4 MB and more, one core).
+    # Every chunk reuses the same memory: new pages for each made the loss a third slower (4 MB and more, one core).
     logits_nP = x_ND.new_empty(size, len(matrix_PD))
     chunk = (FusedChunkLoss if head.fused else PlainChunkLoss)(logits_nP[:, : len(weight_VD)], head.part)
     for start in range(0, len(x_ND), max(size, 1)):

@@ -311,7 +311,7 @@ def _with_errors(buffer: Buffer, states: Mapping[str, State]) -> Tensor:
 
 
 def _errors(buffer: Buffer, states: Mapping[str, State], values: Tensor) -> Updates:
-    """Return the state updates that store `values`, which were not sent, as the new errors."""
+    """Return the state updates that store `values`, which were not sent, as the new compression errors."""
     parts = zip(buffer.entries, buffer.split(values), strict=True)
     return [(states[entry.name]["error"], part.view(entry.shape)) for entry, part in parts]
 
@@ -402,8 +402,8 @@ class Compressor:
         if (number := values.numel()) != (expected := sum(entry.size for entry in entries)):
             names = f"{entries[0].name} to {entries[-1].name}" if entries else "no parameter"
             raise ContractError(
-                f"compress: expected {expected} numbers for {names}, got {number}. Compute a gradient for every "
-                "parameter."
+                f"compress: expected {expected} gradient elements for {names}, got {number}. Compute a gradient for "
+                "every parameter."
             )
         total, updates = self._method.sum(Buffer(values, entries), self._states, self._step, self._wire)
         self._updates += updates

@@ -133,7 +133,7 @@ class LayerMemory:
         return 0
 
     def _scores_per_token(self) -> int:
-        """Return the bytes of float32 attention scores per token with relative positions, which have no fused kernel."""
+        """Return the bytes of float32 attention scores per token with relative positions: no fused kernel exists."""
         return 4 * self.shape.num_heads * self.seq_len
 
     def _repeats(self) -> int:
@@ -290,7 +290,7 @@ class RankMemory:
     def recomputed(self) -> int:
         """Return how many layers must recompute all activations to stay within `layout.activation_budget`.
 
-        The number of all layers, if the budget is too small even then.
+        Returns the number of all layers if the budget is too small even then.
         """
         budget = self.settings.layout.activation_budget or 0
         return next((n for n in range(self.layers) if self.kept_layer_bytes(n) <= budget), self.layers)

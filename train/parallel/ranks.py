@@ -271,7 +271,7 @@ class Mesh:
         return self.whole.get_local_rank(axis) if self.axes[axis] > 1 else 0
 
     def along(self, axis: str) -> DeviceMesh:
-        """Return the mesh of the ranks that differ from this rank on that axis only; the axis must be larger than 1."""
+        """Return the mesh of the ranks that differ from this rank on `axis` only; the axis must be larger than 1."""
         return self.whole[axis]
 
     def group(self, axis: str) -> dist.ProcessGroup:

@@ -220,7 +220,7 @@ def settings_beyond_recipe(run: Store) -> list[str]:
 # Files of a run that, with its plan, determine the order of its samples: the skip list and the packed rows.
 
 SKIPS_OF_REWINDS = "skips.txt"
-"""Default skip list of a run that rewinds."""
+"""Name of the default skip list of a run that rewinds after spikes."""
 
 
 def skip_name(settings: Settings) -> str:

@@ -364,7 +364,7 @@ def test_the_loss_scale_and_what_was_held_back(alone) -> None:
 def test_a_missing_gradient_is_refused(alone) -> None:
     compressor = Compressor(method_of(settings("topk"), SEED), alone, torch.device("cpu"))
     compressor.start(0)
-    with pytest.raises(ContractError, match=r"expected 7 numbers for a to b, got 4. Compute a gradient for every"):
+    with pytest.raises(ContractError, match=r"expected 7 gradient elements for a to b, got 4. Compute a gradient"):
         compressor.sum(torch.ones(4), [BufferEntry("a", (4,)), BufferEntry("b", (3,))])
 
 

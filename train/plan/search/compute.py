@@ -18,8 +18,8 @@ from train.parallel.devices import Device, NumberFormat, number_format_of
 from train.plan.search.candidates import LayoutSplit
 
 BACKWARD = (2.0, 2.5, 2.0, 2.0)
-"""Time of a backward pass relative to the forward pass: two products for each; flash attention forms its scores again
-(Dao 2023, arXiv 2307.08691, section 3.1.2: five products for two)."""
+"""Time of each component's backward pass relative to its forward pass: two products for each; flash attention computes
+its scores again (Dao 2023, arXiv 2307.08691, section 3.1.2: five products for two)."""
 
 
 class ForwardCost(NamedTuple):
