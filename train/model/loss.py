@@ -170,8 +170,8 @@ class LossTally:
         return cls(zeros[0], zeros[1])
 
     def add(self, losses_BT: Tensor, targets_BT: Tensor, groups: Tensor) -> None:
-        """Add the losses of rows, which are 0 where the target is IGNORED; `groups`: by row (B,) or by position (B,
-        T)."""
+        """Add the losses of rows, which are 0 where the target is IGNORED; `groups`: source or other group of each row
+        (B,) or position (B, T)."""
         counts_BT = (targets_BT != IGNORED).double()
         if groups.dim() == 2:
             self._add_positions(losses_BT.double().flatten(), counts_BT.flatten(), groups.flatten())
@@ -261,8 +261,8 @@ class _ChunkedLoss(torch.autograd.Function):
 def _counted_targets(targets_N: Tensor, number: int | None) -> Tensor | None:
     """Return the indices of the `number` targets that are not IGNORED; None = the losses of all positions are computed.
 
-    Masked language models ignore five of six targets. Counting the others on a CUDA device requires a synchronization,
-    so all positions are computed there unless `number` is known.
+    Masked language models ignore five of six targets. Counting the remaining ones on a CUDA device requires a
+    synchronization, so all positions are computed there unless `number` is known.
     """
     if number is None and not targets_N.is_cuda:
         number = int((targets_N != IGNORED).sum())

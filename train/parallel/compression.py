@@ -88,7 +88,7 @@ class BufferEntry(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Return the number of elements."""
+        """Return the number of elements of the gradient."""
         return math.prod(self.shape)
 
 
@@ -156,7 +156,7 @@ class PowerSGD:
         return (rows, columns, rank) if rank * (rows + columns) < rows * columns else None
 
     def fresh(self, entry: BufferEntry, device: torch.device) -> State:
-        """Return a zero error and a random right factor, the same on every rank."""
+        """Return a compression error of zero and a random right factor, equal on every rank; nothing if sent whole."""
         if not (shape := self._shape(entry)):
             return {}
         random = torch.Generator().manual_seed(random_key(self._seed, 0, entry.name))

@@ -106,7 +106,7 @@ PROFILE_VERSION = 1
 
 
 class SheetLink(BaseModel):
-    """A link in the units of data sheets."""
+    """A link in the units of data sheets (GB/s and µs)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -114,12 +114,12 @@ class SheetLink(BaseModel):
     microseconds: NonNegativeFloat
 
     def link(self) -> Link:
-        """Return the link in bytes/s and seconds."""
+        """Return the link converted to bytes/s and seconds."""
         return Link(bandwidth=1e9 * self.gb_per_s, latency=1e-6 * self.microseconds)
 
 
 class DeviceSheet(BaseModel):
-    """The table of a device in `devices.toml`, in the units of data sheets.
+    """The table of a device in `devices.toml`, in the units of data sheets (TFLOP/s, GB, TB/s).
 
     Keys that are not fields of this class are fields of `Device`.
     """
@@ -133,7 +133,7 @@ class DeviceSheet(BaseModel):
     between: SheetLink
 
     def device(self, name: str) -> Device:
-        """Return the device in FLOP/s, bytes and bytes/s."""
+        """Return the device converted to FLOP/s, bytes and bytes/s."""
         fields = {
             **(self.model_extra or {}),
             "name": name,
@@ -332,7 +332,7 @@ def peak_of_devices(settings: Settings, here: RunDevices) -> float | None:
 
 
 def unknown_peak(settings: Settings, here: RunDevices) -> list[str]:
-    """Return a line to print if a GPU's peak is unknown, so that MFU cannot be shown; otherwise an empty list."""
+    """Return a list with one line to print if a GPU's peak is unknown, so that MFU cannot be shown; else empty."""
     if here.kind != "cuda" or peak_of_devices(settings, here) is not None:
         return []
     return [

@@ -98,7 +98,7 @@ def check_layout(
 def layout_problems(
     shape: ModelShape, settings: Settings, world_size: int, seq_lens: Sequence[int], global_batch: int
 ) -> Iterator[str]:
-    """Yield an error text for everything that does not fit the layout; the same on every type of device."""
+    """Yield an error text for everything that does not fit the layout; device types do not affect the result."""
     layout = settings.layout.for_device("cpu")
     if problem := axes_problem(layout, world_size):
         yield problem

@@ -24,7 +24,7 @@ from train.parallel.layout import axes_of, chunks_in_flight, data_ranks, layers_
 
 @dataclass(frozen=True)
 class LayerMemory:
-    """The bytes of the activations of a micro-batch on one rank."""
+    """The bytes of a layer's activations for one micro-batch on one rank."""
 
     shape: ModelShape
     settings: Settings
@@ -400,7 +400,7 @@ def zero_bytes(num_params: int, ranks: int, data: str, widths: Widths) -> dict[s
 
 @dataclass(frozen=True)
 class Memory:
-    """Estimated bytes of one rank."""
+    """Estimated memory of one rank in bytes."""
 
     moments: dict[str, dict[str, int]]
     """Bytes by moment of a step, then by purpose."""

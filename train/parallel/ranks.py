@@ -68,7 +68,7 @@ def use_expandable_segments() -> None:
     """Enable expandable segments of the CUDA allocator, unless the user has configured it; call before CUDA starts.
 
     Chunks of logits of about 0.5 GB are allocated and freed beside weights that stay, so fixed-size segments fragment.
-    Torch reads the variable at first use, which is after its import (seen in the CUDA build of 2.11).
+    Torch reads the environment variable at first use, which is after its import (seen in the CUDA build of 2.11).
     """
     if not any(name in os.environ for name in ALLOCATOR_SETTINGS):
         os.environ[ALLOCATOR_SETTINGS[0]] = "expandable_segments:True"
@@ -150,7 +150,7 @@ def agreed_start(store: Any, rank: int, world_size: int) -> str:
 
     torchrun keeps the same store over its restarts, so a rank may read the address of a dead process there. gloo would
     try to connect to it until it times out (seen in torch 2.13). Therefore rank 0 publishes a new name, and every other
-    rank answers with a name of its own. It returns the new name once rank 0 has confirmed its answer.
+    rank answers with a name of its own. That rank returns the new name once rank 0 has confirmed its answer.
     """
     own = uuid4().hex
     if rank == 0:

@@ -28,7 +28,7 @@ OWN_NUMBERS = {"floor": "nats/token", "a": "", "b": "", "alpha": "", "beta": "",
 def size_figures(plan: Plan, target: Target, unique: Mapping[str, float]) -> list[SourcedFigure]:
     """Return N and D that each scaling law chooses for the budget, and the expected loss of the plan's run.
 
-    Without a budget, the laws choose for the compute 6ND of the plan. `unique`: unique tokens of each source.
+    Without a budget, the laws divide the plan's own compute, 6ND. `unique`: unique tokens of each source.
     """
     return figures_of([*_rows(plan, target), *_loss_rows(plan, unique)])
 
@@ -73,7 +73,7 @@ def _loss_rows(plan: Plan, unique: Mapping[str, float]) -> Iterator[Row]:
 
 
 def _on_c4(plan: Plan) -> str:
-    """Return a phrase that names the corpus of the published law, and its range of sizes if this model is outside."""
+    """Return a text with the corpus of the published law and, if the model is outside its sizes, their range."""
     least, most = repeats.SIZES
     within = least <= plan.num_params <= most
     return "on C4" if within else f"on C4, a guess: its law was fitted to {least:,.0f} to {most:,.0f} parameters"

@@ -212,7 +212,7 @@ class Compute:
     def _matrix_flops(self, flops: Callable[[int, int], int]) -> int:
         """Return the FLOPs of one optimizer update of the matrices of all layers.
 
-        `flops`: returns those of one matrix from its shorter and its longer side.
+        `flops`: function of the shorter and the longer side of a matrix that returns the FLOPs of its update.
         """
         shape = self.shape
         d, q, kv, ffw = shape.d_model, shape.query_width, shape.key_width, shape.d_ffw
