@@ -139,7 +139,7 @@ def _names(near: str) -> bool:
 
 
 def phone_score(written: str, named: bool, regions: tuple[str, ...]) -> float:
-    """Return the score of a string of digits and separators as a telephone number; 0 if it is not one in any region.
+    """Return the score (0..1) of digits with separators as a telephone number; 0 if they are not one in any region.
 
     `named` is True if a nearby word or an extension marks the digits as a telephone number.
     """

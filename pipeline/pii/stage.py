@@ -44,13 +44,19 @@ class PiiConfig(Section):
     def _known(cls, types: tuple[str, ...]) -> tuple[str, ...]:
         wrong = [f"{name!r}{suggest_name(name, TYPE_NAMES)}" for name in types if name not in TYPE_NAMES]
         if wrong:
-            raise ValueError(f"expected types of personal data, got {', '.join(wrong)}. Correct pii.types.")
+            raise ValueError(
+                f"expected types of personal data, got {', '.join(wrong)}. Set pii.types to some of "
+                f"{', '.join(TYPE_NAMES)}."
+            )
         return types
 
     @model_validator(mode="after")
     def _used(self) -> "PiiConfig":
         if self.ner_model is None and "ner_labels" in self.model_fields_set:
-            raise ValueError("ner_labels: expected pii.ner_model to be set too, got no model. Set pii.ner_model.")
+            raise ValueError(
+                "ner_labels: expected pii.ner_model to be set too, got no model. Set pii.ner_model, or remove "
+                "pii.ner_labels."
+            )
         return self
 
 

@@ -43,7 +43,7 @@ LAYERS = (2, 6)
 
 
 def measure(ranks: Ranks, report: Callable[[str], None]) -> dict[str, Any]:
-    """Return rates of matrix products, attention and memory, and seconds of collectives and of tiny layers, by name."""
+    """Return what `device_from` needs, by name: measured rates [FLOP/s, bytes/s] and seconds, and device properties."""
     cuda = ranks.device.type == "cuda"
     use_matrix_units(ranks.device)
     report("products of matrices")
@@ -96,7 +96,7 @@ def _shortest(ranks: Ranks, work: Callable[[], object], least: float = SECONDS) 
 
 
 def _best_rate(ranks: Ranks, kind: torch.dtype) -> float:
-    """Return the highest FLOP/s of products of square matrices with sides SIDES; stop after the first slow product."""
+    """Return the highest FLOP/s of products of square matrices of sides SIDES; stop after one that takes over SLOW."""
     best = 0.0
     for side in SIDES:
         side *= 8 if ranks.device.type == "cuda" else 1

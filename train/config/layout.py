@@ -137,7 +137,9 @@ class LayoutConfig(Section):
     def rows_at_once(self) -> int:
         """The number of rows in a micro-batch. Raises ValueError if it is not set yet."""
         if self.micro_batch is None:
-            raise ValueError("layout.micro_batch: expected a number of rows, got None. Call for_device() first.")
+            raise ValueError(
+                "layout.micro_batch: expected a number of rows, got None. Call LayoutConfig.for_device() first."
+            )
         return self.micro_batch
 
     @property

@@ -190,5 +190,5 @@ class OptimConfig(Section):
                 "Sort decay_steps and remove repeated steps."
             )
         if self.schedule == "step" and not self.decay_steps:
-            raise ValueError("schedule = step requires decay_steps")
+            raise ValueError("decay_steps: expected at least one step for schedule = step, got none. Set decay_steps.")
         return self

@@ -105,7 +105,7 @@ class Settings(BaseModel):
 
 
 def settings_of(recipe: Recipe) -> Settings:
-    """Return the training sections of a recipe."""
+    """Return the settings in the training sections of a recipe."""
     return Settings.model_validate({name: recipe.section(name, kind) for name, kind in SECTIONS.items()})
 
 

@@ -119,7 +119,7 @@ def flex_block_mask(documents_BT: Tensor, causal: bool) -> BlockMask:
     """Return `document_mask` as blocks for FlexAttention, without making the T × T matrix.
 
     Blocks with some visible pairs are listed apart from those with visible pairs only. Document numbers never decrease
-    in a row, so the numbers at both ends of a block decide.
+    in a row, so the numbers at both ends of each block are enough for this.
     """
     length = documents_BT.shape[1]
     num_blocks = -(-length // BLOCK)

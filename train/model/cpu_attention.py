@@ -114,7 +114,7 @@ def _mask(q_BHTK: Tensor, documents_Bn: Tensor, causal: bool) -> Tensor:
 
 
 def _empty_like_stored(x_BHTK: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Return an empty tensor of the same shape, with the heads of a position adjacent in memory."""
+    """Return an uninitialized tensor in the shape of `x_BHTK`, with the heads of a position adjacent in memory."""
     return x_BHTK.new_empty(x_BHTK.transpose(1, 2).shape, dtype=dtype).transpose(1, 2)
 
 

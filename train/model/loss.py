@@ -111,9 +111,7 @@ class FusedChunkLoss:
 
 
 def softmax_sums(logits_nV: Tensor, columns_n: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return, for each token, its largest logit, the sum of exp(logit - largest), and its logit in one column, float32.
-
-    `columns_n`: the column of each token."""
+    """Return each token's largest logit, sum of exp(logit - largest), and logit in column `columns_n`, in float32."""
     wide_nV = logits_nV.to(torch.promote_types(logits_nV.dtype, torch.float32))
     # With the dim kept, torch's compiler recognizes a softmax, and fuses both into one pass on a GPU.
     most_n1 = wide_nV.amax(1, keepdim=True)
@@ -123,7 +121,7 @@ def softmax_sums(logits_nV: Tensor, columns_n: Tensor) -> tuple[Tensor, Tensor, 
 
 
 def write_gradient(logits_nV: Tensor, log_z_n: Tensor, shares_n: Tensor, columns_n: Tensor, factors_n: Tensor) -> None:
-    """Replace each logit by exp(logit − log Z) · share, minus the token's factor in its target's column (−1 = none)."""
+    """Replace each token's logits by exp(logit − log Z) · share, minus its factor in column `columns_n` (−1 = none)."""
     columns_V = torch.arange(logits_nV.shape[1], device=logits_nV.device)
     at_target_nV = torch.where(columns_V == columns_n[:, None], factors_n[:, None], 0.0)
     powers_nV = (logits_nV.to(log_z_n.dtype) - log_z_n[:, None]).exp()
@@ -172,8 +170,8 @@ class LossTally:
         return cls(zeros[0], zeros[1])
 
     def add(self, losses_BT: Tensor, targets_BT: Tensor, groups: Tensor) -> None:
-        """Add the losses of rows, which are 0 where the target is IGNORED; `groups`: by row (B,) or by position (B,
-        T)."""
+        """Add the losses of rows, which are 0 where the target is IGNORED; `groups`: source or other group of each row
+        (B,) or position (B, T)."""
         counts_BT = (targets_BT != IGNORED).double()
         if groups.dim() == 2:
             self._add_positions(losses_BT.double().flatten(), counts_BT.flatten(), groups.flatten())
@@ -207,8 +205,8 @@ class HeadLoss:
         multiple: int = 1,
     ):
         """`part`: the rows of the output matrix on this rank; None = all rows. `fused`: whether compiled functions
-        compute the chunks, then all of the same size. `multiple`: the logits are padded to a multiple of this many
-        columns.
+        compute the chunks, which then all have the same size. `multiple`: the logits are padded to a multiple of this
+        many columns.
         """
         self.z_loss, self.chunk_tokens, self.part = z_loss, chunk_tokens, part
         self.fused, self.multiple = fused, multiple
@@ -231,7 +229,7 @@ class HeadLoss:
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """The total loss (with gradient) and the cross-entropy of each token (without)."""
+    """The total loss, which has a gradient, and the cross-entropy of each token, which has none."""
 
     @staticmethod
     def forward(
@@ -263,8 +261,8 @@ class _ChunkedLoss(torch.autograd.Function):
 def _counted_targets(targets_N: Tensor, number: int | None) -> Tensor | None:
     """Return the indices of the `number` targets that are not IGNORED; None = the losses of all positions are computed.
 
-    Masked language models ignore five of six targets. Counting the others on a CUDA device requires a synchronization,
-    so all positions are computed there unless `number` is known.
+    Masked language models ignore five of six targets. Counting the remaining ones on a CUDA device requires a
+    synchronization, so all positions are computed there unless `number` is known.
     """
     if number is None and not targets_N.is_cuda:
         number = int((targets_N != IGNORED).sum())
@@ -283,7 +281,7 @@ def _chunked_loss(
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
     """Return the total loss, the cross-entropy of each token, and if `needs_gradient` the gradients of the total.
 
-    The gradients are those of the stream and of the output matrix. `settings`: the head, and the tokens in a chunk.
+    The gradients are those of the stream and of the output matrix. `settings`: the head, and the tokens per chunk.
     """
     head, size = settings
     dtype = compute_dtype(x_ND)
@@ -292,7 +290,7 @@ def _chunked_loss(
     total, losses_N = x_ND.new_zeros((), dtype=wide), x_ND.new_zeros(len(x_ND), dtype=wide)
     gradient_ND = torch.empty_like(x_ND) if needs_gradient else None
     gradient_PD = torch.zeros_like(matrix_PD, dtype=wide) if needs_gradient else None
-    # Every chunk reuses the same memory: fresh pages for each made all of it a third slower (4 MB and more, one core).
+    # Every chunk reuses the same memory: new pages for each made the loss a third slower (4 MB and more, one core).
     logits_nP = x_ND.new_empty(size, len(matrix_PD))
     chunk = (FusedChunkLoss if head.fused else PlainChunkLoss)(logits_nP[:, : len(weight_VD)], head.part)
     for start in range(0, len(x_ND), max(size, 1)):
@@ -321,6 +319,6 @@ def _chunked_loss(
 
 
 def _pad_to_multiple(matrix_VD: Tensor, multiple: int) -> Tensor:
-    """Return the matrix with zero rows added until it has a multiple of `multiple` rows; unchanged if it has them."""
+    """Return the matrix, with zero rows appended if its number of rows is not a multiple of `multiple`."""
     padding = -len(matrix_VD) % multiple
     return F.pad(matrix_VD, (0, 0, 0, padding)) if padding else matrix_VD

@@ -93,7 +93,7 @@ def matrix_params_of_layer(shape: ModelShape) -> int:
 def params_of_layer(shape: ModelShape) -> int:
     """Return the number of parameters of one layer: matrices, biases, norms, and those of relative positions.
 
-    Source of the last: Dai et al. 2019, arXiv 1901.02860, section 3.3 (W_{k,R}, u and v).
+    Source for relative positions: Dai et al. 2019, arXiv 1901.02860, section 3.3 (W_{k,R}, u and v).
     """
     d, q, kv, ffw = shape.d_model, shape.query_width, shape.key_width, shape.d_ffw
     norms = 2 * d + (2 * shape.head_dim if shape.qk_norm else 0)

@@ -135,7 +135,7 @@ class Transformer(nn.Module):
     """
 
     def __init__(self, shape: ModelShape, span: LayerSpan, causal: bool, recompute: Callable[[int], Recompute]):
-        """`recompute` returns for every layer how much of it is recomputed in the backward pass."""
+        """`recompute` returns the recomputation mode of a layer from the number of the layer."""
         super().__init__()
         self.shape, self.span, self.causal = shape, span, causal
         self.embedding = nn.Embedding(shape.vocab_size, shape.d_model) if span.begins else None

@@ -31,7 +31,7 @@ from train.parallel.ranks import all_gather_single
 
 
 class CountedGroup:
-    """Collectives over ranks with gradients of the same parameters, and a count of the bytes that this rank sends."""
+    """Collectives among ranks with gradients of the same parameters; counts the bytes that this rank sends."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
@@ -88,7 +88,7 @@ class BufferEntry(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Return the number of elements."""
+        """Return the number of elements of the gradient."""
         return math.prod(self.shape)
 
 
@@ -148,7 +148,7 @@ class PowerSGD:
         self._rank, self._seed = rank, seed
 
     def _shape(self, entry: BufferEntry) -> tuple[int, int, int] | None:
-        """Return rows, columns and rank of a matrix that is smaller as factors; None for any other tensor."""
+        """Return (rows, columns, rank of the factors) if two factors are smaller than the gradient, else None."""
         if len(entry.shape) < 2 or not entry.size:
             return None
         rows, columns = entry.shape[0], entry.size // entry.shape[0]
@@ -156,7 +156,7 @@ class PowerSGD:
         return (rows, columns, rank) if rank * (rows + columns) < rows * columns else None
 
     def fresh(self, entry: BufferEntry, device: torch.device) -> State:
-        """Return a zero error and a random right factor, the same on every rank."""
+        """Return a compression error of zero and a random right factor, equal on every rank; nothing if sent whole."""
         if not (shape := self._shape(entry)):
             return {}
         random = torch.Generator().manual_seed(random_key(self._seed, 0, entry.name))
@@ -202,7 +202,7 @@ class TopK:
         return {"error": torch.zeros(entry.shape, device=device)}
 
     def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: CountedGroup) -> tuple[Tensor, Updates]:
-        """Return the sum over the ranks of the elements that each rank has chosen; the other elements are 0.
+        """Return the sum over the ranks of the largest elements of each rank; elements that no rank sends are 0.
 
         One all-gather sends values and indices.
         """
@@ -230,7 +230,7 @@ class RandomK:
         return {"error": torch.zeros(entry.shape, device=device)}
 
     def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: CountedGroup) -> tuple[Tensor, Updates]:
-        """Return the sum over the ranks at the random indices of this step, and 0 elsewhere."""
+        """Return the sum over the ranks of the elements at the random indices of this step; other elements are 0."""
         values = _with_errors(buffer, states)
         device = values.device
         indices = [
@@ -248,17 +248,16 @@ class RandomK:
 
 
 def num_kept(share: float, size: int) -> int:
-    """Return how many of `size` numbers are sent: `share` of them, computed with its exact decimal value, rounded
-    up."""
+    """Return how many of `size` numbers are sent: size · share, exact for the decimal digits of `share`, rounded up."""
     return math.ceil(Fraction(str(share)) * size)
 
 
 def largest_indices(values: Tensor, count: int) -> Tensor:
     """Return the indices of the numbers of largest magnitude, NaN first; of equals, the lowest index.
 
-    `topk` does not define which of equal numbers it takes, so it gets keys that are never equal. A key holds the bits
-    of the magnitude above those of the index. It takes as long as `topk` of the numbers themselves (40 ms for
-    2.6 million on one core).
+    `topk` does not define which of equal numbers it returns, so it is applied to integers that are never equal: the
+    bits of the magnitude above those of the reversed index. That takes as long as `topk` of the numbers themselves
+    (40 ms for 2.6 million on one core).
     """
     last = values.numel() - 1
     keys = values.abs().view(torch.int32).long().bitwise_left_shift_(32)
@@ -307,12 +306,12 @@ def _sum_all(tensors: Mapping[str, Tensor], wire: CountedGroup) -> dict[str, Ten
 
 
 def _with_errors(buffer: Buffer, states: Mapping[str, State]) -> Tensor:
-    """Return the gradients plus the errors: what compression has not sent in earlier steps."""
+    """Return the gradients plus their compression errors: the parts of earlier gradients that were not sent."""
     return buffer.values + torch.cat([states[entry.name]["error"].flatten() for entry in buffer.entries])
 
 
 def _errors(buffer: Buffer, states: Mapping[str, State], values: Tensor) -> Updates:
-    """Return the state updates that store `values`, which were not sent, as the new errors."""
+    """Return the state updates that store `values`, which were not sent, as the new compression errors."""
     parts = zip(buffer.entries, buffer.split(values), strict=True)
     return [(states[entry.name]["error"], part.view(entry.shape)) for entry, part in parts]
 
@@ -379,7 +378,7 @@ class Compressor:
         self._states |= {entry.name: self._method.fresh(entry, self._device) for entry in entries}
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Return all states for a checkpoint. Reading one into these tensors restores them, in the same layout only."""
+        """Return the state tensors by name. Reading a checkpoint of the same layout into them restores the states."""
         prefix = f"compress.rank-{dist.get_rank()}"
         return {
             f"{prefix}.{name}.{key}": tensor
@@ -388,7 +387,7 @@ class Compressor:
         }
 
     def rescale(self, factor: float) -> None:
-        """Multiply the errors by `factor`, after the loss scale has changed by that factor."""
+        """Multiply the compression errors by `factor`, after the loss scale has changed by that factor."""
         for state in self._states.values():
             if "error" in state:
                 state["error"].mul_(factor)
@@ -397,12 +396,14 @@ class Compressor:
     def sum(self, values: Tensor, entries: Sequence[BufferEntry]) -> None:
         """Replace flat gradients by their sum over the group; `keep` applies the state updates."""
         if self._step is None:
-            raise ContractError("compress: expected a step, got a gradient before the first step. Call start(step).")
+            raise ContractError(
+                "compress: expected a step, got a gradient before the first step. Call Compressor.start(step)."
+            )
         if (number := values.numel()) != (expected := sum(entry.size for entry in entries)):
             names = f"{entries[0].name} to {entries[-1].name}" if entries else "no parameter"
             raise ContractError(
-                f"compress: expected {expected} numbers for {names}, got {number}. Compute a gradient for every "
-                "parameter."
+                f"compress: expected {expected} gradient elements for {names}, got {number}. Compute a gradient for "
+                "every parameter."
             )
         total, updates = self._method.sum(Buffer(values, entries), self._states, self._step, self._wire)
         self._updates += updates

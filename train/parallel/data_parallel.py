@@ -56,8 +56,8 @@ class ShardedStates:
         for name, parameter in self._whole.items():
             if not parameter.is_contiguous():
                 raise ContractError(
-                    f"zero1: expected contiguous parameters, got {name} with strides {parameter.stride()}. Call "
-                    "contiguous() on it."
+                    f"zero1: expected contiguous parameters, got {name} with strides {parameter.stride()}. Set "
+                    "its data to a contiguous copy."
                 )
             self.shards[name] = nn.Parameter(self._view(parameter.data), requires_grad=parameter.requires_grad)
             if parameter.ndim and parameter.numel():

@@ -94,7 +94,7 @@ class Device(BaseModel):
         """Return the peak that MFU refers to [FLOP/s]: on a GPU the dense bf16 peak, in any `precision`.
 
         This makes runs in different formats comparable. On a CPU, whose bf16 may be slower than its fp32, and on a GPU
-        without bf16, it is the peak of the format itself.
+        without bf16, it is the peak in `precision`.
         """
         if self.kind == "cuda" and "bf16" in self.peak_flops:
             return self.peak_flops["bf16"]
@@ -106,7 +106,7 @@ PROFILE_VERSION = 1
 
 
 class SheetLink(BaseModel):
-    """A link in the units of data sheets."""
+    """A link in the units of data sheets (GB/s and µs)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -114,12 +114,12 @@ class SheetLink(BaseModel):
     microseconds: NonNegativeFloat
 
     def link(self) -> Link:
-        """Return the link in bytes/s and seconds."""
+        """Return the link converted to bytes/s and seconds."""
         return Link(bandwidth=1e9 * self.gb_per_s, latency=1e-6 * self.microseconds)
 
 
 class DeviceSheet(BaseModel):
-    """The table of a device in `devices.toml`, in the units of data sheets.
+    """The table of a device in `devices.toml`, in the units of data sheets (TFLOP/s, GB, TB/s).
 
     Keys that are not fields of this class are fields of `Device`.
     """
@@ -133,7 +133,7 @@ class DeviceSheet(BaseModel):
     between: SheetLink
 
     def device(self, name: str) -> Device:
-        """Return the device in FLOP/s, bytes and bytes/s."""
+        """Return the device converted to FLOP/s, bytes and bytes/s."""
         fields = {
             **(self.model_extra or {}),
             "name": name,
@@ -147,9 +147,9 @@ class DeviceSheet(BaseModel):
 
 
 def read_devices(path: Path) -> tuple[Device, ...]:
-    """Return the devices of a TOML file, in its order; each GPU has the values of `[gpu]` that its table does not set.
+    """Return the devices of a TOML file in the order of the file.
 
-    Raises ConfigError if the table of a device is not valid.
+    Values that the table of a GPU does not set are those of `[gpu]`. Raises ConfigError if a table is not valid.
     """
     content, devices = tomllib.loads(path.read_text(encoding="utf-8")), []
     for name, table in content["devices"].items():
@@ -269,9 +269,9 @@ def device_lines() -> Iterator[str]:
 
 
 def number_format_of(settings: Settings) -> NumberFormat:
-    """Return the number format of matrix products. Raises ValueError if `train.precision` is still auto."""
+    """Return the number format of a run's matrix products. Raises ValueError if `train.precision` is still auto."""
     if settings.train.precision == "auto":
-        raise ValueError("train.precision: expected a number format, got auto. Call for_device first.")
+        raise ValueError("train.precision: expected a number format, got auto. Call Settings.for_device() first.")
     return settings.train.precision
 
 
@@ -324,7 +324,7 @@ class RunDevices:
 
 
 def peak_of_devices(settings: Settings, here: RunDevices) -> float | None:
-    """Return the peak of one device that MFU refers to [FLOP/s]; None = unknown. No setting may be "auto"."""
+    """Return the peak of one device that MFU refers to [FLOP/s]; None = unknown. `train.precision` must not be auto."""
     if settings.train.peak_flops is not None:
         return settings.train.peak_flops
     device = known_device(settings, here)
@@ -332,7 +332,7 @@ def peak_of_devices(settings: Settings, here: RunDevices) -> float | None:
 
 
 def unknown_peak(settings: Settings, here: RunDevices) -> list[str]:
-    """Return a line to print if a GPU's peak is unknown, so that MFU cannot be shown; otherwise an empty list."""
+    """Return a list with one line to print if a GPU's peak is unknown, so that MFU cannot be shown; else empty."""
     if here.kind != "cuda" or peak_of_devices(settings, here) is not None:
         return []
     return [
@@ -342,9 +342,9 @@ def unknown_peak(settings: Settings, here: RunDevices) -> list[str]:
 
 
 def known_device(settings: Settings, here: RunDevices) -> Device | None:
-    """Return the device of `[cluster]` if the run's devices are of its kind, else the GPU with the driver's name.
+    """Return the device of `[cluster]` if the run's devices are of the same type (CPU or CUDA).
 
-    None if neither is known.
+    Else return the known device with the name that the CUDA driver gives, None if there is none.
     """
     try:
         planned = device_of(settings.cluster.device) if settings.cluster.device else None

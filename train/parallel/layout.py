@@ -54,8 +54,10 @@ def layers_of(num_layers: int, stages: int, stage: int) -> range:
 
 
 def stages_of(layout: LayoutConfig, rank: int) -> list[int]:
-    """Return the stages on rank `rank` of the pipeline, ascending: stages cycle over the ranks; zbv places them in a
-    V."""
+    """Return the stages on rank `rank` of the pipeline, ascending.
+
+    Stages cycle over the ranks; with zbv they run from the first rank to the last and back.
+    """
     ranks = layout.pipeline
     if layout.schedule == "zbv":
         return [rank, 2 * ranks - 1 - rank]
@@ -96,7 +98,7 @@ def check_layout(
 def layout_problems(
     shape: ModelShape, settings: Settings, world_size: int, seq_lens: Sequence[int], global_batch: int
 ) -> Iterator[str]:
-    """Yield an error text for everything that does not fit the layout; the same on every type of device."""
+    """Yield an error text for everything that does not fit the layout; device types do not affect the result."""
     layout = settings.layout.for_device("cpu")
     if problem := axes_problem(layout, world_size):
         yield problem
@@ -132,7 +134,7 @@ def layout_problems(
 
 
 def axes_problem(layout: LayoutConfig, world_size: int) -> str | None:
-    """Return why the product of a layout's axes is not the number of ranks; None if it is."""
+    """Return an error text if the axis sizes of a layout cannot have the product `world_size`, else None."""
     given = {axis: getattr(layout, axis) for axis in AXES if axis != "shard" or layout.shard is not None}
     product = math.prod(given.values())
     shown = " · ".join(f"{axis} {size}" for axis, size in given.items() if size > 1) or "no axis at all"

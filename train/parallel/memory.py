@@ -24,7 +24,7 @@ from train.parallel.layout import axes_of, chunks_in_flight, data_ranks, layers_
 
 @dataclass(frozen=True)
 class LayerMemory:
-    """The bytes of the activations of a micro-batch on one rank."""
+    """The bytes of a layer's activations for one micro-batch on one rank."""
 
     shape: ModelShape
     settings: Settings
@@ -121,7 +121,7 @@ class LayerMemory:
         return self._pairs() if self.shape.positions == "relative" else 0
 
     def _pairs(self) -> int:
-        """Return the number of (query, key) pairs in the mask matrices of this rank; 0 if it needs none."""
+        """Return the number of (query, key) pairs in the mask matrices of this rank; 0 if attention needs no matrix."""
         layout, train = self.settings.layout, self.settings.train
         by_keys = layout.context > 1 and layout.context_by == "keys"
         relative = self.shape.positions == "relative"
@@ -133,7 +133,7 @@ class LayerMemory:
         return 0
 
     def _scores_per_token(self) -> int:
-        """Return the bytes of float32 scores per token with relative positions, for which no fused kernel exists."""
+        """Return the bytes of float32 attention scores per token with relative positions: no fused kernel exists."""
         return 4 * self.shape.num_heads * self.seq_len
 
     def _repeats(self) -> int:
@@ -290,7 +290,7 @@ class RankMemory:
     def recomputed(self) -> int:
         """Return how many layers must recompute all activations to stay within `layout.activation_budget`.
 
-        The number of all layers, if the budget is too small even then.
+        Returns the number of all layers if the budget is too small even then.
         """
         budget = self.settings.layout.activation_budget or 0
         return next((n for n in range(self.layers) if self.kept_layer_bytes(n) <= budget), self.layers)
@@ -336,7 +336,7 @@ class RankMemory:
         return logits + 4 * self.vocabulary + product + matrix + padded
 
     def _transfer(self) -> int:
-        """Return the bytes of the pipeline's receive buffers for all micro-batches of a step, plus `_errors`."""
+        """Return the bytes of a pipeline's receive buffers for all micro-batches of a step, plus compression errors."""
         layout = self.settings.layout
         if layout.pipeline == 1:
             return self._errors()
@@ -400,7 +400,7 @@ def zero_bytes(num_params: int, ranks: int, data: str, widths: Widths) -> dict[s
 
 @dataclass(frozen=True)
 class Memory:
-    """Estimated bytes of one rank."""
+    """Estimated memory of one rank in bytes."""
 
     moments: dict[str, dict[str, int]]
     """Bytes by moment of a step, then by purpose."""

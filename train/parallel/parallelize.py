@@ -77,7 +77,7 @@ class SplitModel:
             compress_fsdp(self.parts, named.items(), self.compressor)
 
     def _recompute(self, layers: list[int], largest: tuple[int, int]) -> dict[int, Recompute]:
-        """Return, by layer number, how much of each layer on this rank is recomputed in the backward pass."""
+        """Return the recomputation mode (none, selective, full) of each layer on this rank, by layer number."""
         mode = self.settings.layout.activation_checkpointing
         if mode != "budget":
             return dict.fromkeys(layers, mode)
@@ -144,7 +144,7 @@ class SplitModel:
 
     @property
     def copies(self) -> dict[str, int]:
-        """Return the number of pipeline stages with a copy of a parameter, by name, if it is more than one."""
+        """Return, by name, the number of copies of each parameter that several pipeline stages hold."""
         return {"embedding.weight": 2} if self.shape.tie_embeddings and self.num_stages > 1 else {}
 
     def set_initial_weights(self, seed: int) -> None:
@@ -163,7 +163,7 @@ class SplitModel:
         return rows_of(num_rows, data_ranks(self.mesh.axes), self.mesh.data_rank)
 
     def micro_batches(self, rows: Rows, num_rows: int) -> list[Rows]:
-        """Split this rank's rows of a batch of `num_rows` into micro-batches on its device, as many as on every rank.
+        """Split this rank's rows of a batch of `num_rows` into micro-batches on its device, equally many on all ranks.
 
         Each micro-batch runs collectives, so a rank that runs out of rows gets rows without targets. Compiled layers
         always get the same number of rows, in training and evaluation: another number would recompile them.
@@ -193,7 +193,7 @@ class SplitModel:
     def backward(self, rows: list[Rows], scale: float) -> LossTally:
         """Compute the gradient of (sum of losses · scale) over all ranks.
 
-        Returns the sums of losses over all ranks, the same on every rank.
+        Returns the sums of losses by source over all ranks, the same on every rank.
         """
         tally = LossTally.empty(self._num_sources, self.ranks.device)
         self._prepare_loss(scale, tally)
@@ -216,7 +216,7 @@ class SplitModel:
 
     @torch.no_grad()
     def measure(self, rows: list[Rows], num_sources: int) -> LossTally:
-        """Return the sums of the rows' losses over all ranks, without gradients; the same on every rank."""
+        """Return the sums of losses by source over all ranks, without gradients; the same on every rank."""
         tally = LossTally.empty(num_sources, self.ranks.device)
         self._prepare_loss(1.0, tally)
         if self._pipeline is not None:

@@ -63,7 +63,7 @@ class Pipeline:
         self._schedules: dict[tuple[int, int, int, torch.dtype], PipelineScheduleSingle | PipelineScheduleMulti] = {}
 
     def run(self, rows: Rows, number: int, stream: torch.dtype) -> None:
-        """Run rows forward and backward as `number` micro-batches; `stream`: dtype of tensors sent between stages."""
+        """Run forward and backward passes of `number` micro-batches; `stream`: dtype of tensors sent between stages."""
         schedule = self._schedule(len(rows) // number, rows.inputs_BT.shape[1], number, stream)
         named: dict[str, Any] = {"targets_BT": rows.targets_BT, "sources_B": rows.sources_B}
         if rows.documents_BT is not None:

@@ -68,7 +68,7 @@ def use_expandable_segments() -> None:
     """Enable expandable segments of the CUDA allocator, unless the user has configured it; call before CUDA starts.
 
     Chunks of logits of about 0.5 GB are allocated and freed beside weights that stay, so fixed-size segments fragment.
-    Torch reads the variable at first use, which is after its import (seen in the CUDA build of 2.11).
+    Torch reads the environment variable at first use, which is after its import (seen in the CUDA build of 2.11).
     """
     if not any(name in os.environ for name in ALLOCATOR_SETTINGS):
         os.environ[ALLOCATOR_SETTINGS[0]] = "expandable_segments:True"
@@ -150,7 +150,7 @@ def agreed_start(store: Any, rank: int, world_size: int) -> str:
 
     torchrun keeps the same store over its restarts, so a rank may read the address of a dead process there. gloo would
     try to connect to it until it times out (seen in torch 2.13). Therefore rank 0 publishes a new name, and every other
-    rank answers with a name of its own. The start counts once rank 0 has confirmed that answer.
+    rank answers with a name of its own. That rank returns the new name once rank 0 has confirmed its answer.
     """
     own = uuid4().hex
     if rank == 0:
@@ -271,7 +271,7 @@ class Mesh:
         return self.whole.get_local_rank(axis) if self.axes[axis] > 1 else 0
 
     def along(self, axis: str) -> DeviceMesh:
-        """Return the mesh of the ranks that differ from this rank on that axis only; the axis must be larger than 1."""
+        """Return the mesh of the ranks that differ from this rank on `axis` only; the axis must be larger than 1."""
         return self.whole[axis]
 
     def group(self, axis: str) -> dist.ProcessGroup:
@@ -285,7 +285,7 @@ class Mesh:
 
     @property
     def is_group_leader(self) -> bool:
-        """True for one rank of every data-parallel group: only its counts are added to sums over all ranks."""
+        """True for one rank of every data-parallel group; only this rank adds its counts to sums over all ranks."""
         return not any(self.place(axis) for axis in ("pipeline", "context", "tensor"))
 
 

@@ -33,7 +33,7 @@ from train.parallel.ranks import all_gather_single, reduce_scatter_single
 
 
 def context_part(rows: Rows, parts: int, part: int) -> Rows:
-    """Return the rows cut to the positions of part `part` of `parts` equal parts; documents keep all positions."""
+    """Return the rows cut to the positions of part `part` of `parts` equal parts; `documents_BT` stays whole."""
     width = rows.inputs_BT.shape[1] // parts
     mine = slice(part * width, (part + 1) * width)
     groups = rows.sources_B[:, mine] if rows.sources_B.dim() == 2 else rows.sources_B
@@ -69,7 +69,7 @@ def apply_context_parallel(model: Transformer, group: dist.ProcessGroup, by: str
 
 
 def attend_by_heads(core: AttentionFunction, group: dist.ProcessGroup) -> AttentionFunction:
-    """Return attention that exchanges positions for heads, so that `core` gets whole sequences of some heads."""
+    """Return attention as a function: it trades positions for heads, so `core` gets whole sequences of some heads."""
     parts = dist.get_world_size(group)
 
     def attend(q_BHtK: Tensor, k_BGtK: Tensor, v_BGtK: Tensor, attention_mask: AttentionMask) -> Tensor:
@@ -83,7 +83,7 @@ def attend_by_heads(core: AttentionFunction, group: dist.ProcessGroup) -> Attent
 
 
 def attend_by_keys(core: AttentionFunction, group: dist.ProcessGroup) -> AttentionFunction:
-    """Return attention that all-gathers keys and values, so that `core` gets this rank's queries and all keys."""
+    """Return attention as a function: it gathers keys and values, so `core` gets this rank's queries and all keys."""
 
     def attend(q_BHtK: Tensor, k_BGtK: Tensor, v_BGtK: Tensor, attention_mask: AttentionMask) -> Tensor:
         k_CBGtK, v_CBGtK = _gather(torch.stack((k_BGtK, v_BGtK)), group).unbind(1)

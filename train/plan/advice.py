@@ -26,9 +26,9 @@ OWN_NUMBERS = {"floor": "nats/token", "a": "", "b": "", "alpha": "", "beta": "",
 
 
 def size_figures(plan: Plan, target: Target, unique: Mapping[str, float]) -> list[SourcedFigure]:
-    """Return the sizes that each law chooses for the budget, or for the plan's own 6ND if there is no budget.
+    """Return N and D that each scaling law chooses for the budget, and the expected loss of the plan's run.
 
-    `unique`: unique tokens of each source.
+    Without a budget, the laws divide the plan's own compute, 6ND. `unique`: unique tokens of each source.
     """
     return figures_of([*_rows(plan, target), *_loss_rows(plan, unique)])
 
@@ -60,7 +60,7 @@ def _budget_formula(sizing: PlanConfig) -> str:
 
 
 def _loss_rows(plan: Plan, unique: Mapping[str, float]) -> Iterator[Row]:
-    """Yield the expected loss of this run and, for a law fitted to own runs, its parameters with their intervals."""
+    """Yield the expected loss of this run and, for a law fitted to the user's runs, its constants with intervals."""
     own, data = plan.settings.plan.own_law, repeats.count_repeated_tokens(tokens_by_source(plan.stages), unique)
     if own is None:
         formula, source = f"L(N', D') of this run, {_on_c4(plan)}", repeats.SOURCE
@@ -73,7 +73,7 @@ def _loss_rows(plan: Plan, unique: Mapping[str, float]) -> Iterator[Row]:
 
 
 def _on_c4(plan: Plan) -> str:
-    """Return a phrase that names the corpus of the published law, and the fitted sizes if this model lies outside."""
+    """Return a text with the corpus of the published law and, if the model is outside its sizes, their range."""
     least, most = repeats.SIZES
     within = least <= plan.num_params <= most
     return "on C4" if within else f"on C4, a guess: its law was fitted to {least:,.0f} to {most:,.0f} parameters"
@@ -82,7 +82,7 @@ def _on_c4(plan: Plan) -> str:
 def _loss(plan: Plan, own: OwnLaw | None, data: RepeatedData) -> float:
     """Return the expected loss L(N, D') [nats/token].
 
-    With an own law, N is not reduced for repeated tokens, since the runs that the law was fitted to repeat none.
+    With a law fitted to the user's runs (`own`), N is not reduced for repeated tokens: those runs repeat none.
     """
     if own is not None:
         return law_in(own).loss(plan.num_params, data.worth)
@@ -103,7 +103,7 @@ def flops_rows(plan: Plan) -> Iterator[Row]:
 
 
 def advice(plan: Plan, target: Target, unique: Mapping[str, float]) -> list[str]:
-    """Return advice on the data and on the reliability of an own law, one sentence per entry.
+    """Return advice on the data and on the reliability of a law fitted to the user's runs, one sentence per entry.
 
     `unique`: unique tokens of each source.
     """
@@ -183,7 +183,7 @@ def _of_shortage(plan: Plan, target: Target, epochs: Mapping[str, float]) -> str
 
 
 def _distrust(plan: Plan, own: OwnLaw) -> list[str]:
-    """Return the reasons why an own law may not hold for this plan, one sentence per entry."""
+    """Return the reasons why a law fitted to the user's runs may not hold for this plan, one sentence per entry."""
     lines = []
     if own.dataset != plan.dataset:
         of = f"dataset {own.dataset[:12]}" if own.dataset else "a dataset that it does not name"

@@ -37,7 +37,7 @@ PALM = "Chowdhery et al. 2022 (PaLM), arXiv 2204.02311, appendix B"
 
 @dataclass(frozen=True)
 class DatasetOffer:
-    """The samples that the dataset provides under the settings, and the target size that follows."""
+    """The samples that the dataset provides under the settings, and the resulting target size of model and run."""
 
     samples: dict[str, int]
     """Unique samples of each source in use."""

@@ -35,7 +35,7 @@ LEAST_STEPS = 20
 
 @dataclass(frozen=True)
 class ProxyRun:
-    """A proxy run of the ladder."""
+    """The size of one proxy run: a small model trained to fit a scaling law."""
 
     wanted: int
     """Requested number of parameters N, embeddings included; the nearest model shape is used."""
@@ -46,7 +46,7 @@ class ProxyRun:
 
     @property
     def name(self) -> str:
-        """Folder of the proxy, such as `n350k-d1.26M`."""
+        """Name of the folder of the proxy run, such as `n350k-d1.26M`."""
         return f"n{format_short(self.params, '')}-d{format_short(self.tokens, '')}"
 
 

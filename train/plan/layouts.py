@@ -51,7 +51,7 @@ def choose_layout(plan: Plan) -> tuple[Plan, SearchResult | None]:
             )
         raise ConfigError(
             f"cluster: expected a layout of {cluster} that this run fits into, got none of {result.searched:,}: "
-            f"{reasons}. Raise cluster.gpus or cluster.nodes, or plan a smaller model."
+            f"{reasons}. Raise cluster.gpus or cluster.nodes, or lower plan.params or the budget."
         )
     offers = tuple(
         LayoutOffer(

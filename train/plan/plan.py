@@ -220,7 +220,7 @@ def settings_beyond_recipe(run: Store) -> list[str]:
 # Files of a run that, with its plan, determine the order of its samples: the skip list and the packed rows.
 
 SKIPS_OF_REWINDS = "skips.txt"
-"""Default skip list of a run that rewinds."""
+"""Name of the default skip list of a run that rewinds after spikes."""
 
 
 def skip_name(settings: Settings) -> str:
@@ -229,7 +229,7 @@ def skip_name(settings: Settings) -> str:
 
 
 def read_skips(run: Store, settings: Settings) -> SkipList:
-    """Return the current skip list of a run; empty for a run that rewinds and has written none yet."""
+    """Return the current skip list of a run; empty before the first rewind of a run that rewinds after spikes."""
     name = skip_name(settings)
     if name == SKIPS_OF_REWINDS and not run.exists(f"train/{name}"):
         return NO_SKIPS
@@ -284,7 +284,7 @@ def check_mix_overrides(settings: Mapping[str, Any], overrides: Sequence[str]) -
     if mix and (conflicts := [text for text in overrides if _key(text) in (WEIGHTS, MIX)]):
         raise ConfigError(
             f"--set {' and '.join(conflicts)}: expected the shares of the plan's mix {mix[:12]}, got other shares. "
-            "Run `penstock plan` again without --mix, or with another mix."
+            "Run `penstock plan` again without --mix, or with a different --mix file."
         )
 
 

@@ -58,7 +58,7 @@ class Target:
 
 
 def read_own_law(sizing: PlanConfig) -> PlanConfig:
-    """Return the settings with `law_file` replaced by the law in that file, which is then not needed again.
+    """Return the settings with `law_file` replaced by the law in that file, so that the file is not read again.
 
     Raises ConfigError if the file holds no law.
     """
@@ -92,7 +92,7 @@ def hours_of(sizing: PlanConfig, cluster: ClusterConfig) -> float | None:
         if cluster.usd_per_gpu_hour is None:
             raise ConfigError(
                 f"plan.usd = {sizing.usd:g}: expected a price of a device hour, got no cluster.usd_per_gpu_hour. "
-                "Set cluster.usd_per_gpu_hour, or give plan.gpu_hours."
+                "Set cluster.usd_per_gpu_hour, or set plan.gpu_hours instead of plan.usd."
             )
         hours = sizing.usd / cluster.usd_per_gpu_hour
     return hours
@@ -223,7 +223,7 @@ def tokens_of_shape(target: Target, sizing: PlanConfig, shape: ModelShape, most:
 
 
 def _for_use(law: Law, asked: Allocation, inference_tokens: float) -> Allocation:
-    """Return the size that reaches the loss of the size `asked` at the lowest cost of training and inference."""
+    """Return the size with the same loss as `asked` whose training and inference together cost the least."""
     loss_law = law if isinstance(law, LossLaw) else laws.APPROACH_3
     return for_lifetime(loss_law, loss_law.loss(asked.params, asked.tokens), inference_tokens).size
 

@@ -182,7 +182,7 @@ def test_a_stage_of_one_update_ends_at_once() -> None:
         ({"optimizer": "adafactor", "beta1": 0.8}, "adamw or lamb or muon, got adafactor. Remove beta1, or"),
         ({"optimizer": "adafactor", "beta2": 0.8}, "adamw or lamb or muon, got adafactor. Remove beta2, or"),
         ({"optimizer": "adafactor", "eps": 1e-6}, "adamw or lamb or muon, got adafactor. Remove eps, or"),
-        ({"schedule": "step"}, "schedule = step requires decay_steps"),
+        ({"schedule": "step"}, "decay_steps: expected at least one step for schedule = step, got none. Set"),
         ({"schedule": "step", "decay_steps": (5, 5)}, "decay_steps: expected ascending steps from 1, got [5, 5]"),
         ({"schedule": "step", "decay_steps": (0, 5)}, "decay_steps: expected ascending steps from 1, got [0, 5]"),
         ({"initial_loss_scale": 0.5}, "greater than or equal to 1"),

@@ -364,7 +364,7 @@ def test_the_loss_scale_and_what_was_held_back(alone) -> None:
 def test_a_missing_gradient_is_refused(alone) -> None:
     compressor = Compressor(method_of(settings("topk"), SEED), alone, torch.device("cpu"))
     compressor.start(0)
-    with pytest.raises(ContractError, match=r"expected 7 numbers for a to b, got 4. Compute a gradient for every"):
+    with pytest.raises(ContractError, match=r"expected 7 gradient elements for a to b, got 4. Compute a gradient"):
         compressor.sum(torch.ones(4), [BufferEntry("a", (4,)), BufferEntry("b", (3,))])
 
 
@@ -472,7 +472,7 @@ def test_torch_sums_before_its_hook_if_the_mesh_has_replicas(played: list[dict])
         assert results["native"]["native"] == ([[1111.0, 1111.0]], [11110.0, 11110.0])
         assert results["native"]["own"] == ([[own, own]], [own * 10, own * 10])
         assert "expected a model sharded over one axis, got a mesh with replicas" in results["native"]["refusal"]
-        assert "got a gradient before the first step. Call start(step)." in results["unstarted"]
+        assert "got a gradient before the first step. Call Compressor.start(step)." in results["unstarted"]
 
 
 @pytest.mark.dist

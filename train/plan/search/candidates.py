@@ -255,9 +255,10 @@ class LayoutSpace:
         return section.for_device(self.cluster.device.kind)
 
     def compiled(self, schedule: str) -> bool:
-        """Return True if layers are compiled under a pipeline schedule.
+        """Return True if torch.compile compiles the layers when the pipeline uses this schedule.
 
-        The recipe decides; if it does not, layers are compiled on CUDA unless the schedule splits the backward pass.
+        `layout.compile` in the recipe decides. If it is not set, layers are compiled on CUDA unless the schedule
+        splits the backward pass.
         """
         if "compile" in self._given:
             return self.settings.layout.compile is True

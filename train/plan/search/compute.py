@@ -18,8 +18,8 @@ from train.parallel.devices import Device, NumberFormat, number_format_of
 from train.plan.search.candidates import LayoutSplit
 
 BACKWARD = (2.0, 2.5, 2.0, 2.0)
-"""Time of a backward pass relative to the forward pass: two products for each; flash attention forms its scores again
-(Dao 2023, arXiv 2307.08691, section 3.1.2: five products for two)."""
+"""Time of each component's backward pass relative to its forward pass: two products for each; flash attention computes
+its scores again (Dao 2023, arXiv 2307.08691, section 3.1.2: five products for two)."""
 
 
 class ForwardCost(NamedTuple):
@@ -32,7 +32,7 @@ class ForwardCost(NamedTuple):
 
 
 class MicroBatchCost(NamedTuple):
-    """Cost of a micro-batch on the busiest rank of a pipeline, and the computation of its other ranks."""
+    """Seconds of a micro-batch on the busiest rank of a pipeline, and of computation on the other ranks."""
 
     parts: dict[str, float]
     """Seconds by component."""
@@ -212,7 +212,7 @@ class Compute:
     def _matrix_flops(self, flops: Callable[[int, int], int]) -> int:
         """Return the FLOPs of one optimizer update of the matrices of all layers.
 
-        `flops`: returns those of one matrix from its shorter and its longer side.
+        `flops`: function of the shorter and the longer side of a matrix that returns the FLOPs of its update.
         """
         shape = self.shape
         d, q, kv, ffw = shape.d_model, shape.query_width, shape.key_width, shape.d_ffw

@@ -59,7 +59,7 @@ class Ring:
 
 
 class ClusterRings:
-    """The communication rings of a cluster."""
+    """Finds the ring that connects a group of ranks of a cluster, and computes the time of a transfer along it."""
 
     def __init__(self, cluster: Cluster):
         self.cluster = cluster

@@ -65,7 +65,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The outcome of a layout search."""
+    """The fastest layouts of a search, and the counts of rejected layouts by reason."""
 
     cluster: Cluster
     best: tuple[Candidate, ...]
@@ -113,7 +113,7 @@ class SearchResult:
 
 
 def _shares(candidate: Candidate) -> Iterator[str]:
-    """Return the largest components of a step's time, each with its share of the step in per cent."""
+    """Return a text such as `products 43 %` for each of the largest components of a step's time."""
     largest = sorted(candidate.parts.items(), key=lambda item: -item[1])[:SHOWN_PARTS]
     return (f"{name} {100 * part / candidate.step_seconds:.0f} %" for name, part in largest if part > 0)
 
@@ -171,7 +171,7 @@ def axes_as_settings(layout: LayoutConfig) -> dict[str, Any]:
 def predict(
     shape: ModelShape, settings: Settings, run: Sequence[StagePlan] | tuple[int, int], cluster: Cluster
 ) -> Candidate:
-    """Return the prediction for the layout of the settings, even if it does not fit into memory.
+    """Return the layout of the settings with its predicted step time and memory, even if it does not fit into memory.
 
     Raises ConfigError if the layout does not work on the cluster.
     """
@@ -215,7 +215,7 @@ class _Search:
         self._steps = sum(batch.steps for batch in self.batches)
 
     def _costs(self, compiled: bool) -> list[Compute]:
-        """Return the model that predicts computation times in each training stage, with layers compiled or not."""
+        """Return, for each training stage, the model that predicts computation times, with layers compiled or not."""
         layout = self.settings.layout.model_copy(update={"compile": compiled})
         settings, device = self.settings.model_copy(update={"layout": layout}), self.cluster.device
         return [Compute(self.shape, settings, device, batch.seq_len) for batch in self.batches]
@@ -337,7 +337,7 @@ class _Search:
     def _first_place(self, leaf: _Leaf) -> int:
         """Return the peak memory of the first rank of a pipeline [bytes], a lower bound on that of all ranks.
 
-        The first rank holds the activations of most micro-batches.
+        No other rank holds the activations of more micro-batches.
         """
         settings, cuda = self._settings(leaf), self.cluster.device.kind == "cuda"
         if settings.layout.offload:
