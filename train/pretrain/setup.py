@@ -167,7 +167,7 @@ def devices_of(ranks: Ranks) -> RunDevices:
 
 
 def stage_position(stages: Sequence[StagePlan], step: int) -> tuple[int, int]:
-    """Return the index of the stage that training is in after `step` updates, and the samples used in that stage."""
+    """Return the index of the training stage reached after `step` updates, and the number of its used samples."""
     number = max(i for i, stage in enumerate(stages) if stage.first_step <= step)
     return number, (step - stages[number].first_step) * stages[number].global_batch
 

@@ -28,7 +28,7 @@ class Allocation:
 
     @property
     def compute(self) -> float:
-        """6ND [FLOPs]."""
+        """Training compute 6ND [FLOPs]."""
         return 6 * self.params * self.tokens
 
 
@@ -45,7 +45,7 @@ class Law(Protocol):
 
     @property
     def source(self) -> str:
-        """Where it was published."""
+        """Publication that the law comes from."""
 
     @property
     def counts(self) -> Counts:
@@ -93,7 +93,7 @@ class LossLaw:
 
     @property
     def exponent(self) -> float:
-        """The exponent of C in the optimal N; that of D is 1 minus it."""
+        """The exponent of C in the optimal N; the optimal D grows as C^(1 - exponent)."""
         return self.beta / (self.alpha + self.beta)
 
     def loss(self, params: float, tokens: float) -> float:
