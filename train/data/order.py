@@ -138,7 +138,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class _Stage:
-    """A training stage, and the position in the order of each source at the beginning and the end of the stage."""
+    """A training stage, and the positions in the row order of each source at which the stage begins and ends."""
 
     plan: StagePlan
     mixture: Mixture

@@ -36,8 +36,8 @@ class ProgressPrinter:
     def show(self, record: StepMetrics, mark: str = "") -> None:
         """Print the line of this step if it is due; call it once for every step.
 
-        A line is due every `log_every` steps, at the last step, and for a step that was skipped, has a held-out loss or
-        has a `mark` such as "spike".
+        A line is due every `log_every` steps and at the last step. It is also due for a step that was skipped, has a
+        held-out loss or has a `mark` such as "spike".
         """
         now = time.monotonic()
         self._since.append(record)

@@ -84,7 +84,7 @@ class TrainingSetup:
 def check_run(run: Store, overrides: Sequence[str], ranks: Ranks) -> tuple[Plan, CheckpointMetadata | None, bool]:
     """Check the settings, devices, dataset and checkpoint of a run; called on rank 0 only.
 
-    Return the plan, the checkpoint to resume from, and True if the run is complete.
+    Return the plan, the checkpoint to resume from (None = there is none), and True if the run is complete.
     """
     local_path(run, "train")
     dataset, here = open_dataset(run), devices_of(ranks)

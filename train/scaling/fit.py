@@ -160,8 +160,8 @@ def fit_law(
 ) -> Fit:
     """Return the law fitted to runs, with intervals that contain `share` of `draws` bootstrap fits.
 
-    `held`: exponents that are not fitted; None = all are. Raises ConfigError if the runs are too few, do not differ in
-    N and in D, or contain invalid numbers.
+    `held`: exponents to use without fitting; None = fit both. Raises ConfigError if the runs are too few, do not differ
+    in N and in D, or contain invalid numbers.
     """
     runs = _checked(measured)
     # The matrices of L-BFGS are 5 wide: with several BLAS threads it took 25 times as long.
