@@ -269,7 +269,7 @@ def _merged(ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 
 def _other_hosts(url: str) -> list[str]:
-    """Return the URL without `www.` and with `www.` before its host; no URL if it has no scheme.
+    """Return the URL without and with `www.` before its host; an empty list for a URL without a scheme.
 
     Two URLs that differ only in `www.` have the same canonical URL but different SURTs, so both must be looked up."""
     scheme, mark, rest = url.partition("://")

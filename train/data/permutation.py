@@ -292,7 +292,7 @@ class PackedRows:
         return position, position + 1
 
     def _rows(self, epoch: Ints, within: Ints) -> Ints:
-        """Return the index, in the packing index, of the row that each epoch reads at position `within`."""
+        """Return the number, in the packing index, of the row that each epoch reads at position `within`."""
         row = np.empty_like(within)
         for number in np.unique(epoch).tolist():
             order, _, _ = self.chunks.slots(number)
