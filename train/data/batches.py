@@ -29,7 +29,7 @@ from train.data.shards import StreamReader, Tokens
 from train.data.stages import NO_SKIPS, STAGE_BITS, SkipList, StagePlan
 
 DocumentPart = tuple[int, int, int, int]
-"""A part of a document in a batch: row, index of the piece in that row, and its positions [first, stop) there."""
+"""A part of a document in a batch: row, index of the piece in that row, and positions [first, stop) in the row."""
 Number = TypeVar("Number", bound=np.integer[Any])
 NEVER_TARGETS = ("pad", "tombstone")
 """Reserved tokens that are never a target: they replace removed text or pad rows."""
@@ -79,10 +79,10 @@ class Batches:
         return self._rows(samples, [f"{source}/{TRAIN}" for source in self.order.sources], self._objective)
 
     def groups(self, step: int, rows: range, parts: Sequence[DocumentPart]) -> torch.Tensor:
-        """Return, for each position, the index in `parts` of the document part with its target, (B, row_length), int64.
+        """Return, for each position, the index in `parts` of the document part that contains the position's target.
 
-        The index is len(parts) if no part contains the target. A sentinel belongs to the span that it replaces, and
-        the last sentinel to the span before it.
+        The result is (B, row_length), int64, with len(parts) where no part contains the target. A sentinel belongs to
+        the span that it replaces, and the last sentinel to the span before it.
         """
         samples = self.samples(step, rows)
         pieces, causal = samples.pieces, self._objective.predicts_next
@@ -101,7 +101,8 @@ class Batches:
     def heldout(self, number: int | None = None) -> HeldoutRows:
         """Return the first `number` held-out rows of each source; None = `train.eval_sequences`.
 
-        They are the same for every seed, training stage and packing: `train.seq_len` consecutive tokens of the stream.
+        Each is `train.seq_len` consecutive tokens of the source's held-out stream. They are the same for every seed,
+        training stage and packing.
         """
         number, seq_len = self._config.eval_sequences if number is None else number, self._config.seq_len
         streams = heldout_streams(self._dataset, seq_len)
@@ -156,7 +157,7 @@ class Batches:
         return Rows(*tensors, documents, torch.from_numpy(samples.source.astype(np.int64)))
 
     def _next(self, flat: Tokens, at: Ints, pieces: Pieces, shape: tuple[int, int]) -> Ints:
-        """Return the targets for objective = causal: the token after each position, or IGNORED."""
+        """Return the targets for objective = causal: the token after each position, or IGNORED if it is no target."""
         targets = _arrange_pieces(flat, at + 1, pieces, shape, np.int64(IGNORED))
         closed = np.flatnonzero(pieces.closed)
         targets[pieces.row[closed], pieces.column[closed] + pieces.length[closed] - 1] = IGNORED
@@ -175,10 +176,10 @@ class Batches:
 
 
 def move_groups(groups: Ints, index: Ints, config: TrainConfig) -> Ints:
-    """Return the loss group of each target for objective = span; losses of the same group are summed together.
+    """Return the loss group of each target for objective = span, (B, row_length); losses are summed by group.
 
-    `groups`, (B, T): the group of each token of the rows before their spans are moved. At positions without a target
-    the result has no meaning.
+    `groups`, (B, T): the group of each token of a row before `cut_spans` moves its spans; `index`: global indices of
+    the samples. At positions without a target the result has no meaning.
     """
     _, moved = cut_spans(
         groups.astype(np.uint32), keys_of(key_of(config.seed, "objective"), index), config, np.full(100, UNKNOWN_GROUP)
@@ -192,7 +193,7 @@ def move_groups(groups: Ints, index: Ints, config: TrainConfig) -> Ints:
 def _arrange_pieces(flat: Tokens, at: Ints, pieces: Pieces, shape: tuple[int, int], blank: Number) -> NDArray[Number]:
     """Return rows (B, T) that hold copies of the pieces in `flat`, and `blank` everywhere else.
 
-    `at`: the offset of each piece in `flat`, where one more token follows each piece."""
+    `flat`: the concatenated pieces, each followed by one more token; `at`: offset in `flat` to copy each piece from."""
     if len(pieces) == shape[0] and (pieces.length == shape[1]).all():
         first = int(at[0]) if len(at) else 0
         return flat.reshape(shape[0], shape[1] + 1)[:, first : first + shape[1]].astype(blank.dtype, copy=False)
@@ -205,9 +206,9 @@ def _arrange_pieces(flat: Tokens, at: Ints, pieces: Pieces, shape: tuple[int, in
 
 
 def _number_documents(marks: NDArray[np.int32], pieces: Pieces) -> torch.Tensor:
-    """Return the number of each position's document in its row; `marks` is 1 where a document starts.
+    """Return, for each position, the index of its document within its row, from 0, (B, T), int32.
 
-    The first position of a piece, and of the padding, starts a new number too."""
+    `marks`, (B, T): 1 where a document starts; it is overwritten. A piece or padding also starts a new index."""
     marks[pieces.row, pieces.column] = 1
     end = pieces.column + pieces.length
     short = end < marks.shape[1]
@@ -227,7 +228,10 @@ def open_batches(
     skip: SkipList = NO_SKIPS,
     packings: Mapping[str, PackedIndex] | None = None,
 ) -> Batches:
-    """Return the reader of a dataset's batches. Raises ConfigError if lengths or weights do not fit the dataset."""
+    """Return the reader of a dataset's batches.
+
+    Raises ConfigError if a sequence length or the weights of the sources do not fit the dataset.
+    """
     return Batches(dataset, config, make_order(dataset, config, stages, skip, packings))
 
 

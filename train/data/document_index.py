@@ -65,8 +65,7 @@ class IndexFile:
             raise self._unreadable(error) from error
 
     def rows_between(self, column: str, low: Any, high: Any) -> Iterator[tuple[pa.RecordBatch, int, int]]:
-        """Yield each record batch with rows whose value in a sorted column is in [low, high), and the range of these
-        rows."""
+        """Yield (record batch, first row, end row) for rows whose value in the sorted `column` is in [low, high)."""
         first = bisect_left(range(len(self)), low, key=lambda number: self.value(number, column, 0))
         for number in range(max(0, first - 1), len(self)):
             if number > first - 1 and self.value(number, column, 0) >= high:
@@ -106,7 +105,7 @@ class _ShardIndex(IndexFile):
                     yield row
 
     def key(self, number: int, row: int = 0) -> tuple[int, bytes]:
-        """Return the key by which the shuffle has sorted a document.
+        """Return the shuffle's sort key of the document in this row of record batch `number`.
 
         For a document that a takedown removed, return the key of the next one that remains; LAST_KEY if none does."""
         for later in range(number, len(self)):
@@ -270,7 +269,7 @@ def _merged(ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 
 def _other_hosts(url: str) -> list[str]:
-    """Return the URL without and with `www.` before its host.
+    """Return the URL without and with `www.` before its host; an empty list for a URL without a scheme.
 
     Two URLs that differ only in `www.` have the same canonical URL but different SURTs, so both must be looked up."""
     scheme, mark, rest = url.partition("://")

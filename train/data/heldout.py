@@ -54,19 +54,19 @@ def heldout_documents(dataset: Dataset, seq_len: int, number: int) -> list[Heldo
 
 
 def trained_documents(doc_ids: Iterable[bytes], dataset: Dataset) -> set[bytes]:
-    """Return the ids in `doc_ids` of documents in a training stream of the dataset."""
+    """Return those of `doc_ids` whose documents are in a training stream of the dataset."""
     index = DocumentIndex(dataset)
     placed = ((doc_id, index.of_id(doc_id)) for doc_id in doc_ids)
     return {doc_id for doc_id, found in placed if found is not None and found[0].endswith(f"/{TRAIN}")}
 
 
 def trained_copies(runs: Sequence[Store], datasets: Sequence[Dataset], held: Iterable[bytes]) -> set[bytes]:
-    """Return the ids in `held` of documents that have a copy in a training stream of one of `datasets`.
+    """Return those of `held` whose documents have a copy in a training stream of one of `datasets`.
 
-    `held`: held-out documents of `runs`. Documents are copies if they are in the same cluster of any of these runs.
-    A run without clusters uses those of the run that wrote its dataset. Only two narrow columns of the clusters are
-    scanned. If all runs have the same clusters, held-out share and seed, no cluster can be both held out and trained
-    on. Then nothing is read.
+    `held`: ids of documents that `runs` hold out. Documents are copies if one of these runs has them in one cluster.
+    A run without clusters uses those of the run that wrote its dataset. Only two narrow columns of the table `dedup`
+    are scanned. If all runs have the same clusters, held-out share and seed, no cluster can be both held out and
+    trained on: the result is empty, and `dedup` is not read.
     """
     owners = {owner.uri: owner for run in runs for owner in [_cluster_run(run)]}
     cuts = [{key: _token_settings(open_dataset(run)).get(key) for key in ("heldout_share", "seed")} for run in runs]

@@ -114,7 +114,7 @@ def _move_spans(ids: Tokens, kept: Ints, cut: Ints, sentinels: Ints) -> Tokens:
 
 
 def segments(bits: Bits, number: int) -> Ints:
-    """Return random lengths (B, number), each at least 1, that sum to the width of `bits`."""
+    """Return random segment lengths (B, number), each at least 1; every row sums to the number of columns of `bits`."""
     rows, size = bits.shape
     edges = np.zeros((rows, number + 1), np.int64)
     edges[:, -1] = size

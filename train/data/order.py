@@ -65,13 +65,13 @@ def block_counts(weights: Mapping[str, float]) -> dict[str, int]:
     if lost:
         raise ConfigError(
             f"train.weights: expected shares of at least {1 / MAX_BLOCK:.3g} (one sample in {MAX_BLOCK}), "
-            f"got {', '.join(lost)}. Set each of these weights to 0 in train.weights, or raise it."
+            f"got {', '.join(lost)}. Set each of these weights to 0 in train.weights, or to a larger share."
         )
     return counts
 
 
 def schedule(counts: list[int]) -> NDArray[np.int64]:
-    """Return the source (index into `counts`) of every slot of a block; each source occurs as often as its count."""
+    """Return the source of each sample of a block, as an index into `counts`; a source occurs as often as its count."""
     block = sum(counts)
     released: list[tuple[int, int, int]] = []
     future = [(1, source, 0) for source, count in enumerate(counts) if count]
@@ -138,7 +138,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class _Stage:
-    """A training stage, and the position in the order of each source at the beginning and the end of the stage."""
+    """A training stage, and the positions in the row order of each source at which the stage begins and ends."""
 
     plan: StagePlan
     mixture: Mixture
@@ -163,7 +163,8 @@ class SampleOrder:
         if skip.last_stage >= len(stages):
             raise ConfigError(
                 f"train.skip_file: expected samples of stages 0 to {len(stages) - 1}, got one of stage "
-                f"{skip.last_stage} (index >> {STAGE_BITS}). Remove its line from the file that train.skip_file names."
+                f"{skip.last_stage} (index >> {STAGE_BITS}). Remove its line from the file that train.skip_file names "
+                "(default train/skips.txt)."
             )
         self._stages: list[_Stage] = []
         position = dict.fromkeys(range(len(self.sources)), 0)
@@ -218,8 +219,8 @@ class SampleOrder:
         rows = range(batch) if rows is None else rows
         if rows.step != 1 or rows.start < 0 or rows.stop > batch:
             raise ValueError(
-                f"Order.samples: expected contiguous rows of a global batch of {batch}, got {rows}. "
-                f"Pass a range within 0 to {batch}."
+                f"SampleOrder.samples: expected contiguous rows of a global batch of {batch}, got {rows}. "
+                f"Pass a range with step 1 within 0 to {batch}."
             )
         return self.at(stage, within * batch + np.arange(rows.start, rows.stop))
 
@@ -303,10 +304,10 @@ def tokens_by_source(stages: Sequence[StagePlan]) -> dict[str, int]:
 def open_streams(
     dataset: Dataset, config: TrainConfig, packings: Mapping[str, PackedIndex] | None = None
 ) -> dict[str, RowOrder]:
-    """Return the order of the rows of every source that a stage uses.
+    """Return, by source, the order of its training rows, for every source that a training stage uses.
 
-    `packings` are the packed rows of each source, for `train.packing = best_fit`. Raises ConfigError if a sequence
-    length or the weights of a stage do not fit the dataset.
+    `packings`: the packed rows of each source, for `train.packing = best_fit`. Raises ConfigError if a sequence length
+    or the weights of a stage do not fit the dataset.
     """
     chunk_tokens, tokens = dataset.chunk_tokens, dataset.num_tokens(TRAIN)
     used = set()
@@ -326,7 +327,7 @@ def open_streams(
         raise ConfigError(
             f"{dataset.folder.uri}: expected at least {chunk_tokens + 1} training tokens (chunk_tokens + 1) in every "
             f"source, got {'; '.join(short) or 'no training source'}. Set the source's weight to 0 in train.weights, "
-            "or lower tokens.chunk_tokens."
+            "or lower tokens.chunk_tokens and run the step `tokens` again."
         )
     if packings is None:
         return {source: StreamRows(order) for source, order in chunks.items()}
@@ -334,7 +335,7 @@ def open_streams(
 
 
 def stage_counts(streams: Mapping[str, RowOrder], config: TrainConfig) -> list[dict[str, int]]:
-    """Return the mixture of every stage: the number of samples of each source in a block, its period."""
+    """Return, for each training stage, the number of samples of each source in a block, the period of the mixture."""
     by_tokens: dict[str, float] = {source: stream.num_units for source, stream in streams.items()}
     return [block_counts(dict(sorted((weights or by_tokens).items()))) for weights in stage_weights(config)]
 

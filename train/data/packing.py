@@ -36,7 +36,7 @@ TABLES = {
 
 
 class PackedSource(BaseModel):
-    """The packed rows of one source, as counts and files."""
+    """Counts of the packed rows of one source, and the digests of its files in the packing index."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -212,9 +212,10 @@ def _write_source(folder: Store, dataset: Dataset, source: str, number: int, seq
 
 
 def _pack_chunks(edges: Ints, chunks: range, size: int, seq_len: int) -> dict[str, Ints]:
-    """Return the columns of TABLES for the packed rows of these chunks.
+    """Return the columns of TABLES, by name, for the packed rows of these chunks.
 
-    `edges`: stream positions of all document boundaries in the chunks."""
+    `first_piece` and `first_row` count from the first of these chunks; `edges`: stream positions of all document
+    boundaries in the chunks."""
     corners = np.arange(chunks.start, chunks.stop + 1) * size
     points = np.unique(np.concatenate([corners, edges[(edges > corners[0]) & (edges < corners[-1])]]))
     long = np.diff(points)

@@ -24,7 +24,10 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def mix_bits(x: Bits) -> Bits:
-    """Return SplitMix64's finalizer. Source: Steele, Lea and Flood 2014, with the constants of Stafford's Mix13."""
+    """Return a 64-bit hash of each number: the finalizer of SplitMix64.
+
+    Source: Steele, Lea and Flood 2014, with the constants of Stafford's Mix13.
+    """
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x ^= x >> np.uint64(27)
     x *= np.uint64(0x94D049BB133111EB)
@@ -142,10 +145,9 @@ class ChunkOrder:
         self._slots: dict[int, tuple[Ints, Ints, Ints]] = {}
 
     def slots(self, epoch: int) -> tuple[Ints, Ints, Ints]:
-        """Return the order in which an epoch reads the windows, as three arrays.
+        """Return the order in which an epoch reads the windows, as three arrays; a *slot* is a place in that order.
 
-        They hold the window at each place of that order (its slot), the number of chunks before each slot, and the slot
-        of each window."""
+        They hold the window in each slot, the number of chunks before each slot, and the slot of each window."""
         if epoch not in self._slots:
             number = len(self.sizes)
             key = np.full(number, key_of(self.seed, self.source, epoch))
@@ -193,11 +195,11 @@ class RowOrder(Protocol):
         """Return the pieces of the rows that start at these positions."""
 
     def touching(self, epoch: int, start: int, stop: int) -> tuple[Ints, Ints]:
-        """Return the ranges (starts, ends) of an epoch's positions whose inputs include stream tokens [start, stop)."""
+        """Return the ranges (starts, ends) of an epoch's positions with an input among stream tokens [start, stop)."""
 
 
 class StreamRows:
-    """Rows of consecutive tokens of the ordered stream; a unit is a token. A row may span two chunks."""
+    """Rows of consecutive tokens of the ordered stream; positions count tokens. A row may span two chunks."""
 
     identity = "stream"
 
@@ -226,7 +228,7 @@ class StreamRows:
         return Pieces(row, column, epoch, chunk * size + offset, length, np.zeros(len(row), np.bool_))
 
     def touching(self, epoch: int, start: int, stop: int) -> tuple[Ints, Ints]:
-        """Return the ranges (starts, ends) of an epoch's positions whose inputs include stream tokens [start, stop)."""
+        """Return the ranges (starts, ends) of an epoch's positions with an input among stream tokens [start, stop)."""
         size, stop = self.chunks.chunk_tokens, min(stop, self.num_units)
         chunk = np.arange(start // size, -(-stop // size))
         place = self.chunks.places(epoch, chunk) if chunk.size else chunk
@@ -252,7 +254,7 @@ class PackedIndex:
 
 
 class PackedRows:
-    """Rows from a packing index, chunk by chunk; a unit is a row."""
+    """Rows from a packing index, in the order of the chunks; positions count rows."""
 
     def __init__(self, chunks: ChunkOrder, index: PackedIndex):
         self.chunks, self.index, self.identity = chunks, index, index.digest
@@ -278,7 +280,7 @@ class PackedRows:
         return Pieces(which, column, epoch[which], self.index.start[piece], length, closed)
 
     def touching(self, epoch: int, start: int, stop: int) -> tuple[Ints, Ints]:
-        """Return the ranges (starts, ends) of an epoch's positions whose inputs include stream tokens [start, stop)."""
+        """Return the ranges (starts, ends) of an epoch's positions with an input among stream tokens [start, stop)."""
         size = self.chunks.chunk_tokens
         chunk = np.arange(start // size, min(-(-stop // size), self.chunks.num_chunks))
         rows, which = concatenate_ranges(self.index.chunk_begins[chunk], self._rows_of_chunks(chunk))
@@ -290,7 +292,7 @@ class PackedRows:
         return position, position + 1
 
     def _rows(self, epoch: Ints, within: Ints) -> Ints:
-        """Return the index of the packed row at each position within its epoch."""
+        """Return the number, in the packing index, of the row that each epoch reads at position `within`."""
         row = np.empty_like(within)
         for number in np.unique(epoch).tolist():
             order, _, _ = self.chunks.slots(number)
@@ -317,7 +319,9 @@ class PackedRows:
         return epoch * self.num_units + position + row - self.index.chunk_begins[chunk]
 
     def _window(self, epoch: int, window: int) -> tuple[Ints, Ints]:
-        """Return, for a window's chunks in an epoch's order, the number of packed rows before each, and the chunks."""
+        """Return two arrays over the chunks of a window, in the order in which an epoch reads them.
+
+        They hold the number of packed rows of the window before each chunk, and the chunk."""
         if (epoch, window) not in self._tables:
             size = int(self.chunks.sizes[window])
             chunk = self.chunks.inside(epoch, np.full(size, window), np.arange(size))

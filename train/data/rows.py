@@ -88,7 +88,7 @@ def _pinned(tensor: Tensor) -> Tensor:
 def document_starts(documents_BT: Tensor) -> Tensor:
     """Return each document's start in the concatenated rows, then the end of the last row, int32, (documents + 1,).
 
-    A document also ends where its row ends. Compiled graphs accept any number of documents.
+    A document also ends where its row ends. A compiled graph accepts this tensor for any number of documents.
     """
     begins_BT = torch.ones_like(documents_BT, dtype=torch.bool)
     begins_BT[:, 1:] = documents_BT[:, 1:] != documents_BT[:, :-1]

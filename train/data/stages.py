@@ -103,7 +103,8 @@ def resolve_stages(
         if steps < 1:
             raise ConfigError(
                 f"{stage_name(config, number)}: expected at least a step of {batch} x {seq_len} tokens, got "
-                f"{left if own is None else own} tokens. Raise `tokens` of this stage, or lower it in earlier stages."
+                f"{left if own is None else own} tokens. In train.stages, raise `tokens` of this stage, or lower "
+                "`tokens` of earlier stages."
             )
         plan = StagePlan(
             first_step=first, num_steps=steps, seq_len=seq_len, global_batch=batch, counts=dict(counts[number])
@@ -125,7 +126,7 @@ def num_spans(config: TrainConfig, seq_len: int) -> tuple[int, int]:
 def row_length(config: TrainConfig, seq_len: int | None = None) -> int:
     """Return how many positions the model has for a row of `seq_len` dataset tokens (None = `train.seq_len`).
 
-    They are more than the tokens for objective = span, which adds sentinels.
+    Only objective = span has more positions than tokens, since it adds sentinels.
 
     Raises ConfigError if a row of this length has more spans than there are sentinels.
     """
@@ -208,14 +209,14 @@ class SkipList:
             raise ContractError(
                 f"skip list: expected the checkpoint's {length} entries with digest {digest[:12]} at its start, got "
                 f"{len(self.indices)} entries, of which the first {length} have digest {known.digest[:12]}. "
-                "Restore the file that train.skip_file names; entries may only be appended."
+                "Restore the file that train.skip_file names (default train/skips.txt); only append to it."
             )
         reached = (stage << STAGE_BITS) + int(known.of_stage(stage).index_of_used(np.array([used]))[0])
         late = [index for index in self.indices[length:] if index < reached]
         if late:
             raise ContractError(
                 f"skip list: expected new entries from sample {reached} on, got {late[:5]}, which the checkpoint has "
-                "already used. Remove them from the file that train.skip_file names."
+                "already used. Remove them from the file that train.skip_file names (default train/skips.txt)."
             )
 
 

@@ -96,11 +96,12 @@ class _Verified:
 
 
 def verify_dataset(run: Store, dataset: Dataset, others: Iterable[ExpectedFile] = (), paranoid: bool = False) -> int:
-    """Verify a dataset and return the number of files that were read; the rest have not changed since an earlier check.
+    """Compare the SHA-256 of a dataset's files with the manifest; return the number of files that had to be read.
 
-    Covers every file of the dataset, the tokenizer's model file, and `others`. `paranoid`: earlier results are
-    discarded and every file is read. Updates `<run>/train/verified.json` meanwhile. Raises ContractError with the
-    expected and the actual digest of every file that differs or is missing.
+    Files that have not changed since an earlier check are not read. Covers every file of the dataset, the tokenizer's
+    model file, and `others`. `paranoid`: earlier results are discarded and every file is read. Results are stored in
+    `<run>/train/verified.json` during the check. Raises ContractError that lists files that differ, with both digests,
+    and missing files, at most MAX_SHOWN.
     """
     problems: list[str] = []
     files = list(_list_files(dataset, others, problems))

@@ -234,7 +234,10 @@ def read_events(run: Store) -> list[Event]:
 
 
 def count_rewinds(events: Iterable[Event]) -> int:
-    """Return the number of rewinds of a run, including those after which no checkpoint was written."""
+    """Return the number of rewinds since the run last started without a checkpoint.
+
+    Rewinds after which no checkpoint was written are included.
+    """
     rewinds = 0
     for event in events:
         rewinds = 0 if isinstance(event, Started) else rewinds + isinstance(event, Rewound)

@@ -1,8 +1,8 @@
 """The guard: checks for non-finite steps, spikes of loss and gradient norm, and held-out losses that stop falling.
 
-It is a pure state machine: a state and the figures of a step give the next state and a verdict. The figures are those
-of the global batch, so every rank reaches the same verdict without communication. The state is part of a checkpoint, so
-a resumed run reaches the same verdicts as an uninterrupted one.
+It is a pure state machine: a state and the loss and gradient norm of a step give the next state and a verdict. Both
+numbers are those of the global batch, so every rank reaches the same verdict without communication. The state is part
+of a checkpoint, so a resumed run reaches the same verdicts as an uninterrupted one.
 """
 
 import math
@@ -119,8 +119,8 @@ def after_step(
 ) -> tuple[GuardState, Verdict]:
     """Return the state after a step and the verdict on it; `loss` [nats/token] and `grad_norm` are unscaled.
 
-    A gradient may overflow with a finite loss under a loss scale above 1. That step is skipped but not counted as
-    consecutive, since the scale is halved; overflows count only at a scale of 1.
+    With a loss scale above 1, a gradient may overflow although the loss is finite. That step is skipped but does not
+    count towards `max_non_finite`, since the scale is halved; overflows count only at a scale of 1.
     """
     if not (math.isfinite(loss) and math.isfinite(grad_norm)):
         counted = state.non_finite + (loss_scale <= 1 or not math.isfinite(loss))
@@ -141,7 +141,7 @@ def after_step(
 
 
 def after_heldout(state: GuardState, config: GuardConfig, loss: float) -> tuple[GuardState, bool]:
-    """Return the state after a held-out loss [nats/token], and True if the run ends.
+    """Return the state after a held-out loss [nats/token], and True if the run ends since the loss stopped falling.
 
     A loss that is not finite is never the lowest.
     """

@@ -176,7 +176,7 @@ class MetricsLog:
     """The open metrics files of a run; `close` after use."""
 
     def __init__(self, run: Store, sources: Sequence[str], after_step: int):
-        """Keep the existing steps up to `after_step`, drop later ones, and append after them."""
+        """Open the files; the metrics of steps after `after_step` are dropped."""
         self._run, self._table, self._problems = run, StepTable(sources), set[str]()
         kept = [record for record in read_metrics(run) if record.step <= after_step]
         for record in kept:
@@ -196,7 +196,7 @@ class MetricsLog:
             self._warn(TENSORBOARD_NAME, error, SCALARS_STOPPED)
 
     def write(self, record: StepMetrics) -> None:
-        """Append a step; a full disk causes a warning and does not end the run."""
+        """Append the metrics of a step; a full disk causes a warning and does not end the run."""
         self._table.add(record)
         self._journal.append(record.line())
         values = record.flat("/") | {"data/wait_share": record.wait_share}
@@ -213,11 +213,11 @@ class MetricsLog:
         self._write_table()
 
     def after(self, step: int) -> list[StepMetrics]:
-        """Return the steps after `step`, which a rewind to it drops."""
+        """Return the metrics of the steps after `step`, which a rewind to `step` removes."""
         return [record for record in read_metrics(self._run) if record.step > step]
 
     def rewind(self, to_step: int) -> None:
-        """Drop the steps after `to_step` from every file."""
+        """Remove the metrics of the steps after `to_step` from every file."""
         self._journal.close()
         self._on_scalars(Scalars.close)
         self._table.cut(to_step)

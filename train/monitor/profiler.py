@@ -40,15 +40,16 @@ def parse_window(text: str, steps: int) -> ProfileWindow | None:
         )
     if window.last > steps:
         raise ConfigError(
-            f"train.profile: expected steps of the run, 1 to {steps}, got {text!r}. Choose steps up to {steps}."
+            f"train.profile: expected steps of the run, 1 to {steps}, got {text!r}. "
+            f"Set train.profile to steps up to {steps}."
         )
     return window
 
 
 class StepProfiler:
-    """A recorder of the steps in a window; leaving the context writes the steps recorded so far.
+    """Profiles the steps in a window; leaving the context writes the profile of the steps recorded so far.
 
-    A run that resumes inside the window records the rest of it; file names contain the recorded steps.
+    A run that resumes inside the window records the rest of the window; file names contain the recorded steps.
     """
 
     def __init__(self, run: Store, window: ProfileWindow | None):

@@ -36,8 +36,8 @@ class ProgressPrinter:
     def show(self, record: StepMetrics, mark: str = "") -> None:
         """Print the line of this step if it is due; call it once for every step.
 
-        A line is due every `log_every` steps, at the last step, and with a held-out loss, a skipped step or a `mark`
-        ("spike").
+        A line is due every `log_every` steps and at the last step. It is also due for a step that was skipped, has a
+        held-out loss or has a `mark` such as "spike".
         """
         now = time.monotonic()
         self._since.append(record)
@@ -79,7 +79,10 @@ class ProgressPrinter:
         return "  ".join(parts) + (f"  <- {mark}" if mark else "")
 
     def _seconds_of_step(self) -> float:
-        """Return the wall time per step [s]; the first step, which includes setup, counts only until another ends."""
+        """Return the mean wall time of recent steps [s].
+
+        The first step, which includes setup, counts only until the second step ends.
+        """
         if len(self._ends) == 1:
             return self._ends[0] - self._started
         return (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)

@@ -23,7 +23,7 @@ QUARANTINE_NAME = "train/quarantine.jsonl"
 
 
 class Quarantined(BaseModel):
-    """A document that is in no later batch, and the spike that it is attributed to."""
+    """A document that training excludes from later batches, and the spike that is attributed to it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
@@ -68,7 +68,7 @@ class Exclusion:
 
 
 def read_quarantine(run: Store) -> list[Quarantined]:
-    """Return every document of the list, in order. Raises ContractError if a line is invalid.
+    """Return every document of a run's quarantine list, in order. Raises ContractError if a line is invalid.
 
     A line that a killed process left incomplete is ignored: it starts with `{` and does not end with `"}`.
     """
@@ -161,9 +161,9 @@ class SourceLevels:
 
 
 def excess_of(loss: float, targets: int, level: float) -> float:
-    """Return the excess of a mean loss over the level of its source [nats/token].
+    """Return the excess of a document's mean loss over `level`, the mean loss of its source [nats/token].
 
-    It is the difference, times √(targets / (targets + 32)), so that a mean over few targets weighs less.
+    It is their difference times √(targets / (targets + 32)), so that a mean over few targets weighs less.
     """
     return (loss - level) * math.sqrt(targets / (targets + PRIOR_TARGETS))
 
@@ -187,7 +187,7 @@ def merge_parts(parts: Iterable[tuple[str, str, float | None, int]], levels: Sou
 def attribute_spike(documents: Sequence[OwnLoss]) -> Attribution:
     """Attribute a spike to documents: outliers by excess, at most a tenth of all; without outliers, the worst document.
 
-    Return no documents if no loss exceeds that of its source. Raises ValueError if `documents` is empty.
+    Return no documents if none has a higher loss than its source. Raises ValueError if `documents` is empty.
     """
     if not documents:
         raise ValueError("documents: expected at least 1, got 0. Pass the documents of the spike's batch.")

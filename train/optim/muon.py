@@ -57,7 +57,7 @@ class MatrixExchange:
         self._routes = [self._route(stops[hop], stops[hop + 1], axis) for hop, axis in enumerate(self.axes)]
 
     def gather(self, pieces: Sequence[Tensor]) -> dict[int, Tensor]:
-        """Send this rank's shards of all matrices (`pieces`); return the whole matrices that it owns, by index."""
+        """Send `pieces`, this rank's shards of all matrices; return by index the whole matrices that this rank owns."""
         held = {(i, self.here): shard for i, shard in enumerate(pieces)}
         for axis, (leaving, coming) in zip(self.axes, self._routes, strict=True):
             held = self._hop(axis, held, leaving, coming, pieces[0])
@@ -67,7 +67,7 @@ class MatrixExchange:
         return wholes
 
     def scatter(self, wholes: Mapping[int, Tensor], like: Tensor) -> list[Tensor]:
-        """Send the whole matrices that this rank owns; return its shards of all, with dtype and device of `like`."""
+        """Send the whole matrices of this rank; return its shards of all matrices, with dtype and device of `like`."""
         held = {(i, r): wholes[i][region] for (i, r), region in self.regions.items() if i in wholes}
         for axis, (leaving, coming) in reversed(list(zip(self.axes, self._routes, strict=True))):
             held = self._hop(axis, held, coming, leaving, like)
@@ -92,7 +92,7 @@ class MatrixExchange:
     ) -> tuple[list[list[ShardKey]], list[list[ShardKey]]]:
         """Return the shards that this rank sends to, and receives from, each rank along an axis in one all-to-all.
 
-        `before`, `after`: coordinate of the rank that holds each shard before and after it.
+        `before`, `after`: coordinate of the rank that holds each shard before and after the all-to-all.
         """
         here, size = self.ranks[self.here], self.mesh.size(axis) if self.mesh else 1
         leaving: list[list[ShardKey]] = [[] for _ in range(size)]
@@ -188,7 +188,7 @@ class Muon:
         return [piece.to(gradients[0].dtype) for piece in exchange.scatter(wholes, like)]
 
     def _apply_momentum(self, members: Sequence[ShardedParameter], inputs: UpdateInputs) -> list[Tensor]:
-        """Update the momentum, and return the gradients with Nesterov momentum, which overwrites them."""
+        """Update the momentum, and return the gradients with Nesterov momentum; overwrites the gradients."""
         held, gradients = [m.held("momentum") for m in members], inputs.scaled(members)
         momenta = torch._foreach_lerp(held, gradients, 1 - self.momentum)
         inputs.store(held, momenta)

@@ -33,7 +33,7 @@ def local_tensor(tensor: Tensor) -> Tensor:
 
 
 def without_wrapper(tensor: Tensor) -> Tensor:
-    """Return the plain tensor in torchao's wrapper for an all-gather in fp8; a tensor without it is returned itself."""
+    """Return the plain tensor inside torchao's wrapper for fp8 all-gathers; return any other tensor unchanged."""
     return getattr(tensor, "_tensor", tensor)
 
 
@@ -85,7 +85,7 @@ def region_at(tensor: DTensor, coordinate: Coordinate) -> Region:
 
 
 def region_of(name: str, tensor: Tensor) -> Region:
-    """Return this rank's region of a tensor. Raises ContractError if the local tensor has another shape."""
+    """Return this rank's region of a tensor. Raises ContractError if the local tensor has a different shape."""
     if not isinstance(tensor, DTensor):
         return tuple(slice(0, size) for size in tensor.shape)
     region = region_at(tensor, _coordinate(tensor))
@@ -109,7 +109,7 @@ def _coordinate(tensor: DTensor) -> Coordinate:
 
 
 def sharing_coordinates(tensor: DTensor) -> list[Coordinate]:
-    """Return the mesh coordinates, in order, of the ranks that together with this one hold a copy of the tensor."""
+    """Return the mesh coordinates, in order, of the ranks, this one included, whose shards form a whole tensor."""
     here, axes = _coordinate(tensor), shard_axes(tensor)
     sizes = [range(tensor.device_mesh.size(axis)) if axis in axes else (here[axis],) for axis in range(len(here))]
     return list(product(*sizes))
@@ -316,7 +316,7 @@ class UpdateInputs:
         return [self.gradients[member.name] for member in members]
 
     def scaled(self, members: Sequence[ShardedParameter]) -> list[Tensor]:
-        """Divide the local gradients of some parameters by `grad_scale` in place, once for each, and return them."""
+        """Return the local gradients of some parameters, divided by `grad_scale` in place; call once per parameter."""
         gradients = self.of(members)
         if self.grad_scale is not None and gradients:
             torch._foreach_div_(gradients, self.grad_scale)

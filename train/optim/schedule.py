@@ -128,9 +128,10 @@ class LossScale:
     """Number of such steps after which the factor is doubled."""
 
     def after(self, finite: bool) -> "LossScale":
-        """Return the scale of the next step: half after a gradient that is not finite, which is then not applied.
+        """Return the scale of the next step: halved after a gradient that is not finite, whose update is skipped.
 
-        The minimum is 1, since a scale of 1 cannot cause an overflow; the maximum is 2^24.
+        It is doubled after `growth_steps` finite gradients in a row. The minimum is 1, since a scale of 1 cannot cause
+        an overflow; the maximum is 2^24.
         """
         if not finite:
             return LossScale(max(1.0, self.scale / 2), 0, self.growth_steps)

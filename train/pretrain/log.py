@@ -49,7 +49,7 @@ class TrainingLog:
     """The log of a run that starts from a checkpoint or from step 0; leaving the context closes it."""
 
     def __init__(self, setup: TrainingSetup, ranks: Ranks, sources: Sequence[str], rewinds: int):
-        """`rewinds`: rewinds of the whole run, with those that a killed process made after its last checkpoint."""
+        """`rewinds`: number of rewinds of the run, with those that a killed process made after its last checkpoint."""
         checkpoint = setup.checkpoint
         self.guard = (checkpoint.progress.guard if checkpoint else GuardState()).model_copy(update={"rewinds": rewinds})
         self.heldout: tuple[tuple[int, float], ...] = checkpoint.progress.heldout if checkpoint else ()
@@ -157,13 +157,13 @@ class TrainingLog:
             self._log.sync()
 
     def log_saves(self, outcomes: Sequence[SaveOutcome]) -> None:
-        """Log the saves that failed."""
+        """Log a `FailedSave` event for each save that failed."""
         for outcome in outcomes:
             if isinstance(outcome, SaveFailed):
                 self.log_events(FailedSave(step=outcome.step, error=outcome.reason))
 
     def add_stall(self, seconds: float) -> None:
-        """Add the time [s] for which a save stopped training."""
+        """Add time [s] for which a save stopped training to the `checkpoint_stall` of the next metrics line."""
         self._stall += seconds
 
     def rewind(self, step: int, to_step: int, checkpoint: str, left_out: Exclusion, restored: GuardState) -> None:
@@ -181,7 +181,7 @@ class TrainingLog:
 
 
 def spike_of(step: int, loss: float, grad_norm: float, known: Bands) -> Spike | None:
-    """Return the spike event of a step that exceeds its limits, without its documents; None if it exceeds none."""
+    """Return the spike event of a step, without documents; None if loss and norm are within the limits of `known`."""
     exceeded, grad_limit = known.left(loss, grad_norm), known.gradient.limit if known.gradient else None
     first = known.loss if "loss" in exceeded else known.gradient
     if not exceeded or first is None:
@@ -208,7 +208,7 @@ def step_metrics(
 ) -> StepMetrics:
     """Return the metrics of a step.
 
-    `values`: its fields step, learning_rate, loss_scale, skipped, step_seconds and data_seconds.
+    `values`: the fields step, learning_rate, loss_scale, skipped, step_seconds and data_seconds of the result.
     """
     step, seconds = int(values["step"]), max(float(values["step_seconds"]), 1e-9)
     stage = batches.order.place(step - 1)[0]

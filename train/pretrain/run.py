@@ -38,7 +38,7 @@ class LaunchedStep:
 
 
 class TrainingRun:
-    """The state of a training loop; the exit stack passed to it closes what it opens."""
+    """The state of a training loop; the files and threads that it opens are closed by the exit stack passed to it."""
 
     def __init__(self, setup: TrainingSetup, ranks: Ranks, stack: ExitStack, stop_signals: StopSignals):
         """`stop_signals`: returns whether this process received SIGTERM, and whether it received SIGINT."""
@@ -86,15 +86,14 @@ class TrainingRun:
                 )
             )
 
-    # --------------------------------------------------------------------------------------------- figures of a step
+    # -------------------------------------------------------------------------------- loss and gradient norm of a step
 
     @property
     def defers(self) -> bool:
         """True if loss and gradient norm of a step are read only while the next step computes.
 
-        The host then never waits for the device. False where they decide about the step itself: spike detection, the
-        fp16 loss scale, and whether the error of compressed gradients is kept. False on a CPU, where there is nothing
-        to wait for.
+        The host then never waits for the device. False if the step itself depends on the two values, as with spike
+        detection, an fp16 loss scale or compressed gradients. False on a CPU, where there is nothing to wait for.
         """
         settings = self.setup.settings
         decides = settings.guard.watches or settings.train.precision == "fp16" or settings.layout.compress != "none"
@@ -166,7 +165,7 @@ class TrainingRun:
         self.record.add_stall(time.perf_counter() - began)
 
     def poll_saves(self) -> None:
-        """Record the outcome of a save that has completed."""
+        """Log the outcome of a background save if it has completed."""
         self.record.log_saves(self._saver.poll())
 
     def finish_saves(self) -> CheckpointMetadata | None:
@@ -185,9 +184,10 @@ class TrainingRun:
         return documents
 
     def rewind(self, documents: Sequence[SpikeDocument]) -> None:
-        """Load the newest checkpoint, and exclude the samples of the current step from training.
+        """Load the newest checkpoint before the current step, and exclude the samples of that step from training.
 
-        `documents`: the documents of that step's batch, of which some may be quarantined.
+        Without such a checkpoint, start again from step 0. `documents`: the document spans in the step's batch; if
+        `guard.quarantine` is set, the worst documents are quarantined.
         """
         self.record.log_saves(self._saver.wait())
         self.feed.drop()

@@ -56,7 +56,7 @@ from train.plan.plan import (
 
 @dataclass(frozen=True)
 class TrainingSetup:
-    """A training run whose settings, data and checkpoint are checked."""
+    """A training run whose settings, data and checkpoint have passed the checks of `check_run`."""
 
     run: Store
     plan: Plan
@@ -82,9 +82,9 @@ class TrainingSetup:
 
 
 def check_run(run: Store, overrides: Sequence[str], ranks: Ranks) -> tuple[Plan, CheckpointMetadata | None, bool]:
-    """Check everything that a run needs, on rank 0.
+    """Check the settings, devices, dataset and checkpoint of a run; called on rank 0 only.
 
-    Return the plan, the checkpoint to resume from, and True if the run is complete.
+    Return the plan, the checkpoint to resume from (None = there is none), and True if the run is complete.
     """
     local_path(run, "train")
     dataset, here = open_dataset(run), devices_of(ranks)
@@ -167,7 +167,7 @@ def devices_of(ranks: Ranks) -> RunDevices:
 
 
 def stage_position(stages: Sequence[StagePlan], step: int) -> tuple[int, int]:
-    """Return the number of the training stage after `step` updates, from 0, and the samples it has used so far."""
+    """Return the index of the training stage reached after `step` updates, and the number of its used samples."""
     number = max(i for i, stage in enumerate(stages) if stage.first_step <= step)
     return number, (step - stages[number].first_step) * stages[number].global_batch
 

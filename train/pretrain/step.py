@@ -39,7 +39,7 @@ class StepResult:
     """
 
     def __init__(self, tally: LossTally, norm: Tensor, scale: float):
-        """`norm`: that of the gradient of the loss times `scale`, the loss scale."""
+        """`norm`: Euclidean norm of the gradient of the scaled loss, 0-d; `scale`: the loss scale, 1 without one."""
         figures = torch.cat((tally.losses_S, tally.counts_S, norm[None].to(tally.losses_S.device)))
         self._number, self._scale = len(tally.losses_S), scale
         self.norm = norm
@@ -102,7 +102,7 @@ class Learner:
         self._first = {name: value.clone() for name, value in self._compression_state().items() if value.any()}
 
     def init_state(self) -> None:
-        """Set the initial state of a run: weights by seed, empty optimizer state, first loss scale."""
+        """Set the initial state of a run: random weights from `train.seed`, zero optimizer state, first loss scale."""
         self.model.set_initial_weights(self.settings.train.seed)
         for value in state_tensors(self.optimizer).values():
             value.zero_()
@@ -114,7 +114,7 @@ class Learner:
     def load_checkpoint(self, run: Store, checkpoint: CheckpointMetadata, same_layout: bool) -> list[str]:
         """Load the state of a checkpoint; return the names of the tensors that were not loaded.
 
-        These are the compression state of each rank if the layout differs, else none.
+        With `same_layout` every tensor is loaded; otherwise the gradient-compression state of each rank is not.
         """
         state, dropped = self.state(), list[str]()
         if not same_layout:
@@ -202,7 +202,7 @@ class Learner:
             parameter.grad = None
 
     def measure(self, heldout: HeldoutRows) -> LossTally:
-        """Return the sums of the losses of held-out rows, and their targets, by source."""
+        """Return, by source, the sum of the losses [nats] and the number of targets of held-out rows."""
         return self.model.measure(self.model.part_of(heldout.rows), len(heldout.sources))
 
     def measure_groups(self, rows: Rows, groups_BT: Tensor, number: int, num_rows: int) -> LossTally:
@@ -243,7 +243,7 @@ class StepInput:
 
 @dataclass(frozen=True)
 class RequestedStep:
-    """A step whose rows are read and whose sums over the ranks are pending."""
+    """A step whose rows have been read, and whose targets and stop signals are being summed over the ranks."""
 
     step: int
     rows: Rows | Exception
@@ -262,7 +262,8 @@ class Feed:
     def request(self, step: int) -> RequestedStep:
         """Wait for the rows of a step (0 = first), start its sums over the ranks, and return both.
 
-        `take` raises a read error later: the sums are started anyway, since every rank takes part in them.
+        The sums count targets and stop signals. They are started even if a read fails, since every rank takes part in
+        them; `take` raises the error later.
         """
         rows: Rows | Exception
         try:

@@ -126,7 +126,7 @@ def objective(theta: Floats, runs: Floats) -> tuple[Floats, Floats]:
 
 
 def _least(theta: Floats, runs: Floats, held: Exponents | None) -> tuple[float, Floats]:
-    """Return the minimum that L-BFGS reaches from a start, and the parameters at the minimum."""
+    """Return the smallest sum of Huber losses that L-BFGS reaches from the start `theta`, and the parameters there."""
     from scipy.optimize import minimize
 
     # Centering N and D decorrelates A and B from the exponents: the same minimum in a quarter of the steps.
@@ -160,8 +160,8 @@ def fit_law(
 ) -> Fit:
     """Return the law fitted to runs, with intervals that contain `share` of `draws` bootstrap fits.
 
-    `held`: exponents that are not fitted; None = all are. Raises ConfigError if the runs are too few, do not differ in
-    N and in D, or contain invalid numbers.
+    `held`: exponents to use without fitting; None = fit both. Raises ConfigError if the runs are too few, do not differ
+    in N and in D, or contain invalid numbers.
     """
     runs = _checked(measured)
     # The matrices of L-BFGS are 5 wide: with several BLAS threads it took 25 times as long.
@@ -172,7 +172,7 @@ def fit_law(
 def fit_or_hold_exponents(measured: Sequence[MeasuredLoss], draws: int, share: float) -> Fit:
     """Return the law fitted to runs; if they do not determine an exponent, both are held at PUBLISHED values.
 
-    An exponent is not determined if it is not between 0 and STEEPEST, or its interval is wider than WIDEST times it.
+    An exponent is not determined if it is not between 0 and STEEPEST, or its interval is wider than WIDEST · exponent.
     Raises ConfigError as `fit_law` does.
     """
     free = fit_law(measured, draws, share)

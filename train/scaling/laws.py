@@ -28,7 +28,7 @@ class Allocation:
 
     @property
     def compute(self) -> float:
-        """6ND [FLOPs]."""
+        """Training compute 6ND [FLOPs]."""
         return 6 * self.params * self.tokens
 
 
@@ -45,7 +45,7 @@ class Law(Protocol):
 
     @property
     def source(self) -> str:
-        """Where it was published."""
+        """Publication that the law comes from."""
 
     @property
     def counts(self) -> Counts:
@@ -93,7 +93,7 @@ class LossLaw:
 
     @property
     def exponent(self) -> float:
-        """The exponent of C in the optimal N; that of D is 1 minus it."""
+        """The exponent of C in the optimal N; the optimal D grows as C^(1 - exponent)."""
         return self.beta / (self.alpha + self.beta)
 
     def loss(self, params: float, tokens: float) -> float:
@@ -300,15 +300,15 @@ def tokens_to_reach(law: LossLaw, params: float, loss: float) -> float:
 
 
 def for_lifetime(law: LossLaw, loss: float, inference_tokens: float) -> Lifetime:
-    """Return the size that reaches a loss [nats/token] at the lowest cost of training and inference together.
+    """Return the N and D that reach a loss [nats/token] at the lowest cost of training and inference together.
 
     `inference_tokens`: tokens that the model will process in inference.
     Raises ConfigError if no model of the law reaches the loss.
     """
     if loss <= law.floor:
         raise ConfigError(
-            f"plan.inference_tokens: expected a loss above {law.floor:.4g}, the irreducible loss of {law.name}'s law, "
-            f"got {loss:.4g}. Lower the budget: plan.compute, plan.gpu_hours or plan.usd."
+            f"plan.inference_tokens: expected a target loss above {law.floor:.4g}, the irreducible loss of the scaling "
+            f"law `{law.name}`, got {loss:.4g}. Lower the budget: plan.compute, plan.gpu_hours or plan.usd."
         )
 
     def cost(log_params: float) -> float:

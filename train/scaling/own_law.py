@@ -64,9 +64,9 @@ class LawFile(_Block):
 
 
 def law_in(own: OwnLaw) -> LossLaw:
-    """Return a law fitted to own runs as a LossLaw.
+    """Return a law that was fitted to the user's runs as a LossLaw.
 
-    Raises ConfigError if it has no optimal sizes in the range of these runs.
+    Raises ConfigError unless the optimal N and D for the runs' largest compute, N and D are positive and finite.
     """
     numbers = {name: getattr(own, name) for name in NAMES}
     law = LossLaw(name="own law", source=own.source, counts=own.counts, **numbers)
@@ -136,8 +136,8 @@ def write_law(path: str, content: LawFile) -> None:
         if low < LEAST_SHARE * getattr(law, name) or falls[name] <= LEAST_FALL * scatter:
             raise ConfigError(
                 f"{path}: expected runs whose loss falls with {variable}, got {name} = {getattr(law, name):.3g} "
-                f"({law.interval(name)}): such a law cannot size a model, and none is written. Fit the law to runs "
-                f"that differ more in {more} and train on more tokens."
+                f"({law.interval(name)}). Such a law cannot size a model, so the file is not written. Fit the law to "
+                f"runs that differ more in {more} and train on more tokens."
             )
     folder, name = _split_path(path)
     folder.write_atomic(name, canonical_json(content.model_dump(mode="json")))

@@ -56,7 +56,7 @@ class TracedDocument:
     text: str | None
 
     def to_json(self) -> dict[str, Any]:
-        """Return this as JSON values, without a text that was not requested."""
+        """Return the fields as a JSON object; `text` is left out if it was not requested."""
         values = asdict(self.place) | {"title": self.detail.title, "signals": to_json_value(self.detail.signals)}
         return values | ({} if self.text is None else {"text": self.text})
 
@@ -73,7 +73,7 @@ class StepAnswer:
     parts: list[TracedDocument]
 
     def to_json(self) -> dict[str, Any]:
-        """Return this as JSON values."""
+        """Return the answer as a JSON object with the keys step, rows ([first, end]), layout and parts."""
         parts = [part.to_json() for part in self.parts]
         return {"step": self.step, "rows": [self.rows.start, self.rows.stop], "layout": self.layout, "parts": parts}
 
@@ -89,13 +89,13 @@ class DocumentsAnswer:
     documents: list[tuple[TracedDocument, Exposure]]
 
     def to_json(self) -> dict[str, Any]:
-        """Return this as JSON values."""
+        """Return the answer as a JSON object with the keys num_documents, seen and documents."""
         documents = [document.to_json() | {"seen": asdict(seen)} for document, seen in self.documents]
         return {"num_documents": self.num_documents, "seen": asdict(self.seen), "documents": documents}
 
 
 class TraceAnswers:
-    """Answers questions about a run; files are opened when they are first needed."""
+    """Answers the queries of `penstock trace` on a run; files are opened when they are first needed."""
 
     def __init__(self, run: Store, options: AnswerOptions):
         """Open the trace of a run. Raises ContractError if its plan is missing or was made for a different dataset."""
@@ -158,7 +158,7 @@ class TraceAnswers:
         Raises ConfigError if the string is empty.
         """
         if not text:
-            raise ConfigError("--contains: expected a string to look for, got an empty one. Give some text.")
+            raise ConfigError("--contains: expected a string to look for, got an empty one. Set --contains to a text.")
         ids = islice(documents_containing(self.dataset, text), limit)
         return self._documents((document for doc_id in ids for document in self.trace.steps_of_document(doc_id)), limit)
 
@@ -261,7 +261,7 @@ def table(rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def replace_control_characters(text: str) -> str:
-    """Return text from the web without control characters, which a terminal would execute."""
+    """Return text with U+FFFD in place of each unprintable character, since a terminal would execute control codes."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else "\ufffd" for char in text)

@@ -59,7 +59,7 @@ def origin_table(folder: Store, made: Manifest, name: str) -> tuple[Store, Manif
 
 
 class DetailReader:
-    """The reader of documents in the tables from which a dataset was made, as far as they still exist."""
+    """Reads title and signals of documents from the tables that a dataset was made from, as far as they still exist."""
 
     def __init__(self, dataset: Dataset):
         self._tables: dict[str, tuple[Store, Manifest]] = {}
@@ -165,7 +165,7 @@ class Texts:
     """Decodes token spans of a dataset. Reserved tokens except separators appear by name, such as `<tombstone>`."""
 
     def __init__(self, dataset: Dataset):
-        """Open the tokenizer. Raises ContractError if the model file does not match the contract."""
+        """Open the tokenizer. Raises ContractError if its model file does not match the tokenizer contract."""
         self._dataset, self._decode = dataset, open_decoder(dataset)
         contract = dataset.tokenizer
         hidden = {*contract.before, *contract.after}
@@ -196,7 +196,7 @@ class Texts:
 def open_decoder(dataset: Dataset) -> Decode:
     """Return the function that decodes token ids of a dataset to text; none of the ids may be reserved.
 
-    Raises ContractError if the model file does not match the contract.
+    Raises ContractError if the tokenizer's model file does not match the tokenizer contract.
     """
     folder, path, contract = dataset.tokenizer_folder, dataset.tokenizer_path, dataset.tokenizer
     data = folder.read_bytes(path)
@@ -223,7 +223,7 @@ ROWS_AT_ONCE = 2048
 
 
 def describe_scan(dataset: Dataset) -> str:
-    """Return a description of the data that a scan reads."""
+    """Return a line of text on what a scan reads: the rows of the table of clean text, or the tokens of the shards."""
     table = origin_table(dataset.folder, dataset.manifest, "clean")
     if table is not None:
         return f"scanning the clean text of {table[1].content.counts.rows_in:,} rows"

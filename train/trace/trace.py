@@ -199,7 +199,7 @@ class Trace:
         return [self._with_appearances(placed) for placed in self.documents.of_url(url)]
 
     def steps_of_document(self, doc_id: bytes) -> list[FoundDocument]:
-        """Return the document with an id and all its spans; empty if the dataset has no such document."""
+        """Return a list of the document with this id, with all its spans; empty if the dataset has no such document."""
         placed = self.documents.of_id(doc_id)
         return [] if placed is None else [self._with_appearances(placed)]
 
@@ -256,8 +256,8 @@ def open_trace(run: Store, dataset: Dataset | None = None, plan: Plan | None = N
     order = open_order(run, dataset, plan)
     if order.digest != plan.order:
         raise ContractError(
-            f"{run.uri}: expected the plan's sample order {plan.order[:12]}, got {order.digest[:12]}. Use the version "
-            "of Penstock that trained the model."
+            f"{run.uri}: expected the plan's sample order with digest {plan.order[:12]}, got {order.digest[:12]}. Use "
+            "the version of Penstock that trained the model."
         )
     return Trace(dataset, order, config.objective == "causal")
 
@@ -314,7 +314,7 @@ class Exposure:
 
 
 def exposure_of(appearances: Iterable[Appearance], checkpoints: Iterable[int]) -> Exposure:
-    """Return the steps and checkpoints that were trained on documents.
+    """Return the steps and checkpoints that were trained on any document of a set.
 
     `appearances`: the documents' spans in batches; `checkpoints`: steps of the existing checkpoints. A checkpoint of
     step s is the result of updates 1 to s, so it was trained on the documents of steps up to s.
@@ -334,7 +334,7 @@ def exposure_of(appearances: Iterable[Appearance], checkpoints: Iterable[int]) -
 
 
 def checkpoint_steps(run: Store) -> list[int]:
-    """Return the steps of the complete checkpoints of a run, oldest first; empty if its storage is not mounted."""
+    """Return the steps of the complete checkpoints of a run, oldest first; empty if the run is in an object store."""
     return [note.step for note in list_checkpoints(run)] if run.is_local else []
 
 
@@ -393,7 +393,7 @@ class StepLayout:
 
 
 def layout_of_step(run: Store, plan: Plan, step: int, ranks: int | None = None) -> StepLayout:
-    """Return the layout of a step: that of the first checkpoint not before it, else of the last one, else the plan's.
+    """Return the layout of a step: from the first checkpoint at or after it, else the last checkpoint, else the plan.
 
     `ranks`: use the plan's layout on this number of ranks instead. Raises ConfigError if that layout does not work with
     `ranks` ranks.

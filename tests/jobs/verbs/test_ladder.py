@@ -101,7 +101,7 @@ def test_a_law_of_runs_that_do_not_differ_by_size_is_not_written(tmp_path: Path)
     ]
     result = fit_or_hold_exponents(runs, draws=30, share=0.9)
     assert result.held == PUBLISHED
-    with pytest.raises(ConfigError, match=r"expected runs whose loss falls with N, got a = .* none is written"):
+    with pytest.raises(ConfigError, match=r"expected runs whose loss falls with N, got a = .* the file is not written"):
         write_law(str(tmp_path / "law.json"), law_file(result, runs, 0.9, ""))
     assert not list(tmp_path.iterdir())
 
@@ -113,7 +113,7 @@ def test_a_term_that_is_sure_to_be_nothing_makes_no_law(tmp_path: Path) -> None:
     write_law(str(tmp_path / "law.json"), good)
     nothing = 3.6e-46
     law = good.law.model_copy(update={"a": nothing, "intervals": good.law.intervals | {"a": (nothing, nothing)}})
-    with pytest.raises(ConfigError, match=r"falls with N, got a = 3\.6e-46 .* none is written"):
+    with pytest.raises(ConfigError, match=r"falls with N, got a = 3\.6e-46 .* the file is not written"):
         write_law(str(tmp_path / "other.json"), good.model_copy(update={"law": law}))
     assert [path.name for path in tmp_path.iterdir()] == ["law.json"]
 

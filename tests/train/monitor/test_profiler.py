@@ -34,7 +34,8 @@ def test_other_texts_are_refused(text: str) -> None:
 
 
 def test_steps_beyond_the_run_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"expected steps of the run, 1 to 20, got '20-21'\. Choose steps up to 20\."):
+    message = r"expected steps of the run, 1 to 20, got '20-21'\. Set train\.profile to steps up to 20\."
+    with pytest.raises(ConfigError, match=message):
         parse_window("20-21", 20)
 
 
