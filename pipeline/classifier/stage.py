@@ -90,7 +90,7 @@ def load_scorer(path: str, label: str | None, name: str, vocabulary: Vocabulary)
 
 
 def make_classifier(config: ClassifierConfig, models: Mapping[str, str]) -> RowFunction:
-    """Return the function that adds classifier scores to a row: a dict by classifier name, or None without classifiers."""
+    """Return the function that adds classifier scores to a row: a dict by name, or None without classifiers."""
     vocabulary = new_vocabulary()
     scorers = {name: load_scorer(models[name], config.labels.get(name), name, vocabulary) for name in config.models}
 

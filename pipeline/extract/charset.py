@@ -225,8 +225,8 @@ def _decode_legacy(payload: bytes, declared: list[Candidate]) -> Decoded:
 def _alphabet(payload: bytes, detected: str | None) -> str | None:
     """Return the alphabet of the charset `detected`; None if the runs of non-ASCII bytes contradict it.
 
-    Accented Latin letters are mostly isolated, letters of other alphabets adjacent. A declared charset is
-    overruled only if the detected charset and the runs agree. Also None if there are too few non-ASCII bytes.
+    Accented Latin letters are mostly isolated, letters of other alphabets adjacent. A declared charset is overruled
+    only if the detected charset and the runs agree. Also None if there are too few non-ASCII bytes.
     """
     high = len(payload.translate(None, _ASCII))
     if high < MIN_HIGH_BYTES or detected is None or detected.startswith("utf-"):

@@ -289,7 +289,7 @@ class StopWords:
 def derive_profiles(config: DeriveConfig, out: str, spark: Any = None) -> Mapping[str, LanguageProfile]:
     """Derive the profile of every language with enough text and write them to the TOML file `out`.
 
-    `spark` is the session whose workers count words and signals; without it, this process does. Raises ConfigError if
+    `spark` is the session whose workers count words and signals; without it, this process counts. Raises ConfigError if
     no language has enough text or a file is invalid.
     """
     tasks = _tasks(config)
@@ -393,8 +393,8 @@ def stop_words_of(
     """Choose how many of the first `words` are the stop words, and how many of them a document must contain.
 
     The first `frequent` words are stop words, or the first min_stop_words if these are more. Further words are added
-    until all but a share derive.tail of the documents contain NUM_RANKS stop words. A document must
-    contain n - STOP_WORD_MARGIN stop words, if n is the largest number that all but this share contain. `ranks` is the
+    until all but a share derive.tail of the documents contain NUM_RANKS stop words. A document must contain
+    n - STOP_WORD_MARGIN stop words, if n is the largest number that all but this share contain. `ranks` is the
     result of `word_ranks` for the language.
     """
     documents = sum(ranks["1"].values())
