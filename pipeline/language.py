@@ -80,7 +80,7 @@ def make_language(config: LanguageConfig, models: Mapping[str, str]) -> RowFunct
 
 
 def mixture(model: Any, text: str, language: str, config: LanguageConfig) -> tuple[float | None, str | None]:
-    """Return the share of a text's excerpts in `language`, rounded to float32, and the second language or None.
+    """Return the share of a text's excerpts in `language`, rounded to float32, and the text's second language, if any.
 
     Both are None if the text is too short, or if no excerpt reaches min_excerpt_score.
     """

@@ -233,14 +233,17 @@ def _pin(name: str, entry: ModelEntry, target: Path) -> str:
 def add_model(
     path: Path, name: str, config: ModelsConfig, purpose: str, registry: Mapping[str, ModelEntry] = REGISTRY
 ) -> LocalModel:
-    """Copy a model into the cache folder, in a file named by its digest, and record its name for recipes.
+    """Copy a model into the cache folder, in a file named by its digest, and record `name` for use in recipes.
 
     If an earlier trained model has this name, the name refers to the new model from now on; runs record digests. Raises
     ConfigError if the name is invalid or that of a registered model.
     """
     if not NAME.fullmatch(name) or name in registry:
         why = "that of a registered model" if name in registry else "an invalid file name"
-        raise ConfigError(f"model {name!r}: expected an unused name, got {why}. Set another `name` in the recipe.")
+        raise ConfigError(
+            f"model {name!r}: expected an unused name, got {why}. Change train_classifier.name or "
+            "train_importance.name."
+        )
     digest = file_sha256(path)
     target = _cache_folder(config) / f"{digest[:16]}{path.suffix}"
     entry = ModelEntry(digest, path.stat().st_size, TRAINED_HERE, purpose, None, file=target.name)

@@ -195,13 +195,13 @@ def run_folders(folder: Store) -> list[Store]:
 
 
 def version_folders(folder: Store, step: Step, version: str) -> dict[str, Store]:
-    """Return the folder of a version of each of a step's tables in a run folder, whether it exists or not."""
+    """Return, for each table that a step writes, the folder of this version in a run; it need not exist."""
     # A takedown replaces the version that was built from these inputs and settings by another one.
     return {name: folder.child(f"{name}/{resolve_version(folder, name, version)}") for name in step.writes}
 
 
 def relative_path(folder: Store, table: str, written: Store) -> str:
-    """Return the path of a table's version folder for `run.json`: relative to the table's folder in this run."""
+    """Return the path of a version folder as in `run.json`: relative to the table's folder in this run."""
     return posixpath.relpath(written.root, folder.child(table).root)
 
 
@@ -241,7 +241,7 @@ def settings_of(section: Section, step: Step) -> dict[str, Any]:
 def commit(
     run: Run, step: Step, folder: Store, facts: tuple[str, TableResult, Mapping[str, TableVersion], dict[str, Any]]
 ) -> None:
-    """Write the manifest of one table, which makes it exist, and delete the JSON files that described its parts."""
+    """Commit one table: write its manifest, then delete the JSON files that described its parts."""
     table, built, inputs, timing = facts
     identities = {f"{FROM_INPUT}{split.name}": split.identity for split in run.splits} if not step.reads else {}
     check_inputs(run.folder, table, built, identities)

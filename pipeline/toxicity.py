@@ -60,7 +60,7 @@ class ToxicityConfig(Section):
         if missing:
             raise ValueError(
                 f"wordlists: expected {BUILT_IN!r} only for {', '.join(LANGUAGES)}, got it for {', '.join(missing)}. "
-                "Set the path of a word list."
+                "Set toxicity.wordlists.LANGUAGE to the path of a word list."
             )
         return self
 
@@ -148,8 +148,8 @@ def read_wordlist(path: str, language: str) -> WordList | UnspacedWordList:
     entries = [line for line in lines if words_of(line.casefold()) and not line.startswith("#")]
     if not entries:
         raise ConfigError(
-            f"toxicity.wordlists.{language}: expected words, got none in {path}. Name a file with one word or phrase "
-            "per line."
+            f"toxicity.wordlists.{language}: expected words, got none in {path}. "
+            f"Set toxicity.wordlists.{language} to the path of a file with one word or phrase per line."
         )
     return UnspacedWordList(entries) if language in UNSPACED else WordList(entries)
 
@@ -163,7 +163,7 @@ def load_classifier(path: str, label: str) -> Callable[[str], float]:
     if label not in labels:
         raise ConfigError(
             f"toxicity.classifier_label: expected a label of {path}, got {label!r}{suggest_name(label, labels)}. "
-            "Name one of the model's labels."
+            "Set toxicity.classifier_label to one of the model's labels."
         )
 
     def score(text: str) -> float:

@@ -41,11 +41,11 @@ class Replay(BaseModel):
 
 
 def comparable_digest(run: Store, dataset: Dataset, checkpoint: tuple[str, int], expected: str) -> str:
-    """Return the dataset digest to compare with that of a checkpoint, `expected`.
+    """Return the digest that must equal `expected`, a checkpoint's dataset digest, for the run to resume from it.
 
     It is `expected` itself if the user chose this checkpoint for a replay on the dataset, else the dataset's digest.
-    `checkpoint`: its folder and step. Raises ContractError, naming both datasets, if the dataset comes from the
-    checkpoint's by takedowns and there is no such replay.
+    `checkpoint`: its folder and step. Raises ContractError, naming both datasets, if takedowns made the dataset
+    from the checkpoint's and there is no such replay.
     """
     (name, step), digest = checkpoint, dataset.digest
     since = [] if expected == digest else takedowns_since(run, dataset, expected)

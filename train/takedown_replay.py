@@ -39,7 +39,7 @@ Span = tuple[str, int, int]
 
 
 def find_effects(run: Store, dataset: Dataset, documents: Iterable[Span]) -> Effects:
-    """Return the steps whose batches contain tokens of the documents, and which checkpoints were trained on them."""
+    """Return the steps whose batches contain tokens of the documents, and for each checkpoint whether it saw them."""
     plan = _stored_plan(run)
     same = _same_positions(run, dataset)
     # A plan for the dataset before a takedown is still the one that made the checkpoints.
@@ -103,7 +103,7 @@ def steps_with_documents(order: SampleOrder, documents: Iterable[Span], next_tok
 
 
 def begin_replay(run: Store, choice: str) -> Replay:
-    """Change the plan of a run to the dataset without the documents, and move later checkpoints to REPLACED.
+    """Change the plan of a run to the dataset without the removed documents, and move later checkpoints to REPLACED.
 
     `choice`: where to resume: `clean`, 0, or the step of an existing checkpoint. Repeating the call completes an
     interrupted one. Raises ConfigError or ContractError before anything is written.
@@ -125,7 +125,7 @@ def _begin(run: Store, choice: str) -> Replay:
     if not since:
         raise ConfigError(
             f"train --replay-from: expected a dataset that takedowns have made from the plan's dataset {before}, got "
-            f"{dataset.digest}. Train without --replay-from to resume on the plan's dataset."
+            f"{dataset.digest}. Train without --replay-from; if the digests differ, first run `penstock plan`."
         )
     if not dataset.manifest.content.counts.rows_kept:
         raise ConfigError(
@@ -184,7 +184,7 @@ def _chosen(
 
 
 def _set_aside(run: Store, later: list[str], before: str) -> None:
-    """Move the checkpoints `later` to REPLACED, the newest first, so that a killed process leaves no gap among them."""
+    """Move the checkpoints `later` to REPLACED, the newest first, so that a killed process leaves no gap."""
     for name in sorted(later, reverse=True):
         target = f"{REPLACED}/{before[:12]}/{name.rpartition('/')[2]}"
         number = 0

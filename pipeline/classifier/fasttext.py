@@ -70,7 +70,7 @@ def load_fasttext(path: str, label: str, where: str) -> Callable[[str], float]:
     if label not in labels:
         raise ConfigError(
             f"{where}: expected a model with the label {label!r}, got none{suggest_name(label, labels)}. "
-            "Set the entry of classifier.labels for this model to its label of the good class."
+            "In classifier.labels, set this model's entry to the label that it gives to good documents."
         )
 
     def score(text: str) -> float:

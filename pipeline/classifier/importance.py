@@ -175,7 +175,7 @@ def resampling_value(name: str, seed: int) -> Callable[[pa.RecordBatch], Floats]
 
 
 def quantile_name(setting: str, name: str) -> str:
-    """Return the key of a model's cut-off: section, setting (such as `min_quantile`) and name, separated by dots."""
+    """Return the key of a model's cut-off: section, setting (such as `min_quantile`) and model name, joined by dots."""
     return f"importance.{setting}.{name}"
 
 

@@ -305,7 +305,7 @@ class Examples:
         return np.flatnonzero(occurs)
 
     def matrix(self, columns: Ints) -> Any:
-        """Return the documents as a scipy CSR matrix (documents, len(columns)) with these hash buckets as columns."""
+        """Return the documents as a scipy CSR matrix, with one column for each of the hash buckets in `columns`."""
         from scipy.sparse import csr_matrix
 
         column_of = np.zeros(self.num_buckets, np.int32)

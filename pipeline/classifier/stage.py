@@ -90,7 +90,7 @@ def load_scorer(path: str, label: str | None, name: str, vocabulary: Vocabulary)
 
 
 def make_classifier(config: ClassifierConfig, models: Mapping[str, str]) -> RowFunction:
-    """Return the function that adds the scores of all classifiers to a row; the column is None without classifiers."""
+    """Return the function that adds classifier scores to a row: a dict by name, or None without classifiers."""
     vocabulary = new_vocabulary()
     scorers = {name: load_scorer(models[name], config.labels.get(name), name, vocabulary) for name in config.models}
 
@@ -119,7 +119,7 @@ def shape_of(name: str, seed: int) -> Callable[[pa.RecordBatch], Floats]:
 
 
 def quantile_name(name: str) -> str:
-    """Return the key of a classifier's cut-off: section, setting and name of the classifier, separated by dots."""
+    """Return the key of a classifier's cut-off: `classifier.min_quantile.` and its name."""
     return f"classifier.min_quantile.{name}"
 
 

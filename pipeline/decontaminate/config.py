@@ -76,16 +76,16 @@ class DecontaminateConfig(Section):
 
     @property
     def ngram_limit(self) -> int | None:
-        """Return the largest number of distinct n-grams that a document may share with one set; None: no limit."""
+        """Return how many distinct n-grams a document may share with an evaluation set; None: no limit."""
         return 0 if self.max_ngrams is None and self.max_contaminated_share is None else self.max_ngrams
 
     @property
     def min_item_chars(self) -> int:
-        """Return the least length of an item's text that is matched, in writing without spaces [characters]."""
+        """Return the length below which an item's text, in a script without spaces, is ignored [characters]."""
         return -(-self.min_item_words * self.ngram_chars // self.ngram)
 
     def content(self) -> dict[str, Any]:
-        """Return the settings that change measurements or text; of `action`, this is only whether text is cut."""
+        """Return the settings that change measurements or text; `cut` is True if shared text is cut from documents."""
         return super().content() | {"cut": bool(self.evaluation_sets) and self.action == "cut"}
 
     @model_validator(mode="after")

@@ -123,7 +123,7 @@ def is_unspaced(text: str) -> bool:
 
 
 def character_keys(text: str) -> Codes:
-    """Return the key of each character of the text's normalized words, equal to the key of a word of this character."""
+    """Return the key of each character of the text's normalized words: the key of the word of only this character."""
     letters = "".join(normal_words(text)).encode("utf-32-le", "surrogatepass")
     points, places = np.unique(np.frombuffer(letters, "<u4"), return_inverse=True)
     return word_keys(map(chr, points.tolist()))[places]
@@ -170,7 +170,7 @@ _FILTER_BITS = 32  # least bits of the filter for each n-gram
 
 @dataclass
 class _Collected:
-    """The n-grams of the items read so far: for each text of an item, their hashes, and the number of the item."""
+    """The items read so far: for each of their texts, the hashes of its n-grams and the number of its item."""
 
     config: DecontaminateConfig
     sizes: dict[str, set[int]] = field(default_factory=lambda: {WORDS: set(), CHARACTERS: set()})
@@ -178,7 +178,7 @@ class _Collected:
     owners: list[int] = field(default_factory=list)
 
     def add(self, text: str, owner: int) -> None:
-        """Add the n-grams of `text`, a text of item number `owner`.
+        """Add the n-grams of a text that belongs to item number `owner`.
 
         A text shorter than an n-gram counts as one n-gram, if it is long enough to be matched.
         """

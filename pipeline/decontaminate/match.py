@@ -84,8 +84,7 @@ class Index:
 
     @cached_property
     def _set_ends(self) -> Ints:
-        """Return, for each evaluation set, the number of the first item after it; items are numbered across all
-        sets."""
+        """Return the number of each set's last item plus 1; items are numbered from 0 across all evaluation sets."""
         return np.cumsum([entry["items"] for entry in self.header["sets"]])
 
     @cached_property

@@ -199,7 +199,7 @@ def _rivals(payload: bytes, declared: list[Candidate], ascii_only: bool) -> Iter
 
 
 def _decode_legacy(payload: bytes, declared: list[Candidate]) -> Decoded:
-    """Decode bytes that are not valid UTF-8 by the first charset with few decoding errors and the right alphabet.
+    """Decode bytes that are not valid UTF-8 by the first charset with few decoding errors and the detected alphabet.
 
     If there is none, decode them by the charset with the smallest share of errors.
     """
@@ -223,10 +223,10 @@ def _decode_legacy(payload: bytes, declared: list[Candidate]) -> Decoded:
 
 
 def _alphabet(payload: bytes, detected: str | None) -> str | None:
-    """Return the alphabet of the bytes by the charset detector; None if the runs of non-ASCII bytes contradict it.
+    """Return the alphabet of the charset `detected`; None if the runs of non-ASCII bytes contradict it.
 
-    Accented Latin letters are mostly isolated, letters of other alphabets adjacent. The detector overrules a declared
-    charset only if both signs agree. The result is also None if there are too few non-ASCII bytes.
+    Accented Latin letters are mostly isolated, letters of other alphabets adjacent. A declared charset is overruled
+    only if the detected charset and the runs agree. Also None if there are too few non-ASCII bytes.
     """
     high = len(payload.translate(None, _ASCII))
     if high < MIN_HIGH_BYTES or detected is None or detected.startswith("utf-"):

@@ -212,7 +212,7 @@ SCRIPTS = {
 
 
 def script_of(words: Iterable[str]) -> str:
-    """Return the ISO 15924 code of the script of most letters: `Jpan` if there are kana, `Zyyy` if it is unknown."""
+    """Return the ISO 15924 code of the most frequent script in the words: `Jpan` if any has kana, `Zyyy` if unknown."""
     names = [unicodedata.name(char, "").partition(" ")[0].partition("-")[0] for word in words for char in word]
     scripts = Counter(SCRIPTS[name] for name in names if name in SCRIPTS)
     return "Jpan" if "Jpan" in scripts else max(scripts, key=lambda code: (scripts[code], code), default="Zyyy")
@@ -289,7 +289,7 @@ class StopWords:
 def derive_profiles(config: DeriveConfig, out: str, spark: Any = None) -> Mapping[str, LanguageProfile]:
     """Derive the profile of every language with enough text and write them to the TOML file `out`.
 
-    `spark` is the session whose workers count words and signals; without it, this process does. Raises ConfigError if
+    `spark` is the session whose workers count words and signals; without it, this process counts. Raises ConfigError if
     no language has enough text or a file is invalid.
     """
     tasks = _tasks(config)
@@ -381,7 +381,8 @@ def _peers(language: str, scripts: Mapping[str, str], documents: Mapping[str, in
 def _ranked(counts: Mapping[str, int], holding: Mapping[str, int], number: int) -> tuple[str, ...]:
     """Return the `number` words that occur in the most documents, in descending order.
 
-    Occurrences are compared second, because a word that belongs to one subject may be frequent in few documents.
+    Words in equally many documents are ordered by their number of occurrences. Occurrences do not come first, because
+    the words of one subject may be frequent in few documents.
     """
     return tuple(sorted(counts, key=lambda word: (-holding[word], -counts[word], word))[:number])
 
@@ -392,8 +393,9 @@ def stop_words_of(
     """Choose how many of the first `words` are the stop words, and how many of them a document must contain.
 
     The first `frequent` words are stop words, or the first min_stop_words if these are more. Further words are added
-    until all but a share `tail` of the documents contain NUM_RANKS stop words. If they contain n, a document must
-    contain n - STOP_WORD_MARGIN. `ranks` is the result of `word_ranks` for the language.
+    until all but a share derive.tail of the documents contain NUM_RANKS stop words. A document must contain
+    n - STOP_WORD_MARGIN stop words, if n is the largest number that all but this share contain. `ranks` is the
+    result of `word_ranks` for the language.
     """
     documents = sum(ranks["1"].values())
     enough = documents - max(1, math.floor(config.tail * documents))  # A single document may be mislabeled.
@@ -441,8 +443,8 @@ def _is_derived(check: Check, language: str) -> bool:
     """Return True if the limit of a check is derived from the documents of this language.
 
     Limits that were published for English are derived, except FIXED_SETTINGS. Limits that hold for every language are
-    not derived, because repeated text does not depend on the language. The exceptions are their limits on word n-grams,
-    in languages whose words are found by a dictionary.
+    not derived, because repeated text does not depend on the language. Among these, limits on word n-grams are derived
+    for languages whose words are found by a dictionary.
     """
     if EVERY in check.limits:
         return check.setting.endswith(NGRAMS) and language in UNSPACED_LANGUAGES

@@ -58,7 +58,7 @@ _MEASURE_ENDS = frozenset("".join(UNITS.split()) + CURRENCY + "+")
 def _infixes(lower: str, upper: str, quotes: str, icon: str) -> re.Pattern[str]:
     """Return the pattern of the separators at which a string without outer punctuation is split, such as hyphens.
 
-    The characters before a separator are tested by a lookbehind after it, so that `re` can skip to the next `\\W`.
+    The pattern starts with `\\W`, so that `re` can skip to a match of it; lookbehinds then test what precedes.
     """
     letter = lower + upper
     return re.compile(

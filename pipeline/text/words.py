@@ -104,7 +104,7 @@ def powers(count: int) -> tuple[Codes, Codes]:
 
 
 def token_codes(tokens: Sequence[str], lengths: Ints) -> Codes:
-    """Return a 64-bit code of each token: the polynomial in BASE of its code points modulo 2^64; no token is empty."""
+    """Return a 64-bit code of each token, none empty: the polynomial in BASE of its code points, modulo 2^64."""
     if not len(tokens):
         return np.zeros(0, np.uint64)
     points = np.frombuffer("".join(tokens).encode("utf-32-le", "surrogatepass"), np.uint32).astype(np.uint64)
@@ -145,7 +145,7 @@ class _Ragged:
         self.single = self.single and bool((counts == 1).all())
 
     def positions(self, rows: Ints) -> Ints:
-        """Return the positions in the columns of the values of these rows, row after row."""
+        """Return where the columns store the values of these rows, as indices, row after row."""
         if self.single:
             return rows
         counts = self.counts.take(rows)

@@ -173,7 +173,7 @@ def stream_totals(encoded: DataFrame) -> dict[str, StreamTotal]:
 def dataset_figures(
     build: StepContext, contract: TokenizerContract, totals: Mapping[str, StreamTotal], mix: Mix | None
 ) -> dict[str, Any]:
-    """Return what the manifest stores in `figures` about the tokenizer, the quality buckets and the mix.
+    """Return the entries of `figures` in the manifest that describe the tokenizer, the quality buckets and the mix.
 
     Raises ConfigError if the mix and the dataset have different sources, or if the mix keeps no training document of a
     source.
@@ -250,7 +250,7 @@ def assign_shards(encoded: DataFrame, plan: Mapping[str, int]) -> DataFrame:
 def write_shards(
     numbered: DataFrame, plan: Mapping[str, int], contract: TokenizerContract, folder: Store
 ) -> list[PartResult]:
-    """Write every shard together with its document index, which form one part; return the result of each part."""
+    """Write every shard with its document index; return one result for each such pair of files."""
     shards = [(name, number) for name, count in plan.items() for number in range(count)]
     shared = numbered.sparkSession.sparkContext.broadcast(shards)
     frame = numbered.drop("surt", "domain_key").repartitionById(len(shards), F.col("place"))
@@ -282,7 +282,7 @@ def write_index(
 
 
 def collect_results(results: Sequence[PartResult], totals: Mapping[str, StreamTotal], rows_in: int) -> TableResult:
-    """Return the files of the dataset, its row counts, and the tokens and documents of each stream.
+    """Return the dataset's files and row counts, and in `figures` the tokens per shard and documents of each stream.
 
     Raises ContractError if the shards of a stream do not contain all its tokens.
     """

@@ -270,8 +270,8 @@ STREAM_TABLES = (*BUCKET_TABLES, "clean")
 def buckets_of_part(part: Part, config: TokensConfig) -> Iterator[tuple[bytes, str]]:
     """Yield (doc_id, bucket) of every document of a part that has text, in the order of `documents`.
 
-    If the step `repeats` cut spans of a document, the signal is that of the remaining text. Perplexity and scores are
-    always those of the whole text. Raises ContractError if the tables do not contain the same documents.
+    If the step `repeats` cut spans of a document, its quality signal is measured on the remaining text. Perplexity
+    and scores are always those of the whole text. Raises ContractError if the tables do not contain the same documents.
     """
     measure = config.measure
     if measure is None:
@@ -293,7 +293,7 @@ def buckets_of_part(part: Part, config: TokensConfig) -> Iterator[tuple[bytes, s
 
 
 def bucket_numbers(values: pa.Array, cuts: Sequence[float]) -> Any:
-    """Return the bucket number, from 0, of each document's value, (documents,); comparisons are in single precision.
+    """Return the bucket number, from 0, of each document's value; comparisons are in single precision.
 
     A value equal to a cut belongs to the bucket above it. A null or NaN belongs to the additional bucket
     `len(cuts) + 1`.

@@ -100,8 +100,8 @@ class TokenizerConfig(Section):
 def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> bytes:
     """Train a SentencePiece model and return the bytes of its file; the same texts and settings give the same bytes.
 
-    Raises ConfigError if the texts have too few or too many different pieces for the vocabulary size. Exceptions
-    raised by `texts` are re-raised.
+    Raises ConfigError if the vocabulary size is too large or too small for the texts. Exceptions raised by `texts` are
+    re-raised.
     """
     import sentencepiece
 

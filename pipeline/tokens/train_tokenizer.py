@@ -46,7 +46,7 @@ class TokenizerSampleTask:
 
 
 def build_tokenizer(build: StepContext) -> dict[str, TableResult]:
-    """Write the tokenizer's model file; return the result of the step by table, with the contract in `figures`."""
+    """Write the tokenizer's model file; return {"tokenizer": its table result}, with the contract in `figures`."""
     config = build.recipe.section("tokenizer", TokenizerConfig)
     folder, started = build.folders["tokenizer"], time.process_time()
     built = TableResult()
@@ -71,7 +71,7 @@ def build_tokenizer(build: StepContext) -> dict[str, TableResult]:
 
 
 class ModelWriter(FileWriter):
-    """A writer of a file of plain bytes."""
+    """Writes the bytes of a model file unchanged."""
 
     def write(self, data: bytes) -> None:
         """Append bytes to the file."""
@@ -104,7 +104,7 @@ def sample_files(build: StepContext, config: TokenizerConfig, folder: Store) -> 
 
 
 def sample_texts(folder: Store, paths: Sequence[str], built: TableResult) -> Iterator[str]:
-    """Yield the sampled texts in the order of their hash; store the sample's row counts and size [bytes] in `built`."""
+    """Yield the sampled texts sorted by a hash of their doc_id; store the sample's row counts and bytes in `built`."""
     rows: list[tuple[int, bytes, str]] = []
     for path in paths:
         with folder.open_input(path) as stream:

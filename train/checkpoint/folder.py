@@ -60,12 +60,12 @@ class Identity(_FrozenModel):
 
     @property
     def plan(self) -> str:
-        """Return the digest of the settings."""
+        """Return the digest of the settings that decide the weights."""
         return digest_of(self.settings)
 
 
 class Layout(_FrozenModel):
-    """The layout of a run; a run resumed in an equal layout on CPUs equals an uninterrupted run bit for bit."""
+    """How a run uses its devices; resumed on CPUs in an equal layout, it equals an uninterrupted run bit for bit."""
 
     ranks: int
     """Number of ranks."""
@@ -145,7 +145,7 @@ def folder_name(step: int) -> str:
 def parse_metadata(data: bytes, where: str) -> CheckpointMetadata:
     """Parse checkpoint metadata; `where`: the path of its file.
 
-    Raises ContractError that names each invalid field, or a step that is not that of the folder.
+    Raises ContractError that names each invalid field, or a step that differs from the folder's.
     """
     try:
         checkpoint = CheckpointMetadata.model_validate_json(data)
@@ -153,7 +153,7 @@ def parse_metadata(data: bytes, where: str) -> CheckpointMetadata:
         problems = [f"{'.'.join(map(str, item['loc'])) or 'JSON'}: {item['msg']}" for item in error.errors()]
         raise ContractError(
             f"{where}: expected checkpoint metadata, got {'; '.join(problems[:5])}. The file is damaged or was written "
-            "by another version: remove its folder to resume from the previous checkpoint."
+            "by another version: remove this checkpoint's folder to resume from the previous one."
         ) from error
     if not where.endswith(f"{checkpoint.name}/{METADATA_NAME}"):
         raise ContractError(
@@ -292,13 +292,13 @@ def stage_rates(plan: Plan) -> dict[str, object]:
 
 
 def with_checkpoint_formats(run: Store, settings: Settings) -> Settings:
-    """Return the settings with automatic number formats as in the newest checkpoint of a run, if there is one."""
+    """Return the settings with "auto" precisions and fp8 scaling replaced by those of the newest checkpoint, if any."""
     checkpoints = list_checkpoints(run) if run.is_local else []
     return settings.with_precisions_of(checkpoints[-1].identity.settings) if checkpoints else settings
 
 
 def settings_at_start(run: Store, dataset: Dataset, overrides: Sequence[str], here: RunDevices) -> Settings:
-    """Return the settings of a run for the devices that it starts on: number formats fixed, the rest as it was set.
+    """Return a run's settings, with "auto" precisions replaced by the newest checkpoint's, else by the devices'.
 
     Raises ConfigError or ContractError as `read_settings` does, and ConfigError for a setting without effect.
     """
@@ -309,7 +309,7 @@ def settings_at_start(run: Store, dataset: Dataset, overrides: Sequence[str], he
 
 
 def check_resumable(run: Store, dataset: Dataset, plan: Plan) -> None:
-    """Check that the newest checkpoint can resume under a plan. Raises ContractError that names every difference."""
+    """Raise ContractError, naming every difference, if a plan cannot be resumed from the run's newest checkpoint."""
     if run.is_local and (checkpoints := list_checkpoints(run)):
         identity = identify(dataset, plan, read_skips(run, plan.settings))
         checkpoint = checkpoints[-1]

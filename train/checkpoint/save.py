@@ -162,7 +162,7 @@ def _commit(run: Store, checkpoint: CheckpointMetadata) -> CheckpointMetadata:
 
 
 def _remove_incomplete(run: Store, checkpoint: CheckpointMetadata, ranks: Ranks) -> str:
-    """Remove an incomplete checkpoint on rank 0, while no rank writes; return a suffix for the error message."""
+    """Remove an incomplete checkpoint on rank 0, while no rank writes; return a note for the error if that fails."""
     try:
         if ranks.rank == 0:
             remove_checkpoint(run, checkpoint.step)
@@ -226,7 +226,7 @@ class _CheckpointWriter(FileSystemWriter):
 
 
 def _first_cause(error: BaseException) -> BaseException:
-    """Return the first storage error behind an error; torch.save raises one of its own when it closes the file."""
+    """Return the OSError that an error arose from, if any, else the error; torch.save raises another on closing."""
     first, cause = error, error.__context__
     while cause is not None:
         first = cause if isinstance(cause, OSError) else first
@@ -236,7 +236,7 @@ def _first_cause(error: BaseException) -> BaseException:
 
 @dataclass(frozen=True)
 class Saved:
-    """A save that completed."""
+    """A checkpoint save that completed."""
 
     checkpoint: CheckpointMetadata
     seconds: float
@@ -247,7 +247,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class SaveFailed:
-    """A save that failed; its files are removed."""
+    """A checkpoint save that failed; its files are removed."""
 
     step: int
     reason: str
@@ -268,7 +268,7 @@ class _Written:
 
 @dataclass(frozen=True)
 class _PendingSave:
-    """A save in progress."""
+    """A checkpoint save in progress."""
 
     step: int
     began: float

@@ -139,7 +139,8 @@ def make_exam(
 def mask_documents(heldout: HeldoutRows, hidden: Sequence[HeldoutDocument], starts: Any, ahead: int) -> HeldoutRows:
     """Return the rows without the targets in `hidden` documents.
 
-    `starts`: first token of each row in the stream, by source; `ahead`: tokens from a position to its target.
+    `starts`: stream position of each row's first token, by source. `ahead`: number of tokens from a position to its
+    target.
     """
     if not hidden:
         return heldout
@@ -229,7 +230,7 @@ def _objective(candidate: EvaluatedCheckpoint) -> str:
 
 
 def _config_of(candidate: EvaluatedCheckpoint) -> TrainConfig:
-    """Return the settings that decide how held-out rows are read, as in the training of the checkpoint."""
+    """Return the settings with which the checkpoint was trained, as far as they decide how held-out rows are read."""
     settings = candidate.note.identity.settings
     names = ["objective", "document_mask", *(["mask_share"] if _objective(candidate) != "causal" else [])]
     values = {name: settings[f"train.{name}"] for name in names}

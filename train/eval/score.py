@@ -80,10 +80,10 @@ class CheckpointScorer:
         self._before = [contract.reserved[name] for name in contract.before] or self._after
 
     def score(self, texts: Sequence[str | None]) -> list[dict[str, Any]]:
-        """Return the columns COLUMNS of each text, all null for None.
+        """Return a dict with the keys COLUMNS for each text; a text that is None has only null values.
 
-        A text without tokens has no perplexity or paragraphs.
-        The scores of a text do not depend on the other texts: batches have fixed shapes and are padded.
+        A text without tokens has no perplexity or paragraphs. The scores of a text do not depend on the other texts:
+        batches have fixed shapes and are padded.
         """
         encoded = [self._marked(text) if text else ([], []) for text in texts]
         ids = [np.array([*self._before, *tokens, *self._after] if tokens else [], np.int64) for tokens, _ in encoded]
@@ -123,7 +123,7 @@ class CheckpointScorer:
 
 
 def window_bounds(num_tokens: int, first: int, seq_len: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (start, first, end) of a document's windows, as in `ScoreWindow`; each token from `first` counts once."""
+    """Yield (start, first, end), as in `ScoreWindow`, of windows in which each token from `first` on counts once."""
     start = 0
     while first < num_tokens:
         end = min(num_tokens, start + seq_len + 1)

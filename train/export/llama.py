@@ -98,7 +98,7 @@ def tokenizer_files(tokenizer: TokenizerFile, seq_len: int) -> dict[str, bytes]:
         if model.trainer_spec.model_type != model.trainer_spec.BPE:
             raise ConfigError(
                 "export: expected a SentencePiece model of kind bpe, got another kind, which LlamaTokenizer would read "
-                "as bpe. Set tokenizer.algorithm = bpe and train again."
+                'as bpe. Set tokenizer.algorithm = "bpe", then run `penstock run` and `penstock train` again.'
             )
         pieces = {number: piece.piece for number, piece in enumerate(model.pieces)}
         settings |= {"tokenizer_class": "LlamaTokenizer", "legacy": False, "add_eos_token": False}
@@ -188,7 +188,9 @@ def import_llama(folder: Path | str) -> tuple[ModelShape, dict[str, Tensor]]:
         try:
             loaded = load_file(path)
         except Exception as error:  # safetensors raises an exception of its own, which is not an OSError
-            raise ContractError(f"{path}: expected a safetensors file, got {error}. Download it again.") from error
+            raise ContractError(
+                f"{path}: expected a safetensors file, got {error}. Download the file again."
+            ) from error
         for theirs, value in loaded.items():
             if theirs.endswith("rotary_emb.inv_freq") or (shape.tie_embeddings and theirs == "lm_head.weight"):
                 continue  # buffers that old versions wrote with the parameters
@@ -335,8 +337,8 @@ def _shape_of(config: dict[str, Any], where: str) -> ModelShape:
     ]
     if unsupported := [text for is_wrong, text in problems if is_wrong]:
         raise ConfigError(
-            f"{where}: expected a supported Llama model, got {'; '.join(unsupported)}. Give a model without these "
-            "settings."
+            f"{where}: expected a supported Llama model, got {'; '.join(unsupported)}. Import a model without "
+            "these settings."
         )
     try:
         heads = config["num_attention_heads"]

@@ -68,6 +68,6 @@ def _export(dataset: Dataset, source: str, folder: Store) -> ExportedSource:
 
 
 def _documents(dataset: Dataset, stream: str) -> Iterator[tuple[Ints, Ints]]:
-    """Yield for each shard the first token in the stream and the length of every document."""
+    """Yield, for each shard, its documents' start positions in the stream and their lengths [tokens]."""
     for begins, end in shard_documents(dataset, stream):
         yield begins, np.diff(np.append(begins, end))

@@ -153,7 +153,7 @@ COMPARED = ("objective", "mask_share", "mean_span", "document_mask", "seq_len")
 
 @dataclass(frozen=True)
 class LossCurve:
-    """The losses of a source over the tokens of a run."""
+    """Losses of a source during a run, each with the number of targets trained on by then."""
 
     tokens: list[float]
     """Training targets of all sources up to each measurement."""
@@ -225,7 +225,7 @@ class MeasuredRun:
         return final_loss(points.tokens, points.losses, LAST if heldout else len(points.losses))
 
     def advice(self) -> str:
-        """Return the advice to measure held-out losses more often, with the setting."""
+        """Return the advice to measure held-out losses more often, with a value of train.eval_every."""
         return f"Train with --set train.eval_every={max(1, self.plan.steps // ENOUGH)} or less"
 
 
@@ -257,7 +257,7 @@ def measured_run(run: Store) -> MeasuredRun:
 
 
 def _rows(run: Store, dataset: Dataset, plan: Plan) -> dict[str, int]:
-    """Return the unique tokens of every source in use, as the plan counts them."""
+    """Return the number of unique tokens of every source in use, as the plan counts them."""
     train = plan.settings.train
     streams = open_streams(dataset, train, open_packings(run, dataset, train))
     return {name: stream.num_units * plan.seq_len // stream.width(plan.seq_len) for name, stream in streams.items()}

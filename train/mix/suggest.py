@@ -46,7 +46,7 @@ Shares = dict[str, float]
 def significant_figures(
     figures: Mapping[str, float], errors: Mapping[str, float], shares: Mapping[str, float]
 ) -> Shares:
-    """Return the values of the sources that differ significantly from their mean, weighted by `shares`.
+    """Return the entries of `figures` that differ significantly from their mean, which is weighted by `shares`.
 
     `figures`: excess loss or learning speed of each source; `errors`: their standard errors. The error of a difference
     includes the error of the mean, to which all sources contribute.
@@ -68,7 +68,7 @@ def by_excess(shares: Mapping[str, float], excess: Mapping[str, float], step_siz
     """Return new shares from excess losses [nats/token] by one round of exponentiated gradient.
 
     A negative excess counts as 0. Source: Xie et al. 2023, arXiv 2305.10429, Algorithm 1, which trains
-    on the new shares after each round; this run trained on fixed shares, so one round follows.
+    on the new shares after each round; since this run trained on fixed shares, only one round is possible.
     """
     highest = max(excess.values())  # subtracted from every exponent to avoid overflow
     raised = {
@@ -114,7 +114,7 @@ def most_passes(max_epochs: float, worth: float = LEAST_WORTH) -> float:
 
 
 def clip_shares(shares: Mapping[str, float], limits: Mapping[str, float]) -> Shares:
-    """Return the shares clipped to their limits; the excess goes to the other sources in proportion.
+    """Return the shares clipped to their limits; the excess goes to the other sources in proportion to their shares.
 
     If the limits add up to less than 1, the data is too small, and the shares are in proportion to the limits.
     """
@@ -156,7 +156,7 @@ KEPT_UNITS = 10_000
 
 @dataclass(frozen=True)
 class Finding:
-    """The evidence on a source, before the limit on repeats is applied."""
+    """Excess loss or learning speed of a source, and the measurements that it was computed from."""
 
     figure: float
     """Excess loss or learning speed [nats/token], which decides how the share of the source changes."""
@@ -246,7 +246,7 @@ def _fitted(run: MeasuredRun, exponent: float | None, from_step: int) -> dict[st
     if few := [f"{len(curve.losses)} of {name}" for name, curve in points.items() if len(curve.losses) < fewest]:
         raise ConfigError(
             f"{run.description}: expected at least {fewest} held-out losses of every source from step {from_step} on, "
-            f"got {', '.join(few)}. {run.advice()}, hold documents of every source out, or compare with --reference."
+            f"got {', '.join(few)}. {run.advice()}, set a larger tokens.heldout_share, or use --reference."
         )
     return {name: learning_of(curve.tokens, curve.losses, exponent) for name, curve in points.items()}
 
@@ -340,7 +340,9 @@ def _left_out(run: MeasuredRun, name: str) -> SourceMix:
 
 
 def _limit(run: MeasuredRun, name: str, length: float, most: float) -> float:
-    """Return the largest permitted share of a source: `most` passes, less one row for the last block of a mixture.
+    """Return the largest permitted share of a source: `most` passes over its data, less one row.
+
+    Within a block of the mixture, a source may be ahead of its share by up to one row.
 
     `length`: tokens of the new run. If it is not longer than the measured run, the share in that run's plan is
     permitted too, if it needs at most `most` passes. A source of only a row or two keeps a share of 1/UNITS.

@@ -310,7 +310,7 @@ def test_what_is_not_held_out_is_compared_by_its_training_losses(tmp_path: Path)
     assert books.why.startswith("training loss 2.9997, in the reference 2.4997: ")
     assert "(nothing of it is held out)" in books.why
     assert (books.evidence["is_heldout"], books.evidence["measurements"]) == (0, 10)
-    with pytest.raises(ConfigError, match=r"got 0 of books\. .* hold documents of every source out, or compare with"):
+    with pytest.raises(ConfigError, match=r"got 0 of books\. .*a larger tokens\.heldout_share, or use --reference"):
         suggest_by_law(run)
 
 
