@@ -34,13 +34,12 @@ demo: setup ## a demo crawl, every stage, a small model in two processes, the re
 	$(BIN)/penstock report demo/run --truth demo/crawl/truth.jsonl
 	@echo "The report: $(CURDIR)/demo/run/report.html"
 
-# A heavy test uses several processes itself. One of the two runs all of Spark's tests; see tests/conftest.py.
-test: setup ## the tests that this machine can run, the fast ones first (SLOW=1: with the long ones, such as all layouts)
-	@fast=0; rest=0; \
-	$(FAST_TESTS) || fast=$$?; \
-	$(BIN)/python -m pytest -n auto --maxprocesses 2 --dist loadgroup -m "($(HEAVY))$(if $(SLOW),, and not slow)" \
-		|| rest=$$?; \
-	exit $$(( fast ? fast : rest ))
+# Tests start hundreds of processes: none of them compiles again what another one has compiled.
+test check coverage: export PYTHONDONTWRITEBYTECODE :=
+
+# Two of the processes run the tests that start processes themselves, and one of these all of Spark's: tests/conftest.py.
+test: setup ## the tests that this machine can run (SLOW=1: with the long ones, such as all layouts)
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup $(if $(SLOW),,-m "not slow")
 
 check: ## before a commit: lint, and the tests that finish in a minute
 	$(BIN)/ruff check .

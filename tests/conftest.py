@@ -46,22 +46,52 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadgroup` one process runs all files with tests on Spark, in one JVM; other files stay whole."""
+    """With `--dist loadgroup`, files are distributed whole, and at most two processes run files with heavy tests.
+
+    A heavy test starts several processes itself. The first process runs all files on Spark, in one JVM; the second one
+    begins with the files without heavy tests.
+    """
     if config.getoption("dist") != "loadgroup":
         return None
     from xdist.scheduler import LoadScopeScheduling
 
-    class OneSession(LoadScopeScheduling):
+    class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             return group_of(nodeid.partition("::")[0])
 
-    return OneSession(config, log)
+        def _next_group(self, node: Any) -> str | None:
+            """Return the group that a process should run next; None if it has run all that it may."""
+            place = [*self.assigned_work].index(node)
+            kinds = [("spark", "light", "dist"), ("light", "dist", "spark"), ("light",)][min(place, 2)]
+            groups = (group for kind in kinds for group in self.workqueue if kind_of(group) == kind)
+            return next(groups, None)
+
+        def _assign_work_unit(self, node: Any) -> None:
+            if group := self._next_group(node):
+                self.workqueue.move_to_end(group, last=False)
+            super()._assign_work_unit(node)
+
+        def _reschedule(self, node: Any) -> None:
+            if self._next_group(node) or node.shutting_down:
+                super()._reschedule(node)
+            else:
+                node.shutdown()
+
+    return Scheduling(config, log)
 
 
 @cache
+def kind_of(path: str) -> str:
+    """Return the mark of a file's heavy tests: "spark" (the name of all such files' group too), "dist" or "light"."""
+    if path == "spark":
+        return path
+    text = (TESTS.parent / path).read_text(encoding="utf-8")
+    return next((mark for mark in ("spark", "dist") if f"pytest.mark.{mark}" in text), "light")
+
+
 def group_of(path: str) -> str:
     """Return what a test file shares its process with: all files on Spark have one group, others their own."""
-    return "spark" if "pytest.mark.spark" in (TESTS.parent / path).read_text(encoding="utf-8") else path
+    return "spark" if kind_of(path) == "spark" else path
 
 
 @pytest.fixture(scope="session")

@@ -117,7 +117,8 @@ def _begin(run: Store, choice: str) -> Replay:
     dataset, plan = open_dataset(run), _stored_plan(run)
     if plan is None:
         raise ConfigError(
-            f"train --replay-from: expected a run with a plan, got no {PLAN_NAME}. Train without --replay-from first."
+            f"train --replay-from: expected a run that has been trained, got {run.uri} without {PLAN_NAME}. "
+            "Run `penstock train` on it without --replay-from."
         )
     earlier = [replay for replay in read_replays(run) if replay.after == dataset.digest]
     before = earlier[-1].before if earlier and plan.dataset == dataset.digest else plan.dataset

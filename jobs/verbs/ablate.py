@@ -432,8 +432,8 @@ def copied_documents(runs: Mapping[str, Store], seq_len: int, sequences: int) ->
         others = [side for side in sides if side.digest != datasets[name].digest]
         if documents <= copies.union(*(trained_documents(documents, side) for side in others)):
             raise ContractError(
-                f"held-out text {name!r}: expected a document that neither side is trained on, nor on a copy "
-                f"of it, got none of {len(documents):,}. Raise tokens.heldout_share."
+                f"held-out text {name!r}: expected a document that is in neither dataset's training text, "
+                f"itself or as a copy, got 0 of {len(documents):,}. Raise tokens.heldout_share of both runs."
             )
     return copies
 

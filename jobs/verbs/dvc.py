@@ -149,7 +149,7 @@ def _training(run: str, recipe: Recipe, recipe_path: str, flags: tuple[str, ...]
 
 
 def _below_here(out: str) -> str:
-    """Return the path of the run folder relative to the current folder. Raises ConfigError if it is not inside it."""
+    """Return the path of the run folder relative to the current folder. Raises ConfigError if it is elsewhere."""
     here, path = Path.cwd(), Path(os.path.abspath(out))
     if "://" in out or not path.is_relative_to(here) or path == here:
         raise ConfigError(

@@ -107,9 +107,9 @@ def collect_edges(search: CopySearch, outcome: CopySearchOutcome, indexes: Index
 
 
 def equal_edges_of_part(task: DedupTask) -> Iterator[pa.RecordBatch]:
-    """Yield one edge for each group of equal documents in a window.
+    """Yield, for each group of identical documents, the edge from its leader to its document of smallest doc_id.
 
-    It links the first document in keep order with the one of smallest doc_id; if they are the same, there is no edge.
+    The leader is the group's first document in keep order. There is no edge if both are the same document.
     """
     for window in read_windows(task):
         chosen = np.flatnonzero(window.first & (window.smallest != window.leads))

@@ -175,7 +175,7 @@ def _read_part(table: TableVersion, number: int, columns: Sequence[str] | None =
 
 
 def _join(name: str, table: TableVersion, number: int, rows: list[Row]) -> None:
-    """Add the columns of one part of a later table to `rows` as `table.column`, without those already in the rows."""
+    """Join one part of a later step's table to `rows`: add the columns that they lack, named `table.column`."""
     identifiers = pa.array([row["doc_id"] for row in rows], pa.binary(16))
     part = _read_part(table, number).filter(pc.is_in(pc.field("doc_id"), value_set=identifiers)).to_pylist()
     known = {"doc_id", *VERDICT_COLUMNS}

@@ -223,7 +223,7 @@ def _same_cluster(item: PlantedResult, original: PlantedResult | None) -> bool:
 
 
 def _score_languages(planted: Sequence[PlantedResult]) -> list[Score]:
-    """Return the scores of the languages and charsets that the run detected on the planted pages in other languages."""
+    """Return the scores of the languages and charsets that the run detected on pages planted to test them."""
     items = [item for item in planted if item.line["kind"] in ("language", "wrong_charset") and item.result]
     scores = []
     for name in ("charset", "language"):

@@ -298,7 +298,10 @@ def _beyond(counts: Mapping[str, int], shown: Mapping[str, Any]) -> dict[str, in
 
 
 def _limit_of(language: str, limits: Mapping[str, float], shown: Mapping[str, Any]) -> tuple[float, ...]:
-    """Return (limit,) of a language, () if it has none; for OTHER, () unless all its languages have the same limit."""
+    """Return the limit of a language as (limit,), or () if there is none.
+
+    OTHER, the group of the languages not shown, has a limit only if all of them have the same.
+    """
     if language == OTHER:
         values = {limit for name, limit in limits.items() if name not in shown}
         return (*values,) if len(values) == 1 else ()

@@ -221,9 +221,9 @@ def _peel(piece: str, forms: Mapping[str, Tokens], longest: int) -> list[str]:
 
 
 def _cut(core: str) -> list[str]:
-    """Split a string without outer punctuation at separators such as hyphens; these are tokens too.
+    """Split a string, already stripped of outer punctuation, at separators such as hyphens.
 
-    An amount or an address is not split.
+    Each separator becomes a token of its own. An amount or an address is not split.
     """
     if core.isalnum() or _AMOUNT.fullmatch(core):
         return [core]

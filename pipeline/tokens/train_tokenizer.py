@@ -46,7 +46,10 @@ class TokenizerSampleTask:
 
 
 def build_tokenizer(build: StepContext) -> dict[str, TableResult]:
-    """Write the tokenizer's model file; return {"tokenizer": its table result}, with the contract in `figures`."""
+    """Train the tokenizer, or copy the model that `tokenizer.model` names, and write its file.
+
+    Return the step's result, {"tokenizer": result}. `result.figures["contract"]` is the tokenizer contract.
+    """
     config = build.recipe.section("tokenizer", TokenizerConfig)
     folder, started = build.folders["tokenizer"], time.process_time()
     built = TableResult()

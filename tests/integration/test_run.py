@@ -343,14 +343,15 @@ def test_show_finds_documents_by_condition_with_verdict_and_provenance(finished)
     assert same == kept
 
 
-def test_every_document_of_a_step_is_traced_back_to_its_url_and_step(finished):
-    dataset = open_dataset(finished)
+def test_every_document_of_a_step_is_traced_back_to_its_url_and_step(finished, tmp_path):
+    shutil.copytree(finished.root, tmp_path / "run")
+    run = Store(str(tmp_path / "run"))
     raw = {"plan": {"max_epochs": 100}, "train": {"seq_len": 128, "global_batch": 4, "steps": 20}}
-    write_plan(finished, make_plan(finished, dataset, load_settings(raw, [], "test")))
-    rows = documents_of_step(finished, 7)
+    write_plan(run, make_plan(run, open_dataset(run), load_settings(raw, [], "test")))
+    rows = documents_of_step(run, 7)
     assert len({row.row for row in rows}) == 4
     for row in rows[:6]:
-        (found,) = [found for found in steps_of_url(finished, row.url) if found.doc_id == row.doc_id]
+        (found,) = [found for found in steps_of_url(run, row.url) if found.doc_id == row.doc_id]
         assert row in found.appearances
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.recipe import read_recipe, recipe_sections, stored_recipe
+from jobs.recipe import recipe_sections, stored_recipe
 from jobs.verbs.inspect import deciding_models
-from pipeline.demo_crawl.build import build_demo_crawl
 from pipeline.fit.classifier import TrainClassifierConfig, train_classifier
 from pipeline.fit.language_model import LmConfig, make_language_model
 from pipeline.inspect.diff import compare_runs, open_compared_run
@@ -19,7 +18,6 @@ from pipeline.inspect.whatif import KEPT_VERDICT, predict
 from pipeline.perplexity.kneser_ney.config import TrainLmConfig
 from pipeline.report.facts import collect_facts
 from pipeline.report.tallies import describe_buckets
-from pipeline.run import prepare, run_steps
 from schemas.config import load_recipe
 from schemas.errors import ConfigError
 from schemas.ids import shuffle_key
@@ -29,7 +27,6 @@ from schemas.tables import SCORES, to_mapping
 from schemas.tokens import open_dataset
 from schemas.versions import open_run as run_at_address
 from tests.pipeline.tokens.test_streams import mix, written
-from tests.support.paths import ROOT
 from tests.support.table_readers import by_every_reader, check_reader
 from tests.support.tiny_dataset import make_tiny_dataset
 from tests.support.tiny_takedown import documents_of
@@ -38,27 +35,12 @@ from train.pretrain.__main__ import main
 
 pytestmark = pytest.mark.spark
 
-RECIPE = ROOT / "jobs" / "recipes" / "demo.toml"
 
-
-@pytest.fixture(scope="module")
-def run_at(spark, tmp_path_factory):
-    """A function that runs one small crawl up to a step, into a folder of its own or a given one."""
-    crawl = tmp_path_factory.mktemp("crawl")
-    build_demo_crawl(crawl, pages=120, seed=4)
-
-    def run(until, overrides=(), folder=None, partitions=2) -> Store:
-        store = Store(str(folder or tmp_path_factory.mktemp("run")))
-        recipe = read_recipe(str(RECIPE), [f'source.paths=["{crawl}/*.warc.gz"]', *overrides])
-        run_steps(spark, prepare(recipe, until), store, partitions)
-        return store
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def cleaned(run_at) -> Store:
-    return run_at("clean")
+@pytest.fixture
+def rerun(run_at, finished, tmp_path):
+    """A function that runs a copy of the shared run up to a step with other settings; again: the same copy."""
+    shutil.copytree(finished.root, tmp_path / "run")
+    return lambda until, overrides, partitions=2: run_at(partitions, overrides, tmp_path / "run", until)
 
 
 def rows(run: Store, table: str) -> list[dict]:
@@ -67,17 +49,17 @@ def rows(run: Store, table: str) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def models(spark, cleaned, tmp_path_factory) -> dict[str, str]:
+def models(spark, finished, tmp_path_factory) -> dict[str, str]:
     """A language model of the run's English, and a classifier that tells its German from its English."""
     folder = tmp_path_factory.mktemp("models")
     training = TrainLmConfig(order=3, discount_fallback=[0.5, 1.0, 1.5])
-    config = LmConfig(run=cleaned.uri, num_pieces=1000)
+    config = LmConfig(run=finished.uri, num_pieces=1000)
     make_language_model(spark, config, training, str(folder / "en.lm"))
     classifier = TrainClassifierConfig.model_validate(
         {
             "name": "german",
-            "positives": {"run": cleaned.uri, "languages": ["de", "fr"]},
-            "negatives": {"run": cleaned.uri, "languages": ["en"]},
+            "positives": {"run": finished.uri, "languages": ["de", "fr"]},
+            "negatives": {"run": finished.uri, "languages": ["en"]},
             "heldout_share": 0.3,
             "calibrate_share": 0.3,
         }
@@ -96,9 +78,10 @@ def settings(models: dict[str, str]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def scored(run_at, cleaned, models) -> Store:
-    run_at("dedup", settings(models), cleaned.uri)
-    return cleaned
+def scored(run_at, finished, models, tmp_path_factory) -> Store:
+    folder = tmp_path_factory.mktemp("scored") / "run"
+    shutil.copytree(finished.root, folder)
+    return run_at(2, settings(models), folder, "dedup")
 
 
 def test_the_tail_of_a_language_is_what_its_own_percentiles_say(scored):
@@ -118,11 +101,11 @@ def test_the_tail_of_a_language_is_what_its_own_percentiles_say(scored):
         assert row["drop_rule"] != "perplexity_tail" or row["perplexity_bucket"] == "tail"
 
 
-def test_a_what_if_sees_the_percentiles_of_the_new_shares(spark, scored, run_at, models, tmp_path):
+def test_a_what_if_sees_the_percentiles_of_the_new_shares(spark, scored, rerun, models):
     wanted = stored_recipe(scored, ["perplexity.middle_share=0.8"])
     prediction = predict(spark, scored, wanted, deciding_models(wanted))
     kept = sum(cell.documents for cell in prediction.cells if cell.after == KEPT_VERDICT)
-    run = run_at("dedup", [*settings(models), "perplexity.middle_share=0.8"], tmp_path / "run", partitions=7)
+    run = rerun("dedup", [*settings(models), "perplexity.middle_share=0.8"], 7)
     assert kept == open_table(run, "dedup")[1].content.counts.rows_kept
     assert kept > open_table(scored, "dedup")[1].content.counts.rows_kept
     assert open_table(run, "scores")[1].digest == open_table(scored, "scores")[1].digest
@@ -135,13 +118,13 @@ def test_scores_keep_their_schema_and_books(scored):
     assert manifest.content.counts.rows_in == manifest.content.counts.rows_kept == documents.rows_kept
 
 
-def test_a_checkpoint_scores_the_same_columns_in_a_process_apart(run_at, tmp_path):
+def test_a_checkpoint_scores_the_same_columns_in_a_process_apart(rerun, tmp_path):
     tiny = make_tiny_dataset(tmp_path / "tiny")
     write_run(tiny, read_run(tiny).model_copy(update={"recipe": TINY}))
     assert main([tiny.uri]) == 0
     (checkpoint, *_) = sorted((tmp_path / "tiny" / "train" / "checkpoints").iterdir())
     overrides = [f'perplexity.scorer="checkpoint:{checkpoint}"', 'perplexity.keep_buckets=["head"]']
-    run = run_at("verdicts", overrides, tmp_path / "run")
+    run = rerun("verdicts", overrides)
     found = rows(run, "scores")
     texts = {row["doc_id"]: row["body_chars"] for row in rows(run, "documents")}
     assert all(row["perplexity"] > 1 and row["paragraphs"] for row in found if texts[row["doc_id"]])
@@ -167,8 +150,7 @@ def test_a_classifier_cuts_the_sources_and_everyone_agrees(spark, scored, run_at
     german = {row["doc_id"]: to_mapping(row["classifier_scores"])["german"] for row in rows(scored, "scores")}
     cut = sorted(german.values())[len(german) * 3 // 5]
     wanted = [*settings(models), "tokens.buckets_by=classifier.german", f"tokens.bucket_cuts=[{cut!r}]"]
-    wanted += ["tokenizer.vocab_size=1600", "tokens.heldout_share=0.1"]
-    run = run_at("tokens", wanted, tmp_path / "run")
+    run = run_at(2, wanted, tmp_path / "run", "tokens")
     whole = open_table(run, "tokens")[1]
     reads = {entry.name for entry in whole.content.inputs}
     assert reads == {"clean", "tokenizer", "documents", "scores"}
@@ -183,7 +165,7 @@ def test_a_classifier_cuts_the_sources_and_everyone_agrees(spark, scored, run_at
         f"classifier.german, low below {cut:g}, high from {cut:g}, none where it was not measured"
     )
     path = written(tmp_path, mix(web_low={"keep": 0.5}, web_high={}))
-    run = run_at("tokens", [*wanted, f'tokens.mix="{path}"'], tmp_path / "run")
+    run = run_at(2, [*wanted, f'tokens.mix="{path}"'], tmp_path / "run", "tokens")
     gone = {doc for doc, one in before.items() if one == "web+low/train" and shuffle_key(2, doc) / 2**63 >= 0.5}
     assert 0 < len(gone) < len(before)
     assert {row["doc_id"] for row in documents_of(open_dataset(run))} == before.keys() - gone
@@ -206,17 +188,17 @@ def test_others_read_the_scores_as_they_are(reader, scored, tmp_path):
     assert "scores" in check_reader(reader, scored, tmp_path)
 
 
-def test_without_models_there_is_no_scores_table(cleaned, run_at, tmp_path):
-    run = run_at("verdicts", [], tmp_path / "run")
-    assert "scores" not in read_run(run).tables
+def test_without_models_there_is_no_scores_table(finished, scored):
+    assert "scores" not in read_run(finished).tables
+    assert "scores" in read_run(scored).tables
 
 
-def test_shared_ngrams_and_canaries_drop_a_document_and_are_reported(run_at, cleaned, tmp_path):
-    text = next(row["text"] for row in rows(cleaned, "clean") if row["language"] == "en" and row["text"])
+def test_shared_ngrams_and_canaries_drop_a_document_and_are_reported(rerun, finished, tmp_path):
+    text = next(row["text"] for row in rows(finished, "clean") if row["language"] == "en" and row["text"])
     words = text.split()
     exam = tmp_path / "exam.jsonl"
     exam.write_text(json.dumps({"question": " ".join(words[10:40])}) + "\n", encoding="utf-8")
-    run = run_at("verdicts", [f'decontaminate.evaluation_sets={{exam="{exam}"}}'], tmp_path / "run")
+    run = rerun("verdicts", [f'decontaminate.evaluation_sets={{exam="{exam}"}}'])
     figures = open_table(run, "documents")[1].content.figures
     dropped = open_table(run, "verdicts")[1].content.counts.dropped["decontaminate/contaminated"]
     assert figures["contaminated_documents"] == {"exam": dropped}
@@ -231,7 +213,7 @@ def test_models_that_are_missing_or_of_no_use_are_refused_before_spark_works(run
         (['decontaminate.evaluation_sets={exam="nowhere.jsonl"}'], "nowhere.jsonl"),
     ):
         with pytest.raises(ConfigError, match=message):
-            run_at("verdicts", setting, tmp_path / "run")
+            run_at(2, setting, tmp_path / "run", "verdicts")
     assert not (tmp_path / "run" / "documents").exists()
 
 

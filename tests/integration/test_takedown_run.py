@@ -5,51 +5,25 @@ from pathlib import Path
 
 import pytest
 
-import pipeline.run
-from jobs.recipe import read_recipe
-from pipeline.demo_crawl.build import build_demo_crawl
 from pipeline.report.facts import collect_facts
 from pipeline.report.funnel import checks
 from pipeline.report.page import write_report
-from pipeline.run import prepare, run_steps
 from schemas.errors import ContractError
 from schemas.manifest import current_tables, open_table, read_run
 from schemas.storage import Store
-from tests.support.paths import ROOT
 from tests.support.tiny_takedown import certificates, documents_of, opened, rows_of, take_down
 
 pytestmark = pytest.mark.spark
 
-RECIPE = ROOT / "jobs" / "recipes" / "demo.toml"
-SMALL = [
-    "tokenizer.vocab_size=1600",
-    "tokens.shard_tokens=20000",
-    "tokens.chunk_tokens=512",
-    "tokens.heldout_share=0.1",
-    "dedup.write_index=true",
-    'dedup.keep=["snapshot","source_rank","longest","earliest"]',
-]
+SETTINGS = ["dedup.write_index=true", 'dedup.keep=["snapshot","source_rank","longest","earliest"]']
 
 
 @pytest.fixture(scope="module")
-def crawl(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("crawl")
-    build_demo_crawl(folder, pages=160, seed=3)
-    return folder
-
-
-def run_again(spark, crawl: Path, store: Store, *overrides: str) -> None:
-    """`penstock run` of the crawl into a folder."""
-    recipe = read_recipe(str(RECIPE), [f'source.paths=["{crawl}/*.warc.gz"]', *SMALL, *overrides])
-    run_steps(spark, prepare(recipe, None), store, None)
-
-
-@pytest.fixture(scope="module")
-def run(spark, crawl: Path, tmp_path_factory) -> Store:
-    """The run, before anything is taken down."""
-    store = Store(str(tmp_path_factory.mktemp("run")))
-    run_again(spark, crawl, store)
-    return store
+def run(run_at, finished, tmp_path_factory) -> Store:
+    """The run with an index, before anything is taken down; only its steps from dedup on differ from the shared run."""
+    folder = tmp_path_factory.mktemp("run") / "run"
+    shutil.copytree(finished.root, folder)
+    return run_at(2, SETTINGS, folder)
 
 
 def test_a_real_run_loses_documents_from_every_table(run: Store, tmp_path: Path) -> None:
@@ -83,19 +57,18 @@ def test_a_real_run_loses_documents_from_every_table(run: Store, tmp_path: Path)
     assert certificate.tokenizer.sha256 == content.figures["contract"]["sha256"]
 
 
-@pytest.mark.skipif(not hasattr(pipeline.run, "standing_version"), reason="a run does not look for takedowns yet")
-def test_a_rerun_brings_nothing_back(run: Store, spark, crawl: Path, tmp_path: Path) -> None:
+def test_a_rerun_brings_nothing_back(run: Store, run_at, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(run.root, folder)
     store = Store(str(folder))
     gone = documents_of(opened(folder))[7]["doc_id"]
     assert take_down(folder, doc=[gone.hex()]) == 0
     after = read_run(store).tables
-    run_again(spark, crawl, store)
+    run_at(2, SETTINGS, folder)
     assert read_run(store).tables == after
     with pytest.raises(ContractError, match="documents: expected the settings from before the takedowns"):
-        run_again(spark, crawl, store, 'language.languages=["de"]')
-    run_again(spark, crawl, store, "tokens.seed=5")  # a later step reads the tables as they stand
+        run_at(2, [*SETTINGS, 'language.languages=["de"]'], folder)
+    run_at(2, [*SETTINGS, "tokens.seed=5"], folder)  # a later step reads the tables as they stand
     left = {row["doc_id"] for row in documents_of(opened(folder))}
     assert gone not in left
     assert len(left) == len({row["doc_id"] for row in documents_of(opened(Path(run.root)))}) - 1

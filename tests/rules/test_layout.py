@@ -40,7 +40,7 @@ SPARK_MODULES = (
     "jobs.spark_session",
 )
 WHO_MAY_IMPORT = {"pyspark": SPARK_MODULES, "torch": ("train",)}
-"""A name stands for the module or, once it has grown into a folder, for everything below it."""
+"""A name is that of the module or, once it has grown into a folder, of everything below it."""
 WITHOUT_TORCH = (
     "train.config",
     "train.data.document_index",
@@ -204,7 +204,7 @@ def library(target: str) -> str:
 
 
 def graph(modules: Modules) -> dict[str, set[str]]:
-    """The modules of ours that each module imports, wherever the import stands."""
+    """The modules of ours that each module imports, wherever in the file the import is."""
     names = {module.name for module in modules}
     edges: dict[str, set[str]] = {name: set() for name in names}
     for module in modules:
@@ -310,7 +310,7 @@ def rooms(modules: Modules) -> list[str]:
 
 
 def small_files(modules: Modules) -> list[str]:
-    """A small file has two importers, or its kind is one that stands alone; any other belongs to its importer."""
+    """A small file has two importers, or is of a kind that needs none; any other belongs to its importer."""
     edges = graph(modules)
     importers = {name: [other for other, targets in edges.items() if name in targets] for name in edges}
     found = []

@@ -20,6 +20,8 @@ from typing import Any
 SECONDS = 300
 SECONDS_AFTER_FAILURE = 5
 MOST = 8
+PRELOADED = ["tests.support.tiny_runs", "torch.distributed.checkpoint", "torch.utils.tensorboard"]
+"""Modules that the server of the processes imports once; a process that imported them itself would need a second."""
 
 
 class RankFailed(Exception):
@@ -31,7 +33,7 @@ class RankPool:
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["train.parallel.parallelize", "torch.distributed.checkpoint"])
+        context.set_forkserver_preload(PRELOADED)
         self._context = context
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []

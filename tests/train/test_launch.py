@@ -26,7 +26,8 @@ if sys.argv[1].isdigit():
     sys.exit(int(sys.argv[1]))
 signal.signal(signal.SIGTERM, stop)
 pathlib.Path(sys.argv[0]).with_suffix(".ready").touch()
-time.sleep(120)
+for _ in range(1200):  # short sleeps: a signal that arrives just before the system call does not interrupt it
+    time.sleep(0.1)
 """
 
 

@@ -298,7 +298,9 @@ def with_checkpoint_formats(run: Store, settings: Settings) -> Settings:
 
 
 def settings_at_start(run: Store, dataset: Dataset, overrides: Sequence[str], here: RunDevices) -> Settings:
-    """Return a run's settings, with "auto" precisions replaced by the newest checkpoint's, else by the devices'.
+    """Return a run's settings with each "auto" precision replaced by that of the newest checkpoint.
+
+    Without a checkpoint, the devices of the run decide.
 
     Raises ConfigError or ContractError as `read_settings` does, and ConfigError for a setting without effect.
     """

@@ -130,10 +130,10 @@ def _for_exponent(exponent: float, tokens: Floats, losses: Floats, end: float) -
 
 
 def learning_of(tokens: Sequence[float], losses: Sequence[float], exponent: float | None = None) -> Learning:
-    """Return the power law of a source, with the jackknife error of its speed.
+    """Fit the power law of a source's loss against trained tokens; return its speed with a jackknife error too.
 
-    Adjacent measurements are left out together, since they share the noise of the updates between them. Source: Jiang
-    et al. 2024, arXiv 2410.11820 (the law by source); Efron and Stein 1981, Annals of Statistics 9(3) (the error).
+    The jackknife leaves out adjacent measurements together, as they share the noise of the updates between them.
+    Sources: Jiang et al. 2024, arXiv 2410.11820 (the law by source); Efron and Stein 1981, Annals of Statistics 9(3).
     """
     x, y = np.array(tokens, np.float64), np.array(losses, np.float64)
     parts = np.array_split(np.arange(len(x)), min(len(x), GROUPS))

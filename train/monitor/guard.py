@@ -141,7 +141,7 @@ def after_step(
 
 
 def after_heldout(state: GuardState, config: GuardConfig, loss: float) -> tuple[GuardState, bool]:
-    """Return the state after a held-out loss [nats/token], and True if the run ends since the loss stopped falling.
+    """Return the state after a held-out loss [nats/token], and True if the run ends because it stopped falling.
 
     A loss that is not finite is never the lowest.
     """

@@ -283,8 +283,8 @@ def check_mix_overrides(settings: Mapping[str, Any], overrides: Sequence[str]) -
     mix = settings.get("train", {}).get("mix")
     if mix and (conflicts := [text for text in overrides if _key(text) in (WEIGHTS, MIX)]):
         raise ConfigError(
-            f"--set {' and '.join(conflicts)}: expected the shares of the plan's mix {mix[:12]}, got other shares. "
-            "Run `penstock plan` again without --mix, or with a different --mix file."
+            f"--set {' and '.join(conflicts)}: expected no change of the shares, which mix {mix[:12]} of the plan "
+            "sets, got other shares. Remove it, or run `penstock plan` again without --mix or with another --mix file."
         )
 
 

@@ -113,8 +113,8 @@ def target_of(
         return choose_target(sizing, vocab_size, unique, most, sizing.compute)
     if peak is None:
         raise ConfigError(
-            f"plan.{'usd' if sizing.usd else 'gpu_hours'}: expected a device to which the hours apply, got no "
-            "cluster.device. Set cluster.device, or set plan.compute instead."
+            f"plan.{'usd' if sizing.usd else 'gpu_hours'}: expected a device whose peak rate converts GPU hours to "
+            "FLOPs, got no cluster.device. Set cluster.device, or set plan.compute instead."
         )
     flops, counts_all = hours * SECONDS * peak * cluster.mfu, law_of(sizing).counts == "all"
     target = choose_target(sizing, vocab_size, unique, most, flops)

@@ -197,7 +197,7 @@ def test_a_budget_for_a_shape_that_is_given_buys_tokens(run: Store) -> None:
         ("--flops 1e3", "expected a budget for 200,000 parameters (plan.min_params), got one for"),
         ("--flops 1e10 --params 1e6", "compute and params: expected a single budget"),
         ("--usd 100", "plan.usd = 100: expected a price of a device hour, got no cluster.usd_per_gpu_hour"),
-        ("--gpu-hours 5", "expected a device to which the hours apply, got no cluster.device"),
+        ("--gpu-hours 5", "expected a device whose peak rate converts GPU hours to FLOPs, got no cluster.device"),
         ("--flops -1", "plan.compute"),
         ("--set plan.inference_tokens=1e9", "inference_tokens requires compute, gpu_hours or usd"),
         ("--gpus 4", "gpus: expected a device, got none"),

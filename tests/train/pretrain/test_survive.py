@@ -36,6 +36,7 @@ from tests.support.tiny_runs import (
     state_at,
     trained,
 )
+from train.checkpoint.folder import METADATA_NAME
 from train.data.rows import Rows
 from train.data.stages import append_to_skip_list
 from train.model.loss import LossTally
@@ -72,15 +73,17 @@ def ranks_of(process: subprocess.Popen[str]) -> list[int]:
     return [pid for pid in actual if b"train.pretrain" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
-def wait_for(path: Path, lines: int, process: subprocess.Popen[str]) -> None:
-    """Return as soon as a file has that many lines; fail if the process ends earlier."""
+def wait_for(run: Path, steps: int, process: subprocess.Popen[str], checkpoint: int | None = None) -> None:
+    """Return once a run has logged that many steps, and has a checkpoint; fail if the process ends earlier."""
+    path = run / "train/metrics.jsonl"
+    saved = run / f"train/checkpoints/step-{checkpoint:06d}" / METADATA_NAME if checkpoint else run
     limit = time.monotonic() + 120
     while process.poll() is None and time.monotonic() < limit:
         with contextlib.suppress(FileNotFoundError):
-            if path.read_bytes().count(b"\n") >= lines:
+            if path.read_bytes().count(b"\n") >= steps and saved.exists():
                 return
         time.sleep(0.001)
-    pytest.fail(f"{lines} lines of {path} were not seen: {process.communicate()[0]}")
+    pytest.fail(f"{steps} steps in {path} were not seen: {process.communicate()[0]}")
 
 
 # So slow that a signal finds it: a step of five rows takes 10 ms, one of these five times as long.
@@ -102,7 +105,7 @@ def test_torchrun_restarts_a_run_that_lost_a_rank_and_it_ends_with_the_same_curv
     run = make_run(tmp_path / "run", SLOW)
     process = torchrun(run, "--max-restarts", "2")
     try:
-        wait_for(run / "train/metrics.jsonl", 7, process)
+        wait_for(run, 7, process, checkpoint=5)
         os.kill(ranks_of(process)[1], signal.SIGKILL)
         out, _ = process.communicate(timeout=240)
     finally:
@@ -124,7 +127,7 @@ def test_sigterm_makes_a_checkpoint_and_the_run_resumes_exactly(
     run = make_run(tmp_path / "run", SLOW)
     process = torchrun(run)
     try:
-        wait_for(run / "train/metrics.jsonl", 8, process)
+        wait_for(run, 8, process)
         pids = ranks_of(process)
         os.kill(pids[1] if target == "rank" else process.pid, signal.SIGTERM)
         out, _ = process.communicate(timeout=240)
