@@ -160,7 +160,7 @@ def part_number(column: str) -> Column:
 def keys_of_part(task: DedupTask) -> Iterator[pa.RecordBatch]:
     """Yield a row (key, keep order) for each key of each document of a part.
 
-    Of equal documents in a window, only the first in keep order has rows.
+    Of documents that are equal and in one `DedupWindow`, only the first in keep order has rows.
     """
     for window in read_windows(task):
         yield from key_rows(keys_of(window, task), window.orders[window.first])
@@ -169,7 +169,7 @@ def keys_of_part(task: DedupTask) -> Iterator[pa.RecordBatch]:
 def payloads_of_part(task: DedupTask) -> Iterator[pa.RecordBatch]:
     """Yield text digest and signature (PAYLOADS) of each document of a part.
 
-    Of equal documents in a window, only the first in keep order has a row.
+    Of documents that are equal and in one `DedupWindow`, only the first in keep order has a row.
     """
     for window in read_windows(task):
         batch = window.batch.filter(pa.array(window.first))

@@ -90,7 +90,7 @@ def components(edges: DataFrame, scratch: FrameStore, finish_edges: int, partiti
         if len(levels) == MAX_ROUNDS:
             raise ContractError(
                 f"dedup: expected components within {MAX_ROUNDS} rounds, got {left.rows} edges left. "
-                f"Set dedup.finish_edges to at least {left.rows}."
+                f"Set dedup.finish_edges to at least {left.rows}, then run `penstock run` again."
             )
         number = _sized(partitions, left.rows)
         step = functools.partial(_small_star, number)
@@ -155,7 +155,7 @@ def _followed(links: StoredFrame, levels: Sequence[StoredFrame], partitions: int
 
 
 def _sized(partitions: int, rows: int) -> int:
-    """Return `partitions`, changed so that each holds FEWEST_EDGES to PARTITION_EDGES of the rows if possible."""
+    """Return `partitions`, lowered or raised so that each holds about FEWEST_EDGES to PARTITION_EDGES rows."""
     return max(min(partitions, -(-rows // FEWEST_EDGES)), -(-rows // PARTITION_EDGES), 1)
 
 

@@ -115,7 +115,7 @@ class DedupConfig(Section):
         if not self.near and (idle := sorted(given & NEAR_ONLY)):
             raise ValueError(
                 f"near: expected true with {', '.join(idle)}, got false, which ignores them. "
-                f"Remove dedup.{', dedup.'.join(idle)}."
+                f"Set dedup.near=true, or remove dedup.{', dedup.'.join(idle)}."
             )
         if self.threshold is not None and given & {"bands", "rows"}:
             raise ValueError("threshold: expected no value if bands or rows are set, got both. Remove dedup.threshold.")
@@ -129,7 +129,7 @@ class DedupConfig(Section):
                 "write_index: expected keep rules that begin with 'snapshot' and verify = 'estimate', because a later "
                 "snapshot can neither drop survivors of this one nor read its text, got "
                 f"keep = {list(self.keep)}, "
-                f"verify = {self.verify!r}. Set dedup.write_index=false."
+                f"verify = {self.verify!r}. Change dedup.keep and dedup.verify, or set dedup.write_index=false."
             )
         if self.indexes and self.by_url not in ("off", "first"):
             raise ValueError(
@@ -284,7 +284,9 @@ class RepeatsConfig(Section):
             if "max_repeated_share" in given and self.on_substring == "cut":
                 problems.append("max_repeated_share (ignored with on_substring 'cut')")
         if problems:
-            raise ValueError(f"expected settings that have an effect, got {'; '.join(problems)}. Remove them.")
+            raise ValueError(
+                f"expected settings that have an effect, got {'; '.join(problems)}. Remove them from [repeats]."
+            )
         return self
 
 

@@ -116,7 +116,7 @@ def send_to_both_ends(edges: Bytes, partitions: int) -> tuple[Bytes, Numbers]:
 
 
 def large_star(edges: Bytes, partition: int, partitions: int) -> tuple[Bytes, Numbers]:
-    """Link the larger neighbors of each node that `partition` owns to its smallest neighbor, or to itself if smaller.
+    """Link the larger neighbors of each node that `partition` owns to the smallest of node and neighbors.
 
     Return (new edges as stars, target partitions); the target is the owner of an edge's larger node. A self-loop, sent
     to the owner of its node, marks the node as the smaller end of an edge.
@@ -187,7 +187,7 @@ def concatenate_edges(matrices: Iterable[Bytes], limit: int = ALL) -> Iterator[B
     for matrix in filter(len, matrices):
         if pending and matrix.shape[2] != pending[0].shape[2]:
             widths = f"{pending[0].shape[2]} and {matrix.shape[2]}"
-            raise ContractError(f"dedup: expected ids of equal length, got {widths} bytes. {_SAME_WIDTH}")
+            raise ContractError(f"dedup: expected document ids of equal length, got {widths} bytes. {_SAME_WIDTH}")
         pending.append(matrix)
         count += len(matrix)
         if count >= limit:
@@ -246,7 +246,7 @@ def unpack_pairs(batch: pa.RecordBatch) -> Bytes:
     widths = pc.min_max(batch.column("width"))
     low, high = widths["min"].as_py(), widths["max"].as_py()
     if low != high:
-        raise ContractError(f"dedup: expected ids of equal length, got {low} and {high} bytes. {_SAME_WIDTH}")
+        raise ContractError(f"dedup: expected document ids of equal length, got {low} and {high} bytes. {_SAME_WIDTH}")
     column = batch.column("pack")
     _, offsets, data = column.buffers()
     bounds = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
@@ -264,7 +264,9 @@ def pairs_of(batch: pa.RecordBatch) -> Bytes:
     nulls = sum(end.null_count for end in ends)
     if nulls or len(widths) > 1 or not min(widths):
         listed = " and ".join(str(width) for width in sorted(widths - {None}))
-        raise ContractError(f"dedup: expected ids of equal length, got {listed} bytes and {nulls} nulls. {_SAME_WIDTH}")
+        raise ContractError(
+            f"dedup: expected document ids of equal length, got {listed} bytes and {nulls} nulls. {_SAME_WIDTH}"
+        )
     return np.stack([rows_of_bytes(end, min(widths)) for end in ends], axis=1)
 
 

@@ -79,7 +79,7 @@ def text_keys(text: str) -> Codes:
 
 
 def _as_ascii(text: str) -> str | None:
-    """Return an ASCII text that has the same normalized words.
+    """Return an ASCII text with the same normalized words as `text`.
 
     None if no such text exists, or if more than an eighth of the characters are not ASCII.
     """

@@ -38,7 +38,7 @@ from schemas.tables import REPEATS as REPEATS_SCHEMA
 # The writer of one part of the table `repeats`: repeats are cut, and the remaining text is judged again.
 
 ANY = "any"
-"""Name in the figures for documents with a cut of any kind."""
+"""Key in the figure `cut_documents` for documents with a cut of any kind."""
 
 
 def passages_of(
@@ -59,7 +59,7 @@ def passages_of(
 
 
 def repeated_runs(document: Document, windows: KnownRepeats, config: RepeatsConfig) -> list[Span]:
-    """Return the spans of a document that repeated windows of n words or bytes cover [code points]."""
+    """Return the spans of a document that repeated windows of `config.length` words or bytes cover [code points]."""
     if not len(windows):
         return []
     tokens = Tokens(document.body, config.substring_unit)

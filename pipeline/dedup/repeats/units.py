@@ -54,7 +54,7 @@ def _table() -> npt.NDArray[np.uint32]:
 
 
 def normal_forms(units: Sequence[str]) -> list[str]:
-    """Return the normal form of each unit, a string in which words are separated by one space; empty without words."""
+    """Return each unit's normal form, a string in which words are separated by one space; '' if it has no word."""
     joined = "\n".join([unit.replace("\n", " ") for unit in units]).lower()
     if joined.isascii():
         normal = joined.encode().translate(_PLAIN, _DELETED).decode()
@@ -129,7 +129,8 @@ def paragraph_spans(text: str) -> Ints:
 def sentence_spans(text: str) -> Ints:
     """Return the start and end of each sentence (sentences, 2) [code points].
 
-    A sentence ends at a line end or after an end mark. Whitespace must follow the mark, unless it is in _UNSPACED_ENDS.
+    A sentence ends at a line end or after an end mark. Whitespace must follow the mark, unless the mark is in
+    _UNSPACED_ENDS.
     Abbreviations are not recognized; this is enough, because copies of a passage are always split in the same way.
     """
     ends = [match.end() for match in _SENTENCE_END.finditer(text)]
@@ -267,9 +268,10 @@ def window_seeds(codes: Codes, n: int) -> Codes:
 
 
 def seeds(codes: Codes, n: int) -> Codes:
-    """Return the seeds of all windows of n tokens; a seed occurs once for each position of its k-gram in the text.
+    """Return the seeds of all windows of n tokens: the fingerprints of some of the text's k-grams (k = n // 2).
 
-    So if a window occurs t times, its seed is returned t or more times, even if the occurrences overlap.
+    A seed is returned once for each position at which its k-gram is the lowest of some window. So if a window
+    occurs t times, its seed is returned t or more times, even if the occurrences overlap.
     """
     if len(codes) < n:
         return np.zeros(0, np.uint64)
@@ -368,7 +370,7 @@ def _by_owner(owner: npt.NDArray[np.uint8]) -> list[tuple[int, int, int]]:
 
 
 def cuts_in_whole_text(cuts: Sequence[Cut], visible: Sequence[Span]) -> list[Cut]:
-    """Return cuts of the visible text as cuts of the whole text, of which earlier cuts left the spans `visible`."""
+    """Convert cuts of the visible text to cuts of the whole text; `visible` are the spans that earlier cuts left."""
     by_kind: dict[str, list[Span]] = {}
     for start, end, kind in cuts:
         by_kind.setdefault(kind, []).append((start, end))
