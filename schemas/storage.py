@@ -69,7 +69,7 @@ class Store:
         return f"{self.root}/{name}" if name else self.root
 
     def check_bucket(self) -> None:
-        """Check that the folder's bucket exists; without it every file would seem to be missing. Raises ConfigError."""
+        """Raise ConfigError if the folder's bucket does not exist; otherwise every file would seem to be missing."""
         bucket = self.root.partition("/")[0]
         if bucket and not self.is_local and self.fs.get_file_info(bucket).type == pafs.FileType.NotFound:
             raise ConfigError(f"{self.uri}: expected a folder of a bucket, got no bucket {bucket}. Create the bucket.")

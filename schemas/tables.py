@@ -342,7 +342,7 @@ class Table:
     searchable: tuple[str, ...] = ()
     """Columns of a document that conditions of `penstock show` may name; `penstock trace` prints them as signals."""
     measured_again: bool = False
-    """True if it holds new values of columns that `documents` also has; `penstock show` then prints both."""
+    """True if the table holds new values of columns that `documents` also has; `penstock show` then prints both."""
 
     @property
     def describes_documents(self) -> bool:

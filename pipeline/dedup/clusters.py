@@ -79,7 +79,7 @@ def build_clusters(build: StepContext) -> dict[str, TableResult]:
     if config.near and signature.family != "simhash":
         built["clusters"].figures["layout"] = dict(zip(("bands", "rows"), layout(config, signature)))
     built["clusters"].notes |= {
-        # a pair that a batch boundary splits is compared twice, so these counts are no property of the table
+        # equal rows of a pair in two batches are compared twice, so these counts depend on the batches
         "pairs": [{kind: kept[kind].rows for kind in (JOINED, FAILED)} for kept in outcome.rounds],
         "rounds": linked.rounds,
         "edges_by_round": list(linked.edges_by_round),

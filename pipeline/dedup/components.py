@@ -100,7 +100,8 @@ def components(edges: DataFrame, scratch: FrameStore, finish_edges: int, partiti
         levels.append(kept[LEAVES])
         counts.append(left.rows)
         written += left.bytes + levels[-1].bytes
-    # Named by the round: a run that resumes with another `finish_edges` must not read the finish of a different round.
+    # The names contain the number of rounds: a run that resumes with a different `finish_edges` must not read links
+    # that were stored after a different round.
     after = f"after-{len(levels):02}"
     links = scratch.store_each(f"finish-{after}", _to_one_task(left), _finish, {LINKS: PAIRS_DDL})[LINKS]
     written += links.bytes
@@ -119,8 +120,8 @@ def _large_stars(left: StoredFrame, partitions: int) -> DataFrame:
             yield from pack_pairs(*send_to_both_ends(edges, partitions))
 
     def work(batches: Batches) -> Batches:
-        # A node with more neighbors than fit in memory is processed in several batches. Each batch links its larger
-        # neighbors to its smallest, which keeps components too.
+        # A node with more neighbors than fit in memory is processed in several batches. Each batch links the larger
+        # neighbors that it contains to the smallest that it contains, which keeps components too.
         for edges in concatenate_edges(map(unpack_pairs, batches), PARTITION_EDGES):
             yield from pack_pairs(*large_star(edges, task_context().partitionId(), partitions))
 

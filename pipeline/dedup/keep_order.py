@@ -70,7 +70,7 @@ def rows_of_bytes(array: pa.Array, width: int) -> Bytes:
 
 
 def binary_array(rows: Bytes) -> pa.Array:
-    """Return the rows of a matrix as a binary array."""
+    """Return the rows of a matrix as an Arrow array of byte strings."""
     count, width = rows.shape
     offsets = np.arange(count + 1, dtype=np.int32) * width
     flat = np.ascontiguousarray(rows).reshape(-1)

@@ -113,7 +113,7 @@ def signatures_of(batch: pa.RecordBatch, signature: SignatureConfig) -> npt.NDAr
 
 
 def digests_of(batch: pa.RecordBatch, dedup: DedupConfig) -> npt.NDArray[np.uint8]:
-    """Return the text digest chosen by `dedup.exact`, which is equal for exact copies (documents, 16)."""
+    """Return each document's text digest, as `dedup.exact` selects it (documents, 16); exact copies have equal ones."""
     return rows_of_bytes(batch.column(DIGESTS[dedup.exact]), DIGEST_BYTES)
 
 

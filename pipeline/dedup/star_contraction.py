@@ -86,7 +86,7 @@ def component_centers(nodes: int, ends: Numbers) -> Numbers:
 
 
 def forest(nodes: int, ends: Numbers) -> Numbers:
-    """Return, as edges (node, center), stars with the same components as `ends`, the edges of nodes numbered from 0.
+    """Return the stars, as edges (node, center), that have the same components as the edges `ends` of numbered nodes.
 
     A center is the smallest node of a component.
     """
@@ -160,7 +160,7 @@ def all_links(edges: Bytes) -> Bytes:
 
 
 def resolve_leaves(known: Bytes, requested: Bytes) -> tuple[Bytes, Bytes]:
-    """Return the links (node, cluster) of leaves, and those of their parents that are not in `known`.
+    """Return two arrays of links (node, cluster): of all leaves, and of those parents that are not in `known`.
 
     `known` has links (node, cluster) of parents, and `requested` has leaves (node, parent). A parent that is not in
     `known` names its own cluster.

@@ -46,7 +46,7 @@ from schemas.tables import DEDUP as DEDUP_SCHEMA
 
 READ = ("documents", "scores", "verdicts", "clusters")
 EARLIER_PART = -1
-"""Part number in the counts that come from an earlier snapshot."""
+"""Value of the column `part` in counts (TALLIES) that come from an earlier snapshot."""
 COUNTED = pa.schema([TALLIES.field("key"), TALLIES.field("count"), TALLIES.field("first")])
 COUNTED_DDL = "key binary, count long, first binary"
 

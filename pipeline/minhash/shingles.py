@@ -197,7 +197,7 @@ def hashes(text: str, language: str, words: Codes | None, config: SignatureConfi
 
 
 def iterate_runs(joined: bytes, size: int) -> Iterator[bytes]:
-    """Yield every run of `size` consecutive units of `joined`, units separated by one space.
+    """Yield every run of `size` consecutive units of `joined`, in which single spaces separate the units.
 
     If there are fewer units, yield `joined` as a whole.
     """

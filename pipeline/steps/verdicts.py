@@ -243,7 +243,7 @@ def fold(by_language: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
 def rows_of(
     named: Sequence[tuple[str, Check]], judgement: CheckResults, batch: pa.RecordBatch
 ) -> Iterator[tuple[Row, int]]:
-    """Yield the verdict of every document of a batch, with its length after cuts [code points]."""
+    """Yield (row with the verdict, length of the text after cuts [code points]) for every document of a batch."""
     first = judgement.first
     places = np.arange(len(first))
     # The index KEPT is -1, so it selects the row of NaN that is appended; without checks, this is the only row.

@@ -146,7 +146,7 @@ def jaccards(sample: AuditSample, left: Rows, right: Rows) -> Numbers:
 
 
 def jaccard_of(sample: AuditSample, a: Rows, b: Rows) -> Numbers:
-    """Return the true Jaccard similarity of document a[i] and document b[i] (pairs,)."""
+    """Return, for each i, the true Jaccard similarity of documents a[i] and b[i] (pairs,)."""
     common: Rows = np.zeros(len(a), np.int64)
     for start in range(0, len(a), PAIRS_AT_ONCE):
         block = slice(start, start + PAIRS_AT_ONCE)
@@ -233,7 +233,7 @@ def grouped_share(hits: Numbers, weights: Numbers, pairs: int, is_all: bool = Fa
 
 
 def effective_groups(hits: Numbers, weights: Numbers) -> float:
-    """Return the effective sample size of the groups, by the jackknife: 1 to the number of groups with pairs."""
+    """Return the effective number of independent groups, by the jackknife: 1 to the number of groups with pairs."""
     used = weights > 0
     hits, weights = hits[used], weights[used]
     groups, total, sum_hits = len(weights), float(weights.sum()), float(hits.sum())
@@ -281,7 +281,8 @@ class PairTally:
     def __init__(self, groups: Rows, edges: Sequence[float], layout: tuple[int, int] | None):
         """Start with empty sums.
 
-        `groups` gives, for each document, the row number of the first document in its group. `layout` is (bands, rows).
+        `groups` gives, for each document, the row number of the first document in its group. `edges` are the lower
+        edges of the bins, and `layout` is (bands, rows).
         """
         self._groups, self._edges, self._layout = groups, np.array(edges), layout
         self._shape = (len(groups), len(edges))

@@ -106,7 +106,7 @@ class ListedPairs:
 
 
 def examine(task: ExamineTask, batches: Iterator[pa.RecordBatch]) -> PartResult:
-    """Write the table `audit` from all sampled documents (SAMPLED), with precision and recall in its manifest."""
+    """Write the table `audit` from all sampled documents, `batches` (SAMPLED); measure precision and recall."""
 
     def fill(output: PartOutput) -> None:
         sample = read_sample(pa.Table.from_batches(batches, SAMPLED), task.signature)

@@ -112,7 +112,7 @@ class KnownRepeats:
     """
 
     def __init__(self, keys: Codes, documents: Bytes, positions: Ints):
-        # a key arrives once from each chunk that holds it; the row with the first occurrence sorts before the others
+        # a key arrives once from each batch of `tallies` that has it; its row with the first occurrence sorts first
         ranking = np.lexsort((positions == ELSEWHERE, *keys.T[::-1]))
         ranked = keys[ranking]
         begins = np.append(True, (ranked[1:] != ranked[:-1]).any(axis=1))[: len(ranked)]

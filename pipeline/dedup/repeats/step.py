@@ -44,7 +44,7 @@ ANY = "any"
 def passages_of(
     document: Document, units: KnownRepeats, windows: KnownRepeats, config: RepeatsConfig
 ) -> list[tuple[str, list[Span]]]:
-    """Return (kind of unit, spans to cut [code points]) for each kind, in the order of `repeats.units`."""
+    """Return (kind of unit, spans to cut [code points]) for each kind in `repeats.units`, in that order."""
     passages: list[tuple[str, list[Span]]] = []
     for kind in config.units:
         if kind == SUBSTRING:
@@ -136,7 +136,7 @@ def rows_of(batch: pa.RecordBatch, task: RepeatsTask, units: KnownRepeats, windo
 def without_runs(
     row: Row, passages: list[tuple[str, list[Span]]], size: int, config: RepeatsConfig
 ) -> list[tuple[str, list[Span]]]:
-    """Return the passages of all kinds except SUBSTRING, whose spans are the repeated runs.
+    """Return the passages of all kinds except SUBSTRING, the kind whose spans are the repeated runs.
 
     If the runs exceed `max_repeated_share` of the text, return no passages, and set the verdict in `row` that drops the
     document. `size` is the length of the text [code points].
@@ -152,7 +152,7 @@ def without_runs(
 def cut_row(row: Row, text: str, body: str, cuts: tuple[list[Cut], list[Cut]]) -> None:
     """Set the cuts, the remaining texts and their sizes in a row.
 
-    `cuts` has the same cuts twice: as spans of `body`, the visible text, and as spans of `text`, the raw text.
+    `cuts` is a pair: cuts as spans of `body`, the visible text, and the same cuts as spans of `text`, the raw text.
     """
     in_body, in_text = ([(start, end) for start, end, _ in spans] for spans in cuts)
     row["cuts"] = cuts[1]

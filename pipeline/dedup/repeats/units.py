@@ -67,7 +67,7 @@ def normal_forms(units: Sequence[str]) -> list[str]:
 
 _BLANK_LINES = re.compile(r"\n\s*\n")
 _UNSPACED_ENDS = "\u3002\uff01\uff1f\uff61"
-"""Sentence ends of writing that puts no space after them: 。！？｡"""
+"""End marks of sentences in scripts that put no space after them: 。！？｡"""
 _ENDS = re.escape("".join(sorted(SENTENCE_ENDS - set(_UNSPACED_ENDS))))
 _CLOSING = r"[\"'”’»)\]}」』）】》]*"
 _SENTENCE_END = re.compile(rf"[{_ENDS}]{_CLOSING}(?=\s)|[{_UNSPACED_ENDS}]{_CLOSING}|\n")
@@ -150,9 +150,9 @@ def scoped(keys: Codes, kind: str, scope: np.uint64) -> Codes:
 # Repeated runs of words or bytes: fingerprints of all windows of n tokens, of which few leave the worker.
 #
 # The seed of a window is the smallest fingerprint of its k-grams (k = n // 2). Equal windows have equal seeds in any
-# context, and most neighbors share a seed, so 2 in n - k + 2 k-grams are seeds. Only windows with a repeated seed are
-# compared, by 128 bits: the fingerprint of their tokens and, as verification, another hash of their bytes. Sources:
-# Schleimer, Wilkerson and Aiken 2003 (winnowing); Lee et al. 2022, arXiv 2107.06499 (runs, by one suffix array).
+# context. Most adjacent windows share a seed, so about 2 in n - k + 2 k-grams are seeds. Only windows with a repeated
+# seed are compared, by 128 bits: the fingerprint of their tokens and, as verification, another hash of their bytes.
+# Sources: Schleimer, Wilkerson and Aiken 2003 (winnowing); Lee et al. 2022, arXiv 2107.06499 (runs, by a suffix array).
 
 TOKEN = re.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")
 """A word: one character of a script that does not separate words, or a run of other characters between whitespace."""
