@@ -131,7 +131,7 @@ def _host(host: str) -> str | None:
 def _ascii_host(host: str) -> str:
     """Return a host with its non-ASCII labels in Punycode, by the non-transitional mapping of UTS 46.
 
-    Python's `idna` codec follows the standard of 2003, which maps `straße` to `strasse`, another domain.
+    Python's `idna` codec follows the older standard IDNA 2003, which maps `straße` to `strasse`, a different domain.
     """
     folded = _FOLDED.sub(_casefold, unicodedata.normalize("NFKC", _INVISIBLE.sub("", host)).replace("\u1e9e", "\u00df"))
     labels = unicodedata.normalize("NFKC", folded).replace("\u3002", ".").split(".")

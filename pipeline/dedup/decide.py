@@ -119,10 +119,10 @@ def _count(tally: BestCounts, key: bytes, order: bytes) -> None:
 
 
 def early_drop_reasons(facts: DedupFacts, known: KnownTotals) -> list[str | None]:
-    """Return the drop reason of each document before copies of text are compared, or None.
+    """Return, for each document, the reason for which it is dropped regardless of its cluster; None if there is none.
 
-    The reason is DROPPED_BEFORE if an earlier verdict drops the document, and SAME_URL if another document of its URL
-    is kept.
+    The reason is DROPPED_BEFORE if an earlier verdict drops the document, and SAME_URL if another document of the same
+    URL precedes it by the rule `dedup.by_url`.
     """
     reasons: list[str | None] = []
     for dropped, key, order in zip(facts.dropped, facts.urls, facts.url_orders):

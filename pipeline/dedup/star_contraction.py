@@ -86,9 +86,9 @@ def component_centers(nodes: int, ends: Numbers) -> Numbers:
 
 
 def forest(nodes: int, ends: Numbers) -> Numbers:
-    """Return the stars, as edges (node, center), that have the same components as the edges `ends` of numbered nodes.
+    """Return the stars, as edges (node, center), that have the same components as the edges `ends`.
 
-    A center is the smallest node of a component.
+    The nodes are the numbers 0 to `nodes` - 1, and a center is the smallest node of a component.
     """
     center = component_centers(nodes, ends)
     leaves = np.flatnonzero(center != np.arange(nodes))
@@ -153,7 +153,7 @@ def small_star(edges: Bytes, partition: int, partitions: int) -> tuple[Bytes, By
 
 
 def all_links(edges: Bytes) -> Bytes:
-    """Return (node, smallest node of its component) for every node."""
+    """Return (node, smallest node of its component) for every node of the graph of `edges`."""
     graph = graph_of(edges)
     count = len(graph.nodes)
     return graph.nodes[np.stack([np.arange(count), component_centers(count, graph.ends)], axis=1)]

@@ -88,7 +88,7 @@ def build_dedup(build: StepContext) -> dict[str, TableResult]:
 
 
 def totals_for_parts(counted: DataFrame, kind: bytes) -> DataFrame:
-    """Return a row (part, key, total, best) for each key of several documents, in each part that holds one of these.
+    """Return rows (part, key, total, best): for each key that several documents have, one for each part with the key.
 
     `total` is the number of documents with the key in all parts, and `best` the keep order of the first of them.
     Returned keys begin with `kind`: URL or CLUSTER.

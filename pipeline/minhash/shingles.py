@@ -108,7 +108,7 @@ def _plain(char: str) -> str | None:
 
 
 def _ascii_keys(text: str) -> Codes | None:
-    """Return the key of each word of an ASCII text, or None if a word is longer than _SPAN."""
+    """Return the key of each word of an ASCII text, or None if a word does not fit into _SPAN bytes."""
     body = _NUMBER.sub(b"\x1b", text.encode().translate(_CODES)).replace(b"\x1c", b"\0") + b"\0"
     keys, start = [], 0
     while start < len(body):

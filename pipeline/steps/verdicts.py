@@ -129,7 +129,7 @@ def split_columns(names: Sequence[str], tables: Mapping[str, Any]) -> dict[str, 
 
 
 def histograms_of_part(task: VerdictsTask, retried: bool) -> TaskResult:
-    """Return {"histograms": those of one part's values, by quantile and language; "rows": its number of documents}.
+    """Return "histograms" of one part's values, by quantile and language, and "rows", the part's number of documents.
 
     The bins are 0.05 % wide. `cutoffs_of` sums the histograms of all parts and computes the quantiles from the sum.
     """

@@ -82,7 +82,7 @@ def document_keys(doc_ids: pa.Array, seed: int, purpose: str) -> Keys:
 
 
 def hash_limit(share: float) -> int:
-    """Return the number below which the fraction `share` of all hashes from `hash_values` lies."""
+    """Return the limit below which the results of `hash_values` lie with probability `share`."""
     return (1 << 63) - 1 if share >= 1 else int(share * (1 << 63))
 
 
@@ -287,7 +287,7 @@ def _same(task: TextsTask, expected: pa.Array, rows: pa.RecordBatch | None) -> p
     if not rows.column("doc_id").equals(expected):
         raise ContractError(
             f"audit {part_key(task.part.ordinal)}: expected {len(expected)} sampled documents in `clusters` and "
-            f"`text`, got {rows.num_rows} rows that do not match them, so the tables are of different runs. "
+            f"`text`, got {rows.num_rows} rows that do not match them, so they come from different runs. "
             "Run `penstock run` again."
         )
     return rows

@@ -310,9 +310,9 @@ _SPACE = re.compile(r"\s+")
 def cuts_of(text: str, passages: Sequence[tuple[str, Sequence[Span]]]) -> list[Cut]:
     """Return the cuts that remove repeated passages from a text.
 
-    Passages are (kind of unit, spans); where two overlap, the cut names the kind that comes first. Of all whitespace in
-    and around a passage, one run is kept: the first of those with the most line breaks. At the start and the end of the
-    text, none is kept.
+    Passages are (kind of unit, spans); where two overlap, the cut names the kind that `passages` lists first. Of all
+    whitespace in and around a passage, one run is kept: the first of those with the most line breaks. At the start and
+    the end of the text, none is kept.
     """
     spans = [span for _, kind_spans in passages for span in kind_spans]
     if not spans:
