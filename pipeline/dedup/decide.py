@@ -121,8 +121,8 @@ def _count(tally: BestCounts, key: bytes, order: bytes) -> None:
 def early_drop_reasons(facts: DedupFacts, known: KnownTotals) -> list[str | None]:
     """Return, for each document, the reason for which it is dropped regardless of its cluster; None if there is none.
 
-    The reason is DROPPED_BEFORE if an earlier verdict drops the document, and SAME_URL if another document of the same
-    URL precedes it by the rule `dedup.by_url`.
+    The reason is DROPPED_BEFORE if an earlier verdict drops the document. It is SAME_URL if another document of the
+    same URL precedes the document by the rule `dedup.by_url`.
     """
     reasons: list[str | None] = []
     for dropped, key, order in zip(facts.dropped, facts.urls, facts.url_orders):

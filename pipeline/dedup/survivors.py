@@ -183,7 +183,10 @@ def write_parts(build: StepContext, rows: DataFrame, tasks: Sequence[SurvivorsTa
 
 
 def write_survivors(task: SurvivorsTask, known: KnownTotals) -> PartResult:
-    """Write one part of the table `dedup`. With `write_index`, also write its counts of clusters and URLs to files."""
+    """Write one part of the table `dedup`.
+
+    With `write_index`, also write the counts of the part's clusters and URLs to files of the table `representatives`.
+    """
 
     def fill(output: PartOutput) -> None:
         clusters: dict[bytes, tuple[int, bytes]] = {}

@@ -47,7 +47,7 @@ PROPOSALS = pa.schema(
     ]
 )
 """Columns of a proposed document. In the sample `anchored`, `rank` is the hash of its anchor, and `group` is anchor and
-scope. The first row of a group in a part has the number of the group's documents in the part as `count`; the other rows
+scope. The first row of a group in a part has the number of the group's documents in the part as `count`. The other rows
 have 0. In the other samples, these three columns are null."""
 PROPOSALS_DDL = (
     "sample string, key long, doc binary, leader binary, cluster binary, rank long, group binary, count long"
