@@ -69,7 +69,7 @@ class Store:
         return f"{self.root}/{name}" if name else self.root
 
     def check_bucket(self) -> None:
-        """Check that the folder's bucket exists; without it every file would seem to be missing. Raises ConfigError."""
+        """Raise ConfigError if the folder's bucket does not exist; otherwise every file would seem to be missing."""
         bucket = self.root.partition("/")[0]
         if bucket and not self.is_local and self.fs.get_file_info(bucket).type == pafs.FileType.NotFound:
             raise ConfigError(f"{self.uri}: expected a folder of a bucket, got no bucket {bucket}. Create the bucket.")
@@ -104,7 +104,7 @@ class Store:
             Path(self.path(name)).parent.mkdir(parents=True, exist_ok=True)
 
     def sync(self, name: str) -> None:
-        """Flush a closed local file to the disk; object stores have already done so."""
+        """Flush a closed local file to the disk; object stores have already stored it."""
         if self.is_local:
             _fsync(self.path(name))
 
@@ -119,7 +119,8 @@ class Store:
             return json.loads(self.read_bytes(name))
         except ValueError as error:
             raise ContractError(
-                f"{self.uri}/{name}: expected a JSON file, got an error: {error}. Restore the file from a backup."
+                f"{self.uri}/{name}: expected a JSON file, got one that cannot be parsed ({error}). "
+                "Restore it from a backup."
             ) from error
 
     def write_atomic(self, name: str, data: bytes) -> None:
@@ -180,8 +181,8 @@ def resolve_uri(uri: str) -> tuple[pafs.FileSystem, str]:
         raise ConfigError(f"{uri}: expected a bucket after {scheme}://, got none. Write {scheme}://BUCKET/FOLDER.")
     if scheme == "s3" and "@" in authority:
         raise ConfigError(
-            f"{shown}: expected no secrets in a URI, got a key before the bucket. Set AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY instead."
+            f"{shown}: expected no secrets in a URI, got a key before the bucket. Remove the key from the URI, "
+            "and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead."
         )
     if scheme in BUCKETS and (odd := {"", ".", ".."}.intersection(path.rstrip("/").split("/") if path else ())):
         segments = " and ".join(f"/{part}/" for part in sorted(odd))

@@ -329,12 +329,12 @@ class Table:
 
     name: str
     meaning: str
-    """Its content, in a few words."""
+    """What the table contains, in a few words."""
     rows: Rows
     """What a row describes. A row for a record (or gap), a measured document, or a survivor of deduplication is in the
     part of the same number as in `documents`. Other rows describe a pair of documents, a key, or something else."""
     schema: pa.Schema | None = None
-    """The columns of its parts; None = its files are of several kinds, or are no Parquet files."""
+    """The columns of the table's parts; None = the table has files of several kinds, or none that are Parquet."""
     ids: tuple[str, ...] = ("doc_id",)
     """Columns that name documents: a takedown removes the rows that name a removed document."""
     blank_keeps: tuple[str, ...] = ()
@@ -342,7 +342,7 @@ class Table:
     searchable: tuple[str, ...] = ()
     """Columns of a document that conditions of `penstock show` may name; `penstock trace` prints them as signals."""
     measured_again: bool = False
-    """True if it holds new values of columns that `documents` also has; `penstock show` then prints both."""
+    """True if the table holds new values of columns that `documents` also has; `penstock show` then prints both."""
 
     @property
     def describes_documents(self) -> bool:

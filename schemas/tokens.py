@@ -57,7 +57,7 @@ class TokenizerContract(BaseModel):
 
     @property
     def dtype(self) -> Literal["uint16", "uint32"]:
-        """The integer type of the shards."""
+        """The integer type of the token ids in shards."""
         return "uint16" if self.vocab_size <= 1 << 16 else "uint32"
 
 
@@ -151,7 +151,7 @@ def shard_key(stream: str, number: int) -> str:
 
 
 def docs_key(stream: str, number: int) -> str:
-    """Return the manifest key of a shard's document index."""
+    """Return the manifest key of a shard's document index, such as `web/train/00003.docs`."""
     return f"{stream}/{number:05d}.docs"
 
 
@@ -188,10 +188,12 @@ def open_dataset(run: Store) -> Dataset:
     expected, actual = figures["tokenizer"], tokenizer_manifest.content.figures.get("contract") or {}
     names = [name for name in {**expected, **actual} if expected.get(name) != actual.get(name)]
     if names:
-        wrong = "; ".join(f"{name}: expected {expected.get(name)}, got {actual.get(name)}" for name in names)
+        wrong = "; ".join(
+            f"{name}: {expected.get(name)} in `tokens`, {actual.get(name)} in `tokenizer`" for name in names
+        )
         raise ContractError(
-            f"{folder.uri}: expected the tokenizer contract of the table `tokenizer`, got another one: {wrong}. "
-            "Restore from a backup the manifest that was changed: that of `tokens` or that of `tokenizer`."
+            f"{folder.uri}: expected the tokenizer contract of the table `tokenizer`, got different values: {wrong}. "
+            "Restore the manifests of both tables from a backup."
         )
     return Dataset(
         folder=folder,

@@ -129,9 +129,9 @@ def _host(host: str) -> str | None:
 
 
 def _ascii_host(host: str) -> str:
-    """Return a host with non-ASCII characters in Punycode, by the non-transitional mapping of UTS 46.
+    """Return a host with its non-ASCII labels in Punycode, by the non-transitional mapping of UTS 46.
 
-    Python's `idna` codec follows the standard of 2003, which maps `straße` to `strasse`, another domain.
+    Python's `idna` codec follows the older standard IDNA 2003, which maps `straße` to `strasse`, a different domain.
     """
     folded = _FOLDED.sub(_casefold, unicodedata.normalize("NFKC", _INVISIBLE.sub("", host)).replace("\u1e9e", "\u00df"))
     labels = unicodedata.normalize("NFKC", folded).replace("\u3002", ".").split(".")
@@ -147,7 +147,7 @@ def _punycode(label: str) -> str:
 
 
 def _path(path: str) -> str:
-    """Return the canonical path: encoded, without session ids, dot segments, and an index page or slash at the end."""
+    """Return the canonical path: percent-encoded, without session ids, dot segments, final slashes and index page."""
     if "\\" in path:
         path = path.replace("\\", "/")
     path = _encoded(path, _OTHER)
@@ -180,7 +180,7 @@ def _without_dots(path: str) -> str:
 
 
 def _query(query: str) -> str:
-    """Return the parameters that may select a page, sorted by name.
+    """Return `?` and those parameters of a query that may select a page, sorted by name; '' if there are none.
 
     Parameters of the same name keep their order, because they may form a list.
     """

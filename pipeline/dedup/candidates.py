@@ -118,8 +118,8 @@ def join_payloads(search: CopySearch, pairs: DataFrame, rest: StoredFrame | None
     """Return all pairs (CARRIED), sorted by leader; the row with a leader's payload precedes the pairs of that leader.
 
     A payload is what documents are compared by: text digest and signature, or shingles. `rest` holds the documents that
-    matched no leader in the previous round, or is None in round 0. After round 0, no other documents of this run occur
-    in `pairs`.
+    did not match their leader in the previous round, or is None in round 0. After round 0, `pairs` has no other
+    documents of this run.
     """
     payloads = payload_rows(search, pairs)
     if rest is not None:
@@ -142,7 +142,7 @@ def outcomes_of(number: int, batches: Iterator[pa.RecordBatch], compare: Compare
 
 
 def payload_rows(search: CopySearch, pairs: DataFrame) -> DataFrame:
-    """Return rows (node, payload) of the documents that may be compared; see `join_payloads`."""
+    """Return rows (node, payload) of all documents that `pairs` may contain; for payloads, see `join_payloads`."""
     task = search.tasks[0]
     if task.dedup.near and task.dedup.verify == "jaccard":
         members = pairs.select("node", part_number("node").cast("int").alias("part")).distinct()
@@ -160,7 +160,7 @@ def part_number(column: str) -> Column:
 def keys_of_part(task: DedupTask) -> Iterator[pa.RecordBatch]:
     """Yield a row (key, keep order) for each key of each document of a part.
 
-    Of equal documents in a window, only the first in keep order has rows.
+    Of documents that are equal and in one `DedupWindow`, only the first in keep order has rows.
     """
     for window in read_windows(task):
         yield from key_rows(keys_of(window, task), window.orders[window.first])
@@ -169,7 +169,7 @@ def keys_of_part(task: DedupTask) -> Iterator[pa.RecordBatch]:
 def payloads_of_part(task: DedupTask) -> Iterator[pa.RecordBatch]:
     """Yield text digest and signature (PAYLOADS) of each document of a part.
 
-    Of equal documents in a window, only the first in keep order has a row.
+    Of documents that are equal and in one `DedupWindow`, only the first in keep order has a row.
     """
     for window in read_windows(task):
         batch = window.batch.filter(pa.array(window.first))

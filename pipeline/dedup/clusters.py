@@ -40,7 +40,7 @@ PARTITION_ROWS = 4_000_000
 
 @dataclass(frozen=True)
 class ClustersTask:
-    """Input of `write_clusters`: all parts of the documents, settings, folders of tables `clusters` and `index`."""
+    """Input of `write_clusters`: all parts of the documents with settings, and folders of `clusters` and `index`."""
 
     tasks: Sequence[DedupTask]
     clusters: Store
@@ -79,7 +79,7 @@ def build_clusters(build: StepContext) -> dict[str, TableResult]:
     if config.near and signature.family != "simhash":
         built["clusters"].figures["layout"] = dict(zip(("bands", "rows"), layout(config, signature)))
     built["clusters"].notes |= {
-        # a pair that a batch boundary splits is compared twice, so these counts are no property of the table
+        # equal rows of a pair in two batches are compared twice, so these counts depend on the batches
         "pairs": [{kind: kept[kind].rows for kind in (JOINED, FAILED)} for kept in outcome.rounds],
         "rounds": linked.rounds,
         "edges_by_round": list(linked.edges_by_round),
@@ -107,9 +107,10 @@ def collect_edges(search: CopySearch, outcome: CopySearchOutcome, indexes: Index
 
 
 def equal_edges_of_part(task: DedupTask) -> Iterator[pa.RecordBatch]:
-    """Yield, for each group of identical documents, the edge from its leader to its document of smallest doc_id.
+    """Yield the edges within groups of equal documents of a part, at most one for each group in a `DedupWindow`.
 
-    The leader is the group's first document in keep order. There is no edge if both are the same document.
+    An edge links the group's first document in keep order with that of smallest doc_id, unless they are the same. The
+    other documents need no edge, because `clusters_of` gives them the cluster of the first one.
     """
     for window in read_windows(task):
         chosen = np.flatnonzero(window.first & (window.smallest != window.leads))
@@ -188,7 +189,7 @@ def write_clusters(task: ClustersTask, number: int, links: ClusterLinks) -> Part
 
 
 def clusters_of(window: DedupWindow, links: ClusterLinks) -> list[bytes]:
-    """Return the cluster of every document of a window, named by the smallest doc_id in it."""
+    """Return, for every document of a window, the smallest doc_id in its cluster, which names the cluster."""
     ids = [node.tobytes() for node in window.nodes[:, :DOC_ID_BYTES]]
     places = zip(window.leads.tolist(), window.smallest.tolist())
     return [links.cluster.get(ids[lead]) or ids[smallest] for lead, smallest in places]
@@ -197,7 +198,8 @@ def clusters_of(window: DedupWindow, links: ClusterLinks) -> list[bytes]:
 def part_rows(window: DedupWindow, clusters: Sequence[bytes], links: ClusterLinks) -> Iterator[Row]:
     """Yield the row of the table `clusters` for every document of a window.
 
-    The similarity is that to the most similar document found: 1 if the window contains an equal document.
+    `similarity` is that to the most similar document found: 1 if the window contains an equal document, null if no
+    copy was found.
     """
     ids = [node.tobytes() for node in window.nodes[:, :DOC_ID_BYTES]]
     leads = window.leads.tolist()

@@ -90,7 +90,7 @@ def components(edges: DataFrame, scratch: FrameStore, finish_edges: int, partiti
         if len(levels) == MAX_ROUNDS:
             raise ContractError(
                 f"dedup: expected components within {MAX_ROUNDS} rounds, got {left.rows} edges left. "
-                f"Set dedup.finish_edges to at least {left.rows}."
+                f"Set dedup.finish_edges to at least {left.rows}, then run `penstock run` again."
             )
         number = _sized(partitions, left.rows)
         step = functools.partial(_small_star, number)
@@ -100,7 +100,8 @@ def components(edges: DataFrame, scratch: FrameStore, finish_edges: int, partiti
         levels.append(kept[LEAVES])
         counts.append(left.rows)
         written += left.bytes + levels[-1].bytes
-    # Named by the round: a run that resumes with another `finish_edges` must not read the finish of a different round.
+    # The names contain the number of rounds: a run that resumes with a different `finish_edges` must not read links
+    # that were stored after a different round.
     after = f"after-{len(levels):02}"
     links = scratch.store_each(f"finish-{after}", _to_one_task(left), _finish, {LINKS: PAIRS_DDL})[LINKS]
     written += links.bytes
@@ -119,8 +120,8 @@ def _large_stars(left: StoredFrame, partitions: int) -> DataFrame:
             yield from pack_pairs(*send_to_both_ends(edges, partitions))
 
     def work(batches: Batches) -> Batches:
-        # A node with more neighbors than fit in memory is processed in several batches. Each batch links its larger
-        # neighbors to its smallest, which keeps components too.
+        # A node with more neighbors than fit in memory is processed in several batches. Each batch links the larger
+        # neighbors that it contains to the smallest that it contains, which keeps components too.
         for edges in concatenate_edges(map(unpack_pairs, batches), PARTITION_EDGES):
             yield from pack_pairs(*large_star(edges, task_context().partitionId(), partitions))
 
@@ -155,7 +156,7 @@ def _followed(links: StoredFrame, levels: Sequence[StoredFrame], partitions: int
 
 
 def _sized(partitions: int, rows: int) -> int:
-    """Return `partitions`, changed so that each holds FEWEST_EDGES to PARTITION_EDGES of the rows if possible."""
+    """Return `partitions`, lowered or raised so that each holds about FEWEST_EDGES to PARTITION_EDGES rows."""
     return max(min(partitions, -(-rows // FEWEST_EDGES)), -(-rows // PARTITION_EDGES), 1)
 
 

@@ -115,7 +115,7 @@ class DedupConfig(Section):
         if not self.near and (idle := sorted(given & NEAR_ONLY)):
             raise ValueError(
                 f"near: expected true with {', '.join(idle)}, got false, which ignores them. "
-                f"Remove dedup.{', dedup.'.join(idle)}."
+                f"Set dedup.near=true, or remove dedup.{', dedup.'.join(idle)}."
             )
         if self.threshold is not None and given & {"bands", "rows"}:
             raise ValueError("threshold: expected no value if bands or rows are set, got both. Remove dedup.threshold.")
@@ -129,7 +129,7 @@ class DedupConfig(Section):
                 "write_index: expected keep rules that begin with 'snapshot' and verify = 'estimate', because a later "
                 "snapshot can neither drop survivors of this one nor read its text, got "
                 f"keep = {list(self.keep)}, "
-                f"verify = {self.verify!r}. Set dedup.write_index=false."
+                f"verify = {self.verify!r}. Change dedup.keep and dedup.verify, or set dedup.write_index=false."
             )
         if self.indexes and self.by_url not in ("off", "first"):
             raise ValueError(
@@ -173,11 +173,12 @@ class AuditConfig(Section):
     hashes, so they are the same at any partitioning."""
 
     documents: int = Field(2000, ge=0, le=MAX_DOCUMENTS)
-    """Documents in each of the three samples (joined, uniform, anchored); 0: no audit. There is none without
-    `dedup.near` either. All pairs of a sample are compared, so time grows with the square: 2,000 take seconds."""
+    """Documents in each of the three samples (joined, uniform, anchored); 0: no audit. Without
+    `dedup.near`, there is no audit either. All pairs of a sample are compared: 2,000 documents take seconds, and twice
+    as many take four times as long."""
     group: int = Field(50, ge=2)
-    """Most documents of one anchor that are compared with each other. Of a larger group, those with the lowest hashes
-    are."""
+    """Most documents of one anchor that are compared with each other. In a larger group, those with the lowest
+    hashes are compared."""
     min_jaccard: float | None = Field(None, gt=0, le=1)
     """Least true Jaccard similarity of a pair that should be joined; None: `dedup.min_similarity`."""
     seed: int = Field(0, ge=0)
@@ -189,7 +190,7 @@ class AuditConfig(Section):
         if not self.documents and others:
             raise ValueError(
                 f"documents: expected more than 0 with {', '.join(others)}, got 0, which means no audit. "
-                f"Remove audit.{', audit.'.join(others)}."
+                f"Set audit.documents to at least {MIN_DOCUMENTS}, or remove audit.{', audit.'.join(others)}."
             )
         if 0 < self.documents < MIN_DOCUMENTS:
             raise ValueError(
@@ -284,7 +285,9 @@ class RepeatsConfig(Section):
             if "max_repeated_share" in given and self.on_substring == "cut":
                 problems.append("max_repeated_share (ignored with on_substring 'cut')")
         if problems:
-            raise ValueError(f"expected settings that have an effect, got {'; '.join(problems)}. Remove them.")
+            raise ValueError(
+                f"expected settings that have an effect, got {'; '.join(problems)}. Remove them from [repeats]."
+            )
         return self
 
 

@@ -25,9 +25,9 @@ DROPPED = b"\1"
 NOT_DROPPED = b"\0"
 URL_RULES = {"newest": ("latest",), "longest": ("longest",), "first": ("snapshot", "earliest")}
 KnownTotals = Mapping[bytes, tuple[int, bytes]]
-"""For each kind and key that occurs in a part: the number of documents with the key, and the best of them as bytes."""
+"""For each kind and key that occurs in a part: the number of documents with the key, and the lowest of their orders."""
 BestCounts = dict[bytes, tuple[int, bytes]]
-"""For each key: the number of documents counted so far, and the best of them as bytes."""
+"""For each key: the number of documents counted so far, and the lowest of their orders."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class DedupFacts:
     """True for a document that an earlier verdict drops."""
     clusters: list[bytes]
     similarities: list[float | None]
-    """None for a document that is joined with no other."""
+    """Similarity of each document to the most similar one found; None if it is joined with no other."""
     orders: list[bytes]
     """Keep order of each document, followed by the digest of its text."""
     digest: int
@@ -119,7 +119,11 @@ def _count(tally: BestCounts, key: bytes, order: bytes) -> None:
 
 
 def early_drop_reasons(facts: DedupFacts, known: KnownTotals) -> list[str | None]:
-    """Return the drop reason of each document that an earlier verdict or its URL drops; None for the others."""
+    """Return, for each document, the reason for which it is dropped regardless of its cluster; None if there is none.
+
+    The reason is DROPPED_BEFORE if an earlier verdict drops the document. It is SAME_URL if another document of the
+    same URL precedes the document by the rule `dedup.by_url`.
+    """
     reasons: list[str | None] = []
     for dropped, key, order in zip(facts.dropped, facts.urls, facts.url_orders):
         if dropped:

@@ -34,7 +34,7 @@ BANDS_DDL = "key long, position int, order binary"
 LEADERS_DDL = "doc_id binary, cluster binary, payload binary"
 MERGED_DDL = "earlier binary, cluster binary"
 ROWS_PER_FILE = 4_000_000
-"""Rows of an index file. The number of files depends on the number of rows alone."""
+"""Most rows of an index file, on average. The number of files depends on the number of rows alone."""
 EARLIER_PART_BYTES = EARLIER.to_bytes(PART_BYTES, "big")
 """End of the node of a document of an earlier snapshot, in place of a part number."""
 EARLIER_NAME = "earlier-"
@@ -95,7 +95,8 @@ def representatives_of(recipe: Recipe, splits: Sequence[Split]) -> dict[str, Tab
         if index.manifest.digest not in [entry.sha256 for entry in content.inputs if entry.name == "index"]:
             raise ConfigError(
                 f"dedup.indexes: expected a finished run at {folder}, got a table `representatives` made from "
-                "a different index than the one in this folder. Run its recipe to the end with `penstock run`."
+                "a different index than the one in this folder. Run the recipe of this folder to the end with "
+                "`penstock run`."
             )
         if content.config["dedup"]["by_url"] != config.by_url:
             raise ConfigError(
@@ -151,8 +152,8 @@ def incompatibilities_of(index: TableVersion, recipe: Recipe, splits: Sequence[S
     for entry in content.inputs:
         if entry.name.startswith(EARLIER_NAME) and entry.sha256 not in digests:
             problems.append(
-                f"expected every index that it was itself compared with, got none of digest {entry.sha256[:12]}. "
-                "Add that index to dedup.indexes, before this one."
+                "dedup.indexes: expected, before this index, every index that this one was compared with, got none of "
+                f"digest {entry.sha256[:12]}. Add the run folder of that index to dedup.indexes, before this one."
             )
     last, first = content.figures["snapshots"][-1], snapshots_of(splits)[0]
     if first <= last:
@@ -240,9 +241,9 @@ def rows_of_file(task: tuple[Store, str], schema: pa.Schema) -> Iterator[pa.Reco
 
 
 def write_files(frame: DataFrame, rows: int, folder: Store, kind: str, schema: pa.Schema) -> list[WrittenFile]:
-    """Write a frame as sorted files `<kind>/00000` …, and return them; a hash of the first column selects the file.
+    """Write a frame as sorted files `<kind>/00000` …, and return them; a hash of its first column selects a row's file.
 
-    `rows` is the number of rows of the frame. Raises ContractError if the files hold another number of rows.
+    `rows` is the number of rows of the frame. Raises ContractError if the files hold a different number.
     """
     count = -(-rows // ROWS_PER_FILE)
     if not rows:  # for an empty shuffle, Spark may or may not run a task

@@ -19,7 +19,7 @@ from schemas.tables import SCORES
 Bytes = npt.NDArray[np.uint8]
 PART_BYTES = 4
 NODE_BYTES = DOC_ID_BYTES + PART_BYTES
-"""Bytes of a node, which names a document and locates it: doc_id, then part number, big-endian. Nodes sort like
+"""Length of a node [bytes]. A node names and locates a document: doc_id, then part number, big-endian. Nodes sort like
 doc_ids."""
 EARLIER = (1 << 32) - 1
 """Part number in the node of a document of an earlier snapshot, which is in no part of this run."""
@@ -70,7 +70,7 @@ def rows_of_bytes(array: pa.Array, width: int) -> Bytes:
 
 
 def binary_array(rows: Bytes) -> pa.Array:
-    """Return the rows of a matrix as a binary array."""
+    """Return the rows of a matrix as an Arrow array of byte strings."""
     count, width = rows.shape
     offsets = np.arange(count + 1, dtype=np.int32) * width
     flat = np.ascontiguousarray(rows).reshape(-1)
@@ -87,7 +87,7 @@ def _length(batch: pa.RecordBatch, config: DedupConfig) -> Bytes:
 
 
 def _millis(batch: pa.RecordBatch) -> npt.NDArray[np.uint64]:
-    """Return each document's date, counted from 2^46 ms before 1970 [ms]; NEVER if it has no date."""
+    """Return each document's date as milliseconds since 2^46 ms before 1970; NEVER if the document has no date."""
     millis = batch.column("date").cast(pa.int64())
     shifted = pc.fill_null(millis, 0).to_numpy(zero_copy_only=False).astype(np.int64) + (1 << 46)
     shifted = np.clip(shifted, 0, NEVER - 1)  # the years -260 to 8659
@@ -117,7 +117,7 @@ def _snapshot(batch: pa.RecordBatch, config: DedupConfig) -> Bytes:
 
 
 def _signal(batch: pa.RecordBatch, rule: str) -> Bytes:
-    """Return a signal's float32 values as bytes that sort in the order of `rule`; NaN and null sort last."""
+    """Return a signal's float32 values as bytes that sort highest or lowest first, by `rule`; NaN and null are last."""
     side, _, name = rule.partition(":")
     values = pc.cast(batch.column(name), pa.float32(), safe=False)
     numbers = pc.fill_null(values, np.nan).to_numpy(zero_copy_only=False).astype(np.float32) + np.float32(0)

@@ -58,8 +58,8 @@ def check_method(dedup: DedupConfig, signature: SignatureConfig) -> None:
     idle = sorted(dedup.model_fields_set & (MINHASH_ONLY if is_simhash else SIMHASH_ONLY))
     if idle:
         raise ConfigError(
-            f"dedup.{', dedup.'.join(idle)}: expected no value with signature.family = {signature.family!r}, got one "
-            "that it ignores. Remove these settings or choose another signature.family."
+            f"dedup.{', dedup.'.join(idle)}: expected no value with signature.family = {signature.family!r}, which "
+            "ignores it, got one. Remove these settings, or set signature.family to a family that uses them."
         )
     if num_keys(dedup, signature) > MAX_KEYS:
         raise ConfigError(
@@ -113,7 +113,7 @@ def signatures_of(batch: pa.RecordBatch, signature: SignatureConfig) -> npt.NDAr
 
 
 def digests_of(batch: pa.RecordBatch, dedup: DedupConfig) -> npt.NDArray[np.uint8]:
-    """Return the text digest chosen by `dedup.exact`, which is equal for exact copies (documents, 16)."""
+    """Return each document's text digest, as `dedup.exact` selects it (documents, 16); exact copies have equal ones."""
     return rows_of_bytes(batch.column(DIGESTS[dedup.exact]), DIGEST_BYTES)
 
 
@@ -151,7 +151,7 @@ def payloads_of(batch: pa.RecordBatch, dedup: DedupConfig) -> npt.NDArray[np.uin
 # A window is a fixed number of consecutive rows of the part, so it does not depend on partitioning.
 
 WINDOW = 1 << 16
-"""Rows of a window."""
+"""Documents in a `DedupWindow`; the last one of a part may have fewer."""
 Indices = npt.NDArray[np.intp]
 
 
@@ -166,7 +166,7 @@ class DedupTask:
 
 @dataclass(frozen=True)
 class DedupWindow:
-    """Consecutive documents of a part, grouped if they are equal: same signature, text digest and scope."""
+    """WINDOW consecutive documents of a part, grouped if they are equal: same signature, text digest and scope."""
 
     batch: pa.RecordBatch
     orders: Bytes
@@ -238,9 +238,9 @@ def identities(batch: pa.RecordBatch, dedup: DedupConfig, signature: SignatureCo
 
 
 def equal_documents(identity: npt.NDArray[np.uint64], order: Bytes) -> tuple[Indices, Indices]:
-    """Return two indices for each document, both (documents,).
+    """Return, for each document, the indices of two documents of the same `identity`, each (documents,).
 
-    Among the documents of equal `identity`, they are the first one in keep order and the one of smallest doc_id.
+    The first array has the one that is first in keep order, the second array the one of smallest doc_id.
     """
     by_order = _first_of_each(identity, np.lexsort((*sort_words(order), identity[:, 1], identity[:, 0])))
     node = order[:, -NODE_BYTES:]
@@ -294,7 +294,7 @@ KINDS = {PAIRED: PAIRS_DDL, LEADERS: KEYS_DDL}
 
 
 def pairs_of_buckets(batches: Iterator[pa.RecordBatch], width: int) -> Iterator[pa.RecordBatch]:
-    """Yield a pair (PAIRS) of each document in a bucket with the bucket's leader, the first document in keep order.
+    """Yield a pair (PAIRS), document and leader, for each document of a bucket except its leader (first in keep order).
 
     For each leader of a pair, there is also a row with `PAYLOAD_REQUEST`. The input rows (KEYS) are sorted by (key,
     order), and each keep order is `width` bytes long.

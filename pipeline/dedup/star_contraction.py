@@ -86,9 +86,9 @@ def component_centers(nodes: int, ends: Numbers) -> Numbers:
 
 
 def forest(nodes: int, ends: Numbers) -> Numbers:
-    """Return, as edges (node, center), stars with the same components as `ends`, the edges of nodes numbered from 0.
+    """Return the stars, as edges (node, center), that have the same components as the edges `ends`.
 
-    A center is the smallest node of a component.
+    The nodes are the numbers 0 to `nodes` - 1, and a center is the smallest node of a component.
     """
     center = component_centers(nodes, ends)
     leaves = np.flatnonzero(center != np.arange(nodes))
@@ -116,7 +116,7 @@ def send_to_both_ends(edges: Bytes, partitions: int) -> tuple[Bytes, Numbers]:
 
 
 def large_star(edges: Bytes, partition: int, partitions: int) -> tuple[Bytes, Numbers]:
-    """Link the larger neighbors of each node that `partition` owns to its smallest neighbor, or to itself if smaller.
+    """Link the larger neighbors of each node that `partition` owns to the smallest of node and neighbors.
 
     Return (new edges as stars, target partitions); the target is the owner of an edge's larger node. A self-loop, sent
     to the owner of its node, marks the node as the smaller end of an edge.
@@ -153,14 +153,14 @@ def small_star(edges: Bytes, partition: int, partitions: int) -> tuple[Bytes, By
 
 
 def all_links(edges: Bytes) -> Bytes:
-    """Return (node, smallest node of its component) for every node."""
+    """Return (node, smallest node of its component) for every node of the graph of `edges`."""
     graph = graph_of(edges)
     count = len(graph.nodes)
     return graph.nodes[np.stack([np.arange(count), component_centers(count, graph.ends)], axis=1)]
 
 
 def resolve_leaves(known: Bytes, requested: Bytes) -> tuple[Bytes, Bytes]:
-    """Return the links (node, cluster) of leaves, and those of their parents that are not in `known`.
+    """Return two arrays of links (node, cluster): of all leaves, and of those parents that are not in `known`.
 
     `known` has links (node, cluster) of parents, and `requested` has leaves (node, parent). A parent that is not in
     `known` names its own cluster.
@@ -187,7 +187,7 @@ def concatenate_edges(matrices: Iterable[Bytes], limit: int = ALL) -> Iterator[B
     for matrix in filter(len, matrices):
         if pending and matrix.shape[2] != pending[0].shape[2]:
             widths = f"{pending[0].shape[2]} and {matrix.shape[2]}"
-            raise ContractError(f"dedup: expected ids of equal length, got {widths} bytes. {_SAME_WIDTH}")
+            raise ContractError(f"dedup: expected document ids of equal length, got {widths} bytes. {_SAME_WIDTH}")
         pending.append(matrix)
         count += len(matrix)
         if count >= limit:
@@ -246,7 +246,7 @@ def unpack_pairs(batch: pa.RecordBatch) -> Bytes:
     widths = pc.min_max(batch.column("width"))
     low, high = widths["min"].as_py(), widths["max"].as_py()
     if low != high:
-        raise ContractError(f"dedup: expected ids of equal length, got {low} and {high} bytes. {_SAME_WIDTH}")
+        raise ContractError(f"dedup: expected document ids of equal length, got {low} and {high} bytes. {_SAME_WIDTH}")
     column = batch.column("pack")
     _, offsets, data = column.buffers()
     bounds = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
@@ -264,7 +264,9 @@ def pairs_of(batch: pa.RecordBatch) -> Bytes:
     nulls = sum(end.null_count for end in ends)
     if nulls or len(widths) > 1 or not min(widths):
         listed = " and ".join(str(width) for width in sorted(widths - {None}))
-        raise ContractError(f"dedup: expected ids of equal length, got {listed} bytes and {nulls} nulls. {_SAME_WIDTH}")
+        raise ContractError(
+            f"dedup: expected document ids of equal length, got {listed} bytes and {nulls} nulls. {_SAME_WIDTH}"
+        )
     return np.stack([rows_of_bytes(end, min(widths)) for end in ends], axis=1)
 
 

@@ -46,7 +46,7 @@ from schemas.tables import DEDUP as DEDUP_SCHEMA
 
 READ = ("documents", "scores", "verdicts", "clusters")
 EARLIER_PART = -1
-"""Part number in the counts that come from an earlier snapshot."""
+"""Value of the column `part` in counts (TALLIES) that come from an earlier snapshot."""
 COUNTED = pa.schema([TALLIES.field("key"), TALLIES.field("count"), TALLIES.field("first")])
 COUNTED_DDL = "key binary, count long, first binary"
 
@@ -88,7 +88,7 @@ def build_dedup(build: StepContext) -> dict[str, TableResult]:
 
 
 def totals_for_parts(counted: DataFrame, kind: bytes) -> DataFrame:
-    """Return a row (part, key, total, best) for each key of several documents and each part with one of them.
+    """Return rows (part, key, total, best): for each key that several documents have, one for each part with the key.
 
     `total` is the number of documents with the key in all parts, and `best` the keep order of the first of them.
     Returned keys begin with `kind`: URL or CLUSTER.
@@ -136,7 +136,7 @@ def facts_of_part(task: SurvivorsTask) -> Iterator[DedupFacts]:
 
 
 def url_tallies_of_part(task: SurvivorsTask) -> Iterator[pa.RecordBatch]:
-    """Yield the counts (TALLIES) of the URLs of a part's documents that no verdict drops."""
+    """Yield the counts (TALLIES) of the URLs of those documents of a part that no earlier verdict drops."""
     tally: dict[bytes, tuple[int, bytes]] = {}
     for facts in facts_of_part(task):
         url_tallies(facts, tally)
@@ -144,7 +144,7 @@ def url_tallies_of_part(task: SurvivorsTask) -> Iterator[pa.RecordBatch]:
 
 
 def cluster_tallies_of_part(task: SurvivorsTask, known: KnownTotals) -> Iterator[pa.RecordBatch]:
-    """Yield the counts (TALLIES) of the clusters of a part's documents that are joined with others."""
+    """Yield the counts (TALLIES) of the clusters of those documents of a part that are joined with others."""
     tally: dict[bytes, tuple[int, bytes]] = {}
     for facts in facts_of_part(task):
         cluster_tallies(facts, known, tally, alone=False)
@@ -173,7 +173,7 @@ def known_totals_of(batches: Iterator[pa.RecordBatch]) -> dict[bytes, tuple[int,
 
 
 def write_parts(build: StepContext, rows: DataFrame, tasks: Sequence[SurvivorsTask]) -> list[PartResult]:
-    """Write one part of the table `dedup` for each part of `documents`, with or without copies; return the results."""
+    """Write one part of the table `dedup` for each part of `documents`, even one without copies; return the results."""
     shared = build.spark.sparkContext.broadcast(list(tasks))
 
     def write(number: int, batches: Iterator[pa.RecordBatch]) -> PartResult:
@@ -183,7 +183,10 @@ def write_parts(build: StepContext, rows: DataFrame, tasks: Sequence[SurvivorsTa
 
 
 def write_survivors(task: SurvivorsTask, known: KnownTotals) -> PartResult:
-    """Write one part of the table `dedup`; with `write_index`, also its clusters and URLs to `representatives`."""
+    """Write one part of the table `dedup`.
+
+    With `write_index`, also write the counts of the part's clusters and URLs to files of the table `representatives`.
+    """
 
     def fill(output: PartOutput) -> None:
         clusters: dict[bytes, tuple[int, bytes]] = {}

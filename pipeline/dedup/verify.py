@@ -37,7 +37,7 @@ Compare = Callable[[pa.Array, pa.Array], npt.NDArray[np.float32]]
 
 
 def attach_payloads(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield each distinct pair once, with the payload of its document (CARRIED).
+    """Yield each distinct pair (node, leader) once, with the payload of the node (CARRIED).
 
     The input rows (`WITH_PAYLOADS`) are sorted by (node, leader). For each node, its payload comes first (empty
     leader), then rows with `PAYLOAD_REQUEST`, then its pairs. Raises ContractError if a payload is missing.

@@ -50,7 +50,7 @@ def hashes(text: str, language: str, words: Codes | None, config: SignatureConfi
 
 
 def sketch(codes: Codes, config: SignatureConfig) -> Values:
-    """Return the signature of one or more shingle hashes, equal to the `hashvalues` of datasketch (permutations,)."""
+    """Return the signature of one or more shingle hashes, equal to `datasketch.MinHash.hashvalues` (permutations,)."""
     factors, terms = _permutations(config.seed, config.permutations, config.datasketch_scheme)
     if config.datasketch_scheme == "legacy":
         return mersenne_minima(codes & _LOW, factors, terms, _LOW).astype(np.uint32)

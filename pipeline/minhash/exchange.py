@@ -55,9 +55,8 @@ def build_lsh(batches: Iterable[pa.RecordBatch], config: SignatureConfig, bands:
     _check_family(config)
     if bands < 2 or bands * rows > config.permutations:
         raise ConfigError(
-            f"dedup.bands, dedup.rows: expected at least 2 bands and at most {config.permutations} values "
-            f"(bands x rows) for an exchange with datasketch, got {bands} x {rows}. "
-            "Set dedup.bands and dedup.rows within these limits."
+            f"datasketch index: expected at least 2 bands and at most {config.permutations} values "
+            f"(bands x rows), got {bands} x {rows}. Pass bands and rows to build_lsh that are within these limits."
         )
     index = MinHashLSH(num_perm=config.permutations, params=(bands, rows))
     for batch in batches:

@@ -79,7 +79,7 @@ def text_keys(text: str) -> Codes:
 
 
 def _as_ascii(text: str) -> str | None:
-    """Return an ASCII text that has the same normalized words.
+    """Return an ASCII text with the same normalized words as `text`.
 
     None if no such text exists, or if more than an eighth of the characters are not ASCII.
     """
@@ -108,7 +108,7 @@ def _plain(char: str) -> str | None:
 
 
 def _ascii_keys(text: str) -> Codes | None:
-    """Return the key of each word of an ASCII text, or None if a word is longer than _SPAN."""
+    """Return the key of each word of an ASCII text, or None if a word does not fit into _SPAN bytes."""
     body = _NUMBER.sub(b"\x1b", text.encode().translate(_CODES)).replace(b"\x1c", b"\0") + b"\0"
     keys, start = [], 0
     while start < len(body):
@@ -197,7 +197,7 @@ def hashes(text: str, language: str, words: Codes | None, config: SignatureConfi
 
 
 def iterate_runs(joined: bytes, size: int) -> Iterator[bytes]:
-    """Yield every run of `size` consecutive units of `joined`, units separated by one space.
+    """Yield every run of `size` consecutive units of `joined`, in which single spaces separate the units.
 
     If there are fewer units, yield `joined` as a whole.
     """

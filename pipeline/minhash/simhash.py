@@ -58,7 +58,7 @@ def table_keys(signatures: Codes, blocks: int, max_distance: int) -> Codes:
 
 @lru_cache(maxsize=16)
 def _tables(blocks: int, max_distance: int) -> tuple[Codes, Codes]:
-    """Return the bit mask of each table, and a salt that makes its keys differ from those of the other tables."""
+    """Return, for each table, a bit mask, and a salt that makes its keys differ from those of the other tables."""
     if not 0 <= max_distance < blocks <= BITS:
         raise ConfigError(
             f"dedup.blocks: expected more blocks than max_distance and at most {BITS}, got blocks = {blocks} and "

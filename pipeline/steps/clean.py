@@ -57,7 +57,7 @@ def num_parts(table: TableVersion) -> int:
 
 
 def part_paths(tables: Any, ordinal: int) -> dict[str, str]:
-    """Return the path of one part in each of the tables."""
+    """Return the path of part `ordinal` in each of the tables, by table name."""
     return {name: table.manifest.run.paths[part_key(ordinal)] for name, table in tables.items()}
 
 

@@ -95,7 +95,7 @@ def documents_part(task: DocumentsTask, retried: bool) -> PartResult:
 
 
 def check_size(split: Split, size: int) -> None:
-    """Raise ContractError if the file no longer has the size [bytes] that it had when the run was prepared."""
+    """Raise ContractError unless `size`, the bytes read, is the size that the file had when the run was prepared."""
     if size != split.size:
         raise ContractError(
             f"{split.uri}: expected {split.size} bytes, got {size} while reading. "
@@ -108,12 +108,13 @@ def check_columns(row: Row, columns: Container[str]) -> None:
     unknown = [name for name in row if name not in columns and name[0] != "_"]
     if unknown:
         raise ContractError(
-            f"step documents: expected the columns of its schema, got {unknown}. Declare them in the stage's `columns`."
+            f"step documents: expected only columns of the tables `documents` and `text`, got also {unknown}. "
+            "Declare them in the field `columns` of the stage that adds them."
         )
 
 
 def write_row(row: Row, output: PartOutput, config: TextConfig) -> None:
-    """Count a finished row and write it to both tables."""
+    """Count a finished row and write it to the tables `documents` and `text`."""
     books = output.books
     books.enter(row, row.get("num_chars") or 0)
     if row.get("language") is not None:

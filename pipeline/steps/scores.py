@@ -58,10 +58,10 @@ def build_scores(build: StepContext) -> dict[str, TableResult]:
 
 
 def scored_by_checkpoint(build: StepContext, config: PerplexityConfig, tasks: Sequence[ScoresTask]) -> list[str]:
-    """Score all texts with a checkpoint, in a separate process that has torch, and return a file name for each part.
+    """Score all texts with a checkpoint, in a separate process that has torch.
 
-    The file of a part has its scores. The texts are passed in files in the folder of the table `scores`. This folder
-    must therefore be on a local or mounted file system.
+    Return the name of each part's file of scores. Texts and scores are passed in files in the folder of the table
+    `scores`. This folder must therefore be on a local or mounted file system.
     """
     folder = build.folders["scores"]
     texts = [result["path"] for result in run_tasks(build.spark, texts_part, tasks, "texts", build.partitions)]
@@ -75,7 +75,7 @@ def scored_by_checkpoint(build: StepContext, config: PerplexityConfig, tasks: Se
 
 
 def texts_part(task: ScoresTask, retried: bool) -> TaskResult:
-    """Write the texts of one part to a file that the process with the checkpoint reads, and return its path."""
+    """Write the texts of one part to a file for the process with the checkpoint; return its path and number of rows."""
     with PartWriter(task.folder, f"texts/{part_key(task.part.ordinal)}", TO_SCORE, size_column="text") as writer:
         for row in texts(task.part):
             writer.add(row | {"text": row["_body"]})
@@ -129,6 +129,6 @@ def with_scores(task: ScoresTask) -> Iterator[Row]:
             if row["doc_id"] != scored["doc_id"]:
                 raise ContractError(
                     f"scores {part_key(task.part.ordinal)}: expected the checkpoint's scores in the order of the "
-                    "documents, got another order. Run `penstock run` again."
+                    "documents, got a different order. Run `penstock run` again."
                 )
             yield row | scored

@@ -129,7 +129,7 @@ def split_columns(names: Sequence[str], tables: Mapping[str, Any]) -> dict[str, 
 
 
 def histograms_of_part(task: VerdictsTask, retried: bool) -> TaskResult:
-    """Return `histograms` of one part's values, by quantile and language, and the number of its documents as `rows`.
+    """Return "histograms" of one part's values, by quantile and language, and "rows", the part's number of documents.
 
     The bins are 0.05 % wide. `cutoffs_of` sums the histograms of all parts and computes the quantiles from the sum.
     """
@@ -243,7 +243,7 @@ def fold(by_language: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
 def rows_of(
     named: Sequence[tuple[str, Check]], judgement: CheckResults, batch: pa.RecordBatch
 ) -> Iterator[tuple[Row, int]]:
-    """Yield the verdict of every document of a batch, with its length after cuts [code points]."""
+    """Yield (row with the verdict, length of the text after cuts [code points]) for every document of a batch."""
     first = judgement.first
     places = np.arange(len(first))
     # The index KEPT is -1, so it selects the row of NaN that is appended; without checks, this is the only row.
@@ -262,7 +262,7 @@ def rows_of(
 
 
 def buckets_of(batch: pa.RecordBatch, cutoffs: Cutoffs) -> list[str]:
-    """Return each document's perplexity bucket among those of its language: head, middle or tail.
+    """Return each document's perplexity bucket (head, middle or tail), by the cut-offs of its language.
 
     The bucket is `all` for documents whose perplexity was not measured.
     """
@@ -295,7 +295,7 @@ def count_verdict(row: Row, chars: int, books: DropCounter) -> None:
 # stage that read the text after cuts reads what is left. Limits that are quantiles of the data are not computed again.
 
 CONTEXT = ("source", "language")
-"""Columns besides the compared ones that the stages read."""
+"""Columns that the stages read, besides those that checks compare with limits."""
 
 
 def is_score(stage: PerDocument) -> bool:
@@ -304,7 +304,7 @@ def is_score(stage: PerDocument) -> bool:
 
 
 class Reevaluation:
-    """After passages were cut from documents, measures them again and evaluates the checks on the new values.
+    """Measures documents again after passages were cut from them, and evaluates the checks on the new values.
 
     One instance is built for each part, because it loads the models.
     """
@@ -338,7 +338,7 @@ class Reevaluation:
 
     @property
     def errors(self) -> dict[str, int]:
-        """Number of documents on which a stage failed, by a text of stage, exception type and line of code."""
+        """Number of documents on which a stage failed, by a text that names stage, exception type and line of code."""
         return dict(self._of_text.errors + self._of_rest.errors)
 
     def __call__(self, rows: list[Row]) -> None:

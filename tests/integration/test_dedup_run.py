@@ -216,7 +216,7 @@ def test_a_run_without_an_index_and_a_missing_link_are_refused(run_of, whole, in
         run_of([THIRD], f'dedup.indexes=["{whole.uri}"]', folder=tmp_path / "run")
     second = run_of([SECOND], "dedup.write_index=true", f'dedup.indexes=["{indexed.uri}"]')
     alone = run_of([SECOND], "dedup.write_index=true", until="clusters")
-    with pytest.raises(ConfigError, match="expected every index that it was itself compared with"):
+    with pytest.raises(ConfigError, match="every index that this one was compared with, got none"):
         run_of([THIRD], f'dedup.indexes=["{second.uri}"]', folder=tmp_path / "run")
     with pytest.raises(ConfigError, match="expected every index once, got it listed before"):
         run_of([THIRD], f'dedup.indexes=["{indexed.uri}","{indexed.uri}"]', folder=tmp_path / "run")

@@ -40,9 +40,9 @@ class AuditSample:
     scope: Rows
     """Hash of the document's values in the columns `dedup.scope`."""
     cluster: Rows
-    """Number of the document's cluster; numbers are equal for equal clusters."""
+    """Integer id of each document's cluster; documents of one cluster have the same id."""
     digest: Rows
-    """Number of the document's normalised text; numbers are equal for equal texts."""
+    """Integer id of each document's normalised text; equal texts have the same id."""
     signatures: npt.NDArray[np.unsignedinteger]
     keys: Rows
     """Keys that near copies are likely to share, (documents, keys)."""
@@ -51,9 +51,9 @@ class AuditSample:
     sizes: Rows
     """Number of distinct shingles of the document."""
     same: Rows
-    """Row of the first document with the same shingles."""
+    """Row number of the first document with the same set of shingles, often the document itself."""
     row: dict[bytes, int]
-    """Row of each document by doc_id."""
+    """Row number of each document, by doc_id."""
     without_text: frozenset[bytes]
     """Sampled documents that have no text, so they cannot be compared."""
     too_long: frozenset[bytes]
@@ -74,7 +74,7 @@ class Pairs:
 
 
 def concatenate_pairs(parts: Sequence[Pairs]) -> Pairs:
-    """Return the concatenation of several `Pairs`; it is empty if there are none."""
+    """Return several `Pairs` as a single one, which is empty if `parts` is empty."""
     empty = Pairs(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
     columns = zip(*((part.a, part.b, part.jaccard) for part in (empty, *parts)))
     return Pairs(*map(np.concatenate, columns))
@@ -122,9 +122,9 @@ def _matrix(column: pa.ChunkedArray, value: str) -> Any:
 
 
 def all_pairs(sample: AuditSample, rows: Rows) -> Iterator[Pairs]:
-    """Yield, in blocks, all pairs of some documents with equal scope and a true Jaccard similarity of at least FLOOR.
+    """Yield, in blocks, the pairs among the documents `rows`, given by row number in ascending order.
 
-    `rows` are the row numbers of the documents in the sample, in ascending order.
+    Only pairs of equal scope and a true Jaccard similarity of at least FLOOR are yielded, each of them once.
     """
     step = max(1, BLOCK_CELLS // max(1, len(rows)))
     for start in range(0, len(rows), step):
@@ -146,7 +146,7 @@ def jaccards(sample: AuditSample, left: Rows, right: Rows) -> Numbers:
 
 
 def jaccard_of(sample: AuditSample, a: Rows, b: Rows) -> Numbers:
-    """Return the true Jaccard similarity of document a[i] and document b[i] (pairs,)."""
+    """Return, for each i, the true Jaccard similarity of documents a[i] and b[i] (pairs,)."""
     common: Rows = np.zeros(len(a), np.int64)
     for start in range(0, len(a), PAIRS_AT_ONCE):
         block = slice(start, start + PAIRS_AT_ONCE)
@@ -156,13 +156,13 @@ def jaccard_of(sample: AuditSample, a: Rows, b: Rows) -> Numbers:
 
 
 def _ratio(common: Any, left: Any, right: Any) -> Any:
-    """Return the Jaccard similarity from counts of common, left and right shingles; 1 for two texts without any."""
+    """Return the Jaccard similarity from counts of common, left and right shingles; 1 if neither text has a shingle."""
     union = left + right - common
     return np.where(union > 0, common / np.maximum(union, 1), 1.0)
 
 
 def share_a_key(sample: AuditSample, a: Rows, b: Rows) -> npt.NDArray[np.bool_]:
-    """Return True for each pair a[i], b[i] of documents with a key in common, which makes them a candidate (pairs,)."""
+    """Return, for each pair of documents a[i] and b[i], whether a common key makes it a candidate (pairs,)."""
     shared = np.zeros(len(a), bool)
     for column in sample.keys.T:
         shared |= column[a] == column[b]
@@ -207,8 +207,9 @@ def wilson(share: float, count: float) -> tuple[float, float]:
 
 
 def simple_share(hits: int, pairs: int, is_all: bool = False) -> ShareEstimate:
-    """Return hits / pairs for independent pairs, with its 95 % confidence interval.
+    """Return the share of pairs with the measured property, hits / pairs, with its 95 % confidence interval.
 
+    The pairs are assumed to be independent of each other.
     If `is_all` is true, the pairs are all pairs of the run rather than a sample, so the interval has zero width.
     """
     if not pairs:
@@ -232,7 +233,7 @@ def grouped_share(hits: Numbers, weights: Numbers, pairs: int, is_all: bool = Fa
 
 
 def effective_groups(hits: Numbers, weights: Numbers) -> float:
-    """Return the effective sample size of the groups, by the jackknife: 1 to the number of groups with pairs."""
+    """Return the effective number of independent groups, by the jackknife: 1 to the number of groups with pairs."""
     used = weights > 0
     hits, weights = hits[used], weights[used]
     groups, total, sum_hits = len(weights), float(weights.sum()), float(hits.sum())
@@ -275,12 +276,13 @@ def bin_edges(min_jaccard: float) -> list[float]:
 
 
 class PairTally:
-    """Total weight of all pairs, of candidates, and of pairs in one cluster, by first document and similarity bin."""
+    """Sums of weights by first document and similarity bin: of all pairs, of candidates, of pairs in one cluster."""
 
     def __init__(self, groups: Rows, edges: Sequence[float], layout: tuple[int, int] | None):
         """Start with empty sums.
 
-        `groups` gives, for each document, the row number of the first document in its group. `layout` is (bands, rows).
+        `groups` gives, for each document, the row number of the first document in its group. `edges` are the lower
+        edges of the bins, and `layout` is (bands, rows).
         """
         self._groups, self._edges, self._layout = groups, np.array(edges), layout
         self._shape = (len(groups), len(edges))
@@ -324,8 +326,8 @@ class PairTally:
     def recall(self, min_jaccard: float, is_all: bool) -> list[dict[str, Any]]:
         """Return recall at each bin edge of at least `min_jaccard` - `RECALL_MARGIN`, as entries of the manifest.
 
-        Of the pairs at least as similar as the edge (`jaccard`), `joined` is the share in one cluster, `candidates`
-        that with a common key.
+        An entry describes the pairs at least as similar as the edge (`jaccard`). `joined` is the share of them in one
+        cluster, and `candidates` the share with a common key.
         """
         edges = [edge for edge in self._edges.tolist() if edge >= min(min_jaccard, 1.0) - RECALL_MARGIN - 1e-9]
         return [

@@ -46,8 +46,9 @@ PROPOSALS = pa.schema(
         pa.field("count", pa.int64()),
     ]
 )
-"""Columns of a proposed document. `rank` is the hash of its anchor, `group` is anchor and scope. `count` is the number
-of documents of the group in a part, in the first row of the group there, else 0."""
+"""Columns of a proposed document. In the sample `anchored`, `rank` is the hash of its anchor, and `group` is anchor and
+scope. The first row of a group in a part has the number of the group's documents in the part as `count`. The other rows
+have 0. In the other samples, these three columns are null."""
 PROPOSALS_DDL = (
     "sample string, key long, doc binary, leader binary, cluster binary, rank long, group binary, count long"
 )
@@ -81,7 +82,7 @@ def document_keys(doc_ids: pa.Array, seed: int, purpose: str) -> Keys:
 
 
 def hash_limit(share: float) -> int:
-    """Return the number below which the fraction `share` of all hashes from `hash_values` lies."""
+    """Return the limit below which the results of `hash_values` lie with probability `share`."""
     return (1 << 63) - 1 if share >= 1 else int(share * (1 << 63))
 
 
@@ -162,7 +163,7 @@ class AuditSamples:
     every_document: bool
     """True if the uniform sample holds all documents of the run."""
     capped: Sequence[int]
-    """Sizes of the groups of one anchor of which only some documents are in the sample."""
+    """Size of each group of which only `audit.group` documents are in the sample, because it has more."""
 
     def wanted(self) -> list[bytes]:
         """Return the doc_ids of all documents in the samples, sorted."""
@@ -221,7 +222,7 @@ SAMPLED = pa.schema(
     ]
 )
 """`shingles` are the sorted distinct hashes as uint64. They are null for a document without text, for which
-`num_shingles` is null too, and for a document with too many."""
+`num_shingles` is null too, and for a document with more than MAX_SHINGLES."""
 SAMPLED_DDL = (
     "doc binary, scope long, cluster binary, digest binary, signature binary, keys binary, num_shingles long, "
     "shingles binary"
@@ -286,7 +287,7 @@ def _same(task: TextsTask, expected: pa.Array, rows: pa.RecordBatch | None) -> p
     if not rows.column("doc_id").equals(expected):
         raise ContractError(
             f"audit {part_key(task.part.ordinal)}: expected {len(expected)} sampled documents in `clusters` and "
-            f"`text`, got {rows.num_rows} rows that do not match them, so the tables are of different runs. "
+            f"`text`, got {rows.num_rows} rows that do not match them, so they come from different runs. "
             "Run `penstock run` again."
         )
     return rows

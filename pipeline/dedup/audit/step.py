@@ -62,7 +62,7 @@ from schemas.tables import AUDIT
 # Thompson 1952). Rows are sorted by doc_id and summed in one task, so the figures are the same at any partitioning.
 
 MAX_LISTED = 50_000
-"""Most pairs of a sample that the table lists; of more, those with the lowest hashes."""
+"""Most pairs that the table lists for one sample. If the sample has more, those with the lowest hashes are listed."""
 CLUSTER = "cluster"
 """The sample of joined documents, each paired with the first document of its cluster (joined by a chain of links)."""
 
@@ -106,7 +106,7 @@ class ListedPairs:
 
 
 def examine(task: ExamineTask, batches: Iterator[pa.RecordBatch]) -> PartResult:
-    """Write the table `audit` from all sampled documents (SAMPLED), with precision and recall in its manifest."""
+    """Write the table `audit` from all sampled documents, `batches` (SAMPLED); measure precision and recall."""
 
     def fill(output: PartOutput) -> None:
         sample = read_sample(pa.Table.from_batches(batches, SAMPLED), task.signature)
@@ -258,8 +258,8 @@ def build_audit(build: StepContext) -> dict[str, TableResult]:
 def lowest_proposals(proposals: DataFrame, audit: AuditConfig) -> Any:
     """Return, for each sample, the `audit.documents` proposals with the lowest keys, as an Arrow table (PROPOSALS).
 
-    For the sample by anchors, these are rows of the groups with the lowest ranks, and up to `audit.group` rows more.
-    Their `count` is the number of the group's documents in the whole run.
+    The sample `anchored` gets up to `audit.group` rows more: those of the groups with the lowest ranks, without groups
+    of a single document. Its `count` is the number of the group's documents in the whole run.
     """
     of_anchor = proposals.where(F.col("sample") == ANCHORED)
     group = Window.partitionBy("group")

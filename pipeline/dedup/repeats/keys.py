@@ -112,7 +112,7 @@ class KnownRepeats:
     """
 
     def __init__(self, keys: Codes, documents: Bytes, positions: Ints):
-        # a key arrives once from each chunk that holds it; the row with the first occurrence sorts before the others
+        # a key arrives once from each batch of `tallies` that has it; its row with the first occurrence sorts first
         ranking = np.lexsort((positions == ELSEWHERE, *keys.T[::-1]))
         ranked = keys[ranking]
         begins = np.append(True, (ranked[1:] != ranked[:-1]).any(axis=1))[: len(ranked)]
@@ -133,7 +133,7 @@ class KnownRepeats:
     def is_repeat(self, keys: Codes, positions: Ints, doc_id: bytes) -> Bools:
         """Return True for each occurrence in a document that must be cut (occurrences,).
 
-        That is, its key is repeated, and it is not the first occurrence of the key in the run.
+        An occurrence is cut if its key is repeated, unless `repeats.keep_first` keeps it as the first one in the run.
         """
         if not len(self):
             return np.zeros(len(keys), bool)
@@ -156,7 +156,8 @@ class KnownRepeats:
 def known_repeats(batches: Iterable[pa.RecordBatch], numbers: Sequence[int]) -> list[KnownRepeats]:
     """Return the repeated keys of a part from rows (key, part, first), as one object for each entry of `numbers`.
 
-    An entry is a length of keys in 64-bit numbers, 1 or 2. `first` is null if the first occurrence is not in this part.
+    An entry is the number of 64-bit numbers in a key, 1 or 2. `first` is null if the first occurrence is not in this
+    part.
     """
     held: dict[int, list[tuple[Codes, Bytes, Ints]]] = {number: [] for number in numbers}
     for batch in batches:
@@ -213,7 +214,8 @@ class Reevaluator(Protocol):
     def __call__(self, rows: list[Row]) -> None:
         """Measure the documents in `rows` again, and add their new signals and verdicts to the rows.
 
-        A row has the stored `columns`, the raw `text` without the repeats, and `_rest`, its visible text.
+        A row has the stored `columns`; `text`, the raw text without the repeats; and `_rest`, the visible text without
+        them.
         """
 
     def close(self) -> None:
@@ -253,11 +255,11 @@ class Document:
 
     doc_id: bytes
     body: str
-    """Its text after cuts."""
+    """Text of the document after cuts."""
     scope: np.uint64
-    """Hash of its values in the columns `dedup.scope`."""
+    """Hash of the document's values in the columns `dedup.scope`."""
     order: Bytes
-    """Its keep order."""
+    """Keep order of the document."""
 
 
 def documents_of(task: RepeatsTask) -> Iterator[Document]:
@@ -290,7 +292,7 @@ def units_of_part(task: RepeatsTask) -> Iterator[pa.RecordBatch]:
 
 
 def seeds_of_part(task: RepeatsTask) -> Iterator[pa.RecordBatch]:
-    """Yield the number of occurrences (TALLIES) of each seed of windows in one part, by key."""
+    """Yield the number of occurrences (TALLIES) of each seed (see `window_seeds`) in one part, by key."""
     config = task.config
 
     def places() -> Iterator[KeyOccurrences]:
@@ -303,7 +305,10 @@ def seeds_of_part(task: RepeatsTask) -> Iterator[pa.RecordBatch]:
 
 
 def windows_of_part(task: RepeatsTask, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the number of occurrences (TALLIES) of each window in one part whose seed is in `rows`, repeated seeds."""
+    """Yield the number of occurrences (TALLIES) of those windows of one part whose seed is repeated.
+
+    `rows` are the repeated seeds of the part, as `repeated_keys` returns them.
+    """
     config = task.config
     (known,) = known_repeats(rows, (1,))
 

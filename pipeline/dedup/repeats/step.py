@@ -38,13 +38,13 @@ from schemas.tables import REPEATS as REPEATS_SCHEMA
 # The writer of one part of the table `repeats`: repeats are cut, and the remaining text is judged again.
 
 ANY = "any"
-"""Name in the figures for documents with a cut of any kind."""
+"""Key in the figure `cut_documents` for documents with a cut of any kind."""
 
 
 def passages_of(
     document: Document, units: KnownRepeats, windows: KnownRepeats, config: RepeatsConfig
 ) -> list[tuple[str, list[Span]]]:
-    """Return (kind of unit, spans to cut [code points]) for each kind, in the order of `repeats.units`."""
+    """Return (kind of unit, spans to cut [code points]) for each kind in `repeats.units`, in that order."""
     passages: list[tuple[str, list[Span]]] = []
     for kind in config.units:
         if kind == SUBSTRING:
@@ -59,7 +59,7 @@ def passages_of(
 
 
 def repeated_runs(document: Document, windows: KnownRepeats, config: RepeatsConfig) -> list[Span]:
-    """Return the spans of a document that repeated windows of n words or bytes cover [code points]."""
+    """Return the spans of a document that repeated windows of `config.length` words or bytes cover [code points]."""
     if not len(windows):
         return []
     tokens = Tokens(document.body, config.substring_unit)
@@ -136,7 +136,7 @@ def rows_of(batch: pa.RecordBatch, task: RepeatsTask, units: KnownRepeats, windo
 def without_runs(
     row: Row, passages: list[tuple[str, list[Span]]], size: int, config: RepeatsConfig
 ) -> list[tuple[str, list[Span]]]:
-    """Return the passages of all kinds except SUBSTRING, whose spans are the repeated runs.
+    """Return the passages of all kinds except SUBSTRING, the kind whose spans are the repeated runs.
 
     If the runs exceed `max_repeated_share` of the text, return no passages, and set the verdict in `row` that drops the
     document. `size` is the length of the text [code points].
@@ -152,7 +152,7 @@ def without_runs(
 def cut_row(row: Row, text: str, body: str, cuts: tuple[list[Cut], list[Cut]]) -> None:
     """Set the cuts, the remaining texts and their sizes in a row.
 
-    `cuts` has the same cuts twice: as spans of `body`, the visible text, and as spans of `text`, the raw text.
+    `cuts` is a pair: cuts as spans of `body`, the visible text, and the same cuts as spans of `text`, the raw text.
     """
     in_body, in_text = ([(start, end) for start, end, _ in spans] for spans in cuts)
     row["cuts"] = cuts[1]

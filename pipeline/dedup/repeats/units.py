@@ -54,7 +54,7 @@ def _table() -> npt.NDArray[np.uint32]:
 
 
 def normal_forms(units: Sequence[str]) -> list[str]:
-    """Return the normal form of each unit, a string in which words are separated by one space; empty without words."""
+    """Return each unit's normal form, a string in which words are separated by one space; '' if it has no word."""
     joined = "\n".join([unit.replace("\n", " ") for unit in units]).lower()
     if joined.isascii():
         normal = joined.encode().translate(_PLAIN, _DELETED).decode()
@@ -67,7 +67,7 @@ def normal_forms(units: Sequence[str]) -> list[str]:
 
 _BLANK_LINES = re.compile(r"\n\s*\n")
 _UNSPACED_ENDS = "\u3002\uff01\uff1f\uff61"
-"""Sentence ends of writing that puts no space after them: 。！？｡"""
+"""End marks of sentences in scripts that put no space after them: 。！？｡"""
 _ENDS = re.escape("".join(sorted(SENTENCE_ENDS - set(_UNSPACED_ENDS))))
 _CLOSING = r"[\"'”’»)\]}」』）】》]*"
 _SENTENCE_END = re.compile(rf"[{_ENDS}]{_CLOSING}(?=\s)|[{_UNSPACED_ENDS}]{_CLOSING}|\n")
@@ -129,7 +129,8 @@ def paragraph_spans(text: str) -> Ints:
 def sentence_spans(text: str) -> Ints:
     """Return the start and end of each sentence (sentences, 2) [code points].
 
-    A sentence ends at a line end or after an end mark. Whitespace must follow the mark, unless it is in _UNSPACED_ENDS.
+    A sentence ends at a line end or after an end mark. Whitespace must follow the mark, unless the mark is in
+    _UNSPACED_ENDS.
     Abbreviations are not recognized; this is enough, because copies of a passage are always split in the same way.
     """
     ends = [match.end() for match in _SENTENCE_END.finditer(text)]
@@ -149,9 +150,9 @@ def scoped(keys: Codes, kind: str, scope: np.uint64) -> Codes:
 # Repeated runs of words or bytes: fingerprints of all windows of n tokens, of which few leave the worker.
 #
 # The seed of a window is the smallest fingerprint of its k-grams (k = n // 2). Equal windows have equal seeds in any
-# context, and most neighbors share a seed, so 2 in n - k + 2 k-grams are seeds. Only windows with a repeated seed are
-# compared, by 128 bits: the fingerprint of their tokens and, as verification, another hash of their bytes. Sources:
-# Schleimer, Wilkerson and Aiken 2003 (winnowing); Lee et al. 2022, arXiv 2107.06499 (runs, by one suffix array).
+# context. Most adjacent windows share a seed, so about 2 in n - k + 2 k-grams are seeds. Only windows with a repeated
+# seed are compared, by 128 bits: the fingerprint of their tokens and, as verification, another hash of their bytes.
+# Sources: Schleimer, Wilkerson and Aiken 2003 (winnowing); Lee et al. 2022, arXiv 2107.06499 (runs, by a suffix array).
 
 TOKEN = re.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")
 """A word: one character of a script that does not separate words, or a run of other characters between whitespace."""
@@ -267,9 +268,10 @@ def window_seeds(codes: Codes, n: int) -> Codes:
 
 
 def seeds(codes: Codes, n: int) -> Codes:
-    """Return the seeds of all windows of n tokens; a seed occurs once for each position of its k-gram in the text.
+    """Return the seeds of all windows of n tokens: the fingerprints of some of the text's k-grams (k = n // 2).
 
-    So if a window occurs t times, its seed is returned t or more times, even if the occurrences overlap.
+    A seed is returned once for each position at which its k-gram is the lowest of some window. So if a window
+    occurs t times, its seed is returned t or more times, even if the occurrences overlap.
     """
     if len(codes) < n:
         return np.zeros(0, np.uint64)
@@ -308,9 +310,9 @@ _SPACE = re.compile(r"\s+")
 def cuts_of(text: str, passages: Sequence[tuple[str, Sequence[Span]]]) -> list[Cut]:
     """Return the cuts that remove repeated passages from a text.
 
-    Passages are (kind of unit, spans); where two overlap, the cut names the kind that comes first. Of all whitespace in
-    and around a passage, one run is kept: the first of those with the most line breaks. At the start and the end of the
-    text, none is kept.
+    Passages are (kind of unit, spans); where two overlap, the cut names the kind that `passages` lists first. Of all
+    whitespace in and around a passage, one run is kept: the first of those with the most line breaks. At the start and
+    the end of the text, none is kept.
     """
     spans = [span for _, kind_spans in passages for span in kind_spans]
     if not spans:
@@ -368,7 +370,7 @@ def _by_owner(owner: npt.NDArray[np.uint8]) -> list[tuple[int, int, int]]:
 
 
 def cuts_in_whole_text(cuts: Sequence[Cut], visible: Sequence[Span]) -> list[Cut]:
-    """Return cuts of the visible text as cuts of the whole text, of which earlier cuts left the spans `visible`."""
+    """Convert cuts of the visible text to cuts of the whole text; `visible` are the spans that earlier cuts left."""
     by_kind: dict[str, list[Span]] = {}
     for start, end, kind in cuts:
         by_kind.setdefault(kind, []).append((start, end))

@@ -111,7 +111,7 @@ def test_matrices_and_binary_arrays_are_each_other_also_when_sliced():
         ({"near": False, "exact": "off"}, r"got exact = 'off' and near = false\. Set dedup\.near=true\."),
         (
             {"near": False, "rounds": 2, "bands": 3},
-            r"near: expected true with bands, rounds, got false, .*Remove dedup\.bands, dedup\.rounds\.",
+            r"near: expected true with bands, rounds, got false, .*remove dedup\.bands, dedup\.rounds\.",
         ),
         ({"blocks": 3}, r"expected more than max_distance = 3, got 3\. Set dedup\.blocks to at least 4\."),
         ({"keep": ("longest",), "source_ranks": ("web",)}, r"got keep = \['longest'\]\. Add 'source_rank'"),

@@ -240,7 +240,7 @@ def test_pairs_are_read_back_from_their_rows():
 )
 def test_nodes_of_other_widths_are_refused(first, second, got):
     batch = pa.RecordBatch.from_arrays([pa.array(first, pa.binary()), pa.array(second, pa.binary())], names=["a", "b"])
-    with pytest.raises(ContractError, match=rf"expected ids of equal length, got {got}\. Delete the folder"):
+    with pytest.raises(ContractError, match=rf"expected document ids of equal length, got {got}\. Delete the folder"):
         pairs_of(batch)
 
 

@@ -112,7 +112,7 @@ def test_the_least_similarity_of_a_copy_is_a_bin_edge(least: float, edges: list[
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
-        ({"documents": 0, "group": 9}, r"documents: expected more than 0 with group, got 0, .*Remove audit\.group\."),
+        ({"documents": 0, "group": 9}, r"documents: expected more than 0 with group, got 0, .*remove audit\.group\."),
         ({"documents": 100, "group": 101}, r"group: expected at most documents = 100, got 101\. Set audit\.group"),
         ({"documents": 99}, r"documents: expected 0 \(no audit\) or at least 100, got 99\."),
         ({"documents": 20_001}, "less than or equal to 20000"),
