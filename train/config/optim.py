@@ -158,7 +158,7 @@ class OptimConfig(Section):
     """With train.precision = fp16: consecutive steps with finite gradients before the factor is doubled."""
 
     def uses(self, name: str) -> bool:
-        """Return True if an update rule of the chosen optimizer takes this field."""
+        """Return True if this `[optim]` field configures the chosen optimizer, or its optimizer `of_others`."""
         return name in OPTIMIZERS[self.optimizer].all_settings
 
     def for_device(self, kind: str) -> "OptimConfig":

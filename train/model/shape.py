@@ -192,7 +192,7 @@ def _shapes(num_params: float, vocab_size: int, plan: PlanConfig, tied: bool) ->
 
 
 def _head_dim(d_model: int) -> int:
-    """Return a head's width: 64, or 128 from a d_model of 1280 (Hoffmann et al. 2022, Table A9); less below 512."""
+    """Return the width of a head: 128 if d_model >= 1280 (Hoffmann et al. 2022, Table A9), 64 if >= 512, else less."""
     return 128 if d_model >= 1280 else 64 if d_model >= 512 else 32 if d_model >= 128 else 16
 
 
