@@ -44,7 +44,7 @@ KERNEL_DTYPES = (torch.bfloat16, torch.float16)
 """Dtypes that FlashAttention and FlexAttention support; in float32 their tiles exceed a GPU's shared memory."""
 
 _GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
-"""Keyword argument of `varlen_attn` that enables grouped heads; torch 2.11 has none and always allows them."""
+"""Keyword argument of `varlen_attn` that enables grouped heads; torch 2.11 lacks it and always allows them."""
 
 
 @dataclass(frozen=True)

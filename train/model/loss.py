@@ -165,7 +165,7 @@ class LossTally:
 
     @classmethod
     def empty(cls, num_sources: int, device: torch.device) -> Self:
-        """Return sums of zero."""
+        """Return a tally with all sums 0."""
         zeros = torch.zeros(2, num_sources, dtype=torch.float64, device=device)
         return cls(zeros[0], zeros[1])
 

@@ -68,9 +68,9 @@ def shard_axes(tensor: Tensor) -> tuple[int, ...]:
 def region_at(tensor: DTensor, coordinate: Coordinate) -> Region:
     """Return the region of a tensor that the rank at this mesh coordinate holds.
 
-    FSDP shards what tensor parallelism has sharded already, although FSDP's mesh axis comes first. Such placements are
-    strided, and apply after the others of the same dimension. torch's own offsets are wrong if an uneven split leaves a
-    rank without elements.
+    FSDP shards what tensor parallelism has sharded already, although FSDP's mesh axis comes first. FSDP's placements
+    are then strided, and apply after the others of the same dimension. torch's own offsets are wrong if an uneven split
+    leaves a rank without elements.
     """
     bounds = [(0, size) for size in tensor.shape]
     axes = shard_axes(tensor)

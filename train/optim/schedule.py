@@ -110,7 +110,7 @@ def _reductions(step: int, heldout: HeldoutLosses, patience: int) -> int:
 # Dynamic loss scaling for fp16: each step computes the next step's factor of the loss.
 
 MAX_SCALE = float(2**24)
-"""Maximum factor: multiplied by it, a float32 loss is far from overflow, and no gradient needs more."""
+"""Maximum loss scale: a float32 loss times this factor is far from overflow, and no gradient needs a larger one."""
 
 
 @dataclass(frozen=True)

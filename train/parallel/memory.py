@@ -429,7 +429,7 @@ def memory_of_rank(
 ) -> Memory:
     """Return the memory of the rank that needs most of it, on a device of this type ("cpu", "cuda").
 
-    The device also decides automatic settings. Raises ConfigError if the product of the axes is not `world_size`.
+    Automatic settings depend on this type. Raises ConfigError if the product of the axes is not `world_size`.
     """
     settings = settings.for_device(device)
     axes = axes_of(settings.layout, world_size)
