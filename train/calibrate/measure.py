@@ -78,7 +78,8 @@ def _memory_of_machine() -> int:
 def _shortest(ranks: Ranks, work: Callable[[], object], least: float = SECONDS) -> float:
     """Return the seconds of the fastest repetition of `work`, averaged over the ranks.
 
-    `least`: seconds to spend on repetitions. Every rank makes the same number of them, since some work is collective.
+    `least`: seconds to spend on repetitions. Every rank makes equally many repetitions, because some work is
+    collective.
     """
 
     def once() -> float:
@@ -96,7 +97,10 @@ def _shortest(ranks: Ranks, work: Callable[[], object], least: float = SECONDS) 
 
 
 def _best_rate(ranks: Ranks, kind: torch.dtype) -> float:
-    """Return the highest FLOP/s of products of square matrices of sides SIDES; stop after one that takes over SLOW."""
+    """Return the highest rate [FLOP/s] of a product of square matrices, of those with the sides SIDES.
+
+    After a product that takes longer than SLOW seconds, no larger one is measured.
+    """
     best = 0.0
     for side in SIDES:
         side *= 8 if ranks.device.type == "cuda" else 1
@@ -144,7 +148,7 @@ def _page_seconds(ranks: Ranks) -> float:
 
 
 def _links(ranks: Ranks) -> tuple[float, float]:
-    """Return the seconds of an all-gather of few bytes, and the bandwidth with which each rank sends [bytes/s]."""
+    """Return the seconds of an all-gather of SMALL bytes, and the bandwidth with which a rank sends [bytes/s]."""
     size = LARGE * (16 if ranks.device.type == "cuda" else 1)
     small, large = _gather_seconds(ranks, SMALL), _gather_seconds(ranks, size)
     return small, (ranks.world_size - 1) * size / max(1e-9, large - small)
@@ -210,8 +214,9 @@ def calibrate(
 ) -> Device:
     """Measure `ranks` ranks of this machine together, write the profile and return the device.
 
-    `ranks` None: one for each GPU, else up to two on a CPU; `threads` None: as many as in a run. Raises ConfigError for
-    an invalid path or number, or more ranks than GPUs, and ContractError if a rank fails.
+    `ranks` = None: one rank for each GPU; without GPUs, two ranks, or one on a single core. `threads` (of each rank) =
+    None: the CPU cores divided by the ranks. Raises ConfigError for an invalid path or number, or for more ranks than
+    GPUs, and ContractError if a rank fails.
     """
     cores = len(os.sched_getaffinity(0))
     number = _num_ranks(cores) if ranks is None else ranks
@@ -286,7 +291,7 @@ def _summary(device: Device) -> str:
 
 
 def _measured(number: int, threads: int, report: Callable[[str], None]) -> dict[str, Any]:
-    """Start the processes of the ranks and return the result of `measure` on rank 0, whose progress is reported."""
+    """Start a process for each rank, report the progress lines of rank 0, and return its result of `measure`."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         receiver, sender = context.Pipe(duplex=False)

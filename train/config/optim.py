@@ -37,11 +37,11 @@ class DeclaredOptimizer:
     rule: str
     """`module:class` of the update rule. The class is called with the parameters, and with `settings` by name."""
     state: StateBytes
-    """Bytes of its state, by the kind of parameter."""
+    """Bytes of the optimizer's state, by the kind of parameter."""
     update_bytes: int
     """Bytes that an update reads and writes per element: 4 for each access to a weight, a gradient or a state."""
     settings: tuple[str, ...] = ()
-    """Fields of `[optim]` that the update rule takes; a recipe may set them only for optimizers that name them."""
+    """Fields of `[optim]` that the update rule takes; a recipe may set them only for optimizers that list them."""
     others: str | None = None
     """Name of the optimizer of all parameters except the matrices of the layers; None = this optimizer."""
     workspace: Callable[[int, int, "OptimConfig"], int] = lambda gradient, numbers, config: 0
@@ -158,7 +158,7 @@ class OptimConfig(Section):
     """With train.precision = fp16: consecutive steps with finite gradients before the factor is doubled."""
 
     def uses(self, name: str) -> bool:
-        """Return True if an update rule of the chosen optimizer takes this field."""
+        """Return True if this `[optim]` field configures the chosen optimizer, or its optimizer `of_others`."""
         return name in OPTIMIZERS[self.optimizer].all_settings
 
     def for_device(self, kind: str) -> "OptimConfig":

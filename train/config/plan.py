@@ -198,5 +198,8 @@ class ClusterConfig(Section):
     def _used(self) -> "ClusterConfig":
         """Reject settings that need a device if no device is named."""
         if not self.device and (given := sorted(self.model_fields_set - {"device"})):
-            raise ValueError(f"{' and '.join(given)}: expected a device, got none. Set cluster.device.")
+            raise ValueError(
+                f"{' and '.join(given)}: expected a device, got none. Set cluster.device to the device that "
+                "these settings describe, or remove the settings."
+            )
         return self

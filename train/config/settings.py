@@ -26,7 +26,7 @@ SECTIONS: Mapping[str, type[Section]] = {
 PRECISION_FIELDS = (("train", "precision"), ("optim", "muon_precision"))
 """Content fields that may be "auto" until the device is known."""
 FIELDS_SET_AT_START = (("train", "fp8_scaling"),)
-"""Content fields that may be "auto" until training starts, since they depend on the installed packages."""
+"""Content fields that may be "auto" until training starts, because they depend on the installed packages."""
 AUTO = "auto"
 
 
@@ -53,7 +53,7 @@ class Settings(BaseModel):
     def content(self) -> dict[str, Any]:
         """Return the value of every setting that affects the trained weights, by `section.key`.
 
-        The settings of `[plan]` are left out, since they affect the weights only through the model's shape.
+        The settings of `[plan]` are left out, because they affect the weights only through the model's shape.
         """
         sections = {name: getattr(self, name) for name in SECTIONS if name not in ("plan", "cluster")}
         content = {

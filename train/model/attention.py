@@ -44,7 +44,7 @@ KERNEL_DTYPES = (torch.bfloat16, torch.float16)
 """Dtypes that FlashAttention and FlexAttention support; in float32 their tiles exceed a GPU's shared memory."""
 
 _GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
-"""Keyword argument of `varlen_attn` that enables grouped heads; torch 2.11 has none and always allows them."""
+"""Keyword argument of `varlen_attn` that enables grouped heads; torch 2.11 lacks it and always allows them."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def attend_varlen(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, starts_N: Tens
 def document_mask(documents_BT: Tensor, causal: bool) -> Tensor:
     """Return the boolean mask within documents, (B, 1, T, T): True where a query may attend to a key.
 
-    That is a key of the same document and, if `causal`, not after the query.
+    A query may attend to the keys of its own document and, if `causal`, to none after itself.
     """
     visible_BTT = documents_BT[:, :, None] == documents_BT[:, None, :]
     return (visible_BTT.tril() if causal else visible_BTT)[:, None]

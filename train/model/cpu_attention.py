@@ -46,8 +46,8 @@ def attend_in_tiles(
 def tiles_of(documents: bytes | None, num_rows: int, length: int, causal: bool) -> tuple[Tile, ...]:
     """Return the tiles of all rows; adjacent rows with the same document borders share their tiles.
 
-    `documents`: the bytes of the document numbers, int32. The result is cached for the layers of a micro-batch and
-    their backward passes.
+    `documents`: the int32 document numbers of all positions, as bytes; None = every row is one document. The result
+    is cached for the layers of a micro-batch and their backward passes.
     """
     if documents is None:
         borders = [(0, length)] * num_rows
@@ -88,7 +88,7 @@ def _cut_row(borders: tuple[int, ...], causal: bool) -> list[tuple[int, int, int
 
 
 def _tiles(q_BHTK: Tensor, documents_BT: Tensor | None, causal: bool) -> Iterator[tuple[Tile, bool, Tensor | None]]:
-    """Yield every tile, whether the kernel masks it causally, and if not, its additive mask (None = no mask)."""
+    """Yield every tile, True if the kernel masks the tile causally, or else its additive mask (None = no mask)."""
     num_rows, _, length, _ = q_BHTK.shape
     documents = None if documents_BT is None else documents_BT.to(torch.int32).contiguous().numpy().tobytes()
     tiles = tiles_of(documents, num_rows, length, causal)

@@ -70,7 +70,7 @@ def _with_torchao(model: Transformer, scaling: str, emulated: bool, wide: set[st
     if not has_torchao():
         raise ConfigError(
             f"train.fp8_scaling: expected torchao to be installed for {scaling}, got none. "
-            "Set train.fp8_scaling to tensor."
+            "Install torchao, or set train.fp8_scaling to tensor."
         )
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
@@ -88,7 +88,7 @@ def compute_scales(model: Transformer) -> None:
 
 
 def unquantized_matrices(model: Transformer) -> list[str]:
-    """Return the names of the layers' matrices that fp8 excludes, since one of their sizes is no multiple of 16."""
+    """Return the names of the layers' matrices with a size that is no multiple of 16, which fp8 excludes."""
     return [
         name for name, module in _matrices(model) if module.in_features % MULTIPLE or module.out_features % MULTIPLE
     ]
@@ -156,9 +156,9 @@ def _quantize(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def _scaled_product(left: Tensor, right: Tensor, scale: Tensor, dtype: torch.dtype, fast: bool = False) -> Tensor:
-    """Return left @ right.T times the scale; both have contiguous rows.
+    """Return scale · left @ right.T; `left` and `right` are fp8 matrices with contiguous rows.
 
-    `fast`: a GPU sums products with fewer bits, which is accurate enough for a forward pass but not for gradients.
+    `fast`: let a GPU sum products with fewer bits, which is accurate enough for a forward pass but not for gradients.
     """
     unit = torch.ones_like(scale)
     y: Tensor = torch._scaled_mm(

@@ -121,7 +121,7 @@ def softmax_sums(logits_nV: Tensor, columns_n: Tensor) -> tuple[Tensor, Tensor, 
 
 
 def write_gradient(logits_nV: Tensor, log_z_n: Tensor, shares_n: Tensor, columns_n: Tensor, factors_n: Tensor) -> None:
-    """Replace each token's logits by exp(logit − log Z) · share, minus its factor in column `columns_n` (−1 = none)."""
+    """Replace each logit by exp(logit − log Z) · share; in column `columns_n` (−1 = none), subtract the factor too."""
     columns_V = torch.arange(logits_nV.shape[1], device=logits_nV.device)
     at_target_nV = torch.where(columns_V == columns_n[:, None], factors_n[:, None], 0.0)
     powers_nV = (logits_nV.to(log_z_n.dtype) - log_z_n[:, None]).exp()
@@ -130,7 +130,7 @@ def write_gradient(logits_nV: Tensor, log_z_n: Tensor, shares_n: Tensor, columns
 
 @cache
 def compiled_functions() -> tuple[SumsFunction, GradientFunction]:
-    """Return `softmax_sums` and `write_gradient`, compiled for each chunk size."""
+    """Return `softmax_sums` and `write_gradient` as functions that torch.compile compiles for each shape of chunk."""
     return torch.compile(softmax_sums, dynamic=False), torch.compile(write_gradient, dynamic=False)
 
 
@@ -165,7 +165,7 @@ class LossTally:
 
     @classmethod
     def empty(cls, num_sources: int, device: torch.device) -> Self:
-        """Return sums of zero."""
+        """Return a tally with all sums 0."""
         zeros = torch.zeros(2, num_sources, dtype=torch.float64, device=device)
         return cls(zeros[0], zeros[1])
 
@@ -281,7 +281,8 @@ def _chunked_loss(
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
     """Return the total loss, the cross-entropy of each token, and if `needs_gradient` the gradients of the total.
 
-    The gradients are those of the stream and of the output matrix. `settings`: the head, and the tokens per chunk.
+    The gradients are those of the stream and of the output matrix. `settings`: the `HeadLoss`, and the tokens per
+    chunk.
     """
     head, size = settings
     dtype = compute_dtype(x_ND)

@@ -139,7 +139,7 @@ def flops_per_token(shape: ModelShape, seq_len: int, logits: bool = True) -> int
 
 
 def choose_shape(num_params: float, vocab_size: int, plan: PlanConfig) -> ModelShape:
-    """Return the shape nearest to `num_params` and to the ratio of `aspect` that keeps every value set in `[plan]`.
+    """Return the shape with every value set in `[plan]` that is nearest to `num_params` and to their `aspect` ratio.
 
     Input and output embedding are tied if the two would hold over a fifth of the parameters. Source: Liu et al. 2024
     (MobileLLM), arXiv 2402.14905, section 2.2. Raises ConfigError if no shape has the values set.
@@ -155,7 +155,7 @@ def choose_shape(num_params: float, vocab_size: int, plan: PlanConfig) -> ModelS
 def aspect(num_params: float) -> float:
     """Return the usual aspect ratio, width per layer, of models of this size.
 
-    Source: least squares over the 50 models of Hoffmann et al. 2022, arXiv 2203.15556, Table A9 (they deviate by 15 %);
+    Source: least squares over the 50 models of Hoffmann et al. 2022, arXiv 2203.15556, Table A9 (deviation 15 %);
     a factor of two costs little (Kaplan et al. 2020, arXiv 2001.08361, section 3.1).
     """
     return 55 * math.pow(num_params / 1e8, 0.125)
@@ -174,12 +174,13 @@ def _best(shapes: list[ModelShape], num_params: float) -> ModelShape:
 
 
 def _shapes(num_params: float, vocab_size: int, plan: PlanConfig, tied: bool) -> Iterator[ModelShape]:
-    """Yield, for every number of layers, the shapes of the largest width within `num_params` and of the next width."""
+    """Yield, for every number of layers, the widest shape within `num_params`, and the shape with the next width."""
     widths = [plan.d_model] if plan.d_model else [d for d in range(32, 32768, 16) if _heads_fit(d, plan)]
     if not widths:
         raise ConfigError(
             "plan: expected a d_model below 32768 that the heads divide, got none for num_heads = "
-            f"{plan.num_heads}, num_kv_heads = {plan.num_kv_heads}, head_dim = {plan.head_dim}. Set plan.d_model."
+            f"{plan.num_heads}, num_kv_heads = {plan.num_kv_heads}, head_dim = {plan.head_dim}. Lower these values in "
+            "[plan], or set plan.d_model."
         )
     for num_layers in [plan.num_layers] if plan.num_layers else range(2, MAX_LAYERS + 1):
         low, high = 0, len(widths) - 1
@@ -192,7 +193,7 @@ def _shapes(num_params: float, vocab_size: int, plan: PlanConfig, tied: bool) ->
 
 
 def _head_dim(d_model: int) -> int:
-    """Return a head's width: 64, or 128 from a d_model of 1280 (Hoffmann et al. 2022, Table A9); less below 512."""
+    """Return the width of a head: 128 if d_model >= 1280 (Hoffmann et al. 2022, Table A9), 64 if >= 512, else less."""
     return 128 if d_model >= 1280 else 64 if d_model >= 512 else 32 if d_model >= 128 else 16
 
 

@@ -49,12 +49,12 @@ class LayerSpan:
 
     @property
     def begins(self) -> bool:
-        """True if the embedding belongs to these layers."""
+        """True if the span starts with the first layer, and so includes the embedding."""
         return self.first == 0
 
     @property
     def ends(self) -> bool:
-        """True if the last norm and the output matrix belong to these layers."""
+        """True if the span stops after the last layer, and so includes the last norm and the output matrix."""
         return self.stop == self.num_layers
 
 

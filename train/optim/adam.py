@@ -144,8 +144,8 @@ class Adafactor:
     """Adafactor's update rule for some parameters; learning rates are absolute, not scaled by the weights.
 
     Source: Shazeer and Stern 2018, arXiv 1804.04235, algorithms 4 (matrices) and 5 (vectors), with decoupled decay.
-    Every rank with a shard of a matrix holds the means of all its rows and columns as plain tensors, equal on these
-    ranks. A checkpoint of these means can therefore be read into any layout.
+    The means of a matrix's rows and columns are whole plain tensors, equal on all ranks with a shard of the matrix. A
+    checkpoint of these means can therefore be read into any layout.
     """
 
     members: Sequence[ShardedParameter]

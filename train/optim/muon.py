@@ -36,7 +36,8 @@ ShardKey = tuple[int, int]
 class MatrixExchange:
     """The all-to-alls that gather some matrices from their shards, and scatter them back.
 
-    All the matrices are sharded over the same axes of the same mesh. Which shards a rank sends where is computed once.
+    All the matrices are sharded over the same axes of the same mesh. The shards that each pair of ranks exchanges are
+    computed once.
     """
 
     def __init__(self, members: Sequence[ShardedParameter]) -> None:
@@ -155,7 +156,7 @@ class Muon:
 
     def __post_init__(self) -> None:
         groups: dict[tuple[DeviceMesh | None, tuple[int, ...]], list[ShardedParameter]] = {}
-        # Large matrices come first, since owners are assigned in turn; matrices of equal shape are adjacent.
+        # Large matrices come first, because owners are assigned in turn; matrices of equal shape are adjacent.
         for member in sorted(self.members, key=lambda m: (-m.parameter.numel(), tuple(m.parameter.shape))):
             member.state["momentum"] = torch.zeros_like(member.parameter)
             axes = shard_axes(member.parameter)

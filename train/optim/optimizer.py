@@ -86,7 +86,7 @@ def state_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
 
 
 def set_step(optimizer: Optimizer, step: int) -> None:
-    """Set the number of updates made, and look up all local tensors again, since state may have been restored."""
+    """Set the number of updates made, and look up all local tensors again, because state may have been restored."""
     optimizer.count.fill_(step)
     for member in optimizer.members:
         member.reset_lookups()
@@ -105,14 +105,15 @@ def update(
     `gradients`: local tensors by name from `Gradients.take`; None = read them from the parameters now. They are divided
     by `grad_scale`. If `found_inf` is not 0, weights, states and the number of updates are unchanged to the bit.
     `grad_scale` and `found_inf` are 0-d float32 tensors on the parameters' device, so the host never waits. Raises
-    ContractError, before anything changes, if a parameter has no gradient or a gradient with another placement.
+    ContractError, before anything changes, if a parameter has no gradient, or one whose placement differs from its own.
     """
     if gradients is None:
         gradients = Gradients({member.name: member.parameter for member in optimizer.members}).take()
     for member in optimizer.members:
         if member.name not in gradients:
             raise ContractError(
-                f"optim: expected a gradient for {member.name}, got none. Remove parameters that no loss depends on."
+                f"optim: expected a gradient for {member.name}, got none. Compute the gradient of a loss that "
+                "depends on this parameter, or remove the parameter from the model."
             )
     skipped = torch.zeros_like(optimizer.count) if found_inf is None else found_inf
     optimizer.count += 1 - skipped

@@ -52,7 +52,7 @@ def check_placements(name: str, parameter: Tensor, gradient: Tensor) -> None:
     here, there = getattr(parameter, "placements", None), getattr(gradient, "placements", None)
     if there != here:
         raise ContractError(
-            f"optim: expected a gradient of {name} placed like its parameter, {here or 'a plain tensor'}, got "
+            f"optim: expected a gradient of {name} placed like the parameter, {here or 'a plain tensor'}, got "
             f"{there or 'a plain tensor'}. Reduce the gradient over the ranks before the update."
         )
 
@@ -68,9 +68,9 @@ def shard_axes(tensor: Tensor) -> tuple[int, ...]:
 def region_at(tensor: DTensor, coordinate: Coordinate) -> Region:
     """Return the region of a tensor that the rank at this mesh coordinate holds.
 
-    FSDP shards what tensor parallelism has sharded already, although FSDP's mesh axis comes first. Such placements are
-    strided, and apply after the others of the same dimension. torch's own offsets are wrong if an uneven split leaves a
-    rank without elements.
+    FSDP shards what tensor parallelism has sharded already, although FSDP's mesh axis comes first. FSDP's placements
+    are then strided, and apply after the others of the same dimension. torch's own offsets are wrong if an uneven split
+    leaves a rank without elements.
     """
     bounds = [(0, size) for size in tensor.shape]
     axes = shard_axes(tensor)
@@ -193,8 +193,9 @@ def total_over_shards(members: Sequence[ShardedParameter], parts: Sequence[Tenso
 # Sums of squares of lists of tensors, accurate on a CPU too.
 
 _BLOCK = 256
-"""Number of elements that a CPU sums in float32. torch's norm of 10^7 normal numbers has an error of 4e-4 there, since
-it sums them sequentially, and so depends on their shards; in blocks it is as fast with an error below 1e-8."""
+"""Number of elements that a CPU sums in float32. torch's norm of 10^7 normal numbers has an error of 4e-4 on a CPU,
+because it sums them sequentially, so the norm also depends on the sharding. A norm of blocks takes no longer and has
+an error below 1e-8."""
 
 
 def squared_norms(tensors: Sequence[Tensor]) -> Tensor:
@@ -305,11 +306,11 @@ class UpdateInputs:
     rate: float
     """Learning rate."""
     count: Tensor
-    """Number of this update, 1 = first, 0-d float32; if it is skipped, the number of the update before."""
+    """Number of updates made, 0-d float32; includes this update (1 = first) unless it is skipped."""
     grad_scale: Tensor | None
     """Divisor of the gradients, 0-d float32; None = 1."""
     found_inf: Tensor
-    """1 if the update is skipped, since loss or gradient is not finite; else 0; 0-d float32."""
+    """1 if the update is skipped because loss or gradient is not finite, else 0; 0-d float32."""
 
     def of(self, members: Sequence[ShardedParameter]) -> list[Tensor]:
         """Return the local gradients of some parameters, not yet divided by `grad_scale`."""

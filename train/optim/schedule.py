@@ -87,7 +87,7 @@ def _progress(step: int, begin: float, end: int) -> float:
 
 
 def _decay(schedule: str, progress: float, final_share: float) -> float:
-    """Return the rate at this progress of a schedule (0 to 1), as a share of the full rate."""
+    """Return the rate after the share `progress` (0 to 1) of the schedule's steps, as a share of the full rate."""
     if schedule == "constant":
         return 1.0
     left = (1 + math.cos(math.pi * progress)) / 2 if schedule == "cosine" else 1 - progress
@@ -110,7 +110,7 @@ def _reductions(step: int, heldout: HeldoutLosses, patience: int) -> int:
 # Dynamic loss scaling for fp16: each step computes the next step's factor of the loss.
 
 MAX_SCALE = float(2**24)
-"""Maximum factor: multiplied by it, a float32 loss is far from overflow, and no gradient needs more."""
+"""Maximum loss scale: a float32 loss times this factor is far from overflow, and no gradient needs a larger one."""
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,8 @@ class LossScale:
     def after(self, finite: bool) -> "LossScale":
         """Return the scale of the next step: halved after a gradient that is not finite, whose update is skipped.
 
-        It is doubled after `growth_steps` finite gradients in a row. The minimum is 1, since a scale of 1 cannot cause
-        an overflow; the maximum is 2^24.
+        The scale is doubled after `growth_steps` finite gradients in a row. The minimum is 1, because a scale of 1
+        cannot cause an overflow; the maximum is 2^24.
         """
         if not finite:
             return LossScale(max(1.0, self.scale / 2), 0, self.growth_steps)

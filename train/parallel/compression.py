@@ -47,8 +47,8 @@ class CountedGroup:
     def sum(self, values: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return the sum over the ranks of a flat tensor, in float32; numbers are sent as `dtype`.
 
-        Each rank sums one part of the buffer and all-gathers the result: two roundings to `dtype` in all, for any
-        number of ranks.
+        Each rank sums one part of the tensor, then the summed parts are all-gathered. A number is thus rounded to
+        `dtype` twice, for any number of ranks.
         """
         share = -(-values.numel() // self.size)
         sent = torch.empty(share * self.size, dtype=dtype, device=values.device)
@@ -140,8 +140,8 @@ class PowerSGD:
     """Low-rank compression: a matrix is sent as two factors from one power iteration, warm-started from the last step.
 
     Tensors that two factors would not make smaller, such as vectors, are sent whole. Source: Vogels et al. 2019, arXiv
-    1905.13727, algorithms 1 and 2; summed instead of averaged, and the error of a rank is the residual of its own
-    factors.
+    1905.13727, algorithms 1 and 2. Unlike there, factors are summed, not averaged, and a rank computes its error from
+    its own factors.
     """
 
     def __init__(self, rank: int, seed: int) -> None:
@@ -164,7 +164,7 @@ class PowerSGD:
         return {"error": torch.zeros(entry.shape, device=device), "right": right}
 
     def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: CountedGroup) -> tuple[Tensor, Updates]:
-        """Return the sum over the ranks of their gradients, each projected on the left factor that all ranks share."""
+        """Return the sum of the gradients over the ranks; matrices are projected on a left factor equal on all."""
         parts = {entry.name: part for entry, part in zip(buffer.entries, buffer.split(buffer.values), strict=True)}
         shapes = {entry.name: shape for entry in buffer.entries if (shape := self._shape(entry))}
         matrices = {
@@ -219,7 +219,7 @@ class TopK:
 class RandomK:
     """Sparse compression: sends the elements of each gradient at random indices, which are the same on every rank.
 
-    Only values are sent, and they are not scaled up.
+    Only values are sent, without indices, and they are not divided by the share.
     """
 
     def __init__(self, share: float, seed: int) -> None:
@@ -255,8 +255,8 @@ def num_kept(share: float, size: int) -> int:
 def largest_indices(values: Tensor, count: int) -> Tensor:
     """Return the indices of the numbers of largest magnitude, NaN first; of equals, the lowest index.
 
-    `topk` does not define which of equal numbers it returns, so it is applied to integers that are never equal: the
-    bits of the magnitude above those of the reversed index. That takes as long as `topk` of the numbers themselves
+    `topk` does not define which of equal numbers it returns. It is therefore applied to integers that are never equal:
+    the bits of the magnitude above those of the reversed index. That takes as long as `topk` of the numbers themselves
     (40 ms for 2.6 million on one core).
     """
     last = values.numel() - 1
@@ -285,7 +285,7 @@ def random_key(seed: int, step: int, name: str) -> int:
 
 
 def _signed(value: int) -> int:
-    """Reinterpret 64 bits as torch's int64, whose products wrap around."""
+    """Return the signed 64-bit integer with the same bits, as torch's int64 requires."""
     return value - (1 << 64) if value >> 63 else value
 
 
@@ -311,7 +311,7 @@ def _with_errors(buffer: Buffer, states: Mapping[str, State]) -> Tensor:
 
 
 def _errors(buffer: Buffer, states: Mapping[str, State], values: Tensor) -> Updates:
-    """Return the state updates that store `values`, which were not sent, as the new compression errors."""
+    """Return the state updates that store `values` (the buffer, 0 at the sent elements) as compression errors."""
     parts = zip(buffer.entries, buffer.split(values), strict=True)
     return [(states[entry.name]["error"], part.view(entry.shape)) for entry, part in parts]
 
@@ -441,8 +441,8 @@ def compress_fsdp(models: Iterable[nn.Module], named: NamedParameters, compresso
         for group in param_groups(module):
             if group._is_hsdp:
                 raise ContractError(
-                    "compress: expected a model sharded over one axis, got a mesh with replicas, over which torch sums "
-                    "itself. Pass fully_shard a mesh of the axis `shard` alone."
+                    "compress: expected a model sharded over one axis, got a mesh with a replicate axis, over "
+                    "which FSDP2 sums gradients itself. Pass fully_shard the mesh of the axis `shard` alone."
                 )
             # The buffer holds the parameters in torch's order, each padded to the rows of the largest shard.
             weights = [(getattr(p._module_info.module, p._module_info.param_name), p) for p in group.fsdp_params]
@@ -456,7 +456,7 @@ def compress_fsdp(models: Iterable[nn.Module], named: NamedParameters, compresso
 
 
 def param_groups(module: FSDPModule) -> list[Any]:
-    """Return the parameter groups that FSDP2 gathers for a module: at most one in torch 2.11, later a list."""
+    """Return the parameter groups that FSDP2 gathers for a module: at most one in torch 2.11, any number later."""
     state = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None)
     single = state._fsdp_param_group if groups is None else None

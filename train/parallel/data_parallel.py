@@ -24,7 +24,7 @@ GATHERED_BYTES = 64 << 20
 
 
 class _ParameterRows(NamedTuple):
-    """A parameter in a bucket: all its rows, and how many each rank has; the last ranks may have fewer or none."""
+    """A parameter in a bucket: all its rows, and the rows per rank; the last ranks may have fewer rows or none."""
 
     whole: Tensor
     per_rank: int
@@ -105,12 +105,12 @@ class ShardedStates:
 
 
 def _split(values: Tensor, bucket: list[_ParameterRows]) -> tuple[Tensor, ...]:
-    """Split the flat values of one rank in a bucket by parameter."""
+    """Split one rank's flat values of a bucket into one flat tensor per parameter, each with padding."""
     return torch.split(values, [rows.size for rows in bucket])
 
 
 # FSDP2 shards weights, gradients and optimizer states over the data-parallel ranks. Gradients are summed over ranks and
-# never averaged, since every loss is divided by the targets of the global batch.
+# never averaged, because every loss is divided by the targets of the global batch.
 # Source: Zhao et al. 2023, arXiv 2304.11277 (fully sharded data parallelism); Rajbhandari et al. 2020, arXiv
 # 1910.02054.
 
@@ -136,5 +136,5 @@ def shard(model: Transformer, mesh: Mesh, layout: LayoutConfig, precision: str) 
 
 
 def sharded_modules(model: nn.Module) -> list[FSDPModule]:
-    """Return the modules to which `fully_shard` was applied; it has changed their class in place."""
+    """Return the modules to which `fully_shard` was applied, which makes each of them an FSDPModule in place."""
     return [cast(FSDPModule, module) for module in model.modules() if isinstance(module, FSDPModule)]

@@ -76,7 +76,7 @@ class Device(BaseModel):
     gpus_per_node: int = Field(ge=1)
     """Default number of devices per node, which are connected by `within`."""
     at_once: int | None = Field(default=None, ge=1)
-    """Number of ranks of a node that can compute at this speed at once, if they share its cores; None = all."""
+    """Number of ranks that can compute at full rate at once, if the ranks of a node share its cores; None = all."""
     layer_seconds: dict[str, float] = Field(default_factory=dict)
     """Measured seconds of an almost empty layer, forward and backward: `plain`, wrapped by FSDP (`sharded`), or
     tensor-parallel (`tensor`); and of the rest of a micro-batch (`outside`)."""
@@ -149,7 +149,8 @@ class DeviceSheet(BaseModel):
 def read_devices(path: Path) -> tuple[Device, ...]:
     """Return the devices of a TOML file in the order of the file.
 
-    Values that the table of a GPU does not set are those of `[gpu]`. Raises ConfigError if a table is not valid.
+    The table of a GPU inherits the values that it does not set from the table `[gpu]`. Raises ConfigError if a table
+    is not valid.
     """
     content, devices = tomllib.loads(path.read_text(encoding="utf-8")), []
     for name, table in content["devices"].items():
@@ -159,7 +160,8 @@ def read_devices(path: Path) -> tuple[Device, ...]:
         except ValidationError as error:
             wrong = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}, got {e['input']!r}" for e in error.errors()]
             raise ConfigError(
-                f"{path}: expected a device in [devices.{name}], got {'; '.join(wrong)}. Correct that table."
+                f"{path}: expected a device in [devices.{name}], got {'; '.join(wrong)}. Correct the value there or "
+                "in [gpu]."
             ) from error
     return tuple(devices)
 
@@ -169,7 +171,7 @@ KNOWN_DEVICES = read_devices(Path(__file__).with_name("devices.toml"))
 
 
 def device_of(name: str) -> Device:
-    """Return the device with this name in KNOWN_DEVICES, or that of a profile from `penstock calibrate`, by its path.
+    """Return the device in KNOWN_DEVICES with this name, or the device of the profile file if `name` ends in .json.
 
     Raises ConfigError with the nearest names if the name is unknown.
     """
@@ -186,7 +188,7 @@ def device_of(name: str) -> Device:
 
 
 def device_named(name: str) -> Device | None:
-    """Return the device that the CUDA driver calls `name`, such as NVIDIA H100 80GB HBM3; None if not in the table."""
+    """Return the device that the CUDA driver calls `name`, such as NVIDIA H100 80GB HBM3; None = not known."""
     short = name.lower().removeprefix("nvidia ")
     return next((device for device in KNOWN_DEVICES if short in device.driver_names), None)
 
@@ -211,11 +213,12 @@ def read_profile(path: Path) -> Device:
         return Device.model_validate(raw["device"])
     except OSError as error:
         raise ConfigError(
-            f"{path}: expected a device profile, got {error.strerror}. Run `penstock calibrate {path}`."
+            f"{path}: expected a device profile, got a file that cannot be read ({error.strerror}). "
+            f"Run `penstock calibrate {path}`."
         ) from error
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, ValidationError) as error:
         raise ConfigError(
-            f"{path}: expected a device profile, got {error}. Run `penstock calibrate {path}`."
+            f"{path}: expected a device profile, got invalid content ({error}). Run `penstock calibrate {path}`."
         ) from error
 
 
@@ -311,7 +314,7 @@ class RunDevices:
     kind: str
     """Type of device: cpu or cuda."""
     capability: tuple[int, int] | None = None
-    """CUDA compute capability; None = modern, or no CUDA device."""
+    """CUDA compute capability; None = 8.0 or newer, or no CUDA device."""
     name: str = ""
     """Name from the CUDA driver; empty for a CPU."""
     ranks: int = 1
@@ -342,9 +345,9 @@ def unknown_peak(settings: Settings, here: RunDevices) -> list[str]:
 
 
 def known_device(settings: Settings, here: RunDevices) -> Device | None:
-    """Return the device of `[cluster]` if the run's devices are of the same type (CPU or CUDA).
+    """Return the device of `[cluster]` if it has the type (CPU or CUDA) of the run's devices.
 
-    Else return the known device with the name that the CUDA driver gives, None if there is none.
+    Otherwise return the known device with the driver name of the run's devices; None if there is none.
     """
     try:
         planned = device_of(settings.cluster.device) if settings.cluster.device else None

@@ -35,9 +35,9 @@ def data_ranks(axes: dict[str, int]) -> int:
 
 
 def rows_of(num_rows: int, parts: int, part: int) -> range:
-    """Return the contiguous rows of part `part` (0 = first) when `num_rows` rows are divided into `parts` equal parts.
+    """Return the rows of part `part` (0 = first) if `num_rows` rows are divided into `parts` contiguous parts.
 
-    The numbers of rows differ by at most one.
+    The sizes of the parts differ by at most one row.
     """
     return range(num_rows * part // parts, num_rows * (part + 1) // parts)
 
@@ -65,7 +65,7 @@ def stages_of(layout: LayoutConfig, rank: int) -> list[int]:
 
 
 def chunks_in_flight(layout: LayoutConfig, rank: int, micro_batches: int) -> int:
-    """Return how many (micro-batch, stage) pairs of a pipeline rank have their activations in memory at once, at most.
+    """Return the maximum number of (micro-batch, stage) pairs whose activations a pipeline rank stores at once.
 
     Sources: the schedules as torch builds them (a test compares); Narayanan et al. 2021, arXiv 2104.04473, section 2.2.
     """
@@ -98,7 +98,7 @@ def check_layout(
 def layout_problems(
     shape: ModelShape, settings: Settings, world_size: int, seq_lens: Sequence[int], global_batch: int
 ) -> Iterator[str]:
-    """Yield an error text for everything that does not fit the layout; device types do not affect the result."""
+    """Yield an error text for each size or setting that does not work with the layout, on any type of device."""
     layout = settings.layout.for_device("cpu")
     if problem := axes_problem(layout, world_size):
         yield problem
@@ -110,8 +110,8 @@ def layout_problems(
         )
     if settings.train.precision == "fp8" and layout.tensor > 1:
         yield (
-            "train.precision: expected another format with tensor > 1, got fp8, whose products cannot be sharded. Set "
-            "train.precision = bf16."
+            "train.precision: expected a format other than fp8 with layout.tensor > 1, got fp8, whose products cannot "
+            "be sharded. Set train.precision = bf16."
         )
     if shape.positions == "relative" and max(layout.context, layout.tensor) > 1:
         yield (

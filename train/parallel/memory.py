@@ -41,7 +41,7 @@ class LayerMemory:
 
     @property
     def tokens(self) -> int:
-        """Return the number of positions of the micro-batch that this rank computes."""
+        """Return the number of positions that this rank computes in a micro-batch."""
         return self.rows * self.seq_len // self.settings.layout.context
 
     @property
@@ -113,11 +113,11 @@ class LayerMemory:
         return (self.residual if self.cuda else 8) * width + 4
 
     def mask(self) -> int:
-        """Return the bytes of the attention mask of all layers: one element per pair, or one byte if boolean."""
+        """Return the bytes of the mask that layers share: an element (one byte if boolean) per (query, key) pair."""
         return self._pairs() * (1 if self.shape.positions == "relative" else self.width)
 
     def _mask(self) -> int:
-        """Return the bytes of the negated mask that a layer with relative positions makes; otherwise 0."""
+        """Return the bytes of the negated mask that a layer makes with relative positions; 0 with rotary positions."""
         return self._pairs() if self.shape.positions == "relative" else 0
 
     def _pairs(self) -> int:
@@ -133,7 +133,7 @@ class LayerMemory:
         return 0
 
     def _scores_per_token(self) -> int:
-        """Return the bytes of float32 attention scores per token with relative positions: no fused kernel exists."""
+        """Return the bytes of a query's float32 scores with relative positions, for which no fused kernel exists."""
         return 4 * self.shape.num_heads * self.seq_len
 
     def _repeats(self) -> int:
@@ -319,9 +319,8 @@ class RankMemory:
     def _logits(self) -> int:
         """Return the bytes of one chunk of logits and of the output matrix's gradient.
 
-        If train.precision uses a 16-bit dtype, the gradient of one chunk is counted too.
-
-        A compiled loss needs no copy of the logits in float32.
+        If train.precision uses a 16-bit dtype, the gradient of the output matrix from one chunk is counted too. Then
+        a float32 copy of the logits is counted as well, unless the loss is compiled.
         """
         if not self.ends:
             return 0
@@ -343,8 +342,10 @@ class RankMemory:
         return round((2 * self.micro_batches + self.in_flight) * self.stream.stream_bytes()) + self._errors()
 
     def _errors(self) -> int:
-        """Return the bytes of the errors of a lossy gradient compression: the current ones and those of the next
-        step."""
+        """Return the bytes of the compression errors: those of the last step and those of this step.
+
+        The result is 0 without a lossy compression (powersgd, topk, randomk) or without replicas.
+        """
         lossy = self.settings.layout.compress in ("powersgd", "topk", "randomk") and self.replicas > 1
         return 8 * self.params // self.shards if lossy else 0
 
@@ -409,7 +410,7 @@ class Memory:
 
     @property
     def peak_moment(self) -> str:
-        """Return the moment of a step with the largest total."""
+        """Return the moment of a step at which the rank has the most bytes in memory."""
         return max(self.moments, key=lambda name: sum(self.moments[name].values()))
 
     @property
@@ -428,7 +429,7 @@ def memory_of_rank(
 ) -> Memory:
     """Return the memory of the rank that needs most of it, on a device of this type ("cpu", "cuda").
 
-    The device also decides automatic settings. Raises ConfigError if the product of the axes is not `world_size`.
+    Automatic settings depend on this type. Raises ConfigError if the product of the axes is not `world_size`.
     """
     settings = settings.for_device(device)
     axes = axes_of(settings.layout, world_size)

@@ -110,7 +110,7 @@ class SplitModel:
 
     @property
     def _sharded(self) -> bool:
-        """True if FSDP2 holds the weights: also on a single rank, where it casts them to the products' dtype."""
+        """True if FSDP2 holds the weights; on a single rank, it only casts them to a 16-bit dtype or offloads them."""
         layout = self.settings.layout
         alone = self.ranks.world_size == 1 and self.settings.train.precision == "fp32" and not layout.offload
         return layout.data in ("zero2", "zero3") and not alone
@@ -244,9 +244,10 @@ class SplitModel:
             part.loss.scale, part.loss.tally = scale, tally
 
     def _sync_gradients(self, last: bool) -> AbstractContextManager[object]:
-        """Return a context in which DDP synchronizes whole gradients only after the last micro-batch of a step.
+        """Return the context for the backward pass of one micro-batch; `last`: it is the last one of the step.
 
-        FSDP2 reduces each gradient to its shard at once, unless it is compressed.
+        DDP sums gradients over the ranks for the last micro-batch only. FSDP2 reduce-scatters them for every
+        micro-batch, or with compression for the last one only.
         """
         if self._whole is not None and not last:
             return self._whole.no_sync()
@@ -257,8 +258,10 @@ class SplitModel:
         return nullcontext()
 
     def _number_format(self) -> AbstractContextManager[object]:
-        """Return the context manager for a forward pass: autocast if train.precision uses a 16-bit dtype and FSDP2 does
-        not already cast the weights; otherwise one that does nothing."""
+        """Return the context manager for a forward pass: autocast, or one that does nothing.
+
+        Autocast is used if train.precision uses a 16-bit dtype and FSDP2 does not cast the weights already.
+        """
         number = NUMBER_FORMATS[self.settings.train.precision]
         if number is None or self._sharded:
             return nullcontext()

@@ -110,7 +110,7 @@ class Pipeline:
         return self._schedules[key]
 
     def _stage(self, part: Transformer, stage: int, rows: int, width: int, stream: torch.dtype) -> PipelineStage:
-        # Shapes are passed explicitly, since inferring them would run the model once and count its losses.
+        # Shapes are passed explicitly, because inferring them would run the model once and count its losses.
         number = self._mesh.axes["pipeline"] * self._layout.stages
         between = torch.empty(
             rows,

@@ -113,7 +113,7 @@ class Ranks:
     """Process group on the CPU for control messages."""
 
     def on_first(self, function: Callable[[], T]) -> T:
-        """Call `function` on rank 0 only and broadcast its result. Raises on every rank if it raised there."""
+        """Call `function` on rank 0 only and broadcast its result. If the call raises, every rank raises an error."""
         cause: Exception | None = None
         answer: list[Any] = [None, None]
         if self.rank == 0:
@@ -171,8 +171,8 @@ def agreed_start(store: Any, rank: int, world_size: int) -> str:
 def machine_placement(store: Any, rank: int, world_size: int) -> tuple[int, int]:
     """Return the local rank of this process and the number of ranks on its machine.
 
-    Values set by torchrun are used if there are any, since containers may share a hostname and a machine may have
-    several. Otherwise ranks with the same hostname count as ranks of the same machine.
+    Values set by torchrun are preferred, because containers may share a hostname, and a machine may have several
+    hostnames. Otherwise ranks with the same hostname count as ranks of the same machine.
     """
     if (place := torchrun_placement()) is not None:
         return place
@@ -224,7 +224,7 @@ class Interruption:
 
     A later SIGINT has its usual effect. A second SIGTERM is ignored: a scheduler that signals the whole job reaches a
     rank twice, directly and through torchrun. Without this, the second signal would kill the rank during its last save.
-    SIGKILL stops it at once.
+    SIGKILL stops the process at once.
     """
 
     def __init__(self) -> None:
@@ -261,7 +261,7 @@ class Mesh:
     axes: dict[str, int]
     """Size of every axis, in the order of AXES."""
     whole: DeviceMesh
-    """All ranks, with the axes larger than 1 and `shard`."""
+    """The mesh of all ranks. Its axes are `shard`, and every other axis larger than 1."""
     states: DeviceMesh
     """The mesh over which FSDP2 shards weights and states: `shard` times `context`. Replicas are a first axis, unless
     gradients between them are compressed, which FSDP2 does not handle."""

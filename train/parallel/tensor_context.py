@@ -69,7 +69,10 @@ def apply_context_parallel(model: Transformer, group: dist.ProcessGroup, by: str
 
 
 def attend_by_heads(core: AttentionFunction, group: dist.ProcessGroup) -> AttentionFunction:
-    """Return attention as a function: it trades positions for heads, so `core` gets whole sequences of some heads."""
+    """Return an attention function that calls `core` with whole sequences of some heads.
+
+    All-to-alls before and after the call exchange positions for heads and heads for positions.
+    """
     parts = dist.get_world_size(group)
 
     def attend(q_BHtK: Tensor, k_BGtK: Tensor, v_BGtK: Tensor, attention_mask: AttentionMask) -> Tensor:
@@ -83,7 +86,7 @@ def attend_by_heads(core: AttentionFunction, group: dist.ProcessGroup) -> Attent
 
 
 def attend_by_keys(core: AttentionFunction, group: dist.ProcessGroup) -> AttentionFunction:
-    """Return attention as a function: it gathers keys and values, so `core` gets this rank's queries and all keys."""
+    """Return an attention function that calls `core` with this rank's queries and the keys and values of all ranks."""
 
     def attend(q_BHtK: Tensor, k_BGtK: Tensor, v_BGtK: Tensor, attention_mask: AttentionMask) -> Tensor:
         k_CBGtK, v_CBGtK = _gather(torch.stack((k_BGtK, v_BGtK)), group).unbind(1)

@@ -271,7 +271,7 @@ def test_norm_over_a_pipeline_counts_copies_once(results: dict[Any, Any]) -> Non
 
 @pytest.mark.dist
 def test_a_gradient_with_another_placement_is_rejected(results: dict[Any, Any]) -> None:
-    expected = "a gradient of embedding.weight placed like its parameter, (Shard(dim=0),), got (Shard(dim=1),)"
+    expected = "a gradient of embedding.weight placed like the parameter, (Shard(dim=0),), got (Shard(dim=1),)"
     assert expected in results["misplaced"]
 
 

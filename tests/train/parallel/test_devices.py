@@ -169,11 +169,11 @@ def test_a_profile_is_read_by_its_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (None, "expected a device profile, got No such file"),
-        ("{", "expected a device profile, got Expecting"),
+        (None, r"expected a device profile, got a file that cannot be read \(No such file"),
+        ("{", r"expected a device profile, got invalid content \(Expecting"),
         ("[]", "expected a profile of version 1, got list"),
         (json.dumps({"version": 9}), "expected a profile of version 1, got 9. Run `penstock calibrate"),
-        (json.dumps({"version": 1, "device": {}}), "expected a device profile, got .*validation error"),
+        (json.dumps({"version": 1, "device": {}}), r"a device profile, got invalid content \(.*validation error"),
     ],
 )
 def test_files_that_are_no_profiles(tmp_path: Path, content: str | None, said: str) -> None:
