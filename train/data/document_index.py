@@ -192,9 +192,10 @@ class DocumentIndex:
         return None
 
     def _first_key(self, stream: str, filled: list[int], place: int) -> tuple[int, bytes]:
-        """Return the sort key of the first document in the shards `filled[place:]` that no takedown removed.
+        """Return the sort key of the first remaining document in the shards `filled[place:]`; LAST_KEY if none remains.
 
-        LAST_KEY if there is none."""
+        Documents that a takedown removed do not count.
+        """
         keys = (self._index(stream, number).key(0) for number in filled[place:])
         return next((key for key in keys if key != LAST_KEY), LAST_KEY)
 

@@ -17,8 +17,8 @@ from train.data.shards import Tokens
 from train.data.stages import num_spans
 
 BLOCK = 1 << 15
-"""Number of tokens in the rows that are processed at once. Their random numbers fill 128 KiB: allocating more costs as
-much as hashing."""
+"""Number of tokens in the rows that are processed at once. Their random numbers fill 128 KiB: to allocate a larger
+array takes as long as the hashing."""
 MASKED, RANDOM = 0.8, 0.1
 """Share of the chosen tokens that become the token `mask`, and share that become a random id. Source: Devlin et al.
 2018, section 3.1."""

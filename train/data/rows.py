@@ -28,7 +28,8 @@ class Rows:
     counted: int | None = None
     """Number of targets, if it was counted before the rows were copied to a device."""
     starts_N: Tensor | None = None
-    """On a CUDA device, `document_starts` of the rows, made on the CPU: its length would require a synchronization."""
+    """On a CUDA device, `document_starts` of the rows, made on the CPU: on the device, its length would require a
+    synchronization."""
 
     def __len__(self) -> int:
         return len(self.inputs_BT)

@@ -62,7 +62,8 @@ class _Verified:
         self._marks: dict[str, list[Any]] = run.read_json(VERIFIED_NAME) if run.exists(VERIFIED_NAME) else {}
         if not isinstance(self._marks, dict):
             raise ContractError(
-                f"{run.uri}/{VERIFIED_NAME}: expected a JSON object of files, got {self._marks!r:.40}. Delete the file."
+                f"{run.uri}/{VERIFIED_NAME}: expected a JSON object with an entry for each verified file, got "
+                f"{self._marks!r:.40}. Delete this file; every file of the dataset is then verified again."
             )
         self._changed, self._written_at = False, time.monotonic()
 

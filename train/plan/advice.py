@@ -28,7 +28,7 @@ OWN_NUMBERS = {"floor": "nats/token", "a": "", "b": "", "alpha": "", "beta": "",
 def size_figures(plan: Plan, target: Target, unique: Mapping[str, float]) -> list[SourcedFigure]:
     """Return N and D that each scaling law chooses for the budget, and the expected loss of the plan's run.
 
-    Without a budget, the laws divide the plan's own compute, 6ND. `unique`: unique tokens of each source.
+    Without a budget, the laws choose for the plan's own compute, 6ND. `unique`: unique tokens of each source.
     """
     return figures_of([*_rows(plan, target), *_loss_rows(plan, unique)])
 
@@ -125,7 +125,7 @@ def advice(plan: Plan, target: Target, unique: Mapping[str, float]) -> list[str]
 
 
 def _of_repeats(plan: Plan, own: OwnLaw | None, data: RepeatedData, epochs: Mapping[str, float]) -> str:
-    """Return the sentence on repeated tokens: how often they are read, and how many new tokens they are worth."""
+    """Return the sentence on repeats: how often unique tokens are read, and how many new tokens would do as much."""
     evenly = max(epochs.values()) <= NEAR * min(epochs.values())
     each = ", ".join(f"{source} {times:.3g} times" for source, times in epochs.items())
     read = (

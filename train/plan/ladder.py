@@ -64,7 +64,7 @@ def sizes_of(smallest: float, largest: float | None, number: int, unique: float)
     """Return `number` model sizes N, spaced evenly by ratio.
 
     `unique`: unique tokens; `largest`: None = as large as the tokens allow. Raises ConfigError if `number` is outside
-    its range or the sizes do not grow, or if the tokens are too few for the largest size.
+    SIZES, `largest` is not above `smallest`, or the tokens are too few for the largest size.
     """
     if not SIZES[0] <= number <= SIZES[1]:
         raise ConfigError(

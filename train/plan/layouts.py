@@ -50,8 +50,9 @@ def choose_layout(plan: Plan) -> tuple[Plan, SearchResult | None]:
                 f"{sizes}. Remove one of these settings, so that the layout search chooses it."
             )
         raise ConfigError(
-            f"cluster: expected a layout of {cluster} that this run fits into, got none of {result.searched:,}: "
-            f"{reasons}. Raise cluster.gpus or cluster.nodes, or lower plan.params or the budget."
+            f"cluster: expected a layout for {cluster} that this run fits into, got none among "
+            f"{result.searched:,} layouts: {reasons}. Raise cluster.gpus or cluster.nodes, or lower plan.params "
+            "or the budget."
         )
     offers = tuple(
         LayoutOffer(
@@ -77,7 +78,7 @@ def choose_layout(plan: Plan) -> tuple[Plan, SearchResult | None]:
 
 
 def _over_hours(plan: Plan, offer: LayoutOffer, cluster: Cluster) -> Iterator[str]:
-    """Yield a sentence if the run takes more or fewer device hours in this layout than it was sized for."""
+    """Yield a sentence if the run, in this layout, takes more or fewer device hours than the budget that sized it."""
     named, sizing = plan.settings.cluster, plan.settings.plan
     given, taken = hours_of(sizing, named), plan.steps * offer.step_seconds / HOUR * cluster.world_size
     if given is None or sizing.inference_tokens is not None or 1 / NEAR <= taken / given <= NEAR:

@@ -200,7 +200,7 @@ def verify_plan(run: Store, dataset: Dataset, plan: Plan) -> None:
 
 
 def planned_layouts(run: Store) -> tuple[LayoutOffer, ...]:
-    """Return the layouts that the stored plan offers for its devices; empty if there is no plan."""
+    """Return the fastest layouts for the devices of `[cluster]` from the stored plan; empty if there is no plan."""
     return read_plan(run).layouts if run.exists(PLAN_NAME) else ()
 
 

@@ -307,8 +307,9 @@ def for_lifetime(law: LossLaw, loss: float, inference_tokens: float) -> Lifetime
     """
     if loss <= law.floor:
         raise ConfigError(
-            f"plan.inference_tokens: expected a target loss above {law.floor:.4g}, the irreducible loss of the scaling "
-            f"law `{law.name}`, got {loss:.4g}. Lower the budget: plan.compute, plan.gpu_hours or plan.usd."
+            f"plan.inference_tokens: expected a budget with a loss above {law.floor:.4g}, the irreducible loss of "
+            f"the scaling law `{law.name}`, got a loss of {loss:.4g}. Lower the budget: plan.compute, "
+            "plan.gpu_hours or plan.usd."
         )
 
     def cost(log_params: float) -> float:

@@ -1,4 +1,4 @@
-"""An own scaling law, which is fitted to the user's runs, and its file `law.json`.
+"""A scaling law that is fitted to the user's own runs, and its file `law.json`.
 
 The file holds the law with the intervals of its parameters, and the runs. A plan stores a copy of the law, so that it
 does not need the file later.
@@ -64,9 +64,9 @@ class LawFile(_Block):
 
 
 def law_in(own: OwnLaw) -> LossLaw:
-    """Return a law that was fitted to the user's runs as a LossLaw.
+    """Return, as a LossLaw, a law that was fitted to the user's runs.
 
-    Raises ConfigError unless the optimal N and D for the runs' largest compute, N and D are positive and finite.
+    Raises ConfigError unless the law gives a positive, finite N and D for the largest compute, N and D of these runs.
     """
     numbers = {name: getattr(own, name) for name in NAMES}
     law = LossLaw(name="own law", source=own.source, counts=own.counts, **numbers)
@@ -77,8 +77,8 @@ def law_in(own: OwnLaw) -> LossLaw:
         numbers_of_sizes = [math.inf]
     if not all(0 < number < math.inf for number in numbers_of_sizes):
         raise ConfigError(
-            f"own law: expected optimal sizes in the range of its {own.num_runs} runs, got none: {law.formula}. "
-            "Fit the law again to more runs with `penstock fit-scaling`."
+            f"own law: expected a positive, finite N and D for the largest of its {own.num_runs} runs, got none from "
+            f"`{law.formula}`. Fit the law again to more runs with `penstock fit-scaling`."
         )
     return law
 
@@ -131,13 +131,13 @@ def write_law(path: str, content: LawFile) -> None:
         "b": law.b * _spread([point.tokens for point in content.points], law.beta),
     }
     scatter = law.deviation * min(point.fitted for point in content.points)
-    for name, variable, more in (("a", "N", "size"), ("b", "D", "length")):
+    for name, variable, more in (("a", "N", "number of parameters N"), ("b", "D", "number of tokens D")):
         low = law.intervals.get(name, (math.inf, math.inf))[0]
         if low < LEAST_SHARE * getattr(law, name) or falls[name] <= LEAST_FALL * scatter:
             raise ConfigError(
                 f"{path}: expected runs whose loss falls with {variable}, got {name} = {getattr(law, name):.3g} "
                 f"({law.interval(name)}). Such a law cannot size a model, so the file is not written. Fit the law to "
-                f"runs that differ more in {more} and train on more tokens."
+                f"runs that differ more in their {more} and are trained on more tokens."
             )
     folder, name = _split_path(path)
     folder.write_atomic(name, canonical_json(content.model_dump(mode="json")))

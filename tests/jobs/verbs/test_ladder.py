@@ -486,7 +486,7 @@ def test_a_law_of_another_dataset_and_one_that_reaches_far_are_warned_of(own: tu
         ({"law.a": None}, "law.a: Input should be a valid number (None)"),
         (
             {"law.alpha": 1e-6, "law.beta": 1e-6},
-            "own law: expected optimal sizes in the range of its 12 runs, got none: least ",
+            "own law: expected a positive, finite N and D for the largest of its 12 runs, got none from `least ",
         ),
         ({"law.more": 1}, "law.more: Extra inputs are not permitted"),
     ],

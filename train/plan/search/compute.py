@@ -98,7 +98,7 @@ class Compute:
     def _layer(self, split: LayoutSplit, rows: float) -> ForwardCost:
         """Return the cost of a forward pass of one layer over `rows` rows.
 
-        Of the axes, only tensor and context change it.
+        Of the mesh axes, only tensor and context change this cost.
         """
         positions = self.positions(split, rows)
         products, number = self._products(positions, split.tensor)
@@ -110,7 +110,7 @@ class Compute:
         return ForwardCost(products, attention, traffic, self._launches(split, number, products + attention + traffic))
 
     def _products(self, positions: float, tensor: int) -> tuple[float, int]:
-        """Return the seconds of a layer's matrix products, and their number."""
+        """Return the seconds of the matrix products in a layer's forward pass, and the number of these products."""
         shape = self.shape
         d, q, kv, ffw = shape.d_model, shape.query_width, shape.key_width, shape.d_ffw
         gated = 2 if shape.activation == "swiglu" else 1
@@ -120,7 +120,7 @@ class Compute:
         return seconds, sum(count for *_, count in sizes)
 
     def product(self, m: float, k: float, n: float, flops: float) -> float:
-        """Return the seconds of an m x k by k x n product at `flops` FLOP/s, or of its memory traffic if longer."""
+        """Return the seconds of an m x k by k x n product: the longer of math at `flops` FLOP/s and memory traffic."""
         return max(2 * m * k * n / flops, self.traffic(self.width * (m * k + k * n + m * n)))
 
     def _attention(self, split: LayoutSplit, rows: float) -> float:
@@ -171,7 +171,7 @@ class Compute:
         return on_device + max(0.0, host * device.host_seconds - busy - on_device)
 
     def _head(self, split: LayoutSplit, rows: float) -> float:
-        """Return the seconds of computing logits and loss; each chunk runs forward and then backward."""
+        """Return the seconds of computing logits and loss; each chunk of positions runs forward, then backward."""
         positions, here = self.positions(split, rows), -(-self.shape.vocab_size // split.tensor)
         columns = padded_columns(here, self.device.kind == "cuda")
         products = 3 * self.product(positions, self.shape.d_model, columns, self._outside_flops)
@@ -180,7 +180,7 @@ class Compute:
         return products + self.traffic(positions * columns * size, tensor)
 
     def _pages(self, split: LayoutSplit, rows: float) -> tuple[float, float]:
-        """Return the seconds of page faults for a layer's widest tensors, and for the logits of a chunk in the head."""
+        """Return the seconds of page faults for the widest tensors of a layer, and for one chunk of logits."""
         tensor = split.tensor
         widest = self.width * self.positions(split, rows) * self.shape.d_ffw / tensor
         logits = 4 * min(self.positions(split, rows), self._chunk) * self.shape.vocab_size / tensor
