@@ -1,8 +1,8 @@
 """The document index of a dataset: look-ups by position in a stream, by id, by URL and by host, without scans.
 
 Every index file is sorted, so a binary search reads only a few of its record batches. The index of a shard is sorted by
-token offset. It is also sorted by a hash of the document id, since the global shuffle orders documents by that hash. A
-bucket of the URL index is sorted by SURT.
+token offset. It is also sorted by a hash of the document id, because the global shuffle orders documents by that hash.
+A bucket of the URL index is sorted by SURT.
 """
 
 from bisect import bisect_left, bisect_right
@@ -78,7 +78,7 @@ class IndexFile:
 
     def _unreadable(self, error: Exception) -> ContractError:
         return ContractError(
-            f"{self._where}: expected a readable index file, got {error}. Restore the file from a backup."
+            f"{self._where}: expected a readable index file, got an error: {error}. Restore the file from a backup."
         )
 
 
@@ -286,7 +286,8 @@ def read_table(folder: Store, path: str, columns: tuple[str, ...] | None = None)
         return table if columns is None else table.select(columns)
     except (OSError, pa.ArrowInvalid, KeyError) as error:
         raise ContractError(
-            f"{folder.uri}/{path}: expected a readable index file, got {error}. Restore the file from a backup."
+            f"{folder.uri}/{path}: expected a readable index file, got an error: {error}. "
+            "Restore the file from a backup."
         ) from error
 
 

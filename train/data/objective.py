@@ -69,8 +69,8 @@ def cut_spans(ids: Tokens, keys: Bits, config: TrainConfig, sentinels: Ints) -> 
     """Return inputs and targets, both (B, row_length), with random spans moved to the end of the row.
 
     The new row is the text with a sentinel in place of each span, then each span after its sentinel, then one more
-    sentinel. Only tokens after the text are predicted. The first token of a row is in no span; the last is in one.
-    Source: Raffel et al. 2019, arXiv 1910.10683, sections 3.1.4 and 3.3.4 (random segments of fixed number).
+    sentinel. Only tokens after the text are predicted. The first token of a row is in no span; the last is always in
+    one. Source: Raffel et al. 2019, arXiv 1910.10683, sections 3.1.4 and 3.3.4 (random segments of fixed number).
     """
     size = ids.shape[1]
     noise, spans = num_spans(config, size)

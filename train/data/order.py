@@ -45,7 +45,7 @@ MAX_BLOCK = 1 << 16
 
 
 def block_counts(weights: Mapping[str, float]) -> dict[str, int]:
-    """Return the number of samples of each source in a block, without sources of weight 0.
+    """Return the number of samples of each source in a block (the period of the mixture), omitting weights of 0.
 
     The counts have the exact proportions of the weights if a block of at most MAX_BLOCK samples allows it. Otherwise
     they are rounded by largest remainder (Hamilton's method). Raises ConfigError if a count is rounded to 0.
@@ -71,7 +71,7 @@ def block_counts(weights: Mapping[str, float]) -> dict[str, int]:
 
 
 def schedule(counts: list[int]) -> NDArray[np.int64]:
-    """Return the source of each sample of a block, as an index into `counts`; a source occurs as often as its count."""
+    """Return the source of each sample of a block, as an index into `counts`; source i occurs `counts[i]` times."""
     block = sum(counts)
     released: list[tuple[int, int, int]] = []
     future = [(1, source, 0) for source, count in enumerate(counts) if count]
@@ -179,7 +179,7 @@ class SampleOrder:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of all inputs of the order and of its first samples, so that changed code is detected too.
+        """SHA-256 of all inputs of the order, and of its first samples, so that a change of the code is detected too.
 
         The skip list and the length of the last stage are excluded, because they may grow during a run.
         """

@@ -33,7 +33,7 @@ class OpenShard:
             offsets = [column.offsets.to_numpy() for column in columns]
         except (OSError, pa.ArrowInvalid, KeyError) as error:
             raise ContractError(
-                f"{where}: expected a readable token shard, got {error}. Restore the shard from a backup."
+                f"{where}: expected a readable token shard, got an error: {error}. Restore the shard from a backup."
             ) from error
         ends = np.cumsum([0, *map(len, self.views)])
         num_tokens, dtypes = int(ends[-1]), {str(view.dtype) for view in self.views} or {dtype}

@@ -146,7 +146,7 @@ def file_digest(folder: Store, path: str, work: LongWork | None = None) -> str:
                     work.add(size)
     except OSError as error:
         raise ContractError(
-            f"{folder.uri}/{path}: expected a readable file, got {error}. Restore the file from a backup."
+            f"{folder.uri}/{path}: expected a readable file, got an error: {error}. Restore the file from a backup."
         ) from error
     return digest.hexdigest()
 

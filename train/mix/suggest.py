@@ -67,8 +67,8 @@ def significant_figures(
 def by_excess(shares: Mapping[str, float], excess: Mapping[str, float], step_size: float = STEP_SIZE) -> Shares:
     """Return new shares from excess losses [nats/token] by one round of exponentiated gradient.
 
-    A negative excess counts as 0. Source: Xie et al. 2023, arXiv 2305.10429, Algorithm 1, which trains
-    on the new shares after each round; since this run trained on fixed shares, only one round is possible.
+    A negative excess counts as 0. Source: Xie et al. 2023, arXiv 2305.10429, Algorithm 1, which trains on the new
+    shares after each round; because the measured run trained on fixed shares, only one round is possible.
     """
     highest = max(excess.values())  # subtracted from every exponent to avoid overflow
     raised = {
@@ -82,10 +82,10 @@ def by_learning(shares: Mapping[str, float], speeds: Mapping[str, float]) -> Sha
     """Return new shares in proportion to share · speed, where speed is -dL/d ln n at the end of the run.
 
     The tokens of a source are share · n of all n tokens. One more lowers the source's own loss by speed / (share · n).
-    That token lowers the mean loss, in which the source has weight `share`, by speed / n. Sources whose tokens
-    lower the mean loss most get more. Source: Jiang et al. 2024, arXiv 2410.11820, section 3, without the terms for a
-    mixture that changes during training. If no source learns, the shares stay as they are. The rule is first-order: it
-    does not limit how far the loss of a source rises when its share falls.
+    That token lowers the mean loss, in which the source has weight `share`, by speed / n. Sources whose tokens lower
+    the mean loss most get more. Source: Jiang et al. 2024, arXiv 2410.11820, section 3, without the terms for a mixture
+    that changes during training. If no source learns, the shares stay as they are. The rule is first-order: it does not
+    limit how far the loss of a source rises when its share falls.
     """
     raised = {name: share * max(speeds[name], 0.0) for name, share in shares.items()}
     return _smoothed(raised) if any(raised.values()) else dict(shares)
@@ -134,7 +134,7 @@ def clip_shares(shares: Mapping[str, float], limits: Mapping[str, float]) -> Sha
 def round_shares(shares: Mapping[str, float], full: Collection[str]) -> Shares:
     """Return the shares as multiples of 1/UNITS with sum 1, by largest remainder; a positive share stays positive.
 
-    `full`: sources whose share is at its limit; it is rounded down, unless all sources are full.
+    `full`: sources whose share is at its limit; such a share is rounded down, unless all sources are full.
     """
     exact = {name: share * UNITS for name, share in shares.items()}
     counts = {name: max(int(value + TINY), 1 if value > 0 else 0) for name, value in exact.items()}
@@ -195,8 +195,8 @@ def suggest_by_law(
     """Return a mix with larger shares for sources whose held-out loss falls faster, by a power law of each source.
 
     `exponent`: exponent of the number of tokens in these laws; None = fitted to each source. `source`: the citation of
-    the scaling law that the exponent is from. Measurements before `from_step` are left out. Raises ConfigError if there
-    are too few.
+    the scaling law that the exponent is from. Measurements before `from_step` are left out. Raises ConfigError if too
+    few remain.
     """
     fitted = _fitted(run, exponent, from_step)
     findings = {name: _of_law(run, name, learning, exponent is not None) for name, learning in fitted.items()}

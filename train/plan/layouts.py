@@ -114,7 +114,7 @@ FREED: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("layout", ("micro_batch",)),
     ("layout", ("activation_checkpointing", "activation_budget")),
 )
-"""Sections, and settings of each that are left to the search together; the advice names the first of them."""
+"""(Section, settings) to compare with a search that chooses these settings; the advice names the first setting."""
 MIN_REPORTED_SHARE = 0.01
 """Smallest slowdown, as a share of the step time, that the advice mentions."""
 

@@ -133,7 +133,7 @@ def read_plan(run: Store, dataset: Dataset | None = None) -> Plan:
         plan = Plan.model_validate(run.read_json(PLAN_NAME))
     except ValidationError as error:
         raise ContractError(
-            f"{run.uri}/{PLAN_NAME}: expected a plan, got {error}. Run `penstock plan` again."
+            f"{run.uri}/{PLAN_NAME}: expected a plan, got an invalid one: {error}. Run `penstock plan` again."
         ) from error
     digest = (dataset or open_dataset(run)).digest
     if plan.dataset != digest:

@@ -161,7 +161,7 @@ def read_law(path: str, named: str = "plan.law_file =") -> LawFile:
         raw = folder.read_json(name)
     except (ContractError, ValueError, OSError) as error:  # invalid UTF-8 raises a ValueError
         raise ConfigError(
-            f"{where}: expected JSON, got {error}. Make the file again with `penstock ladder`."
+            f"{where}: expected JSON, got an error: {error}. Make the file again with `penstock ladder`."
         ) from error
     version = raw.get("format_version") if isinstance(raw, dict) else None
     if version != 1:
@@ -177,7 +177,8 @@ def read_law(path: str, named: str = "plan.law_file =") -> LawFile:
         raise ConfigError(f"{where}: {error}") from error
     except ValidationError as error:
         raise ConfigError(
-            f"{where}: expected a law, got {_wrong(error)}. Make the file again with `penstock ladder`."
+            f"{where}: expected a law, got invalid values: {_wrong(error)}. "
+            "Make the file again with `penstock ladder`."
         ) from error
 
 

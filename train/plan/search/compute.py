@@ -18,8 +18,8 @@ from train.parallel.devices import Device, NumberFormat, number_format_of
 from train.plan.search.candidates import LayoutSplit
 
 BACKWARD = (2.0, 2.5, 2.0, 2.0)
-"""Time of each component's backward pass relative to its forward pass: two products for each; flash attention computes
-its scores again (Dao 2023, arXiv 2307.08691, section 3.1.2: five products for two)."""
+"""Time of each component's backward pass relative to its forward pass. A product has two products as its gradients;
+flash attention also computes its scores again (Dao 2023, arXiv 2307.08691, section 3.1.2: five products for two)."""
 
 
 class ForwardCost(NamedTuple):
@@ -79,7 +79,7 @@ class Compute:
     def traffic(self, size: float, tensor: float | None = None) -> float:
         """Return the seconds to move `size` bytes to or from the device's memory.
 
-        `tensor`: bytes of each tensor, on which the bandwidth of some devices depends; None = ignore this.
+        `tensor`: bytes of each tensor, on which the bandwidth of some devices depends; None = ignore this dependence.
         """
         sizes = self.device.by_size
         if not sizes or tensor is None:

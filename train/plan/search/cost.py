@@ -261,8 +261,8 @@ class StepCost:
     def _context_seconds(self, rows: float, recompute: str) -> float:
         """Return the seconds of a layer's collectives along the context axis.
 
-        By heads: all-to-alls of queries, keys, values and results. By keys: all-gathers of keys and values, and the
-        reduction of their gradients.
+        If the axis divides heads: all-to-alls of queries, keys, values and results. If it divides keys: all-gathers of
+        keys and values, and the reduction of their gradients.
         """
         ring, compute, split = self._along_context, self._compute, self._split
         if ring.size == 1:
