@@ -157,7 +157,8 @@ class Batches:
         return Rows(*tensors, documents, torch.from_numpy(samples.source.astype(np.int64)))
 
     def _next(self, flat: Tokens, at: Ints, pieces: Pieces, shape: tuple[int, int]) -> Ints:
-        """Return the targets for objective = causal: the token after each position, or IGNORED if it is no target."""
+        """Return the targets for objective = causal: the token after each position, or IGNORED if that token is no
+        target."""
         targets = _arrange_pieces(flat, at + 1, pieces, shape, np.int64(IGNORED))
         closed = np.flatnonzero(pieces.closed)
         targets[pieces.row[closed], pieces.column[closed] + pieces.length[closed] - 1] = IGNORED
@@ -208,7 +209,8 @@ def _arrange_pieces(flat: Tokens, at: Ints, pieces: Pieces, shape: tuple[int, in
 def _number_documents(marks: NDArray[np.int32], pieces: Pieces) -> torch.Tensor:
     """Return, for each position, the index of its document within its row, from 0, (B, T), int32.
 
-    `marks`, (B, T): 1 where a document starts; it is overwritten. A piece or padding also starts a new index."""
+    `marks`, (B, T): 1 where a document starts; `marks` is overwritten. A piece or padding also starts a new index.
+    """
     marks[pieces.row, pieces.column] = 1
     end = pieces.column + pieces.length
     short = end < marks.shape[1]

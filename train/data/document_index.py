@@ -107,7 +107,8 @@ class _ShardIndex(IndexFile):
     def key(self, number: int, row: int = 0) -> tuple[int, bytes]:
         """Return the shuffle's sort key of the document in this row of record batch `number`.
 
-        For a document that a takedown removed, return the key of the next one that remains; LAST_KEY if none does."""
+        For a document that a takedown removed, return the key of the next document that remains; LAST_KEY if none does.
+        """
         for later in range(number, len(self)):
             column = self.batch(later).column("doc_id")
             for place in range(row if later == number else 0, len(column)):

@@ -20,7 +20,7 @@ from train.data.order import heldout_streams
 from train.data.permutation import Ints
 
 OBJECTIVES = {"causal": 1, "mlm": 0}
-"""Objectives that can be evaluated on held-out rows, and the offset of a target from its position [tokens]."""
+"""Objectives that can be evaluated on held-out rows, each with the offset of a target token from its position."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def trained_documents(doc_ids: Iterable[bytes], dataset: Dataset) -> set[bytes]:
 
 
 def trained_copies(runs: Sequence[Store], datasets: Sequence[Dataset], held: Iterable[bytes]) -> set[bytes]:
-    """Return those of `held` whose documents have a copy in a training stream of one of `datasets`.
+    """Return the ids in `held` whose documents have a copy in a training stream of one of `datasets`.
 
     `held`: ids of documents that `runs` hold out. Documents are copies if one of these runs has them in one cluster.
     For a run without clusters, those of the run that wrote its dataset are used. Only two narrow columns of the table

@@ -91,7 +91,7 @@ def _move_spans(ids: Tokens, kept: Ints, cut: Ints, sentinels: Ints) -> Tokens:
 
     All tokens but the last are the inputs; all tokens but the first are the targets.
 
-    `kept`, `cut`: lengths of the alternating spans that stay in the text and that are moved after it.
+    `kept`, `cut`: lengths of the spans that stay in the text, and of those that are moved after it; the two alternate.
     """
     rows, spans = kept.shape
     kept_ends, cut_ends = np.cumsum(kept, axis=1), np.cumsum(cut, axis=1)
@@ -144,7 +144,8 @@ class Objective:
     def apply(self, ids: Tokens, index: Ints) -> tuple[Ints, Ints]:
         """Return inputs and targets (B, row_length) from the tokens (B, T) of the samples with these global indices.
 
-        Raises ValueError for objective = causal: its last target is the token after the row, which is not in `ids`.
+        Raises ValueError for objective = causal: the last target of a row is the token after that row, which is not in
+        `ids`.
         """
         if self.predicts_next:
             raise ValueError(

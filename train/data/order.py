@@ -200,7 +200,7 @@ class SampleOrder:
     def place(self, step: int) -> tuple[int, int]:
         """Return the stage that contains a step, and the step in that stage, both from 0.
 
-        Steps after the end of the last stage count as part of it.
+        Steps after the end of the last stage count as part of that stage.
         """
         number = max(i for i, stage in enumerate(self._stages) if stage.plan.first_step <= step)
         return number, step - self._stages[number].plan.first_step

@@ -159,7 +159,7 @@ def row_length(config: TrainConfig, seq_len: int | None = None) -> int:
 Ints = NDArray[np.int64]
 
 STAGE_BITS = 40
-"""A global sample index is the number of its stage << STAGE_BITS | its index in the stage."""
+"""The global index of a sample is (index of its stage << STAGE_BITS) | index of the sample in that stage."""
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ class SkipList:
         if late:
             raise ContractError(
                 f"skip list: expected new entries from sample {reached} on, got {late[:5]}, which the checkpoint has "
-                "already used. Remove them from the file that train.skip_file names (default train/skips.txt)."
+                "already used. Remove these entries from the file that train.skip_file names (default train/skips.txt)."
             )
 
 

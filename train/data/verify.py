@@ -22,7 +22,8 @@ from schemas.tokens import Dataset
 
 VERIFIED_NAME = "train/verified.json"
 SETTLED_SECONDS = 2.0
-"""A file that was modified less than this before it was read is read again next time [s]; file clocks are coarse."""
+"""A file that was modified less than this time before it was read is read again by the next check [s]; file clocks are
+coarse."""
 SAVE_SECONDS = 1.0
 """Minimum time between two writes of the results [s]. A killed check loses at most the results of this time."""
 BLOCK_BYTES = 8 << 20

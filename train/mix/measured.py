@@ -1,6 +1,7 @@
 """The losses of a run by source, from which a mix is suggested, and the check that two runs are comparable.
 
-For each source this file computes the loss at the end of a run and the speed at which it falls, with standard errors.
+For each source this file computes the loss at the end of a run, how fast the loss falls, and the standard errors of
+both.
 """
 
 from collections.abc import Iterator, Sequence
@@ -98,7 +99,7 @@ def final_loss(tokens: Sequence[float], losses: Sequence[float], last: int = LAS
 def fit_power_law(tokens: Floats, losses: Floats, end: float, exponent: float | None = None) -> LossCurveLaw:
     """Return the least-squares power law with floor and rest at least 0; `exponent` None = fitted too.
 
-    For a given exponent the other two have a closed form, so only the exponent is searched for (variable projection:
+    For a given exponent, floor and rest have a closed form, so only the exponent is searched for (variable projection:
     Golub and Pereyra 1973, SIAM Journal on Numerical Analysis 10(2)).
     """
     if exponent is not None:
@@ -171,7 +172,7 @@ class MeasuredRun:
     """SHA-256 of the plan, as in the lineage."""
     steps: Sequence[StepMetrics]
     unique: dict[str, int]
-    """Unique training tokens of each source; for sources in use, those in whole rows."""
+    """Unique training tokens of each source; for sources in use, only the tokens in whole rows."""
 
     @cached_property
     def shares(self) -> dict[str, float]:
@@ -251,7 +252,7 @@ def measured_run(run: Store) -> MeasuredRun:
         raise ConfigError(
             f"{run.uri}: expected at least one row of every source in use, got none of {', '.join(unread)} in "
             f"{plan.steps:,} "
-            "steps. Train for more steps, or leave the source out with weight 0 in train.weights."
+            "steps. Train for more steps, or set the weight of each such source to 0 in train.weights."
         )
     unique = {name: rows.get(name, tokens) for name, tokens in sorted(whole.items())}
     return MeasuredRun(dataset, plan, digest_of(run.read_json(PLAN_NAME)), steps, unique)
@@ -276,7 +277,7 @@ def check_comparable(run: MeasuredRun, reference: MeasuredRun) -> None:
             f"{reference.description}: expected losses that are comparable with those of {run.description}, got\n  "
             + "\n  ".join(problems)
             + "\n"
-            "Set --reference to a run on the same dataset, or on one with the same tokenizer and held-out documents."
+            "Set --reference to a run on the same dataset, or a dataset with the same tokenizer and held-out documents."
         )
 
 

@@ -68,7 +68,7 @@ def by_excess(shares: Mapping[str, float], excess: Mapping[str, float], step_siz
     """Return new shares from excess losses [nats/token] by one round of exponentiated gradient.
 
     A negative excess counts as 0. Source: Xie et al. 2023, arXiv 2305.10429, Algorithm 1, which trains on the new
-    shares after each round; because the measured run trained on fixed shares, only one round is possible.
+    shares after each round. Because the measured run trained on fixed shares, only one round is possible.
     """
     highest = max(excess.values())  # subtracted from every exponent to avoid overflow
     raised = {
@@ -81,11 +81,11 @@ def by_excess(shares: Mapping[str, float], excess: Mapping[str, float], step_siz
 def by_learning(shares: Mapping[str, float], speeds: Mapping[str, float]) -> Shares:
     """Return new shares in proportion to share · speed, where speed is -dL/d ln n at the end of the run.
 
-    The tokens of a source are share · n of all n tokens. One more lowers the source's own loss by speed / (share · n).
-    That token lowers the mean loss, in which the source has weight `share`, by speed / n. Sources whose tokens lower
-    the mean loss most get more. Source: Jiang et al. 2024, arXiv 2410.11820, section 3, without the terms for a mixture
-    that changes during training. If no source learns, the shares stay as they are. The rule is first-order: it does not
-    limit how far the loss of a source rises when its share falls.
+    The tokens of a source are share · n of all n tokens. One more token lowers the source's own loss by speed / (share
+    · n). That token lowers the mean loss, in which the source has weight `share`, by speed / n. Sources whose tokens
+    lower the mean loss most get more. Source: Jiang et al. 2024, arXiv 2410.11820, section 3, without the terms for a
+    mixture that changes during training. If no source learns, the shares stay as they are. The rule is first-order: it
+    does not limit how far the loss of a source rises when its share falls.
     """
     raised = {name: share * max(speeds[name], 0.0) for name, share in shares.items()}
     return _smoothed(raised) if any(raised.values()) else dict(shares)

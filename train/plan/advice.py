@@ -73,7 +73,8 @@ def _loss_rows(plan: Plan, unique: Mapping[str, float]) -> Iterator[Row]:
 
 
 def _on_c4(plan: Plan) -> str:
-    """Return a text with the corpus of the published law and, if the model is outside its sizes, their range."""
+    """Return a text that names the corpus of the published law and, if the model is outside its range of sizes, the
+    range."""
     least, most = repeats.SIZES
     within = least <= plan.num_params <= most
     return "on C4" if within else f"on C4, a guess: its law was fitted to {least:,.0f} to {most:,.0f} parameters"
@@ -208,7 +209,7 @@ MOST_RATIO, QWEN_3 = 60_000.0, "Qwen 3 0.6B: 36 T tokens; Yang et al. 2025, arXi
 FEW_STEPS = 100
 """Optimizer steps below which a warm-up of a tenth of the run has fewer than ten updates."""
 MOST_EMBEDDINGS = 0.5
-"""Share of the parameters in the embeddings above which the advice mentions it."""
+"""Share of the parameters in the embeddings above which the advice mentions this share."""
 
 
 def unusual_proportions(plan: Plan) -> Iterator[str]:

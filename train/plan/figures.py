@@ -163,7 +163,7 @@ def _given(setting: float | None, formula: str, source: str) -> tuple[str, str]:
 
 
 def _cost_figures(plan: Plan) -> list[SourcedFigure]:
-    """Return the FLOPs of the run, its time at the device's peak if known, and memory per rank by world size."""
+    """Return the FLOPs of the run, its duration at the device's peak (if known), and memory per rank by world size."""
     train = plan.settings.train
     lengths = [row_length(train, stage.seq_len) for stage in plan.stages]
     flops = sum(

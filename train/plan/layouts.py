@@ -1,4 +1,5 @@
-"""The choice of a plan's layout: the fastest that fits the devices of `[cluster]`, or those that a run starts on."""
+"""The choice of a plan's layout: the fastest that fits the devices of `[cluster]`, or the devices that a run starts
+on."""
 
 import json
 import math

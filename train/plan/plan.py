@@ -169,7 +169,7 @@ def read_settings(run: Store, dataset: Dataset, overrides: Sequence[str]) -> Set
 def check_overrides(run: Store, overrides: Sequence[str]) -> None:
     """Check that overrides can be applied to the stored plan, whatever dataset it is for.
 
-    Raises ConfigError if they cannot.
+    Raises ConfigError if they cannot be applied.
     """
     if run.exists(PLAN_NAME):
         settings = run.read_json(PLAN_NAME)["settings"]

@@ -103,9 +103,9 @@ def target_of(
 ) -> Target:
     """Return the target size, as `choose_target` does; `peak`: peak of one device [FLOP/s], None = unknown.
 
-    Device hours are converted to FLOPs with cluster.mfu. These FLOPs include attention over rows of `seq_len`, which
-    C = 6ND does not count, so C is only a share of them. Raises ConfigError as `choose_target` does, and if hours or
-    money are set without a known peak.
+    Device hours are converted to FLOPs with cluster.mfu. These FLOPs include attention over rows of `seq_len`, which C
+    = 6ND does not count, so C is only a share of these FLOPs. Raises ConfigError as `choose_target` does, and if hours
+    or money are set without a known peak.
     """
     sizing, cluster = settings.plan, settings.cluster
     hours = hours_of(sizing, cluster)
@@ -195,7 +195,7 @@ def check_size_reached(target: Target, sizing: PlanConfig, shape: ModelShape) ->
 
 
 def _setting_of(sizing: PlanConfig) -> str:
-    """Return the setting that requests the size: `plan.params` or the one that gives the budget."""
+    """Return the setting that requests the size: `plan.params`, or the setting that gives the budget."""
     names = ("params", "compute", "gpu_hours", "usd")
     return next((f"plan.{name}" for name in names if getattr(sizing, name) is not None), "the budget")
 

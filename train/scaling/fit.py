@@ -1,6 +1,6 @@
 """Fit a scaling law L(N, D) = E + A/N^alpha + B/D^beta to runs, with bootstrap intervals.
 
-A few runs may not determine the exponents; they are then held at published values.
+A few runs may not determine the exponents; both are then held fixed at published values.
 
 Source: Hoffmann et al. 2022, arXiv 2203.15556, section 3.3 and appendix D.3: the Huber loss of the logarithms,
 minimized by L-BFGS from a grid of starts. The intervals are percentiles of fits to bootstrap samples of the runs, as in
@@ -170,7 +170,7 @@ def fit_law(
 
 
 def fit_or_hold_exponents(measured: Sequence[MeasuredLoss], draws: int, share: float) -> Fit:
-    """Return the law fitted to runs; if they do not determine an exponent, both are held at PUBLISHED values.
+    """Return the law fitted to runs; if the runs do not determine an exponent, both exponents are fixed at PUBLISHED.
 
     An exponent is not determined if it is not between 0 and STEEPEST, or its interval is wider than WIDEST · exponent.
     Raises ConfigError as `fit_law` does.

@@ -84,7 +84,7 @@ def law_in(own: OwnLaw) -> LossLaw:
 
 
 def law_file(fit: Fit, measured: Sequence[MeasuredLoss], share: float, how: str) -> LawFile:
-    """Return the content of the law file of a fit. Raises ConfigError if its numbers are not valid for a law."""
+    """Return the content of the law file of a fit. Raises ConfigError if the fitted numbers are not valid for a law."""
     law, datasets = fit.law, {run.dataset for run in measured}
     points = [_point(run, law) for run in measured]
     try:
@@ -124,7 +124,7 @@ def _point(run: MeasuredLoss, law: LossLaw) -> FittedRun:
 
 
 def write_law(path: str, content: LawFile) -> None:
-    """Write a law to a file. Raises ConfigError if its runs do not show that N and D lower the loss."""
+    """Write a law to a file. Raises ConfigError if the law's runs do not show that N and D lower the loss."""
     law = content.law
     falls = {
         "a": law.a * _spread([point.params for point in content.points], law.alpha),
@@ -177,8 +177,7 @@ def read_law(path: str, named: str = "plan.law_file =") -> LawFile:
         raise ConfigError(f"{where}: {error}") from error
     except ValidationError as error:
         raise ConfigError(
-            f"{where}: expected a law, got invalid values: {_wrong(error)}. "
-            "Make the file again with `penstock ladder`."
+            f"{where}: expected a law, got invalid values: {_wrong(error)}. Make the file again with `penstock ladder`."
         ) from error
 
 

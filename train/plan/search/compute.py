@@ -42,7 +42,7 @@ class MicroBatchCost(NamedTuple):
     others: float
     """Seconds of computation on the other ranks of the pipeline."""
     mean: float
-    """Mean computation of a rank, as a share of that of the busiest rank."""
+    """Mean computation time over the ranks, as a share of the time of the busiest rank."""
 
 
 def loss_bytes_per_logit(width: int, compiled: bool) -> int:
@@ -223,7 +223,7 @@ class Compute:
     def params(self, split: LayoutSplit, layers: int, ends: tuple[bool, bool]) -> tuple[float, float]:
         """Return the number of parameters of a layer, and of those outside the layers, on a rank of the tensor axis.
 
-        `ends`: True if the rank has the first pipeline stage, and if it has the last.
+        `ends`: whether the rank has the first pipeline stage, and whether it has the last.
         """
         shape, matrices = self.shape, matrix_params_of_layer(self.shape)
         layer = params_of_layer(shape) - matrices + matrices / split.tensor
@@ -235,5 +235,5 @@ MAPPED = 32 << 20
 """Tensor size in bytes from which glibc maps fresh memory for each allocation (mallopt(3): the largest
 M_MMAP_THRESHOLD)."""
 HOST_BANDWIDTH = 2.5e10
-"""Bytes/s of a GPU's share of its host's memory and of the bus to it, for offloaded states; an estimate, not
+"""Bandwidth that each GPU of a host has to the host's memory [bytes/s], for offloaded states; an estimate, not
 measured."""

@@ -84,7 +84,7 @@ class ClusterRings:
         return Ring(size, per_node, nodes, bandwidth, hops, device.collective_seconds)
 
     def send(self, ring: Ring, size: float) -> float:
-        """Return the seconds to send `size` bytes to the next rank of a pipeline; `ring`: all its ranks."""
+        """Return the seconds to send `size` bytes to the next rank of a pipeline; `ring`: the pipeline's ranks."""
         if ring.size == 1:
             return 0.0
         # The slowest transfer counts: the one between nodes, over the rank's own adapter.
@@ -340,7 +340,7 @@ def _again(layer: ForwardCost, recompute: str) -> float:
 
 @cache
 def _places(num_layers: int, ranks: int, schedule: str, stages: int) -> list[tuple[int, bool, bool]]:
-    """Return for every rank of a pipeline the number of its layers, and if it has the first and the last stage."""
+    """Return for every rank of a pipeline the number of its layers, and whether it has the first and the last stage."""
     if ranks == 1:
         return [(num_layers, True, True)]
     layout = LayoutConfig.model_validate(

@@ -108,7 +108,7 @@ class SearchResult:
         yield f"device: {device.source}. Uncertain: {device.uncertain or 'nothing, it was measured here'}."
 
     def meanings(self) -> Iterator[str]:
-        """Return a line for each component of a step's time with its meaning."""
+        """Return one line for each component of a step's time: name and meaning."""
         return (f"{name}: {meaning}" for name, meaning in STEP_COMPONENTS.items())
 
 
