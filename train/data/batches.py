@@ -34,14 +34,14 @@ Number = TypeVar("Number", bound=np.integer[Any])
 NEVER_TARGETS = ("pad", "tombstone")
 """Reserved tokens that are never a target: they replace removed text or pad rows."""
 UNKNOWN_GROUP = (1 << 32) - 1
-"""Placeholder for the loss group of a sentinel, until that of its span is known."""
+"""Placeholder for the loss group of a sentinel, until the group of the span that the sentinel replaces is known."""
 FIRST_HELDOUT_INDEX = 1 << 62
 """Index of the first held-out sample, so that held-out and training samples have different masks."""
 
 
 @dataclass(frozen=True)
 class HeldoutRows:
-    """Held-out rows for an evaluation, from every source that has any."""
+    """Held-out rows for an evaluation, from every source that has held-out rows."""
 
     sources: tuple[str, ...]
     """The source names that `rows.sources_B` indexes."""
@@ -50,7 +50,7 @@ class HeldoutRows:
 
 
 class Batches:
-    """Reads the training batches of a dataset, in the order of the run, and its held-out rows. Not thread-safe."""
+    """Reads a dataset's training batches, in the order of the run, and the dataset's held-out rows. Not thread-safe."""
 
     def __init__(self, dataset: Dataset, config: TrainConfig, order: SampleOrder):
         self.order = order
@@ -121,7 +121,7 @@ class Batches:
 
     @cached_property
     def bytes_per_token(self) -> dict[str, float]:
-        """Bytes of text per held-out token, separators included, by source; converts losses to bits per byte."""
+        """Bytes of text per held-out token or separator, by source; converts losses to bits per byte."""
         ratios = {}
         for source in heldout_streams(self._dataset, self._config.seq_len):
             shards = self._dataset.streams[f"{source}/{HELDOUT}"]
@@ -157,7 +157,8 @@ class Batches:
         return Rows(*tensors, documents, torch.from_numpy(samples.source.astype(np.int64)))
 
     def _next(self, flat: Tokens, at: Ints, pieces: Pieces, shape: tuple[int, int]) -> Ints:
-        """Return the targets for objective = causal: the token after each position, or IGNORED if it is no target."""
+        """Return the targets for objective = causal: the token after each position, or IGNORED if that token is no
+        target."""
         targets = _arrange_pieces(flat, at + 1, pieces, shape, np.int64(IGNORED))
         closed = np.flatnonzero(pieces.closed)
         targets[pieces.row[closed], pieces.column[closed] + pieces.length[closed] - 1] = IGNORED
@@ -178,8 +179,8 @@ class Batches:
 def move_groups(groups: Ints, index: Ints, config: TrainConfig) -> Ints:
     """Return the loss group of each target for objective = span, (B, row_length); losses are summed by group.
 
-    `groups`, (B, T): the group of each token of a row before `cut_spans` moves its spans; `index`: global indices of
-    the samples. At positions without a target the result has no meaning.
+    `groups`, (B, T): the group of each token of a row before `cut_spans` moves the spans of the row; `index`: global
+    indices of the samples. At positions without a target the result has no meaning.
     """
     _, moved = cut_spans(
         groups.astype(np.uint32), keys_of(key_of(config.seed, "objective"), index), config, np.full(100, UNKNOWN_GROUP)
@@ -208,7 +209,8 @@ def _arrange_pieces(flat: Tokens, at: Ints, pieces: Pieces, shape: tuple[int, in
 def _number_documents(marks: NDArray[np.int32], pieces: Pieces) -> torch.Tensor:
     """Return, for each position, the index of its document within its row, from 0, (B, T), int32.
 
-    `marks`, (B, T): 1 where a document starts; it is overwritten. A piece or padding also starts a new index."""
+    `marks`, (B, T): 1 where a document starts; `marks` is overwritten. A piece or padding also starts a new index.
+    """
     marks[pieces.row, pieces.column] = 1
     end = pieces.column + pieces.length
     short = end < marks.shape[1]

@@ -1,8 +1,8 @@
 """The document index of a dataset: look-ups by position in a stream, by id, by URL and by host, without scans.
 
 Every index file is sorted, so a binary search reads only a few of its record batches. The index of a shard is sorted by
-token offset. It is also sorted by a hash of the document id, since the global shuffle orders documents by that hash. A
-bucket of the URL index is sorted by SURT.
+token offset. It is also sorted by a hash of the document id, because the global shuffle orders documents by that hash.
+A bucket of the URL index is sorted by SURT.
 """
 
 from bisect import bisect_left, bisect_right
@@ -78,7 +78,7 @@ class IndexFile:
 
     def _unreadable(self, error: Exception) -> ContractError:
         return ContractError(
-            f"{self._where}: expected a readable index file, got {error}. Restore the file from a backup."
+            f"{self._where}: expected a readable index file, got an error: {error}. Restore the file from a backup."
         )
 
 
@@ -107,7 +107,8 @@ class _ShardIndex(IndexFile):
     def key(self, number: int, row: int = 0) -> tuple[int, bytes]:
         """Return the shuffle's sort key of the document in this row of record batch `number`.
 
-        For a document that a takedown removed, return the key of the next one that remains; LAST_KEY if none does."""
+        For a document that a takedown removed, return the key of the next document that remains; LAST_KEY if none does.
+        """
         for later in range(number, len(self)):
             column = self.batch(later).column("doc_id")
             for place in range(row if later == number else 0, len(column)):
@@ -192,9 +193,10 @@ class DocumentIndex:
         return None
 
     def _first_key(self, stream: str, filled: list[int], place: int) -> tuple[int, bytes]:
-        """Return the sort key of the first document in the shards `filled[place:]` that no takedown removed.
+        """Return the sort key of the first remaining document in the shards `filled[place:]`; LAST_KEY if none remains.
 
-        LAST_KEY if there is none."""
+        Documents that a takedown removed do not count.
+        """
         keys = (self._index(stream, number).key(0) for number in filled[place:])
         return next((key for key in keys if key != LAST_KEY), LAST_KEY)
 
@@ -285,7 +287,8 @@ def read_table(folder: Store, path: str, columns: tuple[str, ...] | None = None)
         return table if columns is None else table.select(columns)
     except (OSError, pa.ArrowInvalid, KeyError) as error:
         raise ContractError(
-            f"{folder.uri}/{path}: expected a readable index file, got {error}. Restore the file from a backup."
+            f"{folder.uri}/{path}: expected a readable index file, got an error: {error}. "
+            "Restore the file from a backup."
         ) from error
 
 

@@ -20,19 +20,19 @@ from train.data.order import heldout_streams
 from train.data.permutation import Ints
 
 OBJECTIVES = {"causal": 1, "mlm": 0}
-"""Objectives that can be evaluated on held-out rows, and the offset of a target from its position [tokens]."""
+"""Objectives that can be evaluated on held-out rows, each with the offset of a target token from its position."""
 
 
 @dataclass(frozen=True)
 class HeldoutDocument:
-    """A document with a token in a held-out row."""
+    """A document with at least one token in a held-out row."""
 
     doc_id: bytes
     source: str
     first: int
     """Position of the document's first token in the held-out stream of its source."""
     end: int
-    """Position after its last token."""
+    """Position after the document's last token, in the same stream."""
 
 
 def row_starts(dataset: Dataset, seq_len: int, number: int) -> dict[str, Ints]:
@@ -61,12 +61,12 @@ def trained_documents(doc_ids: Iterable[bytes], dataset: Dataset) -> set[bytes]:
 
 
 def trained_copies(runs: Sequence[Store], datasets: Sequence[Dataset], held: Iterable[bytes]) -> set[bytes]:
-    """Return those of `held` whose documents have a copy in a training stream of one of `datasets`.
+    """Return the ids in `held` whose documents have a copy in a training stream of one of `datasets`.
 
     `held`: ids of documents that `runs` hold out. Documents are copies if one of these runs has them in one cluster.
-    A run without clusters uses those of the run that wrote its dataset. Only two narrow columns of the table `dedup`
-    are scanned. If all runs have the same clusters, held-out share and seed, no cluster can be both held out and
-    trained on: the result is empty, and `dedup` is not read.
+    For a run without clusters, those of the run that wrote its dataset are used. Only two narrow columns of the table
+    `dedup` are scanned. If all runs have the same clusters, held-out share and seed, no cluster can be both held out
+    and trained on: the result is empty, and `dedup` is not read.
     """
     owners = {owner.uri: owner for run in runs for owner in [_cluster_run(run)]}
     cuts = [{key: _token_settings(open_dataset(run)).get(key) for key in ("heldout_share", "seed")} for run in runs]

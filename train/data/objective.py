@@ -17,8 +17,8 @@ from train.data.shards import Tokens
 from train.data.stages import num_spans
 
 BLOCK = 1 << 15
-"""Number of tokens in the rows that are processed at once. Their random numbers fill 128 KiB: allocating more costs as
-much as hashing."""
+"""Number of tokens in the rows that are processed at once. Their random numbers fill 128 KiB: to allocate a larger
+array takes as long as the hashing."""
 MASKED, RANDOM = 0.8, 0.1
 """Share of the chosen tokens that become the token `mask`, and share that become a random id. Source: Devlin et al.
 2018, section 3.1."""
@@ -69,8 +69,8 @@ def cut_spans(ids: Tokens, keys: Bits, config: TrainConfig, sentinels: Ints) -> 
     """Return inputs and targets, both (B, row_length), with random spans moved to the end of the row.
 
     The new row is the text with a sentinel in place of each span, then each span after its sentinel, then one more
-    sentinel. Only tokens after the text are predicted. The first token of a row is in no span; the last is in one.
-    Source: Raffel et al. 2019, arXiv 1910.10683, sections 3.1.4 and 3.3.4 (random segments of fixed number).
+    sentinel. Only tokens after the text are predicted. The first token of a row is in no span; the last is always in
+    one. Source: Raffel et al. 2019, arXiv 1910.10683, sections 3.1.4 and 3.3.4 (random segments of fixed number).
     """
     size = ids.shape[1]
     noise, spans = num_spans(config, size)
@@ -91,7 +91,7 @@ def _move_spans(ids: Tokens, kept: Ints, cut: Ints, sentinels: Ints) -> Tokens:
 
     All tokens but the last are the inputs; all tokens but the first are the targets.
 
-    `kept`, `cut`: lengths of the alternating spans that stay in the text and that are moved after it.
+    `kept`, `cut`: lengths of the spans that stay in the text, and of those that are moved after it; the two alternate.
     """
     rows, spans = kept.shape
     kept_ends, cut_ends = np.cumsum(kept, axis=1), np.cumsum(cut, axis=1)
@@ -144,7 +144,8 @@ class Objective:
     def apply(self, ids: Tokens, index: Ints) -> tuple[Ints, Ints]:
         """Return inputs and targets (B, row_length) from the tokens (B, T) of the samples with these global indices.
 
-        Raises ValueError for objective = causal: its last target is the token after the row, which is not in `ids`.
+        Raises ValueError for objective = causal: the last target of a row is the token after that row, which is not in
+        `ids`.
         """
         if self.predicts_next:
             raise ValueError(

@@ -1,8 +1,8 @@
 """The order of the training samples, a pure function of (dataset, seed, stages, skip list), and its inverse.
 
 A sample is the next row of its source (permutation.py); the training stage's mixture decides which source is next. In a
-later stage, a source continues where the stage before stopped. Any sample or step is computed directly, without
-iteration.
+later stage, each source continues after the last row that the previous stage used. Any sample or step is computed
+directly, without iteration.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ MAX_BLOCK = 1 << 16
 
 
 def block_counts(weights: Mapping[str, float]) -> dict[str, int]:
-    """Return the number of samples of each source in a block, without sources of weight 0.
+    """Return the number of samples of each source in a block (the period of the mixture), omitting weights of 0.
 
     The counts have the exact proportions of the weights if a block of at most MAX_BLOCK samples allows it. Otherwise
     they are rounded by largest remainder (Hamilton's method). Raises ConfigError if a count is rounded to 0.
@@ -71,7 +71,7 @@ def block_counts(weights: Mapping[str, float]) -> dict[str, int]:
 
 
 def schedule(counts: list[int]) -> NDArray[np.int64]:
-    """Return the source of each sample of a block, as an index into `counts`; a source occurs as often as its count."""
+    """Return the source of each sample of a block, as an index into `counts`; source i occurs `counts[i]` times."""
     block = sum(counts)
     released: list[tuple[int, int, int]] = []
     future = [(1, source, 0) for source, count in enumerate(counts) if count]
@@ -146,9 +146,9 @@ class _Stage:
     """Index in `SampleOrder.sources` of each source of the mixture."""
     skip: SkipList
     begins: dict[int, int]
-    """Position of every source at the beginning of the stage."""
+    """By index in `SampleOrder.sources`: the position in the row order of that source at which the stage begins."""
     ends: dict[int, int]
-    """Position of every source after the stage's last sample."""
+    """By the same index: the position in that row order after the stage's last sample."""
 
 
 class SampleOrder:
@@ -163,8 +163,8 @@ class SampleOrder:
         if skip.last_stage >= len(stages):
             raise ConfigError(
                 f"train.skip_file: expected samples of stages 0 to {len(stages) - 1}, got one of stage "
-                f"{skip.last_stage} (index >> {STAGE_BITS}). Remove its line from the file that train.skip_file names "
-                "(default train/skips.txt)."
+                f"{skip.last_stage} (index >> {STAGE_BITS}). Remove the lines with samples of that stage from the file "
+                "that train.skip_file names (default train/skips.txt)."
             )
         self._stages: list[_Stage] = []
         position = dict.fromkeys(range(len(self.sources)), 0)
@@ -179,7 +179,7 @@ class SampleOrder:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of all inputs of the order and of its first samples, so that changed code is detected too.
+        """SHA-256 of all inputs of the order, and of its first samples, so that a change of the code is detected too.
 
         The skip list and the length of the last stage are excluded, because they may grow during a run.
         """
@@ -200,7 +200,7 @@ class SampleOrder:
     def place(self, step: int) -> tuple[int, int]:
         """Return the stage that contains a step, and the step in that stage, both from 0.
 
-        Steps after the end of the last stage count as part of it.
+        Steps after the end of the last stage count as part of that stage.
         """
         number = max(i for i, stage in enumerate(self._stages) if stage.plan.first_step <= step)
         return number, step - self._stages[number].plan.first_step
@@ -231,8 +231,8 @@ class SampleOrder:
     def find(self, source: str, start: int, stop: int) -> list[tuple[int, Ints]]:
         """Return the positions of all samples with one of the tokens [start, stop) of a source's stream as an input.
 
-        The result has a pair for each stage: its number, and positions that can be passed to `at`. All epochs up to the
-        last step of the plan are covered, at the cost of a few look-ups per epoch.
+        The result has a pair for each stage: the index of the stage, and the positions, as in `at`. All epochs up to
+        the last step of the plan are covered, at the cost of a few look-ups per epoch.
         """
         which = self.sources.index(source)
         stream, last = self.streams[which], self._stages[-1].ends[which]

@@ -163,7 +163,7 @@ def _read_summary(folder: Store, dataset: Dataset, seq_len: int) -> Packing:
         summary = Packing.model_validate(folder.read_json(SUMMARY))
     except ValidationError as error:
         raise ContractError(
-            f"{where}: expected the summary of a packing index, got {error}. "
+            f"{where}: expected the summary of a packing index, got an invalid one: {error}. "
             "Remove the folder and run `penstock plan` again."
         ) from error
     expected = (PACKING_VERSION, positions_digest(dataset.manifest), seq_len)

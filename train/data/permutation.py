@@ -2,7 +2,7 @@
 
 A source's stream is cut into chunks. A bijection of (seed, source, epoch) orders windows of adjacent shards, then the
 chunks inside each window, so that consecutive steps read few shards. Concatenated in this order, the chunks are the
-*ordered stream*. Each row consists of its next tokens. Since rows may have any length, a change of sequence length
+*ordered stream*. Each row consists of its next tokens. Because rows may have any length, a change of sequence length
 neither repeats nor loses a token. The contiguous spans of the stream that a row consists of are its *pieces*. Nothing
 is iterated: any position in the order, and the position of any token, is computed directly.
 """
@@ -54,7 +54,7 @@ def random_bits(keys: Bits, number: int) -> Bits:
 
 ROUNDS = np.arange(1, 7, dtype=np.uint64) * GOLDEN
 MAX_CACHED_TABLES = 8
-"""Maximum number of epochs, and of windows of packed rows, whose tables are cached."""
+"""Maximum number of cached tables of epochs, and of cached tables of windows (groups of adjacent shards)."""
 
 
 def _feistel(index: Ints, side: Ints, keys: Bits, backwards: bool) -> Ints:
@@ -130,7 +130,10 @@ def join_pieces(parts: Sequence[Pieces], rows: Sequence[Ints]) -> Pieces:
 
 
 class ChunkOrder:
-    """The order of one source's chunks in every epoch."""
+    """The order in which each epoch reads the chunks of one source.
+
+    The epoch reads one window after the other; a *window* is a group of adjacent shards.
+    """
 
     def __init__(self, source: str, shard_tokens: list[int], chunk_tokens: int, seed: int, window_shards: int):
         self.source, self.seed, self.chunk_tokens = source, seed, chunk_tokens
@@ -145,9 +148,11 @@ class ChunkOrder:
         self._slots: dict[int, tuple[Ints, Ints, Ints]] = {}
 
     def slots(self, epoch: int) -> tuple[Ints, Ints, Ints]:
-        """Return the order in which an epoch reads the windows, as three arrays; a *slot* is a place in that order.
+        """Return the order in which an epoch reads the windows of shards, as three arrays.
 
-        They hold the window in each slot, the number of chunks before each slot, and the slot of each window."""
+        A *slot* is an index in that order. The arrays hold the window in each slot, the number of chunks before each
+        slot, and the slot of each window.
+        """
         if epoch not in self._slots:
             number = len(self.sizes)
             key = np.full(number, key_of(self.seed, self.source, epoch))
@@ -165,7 +170,7 @@ class ChunkOrder:
         return self.inside(epoch, order[slot], place - begins[slot])
 
     def inside(self, epoch: int, window: Ints, number: Ints) -> Ints:
-        """Return the chunk that an epoch reads as the `number`-th (0 = first) of a window."""
+        """Return the chunk that an epoch reads as the `number`-th (0 = first) chunk of a window of shards."""
         return self.windows[window] + permute(number, self.sizes[window], self._keys(epoch, window))
 
     def places(self, epoch: int, chunk: Ints) -> Ints:
@@ -180,7 +185,7 @@ class ChunkOrder:
 
 
 class RowOrder(Protocol):
-    """The order of a source's rows. A position counts units (tokens or packed rows) over all epochs."""
+    """The order of a source's rows. A position is counted in units (tokens or packed rows) over all epochs."""
 
     chunks: ChunkOrder
     num_units: int
@@ -195,7 +200,7 @@ class RowOrder(Protocol):
         """Return the pieces of the rows that start at these positions."""
 
     def touching(self, epoch: int, start: int, stop: int) -> tuple[Ints, Ints]:
-        """Return the ranges (starts, ends) of an epoch's positions with an input among stream tokens [start, stop)."""
+        """Return the ranges (starts, ends) of positions in an epoch whose units contain stream tokens [start, stop)."""
 
 
 class StreamRows:
@@ -208,11 +213,11 @@ class StreamRows:
         self.num_units = chunks.num_chunks * chunks.chunk_tokens
 
     def width(self, seq_len: int) -> int:
-        """Return the number of units in a row: `seq_len`, since a unit is a token."""
+        """Return the number of units in a row: `seq_len`, because a unit is a token."""
         return seq_len
 
     def pieces(self, position: Ints, seq_len: int) -> Pieces:
-        """Return the pieces of the rows at these positions: at most two per row, since seq_len divides a chunk."""
+        """Return the pieces of the rows at these positions: at most two per row, as seq_len divides a chunk."""
         size = self.chunks.chunk_tokens
         first = np.minimum(seq_len, size - position % size)
         row = np.repeat(np.arange(len(position)), 1 + (first < seq_len))
@@ -228,7 +233,7 @@ class StreamRows:
         return Pieces(row, column, epoch, chunk * size + offset, length, np.zeros(len(row), np.bool_))
 
     def touching(self, epoch: int, start: int, stop: int) -> tuple[Ints, Ints]:
-        """Return the ranges (starts, ends) of an epoch's positions with an input among stream tokens [start, stop)."""
+        """Return the ranges (starts, ends) of positions at which an epoch reads the stream tokens [start, stop)."""
         size, stop = self.chunks.chunk_tokens, min(stop, self.num_units)
         chunk = np.arange(start // size, -(-stop // size))
         place = self.chunks.places(epoch, chunk) if chunk.size else chunk
@@ -264,7 +269,7 @@ class PackedRows:
         self._tables: dict[tuple[int, int], tuple[Ints, Ints]] = {}
 
     def width(self, seq_len: int) -> int:
-        """Return the number of units in a row: 1, since a unit is a row."""
+        """Return the number of units in a row: 1, because a unit is a packed row."""
         return 1
 
     def pieces(self, position: Ints, seq_len: int) -> Pieces:
@@ -280,7 +285,7 @@ class PackedRows:
         return Pieces(which, column, epoch[which], self.index.start[piece], length, closed)
 
     def touching(self, epoch: int, start: int, stop: int) -> tuple[Ints, Ints]:
-        """Return the ranges (starts, ends) of an epoch's positions with an input among stream tokens [start, stop)."""
+        """Return the ranges (starts, ends) of positions in an epoch whose rows contain stream tokens [start, stop)."""
         size = self.chunks.chunk_tokens
         chunk = np.arange(start // size, min(-(-stop // size), self.chunks.num_chunks))
         rows, which = concatenate_ranges(self.index.chunk_begins[chunk], self._rows_of_chunks(chunk))
@@ -292,7 +297,7 @@ class PackedRows:
         return position, position + 1
 
     def _rows(self, epoch: Ints, within: Ints) -> Ints:
-        """Return the number, in the packing index, of the row that each epoch reads at position `within`."""
+        """Return the row of the packing index that is read at position `within` of `epoch`, for each pair of these."""
         row = np.empty_like(within)
         for number in np.unique(epoch).tolist():
             order, _, _ = self.chunks.slots(number)
@@ -319,9 +324,10 @@ class PackedRows:
         return epoch * self.num_units + position + row - self.index.chunk_begins[chunk]
 
     def _window(self, epoch: int, window: int) -> tuple[Ints, Ints]:
-        """Return two arrays over the chunks of a window, in the order in which an epoch reads them.
+        """Return two arrays over the chunks of a window of shards, in the order in which an epoch reads these chunks.
 
-        They hold the number of packed rows of the window before each chunk, and the chunk."""
+        The first holds the number of the window's packed rows before each chunk; the second, the index of the chunk.
+        """
         if (epoch, window) not in self._tables:
             size = int(self.chunks.sizes[window])
             chunk = self.chunks.inside(epoch, np.full(size, window), np.arange(size))

@@ -28,7 +28,8 @@ class Rows:
     counted: int | None = None
     """Number of targets, if it was counted before the rows were copied to a device."""
     starts_N: Tensor | None = None
-    """On a CUDA device, `document_starts` of the rows, made on the CPU: its length would require a synchronization."""
+    """On a CUDA device, `document_starts` of the rows, made on the CPU: on the device, its length would require a
+    synchronization."""
 
     def __len__(self) -> int:
         return len(self.inputs_BT)
@@ -57,7 +58,7 @@ class Rows:
         return Rows(change(self.inputs_BT), change(self.targets_BT), documents_BT, change(self.sources_B))
 
     def grouped(self, groups_BT: Tensor) -> "Rows":
-        """Return the same rows, with losses summed by the group of each position, int64, instead of by source."""
+        """Return the same rows, whose losses are summed by the groups in `groups_BT` (int64) instead of by source."""
         return replace(self, sources_B=groups_BT)
 
     def padded(self, number: int) -> "Rows":

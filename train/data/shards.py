@@ -33,7 +33,7 @@ class OpenShard:
             offsets = [column.offsets.to_numpy() for column in columns]
         except (OSError, pa.ArrowInvalid, KeyError) as error:
             raise ContractError(
-                f"{where}: expected a readable token shard, got {error}. Restore the shard from a backup."
+                f"{where}: expected a readable token shard, got an error: {error}. Restore the shard from a backup."
             ) from error
         ends = np.cumsum([0, *map(len, self.views)])
         num_tokens, dtypes = int(ends[-1]), {str(view.dtype) for view in self.views} or {dtype}
@@ -91,10 +91,11 @@ class StreamReader:
         return np.concatenate(pieces), np.concatenate(places)
 
     def _spans(self, start: Ints, length: Ints) -> Iterator[tuple[OpenShard, Ints, Ints, Ints, Ints]]:
-        """Yield, for each shard, the spans of the pieces that lie in it.
+        """Yield, for each shard, the spans of the pieces that lie in that shard.
 
         A tuple holds the shard, and arrays with a value per span: index of piece, offset in shard, offset in piece,
-        length."""
+        length.
+        """
         which, shift = np.flatnonzero(length > 0), np.zeros(len(start), np.int64)
         while which.size:
             begin = start[which] + shift[which]

@@ -98,13 +98,16 @@ def resolve_stages(
         if steps < 1 and left <= 0 and config.steps is None:
             raise ConfigError(
                 f"{stage_name(config, number)}: expected tokens that earlier stages do not use, got "
-                f"{tokens - left:,} of {tokens:,} already used. Lower `tokens` of earlier stages in train.stages."
+                f"{tokens - left:,} of {tokens:,} tokens used by them. Lower `tokens` of earlier entries in "
+                "train.stages."
             )
         if steps < 1:
+            got = f"{left if own is None else own} tokens. Raise `tokens` of this entry in train.stages"
+            if own is None and config.steps is not None:
+                got = f"{max(0, steps)} steps left of train.steps = {config.steps}. Raise train.steps"
             raise ConfigError(
-                f"{stage_name(config, number)}: expected at least a step of {batch} x {seq_len} tokens, got "
-                f"{left if own is None else own} tokens. In train.stages, raise `tokens` of this stage, or lower "
-                "`tokens` of earlier stages."
+                f"{stage_name(config, number)}: expected at least a step of {batch} x {seq_len} tokens, got {got}, or "
+                "lower `tokens` of earlier entries."
             )
         plan = StagePlan(
             first_step=first, num_steps=steps, seq_len=seq_len, global_batch=batch, counts=dict(counts[number])
@@ -116,7 +119,7 @@ def resolve_stages(
 def num_spans(config: TrainConfig, seq_len: int) -> tuple[int, int]:
     """Return, for objective = span, how many tokens are cut out of a row and in how many spans; both are at least 1.
 
-    Source: Raffel et al. 2019, arXiv 1910.10683, section 3.1.4; the counts are rounded as there, so every row
+    Source: Raffel et al. 2019, arXiv 1910.10683, section 3.1.4. The counts are rounded as in that paper, so every row
     of this length has the same counts.
     """
     noise = min(max(round(seq_len * config.mask_share), 1), seq_len - 1)
@@ -126,7 +129,7 @@ def num_spans(config: TrainConfig, seq_len: int) -> tuple[int, int]:
 def row_length(config: TrainConfig, seq_len: int | None = None) -> int:
     """Return how many positions the model has for a row of `seq_len` dataset tokens (None = `train.seq_len`).
 
-    Only objective = span has more positions than tokens, since it adds sentinels.
+    Only objective = span has more positions than tokens, because it adds sentinels.
 
     Raises ConfigError if a row of this length has more spans than there are sentinels.
     """
@@ -156,7 +159,7 @@ def row_length(config: TrainConfig, seq_len: int | None = None) -> int:
 Ints = NDArray[np.int64]
 
 STAGE_BITS = 40
-"""A global sample index is the number of its stage << STAGE_BITS | its index in the stage."""
+"""The global index of a sample is (index of its stage << STAGE_BITS) | index of the sample in that stage."""
 
 
 @dataclass(frozen=True)
@@ -200,9 +203,9 @@ class SkipList:
         """Raise ContractError unless this skip list starts with the checkpoint's skip list and only adds unused
         samples.
 
-        `length` and `digest` describe the skip list stored with the checkpoint, which was written after `used` samples
-        of stage `stage`. An index added in a completed stage is also rejected, since it would shift the samples of
-        later stages.
+        `length` and `digest` describe the skip list stored with the checkpoint. The checkpoint was written after `used`
+        samples of stage `stage`. An index added in a completed stage is also rejected, because it would shift the
+        samples of later stages.
         """
         known = SkipList(self.indices[:length])
         if len(self.indices) < length or known.digest != digest:
@@ -216,7 +219,7 @@ class SkipList:
         if late:
             raise ContractError(
                 f"skip list: expected new entries from sample {reached} on, got {late[:5]}, which the checkpoint has "
-                "already used. Remove them from the file that train.skip_file names (default train/skips.txt)."
+                "already used. Remove these entries from the file that train.skip_file names (default train/skips.txt)."
             )
 
 

@@ -22,7 +22,8 @@ from schemas.tokens import Dataset
 
 VERIFIED_NAME = "train/verified.json"
 SETTLED_SECONDS = 2.0
-"""A file that was modified less than this before it was read is read again next time [s]; file clocks are coarse."""
+"""A file that was modified less than this time before it was read is read again by the next check [s]; file clocks are
+coarse."""
 SAVE_SECONDS = 1.0
 """Minimum time between two writes of the results [s]. A killed check loses at most the results of this time."""
 BLOCK_BYTES = 8 << 20
@@ -62,7 +63,8 @@ class _Verified:
         self._marks: dict[str, list[Any]] = run.read_json(VERIFIED_NAME) if run.exists(VERIFIED_NAME) else {}
         if not isinstance(self._marks, dict):
             raise ContractError(
-                f"{run.uri}/{VERIFIED_NAME}: expected a JSON object of files, got {self._marks!r:.40}. Delete the file."
+                f"{run.uri}/{VERIFIED_NAME}: expected a JSON object with an entry for each verified file, got "
+                f"{self._marks!r:.40}. Delete this file; every file of the dataset is then verified again."
             )
         self._changed, self._written_at = False, time.monotonic()
 
@@ -145,7 +147,7 @@ def file_digest(folder: Store, path: str, work: LongWork | None = None) -> str:
                     work.add(size)
     except OSError as error:
         raise ContractError(
-            f"{folder.uri}/{path}: expected a readable file, got {error}. Restore the file from a backup."
+            f"{folder.uri}/{path}: expected a readable file, got an error: {error}. Restore the file from a backup."
         ) from error
     return digest.hexdigest()
 

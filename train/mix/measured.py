@@ -1,6 +1,7 @@
 """The losses of a run by source, from which a mix is suggested, and the check that two runs are comparable.
 
-For each source this file computes the loss at the end of a run and the speed at which it falls, with standard errors.
+For each source this file computes the loss at the end of a run, how fast the loss falls, and the standard errors of
+both.
 """
 
 from collections.abc import Iterator, Sequence
@@ -98,7 +99,7 @@ def final_loss(tokens: Sequence[float], losses: Sequence[float], last: int = LAS
 def fit_power_law(tokens: Floats, losses: Floats, end: float, exponent: float | None = None) -> LossCurveLaw:
     """Return the least-squares power law with floor and rest at least 0; `exponent` None = fitted too.
 
-    For a given exponent the other two have a closed form, so only the exponent is searched for (variable projection:
+    For a given exponent, floor and rest have a closed form, so only the exponent is searched for (variable projection:
     Golub and Pereyra 1973, SIAM Journal on Numerical Analysis 10(2)).
     """
     if exponent is not None:
@@ -171,7 +172,7 @@ class MeasuredRun:
     """SHA-256 of the plan, as in the lineage."""
     steps: Sequence[StepMetrics]
     unique: dict[str, int]
-    """Unique training tokens of each source; for sources in use, those in whole rows."""
+    """Unique training tokens of each source; for sources in use, only the tokens in whole rows."""
 
     @cached_property
     def shares(self) -> dict[str, float]:
@@ -198,7 +199,7 @@ class MeasuredRun:
         )
 
     def training(self, source: str) -> LossCurve:
-        """Return the training losses of a source in the last steps."""
+        """Return the last training losses of a source: LAST_SHARE of the steps, at least FEWEST_OF_LINE."""
         last = max(FEWEST_OF_LINE, round(LAST_SHARE * len(self.steps)))
         points = self._points([step.losses.get(source) for step in self.steps], 1)
         return LossCurve(points.tokens[-last:], points.losses[-last:])
@@ -213,7 +214,7 @@ class MeasuredRun:
         return LossCurve([tokens for tokens, _ in kept], [loss for _, loss in kept])
 
     def level(self, source: str, heldout: bool) -> FinalLoss:
-        """Return the loss of a source at the end of the run. Raises ConfigError if it has too few measurements."""
+        """Return the loss of a source at the end of the run. Raises ConfigError if its losses are too few."""
         points = self.heldout(source) if heldout else self.training(source)
         if len(points.losses) < FEWEST_OF_LINE:
             kind = "held-out" if heldout else "training"
@@ -232,7 +233,8 @@ class MeasuredRun:
 def measured_run(run: Store) -> MeasuredRun:
     """Return the metrics of a run folder with its dataset and plan.
 
-    Raises ContractError if no step was trained, ConfigError if fewer than two sources are in use, or one has no rows.
+    Raises ContractError if no step was trained. Raises ConfigError if fewer than two sources are in use, or if the
+    steps of the plan read no row of one of them.
     """
     dataset = open_dataset(run)
     plan, steps = read_plan(run, dataset), read_metrics(run)
@@ -250,7 +252,7 @@ def measured_run(run: Store) -> MeasuredRun:
         raise ConfigError(
             f"{run.uri}: expected at least one row of every source in use, got none of {', '.join(unread)} in "
             f"{plan.steps:,} "
-            "steps. Train for more steps, or leave the source out with weight 0 in train.weights."
+            "steps. Train for more steps, or set the weight of each such source to 0 in train.weights."
         )
     unique = {name: rows.get(name, tokens) for name, tokens in sorted(whole.items())}
     return MeasuredRun(dataset, plan, digest_of(run.read_json(PLAN_NAME)), steps, unique)
@@ -272,10 +274,10 @@ def check_comparable(run: MeasuredRun, reference: MeasuredRun) -> None:
     """Check that the losses of two runs are comparable. Raises ConfigError that lists all differences."""
     if problems := list(_differences(run, reference)):
         raise ConfigError(
-            f"{reference.description}: expected losses to compare with those of {run.description}, got\n  "
+            f"{reference.description}: expected losses that are comparable with those of {run.description}, got\n  "
             + "\n  ".join(problems)
             + "\n"
-            "Set --reference to a run on the same dataset, or on one with the same tokenizer and held-out documents."
+            "Set --reference to a run on the same dataset, or a dataset with the same tokenizer and held-out documents."
         )
 
 
@@ -284,18 +286,18 @@ def _differences(run: MeasuredRun, reference: MeasuredRun) -> Iterator[str]:
         yield f"the same plan {run.digest[:12]}: a run cannot be its own reference"
     tokenizers = [digest_of(each.dataset.tokenizer.model_dump(mode="json")) for each in (run, reference)]
     if tokenizers[0] != tokenizers[1]:
-        yield f"tokenizer contract {tokenizers[1][:12]}, of the run {tokenizers[0][:12]}"
+        yield f"tokenizer contract {tokenizers[1][:12]}, but {tokenizers[0][:12]} in the measured run"
     for name in COMPARED:
         own, other = (getattr(each.plan.settings.train, name) for each in (run, reference))
         if own != other:
-            yield f"train.{name} = {other}, of the run {own}"
+            yield f"train.{name} = {other}, but {own} in the measured run"
     for source in sorted(name for name, share in run.shares.items() if share):
         if source not in reference.unique:
             yield f"no source {source}"
         elif not reference.shares[source]:
             yield f"{source} with weight 0, so it was not measured"
         elif has_heldout(run, source) and _heldout_rows(run, source) != _heldout_rows(reference, source):
-            yield f"other held-out documents, or another number of them, of {source} (train.eval_sequences)"
+            yield f"a different set or number of held-out rows of {source} (train.eval_sequences)"
 
 
 def _heldout_rows(run: MeasuredRun, source: str) -> tuple[list[str], int]:

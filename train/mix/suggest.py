@@ -1,10 +1,10 @@
 """Suggest a mix from the losses of a run, by excess loss over a reference run or by the speed of learning.
 
-The mix holds the evidence for each source as numbers and a sentence. A figure that does not differ significantly from
-the mean of all sources counts as the mean, so without significant differences the shares stay as they are. Shares that
-repeat a source too often are cut, and the number of missing tokens is reported. Standard errors are estimated within a
-run. Over four seeds of a run of 200 steps, losses varied three times as much (0.026 instead of 0.008), which
-`MIN_STANDARD_ERRORS` allows for.
+The mix holds the evidence for each source as numbers and a sentence. An excess loss or a learning speed that does not
+differ significantly from the mean of all sources counts as the mean. Without significant differences, the shares stay
+as they are. Shares that repeat a source too often are cut, and the number of missing tokens is reported. Standard
+errors are estimated within a run. Over four seeds of a run of 200 steps, losses varied three times as much (0.026
+instead of 0.008), which `MIN_STANDARD_ERRORS` allows for.
 """
 
 import math
@@ -27,8 +27,8 @@ from train.scaling.repeats import LIFE_OF_REPEATS
 # Shares from the figures of sources: two rules, the test for significance, and the limit on repeats.
 
 MIN_STANDARD_ERRORS = 3.0
-"""Number of standard errors by which a figure must differ from the mean: a normal error of a line through 5 points is
-larger in 6 of 100 cases (t with 3 degrees of freedom)."""
+"""Number of standard errors by which an excess loss or learning speed must differ from the mean: a normal error of a
+line through 5 points is larger in 6 of 100 cases (t with 3 degrees of freedom)."""
 TINY = 1e-9
 """Largest difference that counts as rounding."""
 STEP_SIZE = 1.0
@@ -67,8 +67,8 @@ def significant_figures(
 def by_excess(shares: Mapping[str, float], excess: Mapping[str, float], step_size: float = STEP_SIZE) -> Shares:
     """Return new shares from excess losses [nats/token] by one round of exponentiated gradient.
 
-    A negative excess counts as 0. Source: Xie et al. 2023, arXiv 2305.10429, Algorithm 1, which trains
-    on the new shares after each round; since this run trained on fixed shares, only one round is possible.
+    A negative excess counts as 0. Source: Xie et al. 2023, arXiv 2305.10429, Algorithm 1, which trains on the new
+    shares after each round. Because the measured run trained on fixed shares, only one round is possible.
     """
     highest = max(excess.values())  # subtracted from every exponent to avoid overflow
     raised = {
@@ -81,11 +81,11 @@ def by_excess(shares: Mapping[str, float], excess: Mapping[str, float], step_siz
 def by_learning(shares: Mapping[str, float], speeds: Mapping[str, float]) -> Shares:
     """Return new shares in proportion to share · speed, where speed is -dL/d ln n at the end of the run.
 
-    The tokens of a source are share · n of all n tokens, so one more lowers the source's loss by speed / (share · n).
-    It lowers the mean loss, in which the source has weight `share`, by speed / n. Sources whose tokens lower the mean
-    loss most get more. Source: Jiang et al. 2024, arXiv 2410.11820, section 3, without the terms for a mixture that
-    changes during training. If no source learns, the shares stay as they are. The rule is first-order: it does not
-    limit how far the loss of a source rises when its share falls.
+    The tokens of a source are share · n of all n tokens. One more token lowers the source's own loss by speed / (share
+    · n). That token lowers the mean loss, in which the source has weight `share`, by speed / n. Sources whose tokens
+    lower the mean loss most get more. Source: Jiang et al. 2024, arXiv 2410.11820, section 3, without the terms for a
+    mixture that changes during training. If no source learns, the shares stay as they are. The rule is first-order: it
+    does not limit how far the loss of a source rises when its share falls.
     """
     raised = {name: share * max(speeds[name], 0.0) for name, share in shares.items()}
     return _smoothed(raised) if any(raised.values()) else dict(shares)
@@ -134,7 +134,7 @@ def clip_shares(shares: Mapping[str, float], limits: Mapping[str, float]) -> Sha
 def round_shares(shares: Mapping[str, float], full: Collection[str]) -> Shares:
     """Return the shares as multiples of 1/UNITS with sum 1, by largest remainder; a positive share stays positive.
 
-    `full`: sources whose share is at its limit; it is rounded down, unless all sources are full.
+    `full`: sources whose share is at its limit; such a share is rounded down, unless all sources are full.
     """
     exact = {name: share * UNITS for name, share in shares.items()}
     counts = {name: max(int(value + TINY), 1 if value > 0 else 0) for name, value in exact.items()}
@@ -171,9 +171,10 @@ class Finding:
 def suggest_by_reference(
     run: MeasuredRun, reference: MeasuredRun, tokens: float | None = None, step_size: float = STEP_SIZE
 ) -> Mix:
-    """Return the mix by excess losses at the end of both runs, for a run of `tokens` (None = as long as this one).
+    """Return a mix with larger shares for sources with a higher excess loss of `run` over `reference` at their ends.
 
-    Raises ConfigError if the runs are not comparable, or have too few measurements.
+    `tokens`: length of the run that the mix is for; None = as long as `run`. Raises ConfigError if the runs are not
+    comparable, or have too few measurements.
     """
     check_comparable(run, reference)
     findings = {name: _against(run, reference, name) for name, share in run.shares.items() if share}
@@ -194,8 +195,8 @@ def suggest_by_law(
     """Return a mix with larger shares for sources whose held-out loss falls faster, by a power law of each source.
 
     `exponent`: exponent of the number of tokens in these laws; None = fitted to each source. `source`: the citation of
-    the scaling law that the exponent is from. Measurements before `from_step` are left out. Raises ConfigError if there
-    are too few.
+    the scaling law that the exponent is from. Measurements before `from_step` are left out. Raises ConfigError if too
+    few remain.
     """
     fitted = _fitted(run, exponent, from_step)
     findings = {name: _of_law(run, name, learning, exponent is not None) for name, learning in fitted.items()}
@@ -268,7 +269,7 @@ def _of_law(run: MeasuredRun, name: str, learning: Learning, given: bool) -> Fin
 
 @dataclass(frozen=True)
 class _Shares:
-    """The shares before and after the limit on repeats."""
+    """The shares of all sources, before and after the limit on the number of passes over a source."""
 
     run: MeasuredRun
     length: float
@@ -344,8 +345,8 @@ def _limit(run: MeasuredRun, name: str, length: float, most: float) -> float:
 
     Within a block of the mixture, a source may be ahead of its share by up to one row.
 
-    `length`: tokens of the new run. If it is not longer than the measured run, the share in that run's plan is
-    permitted too, if it needs at most `most` passes. A source of only a row or two keeps a share of 1/UNITS.
+    `length`: tokens of the new run. If the new run is not longer, the share in the measured run's plan is permitted
+    too, provided it needs at most `most` passes. A source of only a row or two keeps a share of 1/UNITS.
     """
     limit = max((most * run.unique[name] - run.plan.seq_len) / length, 1 / UNITS)
     before = run.shares[name]

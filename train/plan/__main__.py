@@ -20,7 +20,7 @@ from train.plan.layouts import plan_for_devices
 def main(argv: Sequence[str] | None = None) -> int:
     """Write a JSON file with the plan and the warnings of `plan_for_devices`, or with the error.
 
-    Return 0, or 2 for an error that the user can fix.
+    Return the exit code: 0, or 2 for an error that the user can fix.
     """
     parser = argparse.ArgumentParser(prog="train.plan", description="Plan a run for the devices that it starts on.")
     parser.add_argument("run", metavar="RUN", help="run folder with the tokens")

@@ -28,7 +28,7 @@ OWN_NUMBERS = {"floor": "nats/token", "a": "", "b": "", "alpha": "", "beta": "",
 def size_figures(plan: Plan, target: Target, unique: Mapping[str, float]) -> list[SourcedFigure]:
     """Return N and D that each scaling law chooses for the budget, and the expected loss of the plan's run.
 
-    Without a budget, the laws divide the plan's own compute, 6ND. `unique`: unique tokens of each source.
+    Without a budget, the laws choose for the plan's own compute, 6ND. `unique`: unique tokens of each source.
     """
     return figures_of([*_rows(plan, target), *_loss_rows(plan, unique)])
 
@@ -73,7 +73,8 @@ def _loss_rows(plan: Plan, unique: Mapping[str, float]) -> Iterator[Row]:
 
 
 def _on_c4(plan: Plan) -> str:
-    """Return a text with the corpus of the published law and, if the model is outside its sizes, their range."""
+    """Return a text that names the corpus of the published law and, if the model is outside its range of sizes, the
+    range."""
     least, most = repeats.SIZES
     within = least <= plan.num_params <= most
     return "on C4" if within else f"on C4, a guess: its law was fitted to {least:,.0f} to {most:,.0f} parameters"
@@ -125,7 +126,7 @@ def advice(plan: Plan, target: Target, unique: Mapping[str, float]) -> list[str]
 
 
 def _of_repeats(plan: Plan, own: OwnLaw | None, data: RepeatedData, epochs: Mapping[str, float]) -> str:
-    """Return the sentence on repeated tokens: how often they are read, and how many new tokens they are worth."""
+    """Return the sentence on repeats: how often unique tokens are read, and how many new tokens would do as much."""
     evenly = max(epochs.values()) <= NEAR * min(epochs.values())
     each = ", ".join(f"{source} {times:.3g} times" for source, times in epochs.items())
     read = (
@@ -208,7 +209,7 @@ MOST_RATIO, QWEN_3 = 60_000.0, "Qwen 3 0.6B: 36 T tokens; Yang et al. 2025, arXi
 FEW_STEPS = 100
 """Optimizer steps below which a warm-up of a tenth of the run has fewer than ten updates."""
 MOST_EMBEDDINGS = 0.5
-"""Share of the parameters in the embeddings above which the advice mentions it."""
+"""Share of the parameters in the embeddings above which the advice mentions this share."""
 
 
 def unusual_proportions(plan: Plan) -> Iterator[str]:

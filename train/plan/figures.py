@@ -57,7 +57,7 @@ class DatasetOffer:
 
 
 def figures_of_plan(dataset: Dataset, plan: Plan, offer: DatasetOffer, compute: float) -> list[SourcedFigure]:
-    """Return all figures of the plan in order of derivation; `compute`: FLOPs of the run without embeddings."""
+    """Return all figures of the plan in order of derivation; `compute`: FLOPs of the run, embeddings not counted."""
     figures = [
         *_data_figures(dataset, plan, offer),
         *size_figures(plan, offer.target, offer.unique),
@@ -163,7 +163,7 @@ def _given(setting: float | None, formula: str, source: str) -> tuple[str, str]:
 
 
 def _cost_figures(plan: Plan) -> list[SourcedFigure]:
-    """Return the FLOPs of the run, its time at the device's peak if known, and memory per rank by world size."""
+    """Return the FLOPs of the run, its duration at the device's peak (if known), and memory per rank by world size."""
     train = plan.settings.train
     lengths = [row_length(train, stage.seq_len) for stage in plan.stages]
     flops = sum(
@@ -183,7 +183,7 @@ def _cost_figures(plan: Plan) -> list[SourcedFigure]:
 
 
 def memory_needed(shape: ModelShape, settings: Settings, stages: Sequence[StagePlan], world_size: int) -> Memory | None:
-    """Return the memory that a GPU needs in the training stage that needs the most.
+    """Return the memory that each GPU needs in the training stage with the highest peak.
 
     None = the layout, or the global batch of a stage, does not work with `world_size` ranks.
     """

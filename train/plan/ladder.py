@@ -64,11 +64,12 @@ def sizes_of(smallest: float, largest: float | None, number: int, unique: float)
     """Return `number` model sizes N, spaced evenly by ratio.
 
     `unique`: unique tokens; `largest`: None = as large as the tokens allow. Raises ConfigError if `number` is outside
-    its range or the sizes do not grow, or if the tokens are too few for the largest size.
+    SIZES, `largest` is not above `smallest`, or the tokens are too few for the largest size.
     """
     if not SIZES[0] <= number <= SIZES[1]:
         raise ConfigError(
-            f"ladder --sizes: expected {SIZES[0]} to {SIZES[1]}, got {number}. Set --sizes within this range."
+            f"ladder --sizes: expected {SIZES[0]} to {SIZES[1]} model sizes, got {number}. "
+            "Set --sizes within this range."
         )
     top = max(SPAN * smallest, unique / 20 / PLANNED_SHARE) if largest is None else largest
     if top <= smallest:
@@ -93,7 +94,7 @@ def plan_proxies(sizes: Mapping[int, int], number: int, unique: float) -> list[P
     """
     if not LENGTHS[0] <= number <= LENGTHS[1]:
         raise ConfigError(
-            f"ladder --tokens-per-size: expected {LENGTHS[0]} to {LENGTHS[1]}, got {number}. "
+            f"ladder --tokens-per-size: expected {LENGTHS[0]} to {LENGTHS[1]} runs of each model size, got {number}. "
             "Set --tokens-per-size within this range."
         )
     if len(set(sizes.values())) < len(sizes):

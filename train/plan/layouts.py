@@ -1,4 +1,5 @@
-"""The choice of a plan's layout: the fastest that fits the devices of `[cluster]`, or those that a run starts on."""
+"""The choice of a plan's layout: the fastest that fits the devices of `[cluster]`, or the devices that a run starts
+on."""
 
 import json
 import math
@@ -50,8 +51,9 @@ def choose_layout(plan: Plan) -> tuple[Plan, SearchResult | None]:
                 f"{sizes}. Remove one of these settings, so that the layout search chooses it."
             )
         raise ConfigError(
-            f"cluster: expected a layout of {cluster} that this run fits into, got none of {result.searched:,}: "
-            f"{reasons}. Raise cluster.gpus or cluster.nodes, or lower plan.params or the budget."
+            f"cluster: expected a layout for {cluster} that this run fits into, got none among "
+            f"{result.searched:,} layouts: {reasons}. Raise cluster.gpus or cluster.nodes, or lower plan.params "
+            "or the budget."
         )
     offers = tuple(
         LayoutOffer(
@@ -77,7 +79,7 @@ def choose_layout(plan: Plan) -> tuple[Plan, SearchResult | None]:
 
 
 def _over_hours(plan: Plan, offer: LayoutOffer, cluster: Cluster) -> Iterator[str]:
-    """Yield a sentence if the run takes more or fewer device hours in this layout than it was sized for."""
+    """Yield a sentence if the run, in this layout, takes more or fewer device hours than the budget that sized it."""
     named, sizing = plan.settings.cluster, plan.settings.plan
     given, taken = hours_of(sizing, named), plan.steps * offer.step_seconds / HOUR * cluster.world_size
     if given is None or sizing.inference_tokens is not None or 1 / NEAR <= taken / given <= NEAR:
@@ -113,7 +115,7 @@ FREED: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("layout", ("micro_batch",)),
     ("layout", ("activation_checkpointing", "activation_budget")),
 )
-"""Sections, and settings of each that are left to the search together; the advice names the first of them."""
+"""(Section, settings) to compare with a search that chooses these settings; the advice names the first setting."""
 MIN_REPORTED_SHARE = 0.01
 """Smallest slowdown, as a share of the step time, that the advice mentions."""
 

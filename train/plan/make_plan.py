@@ -137,7 +137,7 @@ def _check_memory(shape: ModelShape, settings: Settings, stages: tuple[StagePlan
     if need is None:
         raise ConfigError(
             "plan.world_sizes: expected a number of ranks that works with the [layout] settings and the global batch "
-            f"size, to check plan.device_memory, got {sizes[::-1]}. Add the number of ranks of the run to "
+            f"size, got {sizes[::-1]}, so plan.device_memory cannot be checked. Add the number of ranks of the run to "
             "plan.world_sizes."
         )
     if need.peak > limit:

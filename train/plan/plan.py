@@ -133,7 +133,7 @@ def read_plan(run: Store, dataset: Dataset | None = None) -> Plan:
         plan = Plan.model_validate(run.read_json(PLAN_NAME))
     except ValidationError as error:
         raise ContractError(
-            f"{run.uri}/{PLAN_NAME}: expected a plan, got {error}. Run `penstock plan` again."
+            f"{run.uri}/{PLAN_NAME}: expected a plan, got an invalid one: {error}. Run `penstock plan` again."
         ) from error
     digest = (dataset or open_dataset(run)).digest
     if plan.dataset != digest:
@@ -169,7 +169,7 @@ def read_settings(run: Store, dataset: Dataset, overrides: Sequence[str]) -> Set
 def check_overrides(run: Store, overrides: Sequence[str]) -> None:
     """Check that overrides can be applied to the stored plan, whatever dataset it is for.
 
-    Raises ConfigError if they cannot.
+    Raises ConfigError if they cannot be applied.
     """
     if run.exists(PLAN_NAME):
         settings = run.read_json(PLAN_NAME)["settings"]
@@ -200,7 +200,7 @@ def verify_plan(run: Store, dataset: Dataset, plan: Plan) -> None:
 
 
 def planned_layouts(run: Store) -> tuple[LayoutOffer, ...]:
-    """Return the layouts that the stored plan offers for its devices; empty if there is no plan."""
+    """Return the fastest layouts for the devices of `[cluster]` from the stored plan; empty if there is no plan."""
     return read_plan(run).layouts if run.exists(PLAN_NAME) else ()
 
 

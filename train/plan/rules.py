@@ -1,6 +1,6 @@
 """Figures of a plan, published rules for batch size and learning rate, and FLOPs of a sequence.
 
-The rules disagree by up to five times at a billion parameters, so the plan prints the others next to the one it uses.
+The rules disagree by up to five times at a billion parameters, so the plan prints the results of all of them.
 """
 
 import math

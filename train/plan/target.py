@@ -103,9 +103,9 @@ def target_of(
 ) -> Target:
     """Return the target size, as `choose_target` does; `peak`: peak of one device [FLOP/s], None = unknown.
 
-    Device hours are converted to FLOPs with cluster.mfu. These FLOPs include attention over rows of `seq_len`, which
-    C = 6ND does not count, so C is only a share of them. Raises ConfigError as `choose_target` does, and if hours or
-    money are set without a known peak.
+    Device hours are converted to FLOPs with cluster.mfu. These FLOPs include attention over rows of `seq_len`, which C
+    = 6ND does not count, so C is only a share of these FLOPs. Raises ConfigError as `choose_target` does, and if hours
+    or money are set without a known peak.
     """
     sizing, cluster = settings.plan, settings.cluster
     hours = hours_of(sizing, cluster)
@@ -113,8 +113,9 @@ def target_of(
         return choose_target(sizing, vocab_size, unique, most, sizing.compute)
     if peak is None:
         raise ConfigError(
-            f"plan.{'usd' if sizing.usd else 'gpu_hours'}: expected a device whose peak rate converts GPU hours to "
-            "FLOPs, got no cluster.device. Set cluster.device, or set plan.compute instead."
+            f"{_setting_of(sizing)}: expected the peak FLOP/s of a device, to convert device hours to FLOPs, got "
+            "neither cluster.device nor train.peak_flops. Set one of these, or set plan.compute instead of "
+            f"{_setting_of(sizing)}."
         )
     flops, counts_all = hours * SECONDS * peak * cluster.mfu, law_of(sizing).counts == "all"
     target = choose_target(sizing, vocab_size, unique, most, flops)
@@ -154,8 +155,8 @@ def choose_target(sizing: PlanConfig, vocab_size: int, unique: float, most: floa
     params = _total(counted, vocab_size, sizing) if law.counts == "body" else counted
     if params < sizing.min_params:
         raise ConfigError(
-            f"plan: expected a budget for {sizing.min_params:,} parameters (plan.min_params), got one for "
-            f"{params:,.0f} and {tokens:,.0f} tokens. Raise {_setting_of(sizing)}, or lower plan.min_params."
+            f"plan: expected a budget for at least {sizing.min_params:,} parameters (plan.min_params), got one for "
+            f"{params:,.0f} parameters on {tokens:,.0f} tokens. Raise {_setting_of(sizing)}, or lower plan.min_params."
         )
     how = "the budget" if tokens == asked.tokens else "the budget and the tokens"
     if sizing.inference_tokens is not None:
@@ -180,7 +181,7 @@ def check_size_reached(target: Target, sizing: PlanConfig, shape: ModelShape) ->
     requested = f"{target.params:,.0f}" if 1 <= target.params < 1e15 else f"{target.params:.3g}"
     bound, fix = "most", f"Lower {_setting_of(sizing)}"
     if params > target.params:
-        bound, fix = "least", f"Raise {_setting_of(sizing)}, or make the vocabulary smaller"
+        bound, fix = "fewest", f"Raise {_setting_of(sizing)}, or make the vocabulary smaller"
     elif target.budget is not None and target.tokens < target.asked.tokens:
         asked = target.asked
         fix = (
@@ -188,13 +189,13 @@ def check_size_reached(target: Target, sizing: PlanConfig, shape: ModelShape) ->
             f"{asked.tokens:,.0f} tokens, and there are {target.most:,.0f} in plan.max_epochs"
         )
     raise ConfigError(
-        f"plan: expected a model of {requested} parameters, from {target.how}, got {params:,} at {bound} with "
-        f"{shape.vocab_size:,} tokens in the vocabulary and the shape settings of [plan]. {fix}."
+        f"plan: expected a model of {requested} parameters, from {target.how}, got {params:,}, the {bound} that "
+        f"{shape.vocab_size:,} tokens in the vocabulary and the shape settings of [plan] allow. {fix}."
     )
 
 
 def _setting_of(sizing: PlanConfig) -> str:
-    """Return the setting that requests the size: `plan.params` or the one that gives the budget."""
+    """Return the setting that requests the size: `plan.params`, or the setting that gives the budget."""
     names = ("params", "compute", "gpu_hours", "usd")
     return next((f"plan.{name}" for name in names if getattr(sizing, name) is not None), "the budget")
 

@@ -93,7 +93,7 @@ class _Notes:
         return f"{figure.formula} [{self.number(figure.source)}]"
 
     def number(self, source: str) -> int:
-        """Return the number of a source in the list, to which it is added at first use."""
+        """Return the number of a source in the list; a source that is not yet in the list is added."""
         return self._numbers.setdefault(source, len(self._numbers) + 1)
 
     def __iter__(self) -> Iterator[tuple[int, str]]:

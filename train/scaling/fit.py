@@ -1,6 +1,6 @@
 """Fit a scaling law L(N, D) = E + A/N^alpha + B/D^beta to runs, with bootstrap intervals.
 
-A few runs may not determine the exponents; they are then held at published values.
+A few runs may not determine the exponents; both are then held fixed at published values.
 
 Source: Hoffmann et al. 2022, arXiv 2203.15556, section 3.3 and appendix D.3: the Huber loss of the logarithms,
 minimized by L-BFGS from a grid of starts. The intervals are percentiles of fits to bootstrap samples of the runs, as in
@@ -98,7 +98,7 @@ class Fit:
 def starts(held: Exponents | None = None) -> Floats:
     """Return the starting points (ln A, ln B, ln E, alpha, beta) of L-BFGS as rows of an array.
 
-    There are 4,500 as in Hoffmann et al. 2022, or 180 if the exponents are held.
+    There are 4,500 as in Hoffmann et al. 2022, or 180 if `held` gives the exponents.
     """
     logs, floors, exponents = np.arange(0, 26, 5.0), np.arange(-1, 1.1, 0.5), np.arange(0, 2.1, 0.5)
     alphas, betas = ([held.alpha], [held.beta]) if held else (exponents, exponents)
@@ -170,7 +170,7 @@ def fit_law(
 
 
 def fit_or_hold_exponents(measured: Sequence[MeasuredLoss], draws: int, share: float) -> Fit:
-    """Return the law fitted to runs; if they do not determine an exponent, both are held at PUBLISHED values.
+    """Return the law fitted to runs; if the runs do not determine an exponent, both exponents are fixed at PUBLISHED.
 
     An exponent is not determined if it is not between 0 and STEEPEST, or its interval is wider than WIDEST · exponent.
     Raises ConfigError as `fit_law` does.
@@ -223,13 +223,13 @@ def _checked(measured: Sequence[MeasuredLoss]) -> Floats:
     if wrong:
         raise ConfigError(
             f"fit-scaling: expected parameters, tokens and a loss above 0 for every run, got {'; '.join(wrong[:5])}. "
-            "Correct or leave out these runs."
+            "Correct these runs in the .csv file, or leave them out."
         )
     for name, column in (("sizes", 0), ("numbers of tokens", 1)):
         if len(set(values[:, column].tolist())) < 2:
             raise ConfigError(
-                f"fit-scaling: expected runs of several {name}, got {len(set(values[:, column]))}. Add runs of other "
-                f"{name}."
+                f"fit-scaling: expected runs of at least 2 different {name}, got {len(set(values[:, column]))}. Add "
+                f"runs of other {name}."
             )
     if len(values) < FEWEST_RUNS:
         raise ConfigError(f"fit-scaling: expected at least {FEWEST_RUNS} runs, got {len(values)}. Add more runs.")

@@ -215,8 +215,8 @@ HOFFMANN = "Hoffmann et al. 2022, arXiv 2203.15556"
 APPROACH_1 = ComputePowerLaw(
     "Hoffmann, approach 1", f"{HOFFMANN}, Table 3 (our fit of it)", 0.09916, 0.498099, 1.69608, 0.501854
 )
-"""Minimum over training curves. The paper prints a table, not the law: this is a log-log fit of it, with 6ND within 0.5
-% of C."""
+"""Minimum over training curves. The paper prints a table, not the law: this law is a log-log fit of that table, with
+6ND within 0.5 % of C."""
 
 APPROACH_2 = ComputePowerLaw(
     "Hoffmann, approach 2", f"{HOFFMANN}, Table A3 (our fit of it)", 0.14488, 0.489942, 1.15276, 0.51002
@@ -232,7 +232,8 @@ APPROACH_3 = LossLaw(
     alpha=0.33917084,
     beta=0.2849083,
 )
-"""Parametric loss. Unrounded, it gives the paper's own 40 billion parameters at Chinchilla's budget."""
+"""Parametric loss. With unrounded numbers, the law gives the paper's own 40 billion parameters at Chinchilla's
+budget."""
 
 APPROACH_3_ROUNDED = LossLaw(
     "Hoffmann, approach 3 as printed", f"{HOFFMANN}, equation 10", 1.69, 406.4, 410.7, 0.34, 0.28
@@ -307,8 +308,9 @@ def for_lifetime(law: LossLaw, loss: float, inference_tokens: float) -> Lifetime
     """
     if loss <= law.floor:
         raise ConfigError(
-            f"plan.inference_tokens: expected a target loss above {law.floor:.4g}, the irreducible loss of the scaling "
-            f"law `{law.name}`, got {loss:.4g}. Lower the budget: plan.compute, plan.gpu_hours or plan.usd."
+            f"plan.inference_tokens: expected a budget with a loss above {law.floor:.4g}, the irreducible loss of "
+            f"the scaling law `{law.name}`, got a loss of {loss:.4g}. Lower the budget: plan.compute, "
+            "plan.gpu_hours or plan.usd."
         )
 
     def cost(log_params: float) -> float:

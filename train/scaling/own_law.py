@@ -1,4 +1,4 @@
-"""An own scaling law, which is fitted to the user's runs, and its file `law.json`.
+"""A scaling law that is fitted to the user's own runs, and its file `law.json`.
 
 The file holds the law with the intervals of its parameters, and the runs. A plan stores a copy of the law, so that it
 does not need the file later.
@@ -64,9 +64,9 @@ class LawFile(_Block):
 
 
 def law_in(own: OwnLaw) -> LossLaw:
-    """Return a law that was fitted to the user's runs as a LossLaw.
+    """Return, as a LossLaw, a law that was fitted to the user's runs.
 
-    Raises ConfigError unless the optimal N and D for the runs' largest compute, N and D are positive and finite.
+    Raises ConfigError unless the law gives a positive, finite N and D for the largest compute, N and D of these runs.
     """
     numbers = {name: getattr(own, name) for name in NAMES}
     law = LossLaw(name="own law", source=own.source, counts=own.counts, **numbers)
@@ -77,14 +77,14 @@ def law_in(own: OwnLaw) -> LossLaw:
         numbers_of_sizes = [math.inf]
     if not all(0 < number < math.inf for number in numbers_of_sizes):
         raise ConfigError(
-            f"own law: expected optimal sizes in the range of its {own.num_runs} runs, got none: {law.formula}. "
-            "Fit the law again to more runs with `penstock fit-scaling`."
+            f"own law: expected a positive, finite N and D for the largest of its {own.num_runs} runs, got none from "
+            f"`{law.formula}`. Fit the law again to more runs with `penstock fit-scaling`."
         )
     return law
 
 
 def law_file(fit: Fit, measured: Sequence[MeasuredLoss], share: float, how: str) -> LawFile:
-    """Return the content of the law file of a fit. Raises ConfigError if its numbers are not valid for a law."""
+    """Return the content of the law file of a fit. Raises ConfigError if the fitted numbers are not valid for a law."""
     law, datasets = fit.law, {run.dataset for run in measured}
     points = [_point(run, law) for run in measured]
     try:
@@ -124,20 +124,20 @@ def _point(run: MeasuredLoss, law: LossLaw) -> FittedRun:
 
 
 def write_law(path: str, content: LawFile) -> None:
-    """Write a law to a file. Raises ConfigError if its runs do not show that N and D lower the loss."""
+    """Write a law to a file. Raises ConfigError if the law's runs do not show that N and D lower the loss."""
     law = content.law
     falls = {
         "a": law.a * _spread([point.params for point in content.points], law.alpha),
         "b": law.b * _spread([point.tokens for point in content.points], law.beta),
     }
     scatter = law.deviation * min(point.fitted for point in content.points)
-    for name, variable, more in (("a", "N", "size"), ("b", "D", "length")):
+    for name, variable, more in (("a", "N", "number of parameters N"), ("b", "D", "number of tokens D")):
         low = law.intervals.get(name, (math.inf, math.inf))[0]
         if low < LEAST_SHARE * getattr(law, name) or falls[name] <= LEAST_FALL * scatter:
             raise ConfigError(
                 f"{path}: expected runs whose loss falls with {variable}, got {name} = {getattr(law, name):.3g} "
                 f"({law.interval(name)}). Such a law cannot size a model, so the file is not written. Fit the law to "
-                f"runs that differ more in {more} and train on more tokens."
+                f"runs that differ more in their {more} and are trained on more tokens."
             )
     folder, name = _split_path(path)
     folder.write_atomic(name, canonical_json(content.model_dump(mode="json")))
@@ -161,7 +161,7 @@ def read_law(path: str, named: str = "plan.law_file =") -> LawFile:
         raw = folder.read_json(name)
     except (ContractError, ValueError, OSError) as error:  # invalid UTF-8 raises a ValueError
         raise ConfigError(
-            f"{where}: expected JSON, got {error}. Make the file again with `penstock ladder`."
+            f"{where}: expected JSON, got an error: {error}. Make the file again with `penstock ladder`."
         ) from error
     version = raw.get("format_version") if isinstance(raw, dict) else None
     if version != 1:
@@ -177,7 +177,7 @@ def read_law(path: str, named: str = "plan.law_file =") -> LawFile:
         raise ConfigError(f"{where}: {error}") from error
     except ValidationError as error:
         raise ConfigError(
-            f"{where}: expected a law, got {_wrong(error)}. Make the file again with `penstock ladder`."
+            f"{where}: expected a law, got invalid values: {_wrong(error)}. Make the file again with `penstock ladder`."
         ) from error
 
 

@@ -52,7 +52,7 @@ def worth_of_params(unique: float, params: float) -> float:
 def expected_loss(params: float, tokens: float, unique: float) -> float:
     """Return the loss L(N', D') [nats/token] after `tokens` training tokens drawn from `unique` ones.
 
-    It holds for the law's corpus (C4) and tokenizer.
+    This loss is that on the law's corpus (C4), with its tokenizer.
     """
     return LAW.loss(worth_of_params(unique, params), worth_of_tokens(unique, tokens))
 

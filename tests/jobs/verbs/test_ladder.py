@@ -153,9 +153,9 @@ def test_the_smallest_size_is_no_bare_embedding(vocab_size: int) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--sizes 2", "ladder --sizes: expected 3 to 5, got 2"),
-        ("--sizes 6", "ladder --sizes: expected 3 to 5, got 6"),
-        ("--tokens-per-size 1", "ladder --tokens-per-size: expected 2 to 6, got 1"),
+        ("--sizes 2", "ladder --sizes: expected 3 to 5 model sizes, got 2"),
+        ("--sizes 6", "ladder --sizes: expected 3 to 5 model sizes, got 6"),
+        ("--tokens-per-size 1", "ladder --tokens-per-size: expected 2 to 6 runs of each model size, got 1"),
         ("--smallest 4e4 --largest 4e4", "expected more parameters than the smallest proxy's 40,000, got 40,000"),
         ("--largest 1e6", "expected at least 1,000,000 unique training tokens, 1 for each parameter of the largest"),
         ("--sizes 5 --largest 5e4", "expected 5 different sizes, got models of 30,880, 30,880, "),
@@ -486,7 +486,7 @@ def test_a_law_of_another_dataset_and_one_that_reaches_far_are_warned_of(own: tu
         ({"law.a": None}, "law.a: Input should be a valid number (None)"),
         (
             {"law.alpha": 1e-6, "law.beta": 1e-6},
-            "own law: expected optimal sizes in the range of its 12 runs, got none: least ",
+            "own law: expected a positive, finite N and D for the largest of its 12 runs, got none from `least ",
         ),
         ({"law.more": 1}, "law.more: Extra inputs are not permitted"),
     ],

@@ -58,7 +58,7 @@ def test_a_fitted_law_is_one_that_a_plan_goes_by(run: Store, tmp_path: Path, cap
         ("params,tokens,loss\n1e9,2e9,x\n", [], "line 2: expected three numbers, got ['1e9', '2e9', 'x']"),
         ("params,loss\n1e9,3\n", [], "expected the columns params, tokens, loss, got no tokens"),
         ("params,tokens,loss\n1e9,2e9,3\n", ["--share", "1.5"], "got 200 and 1.5"),
-        ("params,tokens,loss\n1e9,2e9,3\n", [], "expected runs of several sizes, got 1"),
+        ("params,tokens,loss\n1e9,2e9,3\n", [], "expected runs of at least 2 different sizes, got 1"),
         (None, [], "expected a CSV table of runs, got no such file"),
     ],
 )
@@ -167,7 +167,10 @@ def test_a_source_that_runs_out_before_the_others_is_named(run: Store, capsys) -
             "--flops 2e10 --set plan.min_params=1",
             "expected a model of 12,910 parameters, from the budget, got 43,168",
         ),
-        ("--params 0.5", "expected a model of 0.5 parameters, from plan.params, got 43,168 at least with 512 tokens"),
+        (
+            "--params 0.5",
+            "expected a model of 0.5 parameters, from plan.params, got 43,168, the fewest that 512 tokens",
+        ),
         ("--params 1e30", "expected a model of 1e+30 parameters, from plan.params, got 1,6"),
         ("--flops 1e60", "parameters, from the budget and the tokens, got 1,6"),
         ("--flops 1e21", "this budget is for 2,886,751,346 parameters on 57,735,026,919 tokens, and there are "),
@@ -194,10 +197,10 @@ def test_a_budget_for_a_shape_that_is_given_buys_tokens(run: Store) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--flops 1e3", "expected a budget for 200,000 parameters (plan.min_params), got one for"),
+        ("--flops 1e3", "expected a budget for at least 200,000 parameters (plan.min_params), got one for"),
         ("--flops 1e10 --params 1e6", "compute and params: expected a single budget"),
         ("--usd 100", "plan.usd = 100: expected a price of a device hour, got no cluster.usd_per_gpu_hour"),
-        ("--gpu-hours 5", "expected a device whose peak rate converts GPU hours to FLOPs, got no cluster.device"),
+        ("--gpu-hours 5", "expected the peak FLOP/s of a device, to convert device hours to FLOPs, got neither"),
         ("--flops -1", "plan.compute"),
         ("--set plan.inference_tokens=1e9", "inference_tokens requires compute, gpu_hours or usd"),
         ("--gpus 4", "gpus: expected a device, got none"),
@@ -279,7 +282,7 @@ def test_memory_is_that_of_the_layout_found(run: Store, capsys) -> None:
         ("--gpu h100-sxm --gpus 8 --set layout.tensor=3", "expected axis sizes that together divide 8 devices"),
         ("--gpu h100-sxm --gpus 8 --set layout.tensor=4 --set layout.context=4", "got context = 4, tensor = 4"),
         ("--gpu a100-80gb --set train.precision=fp8", "expected one that a100-80gb computes in"),
-        ("--gpu h100-sxm --gpus 1 --params 2e10 --set train.precision=bf16", "got none of"),
+        ("--gpu h100-sxm --gpus 1 --params 2e10 --set train.precision=bf16", "got none among"),
     ],
 )
 def test_devices_that_cannot_be_are_refused(run: Store, capsys, words: str, message: str) -> None:

@@ -220,7 +220,7 @@ def test_steps_have_their_stage(dataset: Dataset) -> None:
 
 
 def test_a_skip_of_a_stage_that_does_not_exist_is_rejected(dataset: Dataset) -> None:
-    with pytest.raises(ConfigError, match=r"stages 0 to 0, got one of stage 2 .* Remove its line"):
+    with pytest.raises(ConfigError, match=r"stages 0 to 0, got one of stage 2 .* Remove the lines"):
         order_of(dataset, TrainConfig(seq_len=64), SkipList((3, (2 << STAGE_BITS) + 1)))
 
 

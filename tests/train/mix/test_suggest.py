@@ -358,9 +358,9 @@ def test_runs_that_say_nothing_of_a_mix(tmp_path: Path) -> None:
     ("changes", "found"),
     [
         ({}, "the same plan .*: a run cannot be its own reference"),
-        ({"train": {"seq_len": 16}}, "train.seq_len = 16, of the run 32"),
-        ({"train": {"eval_sequences": 2}}, "another number of them, of books"),
-        ({"train": {"document_mask": False}}, "train.document_mask = False, of the run True"),
+        ({"train": {"seq_len": 16}}, "train.seq_len = 16, but 32 in the measured run"),
+        ({"train": {"eval_sequences": 2}}, "a different set or number of held-out rows of books"),
+        ({"train": {"document_mask": False}}, "train.document_mask = False, but True in the measured run"),
     ],
 )
 def test_references_that_measured_something_else(tmp_path: Path, changes: dict, found: str) -> None:
@@ -377,7 +377,7 @@ def test_references_on_other_datasets(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no source books"):
         suggest_by_reference(run, fewer)
     longer = measured(tmp_path / "longer", curves, documents={"web": 40, "books": 60})
-    with pytest.raises(ConfigError, match="other held-out documents, or another number of them, of books"):
+    with pytest.raises(ConfigError, match="a different set or number of held-out rows of books"):
         suggest_by_reference(run, longer)
 
 

@@ -65,9 +65,12 @@ def test_a_few_wild_runs_hardly_move_the_fit(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("runs", "message"),
     [
-        ([], "expected runs of several sizes, got 0"),
-        ([MeasuredLoss(1e9, 10**d, 3.0) for d in range(8, 16)], "expected runs of several sizes, got 1"),
-        ([MeasuredLoss(10**n, 1e9, 3.0) for n in range(6, 14)], "expected runs of several numbers of tokens, got 1"),
+        ([], "expected runs of at least 2 different sizes, got 0"),
+        ([MeasuredLoss(1e9, 10**d, 3.0) for d in range(8, 16)], "expected runs of at least 2 different sizes, got 1"),
+        (
+            [MeasuredLoss(10**n, 1e9, 3.0) for n in range(6, 14)],
+            "expected runs of at least 2 different numbers of tokens, got 1",
+        ),
         ([MeasuredLoss(10**n, 10**n, 3.0) for n in range(6, 11)], "expected at least 6 runs, got 5"),
         ([MeasuredLoss(1e9, 1e9, math.nan)] * 8, r"expected .* a loss above 0 for every run, got run 1: \[1"),
         ([MeasuredLoss(0, 1e9, 3.0)] * 8, r"got run 1: \[0\.0, 1000000000\.0, 3\.0\]; .*run 5: [^;]*\. Correct"),

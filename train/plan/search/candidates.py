@@ -177,7 +177,7 @@ class LayoutSpace:
         return SCHEDULES
 
     def _fixed(self, name: str, options: Sequence[Any]) -> Sequence[Any]:
-        """Return only the value that the recipe sets for `name`; all of `options` if it sets none.
+        """Return only the value that the recipe sets for `name`; all of `options` if the recipe does not set `name`.
 
         Return an empty list if the recipe sets the size of an axis that does not divide the number of ranks.
         """
@@ -249,7 +249,7 @@ class LayoutSpace:
     def layout(self, split: LayoutSplit, size: int, mode: str) -> LayoutConfig:
         """Return the section `[layout]` for a split, with the other settings of the recipe.
 
-        Raises ValidationError if they contradict each other.
+        Raises ValidationError if these settings contradict each other.
         """
         section = LayoutConfig.model_validate(self.kept | layout_overrides(split, size, mode))
         return section.for_device(self.cluster.device.kind)

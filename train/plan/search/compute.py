@@ -18,8 +18,8 @@ from train.parallel.devices import Device, NumberFormat, number_format_of
 from train.plan.search.candidates import LayoutSplit
 
 BACKWARD = (2.0, 2.5, 2.0, 2.0)
-"""Time of each component's backward pass relative to its forward pass: two products for each; flash attention computes
-its scores again (Dao 2023, arXiv 2307.08691, section 3.1.2: five products for two)."""
+"""Time of each component's backward pass relative to its forward pass. A product has two products as its gradients;
+flash attention also computes its scores again (Dao 2023, arXiv 2307.08691, section 3.1.2: five products for two)."""
 
 
 class ForwardCost(NamedTuple):
@@ -42,7 +42,7 @@ class MicroBatchCost(NamedTuple):
     others: float
     """Seconds of computation on the other ranks of the pipeline."""
     mean: float
-    """Mean computation of a rank, as a share of that of the busiest rank."""
+    """Mean computation time over the ranks, as a share of the time of the busiest rank."""
 
 
 def loss_bytes_per_logit(width: int, compiled: bool) -> int:
@@ -79,7 +79,7 @@ class Compute:
     def traffic(self, size: float, tensor: float | None = None) -> float:
         """Return the seconds to move `size` bytes to or from the device's memory.
 
-        `tensor`: bytes of each tensor, on which the bandwidth of some devices depends; None = ignore this.
+        `tensor`: bytes of each tensor, on which the bandwidth of some devices depends; None = ignore this dependence.
         """
         sizes = self.device.by_size
         if not sizes or tensor is None:
@@ -98,7 +98,7 @@ class Compute:
     def _layer(self, split: LayoutSplit, rows: float) -> ForwardCost:
         """Return the cost of a forward pass of one layer over `rows` rows.
 
-        Of the axes, only tensor and context change it.
+        Of the mesh axes, only tensor and context change this cost.
         """
         positions = self.positions(split, rows)
         products, number = self._products(positions, split.tensor)
@@ -110,7 +110,7 @@ class Compute:
         return ForwardCost(products, attention, traffic, self._launches(split, number, products + attention + traffic))
 
     def _products(self, positions: float, tensor: int) -> tuple[float, int]:
-        """Return the seconds of a layer's matrix products, and their number."""
+        """Return the seconds of the matrix products in a layer's forward pass, and the number of these products."""
         shape = self.shape
         d, q, kv, ffw = shape.d_model, shape.query_width, shape.key_width, shape.d_ffw
         gated = 2 if shape.activation == "swiglu" else 1
@@ -120,7 +120,7 @@ class Compute:
         return seconds, sum(count for *_, count in sizes)
 
     def product(self, m: float, k: float, n: float, flops: float) -> float:
-        """Return the seconds of an m x k by k x n product at `flops` FLOP/s, or of its memory traffic if longer."""
+        """Return the seconds of an m x k by k x n product: the longer of math at `flops` FLOP/s and memory traffic."""
         return max(2 * m * k * n / flops, self.traffic(self.width * (m * k + k * n + m * n)))
 
     def _attention(self, split: LayoutSplit, rows: float) -> float:
@@ -171,7 +171,7 @@ class Compute:
         return on_device + max(0.0, host * device.host_seconds - busy - on_device)
 
     def _head(self, split: LayoutSplit, rows: float) -> float:
-        """Return the seconds of computing logits and loss; each chunk runs forward and then backward."""
+        """Return the seconds of computing logits and loss; each chunk of positions runs forward, then backward."""
         positions, here = self.positions(split, rows), -(-self.shape.vocab_size // split.tensor)
         columns = padded_columns(here, self.device.kind == "cuda")
         products = 3 * self.product(positions, self.shape.d_model, columns, self._outside_flops)
@@ -180,7 +180,7 @@ class Compute:
         return products + self.traffic(positions * columns * size, tensor)
 
     def _pages(self, split: LayoutSplit, rows: float) -> tuple[float, float]:
-        """Return the seconds of page faults for a layer's widest tensors, and for the logits of a chunk in the head."""
+        """Return the seconds of page faults for the widest tensors of a layer, and for one chunk of logits."""
         tensor = split.tensor
         widest = self.width * self.positions(split, rows) * self.shape.d_ffw / tensor
         logits = 4 * min(self.positions(split, rows), self._chunk) * self.shape.vocab_size / tensor
@@ -223,7 +223,7 @@ class Compute:
     def params(self, split: LayoutSplit, layers: int, ends: tuple[bool, bool]) -> tuple[float, float]:
         """Return the number of parameters of a layer, and of those outside the layers, on a rank of the tensor axis.
 
-        `ends`: True if the rank has the first pipeline stage, and if it has the last.
+        `ends`: whether the rank has the first pipeline stage, and whether it has the last.
         """
         shape, matrices = self.shape, matrix_params_of_layer(self.shape)
         layer = params_of_layer(shape) - matrices + matrices / split.tensor
@@ -235,5 +235,5 @@ MAPPED = 32 << 20
 """Tensor size in bytes from which glibc maps fresh memory for each allocation (mallopt(3): the largest
 M_MMAP_THRESHOLD)."""
 HOST_BANDWIDTH = 2.5e10
-"""Bytes/s of a GPU's share of its host's memory and of the bus to it, for offloaded states; an estimate, not
+"""Bandwidth that each GPU of a host has to the host's memory [bytes/s], for offloaded states; an estimate, not
 measured."""

@@ -84,7 +84,7 @@ class ClusterRings:
         return Ring(size, per_node, nodes, bandwidth, hops, device.collective_seconds)
 
     def send(self, ring: Ring, size: float) -> float:
-        """Return the seconds to send `size` bytes to the next rank of a pipeline; `ring` holds its ranks."""
+        """Return the seconds to send `size` bytes to the next rank of a pipeline; `ring`: the pipeline's ranks."""
         if ring.size == 1:
             return 0.0
         # The slowest transfer counts: the one between nodes, over the rank's own adapter.
@@ -188,7 +188,7 @@ class StepCost:
         return parts
 
     def _turn(self, size: int, recompute: str) -> MicroBatchCost:
-        """Return the cached cost of a micro-batch, shared by splits that differ only in replicas and shards."""
+        """Return the cost of a micro-batch. It is cached for all splits that differ only in replicas and shards."""
         split, turns = self._split, self._compute.turns
         key = (self._key, split.pipeline, split.schedule, split.stages, size, recompute)
         if key not in turns:
@@ -261,8 +261,8 @@ class StepCost:
     def _context_seconds(self, rows: float, recompute: str) -> float:
         """Return the seconds of a layer's collectives along the context axis.
 
-        By heads: all-to-alls of queries, keys, values and results. By keys: all-gathers of keys and values, and the
-        reduction of their gradients.
+        If the axis divides heads: all-to-alls of queries, keys, values and results. If it divides keys: all-gathers of
+        keys and values, and the reduction of their gradients.
         """
         ring, compute, split = self._along_context, self._compute, self._split
         if ring.size == 1:
@@ -276,7 +276,7 @@ class StepCost:
         return passes * 2 * (ring.exchange(shape.query_width * numbers) + ring.exchange(keys * numbers))
 
     def _sends(self, rows: float) -> float:
-        """Return the seconds of sending activations to the next stage and gradients back, without overlap."""
+        """Return the seconds of sending activations to the next pipeline stage and gradients to the previous one."""
         split = self._split
         if split.pipeline == 1:
             return 0.0
@@ -320,7 +320,7 @@ class StepCost:
         }
 
     def _sent_share(self) -> float:
-        """Return the bytes of gradients that replicas exchange, relative to those without compression."""
+        """Return the gradient bytes that replicas exchange, as a share of the bytes without compression."""
         layout = self._layout
         if layout.compress in ("topk", "randomk"):
             return min(1.0, layout.compress_share * self._replicas.size)
@@ -340,7 +340,7 @@ def _again(layer: ForwardCost, recompute: str) -> float:
 
 @cache
 def _places(num_layers: int, ranks: int, schedule: str, stages: int) -> list[tuple[int, bool, bool]]:
-    """Return for every rank of a pipeline the number of its layers, and if it has the first and the last stage."""
+    """Return for every rank of a pipeline the number of its layers, and whether it has the first and the last stage."""
     if ranks == 1:
         return [(num_layers, True, True)]
     layout = LayoutConfig.model_validate(

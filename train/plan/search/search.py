@@ -108,7 +108,7 @@ class SearchResult:
         yield f"device: {device.source}. Uncertain: {device.uncertain or 'nothing, it was measured here'}."
 
     def meanings(self) -> Iterator[str]:
-        """Return a line for each component of a step's time with its meaning."""
+        """Return one line for each component of a step's time: name and meaning."""
         return (f"{name}: {meaning}" for name, meaning in STEP_COMPONENTS.items())
 
 
@@ -142,8 +142,8 @@ def search(
     """Return the `top` fastest layouts of a run on a cluster, each with different axes, and counts of rejected ones.
 
     `run`: training stages, or one batch shape: (positions of a row, rows of a step). Settings of `[layout]` that the
-    recipe sets are kept; automatic ones depend on the device. Raises ConfigError if the device does not support the
-    precision.
+    recipe sets are kept; automatic ones get the value for the device. Raises ConfigError if the device does not support
+    `train.precision`.
     """
     return _Search(shape, settings, run, cluster).best_layouts(top)
 
@@ -201,8 +201,8 @@ class _Search:
         precision = number_format_of(settings)
         if precision not in device.peak_flops:
             raise ConfigError(
-                f"train.precision: expected one that {device.name} computes in ({', '.join(device.peak_flops)}), got "
-                f"{precision}. Set train.precision to one of these."
+                f"train.precision: expected a precision that {device.name} computes in "
+                f"({', '.join(device.peak_flops)}), got {precision}. Set train.precision to one of these."
             )
         self._start = time.perf_counter()
         self.shape, self.settings, self.cluster = shape, settings, cluster
@@ -215,13 +215,13 @@ class _Search:
         self._steps = sum(batch.steps for batch in self.batches)
 
     def _costs(self, compiled: bool) -> list[Compute]:
-        """Return, for each training stage, the model that predicts computation times, with layers compiled or not."""
+        """Return, for each training stage, the predictor of computation times, with compiled or eager layers."""
         layout = self.settings.layout.model_copy(update={"compile": compiled})
         settings, device = self.settings.model_copy(update={"layout": layout}), self.cluster.device
         return [Compute(self.shape, settings, device, batch.seq_len) for batch in self.batches]
 
     def best_layouts(self, top: int) -> SearchResult:
-        """Time all layouts, then check the memory of the fastest and return the result."""
+        """Return the `top` fastest layouts that fit: predict all step times, then check memory, fastest first."""
         best: list[Candidate] = []
         taken: set[LayoutSplit] = set()
         least: dict[LayoutSplit, tuple[_Leaf, int]] = {}
@@ -317,8 +317,8 @@ class _Search:
     def _least(self, leaf: _Leaf) -> tuple[_Leaf, int]:
         """Return the layout of a split that needs the least memory, and that memory [bytes].
 
-        It uses the mode that recomputes the most, and a micro-batch of one row. If that does not fit, a micro-batch of
-        all rows is tried too: it needs no memory to accumulate gradients.
+        This layout uses the mode that recomputes the most, and a micro-batch of one row. If that does not fit, a
+        micro-batch of all rows is tried too: it needs no memory to accumulate gradients.
         """
         sizes = self.space.sizes(leaf.split.replicate * leaf.split.shard)
         single = leaf._replace(size=sizes[0], mode=self.space.modes[-1])
