@@ -75,7 +75,7 @@ def describe_lineage(lineage: Lineage, where: str) -> str:
 
 
 def _row(node: Node, position: int, sources: Sequence[int]) -> tuple[str, str, str, str, str, str]:
-    """Return the cells of a node: number, title, digest, counts, time with code version, and the nodes it was made from."""
+    """Return the cells of a node: number, title, digest, counts, time with code version, and its input nodes."""
     counts = ", ".join(describe_count(name, value) for name, value in node.counts.items())
     made = " ".join([(node.at or "")[:16].replace("T", " "), node.code or ""]).strip()
     earlier = "" if node.is_current else " (earlier)"

@@ -126,8 +126,8 @@ class StepTable:
         row = record.flat(".")
         if unknown := row.keys() - self._names:
             raise ContractError(
-                f"step {record.step}: expected metrics of the run's sources, got {sorted(unknown)}. Restore the "
-                "dataset that the run was planned for, then start the run again."
+                f"step {record.step}: expected metrics of the run's sources, got {sorted(unknown)}, which belong to "
+                "other sources. Restore the dataset that the run was planned for, then start the run again."
             )
         self._rows.append(row)
 
@@ -203,10 +203,10 @@ class MetricsLog:
         self._on_scalars(lambda scalars: scalars.write(record.step, {k: v for k, v in values.items() if k != "step"}))
 
     def sync(self) -> None:
-        """Flush every step so far to disk, since a checkpoint must not have steps without metrics; write the table.
+        """Flush the metrics of all steps so far to disk, then write metrics.parquet.
 
-        Raises OSError if the disk rejects the steps. If the table cannot be written, the older one stays, with a
-        warning.
+        A checkpoint must not have steps without metrics. Raises OSError if the disk rejects them. If only
+        metrics.parquet cannot be written, a warning is printed and the previous file stays.
         """
         self._journal.sync()
         self._on_scalars(Scalars.flush)

@@ -41,7 +41,7 @@ class TrainingRun:
     """The state of a training loop; the files and threads that it opens are closed by the exit stack passed to it."""
 
     def __init__(self, setup: TrainingSetup, ranks: Ranks, stack: ExitStack, stop_signals: StopSignals):
-        """`stop_signals`: returns whether this process received SIGTERM, and whether it received SIGINT."""
+        """`stop_signals`: function that returns two booleans: this process received SIGTERM, it received SIGINT."""
         self.setup, self._ranks, self._stack, self._stop_signals = setup, ranks, stack, stop_signals
         self._pending: LaunchedStep | None = None
         self._clock = 0.0
@@ -100,12 +100,12 @@ class TrainingRun:
         return self._ranks.device.type == "cuda" and not decides
 
     def begin_step(self) -> None:
-        """Start the clock of a step, unless the loss of the previous step is pending: then the clock keeps running."""
+        """Start to time a step. If the loss of the previous step is still pending, its clock keeps running instead."""
         if self._pending is None:
             self._clock = time.perf_counter()
 
     def judge(self, made: LaunchedStep) -> list[SpikeDocument]:
-        """Apply the guard to a step; return the documents of its batch if it is a spike.
+        """Apply the guard to a step; return the document spans in its batch if the step is a spike, else none.
 
         Raises ContractError if the guard stops the run.
         """

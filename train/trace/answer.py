@@ -228,7 +228,7 @@ def print_documents(appearances: Sequence[Appearance]) -> str:
 
 
 def print_steps(documents: Sequence[FoundDocument], listed: int = LISTED) -> str:
-    """Return documents and the steps that were trained on them as text; at most `listed` spans of each document."""
+    """Return, as text, documents and the steps that were trained on them; at most `listed` spans of each document."""
     if not documents:
         return "no document has this URL; URLs are stored with personal data replaced, compare with `penstock show`"
     blocks = []
@@ -268,7 +268,7 @@ def replace_control_characters(text: str) -> str:
 
 
 def present_step(answer: StepAnswer) -> str:
-    """Return the answer on a step as text: the table of spans, then title, signals and text as far as requested."""
+    """Return, as text, a `StepAnswer`: the table of spans, then title, signals and text as far as requested."""
     rows = answer.rows
     head = [f"step {answer.step}, rows {rows.start} to {rows.stop - 1} of the global batch, {len(answer.parts)} spans"]
     if not rows:
@@ -286,7 +286,7 @@ def present_step(answer: StepAnswer) -> str:
 
 
 def present_documents(answer: DocumentsAnswer, nothing: str) -> str:
-    """Return the answer on documents as text; `nothing`: the text to return if there are no documents."""
+    """Return, as text, a `DocumentsAnswer`; `nothing`: the text to return if it has no documents."""
     if not answer.documents:
         return nothing
     blocks = []
