@@ -62,8 +62,8 @@ def plan_proxy(parent: Store, folder: Store, overrides: Sequence[str]) -> Proxy:
     dataset = open_dataset(folder)
     if dataset.digest != open_dataset(parent).digest:
         raise ConfigError(
-            f"{folder.uri}: expected a run on dataset {open_dataset(parent).digest[:12]}, got {dataset.digest[:12]}. "
-            "Delete the folder, then run the same command again."
+            f"{folder.uri}: expected a run on dataset {open_dataset(parent).digest[:12]}, got one on dataset "
+            f"{dataset.digest[:12]}. Delete the folder, then run the same command again."
         )
     settings = settings_of(stored_recipe(folder, overrides))
     if folder.exists(PLAN_NAME):  # the plan of a trained proxy run has the number formats that its device supports
@@ -308,9 +308,9 @@ def check_heldout(datasets: Mapping[str, Dataset], settings: Settings) -> None:
 
 
 def _proxy_folder(run: Store, folder: Store, side: str, seed: int) -> Store:
-    """Return the folder of the proxy run of a seed on the dataset of `run`, and create it if it does not exist.
+    """Return the folder of the proxy run with `seed` on the dataset of `run`; create the folder if it does not exist.
 
-    Its recipe is that of `run` without the settings for size and devices.
+    The recipe there is that of `run` without the settings for size and devices.
     """
     new = folder.child(f"{side}-seed-{seed}")
     if not new.exists(RUN_NAME):

@@ -160,8 +160,8 @@ def parse_metadata(data: bytes, where: str) -> CheckpointMetadata:
         ) from error
     if not where.endswith(f"{checkpoint.name}/{METADATA_NAME}"):
         raise ContractError(
-            f"{where}: expected the metadata of this folder, got that of step {checkpoint.step}. Rename the folder to "
-            f"{checkpoint.name}."
+            f"{where}: expected the metadata of the step in the folder's name, got that of step {checkpoint.step}. "
+            f"Rename the folder to {checkpoint.name}."
         )
     return checkpoint
 

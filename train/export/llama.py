@@ -219,7 +219,7 @@ def _names(shape: ModelShape) -> dict[str, str]:
 
 
 def _check_weights(state: Mapping[str, Tensor], shape: ModelShape, where: str) -> None:
-    """Raise ContractError unless the state holds the parameters of the shape and nothing else."""
+    """Raise ContractError unless `state` holds exactly the parameters of a model of this shape."""
     expected = {name: tuple(parameter.shape) for name, parameter in build_model(shape).named_parameters()}
     problems = [f"{name} is missing" for name in expected if name not in state]
     problems += [f"{name} is not one of its parameters" for name in state if name not in expected]
@@ -272,7 +272,7 @@ def _config(
 
 
 def _write_weights(folder: Path, state: Mapping[str, Tensor], names: Mapping[str, str], max_bytes: int) -> None:
-    """Write the parameters to one file, or to several with an index of the file that holds each parameter."""
+    """Write the parameters to one file, or to several with an index that names the file of each parameter."""
     shards: list[list[str]] = [[]]
     filled = 0
     for name in names:
@@ -321,7 +321,8 @@ def _weight_files(folder: Path) -> list[Path]:
 def _shape_of(config: dict[str, Any], where: str) -> ModelShape:
     """Return the shape of the model that a config.json describes.
 
-    It reads `rope_parameters`, and also `rope_theta` and `rope_scaling`, which older versions of `transformers` wrote.
+    The settings of RoPE are read from `rope_parameters`, or from `rope_theta` and `rope_scaling`, which older
+    versions of `transformers` wrote.
     """
     rope = {"rope_theta": config.get("rope_theta", 10_000.0)} | (config.get("rope_scaling") or {})
     rope |= config.get("rope_parameters") or {}

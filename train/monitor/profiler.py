@@ -47,9 +47,9 @@ def parse_window(text: str, steps: int) -> ProfileWindow | None:
 
 
 class StepProfiler:
-    """Profiles the steps in a window; leaving the context writes the profile of the steps recorded so far.
+    """Profiles a range of steps; leaving the context writes the profile of the steps recorded so far.
 
-    A run that resumes inside the window records the rest of the window; file names contain the recorded steps.
+    A run that resumes within the range records the rest of the range. File names contain the recorded steps.
     """
 
     def __init__(self, run: Store, window: ProfileWindow | None):

@@ -38,7 +38,7 @@ class LaunchedStep:
 
 
 class TrainingRun:
-    """The state of a training loop; the files and threads that it opens are closed by the exit stack passed to it."""
+    """A training loop: its data, model, log and current step; `stack` closes the files and threads that it opens."""
 
     def __init__(self, setup: TrainingSetup, ranks: Ranks, stack: ExitStack, stop_signals: StopSignals):
         """`stop_signals`: function that returns two booleans: this process received SIGTERM, it received SIGINT."""
@@ -70,7 +70,7 @@ class TrainingRun:
         return self.batches.batch(step, self.learner.model.rows_here(number))
 
     def _load_state(self, checkpoint: CheckpointMetadata | None) -> None:
-        """Load the state of a checkpoint, or the initial state if it is None."""
+        """Load the trained tensors and trainer state of a checkpoint; None = set the initial state of a run."""
         self.step = self.saved = checkpoint.step if checkpoint else 0
         if checkpoint is None:
             self.saved = -1
@@ -165,7 +165,7 @@ class TrainingRun:
         self.record.add_stall(time.perf_counter() - began)
 
     def poll_saves(self) -> None:
-        """Log the outcome of a background save if it has completed."""
+        """If a background save has ended, log its failure, if any."""
         self.record.log_saves(self._saver.poll())
 
     def finish_saves(self) -> CheckpointMetadata | None:

@@ -27,7 +27,7 @@ from train.trace.trace import (
 
 @dataclass(frozen=True)
 class AnswerOptions:
-    """The optional parts of an answer for each document."""
+    """What an answer contains for each document besides its spans."""
 
     details: bool = True
     """Title and signals."""

@@ -300,7 +300,7 @@ def test_seeds_are_compared_in_pairs_over_all_and_by_source() -> None:
     assert answer.endswith("; 1 more seed would be needed for half the width (mean +0.1500 nats/token).")
     for one in losses.values():
         one[0] = one[0].model_copy(update={"sources": {}})
-    with pytest.raises(ContractError, match="'with': expected documents that no run of either side is trained on"):
+    with pytest.raises(ContractError, match="'with': expected documents that no proxy run is trained on"):
         compare_sides([WITH], [1, 2], losses)
 
 
