@@ -86,5 +86,6 @@ def read_replays(run: Store) -> list[Replay]:
         return [Replay.model_validate(entry) for entry in run.read_json(REPLAYS_NAME)]
     except ValidationError as error:
         raise ContractError(
-            f"{run.uri}/{REPLAYS_NAME}: expected a list of replays, got {error}. Restore the file from a backup."
+            f"{run.uri}/{REPLAYS_NAME}: expected a list of replays, got one that is not valid ({error}). "
+            "Restore the file from a backup."
         ) from error

@@ -218,5 +218,5 @@ def _stored_plan(run: Store) -> Plan | None:
         return Plan.model_validate(run.read_json(PLAN_NAME))
     except ValidationError as error:
         raise ContractError(
-            f"{run.uri}/{PLAN_NAME}: expected a plan, got {error}. Run `penstock plan` again."
+            f"{run.uri}/{PLAN_NAME}: expected a plan, got one that is not valid ({error}). Run `penstock plan` again."
         ) from error

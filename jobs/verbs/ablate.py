@@ -419,7 +419,7 @@ def train_and_compare(
 def copied_documents(runs: Mapping[str, Store], seq_len: int, sequences: int) -> set[bytes]:
     """Return the ids of all runs' held-out documents with a copy in the training text `with` or `without` the rules.
 
-    Raises ContractError if, for a run, every held-out document or a copy of it is in one of these training texts.
+    Raises ContractError if a run has no held-out document left: each one, or a copy of it, is in such a training text.
     """
     datasets = {name: open_dataset(run) for name, run in runs.items()}
     sides = [datasets[side] for side in (WITH, WITHOUT)]

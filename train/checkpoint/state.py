@@ -162,7 +162,7 @@ def check_objective(checkpoint: CheckpointMetadata, *objectives: str) -> None:
 
 
 def sequence_length_of(checkpoint: CheckpointMetadata) -> int:
-    """Return the sequence length [tokens] of the training stage that the checkpoint's last step belongs to."""
+    """Return the sequence length [tokens] of the training stage in which the checkpoint was written."""
     stages = checkpoint.identity.settings["train.stages"]
     started = [stage for stage in stages if stage["first_step"] < max(checkpoint.step, 1)]
     return int(started[-1]["seq_len"])

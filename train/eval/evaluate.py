@@ -91,7 +91,7 @@ def open_candidate(name: str, step: int | None) -> EvaluatedCheckpoint:
 def check_tokenizers(candidates: Sequence[EvaluatedCheckpoint], exams: Sequence[tuple[str, Dataset]]) -> None:
     """Check that all datasets and checkpoints have the same tokenizer; otherwise their losses are not comparable.
 
-    Raises ContractError if one of them has a different tokenizer.
+    Raises ContractError if one of them has a tokenizer contract other than the first checkpoint's.
     """
     contracts = [(item.name, digest_of(item.dataset.tokenizer.model_dump(mode="json"))) for item in candidates]
     contracts += [(name, digest_of(dataset.tokenizer.model_dump(mode="json"))) for name, dataset in exams]
@@ -244,7 +244,8 @@ def read_ids(path: str) -> list[bytes]:
             return [bytes.fromhex(line) for line in lines.read().split()]
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"--leave-out {path}: expected a file with one document id in hex per line, got {error}. Correct the file."
+            f"--leave-out {path}: expected a file with one document id in hex per line, got an error: "
+            f"{error}. Correct the file or its path."
         ) from error
 
 

@@ -238,7 +238,10 @@ def read_texts(uri: str) -> Iterator[pa.RecordBatch]:
     try:
         stream = Store(folder or ".").open_input(name)
     except OSError as error:
-        raise ConfigError(f"{uri}: expected a Parquet or Arrow file, got {error}. Correct the path in --in.") from error
+        raise ConfigError(
+            f"{uri}: expected a Parquet or Arrow file, got one that cannot be opened ({error}). "
+            "Correct the path in --in."
+        ) from error
     with stream:
         arrow = bytes(stream.read_at(6, 0)) == b"ARROW1"
         file = pa.ipc.open_file(stream) if arrow else pq.ParquetFile(stream)

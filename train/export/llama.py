@@ -189,7 +189,7 @@ def import_llama(folder: Path | str) -> tuple[ModelShape, dict[str, Tensor]]:
             loaded = load_file(path)
         except Exception as error:  # safetensors raises an exception of its own, which is not an OSError
             raise ContractError(
-                f"{path}: expected a safetensors file, got {error}. Download the file again."
+                f"{path}: expected a safetensors file, got one that cannot be read ({error}). Download the file again."
             ) from error
         for theirs, value in loaded.items():
             if theirs.endswith("rotary_emb.inv_freq") or (shape.tie_embeddings and theirs == "lm_head.weight"):
@@ -308,7 +308,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ContractError(f"{path}: expected a JSON file, got {error}. Download the folder again.") from error
+        raise ContractError(
+            f"{path}: expected a JSON file, got one that cannot be read ({error}). Download the folder again."
+        ) from error
     return value
 
 

@@ -256,8 +256,8 @@ class MetricsLog:
 def write_table(run: Store, table: pa.Table) -> None:
     """Replace metrics.parquet atomically: a reader gets the old or the new file.
 
-    Each call writes the whole file. 32 columns take 0.1 s at 100,000 steps; with a checkpoint every 200 steps that is 25
-    s in total over such a run.
+    Each call writes the whole file. 32 columns take 0.1 s at 100,000 steps. With a checkpoint every 200 steps, the
+    calls take 25 s in total over such a run.
     """
     sink = pa.BufferOutputStream()
     # Measurements rarely repeat: dictionary encoding would take four times as long, for a larger file.

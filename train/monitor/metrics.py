@@ -215,7 +215,8 @@ def read_metrics(run: Store) -> list[StepMetrics]:
             records.append(StepMetrics.model_validate_json(line))
         except ValidationError as error:
             raise ContractError(
-                f"{run.uri}/{METRICS_NAME}, line {number}: expected the metrics of a step, got {error}. "
+                f"{run.uri}/{METRICS_NAME}, line {number}: expected the metrics of a step, got an entry that is "
+                f"not valid ({error}). "
                 "Restore the file from a backup."
             ) from error
     return records
@@ -244,5 +245,6 @@ def read_train_manifest(run: Store) -> TrainManifest:
         return TrainManifest.model_validate(run.read_json(MANIFEST_NAME))
     except ValidationError as error:
         raise ContractError(
-            f"{run.uri}/{MANIFEST_NAME}: expected a training manifest, got {error}. Remove the file and train again."
+            f"{run.uri}/{MANIFEST_NAME}: expected a training manifest, got one that is not valid ({error}). "
+            "Remove the file, then run `penstock train` again."
         ) from error

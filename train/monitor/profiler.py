@@ -53,7 +53,7 @@ class StepProfiler:
     """
 
     def __init__(self, run: Store, window: ProfileWindow | None):
-        """`window`: None = record nothing, as on every rank but the first."""
+        """`window`: the steps to record; None = record nothing, as on every rank but the first."""
         self._run, self._window = run, window
         self._profiler: Any = None
         self._recorded: list[int] = []
@@ -66,7 +66,7 @@ class StepProfiler:
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Return a context manager for a step; the step is recorded if it is in the window."""
+        """Return a context manager for a step; the step is recorded if it is in the range to record."""
         if self._window is None or not self._window.first <= number <= self._window.last:
             self._finish()  # After a rewind out of the window, no further steps may be added to the recording.
             yield

@@ -152,6 +152,6 @@ def _write(setup: TrainingSetup, listed: Sequence[Quarantined], samples: list[in
         append_to_skip_list(setup.run, name, samples, reason)
     except OSError as error:
         raise ContractError(
-            f"{setup.run.uri}/train/{name}: expected disk space to add {len(samples)} samples ({reason}), got {error}. "
-            "Free disk space and start the run again."
+            f"{setup.run.uri}/train/{name}: expected disk space to add {len(samples)} samples ({reason}), got the "
+            f"error: {error}. Free disk space and start the run again."
         ) from error

@@ -261,7 +261,7 @@ def table(rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def replace_control_characters(text: str) -> str:
-    """Return text with U+FFFD in place of each unprintable character, since a terminal would execute control codes."""
+    """Return text with U+FFFD in place of each unprintable character; a terminal would execute control codes."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else "\ufffd" for char in text)

@@ -152,7 +152,8 @@ def _open_parquet(name: str, folder: Store, path: str) -> pq.ParquetFile:
         return pq.ParquetFile(folder.open_input(path))
     except (OSError, pa.ArrowInvalid) as error:
         raise ContractError(
-            f"{folder.uri}/{path}: expected a readable Parquet file of the table `{name}`, got {error}. "
+            f"{folder.uri}/{path}: expected a readable Parquet file of the table `{name}`, got an "
+            f"error: {error}. "
             "Restore the file from a backup."
         ) from error
 
@@ -260,7 +261,8 @@ def _in_shards(dataset: Dataset, text: str) -> Iterator[bytes]:
             except (OSError, pa.ArrowInvalid) as error:
                 where = f"{dataset.folder.uri}/{shard.path}"
                 raise ContractError(
-                    f"{where}: expected a readable Arrow file of tokens, got {error}. Restore the file from a backup."
+                    f"{where}: expected a readable Arrow file of tokens, got an error: {error}. "
+                    "Restore the file from a backup."
                 ) from error
             for number in range(reader.num_record_batches):
                 batch = reader.get_batch(number)
