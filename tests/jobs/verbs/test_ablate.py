@@ -625,7 +625,7 @@ def test_what_would_fail_at_the_end_is_refused_at_the_beginning(run: Store, tmp_
     spans = ("train.objective=span", "train.document_mask=false")
     refused(ConfigError, "expected train.objective = causal or mlm, got span", *spans)
     refused(ConfigError, "optim.schedule = plateau: expected held-out losses", "optim.schedule=plateau")
-    refused(ConfigError, "the run: expected held-out rows of 131072 tokens", "train.seq_len=131072")
+    refused(ConfigError, "the run: expected a held-out row of 131072 tokens", "train.seq_len=131072")
     taken = "--on with: expected the path of a run, got the name of one of the two datasets. Use ./with"
     refused(ConfigError, taken, on=["with"])
     other = make_tiny_dataset(tmp_path / "other")
