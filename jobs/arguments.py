@@ -9,7 +9,7 @@ RUN_HELP = "run folder: a local path or s3://, gs://, hdfs://"
 
 @dataclass(frozen=True)
 class Command:
-    """A verb: the functions that add its arguments, the function that runs it, and an example."""
+    """A verb of the command `penstock`: functions that add its arguments, the function that runs it, and an example."""
 
     add_arguments: tuple[Callable[[argparse.ArgumentParser], None], ...]
     run: Callable[[argparse.Namespace], int]

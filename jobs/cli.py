@@ -43,7 +43,7 @@ def import_job(name: str) -> ModuleType:
 
 
 def build_parser(called: str | None) -> argparse.ArgumentParser:
-    """Return a parser that lists all verbs, and that has the arguments of the verb `called` only (None: of no verb)."""
+    """Return a parser that accepts every verb, but has arguments only for the verb `called`; None = for no verb."""
     parser = argparse.ArgumentParser(
         prog="penstock", description="From the crawled web to a pretrained language model."
     )

@@ -10,7 +10,7 @@ from schemas.storage import describe_remote_error
 
 
 def exit_code_of(call: Callable[[], int | None]) -> int:
-    """Return the exit code of a call: its own, 2 for an explained error, 130 if interrupted, 141 on a closed pipe."""
+    """Return what a call returns (None = 0), or 2 for an explained error, 130 if interrupted, 141 on a closed pipe."""
     try:
         return call() or 0
     except PenstockError as error:

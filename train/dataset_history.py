@@ -41,9 +41,9 @@ class Replay(BaseModel):
 
 
 def comparable_digest(run: Store, dataset: Dataset, checkpoint: tuple[str, int], expected: str) -> str:
-    """Return the digest that must equal `expected`, a checkpoint's dataset digest, for the run to resume from it.
+    """Return the dataset digest to compare with `expected`, that of a checkpoint; if equal, the run may resume from it.
 
-    It is `expected` itself if the user chose this checkpoint for a replay on the dataset, else the dataset's digest.
+    The result is `expected` if the user chose this checkpoint for a replay on the dataset, else `dataset.digest`.
     `checkpoint`: its folder and step. Raises ContractError, naming both datasets, if takedowns made the dataset
     from the checkpoint's and there is no such replay.
     """
@@ -71,9 +71,7 @@ def comparable_digest(run: Store, dataset: Dataset, checkpoint: tuple[str, int],
 def takedowns_since(run: Store, dataset: Dataset, expected: str) -> list[Certificate]:
     """Return the certified takedowns that led from an earlier dataset to this one, newest first; empty if none did.
 
-    `expected`: digest of the earlier dataset.
-
-    Raises ContractError if a manifest and a certificate disagree.
+    `expected`: digest of the earlier dataset. Raises ContractError if a manifest and a certificate disagree.
     """
     line = takedown_ancestry(run, dataset.manifest)
     befores = [certificate.tables["tokens"].before for certificate in line]
@@ -88,5 +86,6 @@ def read_replays(run: Store) -> list[Replay]:
         return [Replay.model_validate(entry) for entry in run.read_json(REPLAYS_NAME)]
     except ValidationError as error:
         raise ContractError(
-            f"{run.uri}/{REPLAYS_NAME}: expected a list of replays, got {error}. Restore the file from a backup."
+            f"{run.uri}/{REPLAYS_NAME}: expected a list of replays, got one that is not valid ({error}). "
+            "Restore the file from a backup."
         ) from error

@@ -39,7 +39,7 @@ Span = tuple[str, int, int]
 
 
 def find_effects(run: Store, dataset: Dataset, documents: Iterable[Span]) -> Effects:
-    """Return the steps whose batches contain tokens of the documents, and for each checkpoint whether it saw them."""
+    """Return the steps whose batches hold tokens of the documents, and which checkpoints were trained on them."""
     plan = _stored_plan(run)
     same = _same_positions(run, dataset)
     # A plan for the dataset before a takedown is still the one that made the checkpoints.
@@ -142,7 +142,8 @@ def _begin(run: Store, choice: str) -> Replay:
     order = open_order(run, dataset, bound).digest
     if order != plan.order:
         raise ContractError(
-            f"{PLAN_NAME}: expected the plan's sample order {plan.order}, got {order}. Run `penstock plan` again."
+            f"{run.uri}/{PLAN_NAME}: expected the plan's sample order {plan.order}, got {order} for the current "
+            "dataset. Run `penstock plan` again."
         )
     notes = list_checkpoints(run)
     step, clean = _chosen(choice, notes, since, earlier)
@@ -185,7 +186,7 @@ def _chosen(
 
 
 def _set_aside(run: Store, later: list[str], before: str) -> None:
-    """Move the checkpoints `later` to REPLACED, the newest first, so that a killed process leaves no gap."""
+    """Move the checkpoints `later` to REPLACED, the newest first, so that a kill leaves no gap in the series."""
     for name in sorted(later, reverse=True):
         target = f"{REPLACED}/{before[:12]}/{name.rpartition('/')[2]}"
         number = 0
@@ -210,7 +211,7 @@ def describe_replay(replay: Replay) -> str:
 def _stored_plan(run: Store) -> Plan | None:
     """Return the stored plan of a run, even if it was made for a different version of the dataset.
 
-    None if there is none.
+    None = the run has no plan.
     """
     if not run.exists(PLAN_NAME):
         return None
@@ -218,5 +219,5 @@ def _stored_plan(run: Store) -> Plan | None:
         return Plan.model_validate(run.read_json(PLAN_NAME))
     except ValidationError as error:
         raise ContractError(
-            f"{run.uri}/{PLAN_NAME}: expected a plan, got {error}. Run `penstock plan` again."
+            f"{run.uri}/{PLAN_NAME}: expected a plan, got one that is not valid ({error}). Run `penstock plan` again."
         ) from error

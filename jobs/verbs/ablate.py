@@ -93,8 +93,8 @@ def change_of(words: Sequence[str], overrides: Sequence[str]) -> Change:
     sections = {text: text.partition("=")[0].strip().partition(".")[0] for text in overrides}
     if fixed := [text for text, section in sections.items() if section == "tokenizer"]:
         raise ConfigError(
-            f"--set {fixed[0]}: expected one tokenizer for both datasets, got an override of its settings. Remove this "
-            "override."
+            f"--set {fixed[0]}: expected one tokenizer for both datasets, got an override of a tokenizer setting. "
+            "Remove this override."
         )
     named = {text.partition("=")[0].strip(): text for text in overrides}
     if "train.seed" in named:
@@ -114,7 +114,7 @@ def change_of(words: Sequence[str], overrides: Sequence[str]) -> Change:
 
 
 def branch_folder(run: Store, change: Change) -> Store:
-    """Return the subfolder of a run that holds the dataset made with a change of its recipe."""
+    """Return the subfolder of a run for the dataset that is made when `change` is applied to the recipe of the run."""
     return run.child(f"{ABLATIONS}/{change.name}")
 
 
@@ -136,7 +136,7 @@ def branch_recipe(run: Store, change: Change) -> Recipe:
 
 
 def steps_of(before: Recipe, after: Recipe) -> list[tuple[str, bool]]:
-    """Return each step of `after` as (name, True if the change from `before` requires computing it again)."""
+    """Return (name, again) of each step of the recipe `after`; `again`: a run of `before` cannot provide its tables."""
     made: set[str] = set()
     steps = []
     for step in (step for step in STEPS if step.is_used(after)):
@@ -155,7 +155,7 @@ def _settings_differ(step: Step, before: Recipe, after: Recipe) -> bool:
 
 
 def make_branch(run: Store, folder: Store, recipe: Recipe) -> None:
-    """Compute the dataset of a changed recipe in `folder`, which reuses tables of `run` that are not affected."""
+    """Compute the dataset of a changed recipe in `folder`, reusing the tables of `run` that the change leaves as is."""
     prepared = prepare(recipe, None)  # every wrong setting is reported before Spark starts
     if not folder.exists(RUN_NAME):
         attach_run(folder, run)
@@ -174,7 +174,7 @@ def same_dataset(first: Manifest, second: Manifest) -> bool:
 
 
 def check_clusters(run: Store) -> None:
-    """Raise ConfigError if a run lacks a table, `clusters` or `dedup`, by which copies of held-out text are found."""
+    """Raise ConfigError if a run lacks table `clusters` or `dedup`; both are needed to find copies of held-out text."""
     tables = read_run(run).tables
     if lacking := [name for name in ("clusters", "dedup") if name not in tables]:
         owners = [owner.uri for owner in run_folders(run) if owner.uri != run.uri]
@@ -198,7 +198,7 @@ def make_result(
     """Return the result of an ablation from the losses of its proxy runs.
 
     `runs`: the runs with the datasets `with` and `without` the rules. `measured`: the names of the held-out texts, and
-    the losses of the proxy runs on them, by (side, seed).
+    the losses of the proxy runs on them, by (`with` or `without`, seed).
     """
     a, b = (open_compared_run(runs[side]) for side in (WITH, WITHOUT))
     difference = compare_runs(a, b, 0)
@@ -276,7 +276,7 @@ def describe_ablation(result: Ablation) -> str:
 
 
 def _verdict_changes(moved: Sequence[VerdictChange]) -> Iterator[str]:
-    """Yield a line for each change of verdict, the most frequent first."""
+    """Yield a line for each source and change of verdict, most documents first, and one line for all beyond SHOWN."""
     for change in moved[:SHOWN]:
         verdicts = f"{_verdict(change.with_rules)} → {_verdict(change.without)}"
         yield f"  {change.documents:>7,}  {change.source}  {verdicts}"
@@ -300,7 +300,7 @@ def _left_out(result: Ablation) -> Iterator[str]:
 
 
 def _table(comparisons: Sequence[Comparison], share: float) -> list[str]:
-    """Return the comparisons as a table, one per line."""
+    """Return the lines of a text table: a header, then one comparison of the losses per line."""
     rows = [("held out", "source", "with", "without", f"difference [{share:.0%}], nats/token", "bits/byte", "")]
     for row in comparisons:
         means = [sum(pair[side] for pair in row.losses) / len(row.losses) for side in (0, 1)]
@@ -401,7 +401,7 @@ def train_and_compare(
     """Train the pairs of proxy runs, measure them on the held-out text of every run, and write and return the result.
 
     `runs`: the runs with the datasets `with` and `without` the rules, then those of `--on`. `seconds`: durations [s] by
-    name, to which those of training and evaluation are added.
+    name; this function adds those of training and evaluation.
     """
     sides = {side: runs[side] for side in (WITH, WITHOUT)}
     folder = sides[WITHOUT]
@@ -419,7 +419,7 @@ def train_and_compare(
 def copied_documents(runs: Mapping[str, Store], seq_len: int, sequences: int) -> set[bytes]:
     """Return the ids of all runs' held-out documents with a copy in the training text `with` or `without` the rules.
 
-    Raises ContractError if, for a run, every held-out document or a copy of it is in one of these training texts.
+    Raises ContractError if a run has no held-out document left: each one, or a copy of it, is in such a training text.
     """
     datasets = {name: open_dataset(run) for name, run in runs.items()}
     sides = [datasets[side] for side in (WITH, WITHOUT)]
@@ -432,8 +432,9 @@ def copied_documents(runs: Mapping[str, Store], seq_len: int, sequences: int) ->
         others = [side for side in sides if side.digest != datasets[name].digest]
         if documents <= copies.union(*(trained_documents(documents, side) for side in others)):
             raise ContractError(
-                f"held-out text {name!r}: expected a document that is in neither dataset's training text, "
-                f"itself or as a copy, got 0 of {len(documents):,}. Raise tokens.heldout_share of both runs."
+                f"held-out text of {name!r}: expected at least one document that is in neither run's training text, "
+                f"itself or as a copy, got 0 of {len(documents):,}. Raise tokens.heldout_share in the recipe that made "
+                "this text, then run it again."
             )
     return copies
 
@@ -469,7 +470,7 @@ def describe_dry_run(run: Store, change: Change, recipes: tuple[Recipe, Recipe],
 
 
 def check_tokenizers(datasets: Mapping[str, Dataset]) -> None:
-    """Raise ContractError if the datasets do not all have the tokenizer of the first."""
+    """Raise ContractError unless every dataset has the tokenizer contract of the first dataset."""
     first, *others = datasets.items()
     for name, other in others:
         if other.tokenizer != first[1].tokenizer:

@@ -56,7 +56,7 @@ class DvcStage:
 
 
 def add_dvc_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `dvc` except those of a data run."""
+    """Add the arguments of `dvc` except the recipe, the run folder and `--set`."""
     parser.add_argument(
         "--stage",
         metavar="STEP",
@@ -181,7 +181,7 @@ def _dependencies(step: Step, recipe: Recipe) -> list[Step]:
 
 
 def deciding_settings(recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """Return, by stage, the settings that determine its output: its own and those of all steps it depends on."""
+    """Return, by stage, the settings that determine its output: those of the stage and of all steps it depends on."""
     steps = _steps_of(recipe)
     settings = {step.name: {each.name: _own(each, recipe) for each in _dependencies(step, recipe)} for step in steps}
     training = {name: recipe[name] for name in SECTIONS}
@@ -199,7 +199,7 @@ def _own(step: Step, recipe: Recipe) -> dict[str, Any]:
 
 
 def _located(recipe: Recipe, name: str) -> dict[str, Any]:
-    """Return the settings of a section that are paths of files; DVC tracks the content of these files."""
+    """Return the settings of a section that name files or folders; DVC tracks the content of these files."""
     section = recipe[name]
     return section.model_dump(mode="json", include=section.fields_of("location"))
 
@@ -209,7 +209,7 @@ def _settings_file(run: str, stage: str) -> str:
 
 
 def _outside(step: Step, recipe: Recipe) -> Iterator[str]:
-    """Yield the local files that a step reads besides tables: inputs, models and `run.json` of other runs."""
+    """Yield the local files that a step reads besides tables: inputs, model files, and the `run.json` of other runs."""
     if not step.reads:
         for pattern in recipe.section("source", SourceConfig).paths:
             if "://" not in pattern:
@@ -253,8 +253,8 @@ def fixed_folder(pattern: str) -> str:
 def run_and_repair(recipe_path: str, out: str, overrides: Sequence[str], step_name: str) -> None:
     """Run the recipe up to a step, and rebuild the tables of the step if a file of them is missing or changed.
 
-    DVC runs a stage if one of its files has changed. A run by itself skips complete tables and does not check
-    their files.
+    DVC starts this command if a file of the stage has changed. `run_recipe` alone would skip a complete table
+    without checking its files.
     """
     run_recipe(recipe_path, out, overrides, until=step_name)
     run = Store(out)
@@ -274,16 +274,16 @@ def damaged_files(table: TableVersion) -> list[str]:
 
 
 def _remove_versions(run: Store, tables: Mapping[str, TableVersion], damaged: Sequence[str]) -> None:
-    """Delete the current versions of a step's tables.
+    """Delete the current version of each of a step's tables, so that the next run rebuilds them.
 
-    Raises ContractError if they belong to another run, or if documents were taken down from the run.
+    Raises ContractError if a table belongs to another run, or if documents were taken down from this run.
     """
     is_foreign = any("/" in read_run(run).tables[name] for name in tables)
     if is_foreign or run.exists(TAKEDOWNS):
         reason = "it belongs to another run" if is_foreign else "a rebuild would restore documents that were taken down"
         raise ContractError(
-            f"{damaged[0]}: expected the digest in the manifest, got another or no file; the table is not rebuilt, "
-            f"because {reason}. Restore the file from a backup."
+            f"{damaged[0]}: expected a file with the digest in the manifest, got another digest or no file. The table "
+            f"is not rebuilt, because {reason}. Restore the file from a backup."
         )
     print(f"{damaged[0]}: differs from its manifest. Rebuilding {' and '.join(tables)}.", file=sys.stderr)
     for table in tables.values():

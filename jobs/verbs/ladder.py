@@ -141,7 +141,7 @@ def _check(settings: Settings, dataset: Dataset) -> None:
     if settings.optim.schedule in UNBOUNDED_SCHEDULES:
         raise ConfigError(
             f"optim.schedule = {settings.optim.schedule}: expected a schedule that scales with the length of a run, "
-            "since a ladder compares lengths, got one that does not. Use --set optim.schedule=cosine."
+            "because a ladder compares runs of several lengths, got one that does not. Use --set optim.schedule=cosine."
         )
 
 
@@ -165,8 +165,9 @@ def _planned(scratch: Store, dataset: Dataset, recipe: Recipe, arguments: Argume
         least = round(LEAST_STEPS * plan.global_batch * plan.seq_len * RANGE)
         raise ConfigError(
             f"ladder: expected at least {LEAST_STEPS} steps in the shortest proxy run, got {plan.steps} of "
-            f"{plan.global_batch} x {plan.seq_len} tokens for {rung.name}: {least:,} unique training tokens are "
-            f"needed, {unique:,} are available. Lower train.global_batch or train.seq_len by --set, or add data."
+            f"{plan.global_batch} x {plan.seq_len} tokens for {rung.name}. The ladder needs {least:,} unique "
+            f"training tokens, and the dataset has {unique:,}. Lower train.global_batch or train.seq_len by --set, "
+            "or add data."
         )
     for _, plan in plans:
         check_ranks(plan, arguments.ranks)
@@ -223,9 +224,10 @@ def _train(proxies: Sequence[Proxy], ranks: int) -> None:
 
 @contextmanager
 def _followed(work: LongWork, proxy: Proxy, before: float, whole: float) -> Iterator[None]:
-    """Inside the block, advance a progress line by the completed steps of a proxy run that another process trains.
+    """While the `with` block runs, advance the progress line `work` by the steps that another process trains.
 
-    `before` is the work of the earlier proxy runs, `whole` that of this one, both in the unit of the progress line.
+    `proxy` is the run that it trains. `before` is the work of the earlier proxy runs and `whole` that of `proxy`,
+    both in the unit of the progress line.
     """
     stop = threading.Event()
 

@@ -53,7 +53,7 @@ def lineage_command(arguments: argparse.Namespace) -> int:
 
 
 def encode_events(values: Sequence[dict[str, Any]], name: str) -> bytes:
-    """Return the bytes of a file of events, in the format that the suffix of its name selects."""
+    """Return OpenLineage events as the bytes of the file `name`, whose suffix selects JSON lines or a JSON array."""
     lines = [canonical_json(event) for event in values]
     return b"\n".join(lines) + b"\n" if name.endswith(LINES) else b"[\n" + b",\n".join(lines) + b"\n]\n"
 
@@ -75,7 +75,7 @@ def describe_lineage(lineage: Lineage, where: str) -> str:
 
 
 def _row(node: Node, position: int, sources: Sequence[int]) -> tuple[str, str, str, str, str, str]:
-    """Return the cells of a node: number, title, digest, counts, time and code version, and numbers of its inputs."""
+    """Return the cells of a node: number, title, digest, counts, time with code version, and its input nodes."""
     counts = ", ".join(describe_count(name, value) for name, value in node.counts.items())
     made = " ".join([(node.at or "")[:16].replace("T", " "), node.code or ""]).strip()
     earlier = "" if node.is_current else " (earlier)"

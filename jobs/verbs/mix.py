@@ -46,7 +46,7 @@ def add_mix_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def mix_command(arguments: Arguments) -> int:
-    """Suggest shares, repeats and amounts to crawl from the losses of each source, and write them to mix.toml."""
+    """From the losses of each source, suggest its share, repeats and amount to crawl; write them to mix.toml."""
     out = Path(arguments.out).absolute()
     _check(arguments, out)
     run = measured_run(open_run(arguments.run))
@@ -69,11 +69,11 @@ def _check(arguments: Arguments, out: Path) -> None:
         )
     if out.exists() and not arguments.force:
         raise ConfigError(
-            f"mix suggest: expected a new file, got {arguments.out}. Set --out to another, or add --force to "
-            "replace it."
+            f"mix suggest: expected a new file, got {arguments.out}. Set --out to another file, or add --force "
+            "to replace this one."
         )
     if not out.parent.is_dir():
-        raise ConfigError(f"mix suggest: expected a folder for {arguments.out}, got none. Create it.")
+        raise ConfigError(f"mix suggest: expected a folder for {arguments.out}, got none. Create {out.parent}.")
     for name in ("tokens", "step_size", "from_step"):
         value = getattr(arguments, name)
         if value is not None and not 0 < value < float("inf"):
@@ -85,7 +85,8 @@ def _check(arguments: Arguments, out: Path) -> None:
         condition, actual = ("without", "with") if arguments.reference is not None else ("with", "without")
         flag = f"--{ignored[0].replace('_', '-')}"
         raise ConfigError(
-            f"mix suggest: expected {flag} only {condition} --reference, got it {actual} --reference. Remove {flag}."
+            f"mix suggest: expected {flag} only {condition} --reference, got {flag} {actual} --reference. "
+            f"Remove {flag}."
         )
 
 

@@ -115,7 +115,8 @@ def derive_profiles_command(arguments: Arguments) -> int:
 def _maybe_with_spark(recipe: Recipe, run: str | None, work: Callable[[Any], Any]) -> Any:
     """Call `work` with a Spark session if it reads texts of a run, or else with None, and return its result.
 
-    Spark reads the parts of a run in parallel. Raises ContractError before Spark starts if the run has no clean text.
+    Spark reads the part files of the run in parallel. Raises ContractError before Spark starts if the run has no
+    clean text.
     """
     if run is None:
         return work(None)

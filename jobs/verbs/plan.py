@@ -96,7 +96,9 @@ def _planned(arguments: Arguments, run: Store, scratch: Store) -> int:
 
 
 def _on_dataset_of(other: Store, run: Store, place: Store) -> Store:
-    """Return a run on the dataset of `other`: `run` if it exists, else a new run in `place` with the recipe of `other`.
+    """Return a run on the dataset of the run `other`: `run`, if it exists.
+
+    Otherwise create a run in the folder `place`, with the recipe of `other`, and return it.
 
     Raises ConfigError if `run` exists and uses a dataset other than that of `other`.
     """

@@ -62,8 +62,8 @@ def plan_proxy(parent: Store, folder: Store, overrides: Sequence[str]) -> Proxy:
     dataset = open_dataset(folder)
     if dataset.digest != open_dataset(parent).digest:
         raise ConfigError(
-            f"{folder.uri}: expected a run on dataset {open_dataset(parent).digest[:12]}, got {dataset.digest[:12]}. "
-            "Delete the folder, then run the same command again."
+            f"{folder.uri}: expected a run on dataset {open_dataset(parent).digest[:12]}, got one on dataset "
+            f"{dataset.digest[:12]}. Delete the folder, then run the same command again."
         )
     settings = settings_of(stored_recipe(folder, overrides))
     if folder.exists(PLAN_NAME):  # the plan of a trained proxy run has the number formats that its device supports
@@ -80,7 +80,7 @@ def plan_proxy(parent: Store, folder: Store, overrides: Sequence[str]) -> Proxy:
 
 
 def plan_identity(dataset: Dataset, plan: Plan) -> Identity:
-    """Return everything in a dataset and a plan that determines the trained weights, for a comparison of two plans."""
+    """Return all that determines the trained weights in a dataset and a plan; equal if two plans give equal weights."""
     return identify(dataset, plan, NO_SKIPS)
 
 
@@ -172,8 +172,8 @@ class Pair:
 def plan_pairs(sides: Mapping[str, Store], folder: Store, size: ProxySize) -> list[Pair]:
     """Plan the proxy runs `<folder>/{with,without}-seed-N` of all seeds, and return them as pairs.
 
-    `sides` has the runs whose datasets they use, by `with` and `without`. Raises ContractError if the plans of a pair
-    differ.
+    `sides`: `with` and `without` -> the run whose dataset was made with or without the rules. Raises ContractError if
+    the plans of a pair differ in size, steps, learning rate or warm-up.
     """
     shared = shared_settings(sides, folder, size)
     pairs = []
@@ -186,8 +186,10 @@ def plan_pairs(sides: Mapping[str, Store], folder: Store, size: ProxySize) -> li
 
 
 def shared_settings(sides: Mapping[str, Store], folder: Store, size: ProxySize) -> list[str]:
-    """Return the overrides by which all proxy runs have equal parameters and batches, and as many steps as both
-    datasets allow."""
+    """Return the overrides that give all proxy runs the same size, batch and number of steps.
+
+    The number of steps is the smaller of those planned for the two datasets.
+    """
     first = {side: _proxy_folder(run, folder, side, 1) for side, run in sides.items()}
     datasets = {side: open_dataset(run) for side, run in sides.items()}
     once = min(sum(dataset.num_tokens().values()) for dataset in datasets.values())
@@ -225,8 +227,8 @@ def check_pair(plans: Sequence[Plan]) -> None:
         for other in facts[1:]:
             if other[name] != expected:
                 raise ContractError(
-                    f"ablate: expected proxy runs with equal {name}, got {expected} and {other[name]}. Set the "
-                    f"{name} of both with --set, as in --set optim.learning_rate=0.001."
+                    f"ablate: expected proxy runs with equal {name}, got {expected} and {other[name]}. Give "
+                    f"both the same {name} with --set, as --set optim.learning_rate=0.001 does for the learning rate."
                 )
 
 
@@ -253,10 +255,10 @@ def train_pairs(pairs: Sequence[Pair], report: Callable[[str], None]) -> float:
 def evaluate_pairs(
     pairs: Sequence[Pair], on: Sequence[Store], folder: Store, sequences: int, left_out: set[bytes]
 ) -> dict[tuple[str, int], list[Measurement]]:
-    """Measure every proxy run on held-out rows of each run in `on`, and return the losses by (side, seed).
+    """Measure every proxy run on held-out rows of each run in `on`; return the losses by (`with` or `without`, seed).
 
     `sequences` is the number of rows to read of each source, and `left_out` the doc_ids to exclude. A child process
-    computes the losses. Raises ContractError with the last lines of its output if it fails.
+    computes the losses. Raises ContractError with the last lines of its error output if it fails.
     """
     named = {(side, pair.seed): proxy.run for pair in pairs for side, proxy in pair.proxies.items()}
     folder.write_atomic("left-out.txt", "".join(f"{doc_id.hex()}\n" for doc_id in sorted(left_out)).encode())
@@ -300,15 +302,15 @@ def check_heldout(datasets: Mapping[str, Dataset], settings: Settings) -> None:
         if not heldout_streams(dataset, seq_len):
             num_tokens = sum(dataset.num_tokens(HELDOUT).values())
             raise ConfigError(
-                f"{name}: expected held-out rows of {seq_len} tokens, got {num_tokens:,} tokens in all. Run the recipe "
-                "with a larger tokens.heldout_share."
+                f"{name}: expected a held-out row of {seq_len} tokens from one source, got {num_tokens:,} held-out "
+                "tokens in all sources. Raise tokens.heldout_share in the recipe of this run, then run it again."
             )
 
 
 def _proxy_folder(run: Store, folder: Store, side: str, seed: int) -> Store:
-    """Return the folder of the proxy run of a seed on the dataset of `run`, and create it if it does not exist.
+    """Return the folder of the proxy run with `seed` on the dataset of `run`; create the folder if it does not exist.
 
-    Its recipe is that of `run` without the settings for size and devices.
+    The recipe there is that of `run` without the settings for size and devices.
     """
     new = folder.child(f"{side}-seed-{seed}")
     if not new.exists(RUN_NAME):

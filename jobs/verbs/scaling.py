@@ -58,7 +58,7 @@ def check_intervals(arguments: Arguments, verb: str) -> None:
     if arguments.draws < 0 or not 0 < arguments.share < 1:
         raise ConfigError(
             f"{verb}: expected --draws >= 0 and --share between 0 and 1, got {arguments.draws} and "
-            f"{arguments.share:g}. Correct the flag out of range."
+            f"{arguments.share:g}. Correct the flag that is out of range."
         )
 
 
@@ -108,7 +108,7 @@ def _of_table(path: Path) -> Iterator[MeasuredLoss]:
 
 
 def describe_fit(fit: Fit, draws: int, share: float) -> str:
-    """Return a sentence about how a law was fitted, which the file of the law stores."""
+    """Return the sentence about how a law was fitted that is stored in the file of the law."""
     how = (
         f"Huber loss (1e-3) of ln L, least by L-BFGS over {fit.num_runs} runs; {100 * share:g} % intervals of {draws} "
         "fits to as many runs drawn from them with replacement"
@@ -151,9 +151,9 @@ def _best(law: OwnLaw, fit: Fit, compute: float) -> str:
 
 
 def _intervals(fit: Fit, compute: float, share: float) -> tuple[str, str]:
-    """Return the intervals, over the bootstrap samples, of the optimal N for a budget and of its loss, as text.
+    """Return, as text, the bootstrap intervals of the optimal N for a compute budget and of the loss at that optimum.
 
-    Both are empty if the law of a bootstrap sample has no optimum.
+    Both are empty if there are no bootstrap samples, or if the law of one has no optimum.
     """
     sizes = [size for law in fit.drawn if (size := _best_of(law, compute)) is not None]
     if not sizes or len(sizes) < len(fit.drawn):  # a sample has no best sizes, so there is no interval

@@ -216,7 +216,8 @@ def _check(run: Store, name: str) -> int:
     store, place = (Store(str(path.parent)), path.name) if path.is_file() else (run, name)
     if not store.exists(place):
         raise ConfigError(
-            f"takedown --check: expected a certificate, got no file {name} here or in {run.uri}. Correct the path."
+            f"takedown --check: expected a certificate, got no file {name} in the current folder or in {run.uri}. "
+            "Correct the path."
         )
     certificate = parse_certificate(store.read_json(place), name)
     checked = check_certificate(run, certificate)
@@ -227,7 +228,8 @@ def _check(run: Store, name: str) -> int:
 def _drop_old(run: Store) -> int:
     if read_pending(run) is not None:
         raise ConfigError(
-            "takedown --drop-old: expected no unfinished takedown, got one. Run `penstock takedown` to finish it."
+            "takedown --drop-old: expected no unfinished takedown, got one. Finish it with "
+            f"`penstock takedown {run.uri}`, without other options, then repeat this command."
         )
     dropped = drop_old(run)
     print(f"{len(dropped)} file(s) deleted that no current version contains", file=sys.stdout)

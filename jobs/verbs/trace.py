@@ -135,7 +135,7 @@ def _find_documents(answers: TraceAnswers, selector: str, arguments: Arguments) 
 def _print_answer(
     arguments: Arguments, answers: TraceAnswers, values: dict[str, Any], text: str, documents: Sequence[TracedDocument]
 ) -> int:
-    """Print an answer, with the original records if --refetch is set; return 1 if one of them has changed, else 0."""
+    """Print an answer, with the original records if --refetch is set; return 1 if a record has changed, else 0."""
     records = list(_refetch_records(arguments, answers, documents)) if arguments.refetch else []
     if arguments.json:
         known = {"run": answers.run.uri, "dataset": answers.dataset.digest, "steps": answers.trace.num_steps}
@@ -155,7 +155,7 @@ def _print_answer(
 def _refetch_records(
     arguments: Arguments, answers: TraceAnswers, documents: Sequence[TracedDocument]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the original record of each document, once, as JSON values, with its differences from the stored row."""
+    """Yield, once for each document, its original record and how the record differs from the stored row, as a dict."""
     config = stored_recipe(answers.run, arguments.overrides).section("source", SourceConfig)
     splits = {split.name: split for split in find_splits(config)}
     for doc_id, place in {document.place.doc_id: document.place for document in documents}.items():

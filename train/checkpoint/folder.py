@@ -65,7 +65,10 @@ class Identity(_FrozenModel):
 
 
 class Layout(_FrozenModel):
-    """How a run uses its devices; resumed on CPUs in an equal layout, it equals an uninterrupted run bit for bit."""
+    """How a run uses its devices.
+
+    A run that is resumed on CPUs in an equal layout gives the same weights, bit for bit, as an uninterrupted run.
+    """
 
     ranks: int
     """Number of ranks."""
@@ -81,7 +84,7 @@ class Layout(_FrozenModel):
     """What selects the kernels: torch version, and the CPU's instruction set or the name of the GPU."""
 
     def differences(self, other: "Layout") -> list[str]:
-        """Return the differences of another layout from this one, as `name old, now new`, in fixed order."""
+        """Return how another layout differs from this one, as texts such as `ranks 4, now 2`, in fixed order."""
         pairs = _pairs(_flat(self), _flat(other))
         return [f"{name} {old}, now {new}" for name, (old, new) in pairs.items() if old != new]
 
@@ -145,7 +148,7 @@ def folder_name(step: int) -> str:
 def parse_metadata(data: bytes, where: str) -> CheckpointMetadata:
     """Parse checkpoint metadata; `where`: the path of its file.
 
-    Raises ContractError that names each invalid field, or a step that differs from the folder's.
+    Raises ContractError that names each invalid field, or the step if the name of the folder has another.
     """
     try:
         checkpoint = CheckpointMetadata.model_validate_json(data)
@@ -157,8 +160,8 @@ def parse_metadata(data: bytes, where: str) -> CheckpointMetadata:
         ) from error
     if not where.endswith(f"{checkpoint.name}/{METADATA_NAME}"):
         raise ContractError(
-            f"{where}: expected the metadata of this folder, got that of step {checkpoint.step}. Rename the folder to "
-            f"{checkpoint.name}."
+            f"{where}: expected the metadata of the step in the folder's name, got that of step {checkpoint.step}. "
+            f"Rename the folder to {checkpoint.name}."
         )
     return checkpoint
 
@@ -298,9 +301,9 @@ def with_checkpoint_formats(run: Store, settings: Settings) -> Settings:
 
 
 def settings_at_start(run: Store, dataset: Dataset, overrides: Sequence[str], here: RunDevices) -> Settings:
-    """Return a run's settings with each "auto" precision replaced by that of the newest checkpoint.
+    """Return a run's settings, with each "auto" precision replaced by the one that training will use.
 
-    Without a checkpoint, the devices of the run decide.
+    That is the precision of the newest checkpoint or, without a checkpoint, the one that suits the devices `here`.
 
     Raises ConfigError or ContractError as `read_settings` does, and ConfigError for a setting without effect.
     """

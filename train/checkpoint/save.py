@@ -147,7 +147,7 @@ def write_checkpoint(
 
 
 def _gather_files(files: Mapping[str, StateFile], ranks: Ranks) -> dict[str, StateFile]:
-    """Return the state files that all ranks have written, by name."""
+    """Return size and digest of the state files that all ranks have written, by file name."""
     everywhere: list[Mapping[str, StateFile]] = [{} for _ in range(ranks.world_size)]
     dist.all_gather_object(everywhere, files, group=ranks.control)
     return {name: part[name] for part in everywhere for name in part}
@@ -226,7 +226,7 @@ class _CheckpointWriter(FileSystemWriter):
 
 
 def _first_cause(error: BaseException) -> BaseException:
-    """Return the OSError that an error arose from, if any, else the error; torch.save raises another on closing."""
+    """Return the OSError that an error arose from, if any, else the error. torch.save hides it by a second error."""
     first, cause = error, error.__context__
     while cause is not None:
         first = cause if isinstance(cause, OSError) else first
@@ -363,7 +363,7 @@ class Saver:
         return known
 
     def close(self) -> None:
-        """Wait for the background thread to end and release it; call `save` no more afterwards."""
+        """Wait for the background thread to end and release it; do not call `save` afterwards."""
         if self._pool is not None:
             self._pool.shutdown()
             dist.destroy_process_group(self._writers.control)

@@ -108,9 +108,9 @@ def _difference(path: Path, expected: StateFile) -> str | None:
 
 
 def layout_of(section: Section, axes: Mapping[str, int], threads: int, device: str) -> Layout:
-    """Return the layout stored in checkpoint metadata: the section `[layout]`, its axes and this machine's `device`.
+    """Return the layout that checkpoint metadata will store, for this machine.
 
-    `device` is cpu or cuda.
+    `section`: `[layout]`; `axes`: size of each mesh axis; `threads`: CPU threads of a rank; `device`: cpu or cuda.
     """
     ranks = 1
     for size in axes.values():
@@ -135,8 +135,8 @@ def find_checkpoint(run: Store, step: int | None) -> CheckpointMetadata:
     if not checkpoints or (step is not None and step not in checkpoints):
         expected = "a checkpoint" if step is None else f"a checkpoint of step {step}"
         raise ContractError(
-            f"{run.uri}: expected {expected}, got those of steps {sorted(checkpoints)}. Run `penstock train` first, or "
-            "give one of these steps in --step or --checkpoint."
+            f"{run.uri}: expected {expected}, got checkpoints of steps {sorted(checkpoints)}. Run `penstock train` "
+            "first, or give one of these steps in --step or --checkpoint."
         )
     return checkpoints[max(checkpoints) if step is None else step]
 
@@ -157,20 +157,19 @@ def check_objective(checkpoint: CheckpointMetadata, *objectives: str) -> None:
     if objective not in objectives:
         raise ContractError(
             f"{checkpoint.name}: expected a model trained with train.objective = {' or '.join(objectives)}, got "
-            f"{objective}. Run this command on the folder of a run that was trained with train.objective = "
-            f"{' or '.join(objectives)}."
+            f"{objective}. Give this command the folder of a run with such an objective."
         )
 
 
 def sequence_length_of(checkpoint: CheckpointMetadata) -> int:
-    """Return the sequence length [tokens] of the training stage that the checkpoint's last step belongs to."""
+    """Return the sequence length [tokens] of the training stage in which the checkpoint was written."""
     stages = checkpoint.identity.settings["train.stages"]
     started = [stage for stage in stages if stage["first_step"] < max(checkpoint.step, 1)]
     return int(started[-1]["seq_len"])
 
 
 def read_tokenizer(dataset: Dataset) -> bytes:
-    """Return the bytes of the tokenizer's model file. Raises ContractError if its digest is not the contract's."""
+    """Return the bytes of the tokenizer's model file. Raises ContractError if it does not match the contract."""
     data = dataset.tokenizer_folder.read_bytes(dataset.tokenizer_path)
     digest = hashlib.sha256(data).hexdigest()
     if digest != dataset.tokenizer.sha256:

@@ -61,7 +61,7 @@ class EvaluatedCheckpoint:
 
 @dataclass(frozen=True)
 class HeldoutExam:
-    """Held-out rows of a dataset, without the targets in documents that a run was trained on."""
+    """Held-out rows of a dataset; no token of a document that an evaluated run was trained on is a target."""
 
     dataset: Dataset
     heldout: HeldoutRows
@@ -72,9 +72,9 @@ class HeldoutExam:
 
 
 def open_candidate(name: str, step: int | None) -> EvaluatedCheckpoint:
-    """Return the checkpoint of a run at a step; None = the last.
+    """Return the checkpoint of a step in the run folder `name`; None = the last step.
 
-    Raises ContractError if it was trained on a dataset other than the run's current one.
+    Raises ContractError if the checkpoint was trained on a dataset other than the run's current one.
     """
     run = Store(name)
     note, dataset = find_checkpoint(run, step), open_dataset(run)
@@ -82,16 +82,16 @@ def open_candidate(name: str, step: int | None) -> EvaluatedCheckpoint:
     if note.identity.dataset != dataset.digest:
         raise ContractError(
             f"{name}/{note.name}: expected dataset {note.identity.dataset[:12]}, on which it was trained, got "
-            "the run's "
-            f"{dataset.digest[:12]}. Train on the current dataset with `penstock train`."
+            f"the run's {dataset.digest[:12]}. Train on the run's dataset with `penstock train`, then evaluate the new "
+            "checkpoint."
         )
     return EvaluatedCheckpoint(name, run, dataset, note)
 
 
 def check_tokenizers(candidates: Sequence[EvaluatedCheckpoint], exams: Sequence[tuple[str, Dataset]]) -> None:
-    """Check that all datasets and checkpoints have the same tokenizer, since losses are not comparable otherwise.
+    """Check that all datasets and checkpoints have the same tokenizer; otherwise their losses are not comparable.
 
-    Raises ContractError if one of them has a different tokenizer.
+    Raises ContractError if one of them has a tokenizer contract other than the first checkpoint's.
     """
     contracts = [(item.name, digest_of(item.dataset.tokenizer.model_dump(mode="json"))) for item in candidates]
     contracts += [(name, digest_of(dataset.tokenizer.model_dump(mode="json"))) for name, dataset in exams]
@@ -107,10 +107,10 @@ def check_tokenizers(candidates: Sequence[EvaluatedCheckpoint], exams: Sequence[
 def make_exam(
     on: Dataset, candidates: Sequence[EvaluatedCheckpoint], number: int, left_out: Iterable[bytes] = ()
 ) -> HeldoutExam:
-    """Return the first `number` held-out rows of each source of a dataset, for all candidates.
+    """Return the first `number` held-out rows of each source of a dataset, which every candidate will read.
 
-    Documents in `left_out`, and those that a candidate was trained on, have no targets. Raises ConfigError if there are
-    no held-out rows.
+    No token of a document in `left_out`, or of one that a candidate was trained on, is a target. Raises ConfigError if
+    there are no held-out rows.
     """
     first = candidates[0]
     streams = heldout_streams(on, first.seq_len)
@@ -170,8 +170,8 @@ def measure_checkpoint(candidate: EvaluatedCheckpoint, exams: Sequence[HeldoutEx
             model(rows.inputs_BT.to(device), documents_BT, rows.targets_BT.to(device), rows.sources_B.to(device))
         if not math.isfinite(lost := float(tally.losses_S.sum())):
             raise ContractError(
-                f"{candidate.name}/{candidate.note.name}: expected held-out losses, got {lost}, since the model has "
-                "diverged. Train it with a lower optim.learning_rate."
+                f"{candidate.name}/{candidate.note.name}: expected held-out losses, got {lost}, because the model has "
+                "diverged. Train the run again with a lower optim.learning_rate."
             )
         sums = zip(exam.heldout.sources, tally.losses_S.tolist(), tally.counts_S.tolist(), strict=True)
         sources = {
@@ -230,7 +230,7 @@ def _objective(candidate: EvaluatedCheckpoint) -> str:
 
 
 def _config_of(candidate: EvaluatedCheckpoint) -> TrainConfig:
-    """Return the settings with which the checkpoint was trained, as far as they decide how held-out rows are read."""
+    """Return those training settings of the checkpoint that decide how held-out rows are read."""
     settings = candidate.note.identity.settings
     names = ["objective", "document_mask", *(["mask_share"] if _objective(candidate) != "causal" else [])]
     values = {name: settings[f"train.{name}"] for name in names}
@@ -244,7 +244,8 @@ def read_ids(path: str) -> list[bytes]:
             return [bytes.fromhex(line) for line in lines.read().split()]
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"--leave-out {path}: expected a file with one document id in hex per line, got {error}. Correct the file."
+            f"--leave-out {path}: expected a file with one document id in hex per line, got an error: "
+            f"{error}. Correct the file or its path."
         ) from error
 
 

@@ -98,8 +98,8 @@ def encode_prompt(prompt: str, contract: TokenizerContract, codec: Codec) -> lis
     ids = [*(contract.reserved[name] for name in contract.before), *ids]
     if not ids:
         raise ConfigError(
-            "generate: expected a prompt, since the tokenizer has no token that begins documents, got none. "
-            "Give --prompt."
+            "generate: expected a prompt, because the tokenizer has no token that begins documents, got none. "
+            "Give one with --prompt."
         )
     return ids
 

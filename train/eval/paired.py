@@ -39,7 +39,7 @@ def seeds_for_half(number: int, share: float = SHARE) -> int | None:
 
 
 def verdict(interval: DifferenceInterval, number: int, share: float = SHARE) -> str:
-    """Return, as text, whether rules lower the loss, by the interval of the difference over `number` seeds.
+    """Return, as text, whether rules lower the loss, judged by the interval of the mean difference of `number` pairs.
 
     The difference is the loss without the rules minus the loss with them [nats/token].
     """
@@ -71,7 +71,7 @@ def compare_sides(on: Sequence[str], seeds: Sequence[int], losses: Losses) -> li
     """Return the comparison of the runs with and without the rules on every held-out set.
 
     The comparison over all sources comes first, then one for each source if there are several. Raises ContractError if
-    no held-out document of a set can be used.
+    a held-out set has no targets in a source that all runs share.
     """
     comparisons = []
     for number, name in enumerate(on):
@@ -79,8 +79,8 @@ def compare_sides(on: Sequence[str], seeds: Sequence[int], losses: Losses) -> li
         sources = sorted(set.intersection(*(set(losses_by_source) for pair in pairs for losses_by_source in pair)))
         if not sources:
             raise ContractError(
-                f"held-out text {name!r}: expected documents that no run of either side is trained on, got none. Raise "
-                "tokens.heldout_share."
+                f"held-out text of {name!r}: expected documents that no proxy run is trained on, got none. Raise "
+                "tokens.heldout_share in the recipe that made this text, then run it again."
             )
         comparisons.append(_compared(name, "", [[sum_losses(side.values()) for side in pair] for pair in pairs]))
         if len(sources) > 1:
@@ -91,7 +91,7 @@ def compare_sides(on: Sequence[str], seeds: Sequence[int], losses: Losses) -> li
 
 
 def _compared(on: str, source: str, pairs: Sequence[Sequence[SourceLoss]]) -> Comparison:
-    """Return the comparison on a source from the losses (with the rules, without them) of every seed."""
+    """Return the comparison on a source; `pairs`: for each seed, the loss with the rules and the loss without."""
     bits = [
         without.bits_per_byte - ours.bits_per_byte
         for ours, without in pairs
@@ -117,7 +117,7 @@ def summarize_comparisons(comparisons: Sequence[Comparison]) -> str:
 
 
 def _at_once(comparisons: Sequence[Comparison]) -> list[str]:
-    """Return a note on how many of the differences would remain if all intervals had to hold at once (Bonferroni).
+    """Return a note on how many differences would still differ from 0 if all intervals held at once (Bonferroni).
 
     Each of n intervals then has a coverage of 1 - (1 - SHARE) / n, for any dependence between them.
     Source: Dunn 1961, "Multiple comparisons among means", Journal of the American Statistical Association 56.

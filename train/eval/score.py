@@ -55,7 +55,7 @@ OffsetEncoder = Callable[[str], tuple[list[int], list[int]]]
 
 @dataclass(frozen=True)
 class ScoreWindow:
-    """A span of a document's tokens for one forward pass, and those of them whose losses count."""
+    """A span of a document's tokens that one forward pass reads; losses count from the token `first` on."""
 
     document: int
     start: int
@@ -105,7 +105,7 @@ class CheckpointScorer:
 
     @torch.no_grad()
     def _losses(self, ids: Sequence[Any], windows: Sequence[ScoreWindow]) -> Iterator[Any]:
-        """Yield the losses [nats] of the tokens that count in each window."""
+        """Yield, for each window, the losses [nats] of its tokens that count."""
         length = batch_length(windows[0].length, self._seq_len)
         rows = max(1, BATCH_TOKENS // length)
         ids_BT = torch.zeros((rows, length), dtype=torch.int64)
@@ -123,7 +123,7 @@ class CheckpointScorer:
 
 
 def window_bounds(num_tokens: int, first: int, seq_len: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (start, first, end), as in `ScoreWindow`, of windows in which each token from `first` on counts once."""
+    """Yield (start, first, end), as in `ScoreWindow`, of windows such that each token from `first` on counts in one."""
     start = 0
     while first < num_tokens:
         end = min(num_tokens, start + seq_len + 1)
@@ -150,9 +150,10 @@ def batches_of(windows: Sequence[ScoreWindow], seq_len: int) -> Iterator[list[Sc
 
 
 def columns_of(text: str, starts: Sequence[int], nats: Any, offsets: tuple[int, int]) -> dict[str, Any]:
-    """Return the perplexity of a text and of its paragraphs from `nats`, the losses of the document's tokens [nats].
+    """Return the values of COLUMNS for a text; `nats`: the loss of each token of its document [nats].
 
-    `offsets`: the index of the first token of the text, and of the first token that counts.
+    `starts`: start of each token in the text [code points]. `offsets`: the index, in the document, of the first token
+    of the text, and of the first token that counts.
     """
     before, first = offsets
     counted = nats[first:]
@@ -237,7 +238,10 @@ def read_texts(uri: str) -> Iterator[pa.RecordBatch]:
     try:
         stream = Store(folder or ".").open_input(name)
     except OSError as error:
-        raise ConfigError(f"{uri}: expected a Parquet or Arrow file, got {error}. Correct the path in --in.") from error
+        raise ConfigError(
+            f"{uri}: expected a Parquet or Arrow file, got one that cannot be opened ({error}). "
+            "Correct the path in --in."
+        ) from error
     with stream:
         arrow = bytes(stream.read_at(6, 0)) == b"ARROW1"
         file = pa.ipc.open_file(stream) if arrow else pq.ParquetFile(stream)

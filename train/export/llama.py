@@ -189,7 +189,7 @@ def import_llama(folder: Path | str) -> tuple[ModelShape, dict[str, Tensor]]:
             loaded = load_file(path)
         except Exception as error:  # safetensors raises an exception of its own, which is not an OSError
             raise ContractError(
-                f"{path}: expected a safetensors file, got {error}. Download the file again."
+                f"{path}: expected a safetensors file, got one that cannot be read ({error}). Download the file again."
             ) from error
         for theirs, value in loaded.items():
             if theirs.endswith("rotary_emb.inv_freq") or (shape.tie_embeddings and theirs == "lm_head.weight"):
@@ -219,7 +219,7 @@ def _names(shape: ModelShape) -> dict[str, str]:
 
 
 def _check_weights(state: Mapping[str, Tensor], shape: ModelShape, where: str) -> None:
-    """Raise ContractError unless the state holds the parameters of the shape and nothing else."""
+    """Raise ContractError unless `state` holds exactly the parameters of a model of this shape."""
     expected = {name: tuple(parameter.shape) for name, parameter in build_model(shape).named_parameters()}
     problems = [f"{name} is missing" for name in expected if name not in state]
     problems += [f"{name} is not one of its parameters" for name in state if name not in expected]
@@ -272,7 +272,7 @@ def _config(
 
 
 def _write_weights(folder: Path, state: Mapping[str, Tensor], names: Mapping[str, str], max_bytes: int) -> None:
-    """Write the parameters to one file, or to several with an index of the file that holds each parameter."""
+    """Write the parameters to one file, or to several with an index that names the file of each parameter."""
     shards: list[list[str]] = [[]]
     filled = 0
     for name in names:
@@ -308,7 +308,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ContractError(f"{path}: expected a JSON file, got {error}. Download the folder again.") from error
+        raise ContractError(
+            f"{path}: expected a JSON file, got one that cannot be read ({error}). Download the folder again."
+        ) from error
     return value
 
 
@@ -321,7 +323,8 @@ def _weight_files(folder: Path) -> list[Path]:
 def _shape_of(config: dict[str, Any], where: str) -> ModelShape:
     """Return the shape of the model that a config.json describes.
 
-    It reads `rope_parameters`, and also `rope_theta` and `rope_scaling`, which older versions of `transformers` wrote.
+    The settings of RoPE are read from `rope_parameters`, or from `rope_theta` and `rope_scaling`, which older
+    versions of `transformers` wrote.
     """
     rope = {"rope_theta": config.get("rope_theta", 10_000.0)} | (config.get("rope_scaling") or {})
     rope |= config.get("rope_parameters") or {}

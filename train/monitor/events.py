@@ -227,7 +227,7 @@ def read_events(run: Store) -> list[Event]:
             continue
         except ValidationError as error:
             raise ContractError(
-                f"{run.uri}/{EVENTS_NAME}, line {number}: expected an event, got {error}. "
+                f"{run.uri}/{EVENTS_NAME}, line {number}: expected an event, got an entry that is not valid ({error}). "
                 "Restore the file from a backup."
             ) from error
     return events

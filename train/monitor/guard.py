@@ -81,13 +81,13 @@ class Band(NamedTuple):
 
 
 class Bands(NamedTuple):
-    """The bands of loss and gradient norm; None = not watched, or its window is not full yet."""
+    """The bands of loss and gradient norm; None = not watched, or fewer than `spike_window` values so far."""
 
     loss: Band | None
     gradient: Band | None
 
     def left(self, loss: float, grad_norm: float) -> tuple[Quantity, ...]:
-        """Return which of loss and gradient norm are above their limits."""
+        """Return the names of the quantities, `loss` and `gradient`, that are above their limits."""
         above: tuple[Quantity, ...] = ()
         if self.loss is not None and loss > self.loss.limit:
             above += ("loss",)
@@ -120,7 +120,7 @@ def after_step(
     """Return the state after a step and the verdict on it; `loss` [nats/token] and `grad_norm` are unscaled.
 
     With a loss scale above 1, a gradient may overflow although the loss is finite. That step is skipped but does not
-    count towards `max_non_finite`, since the scale is halved; overflows count only at a scale of 1.
+    count towards `max_non_finite`, because the scale is then halved. Overflows count only at a scale of 1.
     """
     if not (math.isfinite(loss) and math.isfinite(grad_norm)):
         counted = state.non_finite + (loss_scale <= 1 or not math.isfinite(loss))
@@ -141,7 +141,7 @@ def after_step(
 
 
 def after_heldout(state: GuardState, config: GuardConfig, loss: float) -> tuple[GuardState, bool]:
-    """Return the state after a held-out loss [nats/token], and True if the run ends because it stopped falling.
+    """Return the state after a held-out loss [nats/token]; and True if the run ends because it has stopped falling.
 
     A loss that is not finite is never the lowest.
     """
@@ -154,14 +154,14 @@ def after_heldout(state: GuardState, config: GuardConfig, loss: float) -> tuple[
 
 
 def after_rewind(state: GuardState, restored: GuardState) -> GuardState:
-    """Return `restored`, the guard state of the checkpoint, with one rewind more than `state` has."""
+    """Return `restored`, the guard state of the checkpoint, with the number of rewinds in `state` plus 1."""
     return restored.model_copy(update={"rewinds": state.rewinds + 1})
 
 
 def after_stage_change(state: GuardState) -> GuardState:
-    """Return the state at the start of a training stage, with empty windows.
+    """Return the state at the start of a training stage, without the losses and gradient norms of earlier stages.
 
-    Losses and gradient norms of a stage are not comparable with those on other data or row lengths.
+    Those are not comparable, because a stage may have other data or another row length.
     """
     return state.model_copy(update={"losses": (), "norms": (), "spikes": 0})
 

@@ -50,7 +50,7 @@ class Journal:
             self._warn(error)
 
     def sync(self) -> None:
-        """Flush every line so far to disk. Raises OSError if the disk rejects them."""
+        """Flush all lines appended so far to disk. Raises OSError if the disk rejects them."""
         self._write()
         os.fsync(self._file.fileno())
 
@@ -126,8 +126,8 @@ class StepTable:
         row = record.flat(".")
         if unknown := row.keys() - self._names:
             raise ContractError(
-                f"step {record.step}: expected metrics of the run's sources, got {sorted(unknown)}. Restore the "
-                "dataset that the run was planned for, then start the run again."
+                f"step {record.step}: expected metrics of the run's sources, got {sorted(unknown)}, which belong to "
+                "other sources. Restore the dataset that the run was planned for, then start the run again."
             )
         self._rows.append(row)
 
@@ -203,10 +203,10 @@ class MetricsLog:
         self._on_scalars(lambda scalars: scalars.write(record.step, {k: v for k, v in values.items() if k != "step"}))
 
     def sync(self) -> None:
-        """Flush every step so far to disk, since a checkpoint must not have steps without metrics; write the table.
+        """Flush the metrics of all steps so far to disk, then write metrics.parquet.
 
-        Raises OSError if the disk rejects the steps. If the table cannot be written, the older one stays, with a
-        warning.
+        A checkpoint must not have steps without metrics. Raises OSError if the disk rejects them. If only
+        metrics.parquet cannot be written, a warning is printed and the previous file stays.
         """
         self._journal.sync()
         self._on_scalars(Scalars.flush)
@@ -256,8 +256,8 @@ class MetricsLog:
 def write_table(run: Store, table: pa.Table) -> None:
     """Replace metrics.parquet atomically: a reader gets the old or the new file.
 
-    It is written whole each time. 32 columns take 0.1 s at 100,000 steps; with a checkpoint every 200 steps that is 25
-    s in total over such a run.
+    Each call writes the whole file. 32 columns take 0.1 s at 100,000 steps. With a checkpoint every 200 steps, the
+    calls take 25 s in total over such a run.
     """
     sink = pa.BufferOutputStream()
     # Measurements rarely repeat: dictionary encoding would take four times as long, for a larger file.

@@ -194,7 +194,7 @@ def flops_utilisation(
 
     `flops_per_token` is that of the plan: 6 per matrix weight used for a token, logits included, plus 12·d·L per layer
     for attention. There is no discount for the causal mask. Positions are those of the global batch (sequences ·
-    seq_len), with or without a target, since the model computes all of them. Recomputation (activation checkpointing)
+    seq_len), with or without a target, because the model computes all of them. Recomputation (activation checkpointing)
     does not count. `peak_flops` is the dense bf16 peak of a GPU in every precision. Source: Chowdhery et al. 2022,
     arXiv 2204.02311, appendix B.
     """
@@ -215,14 +215,15 @@ def read_metrics(run: Store) -> list[StepMetrics]:
             records.append(StepMetrics.model_validate_json(line))
         except ValidationError as error:
             raise ContractError(
-                f"{run.uri}/{METRICS_NAME}, line {number}: expected the metrics of a step, got {error}. "
+                f"{run.uri}/{METRICS_NAME}, line {number}: expected the metrics of a step, got an entry that is "
+                f"not valid ({error}). "
                 "Restore the file from a backup."
             ) from error
     return records
 
 
 def last_metrics(run: Store, step: int) -> StepMetrics:
-    """Return the metrics of the last step. Raises ContractError if that is not `step`."""
+    """Return the metrics of the last step. Raises ContractError if the last step in the file is not `step`."""
     records = read_metrics(run)
     if not records or records[-1].step != step:
         last = f"step {records[-1].step}" if records else "none"
@@ -244,5 +245,6 @@ def read_train_manifest(run: Store) -> TrainManifest:
         return TrainManifest.model_validate(run.read_json(MANIFEST_NAME))
     except ValidationError as error:
         raise ContractError(
-            f"{run.uri}/{MANIFEST_NAME}: expected a training manifest, got {error}. Remove the file and train again."
+            f"{run.uri}/{MANIFEST_NAME}: expected a training manifest, got one that is not valid ({error}). "
+            "Remove the file, then run `penstock train` again."
         ) from error

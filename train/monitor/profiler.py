@@ -47,13 +47,13 @@ def parse_window(text: str, steps: int) -> ProfileWindow | None:
 
 
 class StepProfiler:
-    """Profiles the steps in a window; leaving the context writes the profile of the steps recorded so far.
+    """Profiles a range of steps; leaving the context writes the profile of the steps recorded so far.
 
-    A run that resumes inside the window records the rest of the window; file names contain the recorded steps.
+    A run that resumes within the range records the rest of the range. File names contain the recorded steps.
     """
 
     def __init__(self, run: Store, window: ProfileWindow | None):
-        """`window`: None = record nothing, as on every rank but the first."""
+        """`window`: the steps to record; None = record nothing, as on every rank but the first."""
         self._run, self._window = run, window
         self._profiler: Any = None
         self._recorded: list[int] = []
@@ -66,7 +66,7 @@ class StepProfiler:
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Return a context manager for a step; the step is recorded if it is in the window."""
+        """Return a context manager for a step; the step is recorded if it is in the range to record."""
         if self._window is None or not self._window.first <= number <= self._window.last:
             self._finish()  # After a rewind out of the window, no further steps may be added to the recording.
             yield

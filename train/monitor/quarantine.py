@@ -83,7 +83,8 @@ def read_quarantine(run: Store) -> list[Quarantined]:
             is_half = not line or (line.startswith(b"{") and not line.rstrip().endswith(b'"}'))
             if not is_half or any(problem["type"] != "json_invalid" for problem in error.errors()):
                 raise ContractError(
-                    f"{run.uri}/{QUARANTINE_NAME}, line {number}: expected a document, got {error}. Remove the line."
+                    f"{run.uri}/{QUARANTINE_NAME}, line {number}: expected a document, got an entry that is not valid "
+                    f"({error}). Remove the line."
                 ) from error
     return documents
 
@@ -163,7 +164,7 @@ class SourceLevels:
 def excess_of(loss: float, targets: int, level: float) -> float:
     """Return the excess of a document's mean loss over `level`, the mean loss of its source [nats/token].
 
-    It is their difference times √(targets / (targets + 32)), so that a mean over few targets weighs less.
+    The excess is (loss - level) · √(targets / (targets + 32)), so that a mean over few targets weighs less.
     """
     return (loss - level) * math.sqrt(targets / (targets + PRIOR_TARGETS))
 
@@ -185,9 +186,10 @@ def merge_parts(parts: Iterable[tuple[str, str, float | None, int]], levels: Sou
 
 
 def attribute_spike(documents: Sequence[OwnLoss]) -> Attribution:
-    """Attribute a spike to documents: outliers by excess, at most a tenth of all; without outliers, the worst document.
+    """Attribute a spike to the documents whose excess is an outlier, at most a tenth of all.
 
-    Return no documents if none has a higher loss than its source. Raises ValueError if `documents` is empty.
+    If there is no outlier, choose the document with the largest excess. If no document has a higher loss than its
+    source, choose none. Raises ValueError if `documents` is empty.
     """
     if not documents:
         raise ValueError("documents: expected at least 1, got 0. Pass the documents of the spike's batch.")

@@ -49,7 +49,7 @@ class TrainingLog:
     """The log of a run that starts from a checkpoint or from step 0; leaving the context closes it."""
 
     def __init__(self, setup: TrainingSetup, ranks: Ranks, sources: Sequence[str], rewinds: int):
-        """`rewinds`: number of rewinds of the run, with those that a killed process made after its last checkpoint."""
+        """`rewinds`: number of rewinds of the run, also those that a killed process made after its last checkpoint."""
         checkpoint = setup.checkpoint
         self.guard = (checkpoint.progress.guard if checkpoint else GuardState()).model_copy(update={"rewinds": rewinds})
         self.heldout: tuple[tuple[int, float], ...] = checkpoint.progress.heldout if checkpoint else ()
@@ -98,13 +98,13 @@ class TrainingLog:
     # -------------------------------------------------------------------------------------------------------- a step
 
     def begin_step(self, step: int) -> None:
-        """Prepare for step `step` (1 = first): reset the guard's windows if a training stage starts with it."""
+        """Prepare for step `step` (1 = first); at the start of a training stage, clear the guard's past values."""
         self._mark = ""
         if any(stage.first_step == step - 1 for stage in self._setup.plan.stages[1:]):
             self.guard = after_stage_change(self.guard)
 
     def judge(self, step: int, measured: StepResult, loss_scale: float | None) -> Verdict:
-        """Return the guard's verdict on a step, the same on every rank; `loss_scale`: None unless in fp16."""
+        """Return the guard's verdict on a step, the same on every rank; `loss_scale`: the scale in fp16, else None."""
         config, loss, norm = self._setup.settings.guard, measured.loss, measured.grad_norm
         known = bands_of(self.guard, config)
         self.guard, verdict = after_step(self.guard, config, loss, norm, loss_scale or 1.0)
@@ -167,7 +167,11 @@ class TrainingLog:
         self._stall += seconds
 
     def rewind(self, step: int, to_step: int, checkpoint: str, left_out: Exclusion, restored: GuardState) -> None:
-        """Log a rewind from `step` to the state of `to_step`, and the samples that it excludes from training."""
+        """Log a rewind from `step` to the state after `to_step`, and remove the metrics of later steps.
+
+        `left_out`: samples and documents that the rewind excludes from training. `restored`: guard state in the
+        checkpoint.
+        """
         samples, doc_ids = left_out.samples, tuple(document.doc_id for document in left_out.documents)
         if self._log is not None:
             undone = [Undone(step=line.step, metrics=line) for line in self._log.after(to_step)]
@@ -208,7 +212,8 @@ def step_metrics(
 ) -> StepMetrics:
     """Return the metrics of a step.
 
-    `values`: the fields step, learning_rate, loss_scale, skipped, step_seconds and data_seconds of the result.
+    `values`: fields of the metrics that the other arguments do not give: step, learning_rate, loss_scale, skipped,
+    step_seconds and data_seconds.
     """
     step, seconds = int(values["step"]), max(float(values["step_seconds"]), 1e-9)
     stage = batches.order.place(step - 1)[0]

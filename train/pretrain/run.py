@@ -38,10 +38,10 @@ class LaunchedStep:
 
 
 class TrainingRun:
-    """The state of a training loop; the files and threads that it opens are closed by the exit stack passed to it."""
+    """A training loop: its data, model, log and current step; `stack` closes the files and threads that it opens."""
 
     def __init__(self, setup: TrainingSetup, ranks: Ranks, stack: ExitStack, stop_signals: StopSignals):
-        """`stop_signals`: returns whether this process received SIGTERM, and whether it received SIGINT."""
+        """`stop_signals`: function that returns two booleans: this process received SIGTERM, it received SIGINT."""
         self.setup, self._ranks, self._stack, self._stop_signals = setup, ranks, stack, stop_signals
         self._pending: LaunchedStep | None = None
         self._clock = 0.0
@@ -70,7 +70,7 @@ class TrainingRun:
         return self.batches.batch(step, self.learner.model.rows_here(number))
 
     def _load_state(self, checkpoint: CheckpointMetadata | None) -> None:
-        """Load the state of a checkpoint, or the initial state if it is None."""
+        """Load the trained tensors and trainer state of a checkpoint; None = set the initial state of a run."""
         self.step = self.saved = checkpoint.step if checkpoint else 0
         if checkpoint is None:
             self.saved = -1
@@ -100,12 +100,12 @@ class TrainingRun:
         return self._ranks.device.type == "cuda" and not decides
 
     def begin_step(self) -> None:
-        """Start the clock of a step, unless the loss of the previous step is pending: then the clock keeps running."""
+        """Start to time a step. If the loss of the previous step is still pending, its clock keeps running instead."""
         if self._pending is None:
             self._clock = time.perf_counter()
 
     def judge(self, made: LaunchedStep) -> list[SpikeDocument]:
-        """Apply the guard to a step; return the documents of its batch if it is a spike.
+        """Apply the guard to a step; return the document spans in its batch if the step is a spike, else none.
 
         Raises ContractError if the guard stops the run.
         """
@@ -165,7 +165,7 @@ class TrainingRun:
         self.record.add_stall(time.perf_counter() - began)
 
     def poll_saves(self) -> None:
-        """Log the outcome of a background save if it has completed."""
+        """If a background save has ended, log its failure, if any."""
         self.record.log_saves(self._saver.poll())
 
     def finish_saves(self) -> CheckpointMetadata | None:

@@ -167,7 +167,7 @@ def devices_of(ranks: Ranks) -> RunDevices:
 
 
 def stage_position(stages: Sequence[StagePlan], step: int) -> tuple[int, int]:
-    """Return the index of the training stage reached after `step` updates, and the number of its used samples."""
+    """Return the index of the training stage reached after `step` updates, and how many of its samples they used."""
     number = max(i for i, stage in enumerate(stages) if stage.first_step <= step)
     return number, (step - stages[number].first_step) * stages[number].global_batch
 

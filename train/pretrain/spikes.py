@@ -69,7 +69,7 @@ def measure_documents(
 
 
 def samples_to_skip(trace: Trace, doc_ids: Iterable[str], samples: Sequence[int], after: int) -> list[int]:
-    """Return `samples` and all samples after step `after`, of any epoch, that hold tokens of the documents.
+    """Return `samples`, followed by the samples of all steps after `after` that hold tokens of the documents.
 
     The samples that take the place of skipped ones are checked too. Raises ContractError if more samples would be
     skipped than the plan has after that step.
@@ -152,6 +152,6 @@ def _write(setup: TrainingSetup, listed: Sequence[Quarantined], samples: list[in
         append_to_skip_list(setup.run, name, samples, reason)
     except OSError as error:
         raise ContractError(
-            f"{setup.run.uri}/train/{name}: expected disk space to add {len(samples)} samples ({reason}), got {error}. "
-            "Free disk space and start the run again."
+            f"{setup.run.uri}/train/{name}: expected disk space to add {len(samples)} samples ({reason}), got the "
+            f"error: {error}. Free disk space and start the run again."
         ) from error

@@ -114,7 +114,8 @@ class Learner:
     def load_checkpoint(self, run: Store, checkpoint: CheckpointMetadata, same_layout: bool) -> list[str]:
         """Load the state of a checkpoint; return the names of the tensors that were not loaded.
 
-        With `same_layout` every tensor is loaded; otherwise the gradient-compression state of each rank is not.
+        With `same_layout` every tensor is loaded. Otherwise the gradient-compression state of each rank is reset and
+        the rest is loaded.
         """
         state, dropped = self.state(), list[str]()
         if not same_layout:
@@ -206,10 +207,10 @@ class Learner:
         return self.model.measure(self.model.part_of(heldout.rows), len(heldout.sources))
 
     def measure_groups(self, rows: Rows, groups_BT: Tensor, number: int, num_rows: int) -> LossTally:
-        """Return the losses of a global batch of `num_rows`, summed by the group of each position.
+        """Return the losses of a global batch of `num_rows` rows, summed over the positions of each group.
 
-        `rows`: the rows of this rank; `groups_BT`: the group of each of their positions, below `number`. The gradients
-        are unchanged.
+        `rows`: the rows of this rank; `groups_BT`: the group, 0 to `number` - 1, of each position in them. The
+        gradients are unchanged.
         """
         return self.model.measure(self.model.micro_batches(rows.grouped(groups_BT), num_rows), number)
 
@@ -254,16 +255,16 @@ class Feed:
     """The source of the input of each step, requested one step ahead. Every rank requests the same steps in order."""
 
     def __init__(self, rows: Prefetch, ranks: Ranks, counts: bool, stop_signals: StopSignals):
-        """`counts`: True if this rank's targets count; only one of the ranks that read the same rows counts them."""
+        """`counts`: True if this rank adds its targets to the sum; of ranks that read the same rows, only one does."""
         self._rows, self._ranks, self._counts, self._stop_signals = rows, ranks, counts, stop_signals
         self._ahead: RequestedStep | None = None
         self._waited = 0.0
 
     def request(self, step: int) -> RequestedStep:
-        """Wait for the rows of a step (0 = first), start its sums over the ranks, and return both.
+        """Wait for the rows of a step (0 = first), start to sum targets and stop signals over the ranks; return both.
 
-        The sums count targets and stop signals. They are started even if a read fails, since every rank takes part in
-        them; `take` raises the error later.
+        The sums are started even if reading the rows fails, because every rank takes part in the sums. `take` raises
+        the error of the read later.
         """
         rows: Rows | Exception
         try:
@@ -299,7 +300,7 @@ class Feed:
         return seconds
 
     def close(self) -> None:
-        """Stop reading rows; the pending sums are not waited for, since another rank may have failed."""
+        """Stop reading rows; do not wait for the pending sums, because another rank may have failed."""
         self._ahead = None
         self._rows.close()
 

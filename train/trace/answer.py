@@ -27,7 +27,7 @@ from train.trace.trace import (
 
 @dataclass(frozen=True)
 class AnswerOptions:
-    """The optional parts of an answer for each document."""
+    """What an answer contains for each document besides its spans."""
 
     details: bool = True
     """Title and signals."""
@@ -228,7 +228,7 @@ def print_documents(appearances: Sequence[Appearance]) -> str:
 
 
 def print_steps(documents: Sequence[FoundDocument], listed: int = LISTED) -> str:
-    """Return documents and the steps that were trained on them as text; at most `listed` spans of each document."""
+    """Return, as text, documents and the steps that were trained on them; at most `listed` spans of each document."""
     if not documents:
         return "no document has this URL; URLs are stored with personal data replaced, compare with `penstock show`"
     blocks = []
@@ -261,14 +261,14 @@ def table(rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def replace_control_characters(text: str) -> str:
-    """Return text with U+FFFD in place of each unprintable character, since a terminal would execute control codes."""
+    """Return text with U+FFFD in place of each unprintable character; a terminal would execute control codes."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else "\ufffd" for char in text)
 
 
 def present_step(answer: StepAnswer) -> str:
-    """Return the answer on a step as text: the table of spans, then title, signals and text as far as requested."""
+    """Return, as text, a `StepAnswer`: the table of spans, then title, signals and text as far as requested."""
     rows = answer.rows
     head = [f"step {answer.step}, rows {rows.start} to {rows.stop - 1} of the global batch, {len(answer.parts)} spans"]
     if not rows:
@@ -286,7 +286,7 @@ def present_step(answer: StepAnswer) -> str:
 
 
 def present_documents(answer: DocumentsAnswer, nothing: str) -> str:
-    """Return the answer on documents as text; `nothing`: the text to return if there are no documents."""
+    """Return, as text, a `DocumentsAnswer`; `nothing`: the text to return if it has no documents."""
     if not answer.documents:
         return nothing
     blocks = []

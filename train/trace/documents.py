@@ -45,9 +45,10 @@ class DocumentDetail:
 
 
 def origin_table(folder: Store, made: Manifest, name: str) -> tuple[Store, Manifest] | None:
-    """Return folder and manifest of the table `name` from which the table in `folder` was made; None if it was deleted.
+    """Return folder and manifest of that version of the table `name` from which the table in `folder` was made.
 
-    `made`: the manifest in `folder`. The table is in the same run, or in another run whose tables this run uses.
+    None if the version was deleted, or if no such table was used. `made`: the manifest in `folder`. The version is in
+    the same run, or in another run whose tables this run uses.
     """
     if (version := made.run.lineage.get(name)) is None:
         return None
@@ -78,7 +79,7 @@ class DetailReader:
         return [name for name in ("documents", "clean") if name not in self._tables]
 
     def of(self, split: str, offset: int, doc_id: str) -> DocumentDetail:
-        """Return title and signals of a document, whose record begins at byte `offset` of the input file `split`."""
+        """Return title and signals of the document whose record begins at byte `offset` of the input file `split`."""
         values: dict[str, Any] = {}
         for name, columns in COLUMNS.items():
             if name in self._tables and split in self._parts:
@@ -114,9 +115,9 @@ class _PartFile:
         self._offsets: dict[int, int] = {}
 
     def row(self, doc_id: bytes, offset: int, columns: list[str]) -> dict[str, Any]:
-        """Return the values of `columns` of a document, whose record begins at byte `offset` of its input file.
+        """Return the values of `columns` for the document `doc_id`; empty if this part file has no such document.
 
-        Empty if the file has no such document.
+        `offset`: byte of the input file at which the record of the document begins.
         """
         target = pa.scalar(doc_id, pa.binary(16))
         for group in self._groups(offset):
@@ -131,7 +132,7 @@ class _PartFile:
         return {}
 
     def _groups(self, offset: int) -> list[int]:
-        """Return the row groups that may hold documents whose record begins at this offset, the most likely first."""
+        """Return the row groups that may hold documents whose record begins at `offset`, the most likely first."""
         groups = range(self._file.num_row_groups)
         if "offset" not in self._names:
             return list(groups)
@@ -151,7 +152,8 @@ def _open_parquet(name: str, folder: Store, path: str) -> pq.ParquetFile:
         return pq.ParquetFile(folder.open_input(path))
     except (OSError, pa.ArrowInvalid) as error:
         raise ContractError(
-            f"{folder.uri}/{path}: expected a readable Parquet file of the table `{name}`, got {error}. "
+            f"{folder.uri}/{path}: expected a readable Parquet file of the table `{name}`, got an "
+            f"error: {error}. "
             "Restore the file from a backup."
         ) from error
 
@@ -259,7 +261,8 @@ def _in_shards(dataset: Dataset, text: str) -> Iterator[bytes]:
             except (OSError, pa.ArrowInvalid) as error:
                 where = f"{dataset.folder.uri}/{shard.path}"
                 raise ContractError(
-                    f"{where}: expected a readable Arrow file of tokens, got {error}. Restore the file from a backup."
+                    f"{where}: expected a readable Arrow file of tokens, got an error: {error}. "
+                    "Restore the file from a backup."
                 ) from error
             for number in range(reader.num_record_batches):
                 batch = reader.get_batch(number)

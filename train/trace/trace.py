@@ -64,7 +64,10 @@ class Appearance:
 
 @dataclass(frozen=True)
 class TokenRange:
-    """A token range in a row that is contiguous in the stream, and the token after the range if that is a target."""
+    """A range of a row's tokens that is contiguous in the stored stream.
+
+    If the token after the last input is a target, the range includes it.
+    """
 
     step: int
     row: int
@@ -210,7 +213,7 @@ class Trace:
     def _covering(
         self, source: str, pieces: Sequence[TokenRange]
     ) -> tuple[list[tuple[Row, int]], list[int], list[int]]:
-        """Return the documents that overlap token ranges of a source, and where each begins and ends in the stream.
+        """Return the documents that overlap token ranges of a source, and lists of their start and end in the stream.
 
         `pieces`: token ranges of any sources; only those of `source` are used.
         """
@@ -256,8 +259,8 @@ def open_trace(run: Store, dataset: Dataset | None = None, plan: Plan | None = N
     order = open_order(run, dataset, plan)
     if order.digest != plan.order:
         raise ContractError(
-            f"{run.uri}: expected the plan's sample order with digest {plan.order[:12]}, got {order.digest[:12]}. Use "
-            "the version of Penstock that trained the model."
+            f"{run.uri}: expected the plan's sample order with digest {plan.order[:12]}, got {order.digest[:12]}. Run "
+            "this command with the version of Penstock that made the plan."
         )
     return Trace(dataset, order, config.objective == "causal")
 
@@ -376,8 +379,8 @@ class StepLayout:
     def rows(self, num_rows: int, rank: int, micro_batch: int | None = None) -> range:
         """Return the rows of a global batch that a rank reads, or only those of one of its micro-batches (from 0).
 
-        Empty if the rows are only padding, which gives every rank the same number of micro-batches. Raises ConfigError
-        if there is no such rank or micro-batch.
+        Empty if the micro-batch has only padding rows; padding gives every rank the same number of micro-batches.
+        Raises ConfigError if there is no such rank or micro-batch.
         """
         own_rows = rows_of(num_rows, data_ranks(self.axes), self.data_rank(rank))
         if micro_batch is None:
@@ -393,7 +396,7 @@ class StepLayout:
 
 
 def layout_of_step(run: Store, plan: Plan, step: int, ranks: int | None = None) -> StepLayout:
-    """Return the layout of a step: from the first checkpoint at or after it, else the last checkpoint, else the plan.
+    """Return the layout of a step: as stored in the first checkpoint from this step on, else the last, else the plan.
 
     `ranks`: use the plan's layout on this number of ranks instead. Raises ConfigError if that layout does not work with
     `ranks` ranks.

@@ -300,7 +300,7 @@ def test_seeds_are_compared_in_pairs_over_all_and_by_source() -> None:
     assert answer.endswith("; 1 more seed would be needed for half the width (mean +0.1500 nats/token).")
     for one in losses.values():
         one[0] = one[0].model_copy(update={"sources": {}})
-    with pytest.raises(ContractError, match="'with': expected documents that no run of either side is trained on"):
+    with pytest.raises(ContractError, match="'with': expected documents that no proxy run is trained on"):
         compare_sides([WITH], [1, 2], losses)
 
 
@@ -625,7 +625,7 @@ def test_what_would_fail_at_the_end_is_refused_at_the_beginning(run: Store, tmp_
     spans = ("train.objective=span", "train.document_mask=false")
     refused(ConfigError, "expected train.objective = causal or mlm, got span", *spans)
     refused(ConfigError, "optim.schedule = plateau: expected held-out losses", "optim.schedule=plateau")
-    refused(ConfigError, "the run: expected held-out rows of 131072 tokens", "train.seq_len=131072")
+    refused(ConfigError, "the run: expected a held-out row of 131072 tokens", "train.seq_len=131072")
     taken = "--on with: expected the path of a run, got the name of one of the two datasets. Use ./with"
     refused(ConfigError, taken, on=["with"])
     other = make_tiny_dataset(tmp_path / "other")

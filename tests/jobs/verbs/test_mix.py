@@ -156,7 +156,7 @@ def given_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_existing_file_is_not_replaced(given_run: Path, tmp_path: Path) -> None:
     out = tmp_path / "mix.toml"
     out.write_text("mine")
-    with pytest.raises(ConfigError, match=r"got .*mix.toml. Set --out to another, or add --force"):
+    with pytest.raises(ConfigError, match=r"got .*mix.toml. Set --out to another file, or add --force"):
         suggest(str(given_run), "--out", str(out))
     assert out.read_text() == "mine"
     assert suggest(str(given_run), "--out", str(out), "--force") == 0

@@ -192,7 +192,7 @@ def test_layout_holds_every_setting_that_shows_in_the_last_bits() -> None:
         (lambda data: data[:-9], "got JSON: Invalid JSON"),
         (lambda data: data.replace(b'"step":4', b'"step":"four"'), "got step: Input should be a valid integer"),
         (lambda data: data.replace(b'"code_version"', b'"codes"'), r"got identity\.code_version: Field required"),
-        (lambda data: data.replace(b'"step":4', b'"step":5'), "the metadata of this folder, got that of step 5"),
+        (lambda data: data.replace(b'"step":4', b'"step":5'), "the step in the folder's name, got that of step 5"),
     ],
 )
 def test_a_note_that_is_damaged_or_of_another_version(tmp_path: Path, ranks: Ranks, change, message: str) -> None:

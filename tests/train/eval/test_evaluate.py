@@ -91,7 +91,7 @@ def test_a_model_that_has_diverged_is_an_error(run: Path, monkeypatch: pytest.Mo
         return model
 
     monkeypatch.setattr(evaluate, "read_model", diverged)
-    with pytest.raises(ContractError, match="expected held-out losses, got nan, since the model has diverged"):
+    with pytest.raises(ContractError, match="expected held-out losses, got nan, because the model has diverged"):
         measured([run], [run])
 
 
