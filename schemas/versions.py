@@ -47,8 +47,8 @@ class PinnedRun(Store):
 def open_run(address: str) -> Store:
     """Return the run folder that `RUN` or `RUN@<digest>` names.
 
-    The digest is that of a dataset or of any other table, and may be abbreviated. Raises ConfigError if it matches no
-    version or several versions.
+    The digest is that of a dataset or of any other table, and may be abbreviated. Raises ConfigError if the digest
+    matches no version or several versions.
     """
     match = ADDRESS.fullmatch(address)
     if match is None or Store(address).exists(RUN_NAME):

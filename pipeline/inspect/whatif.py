@@ -231,8 +231,8 @@ def with_survivors(
 ) -> DataFrame:
     """Add the column `after`: the final verdict with the new settings.
 
-    A document that no check drops is dropped by a deduplication rule if another document with the same URL, or in the
-    same cluster, is the survivor.
+    A deduplication rule drops a document if no check drops it, and if another document with the same URL or in the
+    same cluster is the survivor.
     """
     stays = ~F.col("dropped")
     if config.by_url != "off":
@@ -363,8 +363,8 @@ def token_rates(cells: Sequence[PredictionCell]) -> Rates:
 def kept_tokens(cells: Sequence[PredictionCell], after: bool, rates: Rates) -> tuple[int, bool]:
     """Return the number of tokens of the documents kept after or before the change, and True if it is partly estimated.
 
-    The tokens of a document that is not in the dataset are estimated: its characters times the tokens per character
-    of its language and source, or of all documents if that rate is unknown.
+    The tokens of a document that is not in the dataset are estimated: its characters times a rate. The rate is the
+    tokens per character of its language and source, or of all documents if that is unknown.
     """
     exact, estimate = 0, 0.0
     for cell in cells:

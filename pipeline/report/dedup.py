@@ -211,7 +211,7 @@ class Precision:
 class Recall:
     """The recall of deduplication over the pairs with at least the similarity `jaccard`, by sample.
 
-    `joined` is the share of these pairs that are in one cluster, `candidates` the share that share an LSH bucket.
+    `joined` is the share of these pairs that are in one cluster, `candidates` the share that have a common LSH bucket.
     """
 
     jaccard: float
