@@ -231,8 +231,8 @@ def with_survivors(
 ) -> DataFrame:
     """Add the column `after`: the final verdict with the new settings.
 
-    A deduplication rule drops a document if no check drops it, and if another document with the same URL or in the
-    same cluster is the survivor.
+    If no check drops a document, a deduplication rule drops it if another one with the same URL or cluster is the
+    survivor.
     """
     stays = ~F.col("dropped")
     if config.by_url != "off":

@@ -71,7 +71,7 @@ def points(bins: Mapping[str, int], free: int, minimum: bool, whole: bool) -> tu
 
     `bins` is a histogram of the compared values. `free` is the number of documents that are not compared with the
     limit; they are always kept. `minimum`: True if values below the limit are dropped. The counts are exact: each limit
-    is the edge of a bin, or the nearest whole number inside the bin if the values are `whole` numbers.
+    is the edge of a bin, or the nearest whole number inside the bin for `whole` numbers.
     """
     keys = sorted(map(int, bins))
     if not keys:
