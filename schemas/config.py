@@ -42,7 +42,7 @@ class Section(BaseModel):
 
 
 def execution(default: Any, **constraints: Any) -> Any:
-    """Declare a field that changes how a run executes but never its output; it enters no fingerprint."""
+    """Declare a field that changes how a run executes but never its output; no fingerprint contains it."""
     return Field(default, json_schema_extra={"role": "execution"}, **constraints)
 
 
@@ -141,7 +141,7 @@ def parse_recipe(text: str, where: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{where}: expected valid TOML, got an error: {error}. Correct that line.") from error
+        raise ConfigError(f"{where}: expected valid TOML, got an error: {error}. Correct the TOML there.") from error
 
 
 def load_recipe(

@@ -48,8 +48,8 @@ def lock_training(run: Store, what: str) -> Iterator[None]:
     """Hold an exclusive lock on training in a run folder, and shared locks on the tables that it reads.
 
     The tables may be those of other runs. Raises ContractError, naming the holders, if another process holds a lock.
-    Raises it too if a takedown of these tables was interrupted. The certificate of that takedown would not list the
-    checkpoints that are trained before it is finished.
+    Also raises ContractError if a takedown of these tables was interrupted: its certificate would not list checkpoints
+    that are trained before the takedown is finished.
     """
     with ExitStack() as locks:
         _take(locks, run, TRAIN_LOCK, what)

@@ -69,7 +69,8 @@ class Counts(_ManifestBlock):
         if lost:
             raise ValueError(
                 f"row counts: expected rows in = kept + dropped, got {self.rows_in} in, {self.rows_kept} kept and "
-                f"{sum(self.dropped.values())} dropped, so {lost} unaccounted for. Declare a reason for each drop."
+                f"{sum(self.dropped.values())} dropped, so {lost} unaccounted for. Count every row once: as kept, "
+                "or under one reason."
             )
         return self
 

@@ -95,7 +95,7 @@ def parse_mix(data: bytes, where: str) -> Mix:
     total = sum(source.share for source in mix.sources.values())
     if abs(total - 1) > 1e-6:
         raise ConfigError(
-            f"mix {where}: expected shares that add up to 1, got {total:.6f}. Correct `share` of the sources."
+            f"mix {where}: expected shares that add up to 1, got {total:.6f}. Correct `share` of each source."
         )
     return mix
 

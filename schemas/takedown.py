@@ -38,7 +38,7 @@ class TrainedCheckpoint(_TakedownBlock):
 class OtherRun(_TakedownBlock):
     """A run in a subfolder that uses this run's tables, such as a proxy run.
 
-    The takedown does not change its checkpoints.
+    The takedown does not change the checkpoints of that run.
     """
 
     run: str
@@ -224,7 +224,7 @@ def certificate_name(identifier: str) -> str:
 
 
 def parent_name(identifier: str, table: str) -> str:
-    """Return the path of the copy of a manifest that a takedown replaced, relative to the run."""
+    """Return the path, relative to the run, of the copy of a table's manifest from before a takedown."""
     return f"{TAKEDOWNS}/{identifier}/{table}.json"
 
 
@@ -259,7 +259,7 @@ def read_certificate(run: Store, identifier: str) -> Certificate:
 def read_parent(run: Store, identifier: str, table: str) -> Manifest:
     """Return the manifest of a version that a takedown replaced.
 
-    Raises ContractError if its digest is not the one in the takedown's certificate.
+    Raises ContractError if the manifest's digest is not the one in the takedown's certificate.
     """
     name, change = parent_name(identifier, table), read_certificate(run, identifier).tables[table]
     parent = Manifest.model_validate(run.read_json(name))
@@ -341,7 +341,7 @@ def check_no_pending_takedown(run: Store) -> None:
 
 
 def check_no_takedowns(run: Store, table: str) -> None:
-    """Raise ContractError if documents were taken down from the run, since a rebuild would read them again."""
+    """Raise ContractError if documents were taken down from the run, because a rebuild would read them again."""
     if run.exists(TAKEDOWNS):
         raise ContractError(
             f"{table}: expected the settings from before the takedowns in {run.uri}/{TAKEDOWNS}, got changed settings, "

@@ -18,7 +18,7 @@ CLEAR = "\r\x1b[K"
 def text_table(rows: Sequence[Sequence[str]], align: str = "<", indent: str = "") -> list[str]:
     """Return one line per row, with columns two spaces apart and without spaces at the end.
 
-    `align` has `<` or `>` for each column; its last character also holds for all further columns.
+    `align` has `<` or `>` for each column; if there are more columns, its last character is used for them.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     sides = align.ljust(len(widths), align[-1])
@@ -104,7 +104,7 @@ class LongWork(ProgressLine):
         self.done, self._lock = 0, threading.Lock()
 
     def add(self, number: int) -> None:
-        """Add `number` to the amount of work that is done."""
+        """Count `number` more units of work as done."""
         with self._lock:
             self.done += number
 

@@ -32,7 +32,7 @@ class PinnedRun(Store):
         return PinnedRun, (self.address, self.tables)
 
     def read_json(self, name: str) -> Any:
-        """Return the JSON value of a small file; in `run.json`, the tables are replaced by those of this version."""
+        """Return the JSON value of a small file; in `run.json`, the tables are replaced by the pinned ones."""
         value = super().read_json(name)
         return value | {"tables": self.tables} if name == RUN_NAME else value
 
@@ -47,8 +47,8 @@ class PinnedRun(Store):
 def open_run(address: str) -> Store:
     """Return the run folder that `RUN` or `RUN@<digest>` names.
 
-    The digest is that of a dataset or of any other table, and may be abbreviated. Raises ConfigError if it matches no
-    version or several versions.
+    The digest is that of a dataset or of any other table, and may be abbreviated. Raises ConfigError if the digest
+    matches no version or several versions.
     """
     match = ADDRESS.fullmatch(address)
     if match is None or Store(address).exists(RUN_NAME):
@@ -70,7 +70,7 @@ def open_run(address: str) -> Store:
 def list_versions(run: Store, table: str) -> dict[str, TableVersion]:
     """Return every committed version of a table, oldest first, by the name of its folder.
 
-    If the current version belongs to another run, it is included under its relative path.
+    If the current version is a folder of another run, the relative path of this folder is its name.
     """
     current = read_run(run).tables.get(table, "")
     names = [*_folders(run, table), *([current] if "/" in current else [])]
@@ -114,7 +114,8 @@ def attach_run(new: Store, run: Store, tables: Sequence[str] | None = None) -> R
         raise ConfigError(f"{new.uri}: expected a new run folder, got an existing run. Name another folder.")
     if new.fs != run.fs:
         raise ConfigError(
-            f"{new.uri}: expected a folder on the filesystem of {run.uri}, got another filesystem. Name a folder there."
+            f"{new.uri}: expected a folder on the filesystem of {run.uri}, got another filesystem. Name a folder on "
+            f"the filesystem of {run.uri}."
         )
     current = read_run(run)
     versions = {name: version for name, version in current.tables.items() if tables is None or name in tables}
@@ -141,7 +142,7 @@ def attached_runs(run: Store) -> dict[str, list[str]]:
 
 
 def check_own_tables(run: Store, what: str) -> None:
-    """Raise ConfigError if a run uses tables of another run; the command `what` would change that other run."""
+    """Raise ConfigError if a run uses tables of another run, because the command `what` would change that other run."""
     if foreign := sorted(table for table, path in read_run(run).tables.items() if path.startswith("../")):
         owner = run.child(f"{foreign[0]}/{read_run(run).tables[foreign[0]]}").uri.rsplit("/", 2)[0]
         raise ConfigError(

@@ -26,7 +26,7 @@ The limits of the rules are 0.15, 0.14 … 0.10."""
 
 
 def repeated_paragraphs(stock: Stock, rng: random.Random) -> Blocks:
-    """Make six paragraphs with the same short paragraph after each."""
+    """Make six paragraphs, each followed by the same short paragraph."""
     short = stock.sentences(1, 7, 9)[0]
     return prose([text for paragraph in stock.paragraphs(900, 6)[1][:6] for text in (paragraph, short)])
 
@@ -194,7 +194,7 @@ def lorem_ipsum(stock: Stock, rng: random.Random) -> Blocks:
 
 
 def curly_bracket(stock: Stock, rng: random.Random) -> Blocks:
-    """Make good text with one line of a template."""
+    """Make good text with one paragraph of a template in which `{name}` was not filled in."""
     paragraphs = stock.paragraphs(1200)[1]
     return prose([*paragraphs[:2], "Dear {name}, your order has left our house.", *paragraphs[2:]])
 
@@ -245,7 +245,7 @@ def newlines(stock: Stock, rng: random.Random) -> Blocks:
 
 
 def _lines(stock: Stock, count: int) -> list[str]:
-    """Return paragraphs of two sentences."""
+    """Return `count` paragraphs of two sentences each."""
     sentences = stock.sentences(2 * count, 8)
     return [f"{first} {second}" for first, second in zip(sentences[::2], sentences[1::2])]
 

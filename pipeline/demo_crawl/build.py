@@ -50,7 +50,7 @@ class Templates:
 
 @dataclass(frozen=True)
 class Encoding:
-    """A language, the charset of a page, and the charsets that HTTP header and page declare; None = not declared."""
+    """A language, a page's charset, and the charsets that its HTTP header and HTML declare; None = not declared."""
 
     language: str
     """ISO 639-1 code; `sentences.toml` has a table of this name."""
@@ -60,7 +60,7 @@ class Encoding:
 
     @property
     def is_true(self) -> bool:
-        """True if header or page declare the charset, and every declaration is correct."""
+        """True if the HTTP header, the HTML or both declare a charset, and no declaration is wrong."""
         return {self.http, self.meta} - {None} == {self.charset}
 
 
@@ -178,7 +178,7 @@ REPLACEABLE = re.compile(r"[a-z]{2,}")
 
 
 def exact_copies(original: DemoPage, urls: list[str], same_bytes: bool, rng: random.Random) -> list[DemoPage]:
-    """Return the original and a copy at every URL: the same bytes, or the same text in another layout."""
+    """Return the original and one copy for each URL, with the same bytes or with the same text in another layout."""
     kind = "exact_bytes" if same_bytes else "exact_text"
     pages = [replace(original, kind="original", details={"group": original.url, "copies": kind})]
     for url in urls:
@@ -190,7 +190,7 @@ def exact_copies(original: DemoPage, urls: list[str], same_bytes: bool, rng: ran
 
 
 def near_copy(original: DemoPage, url: str, level: float, words: list[str], rng: random.Random) -> list[DemoPage]:
-    """Return the original and a copy with a similarity as close to `level` as single words allow.
+    """Return the original and a copy, whose similarity is as close to `level` as replacing single words allows.
 
     The exact similarity is stored in the details of the copy.
     """
@@ -293,7 +293,7 @@ def ordinary_pages(stock: Stock, urls: UrlGenerator, pages: int, rng: random.Ran
 
 
 def planted_pages(stock: Stock, urls: UrlGenerator, cases: int, rng: random.Random) -> Iterator[DemoPage]:
-    """Yield the planted pages with their originals: `cases` pages of most kinds."""
+    """Yield the planted pages, `cases` of most kinds, and the originals of those that are copies."""
     for number in range(cases):
         for same_bytes in (True, False):
             original = good_page(stock, urls, rng)

@@ -73,7 +73,7 @@ def ip(rng: random.Random) -> str:
 
 
 def us_ssn(rng: random.Random) -> str:
-    """Return a social security number of the unassigned area 900 to 999, outside the groups of tax numbers."""
+    """Return a US social security number that is never assigned: area 900 to 999, without the groups of tax numbers."""
     return f"9{rng.randrange(10, 99)}-{rng.randrange(10, 50)}-{rng.randrange(1000, 9999)}"
 
 

@@ -143,7 +143,10 @@ def is_prose(paragraph: str) -> bool:
 
 
 def _sentence(text: str) -> str:
-    """Return the text without markup, with a full stop added to a long enough phrase that has no end mark."""
+    """Return the text of a paragraph without markup; empty if it is short or starts in lower case.
+
+    A full stop is added if the text has at least ten words and ends in a letter or digit.
+    """
     if len(text) < 45 or text[0].islower():
         return ""
     for pattern, replacement in MARKUP if MARKED.search(text) else ():

@@ -190,7 +190,7 @@ def _write_if_new(path: Path, data: bytes) -> None:
 
 
 def stored_record(capture: Capture) -> bytes:
-    """Return the bytes of the response record, damaged according to the fault of the capture."""
+    """Return the bytes of a capture's response record, with the damage that `capture.fault` names."""
     if capture.fault == "garbage":
         return random.Random(capture.url).randbytes(700)
     length = len(capture.response)

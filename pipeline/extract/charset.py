@@ -199,9 +199,9 @@ def _rivals(payload: bytes, declared: list[Candidate], ascii_only: bool) -> Iter
 
 
 def _decode_legacy(payload: bytes, declared: list[Candidate]) -> Decoded:
-    """Decode bytes that are not valid UTF-8 by the first charset with few decoding errors and the detected alphabet.
+    """Decode bytes that are not valid UTF-8 by the first charset that gives few errors and has the detected alphabet.
 
-    If there is none, decode them by the charset with the smallest share of errors.
+    If no charset does, decode them by the charset with the smallest share of errors.
     """
     detected = codec_of(detect_encoding(payload, html5_compatible=False) or "")
     candidates: list[Candidate] = [("utf-8", _named_by("utf-8", declared, "utf-8"))]
@@ -223,10 +223,10 @@ def _decode_legacy(payload: bytes, declared: list[Candidate]) -> Decoded:
 
 
 def _alphabet(payload: bytes, detected: str | None) -> str | None:
-    """Return the alphabet of the charset `detected`; None if the runs of non-ASCII bytes contradict it.
+    """Return the alphabet of the charset `detected`; None if the non-ASCII bytes contradict it, or are too few.
 
-    Accented Latin letters are mostly isolated, letters of other alphabets adjacent. A declared charset is overruled
-    only if the detected charset and the runs agree. Also None if there are too few non-ASCII bytes.
+    Accented Latin letters are mostly isolated, letters of other alphabets are adjacent. A declared charset is overruled
+    only if the lengths of the runs of non-ASCII bytes confirm the detected charset.
     """
     high = len(payload.translate(None, _ASCII))
     if high < MIN_HIGH_BYTES or detected is None or detected.startswith("utf-"):

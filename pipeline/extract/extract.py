@@ -176,7 +176,7 @@ def _out_of_bounds(text: str, config: ExtractConfig) -> Drop | None:
 
 
 def by_resiliparse(page: str) -> tuple[str | None, str]:
-    """Return title and main text as resiliparse extracts them, without alternative texts of images and link targets."""
+    """Return title and main text as resiliparse extracts them, without link targets and alternative image texts."""
     try:
         tree = HTMLTree.parse(page)
         return tree.title, extract_plain_text(tree, main_content=True, alt_texts=False, links=False)

@@ -54,7 +54,7 @@ def auc(scores: Floats, labels: Labels) -> float:
     if not num_good or not num_bad:
         raise ContractError(
             f"AUC: expected documents of two classes, got {num_good} good and {num_bad} bad. "
-            "Add documents of the missing class."
+            "Add documents of the missing class to the corpora of train_classifier."
         )
     _, rank = np.unique(scores, return_inverse=True)
     good = np.bincount(rank[labels], minlength=int(rank.max()) + 1)

@@ -110,12 +110,12 @@ def sample_run(spark: Any, run: str, task: tuple[tuple[str, ...], tuple[str, ...
 
 
 def count_part(task: RunSampleTask, retried: bool) -> dict[str, Any]:
-    """Return the number of selected documents of a part."""
+    """Return the number of selected documents in a part of `clean`."""
     return {"rows": sum(batch.num_rows for batch in task.batches(["doc_id"]))}
 
 
 def rows_of_part(task: RunSampleTask) -> Iterator[pa.RecordBatch]:
-    """Yield (hash, doc_id, text) of the selected documents of a part; `task.share` limits their hashes."""
+    """Yield (hash, doc_id, text) of the selected documents of a part of `clean` whose hash is within `task.share`."""
     for batch in task.batches(["doc_id", "text"]):
         keys = [shuffle_key(task.seed, doc_id) for doc_id in batch.column("doc_id").to_pylist()]
         is_sampled = pa.array(np.array([is_in_share(key, task.share) for key in keys], bool))
@@ -190,7 +190,7 @@ class TextFiles:
                 kind = next((kind for kind, suffix in KINDS.items() if suffix.search(split.name)), None)
                 if kind is None or (labelled and kind == "text"):
                     suffixes = "JSON lines or Parquet, which can hold labels" if labelled else f"a suffix of {SUFFIXES}"
-                    fix = "Convert it to JSON lines."
+                    fix = "Convert the file to JSON lines."
                     raise ConfigError(f"{self._where}: expected {suffixes}, got {split.uri}. {fix}")
                 files.append((kind, split))
         return files
@@ -210,7 +210,7 @@ class TextFiles:
                 sha256, size = stream.finish()
             except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
                 raise ContractError(
-                    f"{self._where}: expected {split.uri} to be readable, got {error}. "
+                    f"{self._where}: expected {split.uri} to be readable, got an error: {error}. "
                     "Replace the file by an intact copy."
                 ) from error
             finally:
@@ -291,8 +291,8 @@ class Corpus(Section):
     def _used(self) -> "Corpus":
         if (self.sources or self.languages) and self.run is None:
             raise ValueError(
-                "sources, languages: expected `run` to be set, because they select documents of a run, got no run. "
-                "Set `run`."
+                "sources, languages: expected `run`, whose documents they select, got none. "
+                "Set `run`, or remove `sources` and `languages`."
             )
         return self
 
@@ -411,14 +411,14 @@ FORMAT_VERSION = 1
 
 
 class Clock:
-    """The start time of a training, to measure how long it takes."""
+    """Measures how long a training takes, from the creation of this object."""
 
     def __init__(self) -> None:
         self.started = datetime.now(UTC).isoformat(timespec="seconds")
         self._start = time.monotonic()
 
     def seconds(self) -> float:
-        """Return the time since the start [s]."""
+        """Return the time from the creation of this object until now [s]."""
         return round(time.monotonic() - self._start, 3)
 
 

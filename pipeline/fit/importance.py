@@ -45,8 +45,8 @@ class TrainImportanceConfig(Section):
     def _used(self) -> "TrainImportanceConfig":
         if not (self.target.given and self.raw.given):
             raise ValueError(
-                "expected texts of the target and of the raw sample, got at most one of them. "
-                "Set `files` or `run` of both train_importance.target and train_importance.raw."
+                "expected texts in train_importance.target and in train_importance.raw, got none in one or both. "
+                "Set `files` or `run` in each of the two."
             )
         return self
 
@@ -70,7 +70,7 @@ def train_importance(
         if not bag.words:
             raise ContractError(
                 f"train_importance: expected texts with words in {name}, got none. "
-                f"Set train_importance.{name} to files with text."
+                f"Set train_importance.{name}.files to files that contain words."
             )
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)

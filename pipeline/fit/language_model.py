@@ -62,7 +62,7 @@ class LmConfig(Section):
         if self.run is None and (ignored := sorted(self.model_fields_set - {"run", "language"})):
             raise ValueError(
                 f"{', '.join(ignored)} would be ignored without lm.run, because train_lm.input is already split into "
-                "words. Set lm.run."
+                "words. Set lm.run, or remove these settings from [lm]."
             )
         if self.pieces and (ignored := sorted(self.model_fields_set & {"num_pieces", "coverage", "sample_documents"})):
             names = ", ".join(ignored)
@@ -111,7 +111,7 @@ def make_language_model(spark: Any, config: LmConfig, training: TrainLmConfig, o
 def checked_target(config: LmConfig, training: TrainLmConfig, out: str) -> Path:
     """Return the path `out` of the model to write, after checking the path and the settings.
 
-    Raises ConfigError if it is not a `.lm` path in an existing folder, or if not exactly one of lm.run and
+    Raises ConfigError if `out` is not a `.lm` path in an existing folder, or if not exactly one of lm.run and
     train_lm.input is set.
     """
     target = Path(out)
@@ -135,7 +135,9 @@ def _read(path: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise ConfigError(f"lm.pieces: expected a SentencePiece model, got {error}. {SET_PIECES}") from error
+        raise ConfigError(
+            f"lm.pieces: expected a SentencePiece model, got a file that cannot be read ({error}). {SET_PIECES}"
+        ) from error
 
 
 def inputs_of(config: LmConfig, pieces: str) -> dict[str, str]:
@@ -155,7 +157,7 @@ def write_pieces(spark: Any, config: LmConfig, target: Path) -> str:
 def train_pieces(texts: Iterable[str], config: LmConfig) -> bytes:
     """Train a unigram SentencePiece model and return its bytes.
 
-    Raises ConfigError if the texts do not give a vocabulary of lm.num_pieces.
+    Raises ConfigError if the texts do not suffice for a vocabulary of lm.num_pieces pieces.
     """
     import sentencepiece
 
@@ -174,7 +176,8 @@ def train_pieces(texts: Iterable[str], config: LmConfig) -> bytes:
         )
     except RuntimeError as error:
         raise ConfigError(
-            f"lm.num_pieces: expected {config.num_pieces} pieces from the sample, got {str(error).strip()}. "
+            f"lm.num_pieces: expected {config.num_pieces} pieces from the sample, got an error of SentencePiece: "
+            f"{str(error).strip()}. "
             "Lower lm.num_pieces."
         ) from error
     return model.getvalue()

@@ -29,7 +29,7 @@ COLUMNS = pa.schema([t.schema.field(name) for t in TABLES.values() if t.schema i
 
 
 def columns_of_run(run: Store) -> pa.Schema:
-    """Return the columns that a condition of `--where` may name in this run, including those of `_own_columns`."""
+    """Return the columns that a condition of `--where` may name in this run, including those that its stages added."""
     tables = current_tables(run)
     return pa.schema([*COLUMNS, *_own_columns(tables["documents"])]) if "documents" in tables else COLUMNS
 
@@ -100,7 +100,7 @@ def compare_column(column: pa.Field, operator: str, value: str) -> pc.Expression
 
 
 def find_documents(run: Store, condition: pc.Expression, limit: int) -> Iterator[Row]:
-    """Yield up to `limit` documents that meet the condition, with the columns of later tables as `table.column`.
+    """Yield up to `limit` documents that meet the condition; columns that later steps wrote are named `table.column`.
 
     The verdict columns in the condition and in the rows are those of the last step that judged the document.
     """
@@ -123,7 +123,7 @@ def find_documents(run: Store, condition: pc.Expression, limit: int) -> Iterator
 def _mix_of(run: Store, tables: Mapping[str, TableVersion]) -> Sorting | None:
     """Return the `Sorting` that finds the documents which the mix left out of the dataset.
 
-    None if the mix left none out, if the dataset is not of the current `clean`, or if there is no dataset.
+    None if the mix left none out, if the dataset was not made from the current `clean`, or if there is no dataset.
     """
     if "clean" not in tables or TOKENS.name not in read_run(run).tables:
         return None
@@ -175,7 +175,10 @@ def _read_part(table: TableVersion, number: int, columns: Sequence[str] | None =
 
 
 def _join(name: str, table: TableVersion, number: int, rows: list[Row]) -> None:
-    """Join one part of a later step's table to `rows`: add the columns that they lack, named `table.column`."""
+    """Add to `rows` the columns of part `number` of the table `name`, as `name.column`.
+
+    Columns that the rows already have are omitted, unless the table measured them again.
+    """
     identifiers = pa.array([row["doc_id"] for row in rows], pa.binary(16))
     part = _read_part(table, number).filter(pc.is_in(pc.field("doc_id"), value_set=identifiers)).to_pylist()
     known = {"doc_id", *VERDICT_COLUMNS}

@@ -141,7 +141,7 @@ def open_tables(run: Store) -> dict[str, TableVersion]:
 def mix_of(run: Store, tables: Mapping[str, TableVersion]) -> Sorting | None:
     """Return the `Sorting` that finds the documents which the mix left out of the dataset.
 
-    None if the mix left none out, or if the dataset's quality buckets come from other versions of `tables`.
+    None if the mix left none out, or if the dataset's quality buckets come from versions not in `tables`.
     """
     dataset = open_table(run, "tokens")[1]
     digests = {name: table.manifest.digest for name, table in tables.items()}
@@ -155,7 +155,7 @@ def _made_from(table: TableVersion, other: TableVersion) -> bool:
 
 
 def predict_part(task: VerdictsTask, sorting: Sorting | None) -> Iterator[pa.RecordBatch]:
-    """Yield a row for every document of a part that has signals: its verdict in the run and its new verdict.
+    """Yield the verdict in the run and the new verdict of every document with signals in a part of the tables.
 
     A row also has the columns by which survivors are chosen and documents are counted. `sorting` finds the documents
     that the mix leaves out of the dataset; None = no document is left out.
@@ -191,7 +191,7 @@ def predict_part(task: VerdictsTask, sorting: Sorting | None) -> Iterator[pa.Rec
 
 
 def left_out_of(part: Part, sorting: Sorting | None) -> Iterator[bool]:
-    """Yield for each document of a part that has signals, in order, True if the mix leaves it out of the dataset.
+    """Yield, for each document with signals in a part of the tables, True if the mix leaves it out of the dataset.
 
     If a rule drops the document, the yielded value has no meaning. If `sorting` is None, yield False without end.
     """
@@ -229,9 +229,10 @@ def verdicts_before(batch: pa.RecordBatch) -> list[str]:
 def with_survivors(
     judged: DataFrame, config: DedupConfig, spark: SparkSession, tables: Mapping[str, TableVersion]
 ) -> DataFrame:
-    """Add the column `after`, the final verdict with the new settings: that of the checks, or a deduplication rule.
+    """Add the column `after`: the final verdict with the new settings.
 
-    A deduplication rule drops a document if another one of its URL or cluster is the survivor.
+    If no check drops a document, a deduplication rule drops it if another one with the same URL or cluster is the
+    survivor.
     """
     stays = ~F.col("dropped")
     if config.by_url != "off":
@@ -362,8 +363,8 @@ def token_rates(cells: Sequence[PredictionCell]) -> Rates:
 def kept_tokens(cells: Sequence[PredictionCell], after: bool, rates: Rates) -> tuple[int, bool]:
     """Return the number of tokens of the documents kept after or before the change, and True if it is partly estimated.
 
-    The tokens of a document that is not in the dataset are estimated. The rate is the tokens per character of its
-    language and source, or of all documents if that rate is unknown.
+    The tokens of a document that is not in the dataset are estimated: its characters times a rate. The rate is the
+    tokens per character of its language and source, or of all documents if that is unknown.
     """
     exact, estimate = 0, 0.0
     for cell in cells:

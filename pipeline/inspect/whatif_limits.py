@@ -69,9 +69,9 @@ def is_whole(check: Check) -> bool:
 def points(bins: Mapping[str, int], free: int, minimum: bool, whole: bool) -> tuple[tuple[float, int], ...]:
     """Return (limit, documents kept) for limits near the quantiles SHARES of a check's values.
 
-    `bins` is a histogram of the compared values. `free` documents are not compared with the limit and always kept.
-    `minimum`: True if values below the limit are dropped. The counts are exact: each limit is the edge of a bin, or the
-    nearest whole number inside it if the values are `whole` numbers.
+    `bins` is a histogram of the compared values. `free` is the number of documents that are not compared with the
+    limit; they are always kept. `minimum`: True if values below the limit are dropped. The counts are exact: each limit
+    is the edge of a bin, or the nearest whole number inside the bin for `whole` numbers.
     """
     keys = sorted(map(int, bins))
     if not keys:
@@ -97,9 +97,9 @@ def _last_value(key: int) -> float:
 
 
 def sensitivity_part(task: VerdictsTask, retried: bool) -> TaskResult:
-    """Return a histogram of each check's values, over the documents of a part that pass all other checks.
+    """Return a histogram of each check's values, over those documents of a part that pass all other checks.
 
-    For the number of each check, `alone` has the histogram (`bins`) and the number of documents not compared (`free`).
+    `alone` maps the number of each check to its histogram (`bins`) and the number of documents not compared (`free`).
     `rows` is the number of documents read.
     """
     named = checks_of(task.stages, task.recipe, local_models(task.models), task.cutoffs)

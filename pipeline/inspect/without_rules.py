@@ -76,7 +76,7 @@ def _words(known: Mapping[str, Edit]) -> set[str]:
 
 
 def _chosen(known: Mapping[str, Edit], word: str) -> Edit:
-    """Return the settings that switch off the rule `word`, or the first rule of the section `word`; empty if none."""
+    """Return the settings that switch off the rule `word`, or the first rule of section `word`; empty if unknown."""
     return next((edit for name, edit in known.items() if word in (name, name.partition(".")[0])), {})
 
 
@@ -104,7 +104,7 @@ def _of_language(config: LanguageConfig) -> Edits:
 
 
 def _of_quality(config: QualityConfig) -> Edits:
-    """Yield (name, settings that switch it off) of each rule set in `quality`, then of each single rule.
+    """Yield (name, settings that switch it off) of each group of rules in quality.rules, then of each single rule.
 
     A single rule is switched off by a limit that every document passes.
     """

@@ -80,7 +80,7 @@ class TableTraversal:
             self._verify(held)
 
     def _join(self, key: str, held: NodeTable, sources: Sequence[str]) -> None:
-        """Add a table to the node of another table that the same step made."""
+        """Add a table to the node that already holds another table of the same step."""
         first = self.builder.nodes[key]
         self.nodes[held.folder] = key
         # The node is named after the step's first table, whatever the order in which its tables are visited.
@@ -127,7 +127,7 @@ class TableTraversal:
         return self.builder.add(Node(key, "outside", title, entry.sha256, counts, notes=(entry.name,)))
 
     def _parents(self, held: NodeTable) -> list[str]:
-        """Add the takedown that made a version of the dataset, and the version before it.
+        """Add the takedown that made a version of the dataset, and the version that it replaced, to the lineage.
 
         Return the key of the takedown in a list, which is empty if no takedown made the version.
         """
@@ -155,7 +155,7 @@ class TableTraversal:
     def _descent(self, folder: str, manifest: Manifest) -> Descent | None:
         """Return the takedown and the earlier version that a version was made from; None if no takedown made it.
 
-        Adds a break to the lineage if what the manifest says about the takedown is invalid.
+        Adds a break to the lineage if the manifest's record of the takedown is invalid.
         """
         try:
             return descent_of(manifest)
@@ -179,7 +179,7 @@ class TableTraversal:
 def _source_runs(run: Store, current: Mapping[str, str]) -> list[str]:
     """Return the paths of the other runs whose tables this run uses, directly or through another run.
 
-    The paths are relative to the folder of a table in this run.
+    The paths start from a table's folder in this run, such as `../../RUN`.
     """
     sources, waiting = set[str](), [*current.items()]
     while waiting:

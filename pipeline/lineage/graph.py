@@ -220,7 +220,7 @@ def fold_checkpoints(lineage: Lineage, fewest: int = 3) -> Lineage:
 def _is_plain(lineage: Lineage, node: Node) -> bool:
     """Return True for a checkpoint that may be merged with its neighbors.
 
-    Its only source and its only result are checkpoints, it has no break, and its notes are those of its source.
+    Its only source and its only result are checkpoints, it has no break, and it has the same notes as its source.
     """
     before = [lineage.node(key) for key in lineage.sources(node.key)]
     after = [lineage.node(target) for source, target in lineage.links if source == node.key]

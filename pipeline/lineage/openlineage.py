@@ -48,7 +48,7 @@ Json = dict[str, Any]
 
 
 def openlineage_events(lineage: Lineage, run: Store) -> list[Json]:
-    """Return the events of a lineage in the order of its nodes, those of the training last.
+    """Return the OpenLineage events of steps, takedowns and plan in the order of their nodes, then those of training.
 
     Every job has a START and a COMPLETE event; a training under way has RUNNING instead of COMPLETE. A rewind has the
     event OTHER.

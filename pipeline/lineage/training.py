@@ -134,7 +134,7 @@ class Quarantines:
         return [extension.key for extension in skipped]
 
     def add_rest(self, source: str) -> None:
-        """Add the extensions that no checkpoint follows, and so are not in the lineage yet, after the node `source`."""
+        """Add the extensions not added yet (no checkpoint follows them) to the lineage, after the node `source`."""
         for extension in self._extensions:
             if extension.key not in self._added:
                 self._add(extension, source)
@@ -219,7 +219,7 @@ def _add_plan(walk: TableTraversal, plan: Json) -> None:
 
 
 def _dataset(walk: TableTraversal, where: str, digest: str) -> list[str]:
-    """Return [key] of the dataset version with this digest; if there is none, return [] and add a break at `where`."""
+    """Return [key] of the node of the dataset with this digest; if there is none, add a break and return []."""
     known = {manifest.digest: walk.nodes[folder] for folder, manifest in walk.manifests.items()}
     if digest in known:
         return [known[digest]]
@@ -234,7 +234,7 @@ def _dataset(walk: TableTraversal, where: str, digest: str) -> list[str]:
 
 
 class _Skips:
-    """The skip list of the plan; each checkpoint's metadata has the length and digest of the list at its step."""
+    """The skip list of the plan; the metadata of a checkpoint has the length and digest of the list at that step."""
 
     def __init__(self, run: Store, builder: LineageBuilder, plan: Json | None):
         self.quarantines = Quarantines(run, builder)

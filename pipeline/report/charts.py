@@ -285,7 +285,7 @@ class Axis:
         return self.slots[-1].right
 
     def cut(self, limit: float, side: LimitSide) -> float:
-        """Return the position that divides kept from dropped values [thousandths of the width]; the limit is kept."""
+        """Return the position between kept and dropped values [thousandths of the width]; the limit itself is kept."""
         if self.whole:
             return self.place(math.ceil(limit) if side == "min" else math.floor(limit) + 1)
         if limit == 0 and side == "min":
@@ -354,7 +354,7 @@ def _padded(keys: range, whole: bool) -> range:
 
 
 def _holding(keys: range, whole: bool) -> list[int]:
-    """Return the bins that contain a whole number, or all bins if values need not be whole."""
+    """Return those of the bins `keys` that contain a whole number; all of them if `whole` is False."""
     return [key for key in keys if not whole or _edges(key, whole)[0] < _edges(key, whole)[1]]
 
 
@@ -399,7 +399,7 @@ def labels(axis: Axis) -> list[Label]:
 
 
 def _with(axis: Axis, chosen: Sequence[Label], multiple: int, decades: range) -> list[Label]:
-    """Return the labels `chosen`, with labels added for `multiple` times each power of ten in `decades`.
+    """Return the labels `chosen`, plus labels for the numbers `multiple` * 10^d for each d in `decades`.
 
     A label is added only if its number is on the axis and it does not overlap the label of zero.
     """

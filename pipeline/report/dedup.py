@@ -140,7 +140,7 @@ def similarity_position(jaccard: float) -> float:
 
 
 def band_probability(jaccard: float, bands: int, rows: int) -> float:
-    """Return the probability that two documents of Jaccard similarity s agree in a band: 1 - (1 - s^rows)^bands."""
+    """Return the probability that a pair of similarity s agrees in at least one band: 1 - (1 - s^rows)^bands."""
     return 1 - (1 - jaccard**rows) ** bands
 
 
@@ -211,7 +211,7 @@ class Precision:
 class Recall:
     """The recall of deduplication over the pairs with at least the similarity `jaccard`, by sample.
 
-    `joined` is the share of these pairs that are in one cluster, `candidates` the share that share an LSH bucket.
+    `joined` is the share of these pairs that are in one cluster, `candidates` the share that have a common LSH bucket.
     """
 
     jaccard: float
@@ -301,7 +301,7 @@ def deduplication(facts: RunFacts) -> Dedup:
 
 
 def clusters(facts: RunFacts) -> Clusters | None:
-    """Return the numbers of dropped copies and the sizes of clusters; None if deduplication has not run yet."""
+    """Return the number of dropped copies by rule and the sizes of clusters; None if deduplication has not run yet."""
     if "dedup" not in facts.tables:
         return None
     figures, dropped = facts.figures("dedup"), facts.tables["dedup"].content.counts.dropped

@@ -238,9 +238,9 @@ class RunFacts:
         return len(self.tables[table].content.files)
 
     def left_out(self, part: int) -> dict[bytes, Drop]:
-        """Return the verdicts on the documents of a part of `clean` that the mix leaves out, by doc_id.
+        """Return the documents in one part of `clean` that the mix leaves out of the dataset: doc_id → verdict.
 
-        Empty if the dataset has no mix.
+        Empty if there is no mix, or no dataset made from the current `clean`.
         """
         if not {TOKENS.name, "clean"} <= self.tables.keys():
             return {}
@@ -284,7 +284,7 @@ def collect_facts(run: Store) -> RunFacts:
 
 
 def is_earlier_drop(name: str) -> bool:
-    """Return True if a `stage/rule` marks rows that an earlier step dropped; they are counted with that step."""
+    """Return True if a `stage/rule` only repeats the drop of an earlier step; the row is counted under that step."""
     return name.endswith(f"/{DROPPED_BEFORE}")
 
 
@@ -294,7 +294,7 @@ NO_VALUE = "–"
 
 
 def number(value: float | None) -> str:
-    """Format a count with separators, another number with four digits, and None as a dash."""
+    """Format a whole number with thousands separators, any other with about four significant digits, None as a dash."""
     if value is None:
         return NO_VALUE
     if isinstance(value, int) or (float(value).is_integer() and abs(value) < 1e15):

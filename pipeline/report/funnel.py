@@ -146,7 +146,7 @@ def _dropped_chars(facts: RunFacts, table: str) -> dict[str, int]:
 
 
 def _by_stage(counts: Counts, reasons: Reasons) -> dict[str, int]:
-    """Return the number of drops by stage, in the order of the run."""
+    """Return the number of rows that each stage dropped, with the stages in the order of the run."""
     totals: dict[str, int] = {}
     for name, number in _in_order(counts.dropped, reasons):
         if not is_earlier_drop(name):

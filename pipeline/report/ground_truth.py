@@ -43,7 +43,7 @@ SAME_CHARSET = {"gbk": "gb18030"}
 
 @dataclass(frozen=True)
 class Score:
-    """The numbers of planted and found items of one kind (found: as expected), and the outcomes of the others."""
+    """How many items of one kind were planted, how many had the expected outcome, and the outcomes of the others."""
 
     group: str
     kind: str
@@ -68,7 +68,7 @@ class RecordOutcome:
 
     @property
     def rule(self) -> str:
-        """The rule without its stage."""
+        """The name of the rule without its stage, or `kept`."""
         return self.outcome.rpartition("/")[2]
 
 
@@ -200,7 +200,10 @@ def _outcomes(items: Sequence[PlantedResult]) -> str:
 
 
 def _score_copies(kind: str, items: Sequence[PlantedResult], originals: Mapping[str, PlantedResult]) -> Score:
-    """Return the score of one kind of copies: how many are in the cluster of their original, or not if so expected."""
+    """Return the score of one kind of copies, by whether each copy is in the cluster of its original.
+
+    Depending on the kind, copies are expected to be in that cluster, not to be in it, or may be either.
+    """
     joined = [item for item in items if _same_cluster(item, originals.get(item.line["group"]))]
     expected = {item.line["expected"] for item in items}
     apart = _outcomes([item for item in items if item not in joined])
@@ -223,7 +226,10 @@ def _same_cluster(item: PlantedResult, original: PlantedResult | None) -> bool:
 
 
 def _score_languages(planted: Sequence[PlantedResult]) -> list[Score]:
-    """Return the scores of the languages and charsets that the run detected on pages planted to test them."""
+    """Return one score for each charset and each language of the planted non-English pages.
+
+    A score compares the number of these pages with the number on which the run detected the right value.
+    """
     items = [item for item in planted if item.line["kind"] in ("language", "wrong_charset") and item.result]
     scores = []
     for name in ("charset", "language"):
@@ -247,7 +253,7 @@ def _same_charset(planted: str, detected: str) -> bool:
 
 
 def _score_pii(planted: Sequence[PlantedResult]) -> list[Score]:
-    """Return one score per type of personal data: how many planted items were replaced, in pages not dropped before."""
+    """Return a score per type of personal data: how many values planted in pages that reach `clean` were replaced."""
     expected: Counter[str] = Counter()
     found: Counter[str] = Counter()
     more: Counter[str] = Counter()

@@ -231,7 +231,7 @@ class Ablations:
 def ablations(run: Store, dataset: str | None) -> Ablations:
     """Return every ablation of a run that has a result, sorted by name.
 
-    `dataset` is the digest of the run's dataset; None = it has none.
+    `dataset` is the digest of the run's dataset; None = the run has none.
     """
     folders = [run.child(f"{ABLATIONS}/{name}") for name in _names(run)]
     shown, unreadable = [], []
@@ -244,7 +244,7 @@ def ablations(run: Store, dataset: str | None) -> Ablations:
 
 
 def _names(run: Store) -> list[str]:
-    """Return the names of the ablation folders, from a listing, since no manifest lists ablations."""
+    """Return the names of the ablation folders, from a listing, because no manifest lists ablations."""
     infos = run.fs.get_file_info(pafs.FileSelector(run.path(ABLATIONS), allow_not_found=True))
     return sorted(info.base_name for info in infos if info.type == pafs.FileType.Directory)
 

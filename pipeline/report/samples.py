@@ -46,7 +46,7 @@ class DroppedSample:
 
 @dataclass(frozen=True)
 class DrawnSamples:
-    """Samples by `stage/rule`, the number of rows they were drawn from, and the reason if samples cannot be shown."""
+    """Dropped documents by `stage/rule`, the number of rows searched for them, and the reason if none can be shown."""
 
     by_rule: Mapping[str, list[DroppedSample]]
     rows_read: int
@@ -110,7 +110,7 @@ def _rows_of_part(facts: RunFacts, part: int, limit: int) -> Iterator[Row]:
 def _texts(facts: RunFacts, documents: list[tuple[int, bytes]]) -> dict[bytes, Row]:
     """Return title and text of the documents, given as (part, doc_id), by doc_id.
 
-    The row groups of a part are read only up to the last document.
+    The row groups of a part are read only up to the last of these documents.
     """
     texts: dict[bytes, Row] = {}
     for part in sorted({part for part, _ in documents}):

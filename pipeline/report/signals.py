@@ -61,7 +61,7 @@ class Histogram:
 
     @property
     def share(self) -> float | None:
-        """The share of documents beyond the limit, 0..1; None if unknown."""
+        """The share of documents beyond the limit, 0..1; None if they were not counted or nothing was measured."""
         return None if self.beyond is None or not self.documents else self.beyond / self.documents
 
 
@@ -92,7 +92,7 @@ class Spread:
 def make_spread(measured: Sequence[Histogram], side: LimitSide, whole: bool, classes: Sequence[str]) -> Spread:
     """Return the drawing of histograms; languages are sorted by frequency, and the row OTHER is last.
 
-    `side`: kind of the limits, a minimum or a maximum. `whole`: True if values are whole numbers. `classes`: CSS
+    `side`: "min" or "max", the kind of the limits. `whole`: True if values are whole numbers. `classes`: CSS
     classes of the ranges between limits, in ascending order.
     """
     total: dict[int, int] = {}
@@ -146,7 +146,7 @@ def _divided(bars: Sequence[Bar], cut: float, below: int) -> list[Bar]:
 
 
 def _between(bars: Sequence[Bar], low: float, high: float) -> Iterator[Bar]:
-    """Yield the bars between two positions, clipped to them."""
+    """Yield the parts of the bars that are between the positions `low` and `high`."""
     for left, right, rise in bars:
         left, right = max(left, low), min(right, high)
         if round(left) < round(right):
@@ -167,7 +167,7 @@ def _outline(bars: Iterator[Bar], height: int) -> str:
 
 
 def note(measured: Histogram) -> str:
-    """Describe a row: the number of documents, their interquartile range, and the number beyond the limit."""
+    """Describe a histogram: the number of documents, their interquartile range, and the number beyond the limit."""
     low, high = (_quantile_bin(measured.bins, share) for share in (0.25, 0.75))
     where = f"at {format_short(low[0])}" if low == high and low[0] == 0 else f"from {_text(low[0])} to {_text(high[1])}"
     documents = f"{number(measured.documents)} document{'s' if measured.documents != 1 else ''}"
@@ -183,7 +183,7 @@ def _text(value: float) -> str:
 
 
 def _quantile_bin(bins: Mapping[int, int], share: float) -> tuple[float, float]:
-    """Return both edges of the bin that contains the quantile `share` of the values counted in `bins`."""
+    """Return (low, high), the edges of the bin with the quantile at `share` (0..1) of values; (0, 0) if low is 0."""
     target, reached, keys = share * sum(bins.values()), 0, sorted(bins)
     for key in keys:
         reached += bins[key]
@@ -219,7 +219,7 @@ class Chart:
 
     @property
     def rule(self) -> str:
-        """The name of the rule without its stage, but with the number of the check if there is one."""
+        """The name of the rule without its stage, followed by a number for its second and later checks."""
         return self.name.rpartition("/")[2]
 
     @property
@@ -298,9 +298,9 @@ def _beyond(counts: Mapping[str, int], shown: Mapping[str, Any]) -> dict[str, in
 
 
 def _limit_of(language: str, limits: Mapping[str, float], shown: Mapping[str, Any]) -> tuple[float, ...]:
-    """Return the limit of a language as (limit,), or () if there is none.
+    """Return the limit of a language in a tuple, which is empty if the language has none.
 
-    OTHER, the group of the languages not shown, has a limit only if all of them have the same.
+    For OTHER (all languages not in `shown`), return the limit only if it is the same for all of them.
     """
     if language == OTHER:
         values = {limit for name, limit in limits.items() if name not in shown}
@@ -310,7 +310,7 @@ def _limit_of(language: str, limits: Mapping[str, float], shown: Mapping[str, An
 
 
 def _field(column: str) -> pa.Field | None:
-    """Return the Arrow field of a stored column, or of the column that contains a score; None if there is none."""
+    """Return the Arrow field of a column, or of the column in which a score is stored; None if there is neither."""
     name = re.split(r"[^\w]", column)[0]
     return next((schema.field(name) for schema in (DOCUMENT_COLUMNS, SCORES) if name in schema.names), None)
 
@@ -347,7 +347,7 @@ def buckets(facts: RunFacts) -> list[Buckets]:
 
 
 def bucket_chart(facts: RunFacts) -> Chart | None:
-    """Return histograms of perplexity by language with the cut-offs of the buckets; None if none was measured."""
+    """Return histograms of perplexity by language with the buckets' cut-offs; None if no perplexity was measured."""
     figures = facts.figures("verdicts")
     cutoffs = figures.get("cutoffs", {})
     rows = [

@@ -31,9 +31,9 @@ class Count:
 
 @dataclass(frozen=True)
 class Language:
-    """Documents of one language: extracted, passed by the verdicts, and kept in `clean`.
+    """Numbers of documents of one language: extracted, passed by the verdicts, and kept in `clean`.
 
-    A count is None if its table does not exist yet.
+    A number is None if the table that it comes from does not exist yet.
     """
 
     code: str
@@ -169,7 +169,10 @@ def describe_buckets(facts: RunFacts) -> str:
 
 
 def contract(facts: RunFacts) -> Mapping[str, Any]:
-    """Return the tokenizer's contract and sample sizes, and the bytes of text per token; empty without a tokenizer."""
+    """Return the tokenizer contract (such as vocabulary size and SHA-256), sample sizes and bytes of text per token.
+
+    Empty if the run has no tokenizer.
+    """
     figures = facts.figures("tokenizer")
     if "contract" not in figures:
         return {}

@@ -45,7 +45,7 @@ class BlockReader:
         return self._view[offset : offset + size]
 
     def peek(self, position: int, size: int) -> bytes:
-        """Return `size` bytes from `position`, fewer only at the end of the file; the cached block is kept."""
+        """Return `size` bytes from `position`, fewer only at the end of the file; the cached block is not replaced."""
         offset = position - self._start
         if 0 <= offset <= len(self._block) - size:
             return bytes(self._view[offset : offset + size])
@@ -336,5 +336,5 @@ class _Range:
         return data
 
     def tell(self) -> int:
-        """Return the offset in the compressed file of the next byte."""
+        """Return the offset, in the compressed file, of the next byte to read."""
         return self._position

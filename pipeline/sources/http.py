@@ -82,7 +82,7 @@ def parse_warc_header(block: bytes) -> RecordHeader | None:
 
 
 def parse_fields(block: bytes) -> dict[str, str]:
-    """Return the fields of a WARC or HTTP header by lower-case name; of several with the same name, the last counts."""
+    """Return the fields of a WARC or HTTP header by lower-case name; if a name occurs twice, the last value is used."""
     fields: dict[str, str] = {}
     name = ""
     for line in block.decode("utf-8", "replace").split("\n")[1:]:
@@ -158,7 +158,7 @@ class HttpPage:
 
 
 class _EncodingError(Exception):
-    """The body cannot be decoded by the content coding or transfer coding that its header declares."""
+    """The body cannot be decoded with the content coding or transfer coding that the HTTP header declares."""
 
 
 class _TooLargeError(Exception):

@@ -38,7 +38,7 @@ class _Lines:
         self.position = 0
 
     def __iter__(self) -> Iterator[tuple[int, bytes | Drop]]:
-        """Yield (offset, line without its line feed); a line that is too long or undecodable is a Drop instead."""
+        """Yield (offset, line without its line feed); a line that is too long or undecodable is replaced by a Drop."""
         held: list[bytes] = []
         start = size = 0
         while (piece := self._frames.next()) is not None:

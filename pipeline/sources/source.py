@@ -94,7 +94,8 @@ def refetch(split: Split, recorded: Mapping[str, Any], config: SourceConfig) -> 
         data = file_format.read_record(fs, path, offset, length)
     except (OSError, pa.ArrowException) as error:
         raise ContractError(
-            f"{split.uri}: expected a readable record at offset {offset}, got {error}. Restore the file from a backup."
+            f"{split.uri}: expected a readable record at offset {offset}, got an error: {error}. Restore the file from "
+            "a backup."
         ) from error
     rows = open_split(replace(split, size=len(data)), HashedStream(io.BytesIO(data)), config)
     row = next((row for row, _ in rows if row["record_type"] != "gap"), None)

@@ -84,7 +84,7 @@ def find_splits(config: SourceConfig) -> list[Split]:
 def _match(path: str) -> Iterator[_InputFile]:
     """Yield the file at a path, or every file that a pattern matches.
 
-    Raises ValueError or OSError if the pattern matches no file.
+    Raises ValueError if a pattern matches no file, OSError if its folder cannot be listed.
     """
     is_uri = "://" in path
     location, question, options = path.partition("?") if is_uri else (os.path.abspath(path), "", "")
@@ -108,7 +108,7 @@ def _match(path: str) -> Iterator[_InputFile]:
             matched = True
             yield _InputFile(name, f"{folder}/{quote(name) if is_uri else name}{question}{options}", info)
     if not matched:
-        raise ValueError("no file that matches")
+        raise ValueError("no file that matches this pattern")
 
 
 def _translate(parts: list[str]) -> str:
@@ -137,11 +137,11 @@ def _format_of(name: str) -> str:
         if file_format.suffixes.search(name):
             return file_format.name
     *others, last = FORMATS
-    raise ValueError(f"a suffix of no known format. Set source.format to {', '.join(others)} or {last}.")
+    raise ValueError(f"a name whose suffix fits no known format. Set source.format to {', '.join(others)} or {last}.")
 
 
 def _check_readable(file: _InputFile) -> None:
-    """Raise ValueError or OSError if the file cannot be opened."""
+    """Raise ValueError if the path is not that of a file, OSError if the file cannot be read."""
     kind = file.info.type
     if kind == pafs.FileType.NotFound:
         raise ValueError("no such file. Correct the path.")

@@ -208,9 +208,9 @@ PAGE_RECORD_TYPES = frozenset({"response", "resource", "conversion"})
 
 @dataclass(slots=True)
 class ArchiveRecord:
-    """A record as stored in the file, or a gap, whose `header` is None.
+    """A record as stored in the file; or a gap (bytes without a readable record), which has no `header`.
 
-    `drop` is the reason why the bytes cannot be used; None if they can.
+    `drop` is the reason why the record or gap cannot be used; None if it can.
     """
 
     start: int
@@ -285,7 +285,7 @@ def _read_framed(window: DecodedWindow, start: int, max_bytes: int) -> ArchiveRe
 
 
 def _take_header(window: DecodedWindow) -> RecordHeader | None:
-    """Read the record header at the window's position; return None if it has no end or declares no valid length."""
+    """Read the record header at the current position; return None if it has no end or declares no valid length."""
     head = window.peek()
     if line := ARC_LINE.match(head):
         return parse_arc_line(window.take(line.end()))
@@ -296,8 +296,8 @@ def _take_header(window: DecodedWindow) -> RecordHeader | None:
 def _may_follow(data: bytes) -> bool:
     """Return True if a record may end directly before these bytes.
 
-    Valid are the two line ends that close a WARC record, the start of another record, and the end of the file. Line
-    ends may precede the last two.
+    That is so if they start with the two line ends that close a WARC record. It is also so if another record or the end
+    of the file comes next, with or without line ends before it.
     """
     rest = data.lstrip(b"\r\n")
     return not rest or TERMINATOR.match(data) is not None or starts_with_record(rest)
@@ -323,7 +323,7 @@ def _lost(window: DecodedWindow, start: int, plain: bool, reason: str, reason_if
 
 
 def _fault_of(window: DecodedWindow, start: int) -> str | None:
-    """Return the kind of damage if damage of the frame at `start` ends the run, and move past it; else return None."""
+    """If damage of the frame at `start` ends the run, move past the damage and return its kind; else return None."""
     piece = window.next
     if piece is None or piece.fault is None or piece.start != start:
         return None
@@ -372,10 +372,10 @@ def _read_page(row: Row, header: RecordHeader, block: bytes, config: SourceConfi
 
 
 def digest_matches(header: RecordHeader, block: bytes) -> bool:
-    """Return True if the block has the digest that its header declares, or if there is no comparable digest.
+    """Return True if the block has the digest that its header declares, or if it declares none of a known algorithm.
 
-    The digest of the block is compared if there is one, else that of the payload. Source: ISO 28500:2017, sections 5.8
-    and 5.9 (`algorithm:value`, in base 32 or base 16).
+    The declared block digest is compared if there is one, else the declared payload digest. Source: ISO 28500:2017,
+    sections 5.8 and 5.9 (`algorithm:value`, in base 32 or base 16).
     """
     declared = header.block_digest or header.payload_digest or ""
     if not header.block_digest and header.kind == "response" and (blank := TERMINATOR.search(block)):

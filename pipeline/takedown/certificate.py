@@ -127,7 +127,7 @@ class DigestSink:
         self.closed = False
 
     def write(self, data: Any) -> int:
-        """Add a buffer to the digest and return its size [bytes]."""
+        """Add a buffer to the digest and return the size of the buffer [bytes]."""
         view = memoryview(data)
         self._digest.update(view)
         self._size += view.nbytes
@@ -138,7 +138,7 @@ class DigestSink:
         return self._size
 
     def flush(self) -> None:
-        """Do nothing, since nothing is buffered."""
+        """Do nothing, because nothing is buffered."""
 
     def close(self) -> None:
         """Mark the file as closed."""
@@ -285,7 +285,7 @@ def _check_id(certificate: Certificate, checked: CheckResult) -> None:
 def _check_versions(run: Store, name: str, current: Manifest, certificate: Certificate, checked: CheckResult) -> None:
     """Check that a table's current version is that of the certificate or was made from it by later takedowns.
 
-    Check also that files that the takedown did not rewrite have the same SHA-256 as in the version before it.
+    Check also that every file that this takedown did not rewrite has the same SHA-256 as before the takedown.
     """
     change = certificate.tables[name]
     try:
@@ -326,7 +326,7 @@ def _check_versions(run: Store, name: str, current: Manifest, certificate: Certi
 def _check_files(name: str, table: TableVersion, certificate: Certificate, checked: CheckResult) -> None:
     """Check the SHA-256 of every file of a table against its manifest.
 
-    The rows of a rewritten file are encoded again and must give the same SHA-256, so it holds no bytes besides them.
+    The rows of a rewritten file are encoded again and must give the same SHA-256: the file holds nothing but its rows.
     """
     change = certificate.tables.get(name)
     rewritten = {file.key for file in change.rewritten} if change else set[str]()
@@ -486,7 +486,10 @@ class _IndexRows:
         return np.flatnonzero(np.array([own == REMOVED_ID for own in self._ids], np.bool_))
 
     def check_tombstones(self, first: int, tokens: Any, tombstone: int, report: tuple[str, CheckResult]) -> None:
-        """Check that a batch has tombstones wherever the index has a blanked row; its first token has index `first`."""
+        """Check that all tokens of the documents whose index rows are blanked are tombstones in a record batch.
+
+        `tokens` are the tokens of the batch; `first` is the position in the shard of the first one.
+        """
         where, checked = report
         for row in self._blank.tolist():
             begin, end = int(self._begins[row]) - first, int(self._begins[row] + self._lengths[row]) - first

@@ -49,7 +49,7 @@ DESCRIPTIVE_FIELDS = ("url", "split")
 
 
 class PendingTakedown(BaseModel):
-    """`takedowns/pending.json`: an unfinished takedown. It contains ids of documents, and is deleted at the end."""
+    """`takedowns/pending.json`: an unfinished takedown. It contains document ids; the takedown deletes it last."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -125,8 +125,8 @@ def finish_takedown(run: Store, pending: PendingTakedown) -> Certificate:
         after = {name: change.version_after for name, change in certificate.tables.items()}
         if current.tables != pending.tables | after:
             raise ContractError(
-                f"{run.uri}: expected the table versions from the start of takedown {pending.id}, got others, since "
-                "run.json was changed meanwhile. Restore run.json from a backup."
+                f"{run.uri}/run.json: expected the table versions from the start of takedown {pending.id}, got others: "
+                "run.json was changed before the takedown was finished. Restore run.json from a backup."
             )
     for table, change in certificate.tables.items():
         moved = {"to": change.version_after, "id": certificate.id}
@@ -142,7 +142,7 @@ def finish_takedown(run: Store, pending: PendingTakedown) -> Certificate:
 
 
 def _prepare(run: Store, pending: PendingTakedown) -> Certificate:
-    """Write the new versions and the certificate, and return the certificate; the current versions are not changed."""
+    """Write the new table versions and the certificate; `run.json` still names the old versions afterwards."""
     documents = frozenset(bytes.fromhex(own) for own in pending.documents)
     removal = Removal(pending.id, pending.mode, pending.salt, documents, spans_per_document(len(documents)))
     tokenizer = _tokenizer(run)

@@ -117,7 +117,7 @@ class _Draft:
     figures: dict[str, Any] = field(default_factory=dict)
 
     def add(self, part: PartResult) -> None:
-        """Add the files of a rewritten part to `files`."""
+        """Add the files of a rewritten part of the table to `files`."""
         self.files |= {written.key: written for written in part.files.values()}
 
 
@@ -193,7 +193,7 @@ def _rewrite_part(draft: _Draft, key: str, how: tuple[Table, pa.Array], removal:
 
 
 def _result(files: Sequence[WrittenFile], **figures: Any) -> PartResult:
-    """Return the PartResult of rewritten files, which have equal numbers of rows; it also holds `figures`."""
+    """Return a PartResult with the rewritten files, which all have the same number of rows, and with `figures`."""
     counts = Counts(rows_in=files[0].rows, rows_kept=files[0].rows)
     return PartResult({written.key: written for written in files}, counts, figures)
 
@@ -253,7 +253,7 @@ def _counts_of_dataset(draft: _Draft, removal: Removal) -> Counts:
 
 
 def _rewrite_shard(dataset: Dataset, target: RemovedRows, new: Store, removal: Removal) -> PartResult:
-    """Write one shard and its document index without the removed documents, and return both files.
+    """Write one shard and its document index without the removed documents; return a result with both files.
 
     The `figures` of the result have (doc_id, number of tokens, digests of token spans) of each removed document.
     """

@@ -68,7 +68,8 @@ def select_documents(run: Store, request: TakedownRequest) -> Selection:
         raise ConfigError("takedown: expected --domain, --url, --doc or --near, got none of them. Add one of them.")
     if not {"documents", "tokens"} & {*read_run(run).tables}:
         raise ConfigError(
-            f"takedown: expected a run with documents or a dataset, got neither in {run.uri}. Correct the run folder."
+            f"takedown: expected a run with documents or a dataset, got neither in {run.uri}. Pass the folder of a "
+            "finished run."
         )
     matchers = _Matchers(request.items())
     for batch in _located(run):
@@ -78,8 +79,8 @@ def select_documents(run: Store, request: TakedownRequest) -> Selection:
         mates = _cluster_mates(run, matched[item])
         if not mates:
             raise ConfigError(
-                f"--near {item[1]}: expected a document whose near-duplicates are known, got no cluster of it in "
-                f"{run.uri}. Use --doc to remove the document alone."
+                f"--near {item[1]}: expected a document whose near-duplicates are known, got one without a "
+                f"cluster in {run.uri}. Use --doc to remove the document alone."
             )
         matched[item] |= mates
     missing = [item for item in matched if not matched[item]]
@@ -220,7 +221,7 @@ def _cluster_mates(run: Store, documents: frozenset[bytes] | set[bytes]) -> set[
 
 
 def _clustered(run: Store) -> Iterator[pa.RecordBatch | pa.Table]:
-    """Yield batches of (doc_id, cluster) from a table of CLUSTERED, else from the dataset; none if neither exists."""
+    """Yield batches of (doc_id, cluster) from the first existing table of CLUSTERED, else from any dataset."""
     tables = read_run(run).tables
     table = next((name for name in CLUSTERED if name in tables), None)
     if table is not None:

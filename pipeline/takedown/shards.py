@@ -130,7 +130,7 @@ def cut_tokens(old: Store, target: RemovedRows, new: Store, dtype: str) -> tuple
 def _write_held(
     writer: IpcWriter, dtype: str, held: list[tuple[list[bytes], Tokens, Rows]], count: int
 ) -> list[tuple[list[bytes], Tokens, Rows]]:
-    """Write the first `count` documents of `held`, or all if there are fewer, as a record batch; return the rest."""
+    """Write the first `count` documents of `held`, or all if there are fewer, as one record batch; return the rest."""
     ids = [identifier for own, _, _ in held for identifier in own]
     tokens, lengths = (np.concatenate([part[column] for part in held]) for column in (1, 2))
     end = int(lengths[:count].sum())
@@ -139,7 +139,7 @@ def _write_held(
 
 
 def blank_docs(old: Store, target: RemovedRows, new: Store) -> WrittenFile:
-    """Write a shard's document index with the rows of the documents of `target` blanked, and return it."""
+    """Write a shard's document index with the rows of the documents of `target` blanked; return the written file."""
     shard, first = target.shard, 0
     with IpcWriter(new, docs_key(shard.stream, shard.number), SHARD_DOCS) as writer:
         for batch in _batches(old, shard.docs_path):
@@ -155,7 +155,7 @@ def blank_docs(old: Store, target: RemovedRows, new: Store) -> WrittenFile:
 
 
 def cut_docs(old: Store, target: RemovedRows, new: Store) -> WrittenFile:
-    """Write a shard's document index without the documents of `target`, with new token offsets, and return it."""
+    """Write a shard's document index without the documents of `target` and with new token offsets; return the file."""
     shard = target.shard
     table = pa.Table.from_batches(_batches(old, shard.docs_path), SHARD_DOCS)
     stays = np.ones(table.num_rows, np.bool_)
@@ -173,7 +173,7 @@ def bucket_holds(old: Store, path: str, documents: pa.Array) -> bool:
 
 
 def cut_by_url(old: Store, key: str, path: str, new: Store, documents: pa.Array) -> WrittenFile:
-    """Write a bucket of the index by URL without the documents, and return it."""
+    """Write a bucket of the index by URL without the documents; return the written file."""
     kept = []
     for batch in _batches(old, path):
         removed = pc.is_in(batch.column("doc_id"), documents)

@@ -212,7 +212,7 @@ def spans_per_document(documents: int) -> int:
 
 
 def window_marks(units: Units, kind: str, salt: str) -> Marks:
-    """Return, for each position of `units`, the mark (32-bit hash) of the window that starts there."""
+    """Return the mark (32-bit hash) of every span of `units`: one for each position at which a span can start."""
     multiplier = int.from_bytes(hashlib.sha256(f"{salt} {kind}".encode()).digest()[:8], "little") | 1
     hashed, width = units.astype(np.uint64), 1
     while width < SPAN_LENGTHS[kind]:
@@ -223,7 +223,7 @@ def window_marks(units: Units, kind: str, salt: str) -> Marks:
 
 
 def span_digest(window: Units, kind: str, salt: str) -> str:
-    """Return the salted digest (hex) of a window; it does not depend on the integer type of the array."""
+    """Return the salted digest (hex) of a span; it depends on the values, not on the integer type of the array."""
     content = window.astype("<u4" if kind == "tokens" else "<u1").tobytes()
     return hashlib.sha256(f"{salt} {kind} ".encode() + content).digest()[:DIGEST_BYTES].hex()
 
@@ -232,7 +232,7 @@ class SpanFinder:
     """Finds the spans of removed documents in sequences of tokens or bytes."""
 
     def __init__(self, kind: str, salt: str, traces: Sequence[tuple[int, Sequence[SpanTrace]]]):
-        """Index `traces`: for each document, its number and the (32-bit hash, salted digest) of its spans."""
+        """`traces` has, for each removed document, its number and (32-bit hash, salted digest) of its spans."""
         self._kind, self._salt = kind, salt
         self._owners: dict[str, list[int]] = {}
         for number, spans in traces:

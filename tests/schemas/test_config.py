@@ -66,7 +66,7 @@ def test_values(text, value):
 
 
 def test_bad_toml_names_the_file():
-    with pytest.raises(ConfigError, match=r"r\.toml: expected valid TOML, got an error: .*\. Correct that line\."):
+    with pytest.raises(ConfigError, match=r"r\.toml: expected valid TOML, got an error: .*\. Correct the TOML there\."):
         parse_recipe("[quality\n", "r.toml")
 
 

@@ -173,7 +173,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"good\.files: 1 problem(?s:.*)no file that matches"):
         gather_corpora({GOOD: corpus(files=[str(tmp_path / "*.jsonl")])}, (), READING, 0)
     (tmp_path / "x.csv").write_text("a")
-    with pytest.raises(ConfigError, match=r"good\.files: expected a suffix of \.jsonl, .*got .*x\.csv\. Convert it"):
+    with pytest.raises(ConfigError, match=r"good\.files: expected a suffix of \.jsonl, .*got .*x\.csv\. Convert the"):
         gather_corpora({GOOD: corpus(files=[str(tmp_path / "x.csv")])}, (), READING, 0)
     (tmp_path / "x.txt").write_text("a")
     with pytest.raises(ConfigError, match="labelled: expected JSON lines or Parquet, which can hold labels"):

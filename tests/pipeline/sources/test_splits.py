@@ -86,14 +86,14 @@ def test_a_relative_path_and_a_name_with_wildcards_in_it(crawl, monkeypatch):
 @pytest.mark.parametrize(
     ("paths", "message"),
     [
-        (["{}/*.arc"], r"\*\.arc, got no file that matches\. Correct the path\."),
+        (["{}/*.arc"], r"\*\.arc, got no file that matches this pattern\. Correct the path\."),
         (["{}/none/*.warc"], r"none/\*\.warc, got .*none"),
         (["{}/none.warc"], r"none\.warc, got no such file\. Correct the path\."),
         (["{}/deep.warc"], r"deep\.warc, got a folder\. Name its files"),
         (["{}/gone.warc"], r"gone\.warc, got no such file"),
         (
             ["{}/note.txt"],
-            rf"note\.txt, got a suffix of no known format\. Set source\.format to {KNOWN}\.",
+            rf"note\.txt, got a name whose suffix fits no known format\. Set source\.format to {KNOWN}\.",
         ),
         (
             ["{}/a.warc.gz", "{}/two/*.gz"],
