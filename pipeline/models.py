@@ -235,8 +235,8 @@ def add_model(
 ) -> LocalModel:
     """Copy a model into the cache folder, in a file named by its digest, and record `name` for use in recipes.
 
-    If an earlier trained model has this name, the name refers to the new model from now on; runs record digests. Raises
-    ConfigError if the name is invalid or that of a registered model.
+    If an earlier trained model has this name, the name refers to the new model from now on. Earlier runs still identify
+    their models, because they record digests. Raises ConfigError if the name is invalid or that of a registered model.
     """
     if not NAME.fullmatch(name) or name in registry:
         why = "that of a registered model" if name in registry else "an invalid file name"

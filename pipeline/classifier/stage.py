@@ -52,7 +52,7 @@ class ClassifierConfig(Section):
 
 
 def check_model_names(config: Section, known: Mapping[str, str], fields: tuple[str, ...]) -> None:
-    """Raise ValueError if a field of a section names a model that is not in `known`."""
+    """Raise ValueError if one of these settings (`fields`) of a section names a model that is not in `known`."""
     unknown = [
         f"{field}.{name}: expected a name in `models`, got {name!r}"
         f"{suggest_name(name, known) if known else ', but models is empty'}"
@@ -60,7 +60,7 @@ def check_model_names(config: Section, known: Mapping[str, str], fields: tuple[s
         for name in sorted(set(getattr(config, field)) - set(known))
     ]
     if unknown:
-        raise ValueError(f"{'; '.join(unknown)}. Add the model to `models`.")
+        raise ValueError(f"{'; '.join(unknown)}. Correct the name, or add the model to `models` of this section.")
 
 
 def check_range(config: Section, fields: tuple[str, ...], is_valid: Callable[[float], bool], expected: str) -> None:

@@ -60,7 +60,10 @@ def _lines(path: str, where: str) -> Iterator[tuple[int, bytes]]:
                 if line := line.strip():
                     yield number, line
     except OSError as error:
-        raise ConfigError(f"{where}: expected a readable file, got {path}: {error}. Restore the file.") from error
+        raise ConfigError(
+            f"{where}: expected a readable file, got {path}, which cannot be read ({error}). Correct the path, or "
+            "restore the file."
+        ) from error
 
 
 def _values(value: Any, path: Sequence[str]) -> Iterator[Any]:
@@ -123,7 +126,7 @@ def is_unspaced(text: str) -> bool:
 
 
 def character_keys(text: str) -> Codes:
-    """Return the key of each character of the text's normalized words: the key of the word of only this character."""
+    """Return a key for each character of the text's normalized words: the key of a word of this one character."""
     letters = "".join(normal_words(text)).encode("utf-32-le", "surrogatepass")
     points, places = np.unique(np.frombuffer(letters, "<u4"), return_inverse=True)
     return word_keys(map(chr, points.tolist()))[places]

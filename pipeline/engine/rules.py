@@ -56,7 +56,7 @@ def values_of(check: Check | Quantile, batch: pa.RecordBatch) -> Floats:
 
 
 def languages_of(batch: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], list[str]]:
-    """Return each document's index in a list of languages, and the list; a document without a language has EVERY."""
+    """Return the index of each document's language in a list, and this list; EVERY replaces a missing language."""
     encoded = pc.dictionary_encode(pc.fill_null(batch.column("language"), EVERY))
     return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), encoded.dictionary.to_pylist()
 

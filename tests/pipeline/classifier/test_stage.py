@@ -226,7 +226,7 @@ def test_a_fasttext_model_scores_by_its_label(tmp_path: Path) -> None:
     model = fasttext.train_supervised(str(tmp_path / "train.txt"), thread=11, dim=8, epoch=25, verbose=0, bucket=100)
     model.save_model(str(tmp_path / "m.bin"))
     models = {"wiki": str(tmp_path / "m.bin")}
-    with pytest.raises(ConfigError, match="expected a model with the label '__label__good', got none"):
+    with pytest.raises(ConfigError, match="expected a model with the label '__label__good', got one without it"):
         CLASSIFIER.make(config(), models)
     settings = config(labels={"wiki": "__label__hq"})
     assert score(settings, models, "fine\nwords\n__label__cc")["wiki"] > 0.8
