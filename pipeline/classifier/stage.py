@@ -90,7 +90,7 @@ def load_scorer(path: str, label: str | None, name: str, vocabulary: Vocabulary)
 
 
 def make_classifier(config: ClassifierConfig, models: Mapping[str, str]) -> RowFunction:
-    """Return the function that adds classifier scores to a row: a dict by name, or None without classifiers."""
+    """Return the function that adds scores to a row: a dict by classifier name, or None if no classifier is set."""
     vocabulary = new_vocabulary()
     scorers = {name: load_scorer(models[name], config.labels.get(name), name, vocabulary) for name in config.models}
 
@@ -124,7 +124,7 @@ def quantile_name(name: str) -> str:
 
 
 def classifier_checks(config: ClassifierConfig, models: Mapping[str, str], cutoffs: Cutoffs) -> list[Check]:
-    """Return the checks: thresholds, then quantiles, then random draws, each in the order of the classifiers' names."""
+    """Return the checks against thresholds, then quantiles, then random draws, each sorted by classifier name."""
     checks = [
         Check("classifier_score", SCORES, "min_score", {EVERY: limit}, score_of(name), (SCORES,), name)
         for name, limit in sorted(config.min_score.items())

@@ -36,8 +36,8 @@ EVERY_STAGE = {
 def reason_names(stage: str, reasons: Mapping[str, str], raises: bool = True) -> list[str]:
     """Return `stage/reason` for each reason of a stage, in declared order.
 
-    `raises` is True if the stage runs code on records. The reasons in EVERY_STAGE, for failures of this code, then
-    follow.
+    `raises` is True if the stage runs code on records. In this case the reasons in EVERY_STAGE, for failures of the
+    code, follow.
     """
     return [f"{stage}/{reason}" for reason in (*reasons, *(EVERY_STAGE if raises else ()))]
 

@@ -148,7 +148,7 @@ def count_bins(values: npt.NDArray[np.float64], cut: int) -> Counts:
 def quantile(counts: Mapping[int, int], share: float, cut: int) -> float:
     """Return the value below which at least this share (0..1) of the values lies; NaN if there are no values.
 
-    The result is the upper end of a histogram bin: the smallest one for which this holds.
+    The result is the smallest upper end of a histogram bin for which this holds.
     """
     keys = sorted(counts)
     if not keys:

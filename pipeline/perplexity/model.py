@@ -426,7 +426,7 @@ class KenlmModel:
             self._model = kenlm.Model(path, config)
         except OSError as error:
             raise ConfigError(
-                f"{path}: expected a model that kenlm reads, got a file that it cannot load ({error}). Set "
+                f"{path}: expected a model that kenlm reads, got a file that kenlm cannot load ({error}). Set "
                 "perplexity.models to a KenLM binary."
             ) from error
         fix = "Set perplexity.pieces to the SentencePiece model of the KenLM binary."
@@ -474,7 +474,7 @@ def open_model(path: str, spm: str | None, alone: bool = False) -> Scorer:
         if spm is not None or alone:
             raise ConfigError(
                 f"{path}: expected a KenLM binary, got a model that contains its SentencePiece model. "
-                "Remove its language from perplexity.pieces."
+                "Remove the model's language from perplexity.pieces."
             )
         return LanguageModel(path)
     if spm is None and not alone:

@@ -115,7 +115,7 @@ class PerplexityConfig(Section):
 
 
 def make_perplexity(config: PerplexityConfig, models: Mapping[str, str]) -> RowFunction:
-    """Return the function that adds the columns COLUMNS to a document's row: nulls if its language has no model.
+    """Return the function that adds the columns COLUMNS to a document's row; null if no model is for its language.
 
     If `scorer` is a checkpoint, a separate process has added the columns before this stage, and they are not changed.
     """

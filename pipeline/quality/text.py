@@ -246,5 +246,5 @@ def num_covered_chars(ngrams: RecurringNgrams, offsets: Ints) -> int:
 
 
 def ngram_lengths(places: Ints, n: int, offsets: Ints) -> Ints:
-    """Return the number of characters of each n-gram, given the indices of their first words."""
+    """Return the number of characters of each n-gram, given the index of each n-gram's first word."""
     return offsets[places + n] - offsets[places]

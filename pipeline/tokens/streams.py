@@ -233,7 +233,7 @@ def check_mix(mix: Mix, where: str, counts: Mapping[str, tuple[int, int]]) -> No
 
 
 def mix_figure(mix: Mix, tokens: Mapping[str, int]) -> dict[str, Any]:
-    """Return what the manifest stores about each source of the mix: kept share, repetitions, and numbers of tokens.
+    """Return what the manifest stores about each source of the mix: kept share, repetitions, wanted and found tokens.
 
     `tokens`: number of training tokens in the dataset, by source.
     """

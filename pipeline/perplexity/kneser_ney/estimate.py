@@ -256,7 +256,7 @@ def ngrams_by_order(grams: Words, counts: Ints) -> list[OrderNgrams]:
 
 
 def owner_keys(grams: Words) -> Keys:
-    """Return the owner key of each n-gram, made of its last two words; this key determines the part that owns it.
+    """Return each n-gram's owner key, made of its last two words. The key determines the part that owns the n-gram.
 
     An n-gram is therefore in the same part as its suffixes of two or more words.
     """

@@ -95,7 +95,7 @@ def encode_chunks(
 
 
 def count_ngrams(spark: SparkSession, plan: EstimationPlan, lines: Sequence[NumberedFile]) -> list[TaskResult]:
-    """Count the n-grams of all chunks and write one file per part; return the result of `merge_counts` for each."""
+    """Count the n-grams of all chunks and write one file per part; return the results of `merge_counts` by part."""
 
     def count(task: NumberedFile) -> Iterator[pa.RecordBatch]:
         return worker.count_chunk(plan, *task)

@@ -87,7 +87,7 @@ def test_a_file_that_is_not_a_model_and_a_label_of_a_linear_model(wiki: str, tmp
     [
         (
             {"min_score": {"wkii": 0.5}},
-            r"min_score\.wkii: expected a name in `models`, got 'wkii' \(did you mean 'wiki'\?\)\. Add the model",
+            r"min_score\.wkii: expected a name in `models`, got 'wkii' \(did you mean 'wiki'\?\)\. Correct the",
         ),
         ({"min_quantile": {"x": 0.5}}, r"min_quantile\.x: expected a name in `models`, got 'x' \(valid: wiki\)"),
         ({"min_alpha": {"x": 9}}, r"min_alpha\.x: expected a name in `models`, got 'x'"),

@@ -42,7 +42,7 @@ def config_of(**paths: str) -> tuple[DecontaminateConfig, dict[str, str]]:
         (b'["a", "list"]', r"exam\.jsonl:3: expected a JSON object, got list"),
         (b'{"question": "\xff\xfe"}', r"exam\.jsonl:3: expected a JSON object, got 'utf-8' codec"),
         (b'{"questoin": "x", "id": 1}', r"exam\.jsonl:3: expected a field question or .*, got 'id', 'questoin'"),
-        (b"{}", r"exam\.jsonl:3: expected a field question or .*, got none\. Name the fields in"),
+        (b"{}", r"exam\.jsonl:3: expected a field question or .*, got none\. Name the fields to read in"),
         (b"[" * 100_000, r"exam\.jsonl:3: expected a JSON object, got maximum recursion"),
     ],
 )
