@@ -121,8 +121,10 @@ def load_model(path: str) -> Any:
     try:
         return fasttext.load_model(path)
     except ValueError as error:
-        message = f"language.model: expected a fastText model, got {error}. Set it to lid.176.ftz or to a valid file."
-        raise ConfigError(message) from error
+        raise ConfigError(
+            f"language.model: expected a fastText model, got a file that cannot be loaded ({error}). "
+            "Set language.model to lid.176.ftz, or to the path of another fastText model."
+        ) from error
 
 
 def predict(model: Any, text: str) -> tuple[str, float]:

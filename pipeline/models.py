@@ -235,8 +235,8 @@ def add_model(
 ) -> LocalModel:
     """Copy a model into the cache folder, in a file named by its digest, and record `name` for use in recipes.
 
-    If an earlier trained model has this name, the name refers to the new model from now on; runs record digests. Raises
-    ConfigError if the name is invalid or that of a registered model.
+    If an earlier trained model has this name, the name refers to the new model from now on. Earlier runs still identify
+    their models, because they record digests. Raises ConfigError if the name is invalid or that of a registered model.
     """
     if not NAME.fullmatch(name) or name in registry:
         why = "that of a registered model" if name in registry else "an invalid file name"
@@ -275,7 +275,7 @@ def verify_model(name: str, config: ModelsConfig, registry: Mapping[str, ModelEn
     """
     entry = _known(name, load_registry(_cache_folder(config), registry))
     target = _target(config, name, entry)
-    remedy = f"Run penstock models fetch {name}" if entry.url else "Train it again"
+    remedy = f"Run penstock models fetch {name}" if entry.url else "Train the model again"
     if not target.is_file():
         raise ConfigError(f"{target}: expected model {name}, got no file. {remedy}.")
     try:
@@ -289,7 +289,7 @@ def _known(name: str, registry: Mapping[str, ModelEntry]) -> ModelEntry:
     if name not in registry:
         raise ConfigError(
             f"model {name!r}: expected a name of the model store or a file, got neither{suggest_name(name, registry)}. "
-            "Choose a name that `penstock models list` prints."
+            "Choose a name that `penstock models list` prints, or correct the path."
         )
     return registry[name]
 

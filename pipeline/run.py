@@ -195,7 +195,7 @@ def run_folders(folder: Store) -> list[Store]:
 
 
 def version_folders(folder: Store, step: Step, version: str) -> dict[str, Store]:
-    """Return, for each table that a step writes, the folder of this version in a run; it need not exist."""
+    """Return the folder of this version of each table that a step writes, by table; a folder need not exist."""
     # A takedown replaces the version that was built from these inputs and settings by another one.
     return {name: folder.child(f"{name}/{resolve_version(folder, name, version)}") for name in step.writes}
 

@@ -132,7 +132,7 @@ STEPS: tuple[Step, ...] = (
 
 
 def stages_of(step: str) -> tuple[Stage, ...]:
-    """Return the stages of a step, by the step's name."""
+    """Return the stages of the step with this name."""
     return {known.name: known.stages for known in STEPS}[step]
 
 

@@ -47,15 +47,21 @@ class ToxicityConfig(Section):
     @model_validator(mode="after")
     def _used(self) -> "ToxicityConfig":
         if (self.classifier is None) != (self.classifier_label is None):
-            raise ValueError("classifier, classifier_label: expected both or neither, got one of them. Set the other.")
+            raise ValueError(
+                "classifier, classifier_label: expected both or neither, got one of them. "
+                "Set both toxicity.classifier and toxicity.classifier_label, or remove both."
+            )
         if self.max_score is not None and self.classifier is None:
             raise ValueError(
-                f"max_score: expected toxicity.classifier to be set, got {self.max_score} without it. Remove max_score."
+                f"max_score: expected toxicity.classifier to be set, got {self.max_score} without it. "
+                "Set toxicity.classifier, or remove toxicity.max_score."
             )
         ignored = {"max_words", "max_word_share"} & self.model_fields_set
         if not self.wordlists and any(getattr(self, name) is not None for name in ignored):
             names = ", ".join(sorted(ignored))
-            raise ValueError(f"{names}: expected at least one word list, got none. Set toxicity.wordlists.")
+            raise ValueError(
+                f"{names}: expected at least one word list, got none. Set toxicity.wordlists, or remove {names}."
+            )
         missing = sorted(k for k, v in self.wordlists.items() if v == BUILT_IN and k not in LANGUAGES)
         if missing:
             raise ValueError(

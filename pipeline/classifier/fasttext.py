@@ -64,13 +64,14 @@ def load_fasttext(path: str, label: str, where: str) -> Callable[[str], float]:
         model = fasttext.load_model(path)
     except ValueError as error:
         raise ConfigError(
-            f"{where}: expected a linear or fastText model, got {error}. Set {where} to the path of such a model."
+            f"{where}: expected a linear or fastText model, got a file that cannot be loaded ({error}). "
+            f"Set {where} to the path of such a model."
         ) from error
     labels = model.get_labels()
     if label not in labels:
         raise ConfigError(
-            f"{where}: expected a model with the label {label!r}, got none{suggest_name(label, labels)}. "
-            "In classifier.labels, set this model's entry to the label that it gives to good documents."
+            f"{where}: expected a model with the label {label!r}, got one without it{suggest_name(label, labels)}. "
+            "Set this model's entry in classifier.labels to the label that the model gives to good documents."
         )
 
     def score(text: str) -> float:

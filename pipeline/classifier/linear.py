@@ -113,7 +113,7 @@ def write_model(path: Path, kind: str, header: Mapping[str, Any], columns: Mappi
 def read_model(path: str, kind: str, where: str) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
     """Return the header and the memory-mapped columns of a model file.
 
-    Raises ConfigError if the file is not a model of this kind and of this version of the features.
+    Raises ConfigError unless the file is a model of this kind, whose features were computed by version FEATURES.
     """
     try:
         with pa.memory_map(path) as source:
@@ -123,17 +123,17 @@ def read_model(path: str, kind: str, where: str) -> tuple[dict[str, Any], dict[s
     except (pa.ArrowException, KeyError, TypeError, ValueError, IndexError) as error:
         raise ConfigError(
             f"{where}: expected a {kind} model, got {path}, which is not one ({error}). "
-            "Set the path to a file that `penstock train-classifier` or `penstock train-importance` wrote."
+            f"Set {where} to a file that `penstock train-classifier` or `penstock train-importance` wrote."
         ) from error
     if header.get("kind") != kind:
         raise ConfigError(
             f"{where}: expected a {kind} model, got {path} of kind {header.get('kind')!r}. "
-            f"Set the path to a {kind} model."
+            f"Set {where} to the name or path of a {kind} model."
         )
     if header.get("features") != FEATURES:
         raise ConfigError(
             f"{where}: expected a model with features of version {FEATURES}, got {header.get('features')} in {path}. "
-            "Train the model again."
+            "Train the model again with `penstock train-classifier` or `penstock train-importance`."
         )
     return header, columns
 
@@ -259,7 +259,7 @@ class LinearModel:
         return float(np.add.reduce(self.weights[buckets] * values))
 
     def probability(self, keys: Codes) -> float:
-        """Return the probability of the good class, if both classes are as frequent as among the calibration texts."""
+        """Return the probability that a document is good, if classes are as frequent as among calibration texts."""
         return float(logistic(np.array([self.scale * self.margin(keys) + self.offset]))[0])
 
 

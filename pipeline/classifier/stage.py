@@ -52,7 +52,7 @@ class ClassifierConfig(Section):
 
 
 def check_model_names(config: Section, known: Mapping[str, str], fields: tuple[str, ...]) -> None:
-    """Raise ValueError if a field of a section names a model that is not in `known`."""
+    """Raise ValueError if one of these settings (`fields`) of a section names a model that is not in `known`."""
     unknown = [
         f"{field}.{name}: expected a name in `models`, got {name!r}"
         f"{suggest_name(name, known) if known else ', but models is empty'}"
@@ -60,7 +60,7 @@ def check_model_names(config: Section, known: Mapping[str, str], fields: tuple[s
         for name in sorted(set(getattr(config, field)) - set(known))
     ]
     if unknown:
-        raise ValueError(f"{'; '.join(unknown)}. Add the model to `models`.")
+        raise ValueError(f"{'; '.join(unknown)}. Correct the name, or add the model to `models` of this section.")
 
 
 def check_range(config: Section, fields: tuple[str, ...], is_valid: Callable[[float], bool], expected: str) -> None:
@@ -90,7 +90,7 @@ def load_scorer(path: str, label: str | None, name: str, vocabulary: Vocabulary)
 
 
 def make_classifier(config: ClassifierConfig, models: Mapping[str, str]) -> RowFunction:
-    """Return the function that adds classifier scores to a row: a dict by name, or None without classifiers."""
+    """Return the function that adds scores to a row: a dict by classifier name, or None if no classifier is set."""
     vocabulary = new_vocabulary()
     scorers = {name: load_scorer(models[name], config.labels.get(name), name, vocabulary) for name in config.models}
 
@@ -124,7 +124,7 @@ def quantile_name(name: str) -> str:
 
 
 def classifier_checks(config: ClassifierConfig, models: Mapping[str, str], cutoffs: Cutoffs) -> list[Check]:
-    """Return the checks: thresholds, then quantiles, then random draws, each in the order of the classifiers' names."""
+    """Return the checks against thresholds, then quantiles, then random draws, each sorted by classifier name."""
     checks = [
         Check("classifier_score", SCORES, "min_score", {EVERY: limit}, score_of(name), (SCORES,), name)
         for name, limit in sorted(config.min_score.items())

@@ -92,7 +92,8 @@ class DecontaminateConfig(Section):
     def _settings_have_an_effect(self) -> "DecontaminateConfig":
         problems = self._unusable()
         if idle := self._idle():
-            problems.insert(0, f"expected settings that have an effect, got {'; '.join(idle)}. Remove them.")
+            message = f"expected settings that have an effect, got {'; '.join(idle)}. Remove them from [decontaminate]."
+            problems.insert(0, message)
         if problems:
             raise ValueError(" ".join(problems))
         return self

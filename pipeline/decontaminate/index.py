@@ -48,7 +48,7 @@ def read_items(path: str, where: str, fields: Sequence[str] = ()) -> Iterator[tu
             raise ConfigError(
                 f"{location}: expected a field {' or '.join(names)}, got {', '.join(map(repr, sorted(item))) or 'none'}"
                 f"{suggest_name(names[0], item) if len(names) == 1 and item else ''}. "
-                "Name the fields in decontaminate.fields."
+                "Name the fields to read in decontaminate.fields."
             )
         yield number, [text for value in values for text in _strings(value)]
 
@@ -60,7 +60,10 @@ def _lines(path: str, where: str) -> Iterator[tuple[int, bytes]]:
                 if line := line.strip():
                     yield number, line
     except OSError as error:
-        raise ConfigError(f"{where}: expected a readable file, got {path}: {error}. Restore the file.") from error
+        raise ConfigError(
+            f"{where}: expected a readable file, got {path}, which cannot be read ({error}). Correct the path, or "
+            "restore the file."
+        ) from error
 
 
 def _values(value: Any, path: Sequence[str]) -> Iterator[Any]:
@@ -123,7 +126,7 @@ def is_unspaced(text: str) -> bool:
 
 
 def character_keys(text: str) -> Codes:
-    """Return the key of each character of the text's normalized words: the key of the word of only this character."""
+    """Return a key for each character of the text's normalized words: the key of a word of this one character."""
     letters = "".join(normal_words(text)).encode("utf-32-le", "surrogatepass")
     points, places = np.unique(np.frombuffer(letters, "<u4"), return_inverse=True)
     return word_keys(map(chr, points.tolist()))[places]
@@ -180,7 +183,7 @@ class _Collected:
     def add(self, text: str, owner: int) -> None:
         """Add the n-grams of a text that belongs to item number `owner`.
 
-        A text shorter than an n-gram counts as one n-gram, if it is long enough to be matched.
+        A text shorter than an n-gram counts as one n-gram if it is long enough to be matched; otherwise it is ignored.
         """
         if is_unspaced(text):
             kind, keys = CHARACTERS, character_keys(text)
@@ -269,7 +272,7 @@ def _describe(sets: list[dict[str, Any]], item_ngrams: Any, owners: Any, entries
         if not entry["indexed"]:
             raise ConfigError(
                 f"decontaminate.evaluation_sets.{entry['name']}: expected items that are long enough to match, got "
-                f"none among {entry['items']}. Name the fields that hold their texts in decontaminate.fields."
+                f"none among {entry['items']} items. Name the fields with the items' texts in decontaminate.fields."
             )
         first = last
 

@@ -157,7 +157,9 @@ def open_index(path: str) -> Index:
         batch = pa.ipc.open_file(pa.memory_map(path)).get_batch(0)
         header = json.loads((batch.schema.metadata or {})[FILE.encode()])
     except (pa.ArrowInvalid, KeyError, ValueError) as error:
-        raise ContractError(f"{path}: expected an index of evaluation sets, got {error}. {_REBUILD}") from error
+        raise ContractError(
+            f"{path}: expected an index of evaluation sets, got a file that is not one ({error}). {_REBUILD}"
+        ) from error
     if header["format"] != FORMAT:
         raise ContractError(f"{path}: expected format {FORMAT} of the index, got {header['format']}. {_REBUILD}")
     arrays = {name: batch.column(name).values.to_numpy() for name in batch.schema.names}

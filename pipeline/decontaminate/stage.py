@@ -44,7 +44,7 @@ def figures_of(row: Row) -> Iterator[tuple[str, str, int]]:
 
 
 def set_sizes(path: str) -> dict[str, dict[str, int]]:
-    """Return numbers of items, items with an n-gram and distinct n-grams for each evaluation set in an index file."""
+    """Return, by evaluation set in an index file, the numbers of items, items with an n-gram and distinct n-grams."""
     numbers = ("items", "indexed", "ngrams")
     return {entry["name"]: {name: entry[name] for name in numbers} for entry in open_index(path).header["sets"]}
 

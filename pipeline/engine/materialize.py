@@ -185,7 +185,7 @@ def _write(folder: Store, name: str, step: Step, number: int, batches: Batches) 
 
 
 class BatchWriter(FileWriter):
-    """An Arrow IPC file, to which rows are appended and written in batches of limited size; it is not hashed."""
+    """An Arrow IPC file to which rows are written in batches of limited size; its SHA-256 is not computed."""
 
     def __init__(self, folder: Store, key: str, schema: pa.Schema):
         super().__init__(folder, key, "arrow", hashes=False)

@@ -190,8 +190,8 @@ class PartWriter(FileWriter):
                 arrays.append(pa.array(column, field.type))
             except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
                 raise ContractError(
-                    f"{self._key}: column {field.name}: expected {field.type}, got an error: {error}. Correct the "
-                    "stage that sets this column."
+                    f"{self._key}: column {field.name}: expected {field.type}, got a value that does not fit "
+                    f"({error}). Correct the stage that sets this column."
                 ) from error
             column.clear()
         self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema), row_group_size=GROUP_ROWS)

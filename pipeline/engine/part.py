@@ -36,7 +36,8 @@ EVERY_STAGE = {
 def reason_names(stage: str, reasons: Mapping[str, str], raises: bool = True) -> list[str]:
     """Return `stage/reason` for each reason of a stage, in declared order.
 
-    If the stage runs code on records (`raises`), the reasons in EVERY_STAGE follow: a record failed or crashed.
+    `raises` is True if the stage runs code on records. In this case the reasons in EVERY_STAGE, for failures of the
+    code, follow.
     """
     return [f"{stage}/{reason}" for reason in (*reasons, *(EVERY_STAGE if raises else ()))]
 
@@ -52,7 +53,7 @@ class DropCounter:
     """Counts rows, drops by reason, and other groups of rows (such as languages) while a part is written."""
 
     def __init__(self, stages: Sequence[tuple[str, Mapping[str, str]]], raises: bool = True):
-        """Start with a count of 0 for every reason of each (stage, reasons); `raises` adds those in EVERY_STAGE."""
+        """Start with a count of 0 for every reason of each (stage, reasons), with EVERY_STAGE if `raises` is True."""
         names = [name for stage, reasons in stages for name in reason_names(stage, reasons, raises)]
         self.dropped: dict[str, int] = dict.fromkeys(names, 0)
         self.dropped_chars: Counter[str] = Counter()

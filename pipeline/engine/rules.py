@@ -56,7 +56,7 @@ def values_of(check: Check | Quantile, batch: pa.RecordBatch) -> Floats:
 
 
 def languages_of(batch: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], list[str]]:
-    """Return each document's index in a list of languages, and the list; a document without a language has EVERY."""
+    """Return the index of each document's language in a list, and this list; EVERY replaces a missing language."""
     encoded = pc.dictionary_encode(pc.fill_null(batch.column("language"), EVERY))
     return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), encoded.dictionary.to_pylist()
 
@@ -148,7 +148,7 @@ def count_bins(values: npt.NDArray[np.float64], cut: int) -> Counts:
 def quantile(counts: Mapping[int, int], share: float, cut: int) -> float:
     """Return the value below which at least this share (0..1) of the values lies; NaN if there are no values.
 
-    The result is the upper end of a histogram bin: the smallest one for which this holds.
+    The result is the smallest upper end of a histogram bin for which this holds.
     """
     keys = sorted(counts)
     if not keys:

@@ -119,7 +119,7 @@ def run_partitions(
 
 
 def catch_user_errors(call: Callable[[], TaskResult]) -> TaskResult:
-    """Return the call's result. If it raises an error that the user can fix, return the error's message instead.
+    """Return the result of `call`, or the message of the error that it raised, if the user can fix the error.
 
     Other errors are raised and fail the task.
     """
@@ -173,7 +173,7 @@ def ship_models(spark: SparkSession, paths: Sequence[str]) -> None:
 
 
 def worker_path(path: str) -> str:
-    """Return the path of a model file on this worker: the same path if it exists, else that of the shipped copy."""
+    """Return the path of a model file on this worker: `path` if it exists here, else the path of the shipped copy."""
     return path if os.path.exists(path) else SparkFiles.get(os.path.basename(path))
 
 
@@ -258,7 +258,7 @@ def totals(tallies: DataFrame) -> DataFrame:
     """Add to each row its key's count summed over all parts (`total`), and smallest `first` of all parts (`best`).
 
     `tallies` has one row per key and part, with the columns of TALLIES: `count` is the count of the key in the part.
-    `first` is the smallest sort key (bytes, in keep order) of the documents there that contain the key.
+    `first` is the smallest sort key (bytes, in keep order) of the part's documents that contain the row's key.
     """
     same_key = Window.partitionBy("key")
     return tallies.withColumns({"total": F.sum("count").over(same_key), "best": F.min("first").over(same_key)})

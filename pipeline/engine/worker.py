@@ -38,7 +38,7 @@ class FusedStages:
         self.errors: Counter[str] = Counter()
 
     def __call__(self, row: Row) -> Row:
-        """Return the row with the columns of every stage that processed it, and the drop if a stage dropped it."""
+        """Return the row with the columns of every stage that processed it, and of the drop if a stage dropped it."""
         for stage, function, reasons in self._stages:
             try:
                 drop = function(row)

@@ -71,13 +71,15 @@ class ArpaBlock:
 
 
 class ArpaReader:
-    """A reader of an ARPA file, once from start to end; a suffix such as `.gz` shows if the file is compressed."""
+    """Reads an ARPA file once, from start to end; a suffix of the path such as `.gz` selects the decompression."""
 
     def __init__(self, path: str):
         try:
             stream = pa.input_stream(path)
         except OSError as error:
-            raise ConfigError(f"{path}: expected an ARPA file, got {error}. {TRAIN_AGAIN}") from error
+            raise ConfigError(
+                f"{path}: expected an ARPA file, got one that cannot be read ({error}). {TRAIN_AGAIN}"
+            ) from error
         self._path = path
         self._lines = io.BufferedReader(stream, 1 << 20)
         self.counts = self._header()
@@ -212,7 +214,9 @@ def _read_pieces(path: str) -> bytes:
     try:
         model = Path(path).read_bytes()
     except OSError as error:
-        raise ConfigError(f"{path}: expected a SentencePiece model, got {error}. {SET_PIECES}") from error
+        raise ConfigError(
+            f"{path}: expected a SentencePiece model, got a file that cannot be read ({error}). {SET_PIECES}"
+        ) from error
     load_splitter(model, path, SET_PIECES)
     return model
 
@@ -220,8 +224,8 @@ def _read_pieces(path: str) -> bytes:
 class _ModelWriter:
     """A context manager that writes a model file array by array; an exception removes the file.
 
-    The writers of `pipeline/engine` do not suit, because they write parts of tables. Arrays of a model file are also
-    memory-mapped while others are still added.
+    The writers of `pipeline/engine` cannot be used, because they write parts of tables. Arrays that are already in the
+    model file are memory-mapped while further arrays are added.
     """
 
     def __init__(self, target: Path):

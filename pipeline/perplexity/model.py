@@ -53,7 +53,7 @@ def word_codes(words: Iterable[str]) -> Keys:
 
 
 def word_factor(distance: int) -> np.uint64:
-    """Return the factor for the hash code of the word `distance` words before the last, in the key of an n-gram."""
+    """Return the factor of a word's hash code in an n-gram's key, for the word `distance` words before the last."""
     return np.uint64(pow(STEP, distance, 1 << 64))
 
 
@@ -189,7 +189,9 @@ def load_splitter(model: bytes, where: str, fix: str) -> Splitter:
     try:
         processor.LoadFromSerializedProto(model)
     except RuntimeError as error:
-        raise ConfigError(f"{where}: expected a SentencePiece model, got {error}. {fix}") from error
+        raise ConfigError(
+            f"{where}: expected a SentencePiece model, got a file that cannot be loaded ({error}). {fix}"
+        ) from error
 
     def cut(lines: Sequence[str]) -> list[list[str]]:
         # One call per line: for a batch it starts threads, which cost more than they save.
@@ -199,7 +201,7 @@ def load_splitter(model: bytes, where: str, fix: str) -> Splitter:
 
 
 def sentences(text: str, cut: Splitter) -> list[str]:
-    """Return a training sentence for each line of a text that is not blank: its normalized pieces, joined by spaces."""
+    """Return one training sentence for each non-blank line of a text: its normalized pieces, joined by spaces."""
     return [" ".join(pieces) for pieces in cut(normalize(text).split("\n")) if pieces]
 
 
@@ -386,7 +388,8 @@ def _read(path: str) -> tuple[ModelHeader, dict[str, Any]]:
         }
     except (ValidationError, ValueError) as error:
         raise ContractError(
-            f"{path}: expected a complete language model, got a corrupt file. Restore it from a backup."
+            f"{path}: expected a complete language model, got a corrupt file. Restore the file from a backup, or write "
+            "it again with `penstock train-lm`."
         ) from error
     return header, arrays
 
@@ -423,7 +426,8 @@ class KenlmModel:
             self._model = kenlm.Model(path, config)
         except OSError as error:
             raise ConfigError(
-                f"{path}: expected a model that kenlm reads, got {error}. Set perplexity.models to a KenLM binary."
+                f"{path}: expected a model that kenlm reads, got a file that kenlm cannot load ({error}). Set "
+                "perplexity.models to a KenLM binary."
             ) from error
         fix = "Set perplexity.pieces to the SentencePiece model of the KenLM binary."
         self._cut = words if spm is None else load_splitter(Path(spm).read_bytes(), spm, fix)
@@ -470,7 +474,7 @@ def open_model(path: str, spm: str | None, alone: bool = False) -> Scorer:
         if spm is not None or alone:
             raise ConfigError(
                 f"{path}: expected a KenLM binary, got a model that contains its SentencePiece model. "
-                "Remove its language from perplexity.pieces."
+                "Remove the model's language from perplexity.pieces."
             )
         return LanguageModel(path)
     if spm is None and not alone:

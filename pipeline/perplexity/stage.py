@@ -85,7 +85,9 @@ class PerplexityConfig(Section):
                 f'Set perplexity.scorer = "{NGRAM}".'
             )
         if ignored := ", ".join(sorted(self.model_fields_set - used)):
-            raise ValueError(f"{ignored} would be ignored with scorer = {self.scorer!r}. Remove {ignored}.")
+            raise ValueError(
+                f"{ignored} would be ignored with scorer = {self.scorer!r}. Remove {ignored} from [perplexity]."
+            )
         if self.scorer == NGRAM and not self.models:
             raise ValueError('scorer = "ngram" requires models by language, got none. Set perplexity.models.')
         if unknown := ", ".join(sorted(self.pieces.keys() - self.models.keys())):
@@ -113,7 +115,7 @@ class PerplexityConfig(Section):
 
 
 def make_perplexity(config: PerplexityConfig, models: Mapping[str, str]) -> RowFunction:
-    """Return the function that adds the columns COLUMNS to the row of a document; null if its language has no model.
+    """Return the function that adds the columns COLUMNS to a document's row; null if no model is for its language.
 
     If `scorer` is a checkpoint, a separate process has added the columns before this stage, and they are not changed.
     """
@@ -188,9 +190,9 @@ def _checks(config: PerplexityConfig, models: Mapping[str, str], cutoffs: Cutoff
 
 
 def _below(cutoffs: Mapping[str, float]) -> dict[str, float]:
-    """Return the largest float32 below each quantile, to use as a maximum that excludes the quantile itself.
+    """Return the largest float32 below each quantile.
 
-    A check keeps values equal to its maximum.
+    A check keeps values equal to its maximum. With the returned value as its maximum, it drops the quantile itself.
     """
     return {name: float(np.nextafter(np.float32(cut), np.float32(-np.inf))) for name, cut in cutoffs.items()}
 
@@ -226,15 +228,17 @@ def checkpoint_files(folder: str) -> dict[str, str]:
         names = sorted(json.loads(metadata.read_bytes())["files"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"perplexity.scorer: expected a checkpoint folder with {METADATA_FILE}, got {error!r}. "
+            f"perplexity.scorer: expected a checkpoint folder with {METADATA_FILE}, got no valid file "
+            f"of this name ({error!r}). "
             f"Set perplexity.scorer to {CHECKPOINT}RUN/train/checkpoints/step-…."
         ) from error
     return {"checkpoint": str(metadata)} | {f"checkpoint/{name}": str(metadata.with_name(name)) for name in names}
 
 
 def score_with_checkpoint(config: PerplexityConfig, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """Score Parquet files (TO_SCORE) with the checkpoint of `scorer` in a separate process; write one file for each.
+    """Score Parquet files (TO_SCORE) with the checkpoint of `scorer` in a separate process.
 
+    One file of `outputs` is written for each file of `inputs`.
     The output files have the schema SCORED. Raises ConfigError or ContractError with the last error line of the
     process.
     """

@@ -84,7 +84,7 @@ FAMILIES = {
 def candidate_windows(folded: str, family: CandidateFamily) -> list[tuple[int, int]]:
     """Return the spans of a text's ASCII form (`folded`) around all matches of the family's pattern.
 
-    Spans that overlap are merged.
+    Spans that overlap are merged, up to MAX_WINDOW characters. A longer span is split into overlapping ones.
     """
     spans: list[tuple[int, int]] = []
     for match in family.pattern.finditer(folded):
@@ -98,7 +98,7 @@ def candidate_windows(folded: str, family: CandidateFamily) -> list[tuple[int, i
 
 @dataclass(frozen=True)
 class Joined:
-    """Several windows joined into one text, so that a pattern is searched once in all of them."""
+    """Spans of a text (its windows) joined into one text, so that a pattern is searched once in all of them."""
 
     text: str
     starts: list[int]

@@ -103,7 +103,7 @@ def _segments(folded: str, run: tuple[int, int]) -> Iterator[Groups]:
 def _number_in(text: str, folded: str, groups: Groups, regions: tuple[str, ...]) -> PhoneSpan | None:
     """Return the telephone number in these digit groups, or None if there is none.
 
-    It starts at the first group after dates and similar numbers. A national number must extend to the last group,
+    The number starts at the first group after dates and similar numbers. A national number must extend to the last one,
     unless a nearby word such as `phone` marks it as a telephone number.
     """
     first, begin = 0, groups[0][0]

@@ -61,7 +61,7 @@ class PiiConfig(Section):
 
 
 class Redactor:
-    """Finds and replaces personal data with recognizers that are loaded once; its methods change no state."""
+    """Finds and replaces personal data in texts, with recognizers that are loaded once."""
 
     def __init__(self, types: tuple[str, ...] = TYPE_NAMES, find_names: Callable[[str], list[Span]] | None = None):
         self._families: dict[str, list[LoadedRecognizer]] = {}
@@ -105,7 +105,8 @@ class Redactor:
 def _whole(folded: str, start: int, end: int) -> bool:
     """Return True if folded[start:end] is not part of a longer number or word.
 
-    A recognizer cannot test this at the end of a window, and the patterns of some do not test it at all.
+    A recognizer sees only the text around a candidate, so it cannot test this at the ends of that text. The patterns of
+    some recognizers do not test it at all.
     """
     return not any(
         (left.isdigit() and right.isdigit()) or (left.isalpha() and right.isalpha())

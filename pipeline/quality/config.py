@@ -129,7 +129,7 @@ class QualityConfig(QualityLimits):
             rules = name.partition("_")[0]
             if rules in CUTTING and rules not in (*self.families, *self.cut_lines):
                 problems.append(
-                    f"{name}: expected {rules!r} in families or cut_lines, got it in neither. Remove {name}."
+                    f"{name}: expected {rules!r} in families or cut_lines, got it in neither. Remove quality.{name}."
                 )
         return problems
 

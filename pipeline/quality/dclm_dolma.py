@@ -89,7 +89,7 @@ def dclm_words(whole: TextView, stop_words: Codes) -> dict[str, float]:
 
 
 def num_words(parts: TextView) -> int:
-    """Return the number of words that start with a letter or digit, if the text is split as fastText does.
+    """Split a text into words as fastText does, and return the number of words that start with a letter or digit.
 
     fastText splits at ASCII whitespace and zero bytes only.
     """

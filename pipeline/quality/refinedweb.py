@@ -67,7 +67,7 @@ def apply_refinedweb(lines: LineCounts, rules: RefinedWebRules, english: bool) -
 def _numbers(lines: LineCounts, kept: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     """Return, for each line, whether it consists of digits only.
 
-    The first and last of the `kept` lines that have words are stripped of whitespace before the test.
+    Of the `kept` lines with words, the first and the last are stripped of outer whitespace before the test.
     """
     lengths = lines.lengths()
     numbers = (lines.digits > 0) & (lines.digits > MAX_DIGITS * lengths)

@@ -176,7 +176,7 @@ def make(config: QualityConfig, models: Mapping[str, str]) -> RowFunction:
 
 
 def measures_of(config: QualityConfig, stop_words: Mapping[str, Codes]) -> QualityMeasures:
-    """Return what the settings require to measure and cut; `stop_words` has the codes of each language's stop words."""
+    """Return the signals to measure and the lines to cut; `stop_words` has the codes of each language's stop words."""
     lines = C4LineRules(config.c4_terminal_punctuation, config.c4_min_line_words, config.c4_max_word_length)
     english = {ENGLISH: stop_codes(STOP_WORDS)}
     refinedweb = RefinedWebRules(config.refinedweb_max_uppercase, config.refinedweb_min_line_words)
@@ -195,8 +195,8 @@ def checks(config: QualityConfig, models: Mapping[str, str], cutoffs: Cutoffs) -
     unknown = sorted({name for profile in profiles.values() for name in profile.limits} - thresholds)
     if unknown:
         raise ConfigError(
-            f"language profiles: expected names of limits in [quality], got {unknown}. "
-            "Run `penstock derive-profiles` again."
+            f"language profiles {models.get('profiles', '(built-in)')}: expected names of limits in [quality], got "
+            f"{unknown}. Run `penstock derive-profiles` again."
         )
     known = profiles if config.dialect == "datatrove" or "profiles" in models else {}
     return [
@@ -205,7 +205,7 @@ def checks(config: QualityConfig, models: Mapping[str, str], cutoffs: Cutoffs) -
 
 
 def limits_of(rule: QualityRule, config: QualityConfig, profiles: Mapping[str, LanguageProfile]) -> dict[str, float]:
-    """Return the limits of a rule by language; a language that is not listed has the limit of EVERY, if any."""
+    """Return the limits of a rule by language; the limit under EVERY, if any, is for languages that are not listed."""
     limits = {language: p.limits[rule.setting] for language, p in profiles.items() if rule.setting in p.limits}
     limits.setdefault(ENGLISH, rule.limit)
     if rule.neutral:

@@ -172,7 +172,7 @@ class TextView:
         return arrays
 
     def only(self, lines: Sequence[int], text: str) -> Self:
-        """Return a view of `text`, which must be the lines with these indices; the words of this view are reused."""
+        """Return a view of `text`, which must consist of the lines with these indices; words are not split again."""
         rest = type(self)(text, self.vocabulary)
         counts = [self.counts[line] for line in lines]
         if sum(counts) == len(self.numbers):
@@ -246,5 +246,5 @@ def num_covered_chars(ngrams: RecurringNgrams, offsets: Ints) -> int:
 
 
 def ngram_lengths(places: Ints, n: int, offsets: Ints) -> Ints:
-    """Return the number of characters of each n-gram, given the indices of their first words."""
+    """Return the number of characters of each n-gram, given the index of each n-gram's first word."""
     return offsets[places + n] - offsets[places]

@@ -55,7 +55,7 @@ Words = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True)
 class CountTask:
-    """A JSON lines file, or a part of a run's tables, in whose documents one task counts words and signals."""
+    """One JSON lines file, or one part of a run's tables, in whose documents a task counts words and signals."""
 
     source: Split | Part
     quality: QualityConfig
@@ -106,7 +106,7 @@ def _may_be_stop_word(word: str) -> bool:
 
 
 def frequent_words(task: CountTask, retried: bool) -> TaskResult:
-    """Return, by language, the numbers of documents and words in the task's text, and its frequent words.
+    """Return, for each language in the task's text, the numbers of documents and words, and the frequent words.
 
     A word is frequent if at least CANDIDATE_SHARE of all words in the language are this word.
     """
@@ -142,8 +142,8 @@ def word_ranks(task: CountTask, retried: bool) -> TaskResult:
     """Count documents by the n-th smallest rank of the words that they contain, for each language and n <= NUM_RANKS.
 
     The rank of a word is its position, from 1, in the language's list in `task.words`. A document contains n of the
-    first r words exactly if its n-th smallest rank is at most r. A document with fewer than n of the words counts at
-    the length of the list plus 1.
+    first r words exactly if its n-th smallest rank is at most r. If a document has fewer than n of the words, its n-th
+    smallest rank is the length of the list plus 1.
     """
     ranks = {language: {word: rank for rank, word in enumerate(words, 1)} for language, words in task.words.items()}
     tallies: dict[str, list[Counter[str]]] = {language: [Counter() for _ in range(NUM_RANKS)] for language in ranks}
@@ -360,7 +360,7 @@ def _has_profile(language: str, documents: Mapping[str, int], config: DeriveConf
 
 
 def _together(histograms: Mapping[str, Histograms], languages: Sequence[str]) -> Histograms:
-    """Return the histograms of all documents in any of these languages, by the setting that limits the signal."""
+    """Return the sums of these languages' histograms of each signal, by the setting that limits the signal."""
     total: Any = {}
     for name, by_language in histograms.items():
         for language in languages:
@@ -371,7 +371,7 @@ def _together(histograms: Mapping[str, Histograms], languages: Sequence[str]) ->
 def _peers(language: str, scripts: Mapping[str, str], documents: Mapping[str, int], config: DeriveConfig) -> list[str]:
     """Return the languages whose documents are used to compute the percentiles for this language.
 
-    If it has enough documents, only the language itself; otherwise all languages of its script, or all languages.
+    These are the language alone, all languages of its script, or all languages: the first that have enough documents.
     """
     circles = ([language], [peer for peer in scripts if scripts[peer] == scripts[language]], list(scripts))
     sufficient = [circle for circle in circles if config.tail * sum(documents[peer] for peer in circle) >= 1]
@@ -415,7 +415,7 @@ def limits_of(
 ) -> dict[str, float]:
     """Return the limits of a language by setting.
 
-    `own` and `peers` are histograms of the signals: of its own documents, and of those of the languages in `_peers`.
+    `own` has the histograms of signals in the language's documents, `peers` those in all languages that `_peers` gives.
     Each limit is the loosest of three: from `own`, from `peers`, and the published one. Word length is an exception:
     the published limit is scaled by the language's median.
     """
@@ -442,9 +442,8 @@ def limits_of(
 def _is_derived(check: Check, language: str) -> bool:
     """Return True if the limit of a check is derived from the documents of this language.
 
-    Limits that were published for English are derived, except FIXED_SETTINGS. Limits that hold for every language are
-    not derived, because repeated text does not depend on the language. Among these, limits on word n-grams are derived
-    for languages whose words are found by a dictionary.
+    Limits that were published for English are derived, except FIXED_SETTINGS. Limits on repeated text hold for every
+    language and are not derived. Exceptions are limits on word n-grams in languages whose words a dictionary finds.
     """
     if EVERY in check.limits:
         return check.setting.endswith(NGRAMS) and language in UNSPACED_LANGUAGES
@@ -463,9 +462,9 @@ def _edge(check: Check, counts: Mapping[int, int], config: DeriveConfig) -> floa
 
 
 def _percentile(check: Check, counts: Mapping[int, int], config: DeriveConfig) -> float:
-    """Return the limit that a share derive.tail of the documents does not pass, or one document if this is more.
+    """Return the limit that a share derive.tail of the documents breaks, or one document if the share is less.
 
-    One document is always ignored, because its language may be wrong or its text unclean.
+    One document can never set the limit, because its language may be wrong or its text unclean.
     """
     beyond = max(config.tail, 1.5 / sum(counts.values()))  # The second document reaches 1.5 / n with any rounding.
     return quantile(counts, beyond if is_minimum(check) else 1 - beyond, FINE)

@@ -63,7 +63,8 @@ def _load(path: str) -> Mapping[str, LanguageProfile]:
         values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(
-            f"language profiles {path}: expected a TOML file, got {error}. Run `penstock derive-profiles` again."
+            f"language profiles {path}: expected a TOML file, got one that cannot be read ({error}). "
+            "Run `penstock derive-profiles` again."
         ) from error
     problems = [problem for language, value in values.items() for problem in _problems(language, value)]
     if problems:

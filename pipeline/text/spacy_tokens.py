@@ -17,7 +17,7 @@ Tokens = tuple[str, ...]
 
 
 def _members(test: Callable[[str], bool], *spans: tuple[int, int]) -> str:
-    """Return the characters in these ranges of code points for which `test` is true."""
+    """Return the characters for which `test` is true, within these ranges [start, end) of code points."""
     return "".join(char for span in spans for char in map(chr, range(*span)) if test(char))
 
 
@@ -56,9 +56,10 @@ _MEASURE_ENDS = frozenset("".join(UNITS.split()) + CURRENCY + "+")
 
 
 def _infixes(lower: str, upper: str, quotes: str, icon: str) -> re.Pattern[str]:
-    """Return the pattern of the separators at which a string without outer punctuation is split, such as hyphens.
+    """Return the pattern of the separators inside a string, such as hyphens, at which `_cut` splits.
 
-    The pattern starts with `\\W`, so that `re` can skip to a match of it; lookbehinds then test what precedes.
+    The pattern starts with `\\W`, so that `re` can skip to the next match of it. Lookbehinds then test the characters
+    before the separator.
     """
     letter = lower + upper
     return re.compile(
@@ -187,10 +188,10 @@ def _tail(text: str, low: int, high: int) -> int:
 
 
 def _peel(piece: str, forms: Mapping[str, Tokens], longest: int) -> list[str]:
-    """Split a string without whitespace: remove punctuation from both ends, then split what is left.
+    """Return the tokens of a string without whitespace: punctuation at both ends, and the tokens of the rest.
 
-    What is left is a key of `forms`, whose value is its tokens, or a string for `_cut`. `longest` is the length of the
-    longest key.
+    If the rest is a key of `forms`, its tokens are the value of this key; otherwise `_cut` splits the rest. `longest`
+    is the length of the longest key.
     """
     low, high = 0, len(piece)
     heads: list[str] = []
@@ -221,9 +222,9 @@ def _peel(piece: str, forms: Mapping[str, Tokens], longest: int) -> list[str]:
 
 
 def _cut(core: str) -> list[str]:
-    """Split a string, already stripped of outer punctuation, at separators such as hyphens.
+    """Split a string, already stripped of outer punctuation, at separators such as hyphens; return all tokens.
 
-    Each separator becomes a token of its own. An amount or an address is not split.
+    Separators are tokens too. An amount or an address is not split.
     """
     if core.isalnum() or _AMOUNT.fullmatch(core):
         return [core]

@@ -188,7 +188,7 @@ Reader = Callable[[Sequence[str]], tuple[npt.NDArray[Any], ...]]
 def words_of(split: Callable[[str], Sequence[str]], flags_of: Callable[[str], int]) -> Reader:
     """Return a function that splits pieces of text into tokens with `split`.
 
-    It returns the number of tokens in each piece, then the length, flags and 64-bit code of each token.
+    The function returns arrays: the number of tokens in each piece, then length, flags and 64-bit code of each token.
     """
 
     def read(pieces: Sequence[str]) -> tuple[npt.NDArray[Any], ...]:

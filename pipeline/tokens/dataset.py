@@ -2,7 +2,7 @@
 
 The number of shards of a stream is its number of tokens divided by `shard_tokens`, rounded up. A hash of a document's
 id decides its shard and its position in the shard. The bytes therefore do not depend on how Spark partitions the
-documents. Shards are Arrow IPC files. A resumed step encodes all documents again, since any shard may contain any
+documents. Shards are Arrow IPC files. A resumed step encodes all documents again, because any shard may contain any
 document, but writes only the shards that are not complete.
 """
 
@@ -250,7 +250,7 @@ def assign_shards(encoded: DataFrame, plan: Mapping[str, int]) -> DataFrame:
 def write_shards(
     numbered: DataFrame, plan: Mapping[str, int], contract: TokenizerContract, folder: Store
 ) -> list[PartResult]:
-    """Write every shard with its document index; return one result for each such pair of files."""
+    """Write every shard and its document index; return one result for each shard, which lists both files."""
     shards = [(name, number) for name, count in plan.items() for number in range(count)]
     shared = numbered.sparkSession.sparkContext.broadcast(shards)
     frame = numbered.drop("surt", "domain_key").repartitionById(len(shards), F.col("place"))
@@ -266,7 +266,7 @@ def write_shards(
 def write_index(
     numbered: DataFrame, totals: Mapping[str, StreamTotal], folder: Store, first_part: int
 ) -> list[PartResult]:
-    """Write the URL index and return the result of each of its parts, which are numbered from `first_part`.
+    """Write the URL index, and return a result for each of its parts; part numbers start at `first_part`.
 
     All documents of a registrable domain are in the same part.
     """
@@ -282,7 +282,7 @@ def write_index(
 
 
 def collect_results(results: Sequence[PartResult], totals: Mapping[str, StreamTotal], rows_in: int) -> TableResult:
-    """Return the dataset's files and row counts, and in `figures` the tokens per shard and documents of each stream.
+    """Return the dataset's files and row counts; `figures` has, by stream, tokens of each shard and document counts.
 
     Raises ContractError if the shards of a stream do not contain all its tokens.
     """

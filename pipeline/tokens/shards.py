@@ -53,7 +53,7 @@ def regroup(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[list[dict[
 def write_shard(folder: Store, stream: str, number: int, batches: Iterator[pa.RecordBatch], dtype: str) -> PartResult:
     """Write a shard and its document index from rows sorted by (key, doc_id).
 
-    `tokens` in the returned figures maps the name of the stream to the number of tokens in the shard.
+    In the returned `figures`, `tokens` maps the name of the stream to the number of tokens in the shard.
     """
     schema = shard_schema(dtype)
     offset = 0

@@ -205,13 +205,14 @@ def mixed_sorting(dataset: Manifest, clean: str) -> Sorting | None:
 
 
 def check_mix_sources(config: TokensConfig, sources: Sequence[str]) -> None:
-    """Raise ConfigError if the mix names a source, or a source and bucket, that the recipe cannot make."""
+    """Raise ConfigError if the mix names a source, or a source and quality bucket, that the recipe does not have."""
     possible = [f"{source}{BUCKET_SEPARATOR}{name}" for source in sources for name in config.bucket_names] or [*sources]
     if config.mix and (unknown := sorted(read_mix(config.mix).sources.keys() - set(possible))):
         hints = ", ".join(f"{name!r}{suggest_name(name, possible)}" for name in unknown)
         raise ConfigError(
-            f"tokens.mix {config.mix}: expected sources that this recipe makes, got {hints}. "
-            "Set tokens.buckets_by and tokens.bucket_cuts as in the recipe that the mix was made from."
+            f"tokens.mix {config.mix}: expected sources of this recipe, with its quality buckets if any, got {hints}. "
+            "Correct the names in that file, or set tokens.buckets_by and tokens.bucket_cuts as in the recipe from "
+            "which it was made."
         )
 
 
@@ -232,7 +233,7 @@ def check_mix(mix: Mix, where: str, counts: Mapping[str, tuple[int, int]]) -> No
 
 
 def mix_figure(mix: Mix, tokens: Mapping[str, int]) -> dict[str, Any]:
-    """Return what the manifest stores about each source of the mix: kept share, repetitions, and numbers of tokens.
+    """Return what the manifest stores about each source of the mix: kept share, repetitions, wanted and found tokens.
 
     `tokens`: number of training tokens in the dataset, by source.
     """
@@ -312,15 +313,15 @@ def find_bucket(buckets: Iterator[tuple[bytes, str]], doc_id: bytes) -> str:
         if identifier == doc_id:
             return bucket
     raise ContractError(
-        f"document {doc_id.hex()}: expected the documents of `clean` in the order of `documents`, got a document of "
-        "`clean` that `documents` does not contain after the previous one. Run `penstock run` with a new --out."
+        f"document {doc_id.hex()} of the table `clean`: expected its row in the table `documents` after the row of the "
+        "document before it, got none. Run `penstock run` with a new --out."
     )
 
 
 def streams_of_part(part: Part, sorting: Sorting) -> Callable[[Row], str]:
     """Return a function that maps a row with `doc_id`, `source` and `cluster` to the name of its stream.
 
-    The function must be called in the order of the rows in the part.
+    The function must be called with the rows of the part in their stored order.
     """
     buckets = buckets_of_part(part, sorting.config) if sorting.config.bucket_names else None
 

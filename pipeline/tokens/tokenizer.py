@@ -85,15 +85,17 @@ class TokenizerConfig(Section):
         unknown = [f"{name!r}{suggest_name(name, RESERVED[:5])}" for name in used if name not in RESERVED]
         if unknown:
             raise ValueError(
-                f"before, after, special: expected reserved tokens, got {', '.join(unknown)}. "
-                f"Set each to a name such as {', '.join(RESERVED[:5])}."
+                f"before, after, special: expected names of reserved tokens, got {', '.join(unknown)}. "
+                f"Correct them in [tokenizer]; valid names are {', '.join(RESERVED[:5])}, ...."
             )
         ignored = sorted((LOAD_SETTINGS if self.model is None else TRAIN_SETTINGS) & self.model_fields_set)
         if ignored:
             names = ", ".join(ignored)
             if self.model is None:
-                raise ValueError(f"{names} would be ignored, since tokenizer.model is not set. Set tokenizer.model.")
-            raise ValueError(f"{names} would be ignored, since tokenizer.model is set. Remove {names}.")
+                raise ValueError(f"{names} would be ignored, because tokenizer.model is not set. Set tokenizer.model.")
+            raise ValueError(
+                f"{names} would be ignored, because tokenizer.model is set. Remove {names} from [tokenizer]."
+            )
         return self
 
 
@@ -301,7 +303,7 @@ def _check_contract(tokenizer: Tokenizer, config: TokenizerConfig) -> None:
         injected = [reserved[number] for number in ids.tolist() if number in reserved]
         if injected:
             raise ConfigError(
-                f"tokenizer.model: expected reserved ids that no text produces, got {injected[0]!r} for {text!r}. "
+                f"tokenizer.model: expected no reserved ids in encoded text, got that of {injected[0]!r} for {text!r}. "
                 f"Set tokenizer.special.{injected[0]} to another special token of the model."
             )
         decoded = tokenizer.decode(ids)

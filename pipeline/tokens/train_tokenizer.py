@@ -46,9 +46,9 @@ class TokenizerSampleTask:
 
 
 def build_tokenizer(build: StepContext) -> dict[str, TableResult]:
-    """Train the tokenizer, or copy the model that `tokenizer.model` names, and write its file.
+    """Write the tokenizer's model file; return the result of the table `tokenizer`, by the name of the table.
 
-    Return the step's result, {"tokenizer": result}. `result.figures["contract"]` is the tokenizer contract.
+    The result's `figures` contain the tokenizer contract: vocabulary size, special tokens and SHA-256.
     """
     config = build.recipe.section("tokenizer", TokenizerConfig)
     folder, started = build.folders["tokenizer"], time.process_time()
@@ -97,7 +97,7 @@ def sample_files(build: StepContext, config: TokenizerConfig, folder: Store) -> 
     if not total:
         raise ContractError(
             f"tokenizer: expected clean text, got none: all {clean.manifest.content.counts.rows_in} documents are "
-            "dropped. Run `penstock report` to see which rules dropped them, then loosen those rules."
+            "dropped or empty. Run `penstock report` to see which rules dropped them, then loosen those rules."
         )
     share = min(1.0, config.sample_bytes / total)
     paths = clean.manifest.paths_of()
@@ -107,7 +107,7 @@ def sample_files(build: StepContext, config: TokenizerConfig, folder: Store) -> 
 
 
 def sample_texts(folder: Store, paths: Sequence[str], built: TableResult) -> Iterator[str]:
-    """Yield the sampled texts sorted by a hash of their doc_id; store the sample's row counts and bytes in `built`."""
+    """Yield the sampled texts, sorted by a hash of doc_id; store the sample's document count and size in `built`."""
     rows: list[tuple[int, bytes, str]] = []
     for path in paths:
         with folder.open_input(path) as stream:

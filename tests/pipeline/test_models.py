@@ -289,10 +289,10 @@ def test_a_trained_model_that_is_lost_or_changed(tmp_path: Path) -> None:
     added.path.write_bytes(WRONG)
     with pytest.raises(ConfigError, match=f"model wiki: expected a file with SHA-256 {SHA}(?s:.*)with {WRONG_SHA}"):
         ensure_model("wiki", config(tmp_path))
-    with pytest.raises(ContractError, match="Train it again"):
+    with pytest.raises(ContractError, match="Train the model again"):
         verify_model("wiki", config(tmp_path))
     added.path.unlink()
-    with pytest.raises(ConfigError, match=r"expected model wiki, got no file. Train it again"):
+    with pytest.raises(ConfigError, match=r"expected model wiki, got no file. Train the model again"):
         verify_model("wiki", config(tmp_path))
     assert "file missing: train it again" in str(list_models(config(tmp_path), {})[0])
     add_model(write_model(tmp_path, RIGHT), "wiki", config(tmp_path), "a classifier")

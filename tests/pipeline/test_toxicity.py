@@ -183,7 +183,7 @@ def test_every_reason_is_reached() -> None:
     [
         ({"classifier": "a.bin"}, "classifier, classifier_label: expected both or neither, got one"),
         ({"classifier_label": "__label__toxic"}, "classifier, classifier_label: expected both or neither, got one"),
-        ({"max_score": 0.5}, "max_score: expected toxicity.classifier to be set, got 0.5 without it. Remove"),
+        ({"max_score": 0.5}, "max_score: expected toxicity.classifier to be set, got 0.5 without it. Set"),
         (
             {"wordlists": {}, "max_words": 3, "max_word_share": 0.1},
             "max_word_share, max_words: expected at least one word list, got none",

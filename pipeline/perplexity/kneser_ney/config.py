@@ -64,8 +64,8 @@ class TrainLmConfig(Section):
                 )
         if self.vocab_pad is not None and not self.interpolate_unigrams:
             raise ValueError(
-                "vocab_pad would be ignored: expected interpolate_unigrams = true, got interpolate_unigrams = false. "
-                "Remove train_lm.vocab_pad."
+                "vocab_pad: expected interpolate_unigrams = true, got false, which makes vocab_pad ineffective. "
+                "Remove train_lm.vocab_pad, or set train_lm.interpolate_unigrams = true."
             )
         return self
 

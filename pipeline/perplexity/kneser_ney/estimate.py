@@ -256,7 +256,7 @@ def ngrams_by_order(grams: Words, counts: Ints) -> list[OrderNgrams]:
 
 
 def owner_keys(grams: Words) -> Keys:
-    """Return the key of each n-gram that determines its part: its last two words.
+    """Return each n-gram's owner key, made of its last two words. The key determines the part that owns the n-gram.
 
     An n-gram is therefore in the same part as its suffixes of two or more words.
     """
@@ -311,7 +311,7 @@ class BucketSums:
 
 
 def contexts_by_bucket(level: OrderNgrams, kept: Flags, number: int) -> list[tuple[Words, Ints]]:
-    """Return (contexts, adjusted counts) of the n-grams whose contexts are in each hash bucket.
+    """Return, for each hash bucket, (contexts, adjusted counts) of the n-grams whose contexts are in this bucket.
 
     The count of a pruned n-gram is negative.
     """
@@ -513,7 +513,7 @@ def make_plan(
 ) -> EstimationPlan:
     """Return the plan of the training, without the bounds of the parts, which are chosen later.
 
-    `vocabulary` has the report of each vocabulary file, in the order of word ids.
+    `vocabulary` has the result of `write_vocabulary` for each vocabulary file, in the order of word ids.
     """
     firsts = FIRST_WORD + np.cumsum([0, *(entry["words"] for entry in vocabulary)])
     files = [(entry["path"], int(first)) for entry, first in zip(vocabulary, firsts)]
@@ -529,7 +529,7 @@ def part_bounds(samples: Iterable[Sequence[int]], partitions: int) -> Keys:
 
 
 def make_smoothing(config: TrainLmConfig, plan: EstimationPlan, answers: Sequence[Mapping[str, Any]]) -> Smoothing:
-    """Return the counts of counts, discounts and unigrams of a model; `answers` has the report on each part's counts.
+    """Return counts of counts, discounts and unigrams of a model; `answers`: results of `merge_counts` for all parts.
 
     Raises ContractError if the closed form gives no valid discounts and `discount_fallback` is None.
     """

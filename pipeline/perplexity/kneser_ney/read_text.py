@@ -68,7 +68,8 @@ def read_lines(part: ByteRange, block_bytes: int = BLOCK_BYTES) -> Iterator[pa.A
                 yield from _lines(stream, None, block_bytes)
         except OSError as error:
             raise ContractError(
-                f"{part.name}: expected a gzip file, got {error}. Replace the file by an intact copy."
+                f"{part.name}: expected a gzip file, got one that cannot be read ({error}). Replace the file by an "
+                "intact copy."
             ) from error
         return
     with fs.open_input_file(path) as stream:

@@ -56,8 +56,8 @@ def vocabulary_files(folder: Store, words: DataFrame, limits: Sequence[ByteRange
     """Write the vocabulary files, with the words in the order of their ids; return the name and word counts of each.
 
     Allowed words come before others, and each group is sorted by bytes. `limits` are byte ranges of the file that lists
-    the allowed words; without them all words are allowed. Spark chooses the bounds between files from a sample; they do
-    not affect the ids.
+    the allowed words; without them all words are allowed. Spark chooses from a sample which words are in which file;
+    this choice does not affect the ids.
     """
     distinct = words.select("word").distinct()
     if not limits:
@@ -95,7 +95,7 @@ def encode_chunks(
 
 
 def count_ngrams(spark: SparkSession, plan: EstimationPlan, lines: Sequence[NumberedFile]) -> list[TaskResult]:
-    """Count the n-grams of all chunks and write one file per part; return the report of `merge_counts` on each part."""
+    """Count the n-grams of all chunks and write one file per part; return the results of `merge_counts` by part."""
 
     def count(task: NumberedFile) -> Iterator[pa.RecordBatch]:
         return worker.count_chunk(plan, *task)
@@ -132,7 +132,7 @@ def write_sections(
 
 
 def check_complete(answers: list[TaskResult], number: int) -> list[TaskResult]:
-    """Return the reports `answers` unchanged. Raises ContractError unless there are `number` of them."""
+    """Return `answers`, the results of all partitions, unchanged. Raises ContractError unless it has `number` items."""
     if len(answers) != number:
         raise ContractError(
             f"train_lm: expected the results of {number} partitions, got {len(answers)}. Run `penstock train-lm` again."

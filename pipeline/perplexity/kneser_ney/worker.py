@@ -59,7 +59,7 @@ WORD_ROWS = 1 << 16
 def write_chunks(lines: Iterable[pa.Array], folder: Store, config: TrainLmConfig) -> Answer:
     """Write sentences to files in chunks, each with its own numbering of words.
 
-    Returns the files and sizes of each chunk (`chunks`), and the number of sentences (`rows`).
+    Returns file names and numbers of sentences and words of each chunk (`chunks`), and the sum of sentences (`rows`).
     """
     answer: Answer = {"chunks": [], "rows": 0}
     for chunk in make_chunks(lines, config.chunk_tokens, config.reserved_words):

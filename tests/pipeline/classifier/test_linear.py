@@ -190,10 +190,10 @@ def test_files_that_are_not_models(tmp_path: Path) -> None:
     path = tmp_path / "x.arrow"
     path.write_bytes(b"ARROW1 and then nothing of the kind")
     expected = "there: expected a linear classifier model, got"
-    with pytest.raises(ConfigError, match=rf"{expected} .*x\.arrow, which is not one \(.*\)\. Set the path"):
+    with pytest.raises(ConfigError, match=rf"{expected} .*x\.arrow, which is not one \(.*\)\. Set there to"):
         load_linear(str(path), "there")
     write_model(path, "importance weights", {}, {"weight": np.zeros(2, np.float32)})
-    with pytest.raises(ConfigError, match=rf"{expected} .*x\.arrow of kind 'importance weights'\. Set the path"):
+    with pytest.raises(ConfigError, match=rf"{expected} .*x\.arrow of kind 'importance weights'\. Set there to"):
         load_linear(str(path), "there")
     import pyarrow as pa
 

@@ -87,7 +87,7 @@ def test_a_file_that_is_not_a_model_and_a_label_of_a_linear_model(wiki: str, tmp
     [
         (
             {"min_score": {"wkii": 0.5}},
-            r"min_score\.wkii: expected a name in `models`, got 'wkii' \(did you mean 'wiki'\?\)\. Add the model",
+            r"min_score\.wkii: expected a name in `models`, got 'wkii' \(did you mean 'wiki'\?\)\. Correct the",
         ),
         ({"min_quantile": {"x": 0.5}}, r"min_quantile\.x: expected a name in `models`, got 'x' \(valid: wiki\)"),
         ({"min_alpha": {"x": 9}}, r"min_alpha\.x: expected a name in `models`, got 'x'"),
@@ -226,7 +226,7 @@ def test_a_fasttext_model_scores_by_its_label(tmp_path: Path) -> None:
     model = fasttext.train_supervised(str(tmp_path / "train.txt"), thread=11, dim=8, epoch=25, verbose=0, bucket=100)
     model.save_model(str(tmp_path / "m.bin"))
     models = {"wiki": str(tmp_path / "m.bin")}
-    with pytest.raises(ConfigError, match="expected a model with the label '__label__good', got none"):
+    with pytest.raises(ConfigError, match="expected a model with the label '__label__good', got one without it"):
         CLASSIFIER.make(config(), models)
     settings = config(labels={"wiki": "__label__hq"})
     assert score(settings, models, "fine\nwords\n__label__cc")["wiki"] > 0.8

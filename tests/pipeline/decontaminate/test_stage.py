@@ -244,7 +244,7 @@ def test_most_ngrams_of_a_slice() -> None:
         ({"canaries": ("  ",)}, "canaries: expected text, got blank '  '"),
         (
             {"canary_ignore_case": True, "fields": {"a": ("b",)}},
-            r"canary_ignore_case .*Remove them\. fields: .*got 'a'",
+            r"canary_ignore_case .*Remove them from \[decontaminate\]\. fields: .*got 'a'",
         ),
         ({"sets": True, "cut_margin": 1}, r"got cut_margin \(ignored with action 'drop'\)"),
         ({"sets": True, "action": "cut", "max_ngrams": 1}, r"got max_ngrams \(ignored with action 'cut'\)"),

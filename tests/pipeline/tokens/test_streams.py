@@ -112,7 +112,7 @@ def test_sources_that_the_recipe_does_not_make_are_rejected_before_anything_runs
     check_buckets(recipe_with(tmp_path, mix(web_low={}, books_high={}, web_none={}), *two), SPLITS)
     for invalid, overrides, message in (
         (mix(wbe={}, books={}), WHOLE, r"'wbe' \(did you mean 'web'\?\)"),
-        (mix(web_low={}), WHOLE, r"expected sources that this recipe makes, got 'web\+low'.*tokens.buckets_by"),
+        (mix(web_low={}), WHOLE, r"expected sources of this recipe, .* got 'web\+low'.*tokens.buckets_by"),
         (mix(web={}, web_low={}), two, r"got 'web' \(did you mean 'web\+"),
         (mix(web_middle={}), two, r"got 'web\+middle'"),
         (mix(web_tail={}), (), r"got 'web\+tail'"),

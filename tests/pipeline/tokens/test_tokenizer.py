@@ -258,7 +258,7 @@ def test_a_model_that_drops_unknown_characters_is_rejected(tmp_path: Path) -> No
     ("special", "message"),
     [
         ({"eos": "<|end|>"}, r"special\.eos: expected a token of the model, got '<\|end\|>'\. Set tokenizer\.special"),
-        ({"eos": "a"}, r"expected reserved ids that no text produces, got 'eos' for "),
+        ({"eos": "a"}, r"expected no reserved ids in encoded text, got that of 'eos' for "),
     ],
 )
 def test_a_reserved_name_requires_a_special_token(given_json: Path, special: dict[str, str], message: str) -> None:
@@ -317,12 +317,12 @@ def test_errors_of_an_empty_and_of_a_failing_sample() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"before": ["boss"]}, "expected reserved tokens, got 'boss' (did you mean 'bos'?). Set each"),
-        ({"model": "a.json", "special": {"end": "</s>"}}, "expected reserved tokens, got 'end'"),
-        ({"special": {"eos": "</s>"}}, "special would be ignored, since tokenizer.model is not set. Set tokenizer"),
+        ({"before": ["boss"]}, "expected names of reserved tokens, got 'boss' (did you mean 'bos'?). Correct"),
+        ({"model": "a.json", "special": {"end": "</s>"}}, "expected names of reserved tokens, got 'end'"),
+        ({"special": {"eos": "</s>"}}, "special would be ignored, because tokenizer.model is not set. Set tokenizer"),
         (
             {"model": "a.json", "vocab_size": 32000, "algorithm": "bpe"},
-            "algorithm, vocab_size would be ignored, since tokenizer.model is set. Remove algorithm, vocab_size.",
+            "algorithm, vocab_size would be ignored, because tokenizer.model is set. Remove algorithm, vocab_size",
         ),
         ({"vocab_size": 399}, "greater than or equal to 400"),
     ],

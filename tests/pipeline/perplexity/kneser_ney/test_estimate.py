@@ -245,7 +245,7 @@ def test_wrong_inputs(tmp_path: Path) -> None:
         ({"prune": [-1]}, r"thresholds >= 0 .*got \[-1\]"),
         ({"discount_fallback": []}, r"1 to 3 discounts, got \[\]"),
         ({"discount_fallback": [0.5, 2.1]}, r"for counts 1, 2 and 3\+, got \[0.5, 2.1\]"),
-        ({"vocab_pad": 9, "interpolate_unigrams": False}, r"_unigrams = false\. Remove train_lm\.vocab_pad"),
+        ({"vocab_pad": 9, "interpolate_unigrams": False}, r"_unigrams = true, got false.* Remove train_lm\.vocab"),
         ({"reserved_words": "keep"}, "'refuse' or 'skip'"),
         ({"memory": "2g"}, "Extra inputs are not permitted"),
     ],
