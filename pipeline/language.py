@@ -138,8 +138,8 @@ def _check_languages(codes: Iterable[str], model: Any, name: str) -> None:
     wrong = [f"{code!r}{suggest_name(code, known)}" for code in sorted(codes) if code not in known]
     if wrong:
         raise ConfigError(
-            f"language.languages: expected language codes that the model {name} has, got {', '.join(wrong)}. "
-            "Correct the codes."
+            f"language.languages: expected codes of languages that the model {name} knows, got {', '.join(wrong)}. "
+            f"Set language.languages to codes such as {', '.join(sorted(known)[:3])}."
         )
 
 

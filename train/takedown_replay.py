@@ -126,7 +126,7 @@ def _begin(run: Store, choice: str) -> Replay:
     if not since:
         raise ConfigError(
             f"train --replay-from: expected a dataset that takedowns have made from the plan's dataset {before}, got "
-            f"{dataset.digest}. Train without --replay-from; if the digests differ, first run `penstock plan`."
+            f"{dataset.digest}. If this is another dataset, run `penstock plan`; then train without --replay-from."
         )
     if not dataset.manifest.content.counts.rows_kept:
         raise ConfigError(

@@ -162,7 +162,7 @@ def make_importance(config: ImportanceConfig, models: Mapping[str, str]) -> RowF
 
 
 def weight_per_word(name: str) -> Callable[[pa.RecordBatch], Floats]:
-    """Return a function from a batch to the stored log weights per word of a model."""
+    """Return a function that reads from a batch the stored log weight of each document under a model, per word."""
     return lambda batch: entry_values(batch, COLUMN, name)
 
 

@@ -206,7 +206,10 @@ def few_sentences(stock: Stock, rng: random.Random) -> Blocks:
 
 
 def policy_lines(stock: Stock, rng: random.Random) -> Blocks:
-    """Make eight lines that C4 cuts because of a notice (about cookies or javascript), and too little other text."""
+    """Make eight lines that C4 cuts because of a notice (about cookies or javascript).
+
+    Three more lines are too little text for the page to be kept.
+    """
     lines = [f"{sentence} {notice}" for sentence, notice in zip(stock.sentences(8, 9), NOTICES)]
     return prose([*lines, *stock.sentences(3, 9)])
 

@@ -100,9 +100,10 @@ def compare_column(column: pa.Field, operator: str, value: str) -> pc.Expression
 
 
 def find_documents(run: Store, condition: pc.Expression, limit: int) -> Iterator[Row]:
-    """Yield up to `limit` documents that meet the condition; columns that later steps wrote are named `table.column`.
+    """Yield up to `limit` documents that meet the condition.
 
-    The verdict columns in the condition and in the rows are those of the last step that judged the document.
+    In the condition and in the rows, columns of tables other than `documents` are named `table.column`. The verdict
+    columns are those of the last step that judged the document.
     """
     tables = current_tables(run)
     sorting = _mix_of(run, tables)

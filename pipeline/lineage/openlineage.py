@@ -48,10 +48,12 @@ Json = dict[str, Any]
 
 
 def openlineage_events(lineage: Lineage, run: Store) -> list[Json]:
-    """Return the OpenLineage events of steps, takedowns and plan in the order of their nodes, then those of training.
+    """Return the OpenLineage events of a run: of its steps, takedowns and plan, and then of its training.
 
-    Every job has a START and a COMPLETE event; a training under way has RUNNING instead of COMPLETE. A rewind has the
-    event OTHER.
+    They are in the order of the nodes of the lineage graph.
+
+    Every job has a START and a COMPLETE event; a training under way has RUNNING instead of COMPLETE. A rewind has
+    only the event OTHER.
     """
     namer = _Namer(run, {node.key: node for node in lineage.nodes})
     of_steps: list[Json] = []

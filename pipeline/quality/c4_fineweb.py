@@ -99,7 +99,10 @@ def apply_line_rules(text: str, lines: Sequence[str], counts: Sequence[int], rul
 
 
 def _spans(text: str, lines: Sequence[str], kept: Sequence[int], cited: bool) -> list[Span]:
-    """Return the spans of the kept lines, without outer whitespace and citations; one line break joins two lines."""
+    """Return the spans of the text to keep: every kept line, and one line break between two of them.
+
+    Citations and the whitespace at both ends of a line are left out.
+    """
     ends = list(accumulate(map(len, lines)))
     spans: list[Span] = []
     for before, number in zip([-1, *kept], kept):

@@ -40,7 +40,7 @@ INFINITY = 3e38
 
 @dataclass(frozen=True)
 class Histogram:
-    """The histogram of a signal over the documents of one language, with its limits."""
+    """The histogram of a signal over the documents of one language, with the limits of the rules on that signal."""
 
     language: str
     bins: Mapping[int, int]

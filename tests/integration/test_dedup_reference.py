@@ -12,7 +12,7 @@ from tests.support.dedup_oracle import Pairs, expected_recall
 from tests.support.dedup_reference import KnownSet, Ours, Truth, middle, mutations, records, reuters, theory
 from tests.support.dedup_tables import Text, columns_of, recipe_of, write_documents
 
-DOCUMENTS = 3000
+DOCUMENTS = 1500
 BANDS = (14, 8)
 
 

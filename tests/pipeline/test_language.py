@@ -199,7 +199,7 @@ def test_constructed_mixed_pages(lid: str, shared_data: Path) -> None:
 
 def test_wrong_languages_are_all_named(lid: str) -> None:
     with pytest.raises(
-        ConfigError, match=r"the model lid.176.ftz has, got 'enx' \(did you mean 'en'\?\), 'ua' .* Corr"
+        ConfigError, match=r"the model lid.176.ftz knows, got 'enx' \(did you mean 'en'\?\), 'ua' .* Set"
     ):
         run(lid, ENGLISH, languages=("en", "enx", "ua"))
 

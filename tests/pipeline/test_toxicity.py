@@ -170,7 +170,7 @@ def test_the_classifier_scores_and_drops(classifier: str) -> None:
 
 
 def test_a_label_the_model_lacks_is_named(classifier: str) -> None:
-    with pytest.raises(ConfigError, match=r"got '__label__toxi' \(did you mean '__label__toxic'\?\)\. Name"):
+    with pytest.raises(ConfigError, match=r"got '__label__toxi' \(did you mean '__label__toxic'\?\)\. Set"):
         load_classifier(classifier, "__label__toxi")
 
 

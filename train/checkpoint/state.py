@@ -146,8 +146,8 @@ def check_tokenizer(checkpoint: CheckpointMetadata, dataset: Dataset) -> None:
     contract = digest_of(dataset.tokenizer.model_dump(mode="json"))
     if checkpoint.identity.tokenizer != contract:
         raise ContractError(
-            f"{checkpoint.name}: expected tokenizer contract {checkpoint.identity.tokenizer[:12]}, got "
-            f"{contract[:12]}. Restore the dataset that the checkpoint was trained on."
+            f"{checkpoint.name}: expected the dataset to have the tokenizer of the checkpoint, with contract "
+            f"{checkpoint.identity.tokenizer[:12]}, got {contract[:12]}. Restore the dataset of the checkpoint."
         )
 
 

@@ -63,10 +63,10 @@ def trained_documents(doc_ids: Iterable[bytes], dataset: Dataset) -> set[bytes]:
 def trained_copies(runs: Sequence[Store], datasets: Sequence[Dataset], held: Iterable[bytes]) -> set[bytes]:
     """Return the ids in `held` whose documents have a copy in a training stream of one of `datasets`.
 
-    `held`: ids of documents that `runs` hold out. Documents are copies if one of these runs has them in one cluster.
-    For a run without clusters, those of the run that wrote its dataset are used. Only two narrow columns of the table
-    `dedup` are scanned. If all runs have the same clusters, held-out share and seed, no cluster can be both held out
-    and trained on: the result is empty, and `dedup` is not read.
+    `held`: ids of documents that `runs` hold out. Documents are copies if one of these runs has them in one cluster. A
+    run without clusters of its own uses the clusters of the run that wrote its dataset. If all runs have the same
+    clusters, held-out share and seed, no cluster can be both held out and trained on. The result is then empty, and
+    the table `dedup` is not read; else only two narrow columns of it are.
     """
     owners = {owner.uri: owner for run in runs for owner in [_cluster_run(run)]}
     cuts = [{key: _token_settings(open_dataset(run)).get(key) for key in ("heldout_share", "seed")} for run in runs]

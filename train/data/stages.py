@@ -143,8 +143,8 @@ def row_length(config: TrainConfig, seq_len: int | None = None) -> int:
     _, spans = num_spans(config, seq_len)
     if spans >= 100:
         raise ConfigError(
-            f"train.mean_span: expected at most 99 spans in a row, one for each sentinel but the last, got {spans} "
-            f"in {seq_len} tokens. Raise train.mean_span, or lower train.mask_share or train.seq_len."
+            f"train.mean_span: expected at most 99 spans per sequence, one for each sentinel but the last, got "
+            f"{spans} in {seq_len} tokens. Raise train.mean_span, or lower train.mask_share or train.seq_len."
         )
     return seq_len + 2 * spans
 

@@ -146,7 +146,7 @@ class SourceLevels:
     """The mean loss of each source over some steps [nats/token]."""
 
     def __init__(self, records: Iterable[StepMetrics]):
-        """`records`: metrics of the steps. A source without targets in these steps gets the mean of all sources."""
+        """`records`: metrics of the steps. A source without targets in them gets the mean loss over all sources."""
         sums, counts = dict[str, float](), dict[str, int]()
         for record in records:
             for source, loss in record.losses.items():

@@ -168,7 +168,7 @@ class Muon:
             self.exchanges.extend(MatrixExchange(run) for run in chunk_members(members, num_ranks * NUMBERS_AT_ONCE))
 
     def update(self, inputs: UpdateInputs) -> None:
-        """Update the matrices and their momentum once; the result does not depend on the number of the update."""
+        """Update the matrices and their momentum once; unlike in Adam, the number of the step has no effect."""
         for exchange in self.exchanges:
             members, pieces = exchange.members, self._orthogonal_shards(exchange, inputs)
             # The memory of the shards receives the decayed weights minus the update.

@@ -164,7 +164,10 @@ class PowerSGD:
         return {"error": torch.zeros(entry.shape, device=device), "right": right}
 
     def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: CountedGroup) -> tuple[Tensor, Updates]:
-        """Return the sum of the gradients over the ranks; matrices are projected on a left factor equal on all."""
+        """Return the sum of the gradients over the ranks, which is approximate for matrices.
+
+        Matrices are sent as their projections on a left factor of low rank, which is the same on every rank.
+        """
         parts = {entry.name: part for entry, part in zip(buffer.entries, buffer.split(buffer.values), strict=True)}
         shapes = {entry.name: shape for entry in buffer.entries if (shape := self._shape(entry))}
         matrices = {

@@ -1,5 +1,4 @@
-"""The choice of a plan's layout: the fastest that fits the devices of `[cluster]`, or the devices that a run starts
-on."""
+"""The choice of a plan's layout: the fastest one for the devices of `[cluster]`, or for those that a run starts on."""
 
 import json
 import math

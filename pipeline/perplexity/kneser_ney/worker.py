@@ -176,10 +176,10 @@ def send_contexts(plan: EstimationPlan, number: int, path: str) -> Iterator[pa.R
 def sum_bucket_contexts(
     plan: EstimationPlan, smoothing: Smoothing, number: int, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Add up the contexts that one hash bucket receives in messages, and yield messages with the sums to the parts.
+    """Sum the counts of each context in the messages to one hash bucket; yield messages with the results to the parts.
 
-    The part that sent a context receives its sums. The part that has the context as one of its n-grams receives the
-    context's back-off share, in a message with a negative order.
+    Every part of the n-grams that sent a context receives its sums. The part that has the context itself as an n-gram
+    receives the context's back-off share, in a message with a negative order.
     """
     messages = join_messages(batches)
     if not messages:

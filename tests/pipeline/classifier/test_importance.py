@@ -226,7 +226,7 @@ def test_training_counts_exactly_and_in_any_order(tmp_path: Path) -> None:
 def test_training_without_words_or_without_raw_texts_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ContractError, match="expected texts with words in target, got none"):
         trained(tmp_path, ["..."], ["a"])
-    with pytest.raises(ConfigError, match="expected texts of the target and of the raw sample"):
+    with pytest.raises(ConfigError, match=r"expected texts in train_importance\.target and in .*raw, got none"):
         build_recipe(
             {"train_importance": {"target": {"files": ["x"]}}}, {"train_importance": TrainImportanceConfig}, "test"
         )

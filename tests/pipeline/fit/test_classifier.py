@@ -257,7 +257,7 @@ def test_all_spans_of_a_text_are_in_one_part(tmp_path: Path, files: dict[str, st
         ),
         (
             {"positives": {"files": ["x"], "sources": ["web"]}},
-            r"sources, languages: expected `run` .*, got no run\. Set",
+            r"sources, languages: expected `run`, .* got none\. Set",
         ),
         ({"name": "a/b"}, "name: String should match pattern"),
         ({"postives": {}}, "postives: no such key .did you mean 'positives'"),

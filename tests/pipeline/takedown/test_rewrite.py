@@ -397,7 +397,7 @@ def test_near_copies_without_clusters_are_rejected(whole: Path) -> None:
     write_run(store, state.model_copy(update={"tables": unclustered}))
     before = all_bytes(whole)
     with pytest.raises(
-        ConfigError, match=f"--near {document}: expected a document whose near-duplicates are known, got no"
+        ConfigError, match=f"--near {document}: expected a document whose near-duplicates are known, got one without"
     ):
         take_down(whole, near=[document])
     assert all_bytes(whole) == before

@@ -272,7 +272,7 @@ def test_an_earlier_version_is_verified_by_its_digest(run: Store, capsys: pytest
 
 
 @pytest.mark.parametrize(
-    ("kept", "message"), [(b"[]", r"got \[\]\. Delete the file"), (b"null", "got None"), (b"{", "JSON")]
+    ("kept", "message"), [(b"[]", r"got \[\]\. Delete this file"), (b"null", "got None"), (b"{", "JSON")]
 )
 def test_a_damaged_file_of_results_is_named(run: Store, kept: bytes, message: str) -> None:
     run.write_atomic(VERIFIED_NAME, kept)

@@ -85,7 +85,7 @@ def test_a_run_without_checkpoint_and_another_tokenizer_are_refused(run: Store, 
         generate(make_tiny_dataset(tmp_path / "new"), "bebu", 1)
     other = make_tiny_dataset(tmp_path / "other", vocab_size=500)
     (tmp_path / "other/train").symlink_to(run.path("train"))
-    with pytest.raises(ContractError, match="expected tokenizer contract"):
+    with pytest.raises(ContractError, match="expected the dataset to have the tokenizer of the checkpoint"):
         generate(other, "bebu", 1)
     flip_byte(tmp_path / "new/tokenizer/v-tiny/tokenizer.json")
     with pytest.raises(ContractError, match="expected SHA-256"):

@@ -175,7 +175,7 @@ def changed(**fields: Any) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (changed(model_type="gemma", hidden_act="gelu"), "got model_type = gemma; hidden_act = gelu. Give"),
+        (changed(model_type="gemma", hidden_act="gelu"), "got model_type = gemma; hidden_act = gelu. Import"),
         (changed(rope_scaling={"type": "dynamic", "factor": 2.0}), "rope_type = dynamic"),
         (changed(rope_parameters={"rope_type": "yarn"}), "rope_type = yarn"),
         (

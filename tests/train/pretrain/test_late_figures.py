@@ -82,7 +82,11 @@ RUNS: dict[str, tuple[int, dict[str, dict[str, Any]], tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("name", RUNS)
+OFTEN = ("one rank", "nothing saved or evaluated", "zero1, sync saves")
+"""The runs of every test run; the others are long."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow) for name in RUNS])
 def test_a_late_run_is_the_same_bit_for_bit(tmp_path: Path, name: str) -> None:
     """With four steps that are not finite, of which one is saved and one evaluated."""
     ranks, changes, overrides = RUNS[name]

@@ -423,8 +423,8 @@ def test_a_run_ends_where_its_held_out_loss_no_longer_falls(whole: Path, tmp_pat
 def files_at_most(size: int, first: int, last: int, awaited: str = "") -> Iterator[None]:
     """Limit the size of files from step `first` to step `last`, as on a full disk.
 
-    Before that, wait for the file `awaited`, which a thread writes beside the steps; each step then sleeps for the
-    writes.
+    Before that, wait for the file `awaited`, which a thread writes beside the steps. Afterwards, wait until the thread
+    has removed what it wrote of the next checkpoint.
     """
     compute = Learner.compute
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -435,6 +435,8 @@ def files_at_most(size: int, first: int, last: int, awaited: str = "") -> Iterat
             time.sleep(0.01)
         if awaited and first <= step <= last:
             time.sleep(0.1)
+        while step == last + 1 and awaited and _next_to(awaited).exists() and time.monotonic() < limit:
+            time.sleep(0.01)
         if step in (first, last + 1):
             resource.setrlimit(resource.RLIMIT_FSIZE, (size if step == first else before[0], before[1]))
         return compute(self, step, *arguments)
@@ -444,6 +446,12 @@ def files_at_most(size: int, first: int, last: int, awaited: str = "") -> Iterat
             yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def _next_to(metadata: str) -> Path:
+    """Return the folder of the checkpoint five steps after the one with this metadata file."""
+    folder = Path(metadata).parent
+    return folder.with_name(f"step-{int(folder.name.removeprefix('step-')) + 5:06d}")
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

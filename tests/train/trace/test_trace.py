@@ -211,7 +211,7 @@ def test_a_run_is_traced_by_its_plan(run: Store, monkeypatch: pytest.MonkeyPatch
     assert found == traced.documents_of_step(20)
     assert steps_of_url(run, found[0].url) == traced.steps_of_url(found[0].url)
     plan.order = "0" * 64
-    with pytest.raises(ContractError, match=f"order 000000000000, got {batches.order.digest[:12]}"):
+    with pytest.raises(ContractError, match=f"sample order with digest 000000000000, got {batches.order.digest[:12]}"):
         documents_of_step(run, 1)
 
 

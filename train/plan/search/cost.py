@@ -66,7 +66,10 @@ class ClusterRings:
         self._ring = cache(self._find_ring)
 
     def ring(self, axes: Mapping[str, int], *names: str) -> Ring:
-        """Return the ring of the ranks that differ only on adjacent axes `names`; `axes` lists the outermost first."""
+        """Return the communication ring of the ranks that differ only on the axes `names`.
+
+        `axes`: sizes of all axes, outermost first; `names` are adjacent there.
+        """
         order, last = list(axes), names[-1]
         stride = math.prod(axes[name] for name in order[order.index(last) + 1 :])
         return self._ring(math.prod(axes[name] for name in names), stride)
