@@ -26,7 +26,7 @@ LineParser = Callable[[bytes, SourceConfig], tuple[Row, Drop | None]]
 """Function from (line without its line feed, settings) to the line's row, with a Drop if it cannot be a document."""
 
 
-class _Lines:
+class LineReader:
     """Iterates over the lines of a file and their offsets in the decompressed file.
 
     After the last line, `position` is the size of the decompressed file [bytes].
@@ -78,7 +78,7 @@ def read_lines(split: Split, stream: ByteStream, config: SourceConfig, parse: Li
 
     An empty line has no row; its bytes count as part of the row before it.
     """
-    lines = _Lines(FrameReader(stream, None), config.max_record_bytes)
+    lines = LineReader(FrameReader(stream, None), config.max_record_bytes)
 
     def items() -> Iterator[SourceItem]:
         for start, line in lines:
