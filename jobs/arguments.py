@@ -9,7 +9,7 @@ RUN_HELP = "run folder: a local path or s3://, gs://, hdfs://"
 
 @dataclass(frozen=True)
 class Command:
-    """A verb of the command `penstock`: functions that add its arguments, the function that runs it, and an example."""
+    """A verb of the command `penstock`."""
 
     add_arguments: tuple[Callable[[argparse.ArgumentParser], None], ...]
     run: Callable[[argparse.Namespace], int]
@@ -24,7 +24,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:
-    """Add the option that overrides settings, which may be repeated."""
+    """Add the repeatable option `--set`, which overrides settings."""
     parser.add_argument(
         "--set",
         action="append",

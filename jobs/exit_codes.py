@@ -10,7 +10,11 @@ from schemas.storage import describe_remote_error
 
 
 def exit_code_of(call: Callable[[], int | None]) -> int:
-    """Return what a call returns (None = 0), or 2 for an explained error, 130 if interrupted, 141 on a closed pipe."""
+    """Call a function and return the exit code of the command.
+
+    The code is the result of the function (None = 0), 2 for an explained error, 130 if interrupted, or 141 on a closed
+    pipe.
+    """
     try:
         return call() or 0
     except PenstockError as error:

@@ -40,7 +40,7 @@ Credentials are not passed, because Spark shows its settings, so executors need 
 
 
 def worker_environment() -> dict[str, str]:
-    """Return the environment for child processes: that of this process, and the malloc settings of workers."""
+    """Return the environment of this process with the settings MALLOC added, for child processes."""
     return os.environ | {key: str(value) for key, value in MALLOC.items()}
 
 

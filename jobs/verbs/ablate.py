@@ -99,8 +99,8 @@ def change_of(words: Sequence[str], overrides: Sequence[str]) -> Change:
     named = {text.partition("=")[0].strip(): text for text in overrides}
     if "train.seed" in named:
         raise ConfigError(
-            f"--set {named['train.seed']}: expected the seeds 1, 2, ..., which ablate sets, got one seed. Remove this "
-            "override, and set the number of seeds with --seeds."
+            f"--set {named['train.seed']}: expected no override of the seed, which ablate chooses, got one. Remove "
+            "this override, and set the number of seeds with --seeds."
         )
     if "guard.patience" in named:
         raise ConfigError(
@@ -114,7 +114,7 @@ def change_of(words: Sequence[str], overrides: Sequence[str]) -> Change:
 
 
 def branch_folder(run: Store, change: Change) -> Store:
-    """Return the subfolder of a run for the dataset that is made when `change` is applied to the recipe of the run."""
+    """Return the subfolder of a run for the ablation `change`."""
     return run.child(f"{ABLATIONS}/{change.name}")
 
 
@@ -136,7 +136,10 @@ def branch_recipe(run: Store, change: Change) -> Recipe:
 
 
 def steps_of(before: Recipe, after: Recipe) -> list[tuple[str, bool]]:
-    """Return (name, again) of each step of the recipe `after`; `again`: a run of `before` cannot provide its tables."""
+    """Return (name, again) for each step of the recipe `after`.
+
+    `again` is False if the step can reuse the tables of a run with the recipe `before`.
+    """
     made: set[str] = set()
     steps = []
     for step in (step for step in STEPS if step.is_used(after)):
@@ -155,7 +158,7 @@ def _settings_differ(step: Step, before: Recipe, after: Recipe) -> bool:
 
 
 def make_branch(run: Store, folder: Store, recipe: Recipe) -> None:
-    """Compute the dataset of a changed recipe in `folder`, reusing the tables of `run` that the change leaves as is."""
+    """Compute the dataset of a recipe in `folder`, and reuse the tables of `run` that do not change."""
     prepared = prepare(recipe, None)  # every wrong setting is reported before Spark starts
     if not folder.exists(RUN_NAME):
         attach_run(folder, run)
@@ -168,18 +171,18 @@ def make_branch(run: Store, folder: Store, recipe: Recipe) -> None:
 
 
 def same_dataset(first: Manifest, second: Manifest) -> bool:
-    """Return True if two datasets consist of the same files, even if their settings differ."""
+    """Return True if two datasets consist of the same files."""
     files = [[(entry.key, entry.sha256) for entry in manifest.content.files] for manifest in (first, second)]
     return files[0] == files[1]
 
 
 def check_clusters(run: Store) -> None:
-    """Raise ConfigError if a run lacks table `clusters` or `dedup`; both are needed to find copies of held-out text."""
+    """Raise ConfigError if a run lacks the table `clusters` or `dedup`, by which copies of documents are found."""
     tables = read_run(run).tables
     if lacking := [name for name in ("clusters", "dedup") if name not in tables]:
         owners = [owner.uri for owner in run_folders(run) if owner.uri != run.uri]
-        fix = f"It uses the dataset of {owners[0]}: ablate that run" if owners else "Run its recipe with `penstock run`"
-        raise ConfigError(f"{run.uri}: expected a run with its own tables, got no {' and no '.join(lacking)}. {fix}.")
+        fix = f"Ablate {owners[0]}, whose dataset this run uses" if owners else "Run its recipe with `penstock run`"
+        raise ConfigError(f"{run.uri}: expected tables clusters and dedup, got no {' and no '.join(lacking)}. {fix}.")
 
 
 # The result of an ablation, from the losses of the proxy runs, and its text.
@@ -197,8 +200,8 @@ def make_result(
 ) -> Ablation:
     """Return the result of an ablation from the losses of its proxy runs.
 
-    `runs`: the runs with the datasets `with` and `without` the rules. `measured`: the names of the held-out texts, and
-    the losses of the proxy runs on them, by (`with` or `without`, seed).
+    `runs`: the two runs, by `with` and `without`. `measured`: the names of the held-out texts, and the losses by
+    (`with` or `without`, seed). `seconds`: durations [s] by name.
     """
     a, b = (open_compared_run(runs[side]) for side in (WITH, WITHOUT))
     difference = compare_runs(a, b, 0)
@@ -276,7 +279,7 @@ def describe_ablation(result: Ablation) -> str:
 
 
 def _verdict_changes(moved: Sequence[VerdictChange]) -> Iterator[str]:
-    """Yield a line for each source and change of verdict, most documents first, and one line for all beyond SHOWN."""
+    """Yield a line for each of the first SHOWN changes of verdict, and one line for the rest."""
     for change in moved[:SHOWN]:
         verdicts = f"{_verdict(change.with_rules)} → {_verdict(change.without)}"
         yield f"  {change.documents:>7,}  {change.source}  {verdicts}"
@@ -289,7 +292,7 @@ def _verdict(rule: str) -> str:
 
 
 def _left_out(result: Ablation) -> Iterator[str]:
-    """Yield a line with the number of documents left out of a held-out set because a proxy run was trained on them."""
+    """Yield a line for each held-out set from which documents were left out."""
     names = dict.fromkeys(comparison.on for comparison in result.comparisons)
     for name, first in zip(names, result.measurements, strict=False):  # of the first proxy run, on every set
         if first.left_out:
@@ -300,7 +303,7 @@ def _left_out(result: Ablation) -> Iterator[str]:
 
 
 def _table(comparisons: Sequence[Comparison], share: float) -> list[str]:
-    """Return the lines of a text table: a header, then one comparison of the losses per line."""
+    """Return the lines of a table that has one comparison of losses per line."""
     rows = [("held out", "source", "with", "without", f"difference [{share:.0%}], nats/token", "bits/byte", "")]
     for row in comparisons:
         means = [sum(pair[side] for pair in row.losses) / len(row.losses) for side in (0, 1)]
@@ -398,10 +401,10 @@ def ablate_command(arguments: argparse.Namespace) -> int:
 def train_and_compare(
     runs: Mapping[str, Store], change: Change, size: ProxySize, seconds: dict[str, float], sequences: int
 ) -> Ablation:
-    """Train the pairs of proxy runs, measure them on the held-out text of every run, and write and return the result.
+    """Train the pairs of proxy runs, measure their held-out losses, and write and return the result of the ablation.
 
-    `runs`: the runs with the datasets `with` and `without` the rules, then those of `--on`. `seconds`: durations [s] by
-    name; this function adds those of training and evaluation.
+    `runs` has the keys `with` and `without`, then the names of `--on`. The durations [s] of training and evaluation are
+    added to `seconds`.
     """
     sides = {side: runs[side] for side in (WITH, WITHOUT)}
     folder = sides[WITHOUT]
@@ -417,9 +420,9 @@ def train_and_compare(
 
 
 def copied_documents(runs: Mapping[str, Store], seq_len: int, sequences: int) -> set[bytes]:
-    """Return the ids of all runs' held-out documents with a copy in the training text `with` or `without` the rules.
+    """Return the ids of held-out documents that have a copy in the training text of the run `with` or `without`.
 
-    Raises ContractError if a run has no held-out document left: each one, or a copy of it, is in such a training text.
+    Raises ContractError if every held-out document of a run, or a copy of it, is in such a training text.
     """
     datasets = {name: open_dataset(run) for name, run in runs.items()}
     sides = [datasets[side] for side in (WITH, WITHOUT)]
@@ -432,15 +435,15 @@ def copied_documents(runs: Mapping[str, Store], seq_len: int, sequences: int) ->
         others = [side for side in sides if side.digest != datasets[name].digest]
         if documents <= copies.union(*(trained_documents(documents, side) for side in others)):
             raise ContractError(
-                f"held-out text of {name!r}: expected at least one document that is in neither run's training text, "
-                f"itself or as a copy, got 0 of {len(documents):,}. Raise tokens.heldout_share in the recipe that made "
-                "this text, then run it again."
+                f"held-out text of {name!r}: expected at least one document that is in neither training text, not even "
+                f"as a copy, got 0 of {len(documents):,}. Raise tokens.heldout_share in the recipe that made this "
+                "held-out text, then run that recipe again."
             )
     return copies
 
 
 def open_heldout_datasets(names: Sequence[str]) -> dict[str, Dataset]:
-    """Return the datasets of the runs of `--on`. Raises ConfigError if a run is named `with` or `without`."""
+    """Return the datasets of the runs `names`. Raises ConfigError if a name is `with` or `without`."""
     if taken := [name for name in names if name in (WITH, WITHOUT)]:
         raise ConfigError(
             f"--on {taken[0]}: expected the path of a run, got the name of one of the two datasets. Use ./{taken[0]}."
@@ -475,9 +478,9 @@ def check_tokenizers(datasets: Mapping[str, Dataset]) -> None:
     for name, other in others:
         if other.tokenizer != first[1].tokenizer:
             raise ContractError(
-                f"{name}: expected the tokenizer {first[1].tokenizer.sha256[:12]} of {first[0]}, got "
-                f"{other.tokenizer.sha256[:12]} or other separators. Set tokenizer.model to the same file in both "
-                "recipes."
+                f"{name}: expected the tokenizer contract of {first[0]} (model {first[1].tokenizer.sha256[:12]}), got "
+                f"another contract (model {other.tokenizer.sha256[:12]}). Set tokenizer.model to the same file in "
+                "both recipes."
             )
 
 

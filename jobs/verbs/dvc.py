@@ -129,13 +129,11 @@ def dvc_stages(recipe_path: str, out: str, overrides: Sequence[str]) -> list[Dvc
 
 
 def _training(run: str, recipe: Recipe, recipe_path: str, flags: tuple[str, ...]) -> Iterator[DvcStage]:
-    """Yield the stages of training and of the report.
-
-    The plan is not a separate stage, because the trainer adds to plan.json and DVC would then repeat that stage.
-    Checkpoints of another dataset or other settings are never removed: `penstock run` prints the difference and stops.
-    """
+    """Yield the stages of training and of the report."""
     plan, end = f"{run}/train/plan.json", f"{run}/train/manifest.json"
     files = [file for name in SECTIONS for place in _locations(recipe, name) for file in _tracked_files(place)]
+    # No separate stage writes the plan: the trainer adds to plan.json, and DVC would then repeat such a stage.
+    # If checkpoints have another dataset or other settings, `penstock run` prints the difference and stops.
     yield DvcStage(
         name=TRAIN,
         description="sizes the training run and trains the model",
@@ -149,7 +147,10 @@ def _training(run: str, recipe: Recipe, recipe_path: str, flags: tuple[str, ...]
 
 
 def _below_here(out: str) -> str:
-    """Return the path of the run folder relative to the current folder. Raises ConfigError if it is elsewhere."""
+    """Return the path of the run folder relative to the current folder.
+
+    Raises ConfigError if the run folder is not below the current folder.
+    """
     here, path = Path.cwd(), Path(os.path.abspath(out))
     if "://" in out or not path.is_relative_to(here) or path == here:
         raise ConfigError(
@@ -163,11 +164,9 @@ def _steps_of(recipe: Recipe) -> list[Step]:
 
 
 def _dependencies(step: Step, recipe: Recipe) -> list[Step]:
-    """Return a step and all steps that it depends on, in order.
-
-    A table's folder also holds earlier versions, so it does not change when earlier settings are restored. Each stage
-    therefore depends on everything that determines the version of its tables, from the input files on.
-    """
+    """Return a step and all steps that it depends on, in order."""
+    # Not only the steps just before: the folder of a table holds all its versions, so it does not change when earlier
+    # settings are restored. DVC notices the settings of all steps that determine the version.
     steps, read = _steps_of(recipe), {*step.inputs(recipe)}
     dependencies = [step]
     for before in reversed(steps[: steps.index(step)]):
@@ -181,7 +180,7 @@ def _dependencies(step: Step, recipe: Recipe) -> list[Step]:
 
 
 def deciding_settings(recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """Return, by stage, the settings that determine its output: those of the stage and of all steps it depends on."""
+    """Return stage -> step -> settings, for each stage and every step that the stage depends on."""
     steps = _steps_of(recipe)
     settings = {step.name: {each.name: _own(each, recipe) for each in _dependencies(step, recipe)} for step in steps}
     training = {name: recipe[name] for name in SECTIONS}
@@ -199,7 +198,7 @@ def _own(step: Step, recipe: Recipe) -> dict[str, Any]:
 
 
 def _located(recipe: Recipe, name: str) -> dict[str, Any]:
-    """Return the settings of a section that name files or folders; DVC tracks the content of these files."""
+    """Return the settings of a section that name files or folders."""
     section = recipe[name]
     return section.model_dump(mode="json", include=section.fields_of("location"))
 
@@ -230,18 +229,16 @@ def _locations(recipe: Recipe, name: str) -> Iterator[str]:
 def _tracked_files(place: str) -> Iterator[str]:
     """Yield the file at a path, or `run.json` if the path is a run folder.
 
-    Files of this package are omitted, because manifests record the version of the package.
+    Yield nothing for a file of this package.
     """
+    # Files of this package are not tracked, because manifests record the version of the package.
     for path in (Path(place), Path(place) / RUN_NAME) if place else ():
         if path.is_file() and not path.absolute().is_relative_to(PACKAGE):
             yield str(path)
 
 
 def fixed_folder(pattern: str) -> str:
-    """Return the part of a path pattern before its first segment with a wildcard.
-
-    DVC tracks this folder and so notices new files. A path without a wildcard is returned unchanged.
-    """
+    """Return the part of a path before its first segment with a wildcard, or the whole path if it has none."""
     parts = pattern.split("/")
     first = next((n for n, part in enumerate(parts) if any(sign in part for sign in WILDCARDS)), len(parts))
     return "/".join(parts[:first]) or ("/" if pattern.startswith("/") else ".")
@@ -251,11 +248,8 @@ def fixed_folder(pattern: str) -> str:
 
 
 def run_and_repair(recipe_path: str, out: str, overrides: Sequence[str], step_name: str) -> None:
-    """Run the recipe up to a step, and rebuild the tables of the step if a file of them is missing or changed.
-
-    DVC starts this command if a file of the stage has changed. `run_recipe` alone would skip a complete table
-    without checking its files.
-    """
+    """Run the recipe up to a step, and rebuild the tables of the step if one of their files is missing or changed."""
+    # DVC starts this command if a file has changed, but `run_recipe` skips a complete table without reading its files.
     run_recipe(recipe_path, out, overrides, until=step_name)
     run = Store(out)
     tables = next(step.writes for step in STEPS if step.name == step_name)
@@ -274,7 +268,7 @@ def damaged_files(table: TableVersion) -> list[str]:
 
 
 def _remove_versions(run: Store, tables: Mapping[str, TableVersion], damaged: Sequence[str]) -> None:
-    """Delete the current version of each of a step's tables, so that the next run rebuilds them.
+    """Delete the current version of each table in `tables`, so that the next run rebuilds the table.
 
     Raises ContractError if a table belongs to another run, or if documents were taken down from this run.
     """
@@ -282,8 +276,8 @@ def _remove_versions(run: Store, tables: Mapping[str, TableVersion], damaged: Se
     if is_foreign or run.exists(TAKEDOWNS):
         reason = "it belongs to another run" if is_foreign else "a rebuild would restore documents that were taken down"
         raise ContractError(
-            f"{damaged[0]}: expected a file with the digest in the manifest, got another digest or no file. The table "
-            f"is not rebuilt, because {reason}. Restore the file from a backup."
+            f"{damaged[0]}: expected a file with the digest in the manifest, got another digest or no file. Restore "
+            f"the file from a backup: the table is not rebuilt, because {reason}."
         )
     print(f"{damaged[0]}: differs from its manifest. Rebuilding {' and '.join(tables)}.", file=sys.stderr)
     for table in tables.values():
@@ -312,7 +306,7 @@ def _yaml(stages: Sequence[DvcStage]) -> Iterator[str]:
 
 
 def _quoted(text: str) -> str:
-    """Return a text as a quoted YAML string, escaped so that DVC replaces no `${variable}` in it."""
+    """Return a text as a quoted YAML string in which DVC replaces no `${variable}`."""
     return json.dumps(text, ensure_ascii=False).replace("${", "\\\\${")
 
 

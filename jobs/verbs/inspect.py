@@ -182,9 +182,9 @@ def whatif_command(arguments: argparse.Namespace) -> int:
 
 
 def predict_run(run: Store, overrides: Sequence[str]) -> tuple[Prediction, dict[str, tuple[object, object]]]:
-    """Return the prediction for a run and the changed settings, as name → (old value, new value).
+    """Return the prediction for a run, and the changed settings as name → (old value, new value).
 
-    Raises ConfigError, before Spark starts, if a what-if cannot change one of the settings.
+    Raises ConfigError if a what-if cannot change one of the settings.
     """
     committed, proposed = stored_recipe(run, []), stored_recipe(run, overrides)
     changed = changed_settings(committed, proposed)
@@ -199,7 +199,7 @@ def predict_run(run: Store, overrides: Sequence[str]) -> tuple[Prediction, dict[
 
 
 def deciding_models(recipe: Recipe) -> dict[str, dict[str, str]]:
-    """Return the local paths of the models of every stage that can drop documents, by stage and name of the model."""
+    """Return stage -> model name -> local path, for the models of every stage that can drop documents."""
     config = recipe.section("models", ModelsConfig)
     return {
         stage.name: {name: str(ensure_model(place, config).path) for name, place in places.items()}

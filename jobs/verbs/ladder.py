@@ -105,16 +105,17 @@ def ladder_command(arguments: Arguments) -> int:
 
 
 def shared_recipe(run: Store, overrides: Sequence[str]) -> tuple[Recipe, list[str]]:
-    """Return the recipe that all proxy runs share, and the names of the run's settings that it omits.
+    """Return the recipe that all proxy runs share, and the names of the run's settings that this recipe omits.
 
-    Raises ConfigError if an override names a setting that the ladder chooses, or one that is not used in training.
+    Raises ConfigError if an override names a setting that the ladder chooses, or a setting that is not used in
+    training.
     """
     named = {text.partition("=")[0].strip() for text in overrides}
     wrong = sorted(name for name in named if name in _names(LADDER_SETTINGS) or name.partition(".")[0] not in SECTIONS)
     if wrong:
         raise ConfigError(
-            f"ladder --set: expected training settings for all proxy runs, got {', '.join(wrong)}, which the "
-            "ladder chooses or does not use. Remove these overrides."
+            f"ladder --set: expected training settings that the ladder does not choose itself, got {', '.join(wrong)}. "
+            "Remove these overrides."
         )
     stored = stored_recipe(run, overrides).to_json()
     omitted = {*_names(LADDER_SETTINGS), *_names(SIZE_SETTINGS)} - named
@@ -131,25 +132,22 @@ def _names(settings: dict[str, str]) -> set[str]:
 
 
 def _check(settings: Settings, dataset: Dataset) -> None:
-    """Raise ConfigError if the settings or the dataset would give the proxy runs no comparable held-out loss."""
+    """Raise ConfigError if the settings or the dataset do not suit the proxy runs of a ladder."""
     check_settings_used(settings, dataset)
     if not heldout_streams(dataset, settings.train.seq_len):
         raise ConfigError(
-            f"{dataset.folder.uri}: expected held-out rows of {settings.train.seq_len} tokens, by which the proxy "
-            "runs are compared, got none. Raise tokens.heldout_share, or lower train.seq_len."
+            f"{dataset.folder.uri}: expected held-out rows of {settings.train.seq_len} tokens, got none. Raise "
+            "tokens.heldout_share, or lower train.seq_len."
         )
     if settings.optim.schedule in UNBOUNDED_SCHEDULES:
         raise ConfigError(
             f"optim.schedule = {settings.optim.schedule}: expected a schedule that scales with the length of a run, "
-            "because a ladder compares runs of several lengths, got one that does not. Use --set optim.schedule=cosine."
+            "got one that does not. Use --set optim.schedule=cosine."
         )
 
 
 def _planned(scratch: Store, dataset: Dataset, recipe: Recipe, arguments: Arguments) -> list[tuple[ProxyRun, Plan]]:
-    """Return the proxy runs and their plans; nothing is written to the run.
-
-    Raises ConfigError if the dataset is too small for them.
-    """
+    """Return the proxy runs and their plans. Raises ConfigError if the dataset is too small for a proxy run."""
     settings, vocab_size = load_settings(recipe, [], scratch.uri), dataset.tokenizer.vocab_size
     smallest = arguments.smallest or smallest_size(vocab_size, settings.plan)
 
@@ -164,10 +162,9 @@ def _planned(scratch: Store, dataset: Dataset, recipe: Recipe, arguments: Argume
         rung, plan = max(short_runs, key=lambda pair: LEAST_STEPS / pair[1].steps * pair[0].tokens)
         least = round(LEAST_STEPS * plan.global_batch * plan.seq_len * RANGE)
         raise ConfigError(
-            f"ladder: expected at least {LEAST_STEPS} steps in the shortest proxy run, got {plan.steps} of "
-            f"{plan.global_batch} x {plan.seq_len} tokens for {rung.name}. The ladder needs {least:,} unique "
-            f"training tokens, and the dataset has {unique:,}. Lower train.global_batch or train.seq_len by --set, "
-            "or add data."
+            f"ladder: expected at least {LEAST_STEPS} steps in every proxy run, got {plan.steps} steps in {rung.name}. "
+            f"Lower train.global_batch ({plan.global_batch}) or train.seq_len ({plan.seq_len}) by --set. Otherwise add "
+            f"data, from {unique:,} to {least:,} unique training tokens."
         )
     for _, plan in plans:
         check_ranks(plan, arguments.ranks)
@@ -185,11 +182,12 @@ def _overrides(rung: ProxyRun) -> list[str]:
 
 
 def _make_proxy(run: Store, rung: ProxyRun, recipe: Recipe) -> Proxy:
-    """Plan a proxy run in its folder, and store a recipe there that gives the same plan without overrides.
+    """Write the recipe of a proxy run into its folder, and plan the proxy run.
 
     Raises ConfigError if the folder holds a proxy run with other settings.
     """
     folder = run.child(f"{FOLDER}/{rung.name}")
+    # The recipe contains the overrides, so that it gives the same plan without them.
     own = load_recipe(recipe, _overrides(rung), recipe_sections(), folder.uri).to_json()
     if not folder.exists(RUN_NAME):
         attach_run(folder, run, TABLES)
@@ -224,10 +222,9 @@ def _train(proxies: Sequence[Proxy], ranks: int) -> None:
 
 @contextmanager
 def _followed(work: LongWork, proxy: Proxy, before: float, whole: float) -> Iterator[None]:
-    """While the `with` block runs, advance the progress line `work` by the steps that another process trains.
+    """Advance the progress line `work` while another process trains `proxy` in the `with` block.
 
-    `proxy` is the run that it trains. `before` is the work of the earlier proxy runs and `whole` that of `proxy`,
-    both in the unit of the progress line.
+    `before`: the work of the earlier proxy runs. `whole`: the work of `proxy`. Both are in the unit of `work`.
     """
     stop = threading.Event()
 

@@ -59,7 +59,7 @@ def encode_events(values: Sequence[dict[str, Any]], name: str) -> bytes:
 
 
 def describe_lineage(lineage: Lineage, where: str) -> str:
-    """Return the lineage as text: a line for each node, after those of all its inputs, and a line for each mismatch."""
+    """Return the lineage as text: one line for each node, followed by its notes and mismatches."""
     numbers = {node.key: number for number, node in enumerate(lineage.nodes, start=1)}
     sources: dict[str, list[int]] = {}
     for source, target in reduced_links(lineage):
@@ -75,7 +75,6 @@ def describe_lineage(lineage: Lineage, where: str) -> str:
 
 
 def _row(node: Node, position: int, sources: Sequence[int]) -> tuple[str, str, str, str, str, str]:
-    """Return the cells of a node: number, title, digest, counts, time with code version, and its input nodes."""
     counts = ", ".join(describe_count(name, value) for name, value in node.counts.items())
     made = " ".join([(node.at or "")[:16].replace("T", " "), node.code or ""]).strip()
     earlier = "" if node.is_current else " (earlier)"

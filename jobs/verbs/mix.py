@@ -46,7 +46,7 @@ def add_mix_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def mix_command(arguments: Arguments) -> int:
-    """From the losses of each source, suggest its share, repeats and amount to crawl; write them to mix.toml."""
+    """Suggest the mix of the next run from the losses of each source, and write it to a mix file."""
     out = Path(arguments.out).absolute()
     _check(arguments, out)
     run = measured_run(open_run(arguments.run))

@@ -33,7 +33,7 @@ SHARED: Sections = {"spark": SparkConfig, "models": ModelsConfig}
 
 
 def read_settings(arguments: Arguments, sections: Sections) -> Recipe:
-    """Return the settings of a verb: those of its TOML file, if it has one, with overrides applied.
+    """Return the settings of a verb: its TOML file with overrides applied, or only the overrides without a file.
 
     Raises ConfigError that lists every wrong setting.
     """
@@ -113,10 +113,9 @@ def derive_profiles_command(arguments: Arguments) -> int:
 
 
 def _maybe_with_spark(recipe: Recipe, run: str | None, work: Callable[[Any], Any]) -> Any:
-    """Call `work` with a Spark session if it reads texts of a run, or else with None, and return its result.
+    """Return the result of `work`, called with a Spark session, or with None if `run` is None.
 
-    Spark reads the part files of the run in parallel. Raises ContractError before Spark starts if the run has no
-    clean text.
+    Raises ContractError before Spark starts if the run has no clean text.
     """
     if run is None:
         return work(None)

@@ -96,11 +96,9 @@ def _planned(arguments: Arguments, run: Store, scratch: Store) -> int:
 
 
 def _on_dataset_of(other: Store, run: Store, place: Store) -> Store:
-    """Return a run on the dataset of the run `other`: `run`, if it exists.
+    """Return `run`, or a new run in `place` if `run` does not exist.
 
-    Otherwise create a run in the folder `place`, with the recipe of `other`, and return it.
-
-    Raises ConfigError if `run` exists and uses a dataset other than that of `other`.
+    The new run has the recipe and the dataset of `other`. Raises ConfigError if `run` uses another dataset.
     """
     dataset = open_dataset(other)
     if not run.exists(RUN_NAME):

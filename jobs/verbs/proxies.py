@@ -80,15 +80,15 @@ def plan_proxy(parent: Store, folder: Store, overrides: Sequence[str]) -> Proxy:
 
 
 def plan_identity(dataset: Dataset, plan: Plan) -> Identity:
-    """Return all that determines the trained weights in a dataset and a plan; equal if two plans give equal weights."""
+    """Return all facts in a dataset and a plan that determine the trained weights."""
     return identify(dataset, plan, NO_SKIPS)
 
 
 def train_proxy(proxy: Proxy, ranks: int = 1) -> TrainManifest:
-    """Train or resume a proxy run to its end in child processes; a completed one is not trained again.
+    """Train or resume a proxy run to its end in child processes; a completed run is not trained again.
 
-    Its output goes to `train.log` in its folder, which must be local. Raises ContractError with the last lines of that
-    file if training fails.
+    The output goes to `train.log` in the folder of the run, which must be local. Raises ContractError if training
+    fails.
     """
     if not proxy.done:
         command, environment = ["train.pretrain", proxy.run.uri], worker_environment()
@@ -170,10 +170,10 @@ class Pair:
 
 
 def plan_pairs(sides: Mapping[str, Store], folder: Store, size: ProxySize) -> list[Pair]:
-    """Plan the proxy runs `<folder>/{with,without}-seed-N` of all seeds, and return them as pairs.
+    """Plan the proxy runs of all seeds in the folders `<folder>/with-seed-N` and `<folder>/without-seed-N`.
 
-    `sides`: `with` and `without` -> the run whose dataset was made with or without the rules. Raises ContractError if
-    the plans of a pair differ in size, steps, learning rate or warm-up.
+    `sides`: `with` and `without` -> the run that has this dataset. Raises ContractError if the two plans of a seed
+    differ in shape, steps, learning rate or warm-up.
     """
     shared = shared_settings(sides, folder, size)
     pairs = []
@@ -213,7 +213,7 @@ def shared_settings(sides: Mapping[str, Store], folder: Store, size: ProxySize) 
 
 
 def check_pair(plans: Sequence[Plan]) -> None:
-    """Raise ContractError if two proxy runs differ in more than their data."""
+    """Raise ContractError if the plans of two proxy runs differ in shape, steps, learning rate or warm-up."""
     facts = [
         {
             "shape": plan.shape.model_dump(),
@@ -227,8 +227,8 @@ def check_pair(plans: Sequence[Plan]) -> None:
         for other in facts[1:]:
             if other[name] != expected:
                 raise ContractError(
-                    f"ablate: expected proxy runs with equal {name}, got {expected} and {other[name]}. Give "
-                    f"both the same {name} with --set, as --set optim.learning_rate=0.001 does for the learning rate."
+                    f"ablate: expected proxy runs with equal {name}, got {expected} and {other[name]}. Set "
+                    f"the same {name} for both with --set, as in --set optim.learning_rate=0.001."
                 )
 
 
@@ -255,10 +255,10 @@ def train_pairs(pairs: Sequence[Pair], report: Callable[[str], None]) -> float:
 def evaluate_pairs(
     pairs: Sequence[Pair], on: Sequence[Store], folder: Store, sequences: int, left_out: set[bytes]
 ) -> dict[tuple[str, int], list[Measurement]]:
-    """Measure every proxy run on held-out rows of each run in `on`; return the losses by (`with` or `without`, seed).
+    """Return the losses of all proxy runs on held-out rows of each run in `on`, by (`with` or `without`, seed).
 
-    `sequences` is the number of rows to read of each source, and `left_out` the doc_ids to exclude. A child process
-    computes the losses. Raises ContractError with the last lines of its error output if it fails.
+    `sequences` is the number of rows to read of each source. Documents with an id in `left_out` are excluded. Raises
+    ContractError if the evaluation fails.
     """
     named = {(side, pair.seed): proxy.run for pair in pairs for side, proxy in pair.proxies.items()}
     folder.write_atomic("left-out.txt", "".join(f"{doc_id.hex()}\n" for doc_id in sorted(left_out)).encode())
@@ -278,7 +278,7 @@ def evaluate_pairs(
 
 
 def proxy_settings(run: Store, overrides: Sequence[str]) -> Settings:
-    """Return the settings with which the proxy runs of a run are planned, except their size."""
+    """Return the settings of the proxy runs of a run, except their size."""
     recipe = load_recipe(
         proxy_recipe(read_run(run).recipe), [*NO_EVALUATION, *overrides], recipe_sections(), f"{run.uri}/{RUN_NAME}"
     )
@@ -302,16 +302,13 @@ def check_heldout(datasets: Mapping[str, Dataset], settings: Settings) -> None:
         if not heldout_streams(dataset, seq_len):
             num_tokens = sum(dataset.num_tokens(HELDOUT).values())
             raise ConfigError(
-                f"{name}: expected a held-out row of {seq_len} tokens from one source, got {num_tokens:,} held-out "
-                "tokens in all sources. Raise tokens.heldout_share in the recipe of this run, then run it again."
+                f"{name}: expected a source with held-out text for a row of {seq_len} tokens, got only {num_tokens:,} "
+                "held-out tokens in all sources. Raise tokens.heldout_share, then run the recipe again."
             )
 
 
 def _proxy_folder(run: Store, folder: Store, side: str, seed: int) -> Store:
-    """Return the folder of the proxy run with `seed` on the dataset of `run`; create the folder if it does not exist.
-
-    The recipe there is that of `run` without the settings for size and devices.
-    """
+    """Return the folder of a proxy run; if it is missing, create it as a run on the dataset of `run`."""
     new = folder.child(f"{side}-seed-{seed}")
     if not new.exists(RUN_NAME):
         state = attach_run(new, run, TABLES)
@@ -320,7 +317,7 @@ def _proxy_folder(run: Store, folder: Store, side: str, seed: int) -> Store:
 
 
 def proxy_recipe(recipe: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the recipe of the proxy runs of a run: the run's recipe without the settings for its size and devices."""
+    """Return the recipe of a run without its settings for size and devices, for use by proxy runs."""
     placed = {"layout": {"micro_batch"}, "cluster": set[str]()}
     return {
         name: {
@@ -337,14 +334,14 @@ def _sized(folder: Store, dataset: Dataset, overrides: Sequence[str]) -> Plan:
 
 
 def default_size(size: ProxySize, once: float, least: int = MIN_PARAMS) -> tuple[float, float]:
-    """Return the parameters and tokens of a proxy run, with defaults for those that `size` does not set.
+    """Return the parameters and tokens of a proxy run: those in `size`, or else defaults.
 
-    `once`: tokens of one pass over the smaller dataset; `least`: minimum default number of parameters.
+    `once`: tokens in one pass over the dataset. `least`: the lowest default number of parameters.
     """
     params = size.params or min(max(once / TOKENS_PER_PARAMETER, least), MAX_PARAMS)
     return params, size.tokens or min(TOKENS_PER_PARAMETER * params, once)
 
 
 def describe_default_size() -> str:
-    """Return a text about the default number of parameters of a proxy run, for the help of `--params`."""
+    """Return a description of the default number of parameters, for the help of `--params`."""
     return f"1/20 of the tokens of one pass, {MIN_PARAMS:,} to {MAX_PARAMS:,}"

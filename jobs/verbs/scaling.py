@@ -108,7 +108,7 @@ def _of_table(path: Path) -> Iterator[MeasuredLoss]:
 
 
 def describe_fit(fit: Fit, draws: int, share: float) -> str:
-    """Return the sentence about how a law was fitted that is stored in the file of the law."""
+    """Return a sentence on how a scaling law was fitted, for the file of the law."""
     how = (
         f"Huber loss (1e-3) of ln L, least by L-BFGS over {fit.num_runs} runs; {100 * share:g} % intervals of {draws} "
         "fits to as many runs drawn from them with replacement"
@@ -136,7 +136,7 @@ def print_law(file: LawFile, fit: Fit, budgets: Sequence[float]) -> str:
 
 
 def _best(law: OwnLaw, fit: Fit, compute: float) -> str:
-    """Return a line about a budget [FLOPs]: optimal N and D, loss, and the intervals of N and of the loss."""
+    """Return a line about a budget [FLOPs]: the optimal N and D and the loss, with intervals."""
     best = law_in(law).for_compute(compute)
     intervals = _intervals(fit, compute, law.share)
     note = (
@@ -151,9 +151,9 @@ def _best(law: OwnLaw, fit: Fit, compute: float) -> str:
 
 
 def _intervals(fit: Fit, compute: float, share: float) -> tuple[str, str]:
-    """Return, as text, the bootstrap intervals of the optimal N for a compute budget and of the loss at that optimum.
+    """Return the bootstrap intervals of the optimal N and of the loss at this N, as text.
 
-    Both are empty if there are no bootstrap samples, or if the law of one has no optimum.
+    Both are '' if there are no bootstrap fits, or if a bootstrap fit has no optimum.
     """
     sizes = [size for law in fit.drawn if (size := _best_of(law, compute)) is not None]
     if not sizes or len(sizes) < len(fit.drawn):  # a sample has no best sizes, so there is no interval

@@ -78,7 +78,7 @@ def takedown_command(arguments: Arguments) -> int:
 
 
 def _listed(name: str) -> tuple[str, ...]:
-    """Return the doc_ids in a file of JSON lines, each once. Raises ConfigError if a line has no doc_id."""
+    """Return the distinct doc_ids in a file of JSON lines. Raises ConfigError if the file or a line is not valid."""
     doc_ids: dict[str, None] = {}
     try:
         lines = Path(name).read_text(encoding="utf-8").splitlines()
@@ -136,7 +136,7 @@ def _has_documents(run: Store, request: TakedownRequest) -> bool:
 def _effects(run: Store, selection: Selection) -> Effects:
     """Return the optimizer steps and checkpoints that were trained on the documents.
 
-    They are those of the run, and of the runs in its subfolders that use its tables.
+    Runs in subfolders that use tables of `run` are included.
     """
     others = []
     for folder, tables in attached_runs(run).items():
@@ -159,7 +159,7 @@ def _affected(run: Store, selection: Selection) -> Effects:
 
 
 def _describe_selection(selection: Selection, effects: Effects, compact: bool) -> Iterator[str]:
-    """Yield lines of text about the documents to be removed, and about the checkpoints that were trained on them."""
+    """Yield lines about the documents to be removed, and about the checkpoints trained on these documents."""
     yield f"{len(selection.documents):,} document(s) to be removed"
     if selection.copies_left:
         yield f"{selection.copies_left:,} near-duplicates of them are not selected; --near removes them too"

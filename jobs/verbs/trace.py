@@ -70,10 +70,7 @@ def check_trace(arguments: Arguments) -> None:
     if arguments.limit < 1:
         raise ConfigError(f"trace --limit: expected at least 1 document, got {arguments.limit}. Give a larger number.")
     if arguments.overrides and not arguments.refetch:
-        raise ConfigError(
-            "trace: expected --refetch with --set, which overrides [source] for a refetch, got no --refetch. "
-            "Add --refetch."
-        )
+        raise ConfigError("trace: expected --set only together with --refetch, got no --refetch. Add --refetch.")
 
 
 def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
@@ -135,7 +132,7 @@ def _find_documents(answers: TraceAnswers, selector: str, arguments: Arguments) 
 def _print_answer(
     arguments: Arguments, answers: TraceAnswers, values: dict[str, Any], text: str, documents: Sequence[TracedDocument]
 ) -> int:
-    """Print an answer, with the original records if --refetch is set; return 1 if a record has changed, else 0."""
+    """Print an answer. Return 1 if a refetched record has changed, else 0."""
     records = list(_refetch_records(arguments, answers, documents)) if arguments.refetch else []
     if arguments.json:
         known = {"run": answers.run.uri, "dataset": answers.dataset.digest, "steps": answers.trace.num_steps}
@@ -155,7 +152,7 @@ def _print_answer(
 def _refetch_records(
     arguments: Arguments, answers: TraceAnswers, documents: Sequence[TracedDocument]
 ) -> Iterator[dict[str, Any]]:
-    """Yield, once for each document, its original record and how the record differs from the stored row, as a dict."""
+    """Yield a dict for each distinct document: its original record, and the differences from the stored row."""
     config = stored_recipe(answers.run, arguments.overrides).section("source", SourceConfig)
     splits = {split.name: split for split in find_splits(config)}
     for doc_id, place in {document.place.doc_id: document.place for document in documents}.items():

@@ -19,7 +19,7 @@ Arguments = argparse.Namespace
 
 
 def verify_command(arguments: Arguments) -> int:
-    """Compare every shard, index and tokenizer file with the manifest; unchanged files are not read again."""
+    """Compare every shard, index and tokenizer file with the manifest; print how many files were read."""
     version = open_run(arguments.run)
     run, dataset = Store(version.uri), open_dataset(version)  # the list of verified files is stored in the run itself
     others = list(_packed(run, dataset))
@@ -33,7 +33,7 @@ def verify_command(arguments: Arguments) -> int:
 
 
 def _packed(run: Store, dataset: Dataset) -> Iterator[ExpectedFile]:
-    """Yield the files with the packed rows of the run's plan, if that plan was made for this dataset."""
+    """Yield the files of packed rows of a run; none if its plan is for another dataset."""
     if run.exists(PLAN_NAME) and run.read_json(PLAN_NAME).get("dataset") == dataset.digest:
         yield from packed_files(run, dataset, read_plan(run, dataset).settings.train)
 

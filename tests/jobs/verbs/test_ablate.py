@@ -190,7 +190,7 @@ def test_rules_that_there_are_not_are_answered_with_those_that_there_are() -> No
         ([], [], "expected --without SECTION.RULE or --set of a data setting, got neither"),
         ([], ["train.seq_len=64"], "got neither"),
         (["quality.c4"], ["tokenizer.vocab_size=500"], "expected one tokenizer for both datasets"),
-        (["quality.c4"], ["train.seed=3"], "expected the seeds 1, 2, ..., which ablate sets, got one seed"),
+        (["quality.c4"], ["train.seed=3"], "expected no override of the seed, which ablate chooses, got one"),
         (["quality.c4"], ["guard.patience=3"], "expected proxy runs that all end after the same step"),
     ],
 )
@@ -625,16 +625,18 @@ def test_what_would_fail_at_the_end_is_refused_at_the_beginning(run: Store, tmp_
     spans = ("train.objective=span", "train.document_mask=false")
     refused(ConfigError, "expected train.objective = causal or mlm, got span", *spans)
     refused(ConfigError, "optim.schedule = plateau: expected held-out losses", "optim.schedule=plateau")
-    refused(ConfigError, "the run: expected a held-out row of 131072 tokens", "train.seq_len=131072")
+    refused(
+        ConfigError, "the run: expected a source with held-out text for a row of 131072 tokens", "train.seq_len=131072"
+    )
     taken = "--on with: expected the path of a run, got the name of one of the two datasets. Use ./with"
     refused(ConfigError, taken, on=["with"])
     other = make_tiny_dataset(tmp_path / "other")
-    refused(ContractError, f"{other.uri}: expected the tokenizer .* of the run, got", on=[other.uri])
+    refused(ContractError, f"{other.uri}: expected the tokenizer contract of the run .*, got another", on=[other.uri])
     refused(ContractError, f"{tmp_path}/none: expected a table 'tokens', got an empty run", on=[f"{tmp_path}/none"])
     # A run on the dataset of another one has no clusters, by which copies are found.
     attached = Store(str(tmp_path / "attached"))
     attach_run(attached, run, ("tokens", "tokenizer"))
-    refused(ConfigError, f"no clusters and no dedup. It uses the dataset of {run.uri}: ablate that", of=attached)
+    refused(ConfigError, f"no clusters and no dedup. Ablate {run.uri}, whose dataset", of=attached)
     assert not attached.exists("ablations")
 
 
