@@ -85,7 +85,7 @@ class Recipe(Mapping[str, Section]):
 
 
 def suggest_name(name: str, valid: Iterable[str]) -> str:
-    """Return ` (did you mean X?)` for the valid name most similar to `name`, or ` (valid: …)` if none is similar."""
+    """Return ` (did you mean X?)` with the name in `valid` most similar to `name`, else ` (valid: …)`."""
     valid = sorted(valid)
     close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
     if close:
@@ -124,7 +124,7 @@ def build_recipe(raw: Mapping[str, Any], kinds: Mapping[str, type[Section]], whe
 
 
 def _problem(section: str, kind: type[Section], item: Any) -> str:
-    """Return a line of text for one of pydantic's validation errors in a section."""
+    """Return one of pydantic's validation errors in a section as a line of text."""
     field = ".".join(str(part) for part in item["loc"])
     if item["type"] == "extra_forbidden":
         return f"{section}.{field}: no such key{suggest_name(str(item['loc'][-1]), kind.model_fields)}"
@@ -166,7 +166,7 @@ def load_recipe(
 
 
 def parse_value(text: str) -> Any:
-    """Return the TOML value of a text, or the text itself if it is not valid TOML, such as `lid.176.ftz`."""
+    """Return the value of a TOML text. If the text is not valid TOML, as `lid.176.ftz`, return the text itself."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

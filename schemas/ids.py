@@ -21,13 +21,13 @@ def doc_id(source: str, split: str, position: int, part: int = 0) -> bytes:
 
 
 def shuffle_key(seed: int, identifier: bytes) -> int:
-    """Return a uniform integer in [0, 2^63) by which documents are shuffled; it fits Spark's signed long."""
+    """Return a uniform integer in [0, 2^63), by which documents are shuffled."""
     digest = hashlib.blake2b(identifier, digest_size=8, key=seed.to_bytes(8, "little")).digest()
-    return int.from_bytes(digest, "little") >> 1
+    return int.from_bytes(digest, "little") >> 1  # 63 bits fit a signed long of Spark
 
 
 def is_in_share(key: int, share: float) -> bool:
-    """Return True if a `shuffle_key` is in the lowest `share` (0 to 1) of its range, to select documents by hash."""
+    """Return True if a `shuffle_key` is in the lowest `share` (0 to 1) of [0, 2^63)."""
     return key < int(share * (1 << 63))
 
 

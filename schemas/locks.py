@@ -31,10 +31,10 @@ LOCKLESS_ERRORS = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.E
 
 @contextmanager
 def lock_tables(run: Store, what: str) -> Iterator[None]:
-    """Hold an exclusive lock on a run's tables, and shared locks on the tables of other runs that it reads.
+    """Hold an exclusive lock on the tables of a run, and shared locks on the tables of other runs that it reads.
 
-    `what` is the command that is shown to other processes. Raises ContractError, naming the holders, if another
-    process holds a lock.
+    `what`: the name of this command in the errors of other processes. Raises ContractError if another process holds a
+    lock.
     """
     with ExitStack() as locks:
         _take(locks, run, TABLES_LOCK, what)
@@ -45,16 +45,16 @@ def lock_tables(run: Store, what: str) -> Iterator[None]:
 
 @contextmanager
 def lock_training(run: Store, what: str) -> Iterator[None]:
-    """Hold an exclusive lock on training in a run folder, and shared locks on the tables that it reads.
+    """Hold an exclusive lock on training in a run folder, and shared locks on the tables that the training reads.
 
-    The tables may be those of other runs. Raises ContractError, naming the holders, if another process holds a lock.
-    Also raises ContractError if a takedown of these tables was interrupted: its certificate would not list checkpoints
-    that are trained before the takedown is finished.
+    `what`: the name of this command in the errors of other processes. Raises ContractError if another process holds a
+    lock, or if a takedown of these tables was interrupted.
     """
     with ExitStack() as locks:
         _take(locks, run, TRAIN_LOCK, what)
         for source in (run, *_source_runs(run)):
             _take(locks, source, TABLES_LOCK, what, shared=True)
+            # The certificate of an unfinished takedown would not list the checkpoints that are trained now.
             check_no_pending_takedown(source)
         yield
 
@@ -66,7 +66,7 @@ def _source_runs(run: Store) -> list[Store]:
 
 
 def _take(locks: ExitStack, run: Store, name: str, what: str, *, shared: bool = False) -> None:
-    """Acquire the lock file `name` of a run; `locks` releases it on exit.
+    """Acquire the lock file `name` of a run until `locks` is closed.
 
     Does nothing if the filesystem does not support file locks. Raises ContractError if another process holds the lock.
     """
@@ -92,7 +92,7 @@ def _take(locks: ExitStack, run: Store, name: str, what: str, *, shared: bool = 
 
 
 def _locked(path: Path, shared: bool) -> int:
-    """Open and lock a lock file, and return its file descriptor. Raises BlockingIOError if another process holds it."""
+    """Open and lock a lock file, and return its file descriptor. Raises BlockingIOError if the lock is held."""
     while True:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         try:
@@ -107,7 +107,7 @@ def _locked(path: Path, shared: bool) -> int:
 
 
 def _release(file: int, path: Path) -> None:
-    """Unlock a lock file, and remove it if no other process holds it."""
+    """Unlock a lock file, and remove the file if no other process holds the lock."""
     try:
         with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -117,14 +117,12 @@ def _release(file: int, path: Path) -> None:
 
 
 def _holders(run: Store, name: str) -> str:
-    """Return a text that names the processes that hold a lock, from the lines that they wrote to its file.
-
-    Lines of processes that no longer run on this machine are omitted, unless there are no others.
-    """
+    """Return a text that names the processes that hold a lock."""
     try:
         lines = [json.loads(line) for line in run.read_bytes(name).splitlines()]
     except (OSError, ValueError):
         lines = []
+    # Lines of processes that have ended are omitted, unless there are only such lines.
     alive = [line for line in lines if line["host"] != socket.gethostname() or _is_alive(line["pid"])]
     holders = [
         f"`{line['what']}` (process {line['pid']} on {line['host']}, since {line['since']})" for line in alive or lines
@@ -133,7 +131,6 @@ def _holders(run: Store, name: str) -> str:
 
 
 def _is_alive(process: int) -> bool:
-    """Return True if a process with this id runs on this machine."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:

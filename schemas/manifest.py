@@ -176,8 +176,8 @@ def write_manifest(folder: Store, manifest: Manifest) -> None:
         committed = read_manifest(folder)
         if committed.digest != manifest.digest:
             raise ContractError(
-                f"{folder.uri}: expected the committed content {committed.digest[:12]}, got {manifest.digest[:12]}: an "
-                "input or a library changed under the same settings. Use a new run folder with --out."
+                f"{folder.uri}: expected the committed content {committed.digest[:12]}, got {manifest.digest[:12]} "
+                "from changed inputs or libraries. Use a new run folder with --out."
             )
         return
     folder.write_atomic(MANIFEST_NAME, canonical_json(manifest.model_dump(mode="json")))
@@ -262,9 +262,9 @@ def open_table(run: Store, table: str) -> tuple[Store, Manifest]:
 
 
 def current_tables(run: Store) -> dict[str, TableVersion]:
-    """Return the up-to-date tables of a run, in order: those made from the current versions of the tables they read.
+    """Return the up-to-date tables of a run, in order.
 
-    If earlier steps were run again with other settings, the tables of later steps are out of date and left out.
+    A table is up to date if it was made from the current, up-to-date versions of all tables that it reads.
     """
     tables: dict[str, TableVersion] = {}
     for name in (name for name in TABLES if name in read_run(run).tables):

@@ -55,7 +55,7 @@ class Mix(_MixBlock):
     """The share and further values of each source, by its name."""
 
     def of(self, names: set[str], where: str) -> dict[str, SourceMix]:
-        """Return `sources`. Raises ConfigError unless their names are exactly `names`, the sources of a dataset."""
+        """Return the mix of each source. Raises ConfigError unless the sources of this mix are exactly `names`."""
         if unknown := sorted(self.sources.keys() - names):
             hints = ", ".join(f"{name!r}{suggest_name(name, names)}" for name in unknown)
             raise ConfigError(
@@ -101,7 +101,7 @@ def parse_mix(data: bytes, where: str) -> Mix:
 
 
 def mix_toml(mix: Mix) -> str:
-    """Return the text of a mix file; `read_mix` returns an equal mix."""
+    """Return a mix as the text of a mix file."""
     lines = [f"{name} = {_value(value)}" for name, value in mix.model_dump(exclude={"sources"}).items()]
     for name, source in mix.sources.items():
         lines += ["", f"[sources.{_value(name)}]"]
@@ -112,7 +112,8 @@ def mix_toml(mix: Mix) -> str:
 
 
 def _value(value: str | float) -> str:
-    """Return a string or number as TOML; a JSON string is valid TOML except for the delete character."""
+    """Return a string or number as TOML."""
     if not isinstance(value, str):
         return repr(value)
+    # A JSON string is valid TOML except for the delete character.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

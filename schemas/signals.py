@@ -31,7 +31,7 @@ def _count(name: str, meaning: str, unit: str) -> Signal:
 
 
 def _grams(sizes: Iterable[int], name: str, meaning: str) -> tuple[Signal, ...]:
-    """Return a signal of unit `ratio` for each n-gram size, which replaces {n} in the signal's name and meaning."""
+    """Return a signal of unit `ratio` for each n-gram size. The size replaces {n} in the name and the meaning."""
     return tuple(_ratio(name.format(n=n), meaning.format(n=n)) for n in sizes)
 
 

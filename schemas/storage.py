@@ -63,13 +63,13 @@ class Store:
         return child
 
     def path(self, name: str) -> str:
-        """Return the path of a file in the form that the filesystem expects."""
+        """Return the path of a file on this filesystem."""
         if "../" in name:  # object stores have no parent folders, and the folder before a `../` need not exist
             return posixpath.normpath(f"{self.root}/{name}")
         return f"{self.root}/{name}" if name else self.root
 
     def check_bucket(self) -> None:
-        """Raise ConfigError if the folder's bucket does not exist; otherwise every file would seem to be missing."""
+        """Raise ConfigError if the bucket of this folder does not exist."""
         bucket = self.root.partition("/")[0]
         if bucket and not self.is_local and self.fs.get_file_info(bucket).type == pafs.FileType.NotFound:
             raise ConfigError(f"{self.uri}: expected a folder of a bucket, got no bucket {bucket}. Create the bucket.")
@@ -94,17 +94,20 @@ class Store:
         return self.fs.open_input_file(self.path(name))
 
     def open_output(self, name: str) -> Any:
-        """Open an output stream, creating parent folders. After `close` and `sync(name)`, the file survives a crash."""
+        """Open an output stream, and create missing parent folders.
+
+        The file survives a crash only after `close` of the stream and `sync(name)`.
+        """
         self.make_parent(name)
         return self.fs.open_output_stream(self.path(name), compression=None)
 
     def make_parent(self, name: str) -> None:
-        """Create the parent folder of a file; object stores require none."""
+        """Create the parent folder of a local file."""
         if self.is_local:
             Path(self.path(name)).parent.mkdir(parents=True, exist_ok=True)
 
     def sync(self, name: str) -> None:
-        """Flush a closed local file to the disk; object stores have already stored it."""
+        """Flush a closed local file to the disk."""
         if self.is_local:
             _fsync(self.path(name))
 
@@ -145,7 +148,7 @@ class Store:
         _fsync(os.path.dirname(final))
 
     def sha256(self, name: str) -> str:
-        """Return the SHA-256 (hex) of a file, which is read in blocks."""
+        """Return the SHA-256 (hex) of a file."""
         digest = hashlib.sha256()
         with self.fs.open_input_stream(self.path(name), compression=None) as stream:
             for block in iter(lambda: stream.read(READ_BYTES), b""):
@@ -158,7 +161,7 @@ class Store:
             self.fs.delete_file(self.path(name))
 
     def walk(self) -> Iterator[str]:
-        """Yield the name of every file below this folder. Readers of tables do not list files but follow manifests."""
+        """Yield the name of every file below this folder."""
         selector = pafs.FileSelector(self.root, recursive=True, allow_not_found=True)
         for info in self.fs.get_file_info(selector):
             if info.type == pafs.FileType.File:
@@ -166,10 +169,9 @@ class Store:
 
 
 def resolve_uri(uri: str) -> tuple[pafs.FileSystem, str]:
-    """Return the filesystem of a local path or URI, and the path in the form that it expects.
+    """Return the filesystem of a local path or URI, and the path on this filesystem.
 
-    Characters that are not allowed in a URI may occur unencoded. Raises ConfigError if the URI is not valid, has an
-    unknown scheme, or contains secrets, which would be stored with the run.
+    Raises ConfigError if the URI is not valid, has an unknown scheme, or contains secrets.
     """
     scheme, mark, rest = uri.partition("://")
     if not mark:
@@ -179,7 +181,7 @@ def resolve_uri(uri: str) -> tuple[pafs.FileSystem, str]:
     shown = f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}"
     if scheme in BUCKETS and not authority:
         raise ConfigError(f"{uri}: expected a bucket after {scheme}://, got none. Write {scheme}://BUCKET/FOLDER.")
-    if scheme == "s3" and "@" in authority:
+    if scheme == "s3" and "@" in authority:  # the URI is stored with the run
         raise ConfigError(
             f"{shown}: expected no secrets in a URI, got a key before the bucket. Remove the key from the URI, "
             "and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead."
@@ -192,6 +194,7 @@ def resolve_uri(uri: str) -> tuple[pafs.FileSystem, str]:
     defaults = OPTIONS.get(scheme, "")
     own = [options, *([defaults] if defaults.partition("=")[0] not in options else [])]
     try:
+        # Characters that a URI must encode may occur unencoded.
         plain = re.sub("%(?![0-9A-Fa-f]{2})", "%25", quote(f"{slash}{path}", safe=URI_SAFE))
         fs, root = pafs.FileSystem.from_uri(f"{scheme}://{authority}{plain}?{'&'.join(filter(None, own))}".rstrip("?"))
     except (OSError, ValueError) as error:

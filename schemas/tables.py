@@ -23,7 +23,7 @@ NAME, VALUE = "name", "value"
 
 
 class FlatEntries(NamedTuple):
-    """The (name, value) entries of all rows of a column, in one array of names and one of values."""
+    """The entries (name, value) of all rows of a column, as arrays."""
 
     rows: npt.NDArray[np.int64]
     """(entries,) the row number of each entry."""
@@ -50,12 +50,12 @@ def to_entries(values: Mapping[str, Any] | None) -> list[tuple[str, Any]] | None
 
 
 def to_mapping(entries: Iterable[Mapping[str, Any]] | None) -> dict[str, Any] | None:
-    """Return a row's entries, which Arrow returns as a list of structs, as a mapping from name to value."""
+    """Return the entries of a row as a mapping from name to value; None if the row is null."""
     return None if entries is None else {entry[NAME]: entry[VALUE] for entry in entries}
 
 
 def flatten_entries(column: pa.ListArray) -> FlatEntries:
-    """Return all entries of a column, which may be a slice of an array; rows that are null or empty have none."""
+    """Return the entries of all rows of a column, which may be a slice of an array."""
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
     entries = column.flatten()
     return FlatEntries(
@@ -64,7 +64,7 @@ def flatten_entries(column: pa.ListArray) -> FlatEntries:
 
 
 def lookup_entry(column: pa.ListArray, name: str) -> pa.Array:
-    """Return, for each row, the value of its entry with this name; null if the row has no such entry."""
+    """Return the value of the entry `name` in each row; null if a row has no such entry."""
     flat = flatten_entries(column)
     is_named = pc.fill_null(pc.equal(flat.names, name), False).to_numpy(zero_copy_only=False)
     indices = np.full(len(column), -1, np.int64)
@@ -325,7 +325,7 @@ Rows = Literal["record", "document", "survivor", "pair", "key", "other"]
 
 @dataclass(frozen=True)
 class Table:
-    """A table of a run: its columns, how it is read, shown and checked, and how a takedown removes documents."""
+    """A table of a run: what its rows and columns mean, and how a takedown removes documents from the table."""
 
     name: str
     meaning: str

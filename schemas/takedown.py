@@ -206,7 +206,7 @@ class Certificate(_TakedownBlock):
 
 
 def salted_digest(salt: str, kind: str, value: bytes) -> str:
-    """Return the digest (hex) by which a certificate names a doc_id or a request without revealing it.
+    """Return the salted digest (hex) of a doc_id or of a request, for a certificate.
 
     `kind` is `document` for a doc_id, or the kind of the request, such as `url` or `domain`.
     """
@@ -224,7 +224,7 @@ def certificate_name(identifier: str) -> str:
 
 
 def parent_name(identifier: str, table: str) -> str:
-    """Return the path, relative to the run, of the copy of a table's manifest from before a takedown."""
+    """Return the path, relative to the run, of the manifest that a table had before a takedown."""
     return f"{TAKEDOWNS}/{identifier}/{table}.json"
 
 
@@ -272,7 +272,7 @@ def read_parent(run: Store, identifier: str, table: str) -> Manifest:
 
 
 def descent_of(manifest: Manifest) -> Descent | None:
-    """Return the record of the takedown that made a version, or None if none did.
+    """Return the record of the takedown that made a version of a table; None if no takedown made it.
 
     Raises ContractError if the record is invalid.
     """
@@ -296,7 +296,7 @@ def origin_digest(manifest: Manifest) -> str:
 def takedown_ancestry(run: Store, manifest: Manifest) -> list[Certificate]:
     """Return the certificates of the takedowns that led to a version of a table, newest first.
 
-    Raises ContractError, naming both values, if a manifest and its certificate disagree.
+    Raises ContractError if a manifest and its certificate disagree.
     """
     certificates: list[Certificate] = []
     while (descent := descent_of(manifest)) is not None:
@@ -315,13 +315,13 @@ def takedown_ancestry(run: Store, manifest: Manifest) -> list[Certificate]:
 
 
 def positions_digest(manifest: Manifest) -> str:
-    """Return the digest of the oldest version in which every token has the same position as in this version."""
+    """Return the digest of the oldest version of a dataset that has the same token positions as this version."""
     descent = descent_of(manifest)
     return (descent.positions if descent else "") or manifest.digest
 
 
 def resolve_version(run: Store, table: str, version: str) -> str:
-    """Return the version that replaces `version` after all takedowns; `version` itself if it was not replaced.
+    """Return the version of a table that replaces `version` after all takedowns, or `version` if there is none.
 
     Raises ContractError if a takedown is unfinished.
     """
@@ -341,9 +341,9 @@ def check_no_pending_takedown(run: Store) -> None:
 
 
 def check_no_takedowns(run: Store, table: str) -> None:
-    """Raise ContractError if documents were taken down from the run, because a rebuild would read them again."""
+    """Raise ContractError if documents were taken down from the run."""
     if run.exists(TAKEDOWNS):
         raise ContractError(
-            f"{table}: expected the settings from before the takedowns in {run.uri}/{TAKEDOWNS}, got changed settings, "
-            "which would read the removed documents from the inputs again. Restore the settings of the recipe."
+            f"{table}: expected unchanged settings after the takedowns in {run.uri}/{TAKEDOWNS}, got changed settings. "
+            "Restore the settings of the recipe, because a rebuild would read the removed documents again."
         )

@@ -18,7 +18,7 @@ CLEAR = "\r\x1b[K"
 def text_table(rows: Sequence[Sequence[str]], align: str = "<", indent: str = "") -> list[str]:
     """Return one line per row, with columns two spaces apart and without spaces at the end.
 
-    `align` has `<` or `>` for each column; if there are more columns, its last character is used for them.
+    `align` has `<` or `>` for each column; its last character also applies to all further columns.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     sides = align.ljust(len(widths), align[-1])
@@ -54,9 +54,9 @@ def format_bytes(number: float) -> str:
 
 
 def time_left(done: float, total: float, seconds: float) -> str:
-    """Return the estimated time that the remaining work takes, such as `0:00:50 left`, from the elapsed `seconds`.
+    """Return the estimated time until `total` is done, such as `0:00:50 left`; `seconds` is the elapsed time.
 
-    Before any work is done, and after all of it, return the elapsed time instead, such as `in 0:04:10`.
+    Before any work is done, and after all work, return the elapsed time instead, such as `in 0:04:10`.
     """
     if 0 < done < total:
         return f"{format_clock(seconds / done * (total - done))} left"
@@ -97,7 +97,7 @@ class ProgressLine:
 
 
 class LongWork(ProgressLine):
-    """A progress line that shows how much of a known amount of work is done; any thread may call `add`."""
+    """A progress line for a known amount of work; any thread may call `add`."""
 
     def __init__(self, label: str, total: int, unit: str, stream: TextIO | None = None):
         super().__init__(lambda seconds: work_line(label, self.done, total, unit, seconds), stream)

@@ -24,7 +24,7 @@ SPACE, ESCAPE = "\u2581", "\ufdd0"
 
 
 def escape(text: str) -> str:
-    """Return the text with an escape sequence for every character that SentencePiece would decode as a space."""
+    """Return the text with `▁`, which SentencePiece would decode as a space, replaced by an escape sequence."""
     if SPACE in text or ESCAPE in text:
         return text.replace(ESCAPE, f"{ESCAPE}0").replace(SPACE, f"{ESCAPE}1")
     return text
@@ -116,9 +116,9 @@ class Shard:
 
 @dataclass(frozen=True)
 class Dataset:
-    """A committed token dataset as its manifest describes it; `streams` maps `<source>/<split>` to ordered shards.
+    """A committed token dataset; `streams` maps `<source>/<split>` to its shards in order.
 
-    A source that is divided into quality buckets is several sources here, such as `web+low` and `web+high`.
+    Each quality bucket of a source is a source of its own here, such as `web+low` and `web+high`.
     """
 
     folder: Store

@@ -66,8 +66,8 @@ _UNRESERVED = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz012
 def canonical_url(url: str) -> str:
     """Return the canonical form of a URL, such as `http://example.com/a?b=1`; URLs of the same page share one form.
 
-    Text that is not a web URL is returned unchanged, except that surrounding whitespace and control characters, and any
-    tabs or line breaks inside it, are removed. The function is idempotent and never raises.
+    Never raises. Text that is not a web URL only loses surrounding whitespace and control characters, tabs and line
+    breaks.
     """
     stripped = _INNER.sub("", url.strip(_CONTROLS))
     parts = _WEB.match(stripped)
@@ -91,20 +91,20 @@ def url_key(url: str) -> bytes:
 
 
 def surt(url: str) -> str:
-    """Return a URL's sort-friendly form: `com,example,www)/a?b` for `https://www.example.com/a?b`. Never raises."""
+    """Return a URL's sort-friendly form: `com,example,www)/a?b` for `https://www.example.com/a?b`."""
     host, rest = _parts(url)
     return f"{','.join(reversed(host.split('.')))}){rest}" if host else url
 
 
 def host_suffixes(url: str) -> list[str]:
-    """Return the host of a URL and all its parents, longest first; they include its registrable domain."""
+    """Return the host of a URL and all parent domains of the host, longest first."""
     host, _ = _parts(url)
     labels = host.split(".") if host else []
     return [".".join(labels[start:]) for start in range(len(labels))]
 
 
 def _parts(url: str) -> tuple[str, str]:
-    """Return the host of a URL, and its path with the query; the host is empty if the URL cannot be parsed."""
+    """Return the host of a URL, and the path with the query. The host is '' if the URL cannot be parsed."""
     try:
         split = urlsplit(url)
         host = (split.hostname or "").rstrip(".")
@@ -180,17 +180,14 @@ def _without_dots(path: str) -> str:
 
 
 def _query(query: str) -> str:
-    """Return `?` and those parameters of a query that may select a page, sorted by name; '' if there are none.
-
-    Parameters of the same name keep their order, because they may form a list.
-    """
+    """Return `?` and the parameters that may select a page, sorted by name; '' if there are none."""
     parameters = _encoded(query, _OTHER_QUERY).replace("%20", "+").split("&")
     named = [(parameter.partition("=")[0], parameter) for parameter in parameters]
     kept = [pair for pair in named if pair[1] and not _is_noise(*pair)]
     if not kept:
         return ""
     if len(kept) > 1:
-        kept.sort(key=_first)
+        kept.sort(key=_first)  # parameters of one name keep their order, because they may form a list
     return "?" + "&".join([parameter for _, parameter in kept])
 
 
@@ -199,7 +196,7 @@ def _first(pair: tuple[str, str]) -> str:
 
 
 def _is_noise(name: str, parameter: str) -> bool:
-    """Return True if a parameter holds a session id or tracking data, neither of which selects a page."""
+    """Return True if a parameter holds a session id or tracking data."""
     lower = name.lower()
     if lower in LOOSE_SESSIONS:
         return SESSION_VALUE.fullmatch(parameter, len(name) + 1) is not None
@@ -207,10 +204,9 @@ def _is_noise(name: str, parameter: str) -> bool:
 
 
 def _encoded(text: str, other: re.Pattern[str]) -> str:
-    """Return the text normalized by RFC 3986, section 6.2.2.
+    """Return the text with normalized percent-encoding. Source: RFC 3986, section 6.2.2.
 
-    Characters that match `other` are percent-encoded, and encoded unreserved characters are decoded. Hexadecimal digits
-    of the remaining percent-encoded bytes become upper case.
+    `other` matches the percent-encoded bytes, and the characters that must be percent-encoded.
     """
     return other.sub(_replacement, text)
 
@@ -221,11 +217,8 @@ def _replacement(match: re.Match[str]) -> str:
 
 @lru_cache(maxsize=1 << 12)
 def _normalized(text: str) -> str:
-    """Return the percent-encoded form of a character, or the normal form of a percent-encoded byte.
-
-    The normal form of an unreserved character is the character itself; other bytes get upper-case digits.
-    """
+    """Return the percent-encoded form of a character, or the normal form of a percent-encoded byte."""
     if len(text) == 1:
         return quote(text, safe="", errors="surrogatepass")
     char = chr(int(text[1:], 16))
-    return char if char in _UNRESERVED else text.upper()
+    return char if char in _UNRESERVED else text.upper()  # only unreserved characters are decoded

@@ -32,12 +32,12 @@ class PinnedRun(Store):
         return PinnedRun, (self.address, self.tables)
 
     def read_json(self, name: str) -> Any:
-        """Return the JSON value of a small file; in `run.json`, the tables are replaced by the pinned ones."""
+        """Return the JSON value of a small file. In `run.json`, `tables` names the pinned versions."""
         value = super().read_json(name)
         return value | {"tables": self.tables} if name == RUN_NAME else value
 
     def write_atomic(self, name: str, data: bytes) -> None:
-        """Always raise ContractError: a file written for an earlier version would seem to describe the current one."""
+        """Always raise ContractError, because an earlier version is read-only."""
         raise ContractError(
             f"{self.uri}/{name}: expected a run folder to write to, got an earlier version of one, which is read-only. "
             "Name the run folder without @<digest>."
@@ -68,9 +68,9 @@ def open_run(address: str) -> Store:
 
 
 def list_versions(run: Store, table: str) -> dict[str, TableVersion]:
-    """Return every committed version of a table, oldest first, by the name of its folder.
+    """Return the committed versions of a table, oldest first, by the name of the version folder.
 
-    If the current version is a folder of another run, the relative path of this folder is its name.
+    If the current version is in another run, its name is the relative path of the folder there.
     """
     current = read_run(run).tables.get(table, "")
     names = [*_folders(run, table), *([current] if "/" in current else [])]
@@ -84,9 +84,9 @@ def list_versions(run: Store, table: str) -> dict[str, TableVersion]:
 
 
 def pinned_tables(run: Store, table: str, version: str) -> dict[str, str]:
-    """Return, by table, the version folder of `table` and of every table of the run that this version was made from.
+    """Return table -> version folder, for `version` of `table` and the tables of the run that it was made from.
 
-    Raises ContractError if two of these tables were made from different versions of a third one.
+    Raises ContractError if it was made from two versions of the same table.
     """
     pinned: dict[str, str] = {}
     waiting = [(table, version)]
@@ -94,8 +94,8 @@ def pinned_tables(run: Store, table: str, version: str) -> dict[str, str]:
         name, folder = waiting.pop()
         if pinned.setdefault(name, folder) != folder:
             raise ContractError(
-                f"{run.uri}/{table}/{version}: expected a table made from one version of {name}, got one made from "
-                f"{name}/{folder} and {name}/{pinned[name]}. Run `penstock run` again."
+                f"{run.uri}/{table}/{version}: expected one version of {name} in the lineage, got {name}/{folder} and "
+                f"{name}/{pinned[name]}. Run `penstock run` again."
             )
         lineage = read_manifest(run.child(f"{name}/{folder}")).run.lineage
         other = posixpath.dirname(posixpath.dirname(folder))  # a table of another run was made from tables of that run
@@ -105,20 +105,21 @@ def pinned_tables(run: Store, table: str, version: str) -> dict[str, str]:
 
 
 def attach_run(new: Store, run: Store, tables: Sequence[str] | None = None) -> RunFile:
-    """Write the `run.json` of a new run folder that uses the recipe and some tables of another run (None: all tables).
+    """Write and return the `run.json` of a new run that uses the recipe and tables of another run, without copies.
 
-    No table is copied: `run.json` names the version folders by relative paths, so both folders may be moved together.
-    Raises ConfigError if the new folder is a run already, or is on another filesystem.
+    `tables`: the names of these tables; None = all tables. Raises ConfigError if the new folder is a run already, or is
+    on another filesystem.
     """
     if new.exists(RUN_NAME):
         raise ConfigError(f"{new.uri}: expected a new run folder, got an existing run. Name another folder.")
     if new.fs != run.fs:
         raise ConfigError(
             f"{new.uri}: expected a folder on the filesystem of {run.uri}, got another filesystem. Name a folder on "
-            f"the filesystem of {run.uri}."
+            "the same filesystem."
         )
     current = read_run(run)
     versions = {name: version for name, version in current.tables.items() if tables is None or name in tables}
+    # With relative paths, both run folders may be moved together.
     paths = {
         name: posixpath.relpath(run.child(f"{name}/{version}").root, new.child(name).root)
         for name, version in versions.items()
@@ -129,7 +130,7 @@ def attach_run(new: Store, run: Store, tables: Sequence[str] | None = None) -> R
 
 
 def attached_runs(run: Store) -> dict[str, list[str]]:
-    """Find the runs in subfolders of a run that use its tables; return the names of these tables by subfolder."""
+    """Return subfolder -> names of the tables of `run` that the run in this subfolder uses."""
     attached: dict[str, list[str]] = {}
     for name in sorted(run.walk()):
         folder, _, file = name.rpartition("/")
@@ -142,22 +143,22 @@ def attached_runs(run: Store) -> dict[str, list[str]]:
 
 
 def check_own_tables(run: Store, what: str) -> None:
-    """Raise ConfigError if a run uses tables of another run, because the command `what` would change that other run."""
+    """Raise ConfigError if a run uses tables of another run, which the command `what` would change."""
     if foreign := sorted(table for table, path in read_run(run).tables.items() if path.startswith("../")):
         owner = run.child(f"{foreign[0]}/{read_run(run).tables[foreign[0]]}").uri.rsplit("/", 2)[0]
         raise ConfigError(
-            f"{run.uri}: expected a run with its own tables for `{what}`, got {', '.join(foreign)} of {owner}. Use the "
-            f"run folder {owner} instead."
+            f"{run.uri}: expected a run with its own tables for `{what}`, got the tables {', '.join(foreign)} of "
+            f"{owner}. Use the run folder {owner} instead."
         )
 
 
 def is_table(run: Store, name: str, version: str) -> bool:
-    """Return True if an entry of a manifest's lineage is a table of this run, not a file or a table of another run."""
+    """Return True if an entry of a manifest's lineage is a table of this run."""
     return "/" not in name and ":" not in name and run.exists(f"{name}/{version}/{MANIFEST_NAME}")
 
 
 def _find(run: Store, digest: str) -> tuple[str, str]:
-    """Return the table and version whose digest starts with `digest`; datasets are looked up first."""
+    """Return the table and version whose digest starts with `digest`; a dataset takes precedence."""
     others = sorted(read_run(run).tables.keys() - {DATASET})
     for tables in ([DATASET], others):
         found = [(name, version) for name in tables for version in _matching(run, name, digest)]
@@ -176,14 +177,14 @@ def _find(run: Store, digest: str) -> tuple[str, str]:
 
 
 def _matching(run: Store, table: str, digest: str) -> Iterator[str]:
-    """Yield the version folders of a table whose digest starts with `digest`."""
     for version, committed in list_versions(run, table).items():
         if committed.manifest.digest.startswith(digest):
             yield version
 
 
 def _folders(run: Store, table: str) -> list[str]:
-    """Return the names of all version folders of a table, from a listing, because no manifest names them all."""
+    """Return the names of all version folders of a table."""
+    # The folder is listed, because no manifest names all versions.
     selector = pafs.FileSelector(run.path(table), allow_not_found=True)
     infos = run.fs.get_file_info(selector)
     return sorted(info.base_name for info in infos if info.type == pafs.FileType.Directory)

@@ -376,7 +376,7 @@ def test_a_rerun_neither_restores_documents_nor_loses_its_version(whole: Path) -
     assert take_down(whole, doc=[identifier(35).hex()]) == 0
     assert resolve_version(run, "clean", "v-tiny") == read_run(run).tables["clean"]
     assert resolve_version(run, "clean", "v-other") == "v-other"
-    with pytest.raises(ContractError, match="documents: expected the settings from before the takedowns"):
+    with pytest.raises(ContractError, match="documents: expected unchanged settings after the takedowns"):
         check_no_takedowns(run, "documents")
 
 
