@@ -41,9 +41,9 @@ def import_job(name: str) -> ModuleType:
 
 
 def build_parser(called: str | None) -> argparse.ArgumentParser:
-    """Return a parser that lists every verb.
+    """Return a parser that lists every verb, but has arguments only for the verb `called`.
 
-    Only the verb `called` has its arguments. None: no verb has them.
+    If `called` is None, no verb has arguments.
     """
     parser = argparse.ArgumentParser(
         prog="penstock", description="From the crawled web to a pretrained language model."

@@ -25,7 +25,7 @@ def read_recipe(path: str, overrides: Sequence[str]) -> Recipe:
 
 
 def read_values(path: str) -> dict[str, Any]:
-    """Return the values of a TOML file. Raises ConfigError if it cannot be read or is not TOML."""
+    """Return the values of a TOML file. Raises ConfigError if the file cannot be read or is not TOML."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:

@@ -42,17 +42,17 @@ class Section(BaseModel):
 
 
 def execution(default: Any, **constraints: Any) -> Any:
-    """Declare a field that changes how a run executes but never its output; no fingerprint contains it."""
+    """Declare a field that changes how a run executes but never its output. Fingerprints omit the field."""
     return Field(default, json_schema_extra={"role": "execution"}, **constraints)
 
 
 def decision(default: Any, **constraints: Any) -> Any:
-    """Declare a threshold that is compared with stored measurements; a new value needs no text to be read again."""
+    """Declare a threshold for stored measurements. A new value takes effect without reading texts again."""
     return Field(default, json_schema_extra={"role": "decision"}, **constraints)
 
 
 def location(default: Any, **constraints: Any) -> Any:
-    """Declare the path of a file; the file enters the fingerprint by its digest, not by its path."""
+    """Declare the path of a file. The fingerprint contains the digest of the file, not the path."""
     return Field(default, json_schema_extra={"role": "location"}, **constraints)
 
 
@@ -79,7 +79,7 @@ class Recipe(Mapping[str, Section]):
         return section
 
     def to_json(self) -> dict[str, Any]:
-        """Return the values that the recipe sets, by section. Defaults are omitted, because manifests record them."""
+        """Return the values that the recipe sets, by section, without defaults."""
         sections = {name: section.model_dump(mode="json", exclude_unset=True) for name, section in self.items()}
         return {name: values for name, values in sections.items() if values}
 

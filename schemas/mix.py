@@ -81,7 +81,7 @@ def read_mix(path: str) -> Mix:
 
 
 def parse_mix(data: bytes, where: str) -> Mix:
-    """Return the mix that the bytes of a mix file hold. Raises ConfigError if they are not a valid mix."""
+    """Return the mix in the bytes of a mix file. Raises ConfigError if the bytes are not a valid mix."""
     try:
         mix = Mix.model_validate(tomllib.loads(data.decode("utf-8")))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, ValidationError) as error:

@@ -33,7 +33,7 @@ GOOGLE_ERROR = re.compile(r"google::cloud::Status\((?P<google>[^\n]{1,300})")
 
 
 class Store:
-    """A folder on a local or remote filesystem; all names are paths relative to it. Only its address is pickled.
+    """A folder on a local or remote filesystem. The names of files are paths relative to this folder.
 
     Raises ConfigError if the URI is not valid or has an unsupported scheme.
     """
@@ -79,7 +79,7 @@ class Store:
         return bool(self.fs.get_file_info(self.path(name)).type != pafs.FileType.NotFound)
 
     def size(self, name: str) -> int:
-        """Return the size of a file [bytes]. Raises ContractError if it does not exist."""
+        """Return the size of a file [bytes]. Raises ContractError if the file does not exist."""
         info = self.fs.get_file_info(self.path(name))
         if info.type != pafs.FileType.File:
             raise ContractError(

@@ -37,7 +37,7 @@ def entries_of(kind: pa.DataType) -> pa.ListType:
 
 
 def value_type(kind: pa.DataType) -> pa.DataType | None:
-    """Return the type of the values if `kind` is the type of a column of entries; None if it is not."""
+    """Return the type of the values if `kind` is the type of a column of entries; None for any other type."""
     if not pa.types.is_list(kind) or not pa.types.is_struct(kind.value_type):
         return None
     fields = list(kind.value_type)
@@ -45,7 +45,7 @@ def value_type(kind: pa.DataType) -> pa.DataType | None:
 
 
 def to_entries(values: Mapping[str, Any] | None) -> list[tuple[str, Any]] | None:
-    """Return a mapping as entries for Arrow, sorted by name, so that equal mappings give equal entries."""
+    """Return a mapping as entries for Arrow, sorted by name."""
     return None if values is None else sorted(values.items(), key=lambda entry: entry[0])
 
 

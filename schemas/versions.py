@@ -22,7 +22,10 @@ DIGEST = re.compile(rf"[0-9a-f]{{{MIN_DIGITS},64}}")
 
 
 class PinnedRun(Store):
-    """A read-only run folder whose `run.json` names one committed version and the tables that it was made from."""
+    """A read-only run folder.
+
+    Its `run.json` names one committed version and the tables that this version was made from.
+    """
 
     def __init__(self, uri: str, tables: dict[str, str]):
         super().__init__(uri)

@@ -88,7 +88,7 @@ class Change:
 def change_of(words: Sequence[str], overrides: Sequence[str]) -> Change:
     """Return the rules and settings that `--without` and `--set` name.
 
-    Raises ConfigError if they change no data, or if `--set` names a setting that an ablation cannot override.
+    Raises ConfigError if none of them changes data, or if `--set` names a setting that an ablation cannot override.
     """
     sections = {text: text.partition("=")[0].strip().partition(".")[0] for text in overrides}
     if fixed := [text for text, section in sections.items() if section == "tokenizer"]:

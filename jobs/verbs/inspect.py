@@ -46,7 +46,7 @@ def add_diff_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def diff_command(arguments: argparse.Namespace) -> int:
-    """Compare two runs or versions: documents that only one of them keeps, by source and rule, and tokens."""
+    """Print the difference of two runs or versions: documents that only one of the two keeps, and tokens."""
     if arguments.list < 0:
         raise ConfigError(f"diff --list: expected a number of at least 0, got {arguments.list}. Give --list 0 or more.")
     a, b = open_compared_run(open_run(arguments.a)), open_compared_run(open_run(arguments.b))

@@ -53,7 +53,7 @@ def lineage_command(arguments: argparse.Namespace) -> int:
 
 
 def encode_events(values: Sequence[dict[str, Any]], name: str) -> bytes:
-    """Return OpenLineage events as the bytes of the file `name`, whose suffix selects JSON lines or a JSON array."""
+    """Return OpenLineage events as bytes: JSON lines or a JSON array, as the suffix of the file `name` selects."""
     lines = [canonical_json(event) for event in values]
     return b"\n".join(lines) + b"\n" if name.endswith(LINES) else b"[\n" + b",\n".join(lines) + b"\n]\n"
 

@@ -65,7 +65,7 @@ def mix_command(arguments: Arguments) -> int:
 def _check(arguments: Arguments, out: Path) -> None:
     if out.is_dir():
         raise ConfigError(
-            f"mix suggest: expected a file to write, got the folder {arguments.out}. Set --out to a file in it."
+            f"mix suggest: expected a file to write, got the folder {arguments.out}. Set --out to a file there."
         )
     if out.exists() and not arguments.force:
         raise ConfigError(

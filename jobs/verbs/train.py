@@ -195,7 +195,7 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def evaluate_command(arguments: argparse.Namespace) -> int:
-    """Measure a checkpoint on the held-out text of other runs, except documents that it was trained on."""
+    """Measure a checkpoint on the held-out text of other runs. Documents in its training text are left out."""
     command = [sys.executable, "-m", "train.eval.evaluate", arguments.run]
     command += [word for run in arguments.on for word in ("--on", run)]
     command += ["--sequences", str(arguments.sequences)]
