@@ -56,12 +56,12 @@ def log_odds(probabilities: Floats) -> Floats:
 
 
 def pareto_shape(scores: Floats, uniforms: Floats) -> Floats:
-    """Return the largest shape alpha at which GPT-3's rule keeps each document, given its uniform number U.
+    """Return the largest shape alpha at which GPT-3's rule keeps each document (documents,).
 
-    The rule keeps a document if a draw of numpy's `pareto(alpha)` exceeds 1 - score. Such a draw is U^(-1/alpha) - 1,
-    so the condition is alpha <= -ln U / ln(2 - score). Its probability is (2 - score)^-alpha, and 1 at score 1.
-    Source: Brown et al. 2020, arXiv 2005.14165, appendix A.
+    `uniforms` are one uniform random number for each document. Source: Brown et al. 2020, arXiv 2005.14165, appendix A.
     """
+    # The rule keeps a document if a draw of numpy's `pareto(alpha)` exceeds 1 - score. From a uniform number U, the
+    # draw is U^(-1/alpha) - 1, so the condition is alpha <= -ln U / ln(2 - score).
     with np.errstate(divide="ignore"):
         return np.minimum(-np.log(uniforms) / np.log(2.0 - np.minimum(scores, 1.0)), MAX_SHAPE)
 
@@ -69,7 +69,7 @@ def pareto_shape(scores: Floats, uniforms: Floats) -> Floats:
 def gumbel_draws(uniforms: Floats) -> Floats:
     """Return draws of the standard Gumbel distribution, from uniform numbers.
 
-    The documents with the k largest values of log weight + draw are a sample without replacement.
-    Source: Xie et al. 2023, arXiv 2302.03169, section 3; Kool et al. 2019, arXiv 1903.06059.
+    The k documents with the largest log weight + draw are a sample without replacement, drawn in proportion to the
+    weights. Source: Xie et al. 2023, arXiv 2302.03169, section 3; Kool et al. 2019, arXiv 1903.06059.
     """
     return -np.log(-np.log(uniforms))

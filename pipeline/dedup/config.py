@@ -124,12 +124,12 @@ class DedupConfig(Section):
                 f"blocks: expected more than max_distance = {self.max_distance}, got {self.blocks}. "
                 f"Set dedup.blocks to at least {self.max_distance + 1}."
             )
+        # a later snapshot can neither drop survivors of this one nor read its text
         if self.write_index and (self.verify == "jaccard" or self.keep[:1] != ("snapshot",)):
             raise ValueError(
-                "write_index: expected keep rules that begin with 'snapshot' and verify = 'estimate', because a later "
-                "snapshot can neither drop survivors of this one nor read its text, got "
-                f"keep = {list(self.keep)}, "
-                f"verify = {self.verify!r}. Change dedup.keep and dedup.verify, or set dedup.write_index=false."
+                "write_index: expected keep rules that begin with 'snapshot' and verify = 'estimate', got "
+                f"keep = {list(self.keep)}, verify = {self.verify!r}. Put 'snapshot' first in dedup.keep and set "
+                "dedup.verify='estimate', or set dedup.write_index=false."
             )
         if self.indexes and self.by_url not in ("off", "first"):
             raise ValueError(
