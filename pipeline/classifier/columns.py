@@ -40,17 +40,14 @@ def _floats(column: pa.Array) -> Floats:
 
 
 def uniform_draws(identifiers: Iterable[bytes], seed: int, name: str) -> Floats:
-    """Return a pseudorandom number between 0 and 1, both excluded, for each doc_id, from doc_id, `seed` and `name`."""
+    """Return a pseudorandom number in (0, 1) for each doc_id; it depends on doc_id, `seed` and `name` alone."""
     suffix = name.encode("utf-8", "surrogatepass")
     keys = [(shuffle_key(seed, identifier + suffix) + _HALF) / _RANGE for identifier in identifiers]
     return np.clip(np.array(keys, np.float64), None, np.nextafter(1.0, 0.0))
 
 
 def log_odds(probabilities: Floats) -> Floats:
-    """Return ln(p / (1 - p)) for each probability; it is finite also for 0 and 1.
-
-    Quantiles use log odds, because one bin of a histogram of probabilities would merge values close to 1.
-    """
+    """Return ln(p / (1 - p)) for each probability; it is finite also for 0 and 1."""
     clipped = np.clip(probabilities, _SMALLEST, _LARGEST)
     return np.log(clipped) - np.log1p(-clipped)
 

@@ -109,7 +109,7 @@ def prefix_sums(keys: Codes) -> Codes:
 def ngrams(sums: Codes, size: int) -> Codes:
     """Return the hash of every n-gram of `size` units; empty if the text has fewer units.
 
-    `sums`: the prefix sums of the keys of the text's units.
+    `sums` are the `prefix_sums` of the keys of the text's units.
     """
     count = max(0, len(sums) - size)
     return (sums[size:] - sums[:count]) * powers(len(sums))[1][:count]

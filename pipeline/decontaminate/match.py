@@ -88,7 +88,7 @@ class Index:
 
     @cached_property
     def _shift(self) -> np.uint64:
-        """Return the number of bits to shift a hash to the right, which gives its index in the filter."""
+        """Return the shift to the right that turns a hash into its bit number in the filter [bits]."""
         return np.uint64(65 - (8 * len(self.arrays["filter"])).bit_length())
 
     def find(self, hashes: Codes) -> tuple[Ints, Ints]:

@@ -90,7 +90,7 @@ __all__ = ["DECONTAMINATE", "DecontaminateConfig", "contamination_table", "figur
 
 
 def model_files(config: DecontaminateConfig) -> dict[str, str]:
-    """Return the paths of the evaluation sets and of the ignored text, by their names in `index`."""
+    """Return {SET + name: path} of each evaluation set, and {IGNORED: path} of the ignored text if there is one."""
     files = {SET + name: path for name, path in config.evaluation_sets.items()}
     return files | ({IGNORED: config.ignored} if config.ignored else {})
 

@@ -159,7 +159,7 @@ def _followed(links: StoredFrame, levels: Sequence[StoredFrame], partitions: int
 
 
 def _sized(partitions: int, rows: int) -> int:
-    """Return the number of partitions for `rows` rows: `partitions`, unless they would be too small or too large."""
+    """Return `partitions`, adapted to `rows` so that partitions are neither too small nor too large."""
     return max(min(partitions, -(-rows // FEWEST_EDGES)), -(-rows // PARTITION_EDGES), 1)
 
 

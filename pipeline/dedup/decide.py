@@ -62,7 +62,7 @@ def facts_columns(config: DedupConfig) -> dict[str, list[str]]:
 
 
 def facts_of(batch: pa.RecordBatch, ordinal: int, config: DedupConfig) -> DedupFacts:
-    """Return the `DedupFacts` of a batch of part `ordinal`, which has the columns named by `facts_columns`."""
+    """Return the `DedupFacts` of a batch of part `ordinal`; the batch has the columns of `facts_columns`."""
     order = orders(batch, ordinal, config)
     if config.exact != "off":
         order = np.concatenate([order, rows_of_bytes(batch.column(DIGESTS[config.exact]), DIGEST_BYTES)], axis=1)

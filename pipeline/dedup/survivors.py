@@ -136,7 +136,7 @@ def facts_of_part(task: SurvivorsTask) -> Iterator[DedupFacts]:
 
 
 def url_tallies_of_part(task: SurvivorsTask) -> Iterator[pa.RecordBatch]:
-    """Yield the counts (TALLIES) of the URLs of those documents of a part that no earlier verdict drops."""
+    """Yield the counts (TALLIES) of the URLs in a part. Documents that an earlier verdict drops do not count."""
     tally: dict[bytes, tuple[int, bytes]] = {}
     for facts in facts_of_part(task):
         url_tallies(facts, tally)
@@ -144,7 +144,7 @@ def url_tallies_of_part(task: SurvivorsTask) -> Iterator[pa.RecordBatch]:
 
 
 def cluster_tallies_of_part(task: SurvivorsTask, known: KnownTotals) -> Iterator[pa.RecordBatch]:
-    """Yield the counts (TALLIES) of the clusters of those documents of a part that are joined with others."""
+    """Yield the counts (TALLIES) of the clusters in a part. Documents without a copy do not count."""
     tally: dict[bytes, tuple[int, bytes]] = {}
     for facts in facts_of_part(task):
         cluster_tallies(facts, known, tally, alone=False)

@@ -26,8 +26,8 @@ def as_matrix(signatures: Sequence[bytes], value: str = VALUE) -> Signatures:
 def band_keys(signatures: Signatures, bands: int = 14, rows: int = 8) -> Codes:
     """Return the key of every band of every signature (signatures, bands).
 
-    Two keys are equal if both bands have the same position and equal values; different bands collide with probability
-    2^-64. Values beyond bands x rows are not used. Raises ContractError if a signature has fewer values.
+    Bands at the same position with equal values have equal keys. Other bands have equal keys with probability 2^-64.
+    Values beyond bands x rows are not used. Raises ContractError if a signature has fewer values.
     """
     if signatures.shape[1] < bands * rows:
         raise ContractError(

@@ -23,7 +23,7 @@ VALUE = "<u8"
 
 
 class _Tokens(dict[str, str]):
-    """A cache of the normalized tokens in a text without whitespace, as a string with a space after each token."""
+    """A cache: text without whitespace → its normalized tokens, each followed by a space."""
 
     def __init__(self, split: Callable[[str], Sequence[str]]):
         super().__init__()

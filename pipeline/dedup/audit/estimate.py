@@ -220,10 +220,11 @@ def simple_share(hits: int, pairs: int, is_all: bool = False) -> ShareEstimate:
 
 
 def grouped_share(hits: Numbers, weights: Numbers, pairs: int, is_all: bool = False) -> ShareEstimate:
-    """Return the share sum(hits) / sum(weights) with its 95 % confidence interval, for pairs in dependent groups.
+    """Return the share sum(hits) / sum(weights) with its 95 % confidence interval.
 
-    `weights` (groups,) is the total weight of the pairs of each group. `hits` (groups,) is the weight of the group's
-    pairs that have the measured property. `pairs` is the number of pairs.
+    Pairs of the same group may depend on each other. `weights` (groups,) is the total weight of the pairs of each
+    group. `hits` (groups,) is the weight of those pairs that have the measured property. `pairs` is the number of
+    pairs.
 
     If `is_all` is true, the pairs are all pairs of the run rather than a sample, so the interval has zero width.
     """
@@ -334,7 +335,7 @@ class PairTally:
         return int(self._counts[0][self._edges >= edge].sum())
 
     def recall(self, min_jaccard: float, is_all: bool) -> list[dict[str, Any]]:
-        """Return recall as entries of the manifest, one for each bin edge from `min_jaccard` - `RECALL_MARGIN` on.
+        """Return recall as entries of the manifest, one for each bin edge of at least `min_jaccard` - `RECALL_MARGIN`.
 
         An entry describes the pairs whose similarity is at least its edge, `jaccard`. `joined` is the share of these
         pairs in one cluster. `candidates` is the share of these pairs with a common key.

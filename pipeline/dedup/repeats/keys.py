@@ -111,7 +111,7 @@ Bools = npt.NDArray[np.bool_]
 class KnownRepeats:
     """The sorted repeated keys of one part, and the first occurrences that are in this part.
 
-    Either all keys are one 64-bit number, or all are two.
+    All keys have the same length: one or two 64-bit numbers.
     """
 
     def __init__(self, keys: Codes, documents: Bytes, positions: Ints):

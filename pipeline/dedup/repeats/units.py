@@ -127,8 +127,7 @@ def sentence_spans(text: str) -> Ints:
     """Return the start and end of each sentence (sentences, 2) [code points].
 
     A sentence ends at a line end or after an end mark. Whitespace must follow the mark, unless the mark is in
-    _UNSPACED_ENDS.
-    Abbreviations are not recognized; this is enough, because copies of a passage are always split in the same way.
+    _UNSPACED_ENDS. Abbreviations are not recognized, but copies of a passage are always split in the same way.
     """
     ends = [match.end() for match in _SENTENCE_END.finditer(text)]
     return _between([(end, end) for end in ends], len(text))
