@@ -136,7 +136,7 @@ def character_keys(text: str) -> Codes:
 def located_words(text: str) -> tuple[Codes, Ints]:
     """Return the key of each normalized word of a text, and the span of the text that the word comes from.
 
-    The spans are (2, words): starts and ends [code points]. Each span extends from whitespace to whitespace.
+    The spans are (2, words): starts and ends [code points], always at whitespace.
     """
     words: list[str] = []
     spans: list[tuple[int, int]] = []

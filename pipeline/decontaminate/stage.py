@@ -44,11 +44,7 @@ def figures_of(row: Row) -> Iterator[tuple[str, str, int]]:
 
 
 def set_sizes(path: str) -> dict[str, dict[str, int]]:
-    """Return the sizes of each evaluation set in an index file, by the name of the set.
-
-    The sizes are the numbers of items (`items`), of items with an n-gram (`indexed`), and of distinct n-grams
-    (`ngrams`).
-    """
+    """Return the numbers of items, items with an n-gram and distinct n-grams of each set in an index file."""
     numbers = ("items", "indexed", "ngrams")
     return {entry["name"]: {name: entry[name] for name in numbers} for entry in open_index(path).header["sets"]}
 
@@ -58,10 +54,10 @@ def contamination_table(figures: Mapping[str, Any]) -> str:
 
     `looked for` counts the set's items that have an n-gram in the index. `seen` counts the items that share an n-gram
     with a document, and `share` is `seen` / `items`. `seen 70%` counts the items of which one document has at least
-    MOSTLY of the n-grams. `documents` counts the documents that share an n-gram with the set. `n-grams` is the sum of
-    the n-grams that these documents share.
+    MOSTLY of the n-grams. `documents` counts the documents that share an n-gram with the set, and `n-grams` sums the
+    n-grams that each of them shares.
 
-    With canaries, a last line has their counts. Without evaluation sets, there is no other line.
+    A last line counts the canaries. Without evaluation sets and canaries, the text is empty.
     """
     heads = ("evaluation set", "items", "looked for", "seen", "share", f"seen {MOSTLY:.0%}", "documents", "n-grams")
     rows = [heads]
@@ -106,7 +102,7 @@ def canary_counter(config: DecontaminateConfig) -> Callable[[str], int]:
 def make(config: DecontaminateConfig, models: Mapping[str, str]) -> RowFunction:
     """Return the function that measures the row of a document; it drops no document.
 
-    With `action = "cut"`, the function also cuts shared n-grams out of the text.
+    With `action = "cut"`, the function also cuts the text.
     """
     index = open_index(models[FILE]) if config.evaluation_sets else None
     canaries = canary_counter(config)

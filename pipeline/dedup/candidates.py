@@ -143,7 +143,7 @@ def outcomes_of(number: int, batches: Iterator[pa.RecordBatch], compare: Compare
 def payload_rows(search: CopySearch, pairs: DataFrame) -> DataFrame:
     """Return rows (node, payload) of all documents that `pairs` may contain.
 
-    A payload is the data by which a document is compared: its text digest, and its signature or shingle hashes.
+    A payload is the data by which a document is compared, such as text digest and signature.
     """
     task = search.tasks[0]
     if task.dedup.near and task.dedup.verify == "jaccard":

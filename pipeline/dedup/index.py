@@ -204,10 +204,7 @@ class Indexes:
         )
 
     def merged(self) -> DataFrame:
-        """Return rows (a, b) of nodes, the old and the new name of a cluster of an earlier snapshot.
-
-        A later snapshot has given the cluster its new name.
-        """
+        """Return rows (a, b) of nodes: the names of clusters before and after a later snapshot."""
         frame = self._read("merged", MERGED, MERGED_DDL)
         return frame.select(
             *(F.concat(name, F.lit(EARLIER_PART_BYTES)).alias(to) for name, to in (("earlier", "a"), ("cluster", "b")))

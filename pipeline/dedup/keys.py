@@ -343,10 +343,7 @@ def _pairs(orders: Bytes, leaders: Bytes, keys: npt.NDArray[np.int64]) -> pa.Rec
 
 
 def key_rows(keys: npt.NDArray[np.int64], orders: Bytes) -> Iterator[pa.RecordBatch]:
-    """Yield one row (KEYS) for each key of each document.
-
-    `keys` is (documents, keys), and `orders` are the keep orders of the documents.
-    """
+    """Yield one row (KEYS) for each key of each document; `keys` is (documents, keys)."""
     order = binary_array(orders)
     for column in keys.T:
         yield pa.RecordBatch.from_arrays([pa.array(np.ascontiguousarray(column)), order], schema=KEYS)

@@ -104,7 +104,7 @@ def contract(edges: Bytes) -> Bytes:
 def send_to_both_ends(edges: Bytes, partitions: int) -> tuple[Bytes, Numbers]:
     """Replace edges by stars with the same components; return (new edges, target partitions).
 
-    A new edge is sent to the owner of each of its nodes. It occurs twice if these are two partitions.
+    A new edge occurs once for each partition that owns one of its nodes.
     """
     graph = graph_of(edges)
     stars = forest(len(graph.nodes), graph.ends)
@@ -117,9 +117,7 @@ def send_to_both_ends(edges: Bytes, partitions: int) -> tuple[Bytes, Numbers]:
 def large_star(edges: Bytes, partition: int, partitions: int) -> tuple[Bytes, Numbers]:
     """Apply the large-star operation to the nodes that `partition` owns; return (new edges, target partitions).
 
-    The operation links each larger neighbor of a node to the node's smallest neighbor, or to the node if no neighbor is
-    smaller. A new edge is sent to the owner of its larger node. A self-loop marks a node that is the smaller end of an
-    edge. It is sent to the owner of the node.
+    A new edge is sent to the owner of its larger node. A self-loop marks a node that is the smaller end of an edge.
     """
     graph = graph_of(edges)
     count = len(graph.nodes)
@@ -127,6 +125,7 @@ def large_star(edges: Bytes, partition: int, partitions: int) -> tuple[Bytes, Nu
     low, high = graph.ends.min(axis=1), graph.ends.max(axis=1)
     smallest = np.arange(count)
     np.minimum.at(smallest, high, low)
+    # link each larger neighbor of an owned node to the smallest neighbor, or to the node if no neighbor is smaller
     linked = (owner[low] == partition) & (low != high)
     stars = forest(count, np.stack([high[linked], smallest[low[linked]]], axis=1))
     marks = np.zeros(count, bool)

@@ -62,10 +62,7 @@ class AuditSample:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs of documents of an `AuditSample`; the two documents of a pair have the same scope.
-
-    `a` and `b` are the row numbers of the two documents, a < b. `jaccard` is their true Jaccard similarity.
-    """
+    """Pairs of row numbers a < b in an `AuditSample`, with the true Jaccard similarity of the two documents."""
 
     a: Rows
     b: Rows
@@ -282,11 +279,7 @@ def bin_edges(min_jaccard: float) -> list[float]:
 
 
 class PairTally:
-    """Sums of the weights of pairs, by first document and similarity bin.
-
-    There is one sum of all pairs, one of candidates (pairs with a common key), and one of joined pairs (in one
-    cluster).
-    """
+    """Sums of the weights of pairs, by first document and similarity bin: of all, of candidate, and of joined pairs."""
 
     def __init__(self, groups: Rows, edges: Sequence[float], layout: tuple[int, int] | None):
         """Start with empty sums.

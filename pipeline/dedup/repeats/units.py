@@ -368,10 +368,7 @@ def _by_owner(owner: npt.NDArray[np.uint8]) -> list[tuple[int, int, int]]:
 
 
 def cuts_in_whole_text(cuts: Sequence[Cut], visible: Sequence[Span]) -> list[Cut]:
-    """Convert cuts of the visible text to cuts of the whole text.
-
-    `visible` are the visible spans of the whole text, which earlier cuts have left.
-    """
+    """Convert cuts of the visible text to cuts of the whole text, of which `visible` are the visible spans."""
     by_kind: dict[str, list[Span]] = {}
     for start, end, kind in cuts:
         by_kind.setdefault(kind, []).append((start, end))
