@@ -40,28 +40,25 @@ def _floats(column: pa.Array) -> Floats:
 
 
 def uniform_draws(identifiers: Iterable[bytes], seed: int, name: str) -> Floats:
-    """Return a pseudorandom number between 0 and 1, both excluded, for each doc_id, from doc_id, `seed` and `name`."""
+    """Return a pseudorandom number in (0, 1) for each doc_id; it depends on doc_id, `seed` and `name` alone."""
     suffix = name.encode("utf-8", "surrogatepass")
     keys = [(shuffle_key(seed, identifier + suffix) + _HALF) / _RANGE for identifier in identifiers]
     return np.clip(np.array(keys, np.float64), None, np.nextafter(1.0, 0.0))
 
 
 def log_odds(probabilities: Floats) -> Floats:
-    """Return ln(p / (1 - p)) for each probability; it is finite also for 0 and 1.
-
-    Quantiles use log odds, because one bin of a histogram of probabilities would merge values close to 1.
-    """
+    """Return ln(p / (1 - p)) for each probability; it is finite also for 0 and 1."""
     clipped = np.clip(probabilities, _SMALLEST, _LARGEST)
     return np.log(clipped) - np.log1p(-clipped)
 
 
 def pareto_shape(scores: Floats, uniforms: Floats) -> Floats:
-    """Return the largest shape alpha at which GPT-3's rule keeps each document, given its uniform number U.
+    """Return the largest shape alpha at which GPT-3's rule keeps each document (documents,).
 
-    The rule keeps a document if a draw of numpy's `pareto(alpha)` exceeds 1 - score. Such a draw is U^(-1/alpha) - 1,
-    so the condition is alpha <= -ln U / ln(2 - score). Its probability is (2 - score)^-alpha, and 1 at score 1.
-    Source: Brown et al. 2020, arXiv 2005.14165, appendix A.
+    `uniforms` are one uniform random number for each document. Source: Brown et al. 2020, arXiv 2005.14165, appendix A.
     """
+    # The rule keeps a document if a draw of numpy's `pareto(alpha)` exceeds 1 - score. From a uniform number U, the
+    # draw is U^(-1/alpha) - 1, so the condition is alpha <= -ln U / ln(2 - score).
     with np.errstate(divide="ignore"):
         return np.minimum(-np.log(uniforms) / np.log(2.0 - np.minimum(scores, 1.0)), MAX_SHAPE)
 
@@ -69,7 +66,7 @@ def pareto_shape(scores: Floats, uniforms: Floats) -> Floats:
 def gumbel_draws(uniforms: Floats) -> Floats:
     """Return draws of the standard Gumbel distribution, from uniform numbers.
 
-    The documents with the k largest values of log weight + draw are a sample without replacement.
-    Source: Xie et al. 2023, arXiv 2302.03169, section 3; Kool et al. 2019, arXiv 1903.06059.
+    The k documents with the largest log weight + draw are a sample without replacement, drawn in proportion to the
+    weights. Source: Xie et al. 2023, arXiv 2302.03169, section 3; Kool et al. 2019, arXiv 1903.06059.
     """
     return -np.log(-np.log(uniforms))

@@ -89,9 +89,10 @@ class ImportanceModel:
     """Constant that is added to every count, so that no bucket has probability 0."""
 
     def log_ratios(self) -> Floats:
-        """Return ln(p / q) for each bucket, its share p of n-grams in the target and q in the raw sample; (buckets,).
+        """Return ln(p / q) of each hash bucket (buckets,).
 
-        A share is (count + smoothing) / (sum of counts + smoothing x number of buckets).
+        p is the bucket's share of all n-grams in the target, and q its share in the raw sample. A share is (count +
+        smoothing) / (sum of counts + smoothing x number of buckets).
         """
         target, raw = (_log_shares(bag.counts, self.smoothing) for bag in (self.target, self.raw))
         return target - raw
@@ -103,9 +104,9 @@ def _log_shares(counts: Counts, smoothing: float) -> Floats:
 
 
 def poisson_log_ratio(words: int, target: float, raw: float) -> float:
-    """Return ln(P / Q), where P and Q are the probabilities of a number of words in the target and in the raw sample.
+    """Return ln(P / Q): P and Q are the probabilities of `words` words in the target and in the raw sample.
 
-    Both are Poisson with the mean numbers of words `target` and `raw`, plus FLOOR.
+    Each is a Poisson probability, with the mean `target` or `raw`, plus FLOOR.
     """
 
     def log_probability(mean: float) -> float:
@@ -162,7 +163,7 @@ def make_importance(config: ImportanceConfig, models: Mapping[str, str]) -> RowF
 
 
 def weight_per_word(name: str) -> Callable[[pa.RecordBatch], Floats]:
-    """Return a function that reads from a batch the stored log weight of each document under a model, per word."""
+    """Return a function from a batch to the stored log weight per word of each document, under one model."""
     return lambda batch: entry_values(batch, COLUMN, name)
 
 

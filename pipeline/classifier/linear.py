@@ -61,7 +61,7 @@ def _highest(text: str) -> int:
 
 
 def keys_of_row(row: Row, vocabulary: Vocabulary) -> Codes:
-    """Return the word keys of the row's text after cuts; they are computed once and kept in the row for all models."""
+    """Return the word keys of the row's text after cuts. The first call stores them in the row."""
     keys: Codes | None = row.get("_word_keys")
     if keys is None:
         keys = row["_word_keys"] = word_keys_of(row["_body"], vocabulary)
@@ -113,7 +113,7 @@ def write_model(path: Path, kind: str, header: Mapping[str, Any], columns: Mappi
 def read_model(path: str, kind: str, where: str) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
     """Return the header and the memory-mapped columns of a model file.
 
-    Raises ConfigError unless the file is a model of this kind, whose features were computed by version FEATURES.
+    Raises ConfigError if the file is not a model of this kind, or if its features have another version than FEATURES.
     """
     try:
         with pa.memory_map(path) as source:
@@ -259,7 +259,10 @@ class LinearModel:
         return float(np.add.reduce(self.weights[buckets] * values))
 
     def probability(self, keys: Codes) -> float:
-        """Return the probability that a document is good, if classes are as frequent as among calibration texts."""
+        """Return the probability that a document is good.
+
+        It assumes that good documents are as frequent as among the calibration texts.
+        """
         return float(logistic(np.array([self.scale * self.margin(keys) + self.offset]))[0])
 
 
@@ -343,11 +346,11 @@ def fit_weights(examples: Examples, l2: float) -> tuple[npt.NDArray[np.float32],
 def fit_platt(margins: Iterable[float], labels: Iterable[bool]) -> tuple[float, float]:
     """Return the scale and offset for which logistic(scale * margin + offset) fits the labels best (Platt scaling).
 
-    The target probabilities are those of Platt 1999, (good + 1) / (good + 2) and 1 / (bad + 2), so the fit is finite
-    even if the margins separate the classes.
+    They are finite even if the margins separate the classes. Source: Platt 1999.
     """
     margin, label = np.array(list(margins), np.float64), np.array(list(labels), bool)
     good = int(label.sum())
+    # Platt's target probabilities, which are neither 0 nor 1, keep the fit finite
     targets = np.where(label, (good + 1) / (good + 2), 1 / (len(label) - good + 2))
 
     def loss(point: Floats) -> tuple[float, Floats]:

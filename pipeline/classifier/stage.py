@@ -52,7 +52,7 @@ class ClassifierConfig(Section):
 
 
 def check_model_names(config: Section, known: Mapping[str, str], fields: tuple[str, ...]) -> None:
-    """Raise ValueError if one of these settings (`fields`) of a section names a model that is not in `known`."""
+    """Raise ValueError if one of the settings `fields` of a section names a model that is not in `known`."""
     unknown = [
         f"{field}.{name}: expected a name in `models`, got {name!r}"
         f"{suggest_name(name, known) if known else ', but models is empty'}"
@@ -158,6 +158,7 @@ def classifier_checks(config: ClassifierConfig, models: Mapping[str, str], cutof
 
 def classifier_quantiles(config: ClassifierConfig) -> list[Quantile]:
     """Return the quantiles of log odds to compute from the data; documents with log odds below them are dropped."""
+    # not of probabilities: one bin of a histogram of them would merge values close to 1
     return [
         Quantile(quantile_name(name), SCORES, share, odds_of(name), (SCORES,))
         for name, share in sorted(config.min_quantile.items())

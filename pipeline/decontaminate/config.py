@@ -81,7 +81,10 @@ class DecontaminateConfig(Section):
 
     @property
     def min_item_chars(self) -> int:
-        """Return the length below which an item's text, in a script without spaces, is ignored [characters]."""
+        """Return the least length of an item's text in a script without spaces [characters].
+
+        Shorter texts are ignored.
+        """
         return -(-self.min_item_words * self.ngram_chars // self.ngram)
 
     def content(self) -> dict[str, Any]:

@@ -67,8 +67,7 @@ def _lines(path: str, where: str) -> Iterator[tuple[int, bytes]]:
 
 
 def _values(value: Any, path: Sequence[str]) -> Iterator[Any]:
-    """Yield the values at a path of field names in a JSON value; a list on the path is replaced by each of its
-    elements."""
+    """Yield the values at a path of field names in a JSON value. At a list, the path continues in each element."""
     if not path:
         yield value
     elif isinstance(value, list):
@@ -110,7 +109,7 @@ def prefix_sums(keys: Codes) -> Codes:
 def ngrams(sums: Codes, size: int) -> Codes:
     """Return the hash of every n-gram of `size` units; empty if the text has fewer units.
 
-    `sums`: the prefix sums of the keys of the text's units.
+    `sums` are the `prefix_sums` of the keys of the text's units.
     """
     count = max(0, len(sums) - size)
     return (sums[size:] - sums[:count]) * powers(len(sums))[1][:count]
@@ -135,9 +134,9 @@ def character_keys(text: str) -> Codes:
 
 
 def located_words(text: str) -> tuple[Codes, Ints]:
-    """Return the key of each normalized word, and the span of the whitespace-separated string that it comes from.
+    """Return the key of each normalized word of a text, and the span of the text that the word comes from.
 
-    The spans are (2, words): starts and ends [code points].
+    The spans are (2, words): starts and ends [code points], always at whitespace.
     """
     words: list[str] = []
     spans: list[tuple[int, int]] = []
@@ -149,10 +148,10 @@ def located_words(text: str) -> tuple[Codes, Ints]:
 
 
 def located_characters(text: str) -> tuple[Codes, Ints]:
-    """Return the key of each character of the text's normalized words, and the span of the token that it comes from.
+    """Return the key of each character of the text's normalized words, and the span that the character comes from.
 
-    The spans are (2, characters): starts and ends [code points]. If a token's characters depend on its neighbors, as in
-    a number, its span extends to the surrounding whitespace.
+    The spans are (2, characters): starts and ends [code points]. A span is that of a token. It extends to the
+    surrounding whitespace if the normalized token depends on its neighbors, as in a number.
     """
     spans: list[tuple[int, int]] = []
     for match in NON_WHITESPACE.finditer(text):
@@ -175,7 +174,7 @@ _FILTER_BITS = 32  # least bits of the filter for each n-gram
 
 @dataclass
 class _Collected:
-    """The items read so far: for each of their texts, the hashes of its n-grams and the number of its item."""
+    """The texts of the items read so far: for each text, the hashes of its n-grams and the number of its item."""
 
     config: DecontaminateConfig
     sizes: dict[str, set[int]] = field(default_factory=lambda: {WORDS: set(), CHARACTERS: set()})
@@ -185,7 +184,7 @@ class _Collected:
     def add(self, text: str, owner: int) -> None:
         """Add the n-grams of a text that belongs to item number `owner`.
 
-        A text shorter than an n-gram counts as one n-gram if it is long enough to be matched; otherwise it is ignored.
+        A text shorter than an n-gram counts as one n-gram. A text that is too short to be matched is ignored.
         """
         if is_unspaced(text):
             kind, keys = CHARACTERS, character_keys(text)
@@ -301,7 +300,7 @@ def _filter_of(hashes: Codes) -> npt.NDArray[np.uint8]:
 
 
 def _to_bytes(arrays: Mapping[str, Any], header: Mapping[str, Any]) -> bytes:
-    """Return an Arrow file of one row with each array as a list, which a reader memory-maps without a copy."""
+    """Return an Arrow file of one row with each array as a list; `header` is stored in its metadata."""
     columns = [pa.LargeListArray.from_arrays(pa.array([0, len(a)], pa.int64()), pa.array(a)) for a in arrays.values()]
     batch = pa.RecordBatch.from_arrays(columns, list(arrays)).replace_schema_metadata({FILE: canonical_json(header)})
     sink = pa.BufferOutputStream()

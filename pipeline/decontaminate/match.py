@@ -84,16 +84,15 @@ class Index:
 
     @cached_property
     def _set_ends(self) -> Ints:
-        """Return the number of each set's last item plus 1; items are numbered from 0 across all evaluation sets."""
         return np.cumsum([entry["items"] for entry in self.header["sets"]])
 
     @cached_property
     def _shift(self) -> np.uint64:
-        """Return the number of bits by which a hash is shifted right to give the index of its bit in the filter."""
+        """Return the shift to the right that turns a hash into its bit number in the filter [bits]."""
         return np.uint64(65 - (8 * len(self.arrays["filter"])).bit_length())
 
     def find(self, hashes: Codes) -> tuple[Ints, Ints]:
-        """Return the positions in `hashes` of the n-grams that are in the index, and their positions in the index."""
+        """Return the n-grams that are in both `hashes` and the index: their positions in `hashes`, and in the index."""
         slots = (hashes >> self._shift).view(np.int64)
         bits = self.arrays["filter"][slots >> 3] >> (slots & 7).astype(np.uint8)
         maybe = np.flatnonzero(bits & 1)
@@ -121,8 +120,10 @@ class Index:
         return Runs(places - np.concatenate(([0], ends))[which], np.array(sizes)[which], entries)
 
     def overlap(self, text: str, words: Codes) -> Overlap | None:
-        """Return the overlap of a text with the evaluation sets, given the keys of its words; None if they share no
-        n-gram."""
+        """Return the overlap of a text with the evaluation sets; None if they share no n-gram.
+
+        `words` are the keys of the text's normalized words.
+        """
         matches = [(self.runs(words, WORDS), len(words))]
         if self.header[CHARACTERS] and has_unspaced(text):
             keys = character_keys(text)
@@ -138,7 +139,7 @@ class Index:
         return Overlap(ngrams_of, float(np.float32(max(shares))), self._items(owners))
 
     def _owners(self, entries: Ints) -> tuple[Ints, Ints]:
-        """Return how many items contain each n-gram, and the numbers of these items, concatenated over the n-grams."""
+        """Return how many items contain each n-gram, and the indices of these items, n-gram by n-gram."""
         starts, ends = self.arrays["starts"][entries], self.arrays["starts"][entries + 1]
         owners = np.concatenate([self.arrays["owners"][start:end] for start, end in zip(starts, ends)])
         return ends - starts, owners.astype(np.int64)
@@ -178,7 +179,7 @@ n-grams after the last round is cut entirely, so no adversarial text takes more 
 
 
 def cut_row(row: Row, index: Index, config: DecontaminateConfig) -> int:
-    """Cut the n-grams that a row shares with the index out of its text; return the number of remaining fragments.
+    """Cut all n-grams of the index out of the text of a row; return the number of remaining fragments.
 
     Replaces `cuts`, `_body`, `_words` and `num_bytes`. Raises ContractError if `_body` is not the text without `cuts`.
     """

@@ -30,7 +30,7 @@ HITS = "_hits"
 
 
 def figures_of(row: Row) -> Iterator[tuple[str, str, int]]:
-    """Yield (name of a group of counts, name of the count, amount to add) for each count that a document increases."""
+    """Yield (name of a group of counts, name of the count, amount) for each count that a document increases."""
     for name, count in (row.get("contamination") or {}).items():
         yield DOCUMENTS, name, 1
         yield NGRAMS, name, count
@@ -44,18 +44,20 @@ def figures_of(row: Row) -> Iterator[tuple[str, str, int]]:
 
 
 def set_sizes(path: str) -> dict[str, dict[str, int]]:
-    """Return, by evaluation set in an index file, the numbers of items, items with an n-gram and distinct n-grams."""
+    """Return the numbers of items, items with an n-gram and distinct n-grams of each set in an index file."""
     numbers = ("items", "indexed", "ngrams")
     return {entry["name"]: {name: entry[name] for name in numbers} for entry in open_index(path).header["sets"]}
 
 
 def contamination_table(figures: Mapping[str, Any]) -> str:
-    """Return a text table of the contamination by each evaluation set, from the figures of the table `documents`.
+    """Return a text table with a row for each evaluation set, from the figures of the table `documents`.
 
-    `items`: items of the set. `looked for`: items with an n-gram in the index. `seen`, and their `share` of all items:
-    items that share an n-gram with a document. `seen 70%`: items of which one document has at least MOSTLY of the
-    n-grams. `documents`: documents that share an n-gram with the set. `n-grams`: the sum of the n-grams that they
-    share. Without evaluation sets, the table is empty.
+    `looked for` counts the set's items that have an n-gram in the index. `seen` counts the items that share an n-gram
+    with a document, and `share` is `seen` / `items`. `seen 70%` counts the items of which one document has at least
+    MOSTLY of the n-grams. `documents` counts the documents that share an n-gram with the set, and `n-grams` sums the
+    n-grams that each of them shares.
+
+    A last line counts the canaries. Without evaluation sets and canaries, the text is empty.
     """
     heads = ("evaluation set", "items", "looked for", "seen", "share", f"seen {MOSTLY:.0%}", "documents", "n-grams")
     rows = [heads]
@@ -84,7 +86,7 @@ __all__ = ["DECONTAMINATE", "DecontaminateConfig", "contamination_table", "figur
 
 
 def model_files(config: DecontaminateConfig) -> dict[str, str]:
-    """Return the paths of the evaluation sets and of the ignored text, by their names in `index`."""
+    """Return {SET + name: path} of each evaluation set, and {IGNORED: path} of the ignored text if there is one."""
     files = {SET + name: path for name, path in config.evaluation_sets.items()}
     return files | ({IGNORED: config.ignored} if config.ignored else {})
 
@@ -98,8 +100,10 @@ def canary_counter(config: DecontaminateConfig) -> Callable[[str], int]:
 
 
 def make(config: DecontaminateConfig, models: Mapping[str, str]) -> RowFunction:
-    """Return the function that measures the row of a document and, with `action = "cut"`, cuts it; it drops no
-    document."""
+    """Return the function that measures the row of a document; it drops no document.
+
+    With `action = "cut"`, the function also cuts the text.
+    """
     index = open_index(models[FILE]) if config.evaluation_sets else None
     canaries = canary_counter(config)
 
@@ -120,7 +124,7 @@ def make(config: DecontaminateConfig, models: Mapping[str, str]) -> RowFunction:
 
 
 def most_ngrams(batch: pa.RecordBatch) -> npt.NDArray[np.float64]:
-    """Return the largest number of distinct n-grams that each document shares with any one set; NaN if not measured."""
+    """Return, for each document, the most n-grams that it shares with one evaluation set; NaN if not measured."""
     column = batch.column("contamination")
     shared = flatten_entries(column)
     most = np.where(column.is_valid().to_numpy(zero_copy_only=False), 0.0, np.nan)

@@ -60,7 +60,7 @@ class CopySearchOutcome:
     `write_index` is set."""
 
     def similar(self, *kinds: str) -> Iterator[DataFrame]:
-        """Yield the frames (node, other, similarity) of these kinds (see `verify.OUTCOMES`) from all rounds."""
+        """Yield the frame (node, other, similarity) of each round and kind; for the kinds, see `verify.OUTCOMES`."""
         return (kept[kind].frame for kept in self.rounds for kind in kinds)
 
 
@@ -97,9 +97,9 @@ def find_copies(search: CopySearch) -> CopySearchOutcome:
 
 
 def bucket_pairs(search: CopySearch, rows: DataFrame, number: int, outcome: CopySearchOutcome) -> DataFrame:
-    """Return the candidate pairs (PAIRS) of round `number`: documents with a common key in `rows` (key, keep order).
+    """Return the candidate pairs (PAIRS) of round `number`, made from the keys of documents, `rows` (KEYS).
 
-    With `write_index`, also append the leaders of the buckets to `outcome.leads`.
+    With `write_index`, also append the bucket leaders to `outcome.leads`.
     """
     config = search.tasks[0].dedup
     width = order_bytes(config)
@@ -115,14 +115,13 @@ def bucket_pairs(search: CopySearch, rows: DataFrame, number: int, outcome: Copy
 
 
 def join_payloads(search: CopySearch, pairs: DataFrame, rest: StoredFrame | None) -> DataFrame:
-    """Return all pairs (CARRIED), sorted by leader; the row with a leader's payload precedes the pairs of that leader.
+    """Return `pairs` with the payloads by which their documents are compared (CARRIED), sorted by leader.
 
-    A payload is what documents are compared by: text digest and signature, or shingles. `rest` holds the documents that
-    did not match their leader in the previous round, or is None in round 0. After round 0, `pairs` has no other
-    documents of this run.
+    The row with a leader's payload precedes the pairs of that leader. `rest` holds the documents that did not match
+    their leader in the previous round; None in round 0.
     """
     payloads = payload_rows(search, pairs)
-    if rest is not None:
+    if rest is not None:  # later rounds pair no other documents of this run
         nodes = rest.frame.select(F.substring("order", -NODE_BYTES, NODE_BYTES).alias("node")).distinct()
         few = F.broadcast(nodes) if rest.rows <= MAX_BROADCAST_ROWS else nodes
         earlier = payloads.where(part_number("node") == EARLIER)
@@ -142,7 +141,10 @@ def outcomes_of(number: int, batches: Iterator[pa.RecordBatch], compare: Compare
 
 
 def payload_rows(search: CopySearch, pairs: DataFrame) -> DataFrame:
-    """Return rows (node, payload) of all documents that `pairs` may contain; for payloads, see `join_payloads`."""
+    """Return rows (node, payload) of all documents that `pairs` may contain.
+
+    A payload is the data by which a document is compared, such as text digest and signature.
+    """
     task = search.tasks[0]
     if task.dedup.near and task.dedup.verify == "jaccard":
         members = pairs.select("node", part_number("node").cast("int").alias("part")).distinct()
@@ -153,14 +155,14 @@ def payload_rows(search: CopySearch, pairs: DataFrame) -> DataFrame:
 
 
 def part_number(column: str) -> Column:
-    """Return a Spark expression for the part number at the end of the nodes or keep orders in `column`."""
+    """Return a Spark expression for the part number of each document, whose node or keep order is in `column`."""
     return F.conv(F.hex(F.substring(column, -PART_BYTES, PART_BYTES)), 16, 10).cast("long")
 
 
 def keys_of_part(task: DedupTask) -> Iterator[pa.RecordBatch]:
     """Yield a row (key, keep order) for each key of each document of a part.
 
-    Of documents that are equal and in one `DedupWindow`, only the first in keep order has rows.
+    Of equal documents in one `DedupWindow`, only the first in keep order has rows.
     """
     for window in read_windows(task):
         yield from key_rows(keys_of(window, task), window.orders[window.first])
@@ -169,7 +171,7 @@ def keys_of_part(task: DedupTask) -> Iterator[pa.RecordBatch]:
 def payloads_of_part(task: DedupTask) -> Iterator[pa.RecordBatch]:
     """Yield text digest and signature (PAYLOADS) of each document of a part.
 
-    Of documents that are equal and in one `DedupWindow`, only the first in keep order has a row.
+    Of equal documents in one `DedupWindow`, only the first in keep order has a row.
     """
     for window in read_windows(task):
         batch = window.batch.filter(pa.array(window.first))
@@ -181,9 +183,9 @@ def payloads_of_part(task: DedupTask) -> Iterator[pa.RecordBatch]:
 def shingles_of_part(
     number: int, batches: Iterator[pa.RecordBatch], tasks: Sequence[DedupTask]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield text digest and shingle hashes (PAYLOADS) of those documents of part `number` that are in `batches`.
+    """Yield text digest and shingle hashes (PAYLOADS) of the documents in `batches`, all of part `number`.
 
-    `batches` have the nodes of the documents in their first column.
+    The first column of `batches` holds the nodes of the documents.
     """
     candidates = {node[:-PART_BYTES] for batch in batches for node in batch.column(0).to_pylist()}
     if not candidates:

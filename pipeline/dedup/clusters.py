@@ -49,7 +49,7 @@ class ClustersTask:
 
 @dataclass
 class ClusterLinks:
-    """Cluster and most similar document of each document of one part, by doc_id; those without a copy are left out."""
+    """By doc_id: the cluster and the most similar document of each document with a copy, for one part."""
 
     cluster: dict[bytes, bytes] = field(default_factory=dict)
     """Cluster of each document that is joined with another."""
@@ -107,11 +107,11 @@ def collect_edges(search: CopySearch, outcome: CopySearchOutcome, indexes: Index
 
 
 def equal_edges_of_part(task: DedupTask) -> Iterator[pa.RecordBatch]:
-    """Yield the edges within groups of equal documents of a part, at most one for each group in a `DedupWindow`.
+    """Yield the edges between equal documents of a part, at most one for each group in a `DedupWindow`.
 
-    An edge links the group's first document in keep order with that of smallest doc_id, unless they are the same. The
-    other documents need no edge, because `clusters_of` gives them the cluster of the first one.
+    An edge links the first document of a group in keep order with the one of smallest doc_id, if they differ.
     """
+    # The other documents of a group need no edge: `clusters_of` gives them the cluster of the first one.
     for window in read_windows(task):
         chosen = np.flatnonzero(window.first & (window.smallest != window.leads))
         ends = (window.nodes[chosen], window.nodes[window.smallest[chosen]])
@@ -119,9 +119,10 @@ def equal_edges_of_part(task: DedupTask) -> Iterator[pa.RecordBatch]:
 
 
 def rows_of_parts(links: DataFrame, outcome: CopySearchOutcome, parts: int) -> DataFrame:
-    """Return rows (node, other, similarity, part) about the documents of this run, where `part` is the part number.
+    """Return rows (node, other, similarity, part) about the documents of this run.
 
-    If `similarity` is null, `other` is the document's cluster. Otherwise, `other` is a document with this similarity.
+    `part` is the part number of `node`. If `similarity` is null, `other` is the cluster of `node`. Otherwise, `other`
+    is a document with this similarity to `node`.
     """
     rows = links.select("node", F.col("cluster").alias("other"), F.lit(None).cast("float").alias("similarity"))
     for frame in outcome.similar(JOINED, BEST):
@@ -131,9 +132,10 @@ def rows_of_parts(links: DataFrame, outcome: CopySearchOutcome, parts: int) -> D
 
 
 def write_parts(build: StepContext, rows: DataFrame, task: ClustersTask) -> list[PartResult]:
-    """Write one part of the table `clusters` for each part of `documents`, from the rows of `rows_of_parts`.
+    """Write one part of the table `clusters` for each part of `documents`; return the results.
 
-    With `write_index`, also write the files of the index that hold the possible bucket leaders of each part.
+    `rows` are those of `rows_of_parts`. With `write_index`, also write each part's possible bucket leaders to a file of
+    the table `index`.
     """
     shared = build.spark.sparkContext.broadcast(task)
 
@@ -165,7 +167,7 @@ def links_of(batches: Iterator[pa.RecordBatch]) -> ClusterLinks:
 def write_clusters(task: ClustersTask, number: int, links: ClusterLinks) -> PartResult:
     """Write the part `number` of the table `clusters`.
 
-    With `write_index`, also write the file of the index that holds the part's possible bucket leaders.
+    With `write_index`, also write the part's possible bucket leaders to a file of the table `index`.
     """
     own = task.tasks[number]
 
@@ -198,8 +200,8 @@ def clusters_of(window: DedupWindow, links: ClusterLinks) -> list[bytes]:
 def part_rows(window: DedupWindow, clusters: Sequence[bytes], links: ClusterLinks) -> Iterator[Row]:
     """Yield the row of the table `clusters` for every document of a window.
 
-    `similarity` is that to the most similar document found: 1 if the window contains an equal document, null if no
-    copy was found.
+    `similarity` is the similarity to the most similar document found. It is 1 if the window contains an equal document,
+    and null if no copy was found.
     """
     ids = [node.tobytes() for node in window.nodes[:, :DOC_ID_BYTES]]
     leads = window.leads.tolist()
@@ -219,7 +221,7 @@ def part_rows(window: DedupWindow, clusters: Sequence[bytes], links: ClusterLink
 def leaders_of(window: DedupWindow, clusters: Sequence[bytes], task: DedupTask) -> pa.RecordBatch:
     """Return (doc_id, cluster, payload) of the documents of a window that may lead a bucket.
 
-    These are the first documents, in keep order, of the groups of equal documents.
+    Of equal documents, only the first in keep order may lead one.
     """
     first = window.first
     chosen = np.flatnonzero(first)
@@ -234,8 +236,8 @@ def build_index(
 ) -> TableResult:
     """Write the files of the table `index`.
 
-    With `write_index`, they hold the bucket leaders of this snapshot. With `indexes`, they also hold the clusters of
-    earlier snapshots that contain copies of this snapshot's documents, each with its new cluster.
+    With `write_index`, the files hold the bucket leaders of this snapshot. With `indexes`, they also hold clusters of
+    earlier snapshots: those that contain a copy of a document of this snapshot, each with its new cluster.
     """
     built = TableResult()
     if task.tasks and task.tasks[0].dedup.indexes:

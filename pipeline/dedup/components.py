@@ -67,21 +67,24 @@ class Components:
         return len(self.edges_by_round) - 1
 
 
+# Every task that reads edges first replaces them by the stars of its own components. Large-star: the owner of a node
+# links its larger neighbors to the smallest. Small-star: the owner of the larger ends replaces all edges that it
+# received by their stars. Each of these operations preserves nodes and components and adds no edge.
+#
+# After them, a node that is the smaller end of no edge has only one edge. It is a leaf: it leaves the graph, and later
+# takes the cluster of its parent. The largest node of a component is always a leaf, so the number of edges reaches
+# zero. Nodes of random bytes need few rounds: even of a chain, the worst graph, a round leaves only 20 to 40 per cent
+# of the edges (4 and 64 partitions). A chain of 10^5 nodes in the order of their bytes took 16 rounds.
+
+
 def components(edges: DataFrame, scratch: FrameStore, finish_edges: int, partitions: int) -> Components:
-    """Return the connected components of `edges`, two columns of byte strings of equal length, in any order and number.
+    """Return the connected components of `edges`, two columns of byte strings of equal length.
 
-    Every task that reads edges first replaces them by the stars of its own components. Large-star: the owner of a node
-    links its larger neighbors to the smallest. Small-star: the owner of the larger ends replaces all edges that it
-    received by their stars. Each of these operations preserves nodes and components and adds no edge. After them, a
-    node that is the smaller end of no edge has only one edge. It is a leaf: it leaves the graph, and later takes the
-    cluster of its parent. The largest node of a component is always a leaf, so the number of edges reaches zero. Nodes
-    of random bytes need few rounds: even of a chain, the worst graph, a round leaves only 20 to 40 per cent of the
-    edges (4 and 64 partitions). A chain of 10^5 nodes in the order of their bytes took 16 rounds.
+    Once at most `finish_edges` edges are left, one task finds their components. `partitions` is lowered or raised if
+    partitions would be too small or too large.
 
-    Once at most `finish_edges` edges are left, one task finds their components. `partitions` is the number of
-    partitions, unless each would hold more than PARTITION_EDGES or fewer than FEWEST_EDGES. Rows are saved in the
-    folder `components` of `scratch`, from which an interrupted run resumes. Raises ContractError if nodes differ in
-    length, or if edges are left after MAX_ROUNDS.
+    Rows are saved in the folder `components` of `scratch`, from which an interrupted run resumes. Raises ContractError
+    if nodes differ in length, or if edges are left after MAX_ROUNDS.
     """
     scratch = FrameStore(scratch.spark, scratch.folder.child("components"))
     left = scratch.store_each(EDGES, edges, _first_stars, {EDGES: PAIRS_DDL})[EDGES]
@@ -113,7 +116,7 @@ def components(edges: DataFrame, scratch: FrameStore, finish_edges: int, partiti
 
 
 def _large_stars(left: StoredFrame, partitions: int) -> DataFrame:
-    """Return the edges that the large-star operation makes, as packs in the partitions that own their larger ends."""
+    """Return the edges that `large_star` makes, as packs in the partitions that own their larger nodes."""
 
     def send(batches: Batches) -> Batches:
         for edges in concatenate_edges(map(pairs_of, batches), CHUNK_EDGES):
@@ -130,8 +133,6 @@ def _large_stars(left: StoredFrame, partitions: int) -> DataFrame:
 
 
 def _to_one_task(left: StoredFrame) -> DataFrame:
-    """Return the edges that are left after the last round, as packs in one partition."""
-
     def send(batches: Batches) -> Batches:
         for edges in concatenate_edges(map(pairs_of, batches), CHUNK_EDGES):
             stars = contract(edges)
@@ -141,13 +142,15 @@ def _to_one_task(left: StoredFrame) -> DataFrame:
 
 
 def _followed(links: StoredFrame, levels: Sequence[StoredFrame], partitions: int) -> DataFrame:
-    """Return the links (node, cluster) of all nodes as packs, from `links` of the nodes left after the last round.
+    """Return the links (node, cluster) of all nodes, as packs.
 
-    From the last round to the first, each leaf that a round removed (`levels`) gets the cluster of its parent.
+    `links` are the links of the nodes left after the last round. `levels` are the leaves (node, parent) that each round
+    removed.
     """
     rows = list(itertools.accumulate([links.rows, *(level.rows for level in reversed(levels))]))
     numbers = [_sized(partitions, count) for count in rows[1:]]
     known = links.mapped(_sender(0, KNOWN, numbers[0]), PACKS_DDL)
+    # From the last round to the first, each leaf gets the cluster of its parent.
     for level, number, following in zip(reversed(levels), numbers, [*numbers[1:], 1]):
         leaves = level.mapped(_sender(1, REQUESTED, number), PACKS_DDL)
         both = _shuffled(known.union(leaves), number).sortWithinPartitions("kind")
@@ -156,14 +159,14 @@ def _followed(links: StoredFrame, levels: Sequence[StoredFrame], partitions: int
 
 
 def _sized(partitions: int, rows: int) -> int:
-    """Return `partitions`, lowered or raised so that each holds about FEWEST_EDGES to PARTITION_EDGES rows."""
+    """Return `partitions`, adapted to `rows` so that partitions are neither too small nor too large."""
     return max(min(partitions, -(-rows // FEWEST_EDGES)), -(-rows // PARTITION_EDGES), 1)
 
 
 def _sender(end: int, kind: int, partitions: int) -> Callable[[Batches], Batches]:
-    """Return a function that packs pairs of nodes for a shuffle; every pack has this `kind`, KNOWN or REQUESTED.
+    """Return a function that packs pairs of nodes, each for the partition that owns one node of the pair.
 
-    A pair goes to the partition that owns its first node (`end` = 0) or its second (`end` = 1).
+    This node is the first (`end` = 0) or the second (`end` = 1). Every pack has this `kind`, KNOWN or REQUESTED.
     """
 
     def send(batches: Batches) -> Batches:
@@ -176,7 +179,7 @@ def _sender(end: int, kind: int, partitions: int) -> Callable[[Batches], Batches
 def _follower(partitions: int) -> Callable[[Batches], Batches]:
     """Return a function that gives each leaf (node, parent) of one partition the cluster of its parent.
 
-    Its input has the known links (node, cluster) before the leaves. It yields the links of leaves and known nodes, as
+    The function reads packs: first known links (node, cluster), then leaves. It yields the links of all these nodes, as
     packs for the partitions that own the nodes.
     """
 

@@ -100,8 +100,8 @@ class DedupConfig(Section):
     def _starts_at_one(cls, value: dict[int, int]) -> dict[int, int]:
         if 1 not in value or min(value) < 1 or min(value.values()) < 0:
             raise ValueError(
-                f"rehydration: expected weights of at least 0 by cluster size, starting with size 1, got {value}. "
-                "Give dedup.rehydration an entry for size 1, and no smaller size or negative weight."
+                f"rehydration: expected weights of at least 0 for size 1 and any larger sizes, got {value}. "
+                "Give dedup.rehydration an entry for size 1, and remove smaller sizes and negative weights."
             )
         return value
 
@@ -124,17 +124,17 @@ class DedupConfig(Section):
                 f"blocks: expected more than max_distance = {self.max_distance}, got {self.blocks}. "
                 f"Set dedup.blocks to at least {self.max_distance + 1}."
             )
+        # a later snapshot can neither drop survivors of this one nor read its text
         if self.write_index and (self.verify == "jaccard" or self.keep[:1] != ("snapshot",)):
             raise ValueError(
-                "write_index: expected keep rules that begin with 'snapshot' and verify = 'estimate', because a later "
-                "snapshot can neither drop survivors of this one nor read its text, got "
-                f"keep = {list(self.keep)}, "
-                f"verify = {self.verify!r}. Change dedup.keep and dedup.verify, or set dedup.write_index=false."
+                "write_index: expected keep rules that begin with 'snapshot' and verify = 'estimate', got "
+                f"keep = {list(self.keep)}, verify = {self.verify!r}. Put 'snapshot' first in dedup.keep and set "
+                "dedup.verify='estimate', or set dedup.write_index=false."
             )
+        # other rules could choose a new document, but the survivors of earlier snapshots stay
         if self.indexes and self.by_url not in ("off", "first"):
             raise ValueError(
-                f"by_url: expected 'off' or 'first' with indexes, because survivors of earlier snapshots stay, got "
-                f"{self.by_url!r}. Set dedup.by_url='first'."
+                f"by_url: expected 'off' or 'first' with indexes, got {self.by_url!r}. Set dedup.by_url='first'."
             )
         if self.indexes and "snapshot" in self.scope:
             raise ValueError(

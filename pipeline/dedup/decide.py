@@ -62,7 +62,7 @@ def facts_columns(config: DedupConfig) -> dict[str, list[str]]:
 
 
 def facts_of(batch: pa.RecordBatch, ordinal: int, config: DedupConfig) -> DedupFacts:
-    """Return the `DedupFacts` of a batch of part `ordinal`, which has the columns named by `facts_columns`."""
+    """Return the `DedupFacts` of a batch of part `ordinal`; the batch has the columns of `facts_columns`."""
     order = orders(batch, ordinal, config)
     if config.exact != "off":
         order = np.concatenate([order, rows_of_bytes(batch.column(DIGESTS[config.exact]), DIGEST_BYTES)], axis=1)
@@ -105,7 +105,7 @@ def url_tallies(facts: DedupFacts, tally: BestCounts) -> None:
 def cluster_tallies(facts: DedupFacts, known: KnownTotals, tally: BestCounts, alone: bool) -> None:
     """Add the documents of each cluster to `tally`: their number, and the first of them in keep order.
 
-    Documents that are already dropped come last in this order. Documents without a copy count only if `alone` is true.
+    In this order, documents that are already dropped come last. Documents without a copy count only if `alone` is true.
     """
     reasons = early_drop_reasons(facts, known)
     for index, cluster in enumerate(facts.clusters):
@@ -158,7 +158,7 @@ def decide(facts: DedupFacts, known: KnownTotals) -> Iterator[tuple[Row, str | N
 
 
 def doc_id_of(best: bytes, digest: int) -> bytes:
-    """Return the doc_id contained in `best`, a document's keep order followed by a text digest of `digest` bytes."""
+    """Return the doc_id in `best`, which is a keep order followed by a text digest of `digest` bytes."""
     end = len(best) - digest - PART_BYTES
     return best[end - DOC_ID_BYTES : end]
 

@@ -85,8 +85,8 @@ def indexes_of(recipe: Recipe, splits: Sequence[Split]) -> dict[str, TableVersio
 def representatives_of(recipe: Recipe, splits: Sequence[Split]) -> dict[str, TableVersion]:
     """Return the tables of surviving documents of earlier snapshots, keyed `earlier-<n>/representatives`.
 
-    Raises ConfigError if a run folder has no such table, if the table was made from a different index than the one in
-    that folder, or if it was made with a different value of `dedup.by_url`.
+    Raises ConfigError if a run folder has no such table. Also raises it if the table was made from a different index
+    than the folder's, or with a different value of `dedup.by_url`.
     """
     config = recipe.section("dedup", DedupConfig)
     indexes, representatives = _open(config, "index"), _open(config, "representatives")
@@ -94,13 +94,12 @@ def representatives_of(recipe: Recipe, splits: Sequence[Split]) -> dict[str, Tab
         content = table.manifest.content
         if index.manifest.digest not in [entry.sha256 for entry in content.inputs if entry.name == "index"]:
             raise ConfigError(
-                f"dedup.indexes: expected a finished run at {folder}, got a table `representatives` made from "
-                "a different index than the one in this folder. Run the recipe of this folder to the end with "
-                "`penstock run`."
+                f"dedup.indexes: expected a table `representatives` made from the index in {folder}, got a table made "
+                "from another index. Run the recipe of this folder to the end with `penstock run`."
             )
         if content.config["dedup"]["by_url"] != config.by_url:
             raise ConfigError(
-                f"dedup.by_url: expected {content.config['dedup']['by_url']!r}, with which {folder} was made, got "
+                f"dedup.by_url: expected {content.config['dedup']['by_url']!r}, as in the run at {folder}, got "
                 f"{config.by_url!r}. Set dedup.by_url={content.config['dedup']['by_url']!r}."
             )
     return representatives
@@ -119,7 +118,7 @@ def _open(config: DedupConfig, table: str) -> dict[str, TableVersion]:
 def incompatibilities_of(index: TableVersion, recipe: Recipe, splits: Sequence[Split], digests: Set[str]) -> list[str]:
     """Return the reasons why a snapshot index cannot be used in a run; empty if it can.
 
-    `digests` are the digests of the indexes that precede this one in `dedup.indexes`.
+    `digests` are the digests of the indexes listed before this one in `dedup.indexes`.
     """
     content = index.manifest.content
     config = recipe.section("dedup", DedupConfig)
@@ -205,7 +204,7 @@ class Indexes:
         )
 
     def merged(self) -> DataFrame:
-        """Return rows (a, b): the nodes that name two clusters of earlier snapshots which a later snapshot merged."""
+        """Return rows (a, b) of nodes: the names of clusters before and after a later snapshot."""
         frame = self._read("merged", MERGED, MERGED_DDL)
         return frame.select(
             *(F.concat(name, F.lit(EARLIER_PART_BYTES)).alias(to) for name, to in (("earlier", "a"), ("cluster", "b")))
@@ -221,7 +220,10 @@ class Indexes:
 def read_files(
     spark: SparkSession, tables: Mapping[str, TableVersion], which: tuple[str, str], schema: pa.Schema, ddl: str
 ) -> DataFrame:
-    """Return the rows of files in tables of earlier snapshots; `which` is (table name, prefix of the file names)."""
+    """Return the rows of some files of one table, from all earlier snapshots.
+
+    `which` is (name of the table, prefix of the file names).
+    """
     name, prefix = which
     files = [
         (table.folder, path)
@@ -241,7 +243,7 @@ def rows_of_file(task: tuple[Store, str], schema: pa.Schema) -> Iterator[pa.Reco
 
 
 def write_files(frame: DataFrame, rows: int, folder: Store, kind: str, schema: pa.Schema) -> list[WrittenFile]:
-    """Write a frame as sorted files `<kind>/00000` …, and return them; a hash of its first column selects a row's file.
+    """Write the rows of a frame to sorted files `<kind>/00000` …, and return the files.
 
     `rows` is the number of rows of the frame. Raises ContractError if the files hold a different number.
     """
@@ -264,7 +266,7 @@ def write_files(frame: DataFrame, rows: int, folder: Store, kind: str, schema: p
 
 
 def write_file(batches: Iterator[pa.RecordBatch], folder: Store, key: str, schema: pa.Schema) -> WrittenFile:
-    """Write one Parquet file of sorted rows; how rows are divided into row groups depends on the rows alone."""
+    """Write sorted rows to one Parquet file, whose row groups do not depend on the division into batches."""
     folder.make_parent(key)
     with IndexWriter(folder, key, schema) as writer:
         for batch in batches:

@@ -87,7 +87,7 @@ def _length(batch: pa.RecordBatch, config: DedupConfig) -> Bytes:
 
 
 def _millis(batch: pa.RecordBatch) -> npt.NDArray[np.uint64]:
-    """Return each document's date as milliseconds since 2^46 ms before 1970; NEVER if the document has no date."""
+    """Return the date of each document in milliseconds, shifted to numbers of at least 0; NEVER if it has no date."""
     millis = batch.column("date").cast(pa.int64())
     shifted = pc.fill_null(millis, 0).to_numpy(zero_copy_only=False).astype(np.int64) + (1 << 46)
     shifted = np.clip(shifted, 0, NEVER - 1)  # the years -260 to 8659
@@ -117,7 +117,7 @@ def _snapshot(batch: pa.RecordBatch, config: DedupConfig) -> Bytes:
 
 
 def _signal(batch: pa.RecordBatch, rule: str) -> Bytes:
-    """Return a signal's float32 values as bytes that sort highest or lowest first, by `rule`; NaN and null are last."""
+    """Return bytes that sort documents by a signal, highest or lowest first as in `rule`; NaN and null come last."""
     side, _, name = rule.partition(":")
     values = pc.cast(batch.column(name), pa.float32(), safe=False)
     numbers = pc.fill_null(values, np.nan).to_numpy(zero_copy_only=False).astype(np.float32) + np.float32(0)

@@ -51,8 +51,7 @@ def layout(dedup: DedupConfig, signature: SignatureConfig) -> tuple[int, int]:
 def check_method(dedup: DedupConfig, signature: SignatureConfig) -> None:
     """Raise ConfigError if settings of `[dedup]` do not work with the signature family.
 
-    The reasons: a signature has too few values for the bands, the family ignores a given setting, or a document
-    would have over MAX_KEYS keys.
+    Also raise it if a document would have over MAX_KEYS keys.
     """
     is_simhash = signature.family == "simhash"
     idle = sorted(dedup.model_fields_set & (MINHASH_ONLY if is_simhash else SIMHASH_ONLY))
@@ -97,7 +96,10 @@ def near_keys(batch: pa.RecordBatch, dedup: DedupConfig, signature: SignatureCon
 
 
 def all_keys(batch: pa.RecordBatch, dedup: DedupConfig, signature: SignatureConfig) -> Keys:
-    """Return all keys of every document (documents, num_keys); exact copies have a common key, near copies probably."""
+    """Return all keys of every document (documents, num_keys).
+
+    Exact copies have a common key. Near copies are likely to have one.
+    """
     keys = near_keys(batch, dedup, signature)
     if dedup.exact == "off":
         return keys
@@ -166,7 +168,10 @@ class DedupTask:
 
 @dataclass(frozen=True)
 class DedupWindow:
-    """WINDOW consecutive documents of a part, grouped if they are equal: same signature, text digest and scope."""
+    """WINDOW consecutive documents of a part, grouped by equality.
+
+    Equal documents have the same signature, text digest and scope.
+    """
 
     batch: pa.RecordBatch
     orders: Bytes
@@ -190,7 +195,7 @@ class DedupWindow:
 
 
 def read_windows(task: DedupTask) -> Iterator[DedupWindow]:
-    """Yield the documents of a part in windows of WINDOW rows; those dropped in the step `documents` are left out."""
+    """Yield windows of the documents of a part, without the documents that the step `documents` dropped."""
     columns = order_columns(task.dedup)
     digest = ["raw_digest"] if task.dedup.verify == "jaccard" else []
     columns["documents"] = list(dict.fromkeys([*columns["documents"], *key_columns(task.dedup), *digest]))
@@ -238,17 +243,14 @@ def identities(batch: pa.RecordBatch, dedup: DedupConfig, signature: SignatureCo
 
 
 def equal_documents(identity: npt.NDArray[np.uint64], order: Bytes) -> tuple[Indices, Indices]:
-    """Return, for each document, the indices of two documents of the same `identity`, each (documents,).
-
-    The first array has the one that is first in keep order, the second array the one of smallest doc_id.
-    """
+    """Return `leads` and `smallest` of a `DedupWindow`. Documents with the same `identity` are equal."""
     by_order = _first_of_each(identity, np.lexsort((*sort_words(order), identity[:, 1], identity[:, 0])))
     node = order[:, -NODE_BYTES:]
     return by_order, _first_of_each(identity, np.lexsort((*sort_words(node), identity[:, 1], identity[:, 0])))
 
 
 def sort_words(rows: Bytes) -> list[npt.NDArray[np.uint64]]:
-    """Return sort keys (64-bit numbers) with which `np.lexsort` sorts the rows of a byte matrix by their bytes."""
+    """Return the keys with which `np.lexsort` sorts the rows of a byte matrix by their bytes."""
     count, width = rows.shape
     padded = np.zeros((count, -(-width // 8) * 8), np.uint8)
     padded[:, :width] = rows
@@ -294,10 +296,10 @@ KINDS = {PAIRED: PAIRS_DDL, LEADERS: KEYS_DDL}
 
 
 def pairs_of_buckets(batches: Iterator[pa.RecordBatch], width: int) -> Iterator[pa.RecordBatch]:
-    """Yield a pair (PAIRS), document and leader, for each document of a bucket except its leader (first in keep order).
+    """Yield the pairs of all buckets (PAIRS): each document with its leader, the first document of the bucket.
 
-    For each leader of a pair, there is also a row with `PAYLOAD_REQUEST`. The input rows (KEYS) are sorted by (key,
-    order), and each keep order is `width` bytes long.
+    Each leader of a pair also has a row with `PAYLOAD_REQUEST`. The input rows (KEYS) are sorted by (key, order), and
+    each keep order is `width` bytes long.
     """
     return (batch for kind, batch in rows_of_buckets(0, batches, width) if kind == PAIRED)
 
@@ -305,7 +307,7 @@ def pairs_of_buckets(batches: Iterator[pa.RecordBatch], width: int) -> Iterator[
 def rows_of_buckets(number: int, batches: Iterator[pa.RecordBatch], width: int) -> Iterator[tuple[str, pa.RecordBatch]]:
     """Yield (kind, batch) of the pairs and the leaders of all buckets; for the kinds, see KINDS.
 
-    The input rows are those of `pairs_of_buckets`. `number`, the number of the Spark partition, has no effect.
+    For the input, see `pairs_of_buckets`. `number` has no effect.
     """
     last_key: int | None = None
     leader = np.zeros((1, width), np.uint8)
@@ -341,7 +343,7 @@ def _pairs(orders: Bytes, leaders: Bytes, keys: npt.NDArray[np.int64]) -> pa.Rec
 
 
 def key_rows(keys: npt.NDArray[np.int64], orders: Bytes) -> Iterator[pa.RecordBatch]:
-    """Yield one row (KEYS) for each key of each document, from its keep order and `keys` (documents, keys)."""
+    """Yield one row (KEYS) for each key of each document; `keys` is (documents, keys)."""
     order = binary_array(orders)
     for column in keys.T:
         yield pa.RecordBatch.from_arrays([pa.array(np.ascontiguousarray(column)), order], schema=KEYS)

@@ -86,9 +86,9 @@ def component_centers(nodes: int, ends: Numbers) -> Numbers:
 
 
 def forest(nodes: int, ends: Numbers) -> Numbers:
-    """Return the stars, as edges (node, center), that have the same components as the edges `ends`.
+    """Return stars with the same components as the edges `ends`, as edges (node, center).
 
-    The nodes are the numbers 0 to `nodes` - 1, and a center is the smallest node of a component.
+    The nodes are the numbers 0 to `nodes` - 1. The center of a star is the smallest node of its component.
     """
     center = component_centers(nodes, ends)
     leaves = np.flatnonzero(center != np.arange(nodes))
@@ -96,16 +96,15 @@ def forest(nodes: int, ends: Numbers) -> Numbers:
 
 
 def contract(edges: Bytes) -> Bytes:
-    """Replace edges by stars: return one edge (node, center) for each node that is not the smallest of its
-    component."""
+    """Replace edges by stars with the same components; return their edges (node, center), see `forest`."""
     graph = graph_of(edges)
     return graph.nodes[forest(len(graph.nodes), graph.ends)]
 
 
 def send_to_both_ends(edges: Bytes, partitions: int) -> tuple[Bytes, Numbers]:
-    """Replace edges by stars; return (new edges, target partitions).
+    """Replace edges by stars with the same components; return (new edges, target partitions).
 
-    A new edge occurs once, or twice if different partitions own its two nodes.
+    A new edge occurs once for each partition that owns one of its nodes.
     """
     graph = graph_of(edges)
     stars = forest(len(graph.nodes), graph.ends)
@@ -116,10 +115,9 @@ def send_to_both_ends(edges: Bytes, partitions: int) -> tuple[Bytes, Numbers]:
 
 
 def large_star(edges: Bytes, partition: int, partitions: int) -> tuple[Bytes, Numbers]:
-    """Link the larger neighbors of each node that `partition` owns to the smallest of node and neighbors.
+    """Apply the large-star operation to the nodes that `partition` owns; return (new edges, target partitions).
 
-    Return (new edges as stars, target partitions); the target is the owner of an edge's larger node. A self-loop, sent
-    to the owner of its node, marks the node as the smaller end of an edge.
+    A new edge is sent to the owner of its larger node. A self-loop marks a node that is the smaller end of an edge.
     """
     graph = graph_of(edges)
     count = len(graph.nodes)
@@ -127,6 +125,7 @@ def large_star(edges: Bytes, partition: int, partitions: int) -> tuple[Bytes, Nu
     low, high = graph.ends.min(axis=1), graph.ends.max(axis=1)
     smallest = np.arange(count)
     np.minimum.at(smallest, high, low)
+    # link each larger neighbor of an owned node to the smallest neighbor, or to the node if no neighbor is smaller
     linked = (owner[low] == partition) & (low != high)
     stars = forest(count, np.stack([high[linked], smallest[low[linked]]], axis=1))
     marks = np.zeros(count, bool)
@@ -137,10 +136,10 @@ def large_star(edges: Bytes, partition: int, partitions: int) -> tuple[Bytes, Nu
 
 
 def small_star(edges: Bytes, partition: int, partitions: int) -> tuple[Bytes, Bytes]:
-    """Replace the edges whose larger end `partition` owns by stars; return (remaining edges, leaves).
+    """Replace the edges whose larger node `partition` owns by stars; return (remaining edges, leaves).
 
-    A node that this partition owns and that has no self-loop is the smaller end of no edge. Its edge becomes a leaf
-    (node, parent).
+    A leaf (node, parent) is the edge of a node that `partition` owns and that has no self-loop. The node has no other
+    edge.
     """
     graph = graph_of(edges)
     count = len(graph.nodes)
@@ -160,10 +159,10 @@ def all_links(edges: Bytes) -> Bytes:
 
 
 def resolve_leaves(known: Bytes, requested: Bytes) -> tuple[Bytes, Bytes]:
-    """Return two arrays of links (node, cluster): of all leaves, and of those parents that are not in `known`.
+    """Return the links (node, cluster) of all leaves, and the links of the parents that are not in `known`.
 
-    `known` has links (node, cluster) of parents, and `requested` has leaves (node, parent). A parent that is not in
-    `known` names its own cluster.
+    `known` are links (node, cluster) of parents, and `requested` are leaves (node, parent). A parent that is not in
+    `known` is the smallest node of its cluster, so it links to itself.
     """
     graph = graph_of(np.concatenate([known, requested]))
     held, leaves = graph.ends[: len(known)], graph.ends[len(known) :]

@@ -88,10 +88,10 @@ def build_dedup(build: StepContext) -> dict[str, TableResult]:
 
 
 def totals_for_parts(counted: DataFrame, kind: bytes) -> DataFrame:
-    """Return rows (part, key, total, best): for each key that several documents have, one for each part with the key.
+    """Return rows (part, key, total, best) for the keys that several documents have.
 
-    `total` is the number of documents with the key in all parts, and `best` the keep order of the first of them.
-    Returned keys begin with `kind`: URL or CLUSTER.
+    A key has one row for each part that contains it. `total` is the number of documents with the key in all parts.
+    `best` is the keep order of the first of these documents. Returned keys begin with `kind`: URL or CLUSTER.
     """
     chosen = counted.where((F.col("part") != EARLIER_PART) & (F.col("total") > 1))
     return chosen.select("part", F.concat(F.lit(kind), "key").alias("key"), "total", "best")
@@ -100,11 +100,11 @@ def totals_for_parts(counted: DataFrame, kind: bytes) -> DataFrame:
 def cluster_frame(build: StepContext, tasks: Sequence[SurvivorsTask], urls: DataFrame | None) -> DataFrame:
     """Return the counts (TALLIES) of the clusters of all parts.
 
-    `urls` are the rows of `totals_for_parts` for URLs, or None if `dedup.by_url` is off. They are needed because a
-    document that is dropped for its URL cannot survive in its cluster.
+    `urls` are the rows of `totals_for_parts` for URLs, or None if `dedup.by_url` is off.
     """
     if urls is None:
         return dataframe_from_tasks(build.spark, partial(cluster_tallies_of_part, known={}), tasks, TALLIES_DDL)
+    # a document that is dropped for its URL cannot survive in its cluster
     shared = build.spark.sparkContext.broadcast(list(tasks))
 
     def tally(number: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -114,7 +114,7 @@ def cluster_frame(build: StepContext, tasks: Sequence[SurvivorsTask], urls: Data
 
 
 def earlier_urls(spark: SparkSession, inputs: Mapping[str, TableVersion]) -> DataFrame:
-    """Return the counts (TALLIES) of URLs in earlier snapshots; their `first` precedes all documents of this run."""
+    """Return the counts (TALLIES) of URLs in earlier snapshots; `first` sorts before all documents of this run."""
     frame = read_files(spark, inputs, ("representatives", "urls/"), COUNTED, COUNTED_DDL)
     return frame.select("key", F.lit(EARLIER_PART).alias("part"), "count", F.lit(b"").alias("first"))
 
@@ -136,7 +136,7 @@ def facts_of_part(task: SurvivorsTask) -> Iterator[DedupFacts]:
 
 
 def url_tallies_of_part(task: SurvivorsTask) -> Iterator[pa.RecordBatch]:
-    """Yield the counts (TALLIES) of the URLs of those documents of a part that no earlier verdict drops."""
+    """Yield the counts (TALLIES) of the URLs in a part. Documents that an earlier verdict drops do not count."""
     tally: dict[bytes, tuple[int, bytes]] = {}
     for facts in facts_of_part(task):
         url_tallies(facts, tally)
@@ -144,7 +144,7 @@ def url_tallies_of_part(task: SurvivorsTask) -> Iterator[pa.RecordBatch]:
 
 
 def cluster_tallies_of_part(task: SurvivorsTask, known: KnownTotals) -> Iterator[pa.RecordBatch]:
-    """Yield the counts (TALLIES) of the clusters of those documents of a part that are joined with others."""
+    """Yield the counts (TALLIES) of the clusters in a part. Documents without a copy do not count."""
     tally: dict[bytes, tuple[int, bytes]] = {}
     for facts in facts_of_part(task):
         cluster_tallies(facts, known, tally, alone=False)
@@ -173,7 +173,10 @@ def known_totals_of(batches: Iterator[pa.RecordBatch]) -> dict[bytes, tuple[int,
 
 
 def write_parts(build: StepContext, rows: DataFrame, tasks: Sequence[SurvivorsTask]) -> list[PartResult]:
-    """Write one part of the table `dedup` for each part of `documents`, even one without copies; return the results."""
+    """Write one part of the table `dedup` for each part of `documents`; return the results.
+
+    `rows` are those of `totals_for_parts`.
+    """
     shared = build.spark.sparkContext.broadcast(list(tasks))
 
     def write(number: int, batches: Iterator[pa.RecordBatch]) -> PartResult:

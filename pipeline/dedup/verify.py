@@ -39,8 +39,8 @@ Compare = Callable[[pa.Array, pa.Array], npt.NDArray[np.float32]]
 def attach_payloads(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield each distinct pair (node, leader) once, with the payload of the node (CARRIED).
 
-    The input rows (`WITH_PAYLOADS`) are sorted by (node, leader). For each node, its payload comes first (empty
-    leader), then rows with `PAYLOAD_REQUEST`, then its pairs. Raises ContractError if a payload is missing.
+    The input (`WITH_PAYLOADS`) is sorted by (node, leader), so the row with a node's payload comes first. Raises
+    ContractError if such a row is missing.
     """
     payload, owner, last_size = pa.array([b""], pa.binary()), np.zeros((1, NODE_BYTES), np.uint8), 0
     for batch in batches:
@@ -70,9 +70,9 @@ def attach_payloads(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
 
 
 def _distinct(pairs: pa.RecordBatch, payloads: pa.Array) -> pa.RecordBatch:
-    """Return each distinct pair (node, leader) once, with the payload of the node and the keys of all rows of the pair.
+    """Merge all rows of a pair (node, leader) into one, with the keys of these rows and the payload of the node.
 
-    Equal pairs must be adjacent in the input.
+    The rows of a pair must be adjacent.
     """
     both = np.concatenate([rows_of_bytes(pairs.column(column), NODE_BYTES) for column in (0, 1)], axis=1)
     starts = np.flatnonzero(np.concatenate([[True], (both[1:] != both[:-1]).any(axis=1)]))
@@ -85,9 +85,9 @@ def _distinct(pairs: pa.RecordBatch, payloads: pa.Array) -> pa.RecordBatch:
 
 
 def compare_pairs(batches: Iterator[pa.RecordBatch], compare: Compare) -> Outcomes:
-    """Compare every pair by its payloads with `compare`, and yield (kind, batch) of the results; see OUTCOMES.
+    """Compare all pairs with the function `compare`, and yield (kind, batch) of the results; see OUTCOMES.
 
-    The input rows (CARRIED) are sorted by (leader, node); the leader's own row, with its payload, comes first. Raises
+    The input (CARRIED) is sorted by (leader, node), so the row with a leader's payload comes first. Raises
     ContractError if such a row is missing.
     """
     payload, owner = pa.array([b""], pa.binary()), np.zeros((1, NODE_BYTES), np.uint8)

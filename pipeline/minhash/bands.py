@@ -26,8 +26,8 @@ def as_matrix(signatures: Sequence[bytes], value: str = VALUE) -> Signatures:
 def band_keys(signatures: Signatures, bands: int = 14, rows: int = 8) -> Codes:
     """Return the key of every band of every signature (signatures, bands).
 
-    Two keys are equal if both bands have the same position and equal values; different bands collide with probability
-    2^-64. Values beyond bands x rows are not used. Raises ContractError if a signature has fewer values.
+    Bands at the same position with equal values have equal keys. Other bands have equal keys with probability 2^-64.
+    Values beyond bands x rows are not used. Raises ContractError if a signature has fewer values.
     """
     if signatures.shape[1] < bands * rows:
         raise ContractError(
@@ -40,10 +40,10 @@ def band_keys(signatures: Signatures, bands: int = 14, rows: int = 8) -> Codes:
 
 
 def similarity(left: Signatures, right: Signatures) -> npt.NDArray[np.float64]:
-    """Return the estimated similarity of row i of `left` and row i of `right`, for every i (rows,), 0 to 1.
+    """Return the estimated similarity, 0 to 1, of row i of `left` and row i of `right`, for every i (rows,).
 
-    MinHash: the share of equal values, which estimates the Jaccard similarity. Its standard error is sqrt(s (1 - s) /
-    permutations), 0.04 at s = 0.7 with 112 permutations. SimHash, with one value: the share of equal bits.
+    For MinHash, this is the share of equal values. At a Jaccard similarity of s, its standard error is sqrt(s (1 - s) /
+    permutations). For SimHash, which has one value, this is the share of equal bits.
     """
     shares: npt.NDArray[np.float64]
     if left.shape[1] == 1:
@@ -64,11 +64,10 @@ def similarity(left: Signatures, right: Signatures) -> npt.NDArray[np.float64]:
 def optimal_bands(
     threshold: float, permutations: int, false_positive_weight: float = 0.5, false_negative_weight: float = 0.5
 ) -> tuple[int, int]:
-    """Return the (bands, rows) with bands x rows <= permutations that minimize the weighted error of candidates.
+    """Return the best (bands, rows) for a threshold, with bands x rows <= permutations.
 
-    The error is the sum of two integrals, each with its weight: of the candidate probability below the threshold (false
-    positives), and of its complement above the threshold (false negatives). Ties go to the fewest bands, then the
-    fewest rows.
+    They minimize the weighted sum of false positives (candidates below the threshold) and false negatives (missed pairs
+    above it). Ties go to the fewest bands, then the fewest rows.
     """
     nodes, weights = np.polynomial.legendre.leggauss(permutations // 2 + 1)
     below, above = threshold * (nodes + 1) / 2, threshold + (1 - threshold) * (nodes + 1) / 2
@@ -79,6 +78,7 @@ def optimal_bands(
     for bands in range(1, permutations + 1):
         rows = permutations // bands
         none = none[:rows] * missed[:rows]
+        # integrals of the candidate probability below the threshold, and of its complement above
         errors = false_positive_weight * threshold * (1 - none[:, : len(nodes)]) @ weights
         errors += false_negative_weight * (1 - threshold) * none[:, len(nodes) :] @ weights
         if errors.min() < least:

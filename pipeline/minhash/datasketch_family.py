@@ -40,7 +40,7 @@ def shingles(text: str, language: str, config: SignatureConfig) -> Iterator[byte
 def hashes(text: str, language: str, words: Codes | None, config: SignatureConfig) -> Codes:
     """Return the hash of every shingle in text order: the first 8 bytes of its SHA-1, or its xxh32.
 
-    A signature uses the low 32 bits of each hash. `words` is ignored, because the text of the shingles is hashed.
+    `words` is ignored.
     """
     runs_of_bytes = shingles(text, language, config)
     if config.datasketch_hash == "xxh32":
@@ -58,8 +58,7 @@ def sketch(codes: Codes, config: SignatureConfig) -> Values:
 
 
 def _mixed32(numbers: Values) -> Values:
-    """Return a hash of each number in which every input bit affects all output bits. Source: Appleby, MurmurHash3
-    32-bit finalizer."""
+    """Apply the 32-bit finalizer of MurmurHash3 (Appleby) to each number."""
     numbers = (numbers ^ (numbers >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     numbers = (numbers ^ (numbers >> np.uint32(13))) * np.uint32(0xC2B2AE35)
     return numbers ^ (numbers >> np.uint32(16))
@@ -67,9 +66,9 @@ def _mixed32(numbers: Values) -> Values:
 
 @lru_cache(maxsize=16)
 def _permutations(seed: int, count: int, scheme: str) -> tuple[Any, Any]:
-    """Return the factors a and the terms b of `count` permutations, each (count, 1), as datasketch draws them.
+    """Return the factors and the terms of `count` permutations, each (count, 1), as datasketch draws them.
 
-    They are uint32 for the scheme `affine32` and uint64 for `legacy`.
+    Both are uint32 for the scheme `affine32`, and uint64 for `legacy`.
     """
     from datasketch import MinHash  # imported once per process and only for this family: the import takes 0.8 s
 
@@ -79,10 +78,8 @@ def _permutations(seed: int, count: int, scheme: str) -> tuple[Any, Any]:
 
 @lru_cache(maxsize=64)
 def library_bands(threshold: float, permutations: int) -> tuple[int, int]:
-    """Return the (bands, rows) that `datasketch.MinHashLSH` chooses for a threshold with its default weights.
-
-    The computation takes 20 ms for 112 permutations. The class itself is not used, because it rejects a single band.
-    """
+    """Return the (bands, rows) that `datasketch.MinHashLSH` chooses for a threshold with its default weights."""
+    # Not by the class itself, which rejects a single band. This takes 20 ms for 112 permutations.
     from datasketch.lsh import _optimal_param
 
     bands, rows = _optimal_param(threshold, permutations, 0.5, 0.5)

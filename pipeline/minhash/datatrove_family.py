@@ -23,7 +23,7 @@ VALUE = "<u8"
 
 
 class _Tokens(dict[str, str]):
-    """A cache from text without whitespace to its normalized tokens, each followed by a space; cleared when full."""
+    """A cache: text without whitespace → its normalized tokens, each followed by a space."""
 
     def __init__(self, split: Callable[[str], Sequence[str]]):
         super().__init__()
@@ -44,7 +44,7 @@ _ENGLISH, _NEUTRAL, _UNSPACED = _Tokens(split_english), _Tokens(split_neutral), 
 def hashes(text: str, language: str, words: Codes | None, config: SignatureConfig) -> Codes:
     """Return the xxh64 of the text of every shingle in text order, or of the whole text if it has no token.
 
-    `words` is ignored, because the text of the shingles is hashed.
+    `words` is ignored.
     """
     if uses_characters(language, config):
         size = config.shingle_chars
@@ -61,7 +61,7 @@ def hashes(text: str, language: str, words: Codes | None, config: SignatureConfi
 
 @lru_cache(maxsize=16)
 def factors(seed: int, count: int) -> tuple[Codes, Codes]:
-    """Return the factors a and terms b of `count` permutations, each (count, 1), as NumPy's RandomState draws them."""
+    """Return the factors and the terms of `count` permutations, each (count, 1), as NumPy's RandomState draws them."""
     generator = np.random.RandomState(seed)
     a = generator.randint(1, int(PRIME), dtype=np.uint64, size=(count, 1))
     return a, generator.randint(0, int(PRIME), dtype=np.uint64, size=(count, 1))

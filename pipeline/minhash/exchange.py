@@ -23,7 +23,6 @@ EXCHANGED = ("fast", "datasketch")
 
 
 def _check_family(config: SignatureConfig) -> None:
-    """Raise ConfigError for a signature family whose values an index of datasketch cannot hold."""
     if config.family not in EXCHANGED:
         raise ConfigError(
             f"signature.family: expected {' or '.join(map(repr, EXCHANGED))} for an exchange with datasketch, got "
@@ -46,9 +45,9 @@ def to_minhash(values: Signatures, config: SignatureConfig) -> Any:
 def build_lsh(batches: Iterable[pa.RecordBatch], config: SignatureConfig, bands: int, rows: int) -> Any:
     """Return a `datasketch.MinHashLSH` of documents, each under its doc_id, with these numbers of bands and rows.
 
-    The batches have the columns `doc_id` and `signature` of the table `documents`; a document without a signature is
-    left out. Raises ConfigError for a signature family whose values the library cannot hold, and for numbers of bands
-    and rows that it rejects.
+    The batches have the columns `doc_id` and `signature` of the table `documents`. Documents without a signature are
+    left out. Raises ConfigError if the library cannot hold values of this signature family, or rejects `bands` and
+    `rows`.
     """
     from datasketch import MinHashLSH
 
@@ -70,8 +69,7 @@ def build_lsh(batches: Iterable[pa.RecordBatch], config: SignatureConfig, bands:
 def read_band_keys(index: Any) -> tuple[list[Any], Codes]:
     """Return the document keys in a `datasketch.MinHashLSH`, and the band keys of each document (documents, bands).
 
-    The index must store the signature values of each band, in big-endian order. Raises ConfigError if it stores hashes
-    of these values.
+    Raises ConfigError if the index stores hashes in place of signature values.
     """
     if index.hashfunc is not None:
         raise ConfigError(

@@ -45,12 +45,12 @@ def mix_bits(codes: Codes) -> Codes:
 def permuted_minima(numbers: Values, factors: Values, terms: Values | None = None) -> Values:
     """Return for each permutation the smallest (factor x number + term) mod 2^32 over the numbers (permutations,).
 
-    `factors` and `terms` are (permutations, 1). NumPy copies short broadcast rows into a buffer of 8,192 elements,
-    which costs twice the multiplication (22 against 14 µs for 600 numbers). It does not copy if the buffer is shorter
-    than a row. Raises ValueError if there is no number.
+    `factors` and `terms` are (permutations, 1). Raises ValueError if there is no number.
     """
     smallest: Values | None = None
     with np.errstate():  # restores the buffer size at the end
+        # NumPy copies short broadcast rows into a buffer of 8,192 elements, which costs twice the multiplication (22
+        # against 14 µs for 600 numbers). It does not copy if the buffer is shorter than a row.
         np.setbufsize(NARROW)
         for start in range(0, len(numbers), BLOCK):
             values = factors * numbers[start : start + BLOCK]
@@ -66,7 +66,7 @@ def permuted_minima(numbers: Values, factors: Values, terms: Values | None = Non
 def mersenne_minima(codes: Codes, a: Codes, b: Codes, low: np.uint64 = PRIME) -> Codes:
     """Return for each permutation the smallest (a x + b) mod 2^61 - 1 over the hashes x (permutations,).
 
-    `a` and `b` are (permutations, 1). The values are masked by `low` before they are compared.
+    `a` and `b` are (permutations, 1). `low` is a bit mask that is applied to each value before the smallest is chosen.
     """
     least = np.full(len(a), low, np.uint64)
     for start in range(0, len(codes), MERSENNE_BLOCK):

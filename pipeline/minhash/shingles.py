@@ -52,10 +52,9 @@ def words_of(text: str, language: str) -> list[str]:
 
 
 def shingle_units(text: str, language: str, words: Codes | None, config: SignatureConfig) -> tuple[Codes, int]:
-    """Return the units of a text's shingles, at least one, and the number of units in a shingle.
+    """Return the units of a text's shingles (word keys or code points), and the number of units in a shingle.
 
-    The units are word keys or code points. `words` are the keys of the text's normalized words; if None, they are
-    computed here.
+    There is at least one unit. `words` are the keys of the text's normalized words; if None, they are computed here.
     """
     size = config.shingle_words
     if uses_characters(language, config):
@@ -121,9 +120,10 @@ def _ascii_keys(text: str) -> Codes | None:
 
 
 def _span_keys(span: bytes) -> Codes:
-    """Return the key of each word in a span of encoded text: a byte from `_CODES` for each letter, 0 between words.
+    """Return the key of each word in a span of encoded text.
 
-    The span begins with a 0, and ends with a 0 and one more byte, which marks where the next word would begin.
+    The span has the code of each letter (see `_CODES`) and a 0 between words. It begins with a 0, and ends with a 0 and
+    a 1.
     """
     letters = np.frombuffer(span, np.uint8)
     inside = letters != 0
@@ -142,7 +142,7 @@ def _span_keys(span: bytes) -> Codes:
 
 @lru_cache(maxsize=1)
 def _powers() -> tuple[Codes, Codes]:
-    """Return the powers 0, 1, … and the powers -1, -2, … of _BASE modulo 2^64, as many as the longest span needs."""
+    """Return _BASE^0, _BASE^1, … and _BASE^-1, _BASE^-2, … modulo 2^64, as many as the longest span needs."""
     bases = np.array([[_BASE], [pow(_BASE, -1, 1 << 64)]], np.uint64).repeat(_SPAN + 2, axis=1)
     bases[0, 0] = 1
     up, down = np.multiply.accumulate(bases, axis=1)
@@ -150,8 +150,7 @@ def _powers() -> tuple[Codes, Codes]:
 
 
 class _KnownWords:
-    """A cache from the number of a word in base 29 to its key (xxh64). A word that is not in the cache is hashed and
-    replaces the word in its slot.
+    """A cache of the keys (xxh64) of words, found by the number that a word's letters make in base 29.
 
     A number belongs to one word alone, so results never depend on earlier calls.
     """
@@ -160,9 +159,10 @@ class _KnownWords:
         self._entries = np.full((1 << _SLOT_BITS, 2), _FREE)
 
     def keys(self, numbers: Codes, word_at: Callable[[int], bytes]) -> Codes:
-        """Return the key of each word, given its number in base 29, or _TOO_LONG for a word too long to have a number.
+        """Return the key of each word.
 
-        `word_at(i)` returns the letters of word i. It is called for words that are not in the cache.
+        `numbers` are the words' numbers in base 29, or _TOO_LONG for a word too long to have a number. `word_at(i)`
+        returns the letters of word i.
         """
         slots = ((numbers * _SPREAD) >> np.uint64(64 - _SLOT_BITS)).astype(np.intp)
         entries = self._entries.take(slots, axis=0)

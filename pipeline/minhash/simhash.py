@@ -45,12 +45,10 @@ def distance(left: Codes, right: Codes) -> npt.NDArray[np.int64]:
 
 
 def table_keys(signatures: Codes, blocks: int, max_distance: int) -> Codes:
-    """Return the key of every signature in every table (signatures, binomial(blocks, max_distance)).
+    """Return the keys of every signature, one for each table (signatures, binomial(blocks, max_distance)).
 
-    The bits of a signature are divided into blocks. There is a table for every choice of blocks - max_distance blocks,
-    and a key is a hash of the chosen blocks. Two signatures that differ in at most `max_distance` bits agree in all
-    blocks of at least one choice, so they share a key. Different keys collide with probability 2^-64. Raises
-    ConfigError unless max_distance < blocks <= 64.
+    Two signatures that differ in at most `max_distance` bits have at least one common key. Raises ConfigError unless
+    max_distance < blocks <= 64.
     """
     masks, salts = _tables(blocks, max_distance)
     return mix_bits((signatures[:, None] & masks) + salts)
@@ -58,12 +56,14 @@ def table_keys(signatures: Codes, blocks: int, max_distance: int) -> Codes:
 
 @lru_cache(maxsize=16)
 def _tables(blocks: int, max_distance: int) -> tuple[Codes, Codes]:
-    """Return, for each table, a bit mask, and a salt that makes its keys differ from those of the other tables."""
+    """Return a bit mask and a salt for each table. The salt makes keys of different tables differ."""
     if not 0 <= max_distance < blocks <= BITS:
         raise ConfigError(
             f"dedup.blocks: expected more blocks than max_distance and at most {BITS}, got blocks = {blocks} and "
             f"max_distance = {max_distance}. Set dedup.blocks to between max_distance + 1 and {BITS}."
         )
+    # A table for every choice of blocks - max_distance blocks of bits. Signatures that differ in at most `max_distance`
+    # bits agree in all blocks of at least one choice.
     edges = [BITS * block // blocks for block in range(blocks + 1)]
     parts = [(1 << end) - (1 << start) for start, end in pairwise(edges)]
     masks = np.array([sum(chosen) for chosen in combinations(parts, blocks - max_distance)], np.uint64)

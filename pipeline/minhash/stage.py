@@ -48,8 +48,7 @@ _SPACES = bytes(32 if chr(byte).isspace() else byte for byte in range(128)) + by
 
 @dataclass(frozen=True)
 class SignatureFamily:
-    """A signature family: how a text becomes shingle hashes, how these become a signature, and the type of its
-    values."""
+    """The functions that compute the signatures of one family, and the type of their values."""
 
     hashes: Callable[[str, str, Codes | None, SignatureConfig], Codes]
     """Function (text, language, xxh64 of its normalized words or None, config) → the hash of every shingle, at least
@@ -76,7 +75,7 @@ def value_type(config: SignatureConfig) -> str:
 def signature(text: str, language: str, config: SignatureConfig, words: Codes | None = None) -> bytes:
     """Return the signature of a text as the bytes of little-endian numbers.
 
-    `words` are the xxh64 of its normalized words; if None, they are computed here.
+    `words` are the xxh64 of the text's normalized words; if None, they are computed here.
     """
     family = FAMILIES[config.family]
     return (

@@ -189,7 +189,7 @@ def test_an_index_needs_no_text_of_its_snapshot(run_of, indexed, tmp_path):
             ['source.snapshot="CC-MAIN-2024-01"'],
             "come after 'CC-MAIN-2024-10', the last of the index, got 'CC-MAIN-2024-01'",
         ),
-        (["dedup.by_url=first"], "dedup.by_url: expected 'off', with which .* was made, got 'first'"),
+        (["dedup.by_url=first"], "dedup.by_url: expected 'off', as in the run at .*, got 'first'"),
         (["dedup.scope=['snapshot']"], "scope keeps snapshots apart"),
         (["dedup.verify=jaccard"], "dedup.verify: expected 'estimate', with which the index was made, got 'jaccard'"),
     ],

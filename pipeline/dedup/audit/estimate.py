@@ -62,7 +62,7 @@ class AuditSample:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs of documents of equal scope: row numbers a < b in an `AuditSample`, and true Jaccard similarity."""
+    """Pairs of row numbers a < b in an `AuditSample`, with the true Jaccard similarity of the two documents."""
 
     a: Rows
     b: Rows
@@ -122,9 +122,9 @@ def _matrix(column: pa.ChunkedArray, value: str) -> Any:
 
 
 def all_pairs(sample: AuditSample, rows: Rows) -> Iterator[Pairs]:
-    """Yield, in blocks, the pairs among the documents `rows`, given by row number in ascending order.
+    """Yield, in blocks, all pairs of documents of equal scope with a true Jaccard similarity of at least FLOOR.
 
-    Only pairs of equal scope and a true Jaccard similarity of at least FLOOR are yielded, each of them once.
+    `rows` are the row numbers of the documents to pair, in ascending order. Each pair is yielded once.
     """
     step = max(1, BLOCK_CELLS // max(1, len(rows)))
     for start in range(0, len(rows), step):
@@ -156,13 +156,12 @@ def jaccard_of(sample: AuditSample, a: Rows, b: Rows) -> Numbers:
 
 
 def _ratio(common: Any, left: Any, right: Any) -> Any:
-    """Return the Jaccard similarity from counts of common, left and right shingles; 1 if neither text has a shingle."""
-    union = left + right - common
+    union = left + right - common  # 0 if neither text has a shingle: such texts count as equal
     return np.where(union > 0, common / np.maximum(union, 1), 1.0)
 
 
 def share_a_key(sample: AuditSample, a: Rows, b: Rows) -> npt.NDArray[np.bool_]:
-    """Return, for each pair of documents a[i] and b[i], whether a common key makes it a candidate (pairs,)."""
+    """Return, for each i, True if documents a[i] and b[i] have a common key (pairs,)."""
     shared = np.zeros(len(a), bool)
     for column in sample.keys.T:
         shared |= column[a] == column[b]
@@ -170,7 +169,7 @@ def share_a_key(sample: AuditSample, a: Rows, b: Rows) -> npt.NDArray[np.bool_]:
 
 
 def estimates(sample: AuditSample, a: Rows, b: Rows, is_simhash: bool) -> Numbers:
-    """Return the similarity of documents a[i] and b[i] as estimated from their signatures, for each i (pairs,)."""
+    """Return, for each i, the similarity of documents a[i] and b[i] as estimated from their signatures (pairs,)."""
     estimated = np.zeros(len(a), np.float64)
     for start in range(0, len(a), PAIRS_AT_ONCE):
         block = slice(start, start + PAIRS_AT_ONCE)
@@ -207,9 +206,8 @@ def wilson(share: float, count: float) -> tuple[float, float]:
 
 
 def simple_share(hits: int, pairs: int, is_all: bool = False) -> ShareEstimate:
-    """Return the share of pairs with the measured property, hits / pairs, with its 95 % confidence interval.
+    """Return the share hits / pairs with its 95 % confidence interval; the pairs must be independent.
 
-    The pairs are assumed to be independent of each other.
     If `is_all` is true, the pairs are all pairs of the run rather than a sample, so the interval has zero width.
     """
     if not pairs:
@@ -219,10 +217,12 @@ def simple_share(hits: int, pairs: int, is_all: bool = False) -> ShareEstimate:
 
 
 def grouped_share(hits: Numbers, weights: Numbers, pairs: int, is_all: bool = False) -> ShareEstimate:
-    """Return sum(hits) / sum(weights), a share of weighted pairs, with its 95 % confidence interval.
+    """Return the share sum(hits) / sum(weights) with its 95 % confidence interval.
 
-    `weights` (groups,) is the total weight of each group of dependent pairs. `hits` (groups,) is the weight of those
-    pairs in the group that have the measured property.
+    Pairs of the same group may depend on each other. `weights` (groups,) is the total weight of the pairs of each
+    group. `hits` (groups,) is the weight of those pairs that have the measured property. `pairs` is the number of
+    pairs.
+
     If `is_all` is true, the pairs are all pairs of the run rather than a sample, so the interval has zero width.
     """
     total = float(weights.sum())
@@ -233,7 +233,10 @@ def grouped_share(hits: Numbers, weights: Numbers, pairs: int, is_all: bool = Fa
 
 
 def effective_groups(hits: Numbers, weights: Numbers) -> float:
-    """Return the effective number of independent groups, by the jackknife: 1 to the number of groups with pairs."""
+    """Return the effective number of observations for `wilson`: 1 to the number of groups with pairs.
+
+    For the formula, see the docstring of this module.
+    """
     used = weights > 0
     hits, weights = hits[used], weights[used]
     groups, total, sum_hits = len(weights), float(weights.sum()), float(hits.sum())
@@ -276,13 +279,13 @@ def bin_edges(min_jaccard: float) -> list[float]:
 
 
 class PairTally:
-    """Sums of weights by first document and similarity bin: of all pairs, of candidates, of pairs in one cluster."""
+    """Sums of the weights of pairs, by first document and similarity bin: of all, of candidate, and of joined pairs."""
 
     def __init__(self, groups: Rows, edges: Sequence[float], layout: tuple[int, int] | None):
         """Start with empty sums.
 
-        `groups` gives, for each document, the row number of the first document in its group. `edges` are the lower
-        edges of the bins, and `layout` is (bands, rows).
+        `groups` is, for each document, the row number of the first document in its group. `edges` are the lower edges
+        of the similarity bins. `layout` is (bands, rows), or None with SimHash.
         """
         self._groups, self._edges, self._layout = groups, np.array(edges), layout
         self._shape = (len(groups), len(edges))
@@ -293,9 +296,10 @@ class PairTally:
     def add(
         self, pairs: Pairs, weights: Numbers, candidates: npt.NDArray[np.bool_], joined: npt.NDArray[np.bool_]
     ) -> None:
-        """Add pairs with a similarity of at least FLOOR to the sums, and merge the groups of each pair's documents.
+        """Add pairs with a similarity of at least FLOOR to the sums.
 
-        `candidates` is True for pairs that share a key, and `joined` for pairs whose documents are in one cluster.
+        `candidates` is True for each pair with a common key, and `joined` for each pair in one cluster. From then on,
+        the two documents of a pair are in one group.
         """
         bins = np.searchsorted(self._edges, pairs.jaccard, side="right") - 1
         cells = pairs.a * self._shape[1] + bins
@@ -324,10 +328,10 @@ class PairTally:
         return int(self._counts[0][self._edges >= edge].sum())
 
     def recall(self, min_jaccard: float, is_all: bool) -> list[dict[str, Any]]:
-        """Return recall at each bin edge of at least `min_jaccard` - `RECALL_MARGIN`, as entries of the manifest.
+        """Return recall as entries of the manifest, one for each bin edge of at least `min_jaccard` - `RECALL_MARGIN`.
 
-        An entry describes the pairs at least as similar as the edge (`jaccard`). `joined` is the share of them in one
-        cluster, and `candidates` the share with a common key.
+        An entry describes the pairs whose similarity is at least its edge, `jaccard`. `joined` is the share of these
+        pairs in one cluster. `candidates` is the share of these pairs with a common key.
         """
         edges = [edge for edge in self._edges.tolist() if edge >= min(min_jaccard, 1.0) - RECALL_MARGIN - 1e-9]
         return [
@@ -341,11 +345,11 @@ class PairTally:
         ]
 
     def curve(self, is_all: bool) -> list[dict[str, Any]]:
-        """Return the candidate curve, one entry for each similarity bin that contains a pair.
+        """Return the candidate curve as entries of the manifest, one for each similarity bin that contains a pair.
 
-        An entry has the bin's edges (`lower`, `upper`), the mean similarity of its pairs (`jaccard`), and the numbers
-        of all, candidate and joined pairs. `share` is the weighted share of candidates, and `expected` the share that
-        follows from the numbers of bands and rows, or None with SimHash.
+        `lower` and `upper` are the edges of the bin, and `jaccard` is the mean similarity of its pairs. `pairs`,
+        `candidates` and `joined` are numbers of pairs. `share` is the measured share of candidates. `expected` is the
+        share that follows from bands and rows; None with SimHash.
         """
         bins = []
         for index in np.flatnonzero(self._counts[0]).tolist():

@@ -82,12 +82,12 @@ def document_keys(doc_ids: pa.Array, seed: int, purpose: str) -> Keys:
 
 
 def hash_limit(share: float) -> int:
-    """Return the limit below which the results of `hash_values` lie with probability `share`."""
+    """Return the limit for results of `hash_values`: a hash is below the limit with probability `share`."""
     return (1 << 63) - 1 if share >= 1 else int(share * (1 << 63))
 
 
 def propose(task: ProposeTask) -> Iterator[pa.RecordBatch]:
-    """Yield the documents of one part that may belong to a sample (PROPOSALS), among which `choose` selects."""
+    """Yield the documents of one part that `choose` may select for a sample, as rows (PROPOSALS)."""
     size = task.audit.documents
     enough = size + 6 * size**0.5 + 10  # almost surely at least `size`
     joined_cut, uniform_cut = (hash_limit(enough / max(1, count)) for count in (task.num_joined, task.num_documents))
@@ -115,7 +115,7 @@ def _rows(sample: str, batch: pa.RecordBatch, keys: Keys, chosen: npt.NDArray[np
 
 
 def _with_anchors(batch: pa.RecordBatch, task: ProposeTask, limit: int) -> pa.RecordBatch:
-    """Return (doc, rank, group, key) of the documents whose anchor has a rank of at most `limit`; see PROPOSALS."""
+    """Return rows (doc, rank, group, key) of the documents of rank <= `limit`; for the columns, see PROPOSALS."""
     batch = batch.filter(batch.column("anchor").is_valid())
     anchors = batch.column("anchor").to_numpy().view(np.uint64)
     ranks = hash_values(anchors, task.audit.seed, "anchor")
@@ -128,10 +128,7 @@ def _with_anchors(batch: pa.RecordBatch, task: ProposeTask, limit: int) -> pa.Re
 
 
 def _groups(batches: Sequence[pa.RecordBatch], size: int) -> Iterator[pa.RecordBatch]:
-    """Yield, as PROPOSALS, the `size` documents with the lowest keys of each group (equal anchor and scope) of a part.
-
-    In the first row of a group, `count` is the number of the group's documents in this part; elsewhere it is 0.
-    """
+    """Yield up to `size` documents of each group in a part, those with the lowest keys, as rows (PROPOSALS)."""
     for batch in batches:  # a single batch, or none if the part has no document
         if not batch.num_rows:
             continue
@@ -172,10 +169,9 @@ class AuditSamples:
 
 
 def choose(rows: pa.Table, audit: AuditConfig, num_documents: int, num_joined: int) -> AuditSamples:
-    """Return the three samples: the proposals with the lowest keys, and the anchor groups with the lowest ranks.
+    """Return the three samples, chosen from the proposals `rows` (PROPOSALS).
 
-    `rows` (PROPOSALS) have at least `audit.documents` proposals for each sample, if the run has as many. Unlike in
-    the rows of `propose`, `count` is the number of the group's documents in the whole run, in each row of the group.
+    In `rows`, every row of a group has the number of the group's documents in the whole run as `count`.
     """
     by_sample: dict[str, list[dict[str, Any]]] = {JOINED: [], UNIFORM: [], ANCHORED: []}
     for row in rows.to_pylist():
@@ -278,7 +274,7 @@ def joined(batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:
 
 
 def _same(task: TextsTask, expected: pa.Array, rows: pa.RecordBatch | None) -> pa.RecordBatch:
-    """Return `rows` unchanged, or an empty batch if `rows` is None.
+    """Return `rows`, or an empty batch if `rows` is None.
 
     Raises ContractError unless the returned rows have exactly the doc_ids `expected`, in the same order.
     """
@@ -287,8 +283,7 @@ def _same(task: TextsTask, expected: pa.Array, rows: pa.RecordBatch | None) -> p
     if not rows.column("doc_id").equals(expected):
         raise ContractError(
             f"audit {part_key(task.part.ordinal)}: expected {len(expected)} sampled documents in `clusters` and "
-            f"`text`, got {rows.num_rows} rows that do not match them, so they come from different runs. "
-            "Run `penstock run` again."
+            f"`text`, got {rows.num_rows} rows with different doc_ids. Run `penstock run` again."
         )
     return rows
 

@@ -90,13 +90,13 @@ class ExamineTask:
 
 @dataclass
 class ListedPairs:
-    """The pairs of one sample that the table `audit` lists: at most MAX_LISTED, those with the lowest hashes."""
+    """The pairs of one sample that the table `audit` lists: at most MAX_LISTED."""
 
     kind: str
     pairs: Pairs
 
     def add(self, sample: AuditSample, pairs: Pairs) -> None:
-        """Add pairs; if there are more than MAX_LISTED, discard those with the highest hashes."""
+        """Add pairs. If there are then more than MAX_LISTED, keep those with the lowest hashes."""
         self.pairs = concatenate_pairs([self.pairs, pairs])
         if len(self.pairs.a) > MAX_LISTED:
             a, b = self.pairs.a, self.pairs.b
@@ -129,10 +129,10 @@ def examine(task: ExamineTask, batches: Iterator[pa.RecordBatch]) -> PartResult:
 
 
 def precision(task: ExamineTask, sample: AuditSample, listed: list[ListedPairs]) -> dict[str, Any]:
-    """Return the precision of two kinds of pairs, as stored in the manifest, and append these pairs to `listed`.
+    """Return precision, as figures of the manifest, and append the compared pairs to `listed`.
 
-    Each sampled joined document is paired with the document that it matched (JOINED), and with the document that names
-    its cluster (CLUSTER).
+    Each sampled joined document is compared with two documents. One is the document that it matched (JOINED), the other
+    is the first document of its cluster (CLUSTER).
     """
     chosen = task.chosen
     excluded = sample.without_text | sample.too_long
@@ -175,10 +175,9 @@ def recall_uniform(task: ExamineTask, sample: AuditSample, listed: list[ListedPa
 
 
 def recall_anchored(task: ExamineTask, sample: AuditSample, listed: list[ListedPairs]) -> dict[str, Any]:
-    """Return recall over pairs of documents with an equal anchor; append at most MAX_LISTED of them to `listed`.
+    """Return recall over pairs of documents with an equal anchor; append at most MAX_LISTED of these pairs to `listed`.
 
-    An anchor is the smallest shingle hash of a text, under a hash function that no signature uses. Similar documents
-    often share it, so that even a large run has many such pairs.
+    Similar documents often have an equal anchor, so even a large run has many such pairs.
     """
     groups: Rows = np.arange(len(sample.docs))
     here = [
@@ -256,10 +255,10 @@ def build_audit(build: StepContext) -> dict[str, TableResult]:
 
 
 def lowest_proposals(proposals: DataFrame, audit: AuditConfig) -> Any:
-    """Return, for each sample, the `audit.documents` proposals with the lowest keys, as an Arrow table (PROPOSALS).
+    """Return the proposals from which `choose` selects the samples, as an Arrow table (PROPOSALS).
 
-    The sample `anchored` gets up to `audit.group` rows more: those of the groups with the lowest ranks, without groups
-    of a single document. Its `count` is the number of the group's documents in the whole run.
+    The samples `joined` and `uniform` have at most `audit.documents` rows each, and `anchored` at most `audit.group`
+    more. In `anchored`, `count` is the number of the group's documents in the whole run.
     """
     of_anchor = proposals.where(F.col("sample") == ANCHORED)
     group = Window.partitionBy("group")

@@ -49,8 +49,8 @@ class KeyOccurrences:
 def tallies(documents: Iterator[KeyOccurrences], part: int, at_once: int = PLACES_AT_ONCE) -> Iterator[pa.RecordBatch]:
     """Yield the number of occurrences of each key in the documents of a part, as rows (TALLIES).
 
-    A batch counts consecutive documents until they have at least `at_once` occurrences, so several batches may have
-    the same key. `first` is the keep order of the document with the first occurrence, followed by the position in it.
+    A batch counts about `at_once` occurrences, so several batches may have the same key. `first` is the keep order of
+    the document with the first occurrence, followed by the position in the document.
     """
     held: list[KeyOccurrences] = []
     size = 0
@@ -66,7 +66,10 @@ def tallies(documents: Iterator[KeyOccurrences], part: int, at_once: int = PLACE
 
 
 def tally(held: list[KeyOccurrences], part: int) -> pa.RecordBatch:
-    """Return one row (TALLIES) for each distinct key of the documents `held`, each of which has at least one key."""
+    """Return one row (TALLIES) for each distinct key of the documents `held`.
+
+    Each of the documents must have at least one key.
+    """
     orders = np.stack([places.order for places in held])
     document = np.repeat(np.arange(len(held)), [len(places.keys) for places in held])
     keys = np.concatenate([places.keys for places in held])
@@ -93,7 +96,7 @@ def tally(held: list[KeyOccurrences], part: int) -> pa.RecordBatch:
 
 
 def key_bytes(keys: Codes) -> Bytes:
-    """Return each key of one or two 64-bit numbers as big-endian bytes (keys, 8 or 16)."""
+    """Return each key as big-endian bytes (keys, 8 or 16); a key is one 64-bit number or two."""
     count, numbers = keys.shape
     return keys.astype(">u8").view(np.uint8).reshape(count, 8 * numbers)
 
@@ -106,9 +109,9 @@ Bools = npt.NDArray[np.bool_]
 
 
 class KnownRepeats:
-    """The repeated keys of one part, sorted, with the first occurrence of each key if it is in this part.
+    """The sorted repeated keys of one part, and the first occurrences that are in this part.
 
-    All keys are equally long: one or two 64-bit numbers.
+    All keys have the same length: one or two 64-bit numbers.
     """
 
     def __init__(self, keys: Codes, documents: Bytes, positions: Ints):
@@ -124,7 +127,7 @@ class KnownRepeats:
         return len(self.keys)
 
     def has_first_number(self, numbers: Codes) -> Bools:
-        """Return True for each of `numbers` that is the first number of a repeated key (numbers,)."""
+        """Return, for each of `numbers`, True if a repeated key begins with it (numbers,)."""
         if not len(self):
             return np.zeros(len(numbers), bool)
         known: Bools = self._leading[self._near(numbers)] == numbers
@@ -133,7 +136,8 @@ class KnownRepeats:
     def is_repeat(self, keys: Codes, positions: Ints, doc_id: bytes) -> Bools:
         """Return True for each occurrence in a document that must be cut (occurrences,).
 
-        An occurrence is cut if its key is repeated, unless `repeats.keep_first` keeps it as the first one in the run.
+        An occurrence is cut if its key is repeated. With `repeats.keep_first`, the first occurrence in the run is not
+        cut.
         """
         if not len(self):
             return np.zeros(len(keys), bool)
@@ -154,10 +158,10 @@ class KnownRepeats:
 
 
 def known_repeats(batches: Iterable[pa.RecordBatch], numbers: Sequence[int]) -> list[KnownRepeats]:
-    """Return the repeated keys of a part from rows (key, part, first), as one object for each entry of `numbers`.
+    """Return the repeated keys of a part, one object for each entry of `numbers`.
 
-    An entry is the number of 64-bit numbers in a key, 1 or 2. `first` is null if the first occurrence is not in this
-    part.
+    An entry is the length of the object's keys: 1 or 2 numbers of 64 bits. The input rows (key, part, first) are those
+    of `repeated_keys`.
     """
     held: dict[int, list[tuple[Codes, Bytes, Ints]]] = {number: [] for number in numbers}
     for batch in batches:
@@ -214,8 +218,8 @@ class Reevaluator(Protocol):
     def __call__(self, rows: list[Row]) -> None:
         """Measure the documents in `rows` again, and add their new signals and verdicts to the rows.
 
-        A row has the stored `columns`; `text`, the raw text without the repeats; and `_rest`, the visible text without
-        them.
+        A row has the stored `columns` and two texts without the repeats: `text` is the raw text, `_rest` the visible
+        text.
         """
 
     def close(self) -> None:
@@ -229,7 +233,7 @@ scores of models, `retried` if a record may have killed the worker in an earlier
 
 @dataclass(frozen=True)
 class RepeatsTask:
-    """Input of `write_repeats`: one part, what is needed to evaluate its documents again, and the table's folder."""
+    """Input of `write_repeats`: one part, settings and models, and the folder of the table."""
 
     part: Part
     recipe: Recipe
@@ -277,7 +281,7 @@ def documents_of(task: RepeatsTask) -> Iterator[Document]:
 
 
 def units_of_part(task: RepeatsTask) -> Iterator[pa.RecordBatch]:
-    """Yield the number of occurrences (TALLIES) of each line, paragraph or span of sentences in one part, by key."""
+    """Yield the number of occurrences (TALLIES) of each unit (line, paragraph or span of sentences) in one part."""
     config = task.config
 
     def places() -> Iterator[KeyOccurrences]:
@@ -292,7 +296,7 @@ def units_of_part(task: RepeatsTask) -> Iterator[pa.RecordBatch]:
 
 
 def seeds_of_part(task: RepeatsTask) -> Iterator[pa.RecordBatch]:
-    """Yield the number of occurrences (TALLIES) of each seed (see `window_seeds`) in one part, by key."""
+    """Yield the number of occurrences (TALLIES) of each seed in one part; for seeds, see `window_seeds`."""
     config = task.config
 
     def places() -> Iterator[KeyOccurrences]:
@@ -305,7 +309,7 @@ def seeds_of_part(task: RepeatsTask) -> Iterator[pa.RecordBatch]:
 
 
 def windows_of_part(task: RepeatsTask, rows: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yield the number of occurrences (TALLIES) of those windows of one part whose seed is repeated.
+    """Yield the number of occurrences (TALLIES) of each window in one part, if its seed is repeated.
 
     `rows` are the repeated seeds of the part, as `repeated_keys` returns them.
     """

@@ -59,7 +59,7 @@ def passages_of(
 
 
 def repeated_runs(document: Document, windows: KnownRepeats, config: RepeatsConfig) -> list[Span]:
-    """Return the spans of a document that repeated windows of `config.length` words or bytes cover [code points]."""
+    """Return the spans of a document that are covered by repeated windows [code points]."""
     if not len(windows):
         return []
     tokens = Tokens(document.body, config.substring_unit)
@@ -106,8 +106,8 @@ def columns_for(task: RepeatsTask, judge: Reevaluator) -> dict[str, Sequence[str
 def rows_of(batch: pa.RecordBatch, task: RepeatsTask, units: KnownRepeats, windows: KnownRepeats) -> list[Row]:
     """Return the rows of the table `repeats` for a batch of documents, with their cuts.
 
-    A row whose text is cut also has `_rest`, the visible text without the repeated passages, and `_without`, the raw
-    text without them.
+    A row with cuts also has two texts without the repeated passages: `_rest` is the visible text, `_without` the raw
+    text.
     """
     columns = ["doc_id", "text", "cuts", "body_chars", "num_bytes", "drop_stage"]
     rows: list[Row] = []
@@ -136,10 +136,10 @@ def rows_of(batch: pa.RecordBatch, task: RepeatsTask, units: KnownRepeats, windo
 def without_runs(
     row: Row, passages: list[tuple[str, list[Span]]], size: int, config: RepeatsConfig
 ) -> list[tuple[str, list[Span]]]:
-    """Return the passages of all kinds except SUBSTRING, the kind whose spans are the repeated runs.
+    """Return the passages of all kinds except SUBSTRING, the kind of the repeated runs.
 
-    If the runs exceed `max_repeated_share` of the text, return no passages, and set the verdict in `row` that drops the
-    document. `size` is the length of the text [code points].
+    If the runs exceed `max_repeated_share` of the text, the document is dropped instead: return no passages, and set
+    the verdict in `row`. `size` is the length of the text [code points].
     """
     runs = dict(passages)[SUBSTRING]
     share = sum(end - start for start, end in runs) / max(1, size)
@@ -152,7 +152,7 @@ def without_runs(
 def cut_row(row: Row, text: str, body: str, cuts: tuple[list[Cut], list[Cut]]) -> None:
     """Set the cuts, the remaining texts and their sizes in a row.
 
-    `cuts` is a pair: cuts as spans of `body`, the visible text, and the same cuts as spans of `text`, the raw text.
+    `cuts` has all cuts twice: as spans of `body`, the visible text, and as spans of `text`, the raw text.
     """
     in_body, in_text = ([(start, end) for start, end, _ in spans] for spans in cuts)
     row["cuts"] = cuts[1]
@@ -238,8 +238,8 @@ def repeats_of(build: StepContext, tasks: list[RepeatsTask]) -> DataFrame:
 def repeated_keys(tallies: DataFrame, min_count: int, keep_first: bool) -> DataFrame:
     """Return rows (key, part, first) of the keys with at least `min_count` occurrences.
 
-    A key has a row for each part that contains it. With `keep_first`, `first` locates the first occurrence, in the
-    row of the part that contains it. It is null in all other rows.
+    A key has a row for each part that contains it. `first` locates the first occurrence of the key. It is null if this
+    occurrence is in another part, and without `keep_first`.
     """
     rows = totals(tallies).where(F.col("total") >= min_count)
     first = F.when(F.col("first") == F.col("best"), F.col("best")) if keep_first else F.lit(None).cast("binary")

@@ -37,10 +37,7 @@ _PLAIN = bytes.maketrans(string.digits.encode(), b"0" * 10)
 
 @cache
 def _table() -> npt.NDArray[np.uint32]:
-    """Return the replacement of every code point in lower-case text after NFD; REMOVED if it is deleted.
-
-    Digits become 0; combining marks, punctuation and control characters other than whitespace are deleted.
-    """
+    """Return the replacement of every code point in lower-case text after NFD; REMOVED for a deleted code point."""
     table = np.arange(sys.maxunicode + 1, dtype=np.uint32)
     for code in range(sys.maxunicode + 1):
         category = unicodedata.category(chr(code))
@@ -54,7 +51,7 @@ def _table() -> npt.NDArray[np.uint32]:
 
 
 def normal_forms(units: Sequence[str]) -> list[str]:
-    """Return each unit's normal form, a string in which words are separated by one space; '' if it has no word."""
+    """Return each unit's normal form: normalized words separated by one space; '' if the unit has no word."""
     joined = "\n".join([unit.replace("\n", " ") for unit in units]).lower()
     if joined.isascii():
         normal = joined.encode().translate(_PLAIN, _DELETED).decode()
@@ -100,16 +97,16 @@ def units_of(text: str, kind: str, config: RepeatsConfig) -> Units:
 
 
 def _in_a_row(single: Units, sizes: Ints, config: RepeatsConfig) -> Units:
-    """Return a unit for every `config.sentences` consecutive sentences that is long enough to be compared.
+    """Return a unit for every `config.sentences` consecutive sentences, except units that are too short.
 
-    `single` are units of one sentence, and `sizes` the lengths of their normal forms. The normal form of a unit is that
-    of its sentences joined by single spaces.
+    `single` are the sentences, and `sizes` the lengths of their normal forms [code points].
     """
     count = max(0, len(sizes) - config.sentences + 1)
     keys = np.zeros(count, np.uint64)
     for index in range(config.sentences):
         keys = keys * _SENTENCE_FACTOR + mix_bits(single.keys[index : index + count])
     edges = np.concatenate(([0], np.cumsum(sizes + 1)))
+    # the normal form of a unit is that of its sentences joined by single spaces
     long = edges[config.sentences :][:count] - edges[:count] - 1 >= config.min_unit_chars
     return Units(keys[long], single.starts[:count][long], single.ends[config.sentences - 1 :][:count][long])
 
@@ -130,8 +127,7 @@ def sentence_spans(text: str) -> Ints:
     """Return the start and end of each sentence (sentences, 2) [code points].
 
     A sentence ends at a line end or after an end mark. Whitespace must follow the mark, unless the mark is in
-    _UNSPACED_ENDS.
-    Abbreviations are not recognized; this is enough, because copies of a passage are always split in the same way.
+    _UNSPACED_ENDS. Abbreviations are not recognized, but copies of a passage are always split in the same way.
     """
     ends = [match.end() for match in _SENTENCE_END.finditer(text)]
     return _between([(end, end) for end in ends], len(text))
@@ -176,7 +172,7 @@ class Tokens:
 
     @cached_property
     def data(self) -> bytes:
-        """Return the text in UTF-8; if tokens are words, the words joined by single spaces."""
+        """Return the text in UTF-8. If the tokens are words, return the words joined by single spaces."""
         whole = self.text if self.unit == "bytes" else " ".join(self.pieces)
         return whole.encode("utf-8", "surrogatepass")
 
@@ -189,7 +185,10 @@ class Tokens:
         return word_keys(self.pieces)
 
     def checks(self, places: Ints, n: int) -> Codes:
-        """Return the XXH3 of each window of n tokens; `places` are the indices of their first tokens (windows,)."""
+        """Return the XXH3 of each window of n tokens (windows,).
+
+        `places` are the indices of the first tokens of the windows.
+        """
         view = memoryview(self.data)
         starts, ends = self._offsets
         edges = zip(starts[places].tolist(), ends[places + (n - 1)].tolist())
@@ -208,10 +207,10 @@ class Tokens:
         return ends - lengths, ends
 
     def chars(self, runs: Ints) -> list[Span]:
-        """Return the spans of the text [code points] that runs of tokens (runs, 2) cover.
+        """Return the spans of the text that runs of tokens (runs, 2) cover [code points].
 
-        The runs are sorted and disjoint. A run of bytes covers only the characters of which it contains all bytes;
-        a run without such a character has no span.
+        The runs must be sorted and disjoint. A run of bytes covers the characters of which it contains all bytes. A run
+        without such a character has no span.
         """
         if not len(runs):
             return []
@@ -226,11 +225,9 @@ class Tokens:
 
 
 def grams(codes: Codes, n: int) -> Codes:
-    """Return the fingerprint of every run of n tokens (len(codes) - n + 1,); empty if there are fewer tokens.
-
-    A run is hashed as a binary tree of halves, which avoids the arithmetic collisions of a polynomial hash.
-    """
+    """Return the fingerprint of every run of n tokens (len(codes) - n + 1,); empty if the text has fewer tokens."""
     count = max(0, len(codes) - n + 1)
+    # a binary tree of halves avoids the arithmetic collisions of a polynomial hash
     level, size, done = codes, 1, 0
     prints = np.zeros(count, np.uint64)
     while True:
@@ -268,10 +265,10 @@ def window_seeds(codes: Codes, n: int) -> Codes:
 
 
 def seeds(codes: Codes, n: int) -> Codes:
-    """Return the seeds of all windows of n tokens: the fingerprints of some of the text's k-grams (k = n // 2).
+    """Return the seeds of all windows of n tokens, in text order; for seeds, see `window_seeds`.
 
-    A seed is returned once for each position at which its k-gram is the lowest of some window. So if a window
-    occurs t times, its seed is returned t or more times, even if the occurrences overlap.
+    A seed that several windows have at one position is returned once. If a window occurs t times in the text, its seed
+    is returned at least t times.
     """
     if len(codes) < n:
         return np.zeros(0, np.uint64)
@@ -286,7 +283,7 @@ def seeds(codes: Codes, n: int) -> Codes:
 
 
 def covered_runs(places: Ints, n: int) -> Ints:
-    """Return the union of windows of n tokens as disjoint runs of tokens (runs, 2), each with its start and end.
+    """Merge windows of n tokens into disjoint runs; return the start and end of each run (runs, 2) [tokens].
 
     `places` are the indices of the first tokens of the windows, in ascending order.
     """
@@ -310,9 +307,8 @@ _SPACE = re.compile(r"\s+")
 def cuts_of(text: str, passages: Sequence[tuple[str, Sequence[Span]]]) -> list[Cut]:
     """Return the cuts that remove repeated passages from a text.
 
-    Passages are (kind of unit, spans); where two overlap, the cut names the kind that `passages` lists first. Of all
-    whitespace in and around a passage, one run is kept: the first of those with the most line breaks. At the start and
-    the end of the text, none is kept.
+    `passages` are (kind of unit, spans). Where two passages overlap, the cut has the kind that is listed first. In
+    place of a passage, one run of whitespace is kept, except at the start and the end of the text.
     """
     spans = [span for _, kind_spans in passages for span in kind_spans]
     if not spans:
@@ -348,19 +344,21 @@ def regions(text: str, spans: Sequence[Span]) -> list[Span]:
 def _around_separator(text: str, region: Span, spaces: Sequence[Span]) -> list[Span]:
     """Return the spans to cut in a region: all of it except one run of whitespace, which is kept as a separator.
 
-    Nothing is kept in a region at the start or end of the text.
+    At the start or end of the text, the whole region is cut.
     """
     start, end = region
     if start == 0 or end == len(text) or not spaces:
         return [region]
+    # the first of the runs with the most line breaks
     low, high = max(spaces, key=lambda span: text.count("\n", *span))
     return [span for span in ((start, low), (high, end)) if span[0] < span[1]]
 
 
 def _by_owner(owner: npt.NDArray[np.uint8]) -> list[tuple[int, int, int]]:
-    """Return the runs (start, end, kind) of characters with equal kind, given the kind number of each character.
+    """Return the runs (start, end, kind) of characters of equal kind; `owner` is the kind number of each character.
 
-    Whitespace, whose kind is 0, gets the kind of the text before it, or after it if there is none before.
+    Whitespace, whose kind is 0, gets the kind of the text before it. If there is none before, it gets the kind of the
+    text after it.
     """
     owned = np.flatnonzero(owner)
     last = np.maximum(np.searchsorted(owned, np.arange(len(owner)), "right") - 1, 0)
@@ -370,7 +368,7 @@ def _by_owner(owner: npt.NDArray[np.uint8]) -> list[tuple[int, int, int]]:
 
 
 def cuts_in_whole_text(cuts: Sequence[Cut], visible: Sequence[Span]) -> list[Cut]:
-    """Convert cuts of the visible text to cuts of the whole text; `visible` are the spans that earlier cuts left."""
+    """Convert cuts of the visible text to cuts of the whole text, of which `visible` are the visible spans."""
     by_kind: dict[str, list[Span]] = {}
     for start, end, kind in cuts:
         by_kind.setdefault(kind, []).append((start, end))

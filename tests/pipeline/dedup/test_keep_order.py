@@ -119,7 +119,7 @@ def test_matrices_and_binary_arrays_are_each_other_also_when_sliced():
         ({"write_index": True, "keep": ("snapshot",), "verify": "jaccard"}, "verify = 'jaccard'"),
         ({"indexes": ("run",), "by_url": "newest"}, "by_url: expected 'off' or 'first' .*got 'newest'"),
         ({"indexes": ("run",), "scope": ("snapshot",)}, r"scope keeps snapshots apart, got \['snapshot'\]"),
-        ({"rehydration": {2: 1}}, r"starting with size 1, got \{2: 1\}"),
+        ({"rehydration": {2: 1}}, r"for size 1 and any larger sizes, got \{2: 1\}"),
     ],
 )
 def test_contradictory_settings_are_refused(settings, message):
