@@ -48,12 +48,10 @@ Json = dict[str, Any]
 
 
 def openlineage_events(lineage: Lineage, run: Store) -> list[Json]:
-    """Return the OpenLineage events of a run: of its steps, takedowns and plan, and then of its training.
+    """Return the OpenLineage events of a run: first of its steps, takedowns and plan, then of its training.
 
-    They are in the order of the nodes of the lineage graph.
-
-    Every job has a START and a COMPLETE event; a training under way has RUNNING instead of COMPLETE. A rewind has
-    only the event OTHER.
+    Every job has a START and a COMPLETE event. A training that has not ended has RUNNING instead of COMPLETE. A rewind
+    has only the event OTHER.
     """
     namer = _Namer(run, {node.key: node for node in lineage.nodes})
     of_steps: list[Json] = []
@@ -96,7 +94,7 @@ class _Namer:
     def of(self, key: str, read: Container[str] = ()) -> list[Json]:
         """Return the datasets of the node with this key, one for each of its tables.
 
-        If the digests of some tables are in `read`, only those tables are returned.
+        If `read` has digests of some tables of the node, only the datasets of these tables are returned.
         """
         node = self.nodes[key]
         tables = [held for held in node.tables if held.manifest.digest in read] or node.tables
