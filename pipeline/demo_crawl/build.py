@@ -322,7 +322,7 @@ def planted_pages(stock: Stock, urls: UrlGenerator, cases: int, rng: random.Rand
 
 
 def low_quality_page(kind: str, stock: Stock, urls: UrlGenerator, rng: random.Random) -> DemoPage:
-    """Return a page that the rule of its kind should drop."""
+    """Return a page of the given kind, which the rule of the kind should drop."""
     make, rule = LOW_QUALITY[kind]
     title = "" if kind in UNTITLED else title_of(" ".join(rng.sample(stock.words[300:2000], 2)), rng)
     page = DemoPage(urls.new("page"), title, make(stock, rng), rng.choice(CLEAN_LAYOUTS), kind=kind)

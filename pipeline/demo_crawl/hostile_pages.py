@@ -206,7 +206,10 @@ def _odd_bytes(stock: Stock, urls: UrlGenerator, rng: random.Random) -> Iterator
 
 
 def _wrong_encodings(stock: Stock, urls: UrlGenerator, rng: random.Random) -> Iterator[Capture]:
-    """Yield bodies that contradict their Content-Encoding: plain text as `gzip`, gzip as `br`, and truncated gzip."""
+    """Yield captures whose body contradicts the Content-Encoding.
+
+    The bodies are plain text as `gzip`, gzip as `br`, and truncated gzip.
+    """
     capture = capture_of(good_page(stock, urls, rng))
     html = capture.response.partition(b"\r\n\r\n")[2]
     plain = http_response(capture.url, html, [*HTML, ("Content-Encoding", "gzip")])

@@ -143,7 +143,7 @@ def is_prose(paragraph: str) -> bool:
 
 
 def _sentence(text: str) -> str:
-    """Return the text of a paragraph without markup; empty if it is short or starts in lower case.
+    """Return a paragraph without markup. The result is empty if the paragraph is short or starts in lower case.
 
     A full stop is added if the text has at least ten words and ends in a letter or digit.
     """
@@ -216,7 +216,7 @@ class Stock:
         self._sentences: list[str] = []
 
     def paragraphs(self, min_chars: int, min_count: int = 1) -> tuple[str, list[str]]:
-        """Return (topic, paragraphs) and use these paragraphs up.
+        """Return a topic and unused paragraphs, which count as used afterwards.
 
         There are at least `min_count` paragraphs, of at least `min_chars` code points in total. The topic is that of
         the first paragraph. Raises ConfigError if too few paragraphs are left.

@@ -46,7 +46,7 @@ class Capture:
 
 
 def capture_of(page: DemoPage) -> Capture:
-    """Return the capture of a page: an HTTP response with the HTML, the expected verdict, and the rules."""
+    """Return the capture of a page: the HTML in an HTTP response, and the expected verdict of the page."""
     html = render(page).encode(page.charset, "xmlcharrefreplace")
     mime = "text/html" if page.http_charset is None else f"text/html; charset={page.http_charset}"
     response = http_response(page.url, html, [("Content-Type", mime)], page.encoding)

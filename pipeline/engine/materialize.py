@@ -53,7 +53,7 @@ class BatchRange:
 
 @dataclass(frozen=True)
 class StoredFrame:
-    """A Spark DataFrame whose rows are stored: its schema and the files from which the rows are read."""
+    """The stored rows of a Spark DataFrame: the schema and the files."""
 
     spark: SparkSession
     folder: Store
@@ -96,7 +96,7 @@ class FrameStore:
     def keep(self, name: str, frame: DataFrame) -> StoredFrame:
         """Store the rows of `frame` under `name` and return the stored frame.
 
-        If an interrupted run has stored `name` already, its stored frame is returned.
+        If an interrupted run has stored `name` already, that stored frame is returned and `frame` is not computed.
         """
         return self.store_each(name, frame, functools.partial(_one_kind, name), {name: frame.schema.toDDL()})[name]
 
@@ -104,7 +104,7 @@ class FrameStore:
         """Apply `step` to each partition of a frame, store the batches that it yields, and return one frame per kind.
 
         `schemas` maps each kind of batch to its columns as Spark DDL. If an interrupted run has stored `name` already,
-        its stored frames are returned and `step` is not called.
+        the stored frames are returned and `step` is not called.
         """
         listing = f"{name}.json"
         if not self.folder.exists(listing):

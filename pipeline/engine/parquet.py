@@ -215,9 +215,9 @@ TEXTS_AT_ONCE = 512
 
 @dataclass(frozen=True)
 class Part:
-    """The parts with number `ordinal` of several tables.
+    """Part number `ordinal` of several tables.
 
-    `folders` has the folder of each table. `paths` has the path of the part in that folder, by table.
+    By table, `folders` has the folder, and `paths` has the path of the part in that folder.
     """
 
     ordinal: int
@@ -274,7 +274,7 @@ def _batches(part: Part, table: str, columns: list[str], rows_at_once: int) -> I
 
 
 class _Rows:
-    """Reads the rows of one part of a table in batches of the sizes that the caller asks for."""
+    """The rows of one part of a table, read in batches of any size."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch], table: str, part: Part):
         self._batches, self._table, self._part = batches, table, part

@@ -49,7 +49,7 @@ def set_verdict(row: Row, stage: str, drop: Drop) -> None:
 
 
 class DropCounter:
-    """Counts rows, drops by reason, and other groups of rows (such as languages) while a part is written."""
+    """Counts of a part that is being written: rows kept, rows dropped by reason, and groups such as languages."""
 
     def __init__(self, stages: Sequence[tuple[str, Mapping[str, str]]], raises: bool = True):
         """Start with a count of 0 for every reason of the stages.
@@ -63,7 +63,7 @@ class DropCounter:
         self._figures: dict[str, Counter[str]] = {}
 
     def enter(self, row: Row, chars: int) -> None:
-        """Count one row as kept or as dropped for its reason; `chars` is the length of its text [code points]."""
+        """Count one row as kept or as dropped for its reason. `chars` is the length of the row's text [code points]."""
         self.rows_in += 1
         if row.get("drop_stage") is None:
             self.rows_kept += 1
@@ -133,7 +133,7 @@ class PartResult:
 
 @dataclass(frozen=True)
 class TableTarget:
-    """Where the part of one table is written: the folder, the schema, and the column whose size limits row groups."""
+    """Where the part of one table is written: folder and schema. The size of `size_column` limits row groups."""
 
     folder: Store
     schema: pa.Schema
@@ -201,7 +201,7 @@ def write_part(target: PartTarget, fill: Callable[[PartOutput], None]) -> PartRe
 
 
 def complete_part(folder: Store, ordinal: int, write: Callable[[], PartResult]) -> PartResult:
-    """Write a part by calling `write`. Store the result in `folder` and return it, with the CPU time.
+    """Write a part by calling `write`. Store the result with the CPU time in `folder`, and return the result.
 
     If an interrupted run has completed the part, `write` is not called and the stored result is returned.
     """

@@ -135,7 +135,7 @@ def catch_user_errors(call: Callable[[], TaskResult]) -> TaskResult:
 
 
 def raise_if_error(answer: TaskResult) -> TaskResult:
-    """Return the result of a task. Raises the error if the result is one that `catch_user_errors` caught."""
+    """Return the result of a task. If the result is an error that `catch_user_errors` returned, raise the error."""
     if "error" in answer:
         raise KINDS.get(answer.get("kind", ""), PenstockError)(answer["error"])
     return answer

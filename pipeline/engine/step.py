@@ -99,7 +99,7 @@ def _nothing_external(recipe: Recipe, splits: Sequence[Split]) -> dict[str, Tabl
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a run: the tables it writes, the stages whose settings determine them, and the tables it reads."""
+    """One step of a run: the tables it reads, the tables it writes, and the stages that determine the content."""
 
     writes: tuple[str, ...]
     stages: tuple[Stage, ...]
@@ -130,8 +130,7 @@ class Step:
 def combine_parts(results: Sequence[PartResult], tables: Sequence[str]) -> dict[str, TableResult]:
     """Combine the results of all parts into one result for each table.
 
-    The result of the first table has the sum of the parts' counts. The results of the other tables count only their
-    rows.
+    The result of the first table has the sum of the parts' counts. For the other tables, only rows are counted.
     """
     built = {table: TableResult() for table in tables}
     first = built[tables[0]]
@@ -150,7 +149,7 @@ def combine_parts(results: Sequence[PartResult], tables: Sequence[str]) -> dict[
 
 
 def add_figures(left: Any, right: Any) -> Any:
-    """Return the sum of two numbers, or of two nested mappings of numbers key by key."""
+    """Return the sum of two numbers. Nested mappings of numbers are added key by key."""
     if isinstance(left, Mapping) and isinstance(right, Mapping):
         keys = sorted({*left, *right})
         return {

@@ -74,9 +74,9 @@ def run_rows(
 ) -> Iterator[Row]:
     """Run rows through the stages and yield each row. A dropped row has the `drop_` columns.
 
-    `rows` yields (row, drop). A row with a drop is not processed; the drop is recorded for `stages[0]`. If `retried` is
-    True, rows are processed in a child process. If the child process crashes on a row, a drop is recorded for
-    `stages[1]`.
+    `rows` yields (row, drop). A row that has a drop already is not processed; its drop is recorded as one of the stage
+    `stages[0]`. If `retried` is True, rows are processed in a child process. If this process crashes on a row, a drop
+    of the stage `stages[1]` is recorded.
     """
     measure: FusedStages | Sandbox = Sandbox(fused) if retried else fused
     try:

@@ -90,7 +90,7 @@ def _scan(text: str, max_depth: int) -> Drop | None:
 
 
 def _kind(tag: str) -> tuple[str, bool, bool, bool]:
-    """Return a tag's name and whether it is a start tag, counts as a level of nesting, and is a formatting tag."""
+    """Return (name, is a start tag, counts as a level of nesting, is a formatting tag) of a tag."""
     name = tag.removeprefix("/").lower()
     return name, tag[0] != "/", name not in _FLAT, name in _FORMATTING
 

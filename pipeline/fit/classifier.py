@@ -199,7 +199,7 @@ class TrainClassifierConfig(Section):
         return self
 
     def settings(self) -> dict[str, Any]:
-        """Return all settings that change the model, for its manifest; settings that its `kind` ignores are omitted."""
+        """Return the settings that change the model, for its manifest. Settings that `kind` ignores are omitted."""
         ignored = FASTTEXT_ONLY if self.kind == "linear" else LINEAR_ONLY
         settings = {name: value for name, value in self.content().items() if name not in ignored}
         return {**settings, "positives": self.positives.content(), "negatives": self.negatives.content()}
@@ -260,8 +260,8 @@ def count_texts(gathered: Gathered, config: TrainClassifierConfig, name: str) ->
 def split_texts(gathered: Gathered, config: TrainClassifierConfig) -> dict[str, list[LabeledExample]]:
     """Split the texts into examples, and return the examples of each of TRAIN, CALIBRATE and HELDOUT.
 
-    There are no CALIBRATE examples for fastText. Raises ContractError if TRAIN, HELDOUT, or CALIBRATE of a linear
-    model, lacks a class.
+    For fastText, CALIBRATE is empty. Raises ContractError if TRAIN or HELDOUT lacks a class. For a linear model, also
+    raises ContractError if CALIBRATE lacks a class.
     """
     parts: dict[str, list[LabeledExample]] = {part: [] for part in SPLIT_PARTS}
     for name in (GOOD, BAD):

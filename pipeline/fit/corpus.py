@@ -50,7 +50,7 @@ SPARK_SCHEMA = "key long, doc_id binary, text string"
 
 @dataclass(frozen=True)
 class RunSampleTask:
-    """A part of the table `clean`, and which of its documents to read."""
+    """A part of the table `clean`, and the selection of the documents to read from the part."""
 
     folder: Store
     path: str
@@ -74,7 +74,7 @@ class RunSampleTask:
 
 @dataclass(frozen=True)
 class RunSample:
-    """A sample of the texts of a run, and the identity of its table `clean`."""
+    """A sample of the texts of a run, and the size and digest of the run's table `clean`."""
 
     texts: list[tuple[int, str]]
     """(hash of the doc_id, text), by ascending hash."""
@@ -253,8 +253,8 @@ class TextFiles:
         if missing:
             raise ConfigError(
                 f"{self._where}: expected the columns {', '.join(columns)}, got {', '.join(file.schema_arrow.names)} "
-                f"in {split.uri}. Set reading.{'text_field' if missing[0] == columns[0] else 'label_field'} to one of "
-                "these columns."
+                f"in {split.uri}. Set reading.{'text_field' if missing[0] == columns[0] else 'label_field'} to a "
+                "column of the file."
             )
         for batch in file.iter_batches(batch_size=ROWS_AT_ONCE, columns=columns):
             yield from batch.to_pylist()

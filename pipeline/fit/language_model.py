@@ -184,13 +184,13 @@ def train_pieces(texts: Iterable[str], config: LmConfig) -> bytes:
 
 
 def sentences_of(text: str, normalisation: str) -> list[str]:
-    """Return the lines of a text after normalization, stripped; blank lines are omitted."""
+    """Return the lines of a text after normalization, without surrounding whitespace and without blank lines."""
     normalized = normalize(text) if normalisation == "ccnet" else text
     return [line for line in map(str.strip, normalized.split("\n")) if line]
 
 
 def sentence_frame(spark: Any, config: LmConfig, pieces: str) -> Any:
-    """Return the run's sentences as a DataFrame with the column `sentences`: SentencePiece pieces joined by spaces."""
+    """Return a DataFrame with the column `sentences`: the run's sentences, as SentencePiece pieces joined by spaces."""
     folder, manifest = open_table(Store(config.run or ""), "clean")
     tasks = [
         LinesTask(RunSampleTask(folder, path, config.sources, (config.language,), SEED), pieces, config.normalisation)

@@ -253,7 +253,7 @@ def _num_kept(side: ComparedRun) -> int:
 def _settings(a: ComparedRun, b: ComparedRun) -> dict[str, tuple[Any, Any]]:
     """Return (value in A, value in B) of each setting, stage version and model that differs, by name.
 
-    Compared are the tables that decide which documents a run keeps, and the tables that both runs have.
+    The comparison covers the tables that decide which documents a run keeps, and the tables that both runs have.
     """
     compared = a.deciding | b.deciding | (a.tables.keys() & b.tables.keys())
     both = [_flat_settings(side, compared) for side in (a, b)]

@@ -81,7 +81,7 @@ def column_equals(name: str, value: str) -> pc.Expression:
 
 
 def compare_column(column: pa.Field, operator: str, value: str) -> pc.Expression:
-    """Return the filter `column operator value`. The value is hexadecimal if the column has bytes, such as doc_id.
+    """Return the filter `column operator value`. For a column of bytes, such as doc_id, the value is hexadecimal.
 
     Raises ConfigError if the value is not of the column's type.
     """

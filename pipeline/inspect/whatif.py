@@ -61,7 +61,7 @@ JUDGED_DDL = (
 
 @dataclass(frozen=True)
 class PredictionCell:
-    """Counts of the documents with the same verdict in the run, new verdict, language and source.
+    """Counts of the documents with equal `before`, `after`, `language` and `source`.
 
     `before` is the verdict in the run, `after` the verdict with the new settings. A verdict is `kept` or the
     `stage/rule` that drops the documents.
@@ -142,8 +142,8 @@ def open_tables(run: Store) -> dict[str, TableVersion]:
 def mix_of(run: Store, tables: Mapping[str, TableVersion]) -> Sorting | None:
     """Return the `Sorting` that decides which documents the mix leaves out of the dataset.
 
-    None if the mix leaves no document out. None if the versions of the tables with the quality buckets of the dataset
-    are not in `tables`.
+    None if the mix leaves no document out, or if the dataset's quality buckets come from tables that are not in
+    `tables`.
     """
     dataset = open_table(run, "tokens")[1]
     digests = {name: table.manifest.digest for name, table in tables.items()}

@@ -158,7 +158,7 @@ def changed_settings(committed: Recipe, tried: Recipe) -> dict[str, tuple[Any, A
         raise ConfigError(
             "what-if: expected only settings that are compared with stored measurements, got\n  "
             + "\n  ".join(rejected)
-            + "\nRun `penstock run` with these settings instead; it does not repeat steps that they do not affect."
+            + "\nRun `penstock run` with these settings instead. Unaffected steps are not repeated."
         )
     return changed
 
@@ -166,7 +166,7 @@ def changed_settings(committed: Recipe, tried: Recipe) -> dict[str, tuple[Any, A
 def _derived(
     section: str, before: Mapping[str, Any], after: Mapping[str, Any], changed: Mapping[str, Any]
 ) -> list[str]:
-    """Return the rejection reasons of settings that differ only because a setting that they depend on was changed.
+    """Return the rejection reasons of settings that differ only as a consequence of a changed setting.
 
     For example, the list of signals depends on `quality.dialect`.
     """

@@ -156,9 +156,9 @@ class TableTraversal:
         return [self.builder.add(node, before)]
 
     def _descent(self, folder: str, manifest: Manifest) -> Descent | None:
-        """Return the takedown and the earlier version that a version was made from; None if no takedown made it.
+        """Return the manifest's record of a takedown; None if no takedown made the version.
 
-        Adds a break to the lineage if the manifest's record of the takedown is invalid.
+        Adds a break to the lineage if the record is invalid.
         """
         try:
             return descent_of(manifest)

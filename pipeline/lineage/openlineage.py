@@ -62,7 +62,7 @@ def openlineage_events(lineage: Lineage, run: Store) -> list[Json]:
 
 
 class _Namer:
-    """Descriptions of nodes as OpenLineage datasets; the namespace is the storage, the name is the path in it."""
+    """Descriptions of nodes as OpenLineage datasets. The namespace is the storage; the name is the path in it."""
 
     def __init__(self, run: Store, nodes: Mapping[str, Node]):
         parts = urlsplit(run.uri) if "://" in run.uri else None
@@ -190,7 +190,7 @@ def _documentation(of: str, text: str) -> Json:
 
 
 def _written(dataset: Json, held: NodeTable | None) -> Json:
-    """Return a dataset as an output of a job, with the number of rows, bytes and files if it is a table."""
+    """Return a dataset as an output of a job. If `held` is a table, the number of rows, bytes and files is added."""
     if held is None:
         return dataset
     files = held.manifest.content.files

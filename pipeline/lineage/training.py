@@ -92,7 +92,7 @@ def quarantine_extensions(run: Store) -> list[QuarantineExtension]:
 
 
 class Quarantines:
-    """The extensions of a run's quarantine list, each added to the lineage after the rewind that it belongs to."""
+    """The extensions of a run's quarantine list, each added to the lineage after its rewind."""
 
     def __init__(self, run: Store, builder: LineageBuilder):
         self._builder, self._extensions = builder, quarantine_extensions(run)
@@ -423,8 +423,8 @@ def modification_time(run: Store, name: str) -> str | None:
 def read_lineage(run: Store, verify: bool = False) -> Lineage:
     """Return the lineage of the run's tables, plan and checkpoints; `verify` also checks the digest of every file.
 
-    A digest or file that is not as expected is a break in the lineage, not an error. Raises ConfigError if the folder
-    is not a run folder.
+    An unexpected digest or a missing file is a break in the lineage, not an error. Raises ConfigError if the folder is
+    not a run folder.
     """
     if not run.exists(RUN_NAME):
         raise ConfigError(
