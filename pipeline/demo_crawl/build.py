@@ -156,7 +156,6 @@ def compose(templates: Templates, rng: random.Random, num_sentences: int) -> tup
 
 
 def _cycle(options: tuple[str, ...], rng: random.Random) -> Iterator[str]:
-    """Yield the options in random order without end; an option repeats only after all others."""
     while True:
         yield from rng.sample(options, len(options))
 

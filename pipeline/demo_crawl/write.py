@@ -184,7 +184,6 @@ def write_crawl(out: Path, captures: list[Capture], seed: int) -> Truth:
 
 
 def _write_if_new(path: Path, data: bytes) -> None:
-    """Write `data` to a file, unless the file has the same content already."""
     # The modification time is part of the identity of an input, so an unchanged file keeps it.
     if not path.exists() or path.read_bytes() != data:
         path.write_bytes(data)

@@ -226,5 +226,4 @@ def _time(lineage: Lineage, node: Node) -> str:
 
 
 def _later(at: str, seconds: float) -> str:
-    """Return the time `seconds` after `at`, ISO 8601."""
     return (datetime.fromisoformat(at) + timedelta(seconds=seconds)).isoformat()
