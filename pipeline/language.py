@@ -57,7 +57,7 @@ class LanguageConfig(Section):
 
 
 def make_language(config: LanguageConfig, models: Mapping[str, str]) -> RowFunction:
-    """Return the function that adds the stage's columns to a row and drops it if its language is unwanted or uncertain.
+    """Return the function that adds the stage's columns to a row, and drops rows of unwanted or uncertain language.
 
     Raises ConfigError if the model cannot be read, or has no label for one of the languages to keep.
     """
@@ -80,9 +80,10 @@ def make_language(config: LanguageConfig, models: Mapping[str, str]) -> RowFunct
 
 
 def mixture(model: Any, text: str, language: str, config: LanguageConfig) -> tuple[float | None, str | None]:
-    """Return the share of a text's excerpts in `language`, rounded to float32, and the text's second language, if any.
+    """Return the share of a text's excerpts in `language`, in float32 precision, and the second language of the text.
 
-    Both are None if the text is too short, or if no excerpt reaches min_excerpt_score.
+    The second language is None if too few excerpts are in another language. Both are None if the text is too short, or
+    if no excerpt reaches min_excerpt_score.
     """
     count = min(config.excerpts, len(text) // config.excerpt_chars)
     if count < 2:

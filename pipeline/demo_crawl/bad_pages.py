@@ -32,14 +32,14 @@ def repeated_paragraphs(stock: Stock, rng: random.Random) -> Blocks:
 
 
 def repeated_paragraph_chars(stock: Stock, rng: random.Random) -> Blocks:
-    """Make many short paragraphs with one long paragraph twice among them: few duplicates, many characters."""
+    """Make many short paragraphs, and one long paragraph that occurs twice."""
     paragraphs = stock.sentences(10)
     long = " ".join(stock.distinct(sum(map(len, paragraphs)) // 2))
     return prose([*paragraphs[:3], long, *paragraphs[3:8], long, *paragraphs[8:]])
 
 
 def repeated_lines(stock: Stock, rng: random.Random) -> Blocks:
-    """Make paragraphs of two lines: one that occurs once, and one that is the same in all of them."""
+    """Make paragraphs of two lines. The second line is the same in all paragraphs."""
     short = stock.sentences(1, 7, 9)[0]
     return prose([f"{paragraph}\n{short}" for paragraph in stock.paragraphs(1500, 8)[1]])
 
@@ -206,9 +206,9 @@ def few_sentences(stock: Stock, rng: random.Random) -> Blocks:
 
 
 def policy_lines(stock: Stock, rng: random.Random) -> Blocks:
-    """Make eight lines that C4 cuts because of a notice (about cookies or javascript).
+    """Make eight lines that C4 removes because of a notice, such as one about cookies, and three more lines.
 
-    Three more lines are too little text for the page to be kept.
+    The three lines are too little text for the page to be kept.
     """
     lines = [f"{sentence} {notice}" for sentence, notice in zip(stock.sentences(8, 9), NOTICES)]
     return prose([*lines, *stock.sentences(3, 9)])
@@ -221,7 +221,7 @@ def no_terminal(stock: Stock, rng: random.Random) -> Blocks:
 
 
 def short_lines(stock: Stock, rng: random.Random) -> Blocks:
-    """Make lines of four short words, each a sentence."""
+    """Make 40 lines that are sentences of four short words, and four longer lines."""
     nouns = rng.sample([word for word in stock.words[200:4000] if 4 <= len(word) <= 7], 40)
     adjectives = rng.choices(SHORT_ADJECTIVES, k=40)
     return prose([f"The {noun} is {adjective}." for noun, adjective in zip(nouns, adjectives)] + _lines(stock, 4))

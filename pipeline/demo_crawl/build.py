@@ -50,7 +50,10 @@ class Templates:
 
 @dataclass(frozen=True)
 class Encoding:
-    """A language, a page's charset, and the charsets that its HTTP header and HTML declare; None = not declared."""
+    """The language and charset of a page, and the charsets that the HTTP header and the HTML of the page declare.
+
+    `http` or `meta` is None if no charset is declared there.
+    """
 
     language: str
     """ISO 639-1 code; `sentences.toml` has a table of this name."""
@@ -134,7 +137,10 @@ def _read_languages() -> Mapping[str, Any]:
 
 
 def compose(templates: Templates, rng: random.Random, num_sentences: int) -> tuple[str, list[str]]:
-    """Return (title, paragraphs) of `num_sentences` sentences; a template repeats only after all others were used."""
+    """Return a title, and paragraphs of `num_sentences` sentences in total.
+
+    A template is used again only after all other templates were used.
+    """
     phrases = {name: _cycle(options, rng) for name, options in templates.phrases.items()}
     title, sentences = _filled(rng.choice(templates.titles), phrases), list[str]()
     while len(sentences) < num_sentences:
@@ -150,7 +156,6 @@ def compose(templates: Templates, rng: random.Random, num_sentences: int) -> tup
 
 
 def _cycle(options: tuple[str, ...], rng: random.Random) -> Iterator[str]:
-    """Yield the options in random order without end; an option repeats only after all others."""
     while True:
         yield from rng.sample(options, len(options))
 
@@ -178,7 +183,10 @@ REPLACEABLE = re.compile(r"[a-z]{2,}")
 
 
 def exact_copies(original: DemoPage, urls: list[str], same_bytes: bool, rng: random.Random) -> list[DemoPage]:
-    """Return the original and one copy for each URL, with the same bytes or with the same text in another layout."""
+    """Return the original and one copy for each URL.
+
+    If `same_bytes` is True, the copies have the same bytes. Otherwise they have the same text in another layout.
+    """
     kind = "exact_bytes" if same_bytes else "exact_text"
     pages = [replace(original, kind="original", details={"group": original.url, "copies": kind})]
     for url in urls:
@@ -190,9 +198,10 @@ def exact_copies(original: DemoPage, urls: list[str], same_bytes: bool, rng: ran
 
 
 def near_copy(original: DemoPage, url: str, level: float, words: list[str], rng: random.Random) -> list[DemoPage]:
-    """Return the original and a copy, whose similarity is as close to `level` as replacing single words allows.
+    """Return the original and a copy in which single words are replaced.
 
-    The exact similarity is stored in the details of the copy.
+    The Jaccard similarity of the two pages is as close to `level` as possible. The details of the copy have the exact
+    value.
     """
     kind = f"near_{round(100 * level)}"
     copy = replace(
@@ -211,7 +220,7 @@ def near_copy(original: DemoPage, url: str, level: float, words: list[str], rng:
 
 
 def _altered(page: DemoPage, level: float, words: list[str], rng: random.Random) -> Blocks:
-    """Return the blocks of the page after replacing words until its similarity to the page is closest to `level`."""
+    """Return the blocks of a page with so many words replaced that the similarity to the page is closest to `level`."""
     texts = [text.split(" ") for _, text in page.blocks]
     positions = [(b, w) for b, text in enumerate(texts) for w, word in enumerate(text) if REPLACEABLE.fullmatch(word)]
     rng.shuffle(positions)
@@ -293,7 +302,7 @@ def ordinary_pages(stock: Stock, urls: UrlGenerator, pages: int, rng: random.Ran
 
 
 def planted_pages(stock: Stock, urls: UrlGenerator, cases: int, rng: random.Random) -> Iterator[DemoPage]:
-    """Yield the planted pages, `cases` of most kinds, and the originals of those that are copies."""
+    """Yield the planted pages, most kinds `cases` times. Originals of copies are included."""
     for number in range(cases):
         for same_bytes in (True, False):
             original = good_page(stock, urls, rng)
@@ -312,7 +321,7 @@ def planted_pages(stock: Stock, urls: UrlGenerator, cases: int, rng: random.Rand
 
 
 def low_quality_page(kind: str, stock: Stock, urls: UrlGenerator, rng: random.Random) -> DemoPage:
-    """Return a page that the rule of its kind should drop."""
+    """Return a page of the given kind, which the rule of the kind should drop."""
     make, rule = LOW_QUALITY[kind]
     title = "" if kind in UNTITLED else title_of(" ".join(rng.sample(stock.words[300:2000], 2)), rng)
     page = DemoPage(urls.new("page"), title, make(stock, rng), rng.choice(CLEAN_LAYOUTS), kind=kind)

@@ -73,7 +73,10 @@ def ip(rng: random.Random) -> str:
 
 
 def us_ssn(rng: random.Random) -> str:
-    """Return a US social security number that is never assigned: area 900 to 999, without the groups of tax numbers."""
+    """Return a value that looks like a US social security number but is never assigned.
+
+    It starts with 9 and is not a tax number.
+    """
     return f"9{rng.randrange(10, 99)}-{rng.randrange(10, 50)}-{rng.randrange(1000, 9999)}"
 
 
@@ -100,7 +103,10 @@ FAKE_VALUES: dict[str, Callable[[random.Random], str]] = {
 
 
 def personal_page(stock: Stock, url: str, kind: str, rng: random.Random) -> DemoPage:
-    """Return a good page with one to three values of one type of personal data, and sometimes one more of any type."""
+    """Return a good page with one to three values of the type `kind` of personal data.
+
+    Some pages have one more value, of any type.
+    """
     topic, paragraphs = stock.paragraphs(1200)
     kinds = [kind] * rng.randint(1, 3) + rng.sample(sorted(FAKE_VALUES), rng.randint(0, 1))
     values = [(name, FAKE_VALUES[name](rng)) for name in kinds]
@@ -200,7 +206,10 @@ def _odd_bytes(stock: Stock, urls: UrlGenerator, rng: random.Random) -> Iterator
 
 
 def _wrong_encodings(stock: Stock, urls: UrlGenerator, rng: random.Random) -> Iterator[Capture]:
-    """Yield bodies that contradict their Content-Encoding: plain text as `gzip`, gzip as `br`, and truncated gzip."""
+    """Yield captures whose body contradicts the Content-Encoding.
+
+    The bodies are plain text as `gzip`, gzip as `br`, and truncated gzip.
+    """
     capture = capture_of(good_page(stock, urls, rng))
     html = capture.response.partition(b"\r\n\r\n")[2]
     plain = http_response(capture.url, html, [*HTML, ("Content-Encoding", "gzip")])

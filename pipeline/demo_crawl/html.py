@@ -24,7 +24,7 @@ Blocks = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class DemoPage:
-    """One page: its URL, text, encodings, and label, which is the expected verdict and the rules that may drop it."""
+    """One page: its URL, text and encodings, the expected verdict, and the rules that may drop the page."""
 
     url: str
     title: str
@@ -56,7 +56,7 @@ class DemoPage:
     """Labels of the navigation, in the language of the page."""
 
     def dropped_by(self, *rules: str) -> Self:
-        """Return the page labeled as one that should be dropped by one of these rules, preferably the first."""
+        """Return the page with the expected verdict `drop` and the rules that may drop it, the intended rule first."""
         return replace(self, rules=rules, expected="drop")
 
     @property

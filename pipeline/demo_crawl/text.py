@@ -143,7 +143,7 @@ def is_prose(paragraph: str) -> bool:
 
 
 def _sentence(text: str) -> str:
-    """Return the text of a paragraph without markup; empty if it is short or starts in lower case.
+    """Return a paragraph without markup. The result is empty if the paragraph is short or starts in lower case.
 
     A full stop is added if the text has at least ten words and ends in a letter or digit.
     """
@@ -156,7 +156,7 @@ def _sentence(text: str) -> str:
 
 
 def _is_new(paragraph: str, seen: set[int]) -> bool:
-    """Return True if few of the paragraph's shingles are in `seen`, and add its shingles in that case."""
+    """Return True if few shingles of the paragraph are in `seen`. In this case, add the shingles to `seen`."""
     words = WORD.findall(paragraph.lower())
     # CRC-32, since Python's hash of a string differs between processes; a collision only loses a paragraph.
     shingles = [
@@ -216,9 +216,10 @@ class Stock:
         self._sentences: list[str] = []
 
     def paragraphs(self, min_chars: int, min_count: int = 1) -> tuple[str, list[str]]:
-        """Take at least `min_count` unused paragraphs of at least `min_chars` code points in total.
+        """Return a topic and unused paragraphs, which count as used afterwards.
 
-        Return the topic of the first one, and the paragraphs. Raises ConfigError if there are not enough left.
+        There are at least `min_count` paragraphs, of at least `min_chars` code points in total. The topic is that of
+        the first paragraph. Raises ConfigError if too few paragraphs are left.
         """
         topic, selected, size = "", list[str](), 0
         while size < min_chars or len(selected) < min_count:
@@ -235,7 +236,10 @@ class Stock:
         return topic, selected
 
     def distinct(self, num_chars: int, min_words: int = 9, max_words: int = 30) -> list[str]:
-        """Return unused sentences of at least `num_chars` code points in total; no two share three words in a row."""
+        """Return unused sentences of at least `num_chars` code points in total.
+
+        No two of these sentences share three words in a row.
+        """
         selected: list[str] = []
         seen: set[tuple[str, ...]] = set()
         while sum(map(len, selected)) < num_chars:

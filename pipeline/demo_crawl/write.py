@@ -46,7 +46,7 @@ class Capture:
 
 
 def capture_of(page: DemoPage) -> Capture:
-    """Return the capture of a page: its HTML in an HTTP response, with the label of the page."""
+    """Return the capture of a page: the HTML in an HTTP response, and the expected verdict of the page."""
     html = render(page).encode(page.charset, "xmlcharrefreplace")
     mime = "text/html" if page.http_charset is None else f"text/html; charset={page.http_charset}"
     response = http_response(page.url, html, [("Content-Type", mime)], page.encoding)
@@ -58,7 +58,7 @@ def capture_of(page: DemoPage) -> Capture:
 def http_response(
     url: str, body: bytes, headers: list[tuple[str, str]], encoding: str = "identity", status: str = "200 OK"
 ) -> bytes:
-    """Return status line, header and body of a response, with the body in one of ENCODINGS."""
+    """Return an HTTP response as bytes: status line, header, and the body in `encoding`, one of ENCODINGS."""
     rng = random.Random(f"http {url}")
     sent = ENCODINGS[encoding](body)
     coding, _, transfer = encoding.partition("+") if encoding != "chunked" else ("identity", "", "chunked")
@@ -78,7 +78,7 @@ def date_of(url: str) -> datetime:
 
 
 def chunked(body: bytes) -> bytes:
-    """Return the body in chunks of 1,024 to 8,191 bytes. Source: RFC 9112, section 7.1."""
+    """Return the body in chunked transfer encoding, in chunks of 1,024 to 8,191 bytes. Source: RFC 9112, 7.1."""
     rng = random.Random(len(body))
     parts, position = [], 0
     while position < len(body):
@@ -184,7 +184,7 @@ def write_crawl(out: Path, captures: list[Capture], seed: int) -> Truth:
 
 
 def _write_if_new(path: Path, data: bytes) -> None:
-    """Write a file unless it has these bytes already, so that an unchanged input keeps its modification time."""
+    # The modification time is part of the identity of an input, so an unchanged file keeps it.
     if not path.exists() or path.read_bytes() != data:
         path.write_bytes(data)
 
@@ -212,9 +212,9 @@ def stored_record(capture: Capture) -> bytes:
 
 
 def _spread(captures: list[Capture], rng: random.Random) -> list[list[Capture]]:
-    """Divide the captures among the WARC files; return the captures of each file, in random order.
+    """Divide the captures among the WARC files, in random order, and return the captures of each file.
 
-    Captures with a fault are spread over the files, except truncated ones, which end the last file.
+    Truncated captures are at the end of the last file.
     """
     whole = [capture for capture in captures if capture.fault == "none"]
     rng.shuffle(whole)

@@ -44,7 +44,7 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class BatchRange:
-    """The record batches of an Arrow IPC file with the numbers `first` (from 0) to `end` - 1."""
+    """The record batches of an Arrow IPC file from number `first` to number `end` - 1, counted from 0."""
 
     path: str
     first: int
@@ -53,7 +53,7 @@ class BatchRange:
 
 @dataclass(frozen=True)
 class StoredFrame:
-    """A Spark DataFrame whose rows are stored: its schema and the files from which the rows are read."""
+    """The stored rows of a Spark DataFrame: the schema and the files."""
 
     spark: SparkSession
     folder: Store
@@ -73,14 +73,13 @@ class StoredFrame:
 
     @property
     def frame(self) -> DataFrame:
-        """The rows as a DataFrame that Spark reads from the files and never computes again."""
+        """The rows as a DataFrame that Spark reads from the files."""
         return self.mapped(_unchanged, self.schema)
 
     def mapped(self, function: Callable[[Batches], Batches], schema: str) -> DataFrame:
-        """Return a DataFrame of the stored rows after applying `function` to their batches.
+        """Return a DataFrame of the rows that `function` makes from the stored batches.
 
-        The tasks that read the files run it. `schema` is the Spark schema of the result. There are at most as many
-        tasks as Spark's default parallelism.
+        `function` runs in the Spark tasks that read the files. `schema` is the Spark schema of the result.
         """
         read = functools.partial(_read, self.folder, function)
         return dataframe_from_tasks(
@@ -95,14 +94,17 @@ class FrameStore:
         self.spark, self.folder = spark, folder
 
     def keep(self, name: str, frame: DataFrame) -> StoredFrame:
-        """Store a frame under a name, unless an interrupted run has stored it already, and return the stored frame."""
+        """Store the rows of `frame` under `name` and return the stored frame.
+
+        If an interrupted run has stored `name` already, that stored frame is returned and `frame` is not computed.
+        """
         return self.store_each(name, frame, functools.partial(_one_kind, name), {name: frame.schema.toDDL()})[name]
 
     def store_each(self, name: str, frame: DataFrame, step: Step, schemas: Mapping[str, str]) -> dict[str, StoredFrame]:
-        """Apply `step` to each partition of a frame, store the rows that it yields, and return one frame per kind.
+        """Apply `step` to each partition of a frame, store the batches that it yields, and return one frame per kind.
 
-        `step` yields each batch with the name of its kind; `schemas` has the columns of each kind as Spark DDL. If an
-        interrupted run has stored `name`, nothing is computed. The Python workers write the rows, not the JVM.
+        `schemas` maps each kind of batch to its columns as Spark DDL. If an interrupted run has stored `name` already,
+        the stored frames are returned and `step` is not called.
         """
         listing = f"{name}.json"
         if not self.folder.exists(listing):
@@ -128,15 +130,18 @@ class FrameStore:
 def shuffled_bytes(spark: SparkSession) -> int:
     """Return the compressed shuffle bytes that the tasks of this Spark application have written so far.
 
-    The driver sums the metrics of ended tasks, failed ones included; they arrive shortly after a task ends. To measure
-    one job, subtract a call before it from a call after it.
+    Failed tasks count too. To measure a job, subtract the result before the job from the result after the job.
     """
+    # The driver gets the metrics of a task shortly after the task ends.
     executors: Any = spark.sparkContext._jsc.sc().statusStore().executorList(False)
     return sum(int(executors.apply(number).totalShuffleWrite()) for number in range(executors.size()))
 
 
 def spans(files: Sequence[StoredFile], tasks: int) -> list[list[BatchRange]]:
-    """Divide the batches of all files, in order, into at most `tasks` groups; sizes differ by at most one batch."""
+    """Divide the batches of all files, in order, into at most `tasks` groups of almost equal size.
+
+    The sizes differ by at most one batch.
+    """
     total = sum(file.batches for file in files)
     tasks = min(tasks, total)
     bounds = [total * number // tasks for number in range(tasks + 1)] if tasks else []
@@ -172,7 +177,7 @@ def _one_kind(name: str, number: int, batches: Batches) -> Iterator[tuple[str, p
 
 
 def _write(folder: Store, name: str, step: Step, number: int, batches: Batches) -> TaskResult:
-    """Apply `step` to a partition, write the rows of each kind that it yields to one file, and return the files."""
+    """Apply `step` to a partition, and write one file for each kind of batch that `step` yields."""
     writers: dict[str, BatchWriter] = {}
     with ExitStack() as stack:
         for kind, batch in step(number, batches):
@@ -185,7 +190,7 @@ def _write(folder: Store, name: str, step: Step, number: int, batches: Batches) 
 
 
 class BatchWriter(FileWriter):
-    """An Arrow IPC file to which rows are written in batches of limited size; its SHA-256 is not computed."""
+    """An Arrow IPC file to which rows are written in batches of limited size. No SHA-256 is computed."""
 
     def __init__(self, folder: Store, key: str, schema: pa.Schema):
         super().__init__(folder, key, "arrow", hashes=False)

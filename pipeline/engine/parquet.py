@@ -35,7 +35,7 @@ class HashingSink:
         self.discards = False
 
     def write(self, data: Any) -> int:
-        """Write and hash one buffer and return its size [bytes]. After `discards` is set, nothing is written."""
+        """Write and hash one buffer and return its size [bytes]. If `discards` is True, only the size is returned."""
         view = memoryview(data)
         if self.discards:
             return view.nbytes
@@ -66,13 +66,13 @@ class HashingSink:
 
 
 def unique_name(stem: str, suffix: str) -> str:
-    """Return a file name that no other task attempt uses; a file belongs to a table only if a manifest lists it."""
+    """Return a file name that no other task attempt uses."""
     return f"{stem}-{uuid.uuid4().hex[:12]}.{suffix}"
 
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """A finished file, as a manifest lists it: its key, its path in the version's folder, rows, bytes and SHA-256."""
+    """A finished file, as a manifest lists it. `path` is relative to the folder of the table version."""
 
     key: str
     path: str
@@ -88,8 +88,7 @@ class WrittenFile:
 class FileWriter(ABC):
     """A context manager that writes a file under a unique name and computes its SHA-256. Subclasses define the format.
 
-    At the end of the `with` block the file is closed and synced to storage, and `written` describes it. If the block
-    raises, the file is deleted as far as the storage allows; no manifest will list it.
+    After the `with` block, `written` describes the file. If the block raises, the file is deleted.
     """
 
     def __init__(self, folder: Store, key: str, suffix: str, hashes: bool = True):
@@ -101,11 +100,11 @@ class FileWriter(ABC):
 
     @abstractmethod
     def _finish(self) -> None:
-        """Write the rows that are not written yet, and the end of the file that the format requires."""
+        """Write the pending rows and the end of the file."""
 
     @abstractmethod
     def _drop(self) -> None:
-        """Close the format's writer; its output is discarded."""
+        """Close the format's writer. Bytes that it still writes are discarded."""
 
     def __enter__(self) -> Self:
         return self
@@ -140,7 +139,7 @@ class FileWriter(ABC):
 
 
 def open_parquet(sink: Any, schema: pa.Schema) -> pq.ParquetWriter:
-    """Return a writer of a Parquet file in the format of all tables; equal row groups give equal bytes."""
+    """Return a Parquet writer with the options that all tables use."""
     file = pa.PythonFile(sink, mode="w")
     return pq.ParquetWriter(file, schema, compression="zstd", compression_level=1, write_statistics=False)
 
@@ -164,7 +163,7 @@ class PartWriter(FileWriter):
         self._pending_rows = self._pending_bytes = 0
 
     def add(self, row: Row) -> None:
-        """Append one row; columns that it lacks are null. The caller checks that the schema has all its columns."""
+        """Append one row. Missing columns are null, and columns that the schema does not have are ignored."""
         for column, name in zip(self._columns, self._names):
             column.append(row.get(name))
         self._pending_rows += 1
@@ -216,7 +215,10 @@ TEXTS_AT_ONCE = 512
 
 @dataclass(frozen=True)
 class Part:
-    """The parts with the same number in several tables: the folder of each table, and the path of its part there."""
+    """Part number `ordinal` of several tables.
+
+    By table, `folders` has the folder, and `paths` has the path of the part in that folder.
+    """
 
     ordinal: int
     folders: Mapping[str, Store]
@@ -224,7 +226,7 @@ class Part:
 
 
 def parts_of(tables: Mapping[str, TableVersion]) -> list[Part]:
-    """Return the parts of these tables by part number; every table has the same number of parts."""
+    """Return the parts of several tables in order. Every table has as many parts as `documents`."""
     folders = {name: table.folder for name, table in tables.items()}
     count = len(tables["documents"].manifest.content.files)
     keys = [part_key(ordinal) for ordinal in range(count)]
@@ -235,11 +237,11 @@ def parts_of(tables: Mapping[str, TableVersion]) -> list[Part]:
 def read_measured(
     part: Part, columns: Mapping[str, Sequence[str]], rows_at_once: int = ROWS_AT_ONCE
 ) -> Iterator[pa.RecordBatch]:
-    """Yield batches of the documents in a part that have no drop in the table `documents`, joined from several tables.
+    """Yield batches of the documents of a part that have no drop in `documents`, with columns of several tables.
 
-    `columns` maps each table to the columns to read; `doc_id` comes first. A column name that occurs in several tables
-    is renamed to `table.column` in all but the first. Raises ContractError if the tables do not have the same documents
-    in the same order.
+    `columns` maps each table to the columns to read. `doc_id` is the first column of the batches. If two tables have a
+    column of the same name, the column of the later table is named `table.column`. Raises ContractError if the tables
+    do not hold the same documents in the same order.
     """
     own = list(dict.fromkeys(["doc_id", *columns.get("documents", ())]))
     others = {
@@ -272,7 +274,7 @@ def _batches(part: Part, table: str, columns: list[str], rows_at_once: int) -> I
 
 
 class _Rows:
-    """Reads the rows of one part of a table in batches of the sizes that the caller asks for."""
+    """The rows of one part of a table, read in batches of any size."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch], table: str, part: Part):
         self._batches, self._table, self._part = batches, table, part
@@ -280,7 +282,7 @@ class _Rows:
         self._held: list[pa.RecordBatch] = []
 
     def take(self, count: int) -> pa.RecordBatch:
-        """Return the next `count` rows as one batch. Raises ContractError if fewer are left."""
+        """Return the next `count` rows as one batch. Raises ContractError if fewer than `count` rows are left."""
         taken: list[pa.RecordBatch] = []
         while count:
             batch = self._held.pop() if self._held else next(self._batches, None)
@@ -296,7 +298,7 @@ class _Rows:
         return pa.Table.from_batches(taken).combine_chunks().to_batches()[0]
 
     def check(self, doc_ids: pa.Array, expected: pa.Array) -> None:
-        """Raise ContractError if the document ids are not the expected ones, in the same order."""
+        """Raise ContractError if `doc_ids` and `expected` differ, also if only their order differs."""
         if not doc_ids.equals(expected):
             raise self._unequal()
 
@@ -313,7 +315,10 @@ class _Rows:
 
 
 def apply_cuts(text: str, cuts: Sequence[Mapping[str, int]]) -> str:
-    """Return the text without the given spans (`start`, `end` in code points), which are sorted and disjoint."""
+    """Return the text without the spans `cuts`, which are sorted and do not overlap.
+
+    The `start` and `end` of a span are in code points.
+    """
     if not cuts:
         return text
     kept, end = [], 0

@@ -36,8 +36,7 @@ EVERY_STAGE = {
 def reason_names(stage: str, reasons: Mapping[str, str], raises: bool = True) -> list[str]:
     """Return `stage/reason` for each reason of a stage, in declared order.
 
-    `raises` is True if the stage runs code on records. In this case the reasons in EVERY_STAGE, for failures of the
-    code, follow.
+    If `raises` is True, the reasons in EVERY_STAGE follow.
     """
     return [f"{stage}/{reason}" for reason in (*reasons, *(EVERY_STAGE if raises else ()))]
 
@@ -50,10 +49,13 @@ def set_verdict(row: Row, stage: str, drop: Drop) -> None:
 
 
 class DropCounter:
-    """Counts rows, drops by reason, and other groups of rows (such as languages) while a part is written."""
+    """Counts of a part that is being written: rows kept, rows dropped by reason, and groups such as languages."""
 
     def __init__(self, stages: Sequence[tuple[str, Mapping[str, str]]], raises: bool = True):
-        """Start with a count of 0 for every reason of each (stage, reasons), with EVERY_STAGE if `raises` is True."""
+        """Start with a count of 0 for every reason of the stages.
+
+        If `raises` is True, the reasons in EVERY_STAGE have a count, too.
+        """
         names = [name for stage, reasons in stages for name in reason_names(stage, reasons, raises)]
         self.dropped: dict[str, int] = dict.fromkeys(names, 0)
         self.dropped_chars: Counter[str] = Counter()
@@ -61,7 +63,7 @@ class DropCounter:
         self._figures: dict[str, Counter[str]] = {}
 
     def enter(self, row: Row, chars: int) -> None:
-        """Count one row as kept or as dropped for its reason; `chars` is the length of its text [code points]."""
+        """Count one row as kept or as dropped for its reason. `chars` is the length of the row's text [code points]."""
         self.rows_in += 1
         if row.get("drop_stage") is None:
             self.rows_kept += 1
@@ -70,14 +72,14 @@ class DropCounter:
         name = f"{row['drop_stage']}/{row['drop_rule']}"
         if name not in self.dropped:
             raise ContractError(
-                f"drops: expected a reason that its stage declares, got {name!r}. Add it to `reasons` or `verdicts` of "
-                "the stage."
+                f"drops: expected a reason that the stage declares, got {name!r}. Add the reason to `reasons` or "
+                "`verdicts` of the stage."
             )
         self.dropped[name] += 1
         self.dropped_chars[name] += chars
 
     def tally(self, figure: str, name: str, amount: int = 1) -> None:
-        """Add `amount` to one count of a group of counts, such as `name` = de in `figure` = kept_languages."""
+        """Add `amount` to the count `name` in the group of counts `figure`, such as `de` in `kept_languages`."""
         self._figures.setdefault(figure, Counter())[name] += amount
 
     @property
@@ -87,7 +89,7 @@ class DropCounter:
 
     @property
     def figures(self) -> dict[str, Any]:
-        """Code points of kept rows, code points of dropped rows by reason, and the groups of counts of `tally`."""
+        """Code points of kept rows, code points of dropped rows by reason, and the counts that `tally` added up."""
         return {
             "kept_chars": self.kept_chars,
             "dropped_chars": dict(self.dropped_chars),
@@ -97,7 +99,7 @@ class DropCounter:
 
 @dataclass(frozen=True)
 class PartResult:
-    """What one task wrote: the files of a part by table, its row counts, and further counts to be summed over parts."""
+    """The result of a task that wrote one part: the files by table, the row counts, and further counts."""
 
     files: Mapping[str, WrittenFile]
     counts: Counts
@@ -109,10 +111,10 @@ class PartResult:
     """Name, size and SHA-256 of the input file; None if the task read only tables of the run."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as JSON values; the progress line shows `rows`."""
+        """Return the result as JSON values."""
         return {
             "files": {table: written.to_json() for table, written in self.files.items()},
-            "rows": self.counts.rows_in,
+            "rows": self.counts.rows_in,  # for the progress line
             "counts": self.counts.model_dump(),
             "figures": dict(self.figures),
             "errors": dict(self.errors),
@@ -131,7 +133,7 @@ class PartResult:
 
 @dataclass(frozen=True)
 class TableTarget:
-    """Where the part of one table is written: the folder, the schema, and the column whose size limits row groups."""
+    """Where the part of one table is written: folder and schema. The size of `size_column` limits row groups."""
 
     folder: Store
     schema: pa.Schema
@@ -153,7 +155,7 @@ class PartTarget:
 
 @dataclass
 class PartOutput:
-    """A part that is being written: its open files and counters, and values to copy into its PartResult."""
+    """A part that is being written: its open files, its counters, and further values for its PartResult."""
 
     writers: Mapping[str, PartWriter]
     books: DropCounter
@@ -172,10 +174,10 @@ class PartOutput:
 
 
 def write_part(target: PartTarget, fill: Callable[[PartOutput], None]) -> PartResult:
-    """Open the files of a part, write its rows with `fill`, and return and store the result.
+    """Write the rows of a part by calling `fill`. Store and return the result.
 
-    If an interrupted run has completed the part, its stored result is returned instead. If `fill` raises, the files are
-    deleted.
+    If an interrupted run has completed the part, `fill` is not called and the stored result is returned. If `fill`
+    raises, the files of the part are deleted.
     """
 
     def write() -> PartResult:
@@ -199,9 +201,9 @@ def write_part(target: PartTarget, fill: Callable[[PartOutput], None]) -> PartRe
 
 
 def complete_part(folder: Store, ordinal: int, write: Callable[[], PartResult]) -> PartResult:
-    """Write a part with `write`, store its result in `folder`, and return the result with its CPU time.
+    """Write a part by calling `write`. Store the result with the CPU time in `folder`, and return the result.
 
-    If an interrupted run has completed the part, its stored result is returned instead.
+    If an interrupted run has completed the part, `write` is not called and the stored result is returned.
     """
     name = f"{PARTS}/{part_key(ordinal)}.json"
     if folder.exists(name):
@@ -213,15 +215,13 @@ def complete_part(folder: Store, ordinal: int, write: Callable[[], PartResult]) 
 
 
 def part_results(folder: Store) -> list[str]:
-    """Return the paths of the files that hold the stored results of completed parts.
-
-    Files in subfolders are not included: a source may be named `parts`, and its shards are stored there.
-    """
+    """Return the paths of the stored results of completed parts."""
+    # A source may be named `parts`; its shards are in subfolders of this folder.
     return [f"{PARTS}/{name}" for name in folder.child(PARTS).walk() if "/" not in name]
 
 
 def delete_part_results(folder: Store) -> None:
-    """Delete the stored results of all parts, after the manifest of the table has been written."""
+    """Delete the stored results of all parts. Call this after the table's manifest has been written."""
     for name in part_results(folder):
         folder.delete(name)
 

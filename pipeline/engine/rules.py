@@ -39,7 +39,7 @@ class CheckResults:
 
 
 def columns_of(checks: Sequence[Check | Quantile]) -> list[str]:
-    """Return the stored columns that checks or quantiles read, `language` included, each once."""
+    """Return `language` and the stored columns that checks or quantiles read, each column once."""
     names = [name for check in checks for name in (check.needs if check.value else (check.column,))]
     return list(dict.fromkeys(["language", *names]))
 
@@ -56,7 +56,10 @@ def values_of(check: Check | Quantile, batch: pa.RecordBatch) -> Floats:
 
 
 def languages_of(batch: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], list[str]]:
-    """Return the index of each document's language in a list, and this list; EVERY replaces a missing language."""
+    """Return the index of each document's language in a list of languages, and the list.
+
+    EVERY is the language of a document without a language. The indices have the shape (documents,).
+    """
     encoded = pc.dictionary_encode(pc.fill_null(batch.column("language"), EVERY))
     return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), encoded.dictionary.to_pylist()
 
@@ -80,9 +83,9 @@ def limit_of(check: Check, language: str) -> float:
 
 
 def is_minimum(check: Check) -> bool:
-    """Return True if the check's limit is a minimum, by the name of its setting.
+    """Return True if the name of the check's setting starts with min_, False if it starts with max_.
 
-    Raises ContractError if the name starts with neither min_ nor max_.
+    Raises ContractError for any other name.
     """
     side = check.setting.rpartition(".")[2][:4]
     if side not in ("min_", "max_"):
@@ -122,9 +125,9 @@ Counts = dict[int, int]
 
 
 def bins_of(values: npt.NDArray[np.float64], cut: int) -> npt.NDArray[np.int64]:
-    """Return the histogram bin of each value: its float32 bits without the last `cut` bits. NaN is not allowed.
+    """Return the number of each value's histogram bin. NaN is not allowed.
 
-    Bins are integers that sort as the values do.
+    A larger value has the same bin number or a larger one. `cut` sets the width of the bins; see FINE and COARSE.
     """
     bits = (values.astype(np.float32) + np.float32(0)).view(np.uint32)  # -0 becomes 0
     ordered = np.where(bits & _SIGN, ~bits, bits | _SIGN)
@@ -146,9 +149,9 @@ def count_bins(values: npt.NDArray[np.float64], cut: int) -> Counts:
 
 
 def quantile(counts: Mapping[int, int], share: float, cut: int) -> float:
-    """Return the value below which at least this share (0..1) of the values lies; NaN if there are no values.
+    """Return the smallest upper end of a bin below which at least `share` (0..1) of the counted values lie.
 
-    The result is the smallest upper end of a histogram bin for which this holds.
+    `counts` is a histogram as `count_bins` returns it. NaN if the histogram is empty.
     """
     keys = sorted(counts)
     if not keys:

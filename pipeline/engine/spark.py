@@ -43,8 +43,8 @@ def run_tasks(
 ) -> list[TaskResult]:
     """Run `function(task, retried)` for every task and return the results in task order.
 
-    `retried` is True in a second or later attempt. The tasks are distributed over `partitions` Spark partitions (None:
-    one for each task). The progress line sums `rows` of the results. Raises the PenstockError that a task raised.
+    `retried` is True in a second or later attempt. `partitions` is the number of Spark partitions; None = one per task.
+    The progress line shows the sum of `rows` over the results. Raises the PenstockError that a task raised.
     """
     if not tasks:
         return []
@@ -79,7 +79,7 @@ def run_parts(
     label: str,
     partitions: int | None,
 ) -> list[PartResult]:
-    """Run tasks that write one part each, as `run_tasks` does, and return their results in task order."""
+    """Run tasks that write one part each and return their results in task order. See `run_tasks`."""
 
     def write(task: T, retried: bool) -> TaskResult:
         return function(task, retried).to_json()
@@ -104,9 +104,9 @@ def dataframe_from_tasks(
 def run_partitions(
     frame: DataFrame, function: Callable[[int, Iterator[pa.RecordBatch]], TaskResult]
 ) -> list[TaskResult]:
-    """Run `function(partition number, batches)` on each partition of a frame and return the results in order.
+    """Run `function(partition number, batches)` on each partition of a frame.
 
-    Empty partitions have a result too.
+    Return the results in the order of the partitions. `function` is also called for empty partitions.
     """
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -119,9 +119,9 @@ def run_partitions(
 
 
 def catch_user_errors(call: Callable[[], TaskResult]) -> TaskResult:
-    """Return the result of `call`, or the message of the error that it raised, if the user can fix the error.
+    """Return the result of `call`. If `call` raises an error that the user can fix, return the error as a result.
 
-    Other errors are raised and fail the task.
+    Other errors are raised.
     """
     try:
         return call()
@@ -135,7 +135,7 @@ def catch_user_errors(call: Callable[[], TaskResult]) -> TaskResult:
 
 
 def raise_if_error(answer: TaskResult) -> TaskResult:
-    """Return the result of a task, or raise the error that `catch_user_errors` returned as its result."""
+    """Return the result of a task. If the result is an error that `catch_user_errors` returned, raise the error."""
     if "error" in answer:
         raise KINDS.get(answer.get("kind", ""), PenstockError)(answer["error"])
     return answer
@@ -188,15 +188,16 @@ def map_parts(
     function: Callable[[int, Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
     schema: str,
 ) -> DataFrame:
-    """Group the rows of a frame by part and return the rows that `function(part number, batches)` yields for each.
+    """Group the rows of a frame by part, and return the rows that `function(part number, batches)` yields per part.
 
     The column `part` of `frame` is the part number of a row, from 0 to `parts` - 1. `function` is also called for parts
-    without rows. Each part gets a marker row with its number, because Spark renumbers partitions in a union.
+    without rows.
     """
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         first = next(batches, None)
         if first is not None:
+            # Spark renumbers partitions in a union; every part has a row, at least the marker row, with its number.
             yield from function(first.column("part")[0].as_py(), map(_without_marks, chain([first], batches)))
 
     return _by_part(frame, parts).mapInArrow(work, schema)
@@ -205,9 +206,10 @@ def map_parts(
 def run_part_writers(
     frame: DataFrame, parts: int, function: Callable[[int, Iterator[pa.RecordBatch]], PartResult]
 ) -> list[PartResult]:
-    """Group the rows of a frame by part, write each part by `function(part number, batches)`, and return the results.
+    """Call `function(part number, batches)`, which writes a part, for each part of a frame.
 
-    `function` is also called for parts without rows. Raises ContractError if a part has no result.
+    Return the results in the order of the parts. `function` is also called for parts without rows. Raises ContractError
+    if a part has no result.
     """
 
     def write(number: int, batches: Iterator[pa.RecordBatch]) -> TaskResult:
@@ -220,10 +222,8 @@ def run_part_writers(
 
 
 def _by_part(frame: DataFrame, parts: int) -> DataFrame:
-    """Return the frame with one partition for each part, and a marker row in each.
-
-    Without marker rows, Spark would skip the shuffle of a frame that it knows is empty.
-    """
+    """Return the frame with one partition for each part, and a marker row (`_mark` is True) in each partition."""
+    # Without marker rows, Spark would skip the shuffle of a frame that it knows is empty.
     marks = frame.sparkSession.range(parts).select(
         *(
             F.col("id").cast("int").alias("part") if name == "part" else F.lit(None).cast(kind).alias(name)
@@ -255,10 +255,10 @@ TALLIES_DDL = "key binary, part int, count long, first binary"
 
 
 def totals(tallies: DataFrame) -> DataFrame:
-    """Add to each row its key's count summed over all parts (`total`), and smallest `first` of all parts (`best`).
+    """Add the columns `total` and `best`: the sum of `count` and the smallest `first` over the rows with the same key.
 
-    `tallies` has one row per key and part, with the columns of TALLIES: `count` is the count of the key in the part.
-    `first` is the smallest sort key (bytes, in keep order) of the part's documents that contain the row's key.
+    `tallies` has one row per key and part, with the columns of TALLIES. `count` is the number of times that the key
+    occurs in the part. `first` is the place in keep order (bytes) of the part's first document with the key.
     """
     same_key = Window.partitionBy("key")
     return tallies.withColumns({"total": F.sum("count").over(same_key), "best": F.min("first").over(same_key)})

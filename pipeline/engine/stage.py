@@ -27,9 +27,10 @@ class Drop:
 
 @dataclass(frozen=True)
 class Split:
-    """An input file that one task reads. `name` does not depend on the folder or bucket that the file is stored in.
+    """An input file that one task reads.
 
-    `identity` consists of size and modification time, so it changes when the file is changed.
+    `name` does not depend on the folder or bucket of the file. `identity` is made from the file's size and modification
+    time.
     """
 
     ordinal: int
@@ -52,9 +53,9 @@ Cutoffs = Mapping[str, Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One comparison of a measured value with a limit, made after every document has been measured.
+    """One comparison of a measured value with a limit.
 
-    Value and limit are rounded to float32. A null value was not measured and breaks no limit.
+    The value and the limit are rounded to float32. A null value breaks no limit.
     """
 
     reason: str
@@ -74,7 +75,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Quantile:
-    """A cut-off that depends on the data: the value below which a share of a language's measured documents lies."""
+    """A limit that is computed from the data for each language: a quantile of the values of the documents."""
 
     name: str
     column: str
@@ -150,7 +151,7 @@ def extend_schema(schema: pa.Schema, stages: Iterable[PerDocument]) -> pa.Schema
 
 @dataclass(frozen=True)
 class Source:
-    """A stage that reads one split and yields its rows, gap rows included, without loading the whole split."""
+    """A stage that reads one split as a stream and yields a row for each record and each gap."""
 
     name: str
     version: int

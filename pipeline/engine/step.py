@@ -80,7 +80,7 @@ class TableResult:
         self.paths[written.key] = written.path
 
     def count_rows(self) -> None:
-        """Count the rows of all files as rows in and rows kept, for a table without verdicts."""
+        """Set the row counts of a table without verdicts: all rows of its files are kept."""
         rows = sum(entry.rows for entry in self.files)
         self.counts = Counts(rows_in=rows, rows_kept=rows)
 
@@ -99,7 +99,7 @@ def _nothing_external(recipe: Recipe, splits: Sequence[Split]) -> dict[str, Tabl
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a run: the tables it writes, the stages whose settings determine them, and the tables it reads."""
+    """One step of a run: the tables it reads, the tables it writes, and the stages that determine the content."""
 
     writes: tuple[str, ...]
     stages: tuple[Stage, ...]
@@ -118,7 +118,7 @@ class Step:
     """Returns the names of further tables of the run that the step reads with these settings."""
 
     def inputs(self, recipe: Recipe) -> tuple[str, ...]:
-        """Return the names of all tables of the run that the step reads with these settings."""
+        """Return the names of all tables of the run that the step reads with this recipe."""
         return (*self.reads, *self.optional_inputs(recipe))
 
     @property
@@ -128,9 +128,9 @@ class Step:
 
 
 def combine_parts(results: Sequence[PartResult], tables: Sequence[str]) -> dict[str, TableResult]:
-    """Combine the results of all parts into one result for each of these tables.
+    """Combine the results of all parts into one result for each table.
 
-    The first table's result has the counts of kept and dropped rows and all other counts, summed over all parts.
+    The result of the first table has the sum of the parts' counts. For the other tables, only rows are counted.
     """
     built = {table: TableResult() for table in tables}
     first = built[tables[0]]
@@ -149,7 +149,7 @@ def combine_parts(results: Sequence[PartResult], tables: Sequence[str]) -> dict[
 
 
 def add_figures(left: Any, right: Any) -> Any:
-    """Return the sum of two numbers, or of two nested mappings of numbers key by key."""
+    """Return the sum of two numbers. Nested mappings of numbers are added key by key."""
     if isinstance(left, Mapping) and isinstance(right, Mapping):
         keys = sorted({*left, *right})
         return {

@@ -38,7 +38,7 @@ class FusedStages:
         self.errors: Counter[str] = Counter()
 
     def __call__(self, row: Row) -> Row:
-        """Return the row with the columns of every stage that processed it, and of the drop if a stage dropped it."""
+        """Run the stages on a row and return the row. If a stage drops the row, its `drop_` columns are set."""
         for stage, function, reasons in self._stages:
             try:
                 drop = function(row)
@@ -52,7 +52,7 @@ class FusedStages:
                 continue
             if drop.rule not in reasons:
                 raise ContractError(
-                    f"stage {stage.name}: expected one of its reasons {sorted(reasons)}, got {drop.rule!r}. "
+                    f"stage {stage.name}: expected a drop for one of {sorted(reasons)}, got {drop.rule!r}. "
                     "Declare the reason in the stage's `reasons`."
                 )
             set_verdict(row, stage.name, drop)
@@ -72,10 +72,11 @@ def _place(error: BaseException) -> str:
 def run_rows(
     rows: Iterable[tuple[Row, Drop | None]], fused: FusedStages, stages: tuple[str, str], retried: bool
 ) -> Iterator[Row]:
-    """Run rows through the stages and yield each row, with the columns of its drop if it is dropped.
+    """Run rows through the stages and yield each row. A dropped row has the `drop_` columns.
 
-    A row that comes with a drop is not processed; `stages[0]` is recorded as the stage that dropped it. If the task is
-    `retried`, rows run in a child process; `stages[1]` is recorded as the stage that dropped a row on which it crashes.
+    `rows` yields (row, drop). A row that has a drop already is not processed; its drop is recorded as one of the stage
+    `stages[0]`. If `retried` is True, rows are processed in a child process. If this process crashes on a row, a drop
+    of the stage `stages[1]` is recorded.
     """
     measure: FusedStages | Sandbox = Sandbox(fused) if retried else fused
     try:
@@ -99,10 +100,7 @@ class Crashed(Exception):
 
 
 class Sandbox:
-    """Calls a function on one row at a time in a forked child process, which is replaced when it dies.
-
-    Only retried tasks use it, so that first attempts are not slower.
-    """
+    """Calls a function on one row at a time in a forked child process. If the child dies, a new one is forked."""
 
     def __init__(self, function: Callable[[Row], Row], seconds: float = SECONDS_PER_RECORD):
         self._function, self._seconds = function, seconds

@@ -102,7 +102,7 @@ class Decoded:
 def decode(payload: bytes, http_charset: str | None) -> Decoded:
     """Find the charset of a page and decode it.
 
-    Bytes that the charset cannot decode become U+FFFD; NUL bytes are removed unless the page is UTF-16 or UTF-32.
+    Bytes that the charset cannot decode become U+FFFD. NUL characters are removed.
     """
     for mark, codec in _BOMS:
         if payload.startswith(mark):
@@ -170,10 +170,8 @@ def _named_by(codec: str, declared: list[Candidate], otherwise: Origin) -> Origi
 
 
 def _wide_codec(payload: bytes) -> str | None:
-    """Return the codec of a page in UTF-16 or UTF-32 without a byte order mark; None if it is in neither.
-
-    ASCII characters have NUL bytes there, whose positions show the width and the byte order.
-    """
+    """Return the codec of a page in UTF-16 or UTF-32 without a byte order mark. None if the page is in neither."""
+    # ASCII characters have NUL bytes in these codecs; the positions of the bytes show the width and the byte order.
     sample = payload[:PRESCAN_BYTES]
     shares = [sample[index::4].count(0) / len(sample[index::4] or b"x") for index in range(4)]
     zeros = [share >= MIN_NUL_SHARE for share in shares]
@@ -187,9 +185,10 @@ def _wide_codec(payload: bytes) -> str | None:
 
 
 def _rivals(payload: bytes, declared: list[Candidate], ascii_only: bool) -> Iterator[Candidate]:
-    """Yield charsets other than UTF-8 to try on a page that is valid UTF-8 with few or no non-ASCII characters.
+    """Yield (codec, origin) of the charsets to try instead of UTF-8 on a page that is valid UTF-8.
 
-    They are 7-bit charsets if the page has only ASCII bytes, else the multi-byte charsets that it declares.
+    If `ascii_only` is True, these are 7-bit charsets. Otherwise they are the multi-byte charsets that the page
+    declares.
     """
     yield from ((codec, origin) for codec, origin in declared if codec in (_SEVEN_BIT if ascii_only else _MULTI_BYTE))
     if ascii_only and b"\x1b" in payload:
@@ -199,9 +198,9 @@ def _rivals(payload: bytes, declared: list[Candidate], ascii_only: bool) -> Iter
 
 
 def _decode_legacy(payload: bytes, declared: list[Candidate]) -> Decoded:
-    """Decode bytes that are not valid UTF-8 by the first charset that gives few errors and has the detected alphabet.
+    """Decode a page that is not valid UTF-8 by the first charset with few errors and the detected alphabet.
 
-    If no charset does, decode them by the charset with the smallest share of errors.
+    If no charset has both, the charset with the smallest share of errors is used.
     """
     detected = codec_of(detect_encoding(payload, html5_compatible=False) or "")
     candidates: list[Candidate] = [("utf-8", _named_by("utf-8", declared, "utf-8"))]
@@ -223,15 +222,15 @@ def _decode_legacy(payload: bytes, declared: list[Candidate]) -> Decoded:
 
 
 def _alphabet(payload: bytes, detected: str | None) -> str | None:
-    """Return the alphabet of the charset `detected`; None if the non-ASCII bytes contradict it, or are too few.
+    """Return the alphabet of the charset `detected`.
 
-    Accented Latin letters are mostly isolated, letters of other alphabets are adjacent. A declared charset is overruled
-    only if the lengths of the runs of non-ASCII bytes confirm the detected charset.
+    None if the page has too few non-ASCII bytes, or if these bytes contradict `detected`.
     """
     high = len(payload.translate(None, _ASCII))
     if high < MIN_HIGH_BYTES or detected is None or detected.startswith("utf-"):
         return None
     alphabet = _ALPHABETS.get(detected, detected)
+    # Accented Latin letters are mostly isolated; letters of other alphabets are adjacent.
     isolated = sum(map(len, _HIGH_RUN.findall(payload))) <= MAX_LATIN_RUNS * high
     return alphabet if isolated == (alphabet in _LATIN) else None
 

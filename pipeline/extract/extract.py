@@ -47,10 +47,10 @@ _FORMATTING = frozenset(("b", "big", "code", "em", "font", "i", "s", "small", "s
 def nesting_problem(payload: bytes, text: str, max_depth: int) -> Drop | None:
     """Return a Drop if a page has more than `max_depth` levels or too much unclosed formatting, else None.
 
-    `payload` is the page as bytes, `text` the decoded page. In all supported charsets, each `<` contains the byte 0x3C,
-    so there are at most as many start tags as such bytes.
+    `payload` is the page as bytes, `text` the decoded page.
     """
     safe = min(max_depth, SAFE_TAGS)
+    # Each `<` has the byte 0x3C in all supported charsets, so there are at most as many start tags as such bytes.
     num_tags = payload.count(b"<")
     if num_tags <= safe or num_tags - payload.count(b"</") <= safe:
         return None
@@ -90,7 +90,7 @@ def _scan(text: str, max_depth: int) -> Drop | None:
 
 
 def _kind(tag: str) -> tuple[str, bool, bool, bool]:
-    """Return a tag's name and whether it is a start tag, counts as a level of nesting, and is a formatting tag."""
+    """Return (name, is a start tag, counts as a level of nesting, is a formatting tag) of a tag."""
     name = tag.removeprefix("/").lower()
     return name, tag[0] != "/", name not in _FLAT, name in _FORMATTING
 
@@ -146,7 +146,7 @@ def make_extract(config: ExtractConfig, models: Mapping[str, str]) -> RowFunctio
 
 
 def _read_page(row: Row, max_depth: int, extractor: Extractor) -> Drop | None:
-    """Decode the page in the row, extract its title and text into the row, or return a Drop if that is not possible."""
+    """Set charset, title and text of the row from its page. Return a Drop if that is not possible."""
     payload: bytes = row["_payload"]
     page = decode(payload, row["_http_charset"])
     row["charset"], row["charset_from"] = page.charset, page.origin
@@ -201,10 +201,11 @@ def by_trafilatura(page: str) -> tuple[str | None, str]:
 def normalize_text(text: str) -> str:
     r"""Return the text in NFC, with `\n` and `\t` as its only control characters.
 
-    Every line end of `str.splitlines` becomes `\n`. Spaces at line ends are removed; several empty lines become one.
-    Lone surrogates, which are valid in JSON but not in UTF-8, become U+FFFD.
+    Line ends of all kinds become `\n`. Spaces at line ends are removed. Several empty lines become one. Lone surrogates
+    become U+FFFD.
     """
     if _UNCLEAN.search(text):
+        # Lone surrogates are valid in JSON but not in UTF-8.
         text = _SURROGATE.sub("\ufffd", _CONTROL.sub("", _LINE_END.sub("\n", text)))
     text = "\n".join(map(str.rstrip, text.split("\n"))).strip()
     if "\n\n\n" in text:

@@ -46,8 +46,7 @@ BINS = 10
 def auc(scores: Floats, labels: Labels) -> float:
     """Return the area under the ROC curve: the share of (good, bad) pairs whose good document has the higher score.
 
-    A tie counts as a half. The result is exact, because pairs are counted in integers. Raises ContractError if a class
-    is missing.
+    A tie counts as a half. Raises ContractError if a class is missing.
     """
     num_good = int(labels.sum())
     num_bad = len(labels) - num_good
@@ -80,7 +79,11 @@ def ratio(part: int, whole: int) -> float | None:
 
 
 def precision_recall(kept: Labels, labels: Labels) -> dict[str, float | None]:
-    """Return the precision (share of kept documents that are good) and recall (share of good ones that are kept)."""
+    """Return the precision and the recall of the verdicts `kept`.
+
+    Precision is the share of kept documents that are good; None if no document is kept. Recall is the share of good
+    documents that are kept; None if no document is good.
+    """
     counts = confusion(kept, labels)
     good_kept = counts["good_kept"]
     return {
@@ -103,9 +106,9 @@ def kappa(first: Labels, second: Labels) -> float | None:
 def calibration(probabilities: Floats, labels: Labels, bins: int = BINS) -> dict[str, Any]:
     """Return the Brier score, the expected calibration error, and the reliability bins of equal width.
 
-    A bin holds [i / bins, (i + 1) / bins), the last bin also 1; empty bins are omitted. The error is the mean over
-    documents of |mean probability - share of good documents| of their bin. Sources: Brier 1950; Guo et al. 2017,
-    arXiv 1706.04599.
+    Bin i holds the probabilities in [i / bins, (i + 1) / bins); the last bin also holds 1. Empty bins are omitted. The
+    calibration error is the mean of |mean probability - share of good documents| over the bins, weighted by their
+    number of documents. Sources: Brier 1950; Guo et al. 2017, arXiv 1706.04599.
     """
     order = np.lexsort((labels, probabilities))
     probabilities, labels = probabilities[order], labels[order]
@@ -190,20 +193,20 @@ class TrainClassifierConfig(Section):
             raise ValueError(f"{names} would be ignored with kind = {self.kind!r}. Remove {names} from the recipe.")
         if not self.labelled and not (self.positives.given and self.negatives.given):
             raise ValueError(
-                "expected positives and negatives, or labelled files, got neither. "
+                "expected both positives and negatives, or labelled files, got neither. "
                 "Set train_classifier.positives and train_classifier.negatives."
             )
         return self
 
     def settings(self) -> dict[str, Any]:
-        """Return all settings that change the model, for its manifest; settings that its `kind` ignores are omitted."""
+        """Return the settings that change the model, for its manifest. Settings that `kind` ignores are omitted."""
         ignored = FASTTEXT_ONLY if self.kind == "linear" else LINEAR_ONLY
         settings = {name: value for name, value in self.content().items() if name not in ignored}
         return {**settings, "positives": self.positives.content(), "negatives": self.negatives.content()}
 
 
 class LabeledExample(NamedTuple):
-    """A training example: a text, or a span of a long text, and True if it is of the good class."""
+    """A training example: a text, or a span of a long text. `good` is True for the good class."""
 
     text: str
     good: bool
@@ -212,10 +215,11 @@ class LabeledExample(NamedTuple):
 def train_classifier(
     config: TrainClassifierConfig, out: str, spark: Any = None, models: ModelsConfig | None = None
 ) -> dict[str, Any]:
-    """Train and measure a classifier; write `<out>/<name>.arrow` or `.bin` and its manifest `<out>/<name>.json`.
+    """Train and measure a classifier, write the model and its manifest to the folder `out`, and return the manifest.
 
-    Return the manifest. With `models`, also add the model to that model store. Raises ConfigError if files do not
-    exist, ContractError if training fails or if the training, calibration or held-out texts lack a class.
+    The model is `<name>.arrow` or, for fastText, `<name>.bin`. The manifest is `<name>.json`. With `models`, the model
+    is also added to that model store. Raises ConfigError if files do not exist. Raises ContractError if training fails,
+    or if the training, calibration or held-out texts lack a class.
     """
     clock = Clock()
     corpora = {GOOD: config.positives, BAD: config.negatives}
@@ -239,7 +243,7 @@ def train_classifier(
 
 
 def part_of(text: TrainingText, config: TrainClassifierConfig) -> str:
-    """Return what a text is used for: TRAIN, CALIBRATE or HELDOUT; its hash and the settings alone determine this."""
+    """Return TRAIN, CALIBRATE or HELDOUT: the use of a text. It depends only on the text's hash and the settings."""
     fraction = shuffle_key(config.seed, b"part" + text.digest) / (1 << 63)
     if fraction < config.heldout_share:
         return HELDOUT
@@ -254,9 +258,10 @@ def count_texts(gathered: Gathered, config: TrainClassifierConfig, name: str) ->
 
 
 def split_texts(gathered: Gathered, config: TrainClassifierConfig) -> dict[str, list[LabeledExample]]:
-    """Divide the texts into examples, and return the examples of each of TRAIN, CALIBRATE and HELDOUT.
+    """Split the texts into examples, and return the examples of each of TRAIN, CALIBRATE and HELDOUT.
 
-    Raises ContractError if one of these lacks a class; fastText needs no calibration examples.
+    For fastText, CALIBRATE is empty. Raises ContractError if TRAIN or HELDOUT lacks a class. For a linear model, also
+    raises ContractError if CALIBRATE lacks a class.
     """
     parts: dict[str, list[LabeledExample]] = {part: [] for part in SPLIT_PARTS}
     for name in (GOOD, BAD):
@@ -275,9 +280,9 @@ def split_texts(gathered: Gathered, config: TrainClassifierConfig) -> dict[str, 
 
 
 def split_spans(text: str, size: int) -> Iterator[str]:
-    """Yield the text in spans of at most `size` code points, split at the last line end, else at the last space.
+    """Yield the text in spans of at most `size` code points. Spans of whitespace alone are skipped.
 
-    Spans of whitespace alone are skipped.
+    A span ends after a line end if possible, else after a space if possible.
     """
     start = 0
     while len(text) - start > size:

@@ -50,7 +50,7 @@ SPARK_SCHEMA = "key long, doc_id binary, text string"
 
 @dataclass(frozen=True)
 class RunSampleTask:
-    """A part of the table `clean`, and which of its documents to read."""
+    """A part of the table `clean`, and the selection of the documents to read from the part."""
 
     folder: Store
     path: str
@@ -61,7 +61,7 @@ class RunSampleTask:
     """Only documents whose hash is in this lowest share of the hash range are returned; 1 = all documents."""
 
     def batches(self, columns: list[str]) -> Iterator[pa.RecordBatch]:
-        """Yield the kept documents of the selected sources and languages, with these columns."""
+        """Yield the given columns of the kept documents of the selected sources and languages."""
         names = [*columns, "source", "language", "drop_stage"]
         with self.folder.open_input(self.path) as stream:
             for batch in pq.ParquetFile(stream).iter_batches(batch_size=TEXTS_AT_ONCE, columns=names):
@@ -74,7 +74,7 @@ class RunSampleTask:
 
 @dataclass(frozen=True)
 class RunSample:
-    """A sample of the texts of a run, and the identity of its table `clean`."""
+    """A sample of the texts of a run, and the size and digest of the run's table `clean`."""
 
     texts: list[tuple[int, str]]
     """(hash of the doc_id, text), by ascending hash."""
@@ -83,10 +83,10 @@ class RunSample:
 
 
 def sample_run(spark: Any, run: str, task: tuple[tuple[str, ...], tuple[str, ...], int], size: int) -> RunSample:
-    """Return the `size` documents of a run with the lowest hashes, or all if there are fewer.
+    """Return a sample of a run's kept documents: the `size` documents with the lowest hashes, or all if fewer.
 
-    `task` is (sources, languages, seed); empty tuples select all. Raises ContractError if the run has no table `clean`
-    or no kept document of the sources and languages.
+    `task` is (sources, languages, seed). Empty sources or languages select all. Raises ContractError if the run has no
+    table `clean`, or if no document is selected.
     """
     folder, manifest = open_table(Store(run), TABLE)
     sources, languages, seed = task
@@ -115,7 +115,7 @@ def count_part(task: RunSampleTask, retried: bool) -> dict[str, Any]:
 
 
 def rows_of_part(task: RunSampleTask) -> Iterator[pa.RecordBatch]:
-    """Yield (hash, doc_id, text) of the selected documents of a part of `clean` whose hash is within `task.share`."""
+    """Yield (hash, doc_id, text) of the documents that `task` selects and whose hash is within `task.share`."""
     for batch in task.batches(["doc_id", "text"]):
         keys = [shuffle_key(task.seed, doc_id) for doc_id in batch.column("doc_id").to_pylist()]
         is_sampled = pa.array(np.array([is_in_share(key, task.share) for key in keys], bool))
@@ -196,7 +196,10 @@ class TextFiles:
         return files
 
     def texts(self, paths: tuple[str, ...], labelled: bool = False) -> Iterator[LabeledText]:
-        """Yield the usable texts of all files that the paths match. Raises ContractError if a file is corrupt."""
+        """Yield the text and label of every usable row of the files that the paths match.
+
+        The label is None unless `labelled` is True. Raises ContractError if a file is corrupt.
+        """
         readers = {"lines": self._lines, "parquet": self._parquet, "text": self._text}
         for kind, split in self.find(paths, labelled):
             stream = open_stream(split)
@@ -250,8 +253,8 @@ class TextFiles:
         if missing:
             raise ConfigError(
                 f"{self._where}: expected the columns {', '.join(columns)}, got {', '.join(file.schema_arrow.names)} "
-                f"in {split.uri}. Set reading.{'text_field' if missing[0] == columns[0] else 'label_field'} to one of "
-                "these columns."
+                f"in {split.uri}. Set reading.{'text_field' if missing[0] == columns[0] else 'label_field'} to a "
+                "column of the file."
             )
         for batch in file.iter_batches(batch_size=ROWS_AT_ONCE, columns=columns):
             yield from batch.to_pylist()
@@ -291,7 +294,7 @@ class Corpus(Section):
     def _used(self) -> "Corpus":
         if (self.sources or self.languages) and self.run is None:
             raise ValueError(
-                "sources, languages: expected `run`, whose documents they select, got none. "
+                "sources, languages: expected `run` to be set, too, got no `run`. "
                 "Set `run`, or remove `sources` and `languages`."
             )
         return self
@@ -337,7 +340,7 @@ class LowestHashSample:
         self._held: set[bytes] = set()
 
     def offer(self, key: int, text: str) -> None:
-        """Add a text, given its hash `key`, if it is new and its hash is among the `size` lowest so far."""
+        """Add a text with the hash `key` if the text is new and `key` is among the `size` lowest hashes so far."""
         digest = digest_of_text(text)
         if digest in self._held:
             self._left_out["repeated"] += 1
@@ -365,10 +368,11 @@ class LowestHashSample:
 def gather_corpora(
     corpora: Mapping[str, Corpus], labelled: tuple[str, ...], reading: Reading, seed: int, spark: Any = None
 ) -> Gathered:
-    """Return the texts of each corpus; texts of labeled files are added to GOOD or BAD according to their labels.
+    """Return the texts of each corpus.
 
-    Texts that occur in two corpora are removed from both. Raises ConfigError if files do not exist or have an unknown
-    suffix. Raises ContractError if a file is corrupt, or if a run has no document of the sources and languages.
+    The texts of labeled files are added to GOOD or BAD by their labels. A text in two corpora is removed from both.
+    Raises ConfigError if a file does not exist or has an unknown suffix. Raises ContractError if a file is corrupt, or
+    if a corpus selects no document of its run.
     """
     gathered = Gathered({})
     samples = {name: LowestHashSample(corpus.max_documents, gathered.left_out) for name, corpus in corpora.items()}
@@ -423,10 +427,9 @@ class Clock:
 
 
 def commit_model(path: Path, content: dict[str, Any], clock: Clock, models: ModelsConfig | None) -> dict[str, Any]:
-    """Write the manifest of the model at `path` to `<stem>.json` next to it, and return the manifest.
+    """Write the manifest of the model at `path` to `<stem>.json` next to the model, and return the manifest.
 
-    `content` depends on inputs and settings alone; the block `run` holds start time, wall time and code version. With
-    `models`, also add the model to that model store.
+    `content` must depend only on inputs and settings. With `models`, the model is also added to that model store.
     """
     model = {"file": path.name, "bytes": path.stat().st_size, "sha256": file_sha256(path)}
     manifest = {

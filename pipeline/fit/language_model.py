@@ -80,10 +80,10 @@ class LinesTask:
 
 
 def make_language_model(spark: Any, config: LmConfig, training: TrainLmConfig, out: str) -> dict[str, Any]:
-    """Train a language model, write it to the local path `out` (`….lm`), and write its manifest to `….json`.
+    """Train a language model and write it to the local path `out`, which ends with .lm.
 
-    Return the manifest, with the wall time of each phase added as `seconds`. Equal text and settings give equal bytes.
-    Raises ConfigError before any Spark job if a setting is invalid.
+    The manifest has the same path with the suffix .json. Return the manifest, with the wall time of each phase [s]
+    added as `seconds`. Equal text and settings give equal bytes. Raises ConfigError if a setting is invalid.
     """
     target = checked_target(config, training, out)
     arpa, spm = target.with_suffix(".arpa"), target.with_suffix(".pieces")
@@ -111,8 +111,8 @@ def make_language_model(spark: Any, config: LmConfig, training: TrainLmConfig, o
 def checked_target(config: LmConfig, training: TrainLmConfig, out: str) -> Path:
     """Return the path `out` of the model to write, after checking the path and the settings.
 
-    Raises ConfigError if `out` is not a `.lm` path in an existing folder, or if not exactly one of lm.run and
-    train_lm.input is set.
+    Raises ConfigError if `out` is not a `.lm` path in an existing folder. Raises ConfigError if both lm.run and
+    train_lm.input are set, or neither.
     """
     target = Path(out)
     if target.suffix != ".lm" or not target.absolute().parent.is_dir():
@@ -141,7 +141,7 @@ def _read(path: str) -> bytes:
 
 
 def inputs_of(config: LmConfig, pieces: str) -> dict[str, str]:
-    """Return the digests of the run's table (`clean`) and of the SentencePiece model (`pieces`)."""
+    """Return the digests of the run's table `clean` and of the SentencePiece model, as `clean` and `pieces`."""
     _, manifest = open_table(Store(config.run or ""), "clean")
     return {"clean": manifest.digest, "pieces": file_sha256(Path(pieces))}
 
@@ -184,13 +184,13 @@ def train_pieces(texts: Iterable[str], config: LmConfig) -> bytes:
 
 
 def sentences_of(text: str, normalisation: str) -> list[str]:
-    """Return the lines of a text after normalization, stripped; blank lines are omitted."""
+    """Return the lines of a text after normalization, without surrounding whitespace and without blank lines."""
     normalized = normalize(text) if normalisation == "ccnet" else text
     return [line for line in map(str.strip, normalized.split("\n")) if line]
 
 
 def sentence_frame(spark: Any, config: LmConfig, pieces: str) -> Any:
-    """Return the run's sentences as a DataFrame with the column `sentences`: SentencePiece pieces joined by spaces."""
+    """Return a DataFrame with the column `sentences`: the run's sentences, as SentencePiece pieces joined by spaces."""
     folder, manifest = open_table(Store(config.run or ""), "clean")
     tasks = [
         LinesTask(RunSampleTask(folder, path, config.sources, (config.language,), SEED), pieces, config.normalisation)

@@ -80,9 +80,10 @@ class Difference:
     """Number of documents that A keeps, and that B keeps."""
 
     def moved(self, out: bool) -> dict[tuple[str, str], int]:
-        """Return the number of documents that only A keeps (`out` is True) or only B keeps, by source and rule.
+        """Return the number of documents that only one of the runs keeps, by source and rule.
 
-        The rule is the `stage/rule` that dropped the documents in the other run.
+        If `out` is True, this run is A, else B. The rule is the `stage/rule` that dropped the documents in the other
+        run.
         """
         return {
             (source, b if out else a): count
@@ -109,9 +110,9 @@ def open_compared_run(run: Store) -> ComparedRun:
             if digests.get(read) != digest:
                 version = digests.get(read, "none")[:12]
                 raise ContractError(
-                    f"{run.uri}: expected `{name}` made from the current `{read}` ({version}), got one made from "
-                    f"{digest[:12]}. Run `penstock run` until all its steps are complete, or name an earlier version "
-                    "as RUN@digest."
+                    f"{run.uri}: expected `{name}` made from the current `{read}` ({version}), got `{name}` made "
+                    f"from `{read}` {digest[:12]}. Run `penstock run` until all its steps are complete, or name an "
+                    "earlier version as RUN@digest."
                 )
     sorting = mixed_sorting(tables[DATASET].manifest, digests["clean"]) if DATASET in tables else None
     return ComparedRun(run, tables, frozenset(deciding), sorting)
@@ -120,8 +121,8 @@ def open_compared_run(run: Store) -> ComparedRun:
 def compare_runs(a: ComparedRun, b: ComparedRun, num_examples: int) -> Difference:
     """Compare the verdicts, settings and tokens of two runs.
 
-    Documents whose verdicts differ are counted by source and by both verdicts, with up to `num_examples` documents of
-    each combination.
+    Documents with different verdicts are counted by source, verdict in A and verdict in B. Up to `num_examples`
+    documents of each combination are returned as examples.
     """
     difference = Difference(settings=_settings(a, b), tokens=_tokens(a, b))
     difference.kept = (_num_kept(a), _num_kept(b))
@@ -160,7 +161,7 @@ def outcome_of(row: Row | None) -> str:
 
 
 def _splits(side: ComparedRun) -> dict[str, int]:
-    """Return the part number in `documents` of each input file (split), by the name of the split."""
+    """Return the part number of each input file (split) of a run, by the name of the split."""
     inputs = side.tables["documents"].manifest.content.inputs
     return {entry.name: number for number, entry in enumerate(inputs)}
 
@@ -174,7 +175,7 @@ def _part_digests(side: ComparedRun, number: int | None) -> list[str]:
 def _rows(side: ComparedRun, number: int | None) -> Iterator[Row]:
     """Yield the rows of one part of `documents` with their final verdicts, in the order of the input file.
 
-    Nothing is yielded if `number` is None, which means that the run did not read the split.
+    If `number` is None, the run did not read the input file, and nothing is yielded.
     """
     if number is None:
         return
@@ -197,8 +198,8 @@ def _rows(side: ComparedRun, number: int | None) -> Iterator[Row]:
             verdict = next(rows, None)
             if verdict is None or verdict["doc_id"] != row["doc_id"]:
                 raise ContractError(
-                    f"{side.run.uri}: expected the same documents in {key} of `documents` and of `{name}`, got a "
-                    f"mismatch at doc_id {row['doc_id'].hex()}. Run `penstock run` with a new --out."
+                    f"{side.run.uri}: expected {key} of `{name}` to hold the same documents as {key} of `documents`, "
+                    f"got a difference at doc_id {row['doc_id'].hex()}. Run `penstock run` with a new --out."
                 )
             if verdict["drop_stage"] is not None and verdict["drop_rule"] != DROPPED_BEFORE:
                 row |= {column: verdict[column] for column in VERDICT_COLUMNS}
@@ -214,10 +215,11 @@ def _table_rows(table: TableVersion, key: str, columns: tuple[str, ...]) -> Iter
 
 
 def _pairs(left: Iterator[Row], right: Iterator[Row]) -> Iterator[tuple[Row | None, Row | None]]:
-    """Yield pairs of the rows of one split in the two runs that have the same doc_id; None replaces a missing row.
+    """Yield pairs of rows with the same doc_id, one row of each run. None replaces a missing row.
 
-    This is a merge join: both inputs are sorted by offset, and few rows share an offset.
+    Both inputs are rows of the same split, sorted by offset.
     """
+    # A merge join by offset; few rows share an offset.
     groups = [_by_offset(left), _by_offset(right)]
     heads = [next(group, None) for group in groups]
     while any(heads):
@@ -249,9 +251,9 @@ def _num_kept(side: ComparedRun) -> int:
 
 
 def _settings(a: ComparedRun, b: ComparedRun) -> dict[str, tuple[Any, Any]]:
-    """Return (value in A, value in B) of each setting, stage version and model that differs in the manifests, by name.
+    """Return (value in A, value in B) of each setting, stage version and model that differs, by name.
 
-    Only the tables that decide which documents a run keeps, and the tables that both runs have, are compared.
+    The comparison covers the tables that decide which documents a run keeps, and the tables that both runs have.
     """
     compared = a.deciding | b.deciding | (a.tables.keys() & b.tables.keys())
     both = [_flat_settings(side, compared) for side in (a, b)]
@@ -280,7 +282,7 @@ def _tokens(a: ComparedRun, b: ComparedRun) -> dict[str, tuple[int, int]]:
 
 
 def live_tokens(run: Store, dataset: Manifest) -> dict[str, int]:
-    """Return the number of tokens of each stream of a dataset, not counting those that takedowns have removed."""
+    """Return the number of tokens of each stream of a dataset, without the tokens that takedowns have removed."""
     streams: Mapping[str, list[int]] = dataset.content.figures["streams"]
     tokens = {name: sum(shards) for name, shards in streams.items()}
     stream_of = {shard_key(name, number): name for name, shards in streams.items() for number in range(len(shards))}

@@ -29,7 +29,7 @@ COLUMNS = pa.schema([t.schema.field(name) for t in TABLES.values() if t.schema i
 
 
 def columns_of_run(run: Store) -> pa.Schema:
-    """Return the columns that a condition of `--where` may name in this run, including those that its stages added."""
+    """Return the columns that a condition of `--where` may name in this run, including columns that stages added."""
     tables = current_tables(run)
     return pa.schema([*COLUMNS, *_own_columns(tables["documents"])]) if "documents" in tables else COLUMNS
 
@@ -81,7 +81,7 @@ def column_equals(name: str, value: str) -> pc.Expression:
 
 
 def compare_column(column: pa.Field, operator: str, value: str) -> pc.Expression:
-    """Return the filter that compares a column with a value, which is hexadecimal for columns of bytes such as doc_id.
+    """Return the filter `column operator value`. For a column of bytes, such as doc_id, the value is hexadecimal.
 
     Raises ConfigError if the value is not of the column's type.
     """
@@ -102,7 +102,7 @@ def compare_column(column: pa.Field, operator: str, value: str) -> pc.Expression
 def find_documents(run: Store, condition: pc.Expression, limit: int) -> Iterator[Row]:
     """Yield up to `limit` documents that meet the condition.
 
-    In the condition and in the rows, columns of tables other than `documents` are named `table.column`. The verdict
+    A row has the searchable columns of all tables, and further columns of later tables as `table.column`. The verdict
     columns are those of the last step that judged the document.
     """
     tables = current_tables(run)
@@ -122,9 +122,10 @@ def find_documents(run: Store, condition: pc.Expression, limit: int) -> Iterator
 
 
 def _mix_of(run: Store, tables: Mapping[str, TableVersion]) -> Sorting | None:
-    """Return the `Sorting` that finds the documents which the mix left out of the dataset.
+    """Return the `Sorting` that decides which documents the mix leaves out of the dataset.
 
-    None if the mix left none out, if the dataset was not made from the current `clean`, or if there is no dataset.
+    None if the mix leaves no document out, if the dataset was not made from the current `clean`, or if there is no
+    dataset.
     """
     if "clean" not in tables or TOKENS.name not in read_run(run).tables:
         return None
@@ -134,7 +135,7 @@ def _mix_of(run: Store, tables: Mapping[str, TableVersion]) -> Sorting | None:
 def _judged_part(tables: Mapping[str, TableVersion], number: int, sorting: Sorting | None) -> pa.Table:
     """Return one part of `documents` with final verdicts and with the searchable columns of all tables.
 
-    `sorting` finds the documents that the mix left out of the dataset; None = no document is left out.
+    `sorting` decides which documents the mix leaves out of the dataset; None = no document is left out.
     """
     own = [field.name for field in _own_columns(tables["documents"])]
     part = _read_part(tables["documents"], number, [*TABLES["documents"].searchable, *own])

@@ -61,9 +61,10 @@ JUDGED_DDL = (
 
 @dataclass(frozen=True)
 class PredictionCell:
-    """Counts of the documents with one verdict in the run, one verdict with the new settings, one language and source.
+    """Counts of the documents with equal `before`, `after`, `language` and `source`.
 
-    A verdict is `kept` or the `stage/rule` that drops the documents.
+    `before` is the verdict in the run, `after` the verdict with the new settings. A verdict is `kept` or the
+    `stage/rule` that drops the documents.
     """
 
     before: str
@@ -80,7 +81,7 @@ class PredictionCell:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The documents that a run with other settings would keep, compared with those that it keeps."""
+    """The documents that a run would keep with other settings, compared with the documents that the run keeps."""
 
     cells: tuple[PredictionCell, ...]
     curves: tuple[SensitivityCurve, ...]
@@ -132,16 +133,17 @@ def open_tables(run: Store) -> dict[str, TableVersion]:
         version = tables[name].folder.uri.rsplit("/", 1)[-1]
         if lineage.get(name) != version:
             raise ContractError(
-                f"{run.uri}: expected `dedup` made from {name}/{version}, got one made from {lineage.get(name)}. "
-                "Run `penstock run` until all its steps are complete."
+                f"{run.uri}: expected `dedup` made from {name}/{version}, got `dedup` made from version "
+                f"{lineage.get(name)}. Run `penstock run` until all its steps are complete."
             )
     return tables
 
 
 def mix_of(run: Store, tables: Mapping[str, TableVersion]) -> Sorting | None:
-    """Return the `Sorting` that finds the documents which the mix left out of the dataset.
+    """Return the `Sorting` that decides which documents the mix leaves out of the dataset.
 
-    None if the mix left none out, or if the dataset's quality buckets come from versions not in `tables`.
+    None if the mix leaves no document out, or if the dataset's quality buckets come from tables that are not in
+    `tables`.
     """
     dataset = open_table(run, "tokens")[1]
     digests = {name: table.manifest.digest for name, table in tables.items()}
@@ -155,10 +157,10 @@ def _made_from(table: TableVersion, other: TableVersion) -> bool:
 
 
 def predict_part(task: VerdictsTask, sorting: Sorting | None) -> Iterator[pa.RecordBatch]:
-    """Yield the verdict in the run and the new verdict of every document with signals in a part of the tables.
+    """Yield batches of the schema JUDGED, with a row for every measured document of a part.
 
-    A row also has the columns by which survivors are chosen and documents are counted. `sorting` finds the documents
-    that the mix leaves out of the dataset; None = no document is left out.
+    `before` is the verdict in the run. `verdict` is the verdict of the checks with the new settings. `sorting` decides
+    which documents the mix leaves out of the dataset; None = no document is left out.
     """
     named = checks_of(task.stages, task.recipe, local_models(task.models), task.cutoffs)
     checks = [check for _, check in named]
@@ -191,9 +193,9 @@ def predict_part(task: VerdictsTask, sorting: Sorting | None) -> Iterator[pa.Rec
 
 
 def left_out_of(part: Part, sorting: Sorting | None) -> Iterator[bool]:
-    """Yield, for each document with signals in a part of the tables, True if the mix leaves it out of the dataset.
+    """Yield, for each measured document of a part, True if the mix leaves the document out of the dataset.
 
-    If a rule drops the document, the yielded value has no meaning. If `sorting` is None, yield False without end.
+    If `sorting` is None, yield False without end. The value of a document that a rule drops has no meaning.
     """
     while sorting is None:
         yield False
@@ -204,9 +206,9 @@ def left_out_of(part: Part, sorting: Sorting | None) -> Iterator[bool]:
 
 
 def apply_mix(verdicts: DataFrame) -> DataFrame:
-    """Set the columns `before` and `after` to the rule of the mix for `kept` documents that the mix leaves out.
+    """Replace `kept` by the rule of the mix, in `before` and `after`, for documents that the mix leaves out.
 
-    A document's quality bucket is that of the run; the new settings do not change it.
+    The new settings do not change the quality bucket of a document.
     """
     rule = F.lit(f"{TOKENS.name}/{MIX_RULE}")
     names = ("before", "after")
@@ -231,8 +233,8 @@ def with_survivors(
 ) -> DataFrame:
     """Add the column `after`: the final verdict with the new settings.
 
-    If no check drops a document, a deduplication rule drops it if another one with the same URL or cluster is the
-    survivor.
+    A document that no check drops is dropped by a deduplication rule unless it is the survivor of its URL and its
+    cluster.
     """
     stays = ~F.col("dropped")
     if config.by_url != "off":
@@ -255,10 +257,7 @@ def with_survivors(
 
 
 def token_counts(spark: SparkSession, run: Store) -> DataFrame:
-    """Return the doc_id and number of tokens of every document of the dataset, as columns `doc` and `tokens`.
-
-    They are read from the document indexes of the shards.
-    """
+    """Return the doc_id and number of tokens of every document of the dataset, as columns `doc` and `tokens`."""
     folder, manifest = open_table(run, "tokens")
     paths = [path for key, path in manifest.run.paths.items() if key.endswith(".docs")]
     return dataframe_from_tasks(
@@ -267,7 +266,7 @@ def token_counts(spark: SparkSession, run: Store) -> DataFrame:
 
 
 def counts_of_shard(task: tuple[Store, str]) -> Iterator[pa.RecordBatch]:
-    """Yield the columns `doc` and `tokens` of one shard; the task is the folder and the path of its document index."""
+    """Yield the columns `doc` and `tokens` of one shard. `task` is (dataset folder, path of the document index)."""
     folder, path = task
     with folder.open_input(path) as stream:
         reader = pa.ipc.open_file(stream)
@@ -278,9 +277,9 @@ def counts_of_shard(task: tuple[Store, str]) -> Iterator[pa.RecordBatch]:
 
 
 def count_cells(verdicts: DataFrame, tokens: DataFrame | None) -> list[PredictionCell]:
-    """Count documents by verdict in the run, verdict with the new settings, language and source; return sorted cells.
+    """Return the counts of documents by verdict in the run, new verdict, language and source, as sorted cells.
 
-    `tokens` has the token count of every document of the dataset; None = there is no dataset.
+    `tokens` is the result of `token_counts`; None = there is no dataset.
     """
     if tokens is None:
         verdicts = verdicts.withColumn("tokens", F.lit(None).cast("long"))
@@ -361,10 +360,10 @@ def token_rates(cells: Sequence[PredictionCell]) -> Rates:
 
 
 def kept_tokens(cells: Sequence[PredictionCell], after: bool, rates: Rates) -> tuple[int, bool]:
-    """Return the number of tokens of the documents kept after or before the change, and True if it is partly estimated.
+    """Return the number of tokens of the kept documents, and True if the number is partly an estimate.
 
-    The tokens of a document that is not in the dataset are estimated: its characters times a rate. The rate is the
-    tokens per character of its language and source, or of all documents if that is unknown.
+    If `after` is True, the documents kept with the new settings are counted, else the documents kept in the run. The
+    tokens of a document that is not in the dataset are estimated from its length and `rates`.
     """
     exact, estimate = 0, 0.0
     for cell in cells:

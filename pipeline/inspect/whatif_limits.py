@@ -69,10 +69,11 @@ def is_whole(check: Check) -> bool:
 def points(bins: Mapping[str, int], free: int, minimum: bool, whole: bool) -> tuple[tuple[float, int], ...]:
     """Return (limit, documents kept) for limits near the quantiles SHARES of a check's values.
 
-    `bins` is a histogram of the compared values. `free` is the number of documents that are not compared with the
-    limit; they are always kept. `minimum`: True if values below the limit are dropped. The counts are exact: each limit
-    is the edge of a bin, or the nearest whole number inside the bin for `whole` numbers.
+    `bins` is a histogram of the values that are compared with the limit. `free` is the number of documents without such
+    a value; they are always kept. `minimum` is True if values below the limit are dropped. `whole` is True if the
+    values are whole numbers; then the limits are whole numbers, too.
     """
+    # The counts are exact: each limit is the edge of a bin, or the nearest whole number inside the bin.
     keys = sorted(map(int, bins))
     if not keys:
         return ()
@@ -87,20 +88,18 @@ def points(bins: Mapping[str, int], free: int, minimum: bool, whole: bool) -> tu
 
 
 def _last_value(key: int) -> float:
-    """Return the largest float32 in a histogram bin.
-
-    For the bin that starts at 0, return 0: the other numbers in that bin are too small for any signal to have.
-    """
+    """Return the largest float32 in a histogram bin, and 0 for the bin that starts at 0."""
+    # The other numbers in the bin of 0 are too small for any signal to have.
     if lower_edge(key, CUT_BITS) == 0:
         return 0.0
     return float(np.nextafter(np.float32(lower_edge(key + 1, CUT_BITS)), np.float32(-np.inf)))
 
 
 def sensitivity_part(task: VerdictsTask, retried: bool) -> TaskResult:
-    """Return a histogram of each check's values, over those documents of a part that pass all other checks.
+    """Return a histogram of the values of each check, over the documents of a part that pass all other checks.
 
-    `alone` maps the number of each check to its histogram (`bins`) and the number of documents not compared (`free`).
-    `rows` is the number of documents read.
+    `rows` is the number of documents read. `alone` maps the index of a check to `bins`, the histogram, and `free`, the
+    number of documents that the check does not compare.
     """
     named = checks_of(task.stages, task.recipe, local_models(task.models), task.cutoffs)
     checks: list[Check] = [check for _, check in named]
@@ -137,7 +136,7 @@ REJECTION_REASONS = {
 def changed_settings(committed: Recipe, tried: Recipe) -> dict[str, tuple[Any, Any]]:
     """Return the settings that differ between two recipes, as `section.setting` → (value committed, value tried).
 
-    Raises ConfigError if a what-if cannot change some of them; the message has the reason for each.
+    Raises ConfigError, with the reasons, if a what-if cannot change some of these settings.
     """
     changed: dict[str, tuple[Any, Any]] = {}
     rejected: list[str] = []
@@ -159,7 +158,7 @@ def changed_settings(committed: Recipe, tried: Recipe) -> dict[str, tuple[Any, A
         raise ConfigError(
             "what-if: expected only settings that are compared with stored measurements, got\n  "
             + "\n  ".join(rejected)
-            + "\nRun `penstock run` with these settings instead; it does not repeat steps that they do not affect."
+            + "\nRun `penstock run` with these settings instead. Unaffected steps are not repeated."
         )
     return changed
 
@@ -167,7 +166,7 @@ def changed_settings(committed: Recipe, tried: Recipe) -> dict[str, tuple[Any, A
 def _derived(
     section: str, before: Mapping[str, Any], after: Mapping[str, Any], changed: Mapping[str, Any]
 ) -> list[str]:
-    """Return the rejection reasons of settings that differ only because they depend on a changed setting.
+    """Return the rejection reasons of settings that differ only as a consequence of a changed setting.
 
     For example, the list of signals depends on `quality.dialect`.
     """

@@ -37,8 +37,8 @@ Edit = Mapping[str, Any]
 def leave_out_rules(values: Mapping[str, Any], words: Sequence[str], load: Callable[[Values], Recipe]) -> Values:
     """Return the values of a recipe, by section, with the named rules switched off.
 
-    `words` are the values of --without. `load` validates values and returns a recipe. Raises ConfigError if the recipe
-    does not have a rule, or if a rule is named twice.
+    `words` are the values of --without. `load` validates values and returns a recipe. Raises ConfigError if a rule is
+    not in the recipe or is named twice.
     """
     left: Values = {name: dict(section) for name, section in values.items()}
     known = rules_of(load(left))
@@ -104,9 +104,9 @@ def _of_language(config: LanguageConfig) -> Edits:
 
 
 def _of_quality(config: QualityConfig) -> Edits:
-    """Yield (name, settings that switch it off) of each group of rules in quality.rules, then of each single rule.
+    """Yield (name, edit) of each group of rules in quality.rules, then of each single rule.
 
-    A single rule is switched off by a limit that every document passes.
+    The edit of a single rule sets a limit that every document passes.
     """
     names = DEFAULT_RULES[config.dialect] if config.rules is None else config.rules
     for name in names:
@@ -125,7 +125,8 @@ def _is_off(config: QualityConfig, rule: QualityRule) -> bool:
 
 
 def _remove_unused(config: QualityConfig, used: set[str]) -> dict[str, Any]:
-    """Return settings that remove all thresholds except `used`; validation rejects thresholds that no rule uses."""
+    """Return an edit that removes all thresholds except `used`."""
+    # The recipe rejects thresholds that no rule uses.
     edit: dict[str, Any] = {
         name: USE_DEFAULT
         for name in QualityLimits.model_fields

@@ -20,7 +20,7 @@ POSITIONS = {name: number for number, name in enumerate(TABLES)}
 
 
 class TableTraversal:
-    """The traversal from tables back to the tables and files that they were made from; reads each version once."""
+    """Follows tables back to the tables and files that they were made from. Each table version is read once."""
 
     def __init__(self, run: Store, builder: LineageBuilder, verify: bool):
         self.run = run
@@ -34,9 +34,9 @@ class TableTraversal:
         self._source_runs = _source_runs(run, self.current)
 
     def visit(self, name: str, version: str, expected: str | None = None) -> str:
-        """Add a table version and all that it was made from to the lineage; return the key of its node.
+        """Add a table version, and all that the version was made from, to the lineage.
 
-        Adds a break if the digest of the version is not `expected`.
+        Return the key of the version's node. Adds a break if the digest of the version is not `expected`.
         """
         version = self._path(name, version)
         folder = f"{name}/{version}"
@@ -56,7 +56,10 @@ class TableTraversal:
         return next((path for path in paths if self.run.exists(f"{name}/{path}/{MANIFEST_NAME}")), version)
 
     def _read(self, name: str, version: str, expected: str | None) -> None:
-        """Read a table version; add its node, or add the table to the node of the step that made it."""
+        """Read a table version and add a node for it.
+
+        A second table of a step is added to the node of the step's first table.
+        """
         folder = f"{name}/{version}"
         try:
             manifest = read_manifest(self.run.child(folder))
@@ -127,9 +130,9 @@ class TableTraversal:
         return self.builder.add(Node(key, "outside", title, entry.sha256, counts, notes=(entry.name,)))
 
     def _parents(self, held: NodeTable) -> list[str]:
-        """Add the takedown that made a version of the dataset, and the version that it replaced, to the lineage.
+        """Add to the lineage the takedown that made a version of the dataset, and the version before the takedown.
 
-        Return the key of the takedown in a list, which is empty if no takedown made the version.
+        Return [key of the takedown], or [] if no valid takedown made the version.
         """
         descent = self._descent(held.folder, held.manifest) if held.name == DATASET else None
         if descent is None:
@@ -153,9 +156,9 @@ class TableTraversal:
         return [self.builder.add(node, before)]
 
     def _descent(self, folder: str, manifest: Manifest) -> Descent | None:
-        """Return the takedown and the earlier version that a version was made from; None if no takedown made it.
+        """Return the manifest's record of a takedown; None if no takedown made the version.
 
-        Adds a break to the lineage if the manifest's record of the takedown is invalid.
+        Adds a break to the lineage if the record is invalid.
         """
         try:
             return descent_of(manifest)
@@ -164,7 +167,7 @@ class TableTraversal:
             return None
 
     def _verify(self, held: NodeTable) -> None:
-        """Add a break for every file of a table that is missing or whose digest is not that in the manifest."""
+        """Add a break for every file of a table that is missing or whose digest differs from the manifest."""
         folder = self.run.child(held.folder)
         for entry in held.manifest.content.files:
             path = held.manifest.run.paths[entry.key]
@@ -179,7 +182,7 @@ class TableTraversal:
 def _source_runs(run: Store, current: Mapping[str, str]) -> list[str]:
     """Return the paths of the other runs whose tables this run uses, directly or through another run.
 
-    The paths start from a table's folder in this run, such as `../../RUN`.
+    A path is relative to the folder of a table of this run, such as `../../RUN`.
     """
     sources, waiting = set[str](), [*current.items()]
     while waiting:
@@ -214,7 +217,10 @@ def _node_of(key: str, tables: tuple[NodeTable, ...], is_current: bool) -> Node:
 
 
 def table_counts(tables: Sequence[NodeTable]) -> dict[str, int | float]:
-    """Return counts of a node: rows of its first table, rows kept if they are fewer, and bytes of all its tables."""
+    """Return counts of the tables of a step: rows and kept rows of the first table, and bytes of all tables.
+
+    `kept` is omitted if all rows are kept.
+    """
     counts = tables[0].manifest.content.counts
     size = sum(entry.bytes for held in tables for entry in held.manifest.content.files)
     kept = {"kept": counts.rows_kept} if counts.rows_kept != counts.rows_in else {}

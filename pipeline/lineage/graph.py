@@ -146,7 +146,7 @@ class LineageBuilder:
 
 
 def _sorted(nodes: Mapping[str, Node], links: Sequence[Link]) -> list[Node]:
-    """Return the nodes in an order in which each comes after its sources, otherwise in the order of addition."""
+    """Return the nodes in the order of addition, changed only so that each node comes after its sources."""
     missing = dict.fromkeys(nodes, 0)
     following: dict[str, list[str]] = {}
     for source, target in links:

@@ -48,12 +48,10 @@ Json = dict[str, Any]
 
 
 def openlineage_events(lineage: Lineage, run: Store) -> list[Json]:
-    """Return the OpenLineage events of a run: of its steps, takedowns and plan, and then of its training.
+    """Return the OpenLineage events of a run: first of its steps, takedowns and plan, then of its training.
 
-    They are in the order of the nodes of the lineage graph.
-
-    Every job has a START and a COMPLETE event; a training under way has RUNNING instead of COMPLETE. A rewind has
-    only the event OTHER.
+    Every job has a START and a COMPLETE event. A training that has not ended has RUNNING instead of COMPLETE. A rewind
+    has only the event OTHER.
     """
     namer = _Namer(run, {node.key: node for node in lineage.nodes})
     of_steps: list[Json] = []
@@ -64,7 +62,7 @@ def openlineage_events(lineage: Lineage, run: Store) -> list[Json]:
 
 
 class _Namer:
-    """Descriptions of nodes as OpenLineage datasets; the namespace is the storage, the name is the path in it."""
+    """Descriptions of nodes as OpenLineage datasets. The namespace is the storage; the name is the path in it."""
 
     def __init__(self, run: Store, nodes: Mapping[str, Node]):
         parts = urlsplit(run.uri) if "://" in run.uri else None
@@ -96,7 +94,7 @@ class _Namer:
     def of(self, key: str, read: Container[str] = ()) -> list[Json]:
         """Return the datasets of the node with this key, one for each of its tables.
 
-        If the digests of some tables are in `read`, only those tables are returned.
+        If `read` has digests of some tables of the node, only the datasets of these tables are returned.
         """
         node = self.nodes[key]
         tables = [held for held in node.tables if held.manifest.digest in read] or node.tables
@@ -192,7 +190,7 @@ def _documentation(of: str, text: str) -> Json:
 
 
 def _written(dataset: Json, held: NodeTable | None) -> Json:
-    """Return a dataset as an output of a job, with the number of rows, bytes and files if it is a table."""
+    """Return a dataset as an output of a job. If `held` is a table, the number of rows, bytes and files is added."""
     if held is None:
         return dataset
     files = held.manifest.content.files
@@ -228,5 +226,4 @@ def _time(lineage: Lineage, node: Node) -> str:
 
 
 def _later(at: str, seconds: float) -> str:
-    """Return the time `seconds` after `at`, ISO 8601."""
     return (datetime.fromisoformat(at) + timedelta(seconds=seconds)).isoformat()

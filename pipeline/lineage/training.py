@@ -25,9 +25,9 @@ from schemas.versions import DATASET, list_versions
 
 
 def add_mix(walk: TableTraversal, digest: str, at: str | None) -> str:
-    """Add the mix with this digest, a copy of which is in the train folder, to the lineage; return its key.
+    """Add the mix with this digest to the lineage, and return the key of its node.
 
-    `at` is the time at which the plan was written.
+    The train folder has a copy of the mix. `at` is the time at which the plan was written.
     """
     run, path = walk.run, f"train/mix-{digest[:12]}.toml"
     actual = run.sha256(path) if run.exists(path) else "no file"
@@ -72,7 +72,7 @@ class QuarantineExtension:
 
 
 def quarantine_extensions(run: Store) -> list[QuarantineExtension]:
-    """Return what each spike added to the quarantine list, in the order of the file; an incomplete line is ignored."""
+    """Return what each spike added to the quarantine list, in the order of the file. Incomplete lines are ignored."""
     lines = []
     text, end = run.read_bytes(QUARANTINE_NAME) if run.exists(QUARANTINE_NAME) else b"", 0
     for line in text.splitlines(keepends=True):
@@ -92,7 +92,7 @@ def quarantine_extensions(run: Store) -> list[QuarantineExtension]:
 
 
 class Quarantines:
-    """The extensions of a run's quarantine list, each added to the lineage after the rewind that it belongs to."""
+    """The extensions of a run's quarantine list, each added to the lineage after its rewind."""
 
     def __init__(self, run: Store, builder: LineageBuilder):
         self._builder, self._extensions = builder, quarantine_extensions(run)
@@ -100,9 +100,10 @@ class Quarantines:
         self._skipped: set[str] = set()
 
     def add_after(self, rewind: str, step: int, doc_ids: Sequence[str]) -> None:
-        """Add to the lineage the documents that a rewind, given by its key and step, put into quarantine.
+        """Add to the lineage the documents `doc_ids` that a rewind put into quarantine.
 
-        Adds a break if the quarantine list does not contain exactly these documents for the step.
+        `rewind` is the key of the rewind, and `step` is the step of the spike. Adds a break if the quarantine list does
+        not contain exactly these documents for the step.
         """
         if not doc_ids:
             return
@@ -119,14 +120,14 @@ class Quarantines:
             self._add(extension, rewind)
 
     def skipped_for(self, reasons: Sequence[str], source: str) -> list[str]:
-        """Return the keys of the extensions that `reasons` of skipped samples name, except those returned before.
+        """Return the keys of the extensions that `reasons` of skipped samples name, without the keys returned before.
 
-        An extension has no rewind if the training process was killed or the list came from a different run. It is then
-        added to the lineage after `source`.
+        An extension that no rewind added to the lineage is added after the node `source`.
         """
         steps = {int(step) for reason in reasons for step in IN_STEP.findall(reason)}
         follows = FOLLOWED in reasons
         skipped = [own for own in self._extensions if own.key not in self._skipped and (follows or own.step in steps)]
+        # An extension has no rewind if the training process was killed or the list came from a different run.
         for extension in skipped:
             if extension.key not in self._added:
                 self._add(extension, source)
@@ -134,7 +135,7 @@ class Quarantines:
         return [extension.key for extension in skipped]
 
     def add_rest(self, source: str) -> None:
-        """Add the extensions not added yet (no checkpoint follows them) to the lineage, after the node `source`."""
+        """Add all extensions that are not in the lineage yet, after the node `source`."""
         for extension in self._extensions:
             if extension.key not in self._added:
                 self._add(extension, source)
@@ -234,7 +235,10 @@ def _dataset(walk: TableTraversal, where: str, digest: str) -> list[str]:
 
 
 class _Skips:
-    """The skip list of the plan; the metadata of a checkpoint has the length and digest of the list at that step."""
+    """The skip list of the plan.
+
+    The metadata of a checkpoint has the length and digest that the skip list had at the checkpoint's step.
+    """
 
     def __init__(self, run: Store, builder: LineageBuilder, plan: Json | None):
         self.quarantines = Quarantines(run, builder)
@@ -247,10 +251,10 @@ class _Skips:
         self.entries = [(number.strip(), reason.strip()) for number, _, reason in lines if number.strip()]
 
     def node(self, metadata: Json, before: int) -> list[str]:
-        """Add the skip list as a checkpoint used it, unless it is as long as at the previous checkpoint (`before`).
+        """Add the skip list that a checkpoint used. Return [key of the node], or [] if no node is added.
 
-        Return the key of the added node in a list, which is empty if none was added. Adds a break if the digest of the
-        list is not that in the checkpoint's metadata.
+        No node is added if the list is empty or as long as at the previous checkpoint (`before`). Adds a break if the
+        list's digest is not the digest in the checkpoint's metadata.
         """
         identity, key = metadata["identity"], checkpoint_folder(metadata["step"])
         length, digest = identity.get("skip_length", 0), identity["skip_list"]
@@ -335,7 +339,7 @@ def _checkpoint(run: Store, metadata: Json, remarks: tuple[str, ...]) -> Node:
 
 
 def _add_end(walk: TableTraversal, outcome: Json, last: Json | None) -> None:
-    """Add the end of training, with a break if its checkpoint, dataset or plan is not that of the last checkpoint."""
+    """Add the end of training, with a break if its checkpoint, dataset or plan differs from the last checkpoint."""
     builder = walk.builder
     counts = {"steps": outcome["steps"]}
     counts |= {name: outcome[key] for name, key in LOSSES.items() if outcome.get(key) is not None}
@@ -361,7 +365,7 @@ def _add_end(walk: TableTraversal, outcome: Json, last: Json | None) -> None:
 
 
 def _verify(run: Store, builder: LineageBuilder, metadata: Json) -> None:
-    """Add a break for every file of a checkpoint that is missing or whose digest is not that in the metadata."""
+    """Add a break for every file of a checkpoint that is missing or whose digest differs from the metadata."""
     folder = checkpoint_folder(metadata["step"])
     for name, file in metadata["files"].items():
         path = f"{folder}/{name}"
@@ -371,17 +375,17 @@ def _verify(run: Store, builder: LineageBuilder, metadata: Json) -> None:
 
 
 def _checkpoints(run: Store) -> list[Json]:
-    """Return the metadata of all checkpoints in the order of steps; like the trainer, this lists the folder."""
+    """Return the metadata of all checkpoints, in the order of steps."""
     folder = run.child(CHECKPOINTS)
     checkpoints = [folder.read_json(name) for name in folder.walk() if name.endswith(f"/{METADATA_NAME}")]
     return sorted(checkpoints, key=lambda metadata: int(metadata["step"]))
 
 
 def _rewinds(run: Store) -> list[Json]:
-    """Return the events of the rewinds of the current training, in order; an incomplete line is ignored.
+    """Return the events of the rewinds of the current training, in order.
 
-    Omitted are rewinds before training last started anew, and rewinds that a resume from an earlier checkpoint has
-    undone.
+    Rewinds of an earlier training, rewinds that a resume from an earlier checkpoint has undone, and incomplete lines
+    are omitted.
     """
     rewinds: list[Json] = []
     for line in run.read_bytes(EVENTS_NAME).split(b"\n") if run.exists(EVENTS_NAME) else []:
@@ -419,8 +423,8 @@ def modification_time(run: Store, name: str) -> str | None:
 def read_lineage(run: Store, verify: bool = False) -> Lineage:
     """Return the lineage of the run's tables, plan and checkpoints; `verify` also checks the digest of every file.
 
-    A digest or file that is not as expected is a break in the lineage, not an error. Raises ConfigError if the folder
-    is not a run folder.
+    An unexpected digest or a missing file is a break in the lineage, not an error. Raises ConfigError if the folder is
+    not a run folder.
     """
     if not run.exists(RUN_NAME):
         raise ConfigError(

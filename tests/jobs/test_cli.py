@@ -162,7 +162,7 @@ def test_errors_are_one_message(arguments, message, capsys):
         ),
         (["train-lm", "--out", "x.lm", "--set", "train_lm.input=['no-such.txt']"], "no-such.txt"),
         (["train-lm", "--out", "x.lm", "--set", "lm.run=no-such-run"], "expected a table 'clean'"),
-        (["train-classifier", "--out", "x"], "expected positives and negatives, or labelled files"),
+        (["train-classifier", "--out", "x"], "expected both positives and negatives, or labelled files"),
         (
             ["train-importance", "--out", "x", "--set", "train_importance.target={run='no'}"],
             "[train_importance]: expected",

@@ -253,11 +253,11 @@ def test_all_spans_of_a_text_are_in_one_part(tmp_path: Path, files: dict[str, st
         ({"kind": "fasttext", "threads": 10}, "threads: Input should be greater than or equal to 11, .* 10"),
         (
             {"negatives": {}},
-            r"expected positives and negatives, or labelled files, got neither\. Set train_classifier\.positives",
+            r"expected both positives and negatives, or labelled files, got neither\. Set train_classifier\.positives",
         ),
         (
             {"positives": {"files": ["x"], "sources": ["web"]}},
-            r"sources, languages: expected `run`, .* got none\. Set",
+            r"sources, languages: expected `run` to be set, .* got no `run`\. Set",
         ),
         ({"name": "a/b"}, "name: String should match pattern"),
         ({"postives": {}}, "postives: no such key .did you mean 'positives'"),

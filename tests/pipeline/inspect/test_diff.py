@@ -172,7 +172,7 @@ def test_bad_arguments_are_rejected(tmp_path: Path, capsys: pytest.CaptureFixtur
     edit(run, "verdicts", lambda content: content["figures"].update(bait=1))
     with pytest.raises(
         ContractError,
-        match=r"expected `dedup` made from the current `verdicts` \(\w{12}\), got one made from \w{12}\. Run",
+        match=r"`dedup` made from the current `verdicts` \(\w{12}\), got `dedup` made from `verdicts` \w{12}\. Run",
     ):
         diff(capsys, run, run)
 
@@ -182,7 +182,8 @@ def test_a_table_that_the_run_no_longer_has_is_rejected(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run")
     edit(run, "verdicts", lambda content: content["inputs"].append({"name": "scores", "bytes": 1, "sha256": "5" * 64}))
     with pytest.raises(
-        ContractError, match=r"`verdicts` made from the current `scores` \(none\), got one made from 5{12}\."
+        ContractError,
+        match=r"`verdicts` made from the current `scores` \(none\), got `verdicts` made from `scores` 5{12}\.",
     ):
         open_compared_run(run)
 
@@ -194,7 +195,7 @@ def test_tables_whose_rows_do_not_belong_together_are_rejected(tmp_path: Path) -
     b.write_atomic(f"verdicts/v-tiny/{parts[0]}", second)
     b.write_atomic(f"verdicts/v-tiny/{parts[1]}", first)
     with pytest.raises(
-        ContractError, match=r"expected the same documents in part-0000. of `documents` and of `verdicts`"
+        ContractError, match=r"part-0000. of `verdicts` to hold the same documents as part-0000. of `documents`"
     ):
         compare_runs(open_compared_run(a), open_compared_run(b), 0)
 
