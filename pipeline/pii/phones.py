@@ -133,7 +133,7 @@ def _names(near: str) -> bool:
 
 
 def phone_score(written: str, named: bool, regions: tuple[str, ...]) -> float:
-    """Return the score (0..1) of digits with separators as a telephone number; 0 if no region has such numbers.
+    """Return the score (0..1) of digits with separators; 0 if the digits are not a telephone number.
 
     `named` is True if a nearby word or an extension marks the digits as a telephone number.
     """

@@ -127,7 +127,7 @@ def num_sentences(words: Words, counts: Sequence[int]) -> int:
     line_starts = np.concatenate(([0], np.cumsum(counts)[:-1]))
     tokens = np.add.reduceat(words.counts, line_starts)
     unmarked = (words.flags & MARK) == 0
-    # Every line starts a sentence. After the end of a sentence, the next token without punctuation starts another one.
+    # Every line starts a sentence. After its end, the next token that is not punctuation starts another sentence.
     ends = (words.flags[unmarked] & ENDS_SENTENCE) > 0
     line = np.repeat(np.arange(len(counts)), tokens)[unmarked]
     return len(counts) + int(np.count_nonzero(ends[:-1] & ~ends[1:] & (line[1:] == line[:-1])))

@@ -54,7 +54,7 @@ def dclm_lines(text: str) -> dict[str, float]:
 
 
 def shares_of_repeated(parts: Sequence[str]) -> tuple[float, float]:
-    """Return the share of the strings that occur more than once, and the share of all characters in them."""
+    """Return the share of strings that occur more than once, and the share of characters in such strings."""
     if len(set(parts)) == len(parts):
         return 0.0, 0.0
     repeated = [(part, count) for part, count in Counter(parts).items() if count > 1]

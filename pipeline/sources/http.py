@@ -195,7 +195,10 @@ def read_response(block: bytes, config: SourceConfig) -> HttpPage:
 
 
 def set_body(page: HttpPage, stored: memoryview, codings: list[str], config: SourceConfig) -> None:
-    """Undo the content and transfer codings of a body, the last one first, and set `body` or `drop` of the page."""
+    """Decode a body, and set `body` or `drop` of the page.
+
+    `codings` are the content and transfer codings, in the order in which the server applied them.
+    """
     limit = config.max_page_bytes
     try:
         if len(codings) > MAX_CODINGS:
@@ -252,11 +255,11 @@ def _already_decoded(stored: memoryview) -> memoryview:
 def _dechunk(stored: memoryview) -> bytes | memoryview:
     """Return the data of a body in HTTP chunked transfer coding.
 
-    A body that does not start with a chunk is returned unchanged: the crawler has already decoded it. A body without
-    the last chunk is accepted if its other chunks are complete. Source: RFC 9112, section 7.1.
+    A body that does not start with a chunk is returned unchanged. A body without the last chunk is accepted if its
+    earlier chunks are complete. Source: RFC 9112, section 7.1.
     """
     header = CHUNK.match(stored)
-    if header is None:
+    if header is None:  # The crawler has already decoded the body.
         return stored
     parts: list[memoryview] = []
     position = 0

@@ -34,10 +34,10 @@ class _InputFile(NamedTuple):
 
 
 def find_splits(config: SourceConfig) -> list[Split]:
-    """Return every file that source.paths names or matches as a split, sorted by name.
+    """Return the files that source.paths names or matches, as splits sorted by name.
 
     Raises ConfigError if the format is unknown, a pattern matches nothing, a file cannot be read, or two files have the
-    same name; the message lists every such path.
+    same name. The message lists every such path.
     """
     if config.format not in (AUTO, *FORMATS):
         raise ConfigError(
@@ -141,7 +141,7 @@ def _format_of(name: str) -> str:
 
 
 def _check_readable(file: _InputFile) -> None:
-    """Raise ValueError if the path is not that of a file, OSError if the file cannot be read."""
+    """Raise ValueError unless the path is that of a regular file, OSError if the file cannot be read."""
     kind = file.info.type
     if kind == pafs.FileType.NotFound:
         raise ValueError("no such file. Correct the path.")
