@@ -110,7 +110,7 @@ def append_index(folder: Path, name: str, entry: ModelEntry) -> None:
 
 
 def load_registry(folder: Path, registry: Mapping[str, ModelEntry] = REGISTRY) -> dict[str, ModelEntry]:
-    """Return the registered models and those in the index of the cache folder, by name.
+    """Return the registered models and the models in the index of the cache folder, by name.
 
     Raises ContractError if the index cannot be read.
     """
@@ -173,7 +173,7 @@ class LocalModel:
 
 @dataclass(frozen=True)
 class ModelRow:
-    """A model as `penstock models list` prints it; `path` is None if it is not in the cache folder."""
+    """A model as `penstock models list` prints it. `path` is None if the model is not in the cache folder."""
 
     name: str
     entry: ModelEntry
@@ -268,9 +268,9 @@ def fetch_model(name: str, config: ModelsConfig, registry: Mapping[str, ModelEnt
 
 
 def verify_model(name: str, config: ModelsConfig, registry: Mapping[str, ModelEntry] = REGISTRY) -> LocalModel:
-    """Return a model in the cache folder after verifying its digest.
+    """Verify the digest of a model in the cache folder, and return the model.
 
-    Raises ConfigError if the file is missing, ContractError if its digest differs from the registered one.
+    Raises ConfigError if the file is missing, ContractError if the file's digest differs from the registered digest.
     """
     entry = _known(name, load_registry(_cache_folder(config), registry))
     target = _target(config, name, entry)

@@ -48,7 +48,7 @@ Models = dict[str, dict[str, Model]]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run whose settings, inputs and models have been checked, and of which no task has started."""
+    """A run that can start: its settings, inputs and models have been checked."""
 
     recipe: Recipe
     steps: Sequence[Step]
@@ -84,9 +84,9 @@ def prepare(recipe: Recipe, until: str | None) -> Prepared:
 
 
 def run_steps(spark: SparkSession, prepared: Prepared, folder: Store, partitions: int | None) -> RunFile:
-    """Build the tables of a run that do not exist yet and return the content of its `run.json`.
+    """Build the tables of a run that do not exist yet, and return the content of its `run.json`.
 
-    Complete steps are skipped; an interrupted step resumes from its completed parts. Raises ContractError if another
+    A complete step is skipped. An interrupted step resumes from its completed parts. Raises ContractError if another
     process writes to the run folder.
     """
     folder.make_parent(RUN_NAME)  # the folder of the lock file
@@ -141,7 +141,7 @@ def find_models(recipe: Recipe, steps: Sequence[Step]) -> Models:
 
 
 def is_shipped(stage: Stage, name: str) -> bool:
-    """Return True if Spark workers open this model file, so that it must be copied to them."""
+    """Return True if Spark workers open this model file. Such a file must be copied to the workers."""
     return isinstance(stage, PerDocument) and stage.compile is None and not name.startswith(stage.stays)
 
 
@@ -285,6 +285,6 @@ def check_inputs(folder: Store, table: str, built: TableResult, identities: Mapp
         same = earlier.run.lineage.get(key) == identities.get(key)
         if same and digests.get(name, now) != now:
             raise ContractError(
-                f"input {name}: expected the same content as before (SHA-256 {digests[name][:16]}…), as name, size and "
-                f"time are equal, got {now[:16]}…. Restore the file, or name another folder with --out."
+                f"input {name}: expected SHA-256 {digests[name][:16]}…, because name, size and time are unchanged, "
+                f"got {now[:16]}…. Restore the file, or name another folder with --out."
             )

@@ -481,14 +481,14 @@ def open_model(path: str, spm: str | None, alone: bool = False) -> Scorer:
     if not start.startswith(KENLM_MAGIC):
         if spm is not None or alone:
             raise ConfigError(
-                f"{path}: expected a KenLM binary, as its language is in perplexity.pieces, got another file. "
+                f"{path}: expected a KenLM binary for a language in perplexity.pieces, got another file. "
                 "Remove the model's language from perplexity.pieces."
             )
         return LanguageModel(path)
     if spm is None and not alone:
         raise ConfigError(
             f"{path}: expected the SentencePiece model of a KenLM binary, got none. "
-            "Set perplexity.pieces for its language to the path of that model, or to 'words' if the words of the KenLM "
-            "binary are separated by spaces."
+            "Set perplexity.pieces for the binary's language to the path of the SentencePiece model, or to 'words' if "
+            "the words of the KenLM binary are separated by spaces."
         )
     return KenlmModel(path, spm)

@@ -97,7 +97,7 @@ class PerplexityConfig(Section):
             )
         if self.head_share >= self.middle_share:
             raise ValueError(
-                f"head_share: expected less than middle_share, got {self.head_share} and {self.middle_share}. "
+                f"head_share: expected less than middle_share = {self.middle_share}, got {self.head_share}. "
                 "Lower perplexity.head_share."
             )
         numbers = sorted(map(BUCKETS.index, self.keep_buckets))
@@ -108,8 +108,8 @@ class PerplexityConfig(Section):
             )
         if self.min_perplexity and self.max_perplexity and self.min_perplexity > self.max_perplexity:
             raise ValueError(
-                f"min_perplexity: expected at most max_perplexity, got {self.min_perplexity} and "
-                f"{self.max_perplexity}. Lower perplexity.min_perplexity."
+                f"min_perplexity: expected at most max_perplexity = {self.max_perplexity}, got "
+                f"{self.min_perplexity}. Lower perplexity.min_perplexity."
             )
         return self
 
@@ -250,7 +250,7 @@ def score_with_checkpoint(config: PerplexityConfig, inputs: Sequence[str], outpu
         except OSError as error:
             raise ConfigError(
                 f"perplexity.python: expected a Python with torch, got one that cannot be run ({error}). "
-                "Set perplexity.python to the path of such a Python."
+                "Set perplexity.python to the path of a Python with torch."
             ) from error
         if done.returncode:
             lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]

@@ -54,16 +54,17 @@ class LineRuleResult:
 def keep_all_lines(text: str, counts: Sequence[int]) -> LineRuleResult:
     """Return a result that keeps the whole text, for languages other than English.
 
-    `counts` is the number of whitespace-separated words of each line.
+    `counts` has the number of whitespace-separated words on each line.
     """
     lines = [number for number, count in enumerate(counts) if count]
     return LineRuleResult(lines, False, [(0, len(text))], text.lower().count(PLACEHOLDER), text.count("{"))
 
 
 def apply_line_rules(text: str, lines: Sequence[str], counts: Sequence[int], rules: C4LineRules) -> LineRuleResult:
-    """Apply C4's line rules to a text, and return the lines and spans that they keep.
+    """Apply C4's line rules to a text, and return the lines and spans that the rules keep.
 
-    `lines` are the text's lines with their line ends; `counts` is the number of whitespace-separated words on each.
+    `lines` are the text's lines with their line ends. `counts` has the number of whitespace-separated words on each
+    line.
     """
     lowered = text.lower()
     phrases = [phrase for phrase in (PLACEHOLDER, SCRIPT, *POLICIES) if phrase in lowered]
@@ -99,7 +100,7 @@ def apply_line_rules(text: str, lines: Sequence[str], counts: Sequence[int], rul
 
 
 def _spans(text: str, lines: Sequence[str], kept: Sequence[int], cited: bool) -> list[Span]:
-    """Return the spans of the text to keep: every kept line, and one line break between two of them.
+    """Return the spans of the text to keep: every kept line, and one newline between two kept lines.
 
     Citations and the whitespace at both ends of a line are left out.
     """
@@ -120,7 +121,7 @@ def _spans(text: str, lines: Sequence[str], kept: Sequence[int], cited: bool) ->
 def num_sentences(words: Words, counts: Sequence[int]) -> int:
     """Return the number of sentences in a text.
 
-    `counts` is the number of whitespace-separated words on each line that is not blank.
+    `counts` has the number of whitespace-separated words on each line that is not blank.
     """
     if not counts:
         return 0

@@ -39,7 +39,8 @@ def num_stop_words(codes: Codes, stop_words: Codes) -> int:
 def gopher_signals(text: str, lines: Sequence[str], words: Words, stop_words: Codes) -> dict[str, float]:
     """Return the signals in `schemas.signals.GOPHER_QUALITY` for a text.
 
-    `lines` are those of `splitlines`, `words` the tokens, and `stop_words` the sorted codes of the stop words.
+    `lines` are the text's lines, as `splitlines` splits them. `words` are the text's tokens. `stop_words` has the
+    sorted codes of the stop words.
     """
     flags = words.flags
     proper = (flags & WORD) > 0

@@ -20,7 +20,7 @@ OVERLAP_BYTES = 16 << 10
 
 
 class ByteStream(Protocol):
-    """The methods that the file object of an input file must have: it must be readable and seekable."""
+    """The methods of the file object of an input file. The file object must be readable and seekable."""
 
     def read(self, size: int = -1, /) -> bytes: ...
     def seek(self, offset: int, whence: int = 0, /) -> int: ...

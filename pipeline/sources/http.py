@@ -63,7 +63,7 @@ def starts_with_record(data: bytes) -> bool:
 
 
 def parse_warc_header(block: bytes) -> RecordHeader | None:
-    """Parse a WARC header, from its version line to the blank line; return None if it declares no valid length."""
+    """Parse a WARC header, from its version line to the blank line. None if the header declares no valid length."""
     fields = parse_fields(block)
     length = fields.get("content-length", "")
     if not DIGITS.fullmatch(length):
@@ -97,7 +97,7 @@ def parse_fields(block: bytes) -> dict[str, str]:
 
 
 def parse_arc_line(line: bytes) -> RecordHeader | None:
-    """Parse the header line of an ARC record; return None if the line is not one."""
+    """Parse the header line of an ARC record. None if the line is not such a header line."""
     match = ARC_LINE.match(line)
     if match is None:
         return None
@@ -148,7 +148,7 @@ GZIP_MAGIC, ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 @dataclass(slots=True)
 class HttpPage:
-    """An HTTP response: its header fields, and its page or the reason why it has none."""
+    """An HTTP response: its header fields, and its page or the reason why the page is missing."""
 
     status: int | None = None
     mime: str | None = None

@@ -89,7 +89,7 @@ def account_bytes(
 def domain_of(url: str) -> str | None:
     """Return the registrable domain of a URL, by the public suffix list in the package tldextract.
 
-    Return the host itself if it is an IP address or has no public suffix, and None if the URL has no host.
+    Return the host itself if the host is an IP address or has no public suffix. Return None if the URL has no host.
     """
     match = HOST.match(url)
     return _domain(match.group(1)) if match else None
@@ -125,9 +125,9 @@ def encodable(text: str) -> str:
 
 
 def set_text(row: Row, text: str, config: SourceConfig) -> Drop | None:
-    """Set the row's text and its size [bytes of UTF-8]. Return None.
+    """Set the row's text and its size [bytes of UTF-8], and return None.
 
-    If the text is empty or too large, set only the size and return a Drop.
+    If the text is empty or too large, only the size is set, and a Drop is returned.
     """
     text = encodable(text)
     size = len(text.encode())

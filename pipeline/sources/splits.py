@@ -84,7 +84,7 @@ def find_splits(config: SourceConfig) -> list[Split]:
 def _match(path: str) -> Iterator[_InputFile]:
     """Yield the file at a path, or every file that a pattern matches.
 
-    Raises ValueError if a pattern matches no file, OSError if its folder cannot be listed.
+    Raises ValueError if a pattern matches no file, OSError if the pattern's folder cannot be listed.
     """
     is_uri = "://" in path
     location, question, options = path.partition("?") if is_uri else (os.path.abspath(path), "", "")

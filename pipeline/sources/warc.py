@@ -227,7 +227,10 @@ class ArchiveRecord:
 
 
 def open_warc(split: Split, stream: ByteStream, config: SourceConfig) -> Iterator[tuple[Row, Drop | None]]:
-    """Yield the rows of an archive in order. Offsets and lengths are bytes of the file; lengths add up to its size."""
+    """Yield the rows of an archive in order. Offsets and lengths are bytes of the stored file.
+
+    The lengths of all rows add up to the size of the file.
+    """
     frames = FrameReader(stream, RECORD_STARTS)
     records = read_records(DecodedWindow(frames), config.max_record_bytes)
     return account_bytes((_item(record, config) for record in records), split, lambda: frames.end)
@@ -290,7 +293,7 @@ def _read_framed(window: DecodedWindow, start: int, max_bytes: int) -> ArchiveRe
 
 
 def _take_header(window: DecodedWindow) -> RecordHeader | None:
-    """Read the record header at the current position; return None if it has no end or declares no valid length."""
+    """Read the record header at the current position. None if the header has no end or declares no valid length."""
     head = window.peek()
     if line := ARC_LINE.match(head):
         return parse_arc_line(window.take(line.end()))
@@ -325,7 +328,10 @@ def _lost(window: DecodedWindow, start: int, plain: bool, reason: str, reason_if
 
 
 def _fault_of(window: DecodedWindow, start: int) -> str | None:
-    """Return the kind of damage if damage of the frame at `start` ends the run, and move past it; else None."""
+    """Move past the damage that ends the run, if the frame at `start` is damaged.
+
+    Return the kind of damage, else None.
+    """
     piece = window.next
     if piece is None or piece.fault is None or piece.start != start:
         return None

@@ -71,7 +71,7 @@ def build_documents(build: StepContext) -> dict[str, TableResult]:
 
 
 def documents_part(task: DocumentsTask, retried: bool) -> PartResult:
-    """Run the rows of one split through the per-document stages, and write its parts of `documents` and `text`."""
+    """Run the rows of one split through the per-document stages, and write them to `documents` and `text`."""
     schema = extend_schema(DOCUMENTS, task.stages)
     columns = frozenset((*schema.names, *TEXT.names))
 

@@ -75,7 +75,10 @@ def scored_by_checkpoint(build: StepContext, config: PerplexityConfig, tasks: Se
 
 
 def texts_part(task: ScoresTask, retried: bool) -> TaskResult:
-    """Write the texts of one part to a file for the process with the checkpoint; return its path and number of rows."""
+    """Write the texts of one part to a file for the process with the checkpoint.
+
+    Return the file's path and number of rows.
+    """
     with PartWriter(task.folder, f"texts/{part_key(task.part.ordinal)}", TO_SCORE, size_column="text") as writer:
         for row in texts(task.part):
             writer.add(row | {"text": row["_body"]})

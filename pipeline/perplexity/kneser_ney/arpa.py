@@ -42,7 +42,7 @@ Messages = dict[tuple[int, int], memoryview]
 
 
 def write_columns(folder: Store, stem: str, columns: dict[str, npt.NDArray[np.generic] | pa.Array]) -> str:
-    """Write columns of equal length to a new Arrow file, and return its name; the name begins with `stem`."""
+    """Write columns of equal length to a new Arrow file. Return the file name, which begins with `stem`."""
     path = unique_name(stem, "arrow")
     table = pa.table(columns)
     options = pa.ipc.IpcWriteOptions(compression="lz4")
@@ -58,7 +58,7 @@ def read_columns(folder: Store, path: str) -> pa.Table:
 
 
 def write_grams(folder: Store, stem: str, grams: Words, counts: Ints) -> str:
-    """Write n-grams and their counts to a new file, and return its name; the name begins with `stem`."""
+    """Write n-grams and their counts to a new file. Return the file name, which begins with `stem`."""
     return write_columns(folder, stem, {f"word{row}": words for row, words in enumerate(grams)} | {"count": counts})
 
 
@@ -163,7 +163,7 @@ def _decimals(values: Floats) -> pa.Array:
 
 
 def write_section(folder: Store, stem: str, texts: pa.Array, probabilities: Floats, weights: Floats | None) -> str:
-    """Write n-grams of one order as ARPA lines to a new file, and return its name; the name begins with `stem`."""
+    """Write n-grams of one order as ARPA lines to a new file. Return the file name, which begins with `stem`."""
     path = unique_name(stem, "lines")
     with folder.open_output(path) as stream:
         # rounding may lift a probability above 1

@@ -100,7 +100,7 @@ class Discounts:
 def estimate_discounts(
     order: int, tally: CountsOfCounts, fallback: Sequence[float] | None
 ) -> tuple[Discounts, str | None]:
-    """Return the discounts of one order, and the reason why `fallback` was used (None if it was not).
+    """Return the discounts of one order, and why `fallback` is used (None if it is not used).
 
     `fallback` is used if a count of counts is zero or a computed discount is out of range. Raises ContractError if
     `fallback` is None in this case.
@@ -183,9 +183,9 @@ def _ranks(keys: Keys) -> Keys:
 
 
 def new_gram_mask(grams: Words) -> Flags:
-    """Return a mask (rows, columns): row n - 1 is True where the last n words differ from the column before.
+    """Return a mask (rows, n-grams): row n - 1 is True where the last n words differ from those of the n-gram before.
 
-    Each column of `grams` is an n-gram that starts with its last word. The columns are in suffix order. The first
+    Each column of `grams` is an n-gram that starts with its last word. The n-grams are in suffix order. The first
     column of the mask is True.
     """
     new = np.ones(grams.shape, np.bool_)
@@ -494,8 +494,7 @@ class EstimationPlan:
 
 @dataclass(frozen=True)
 class Smoothing:
-    """Counts of counts, discounts and unigrams, summed over all parts of the n-grams; each part needs them to compute
-    probabilities."""
+    """Counts of counts, discounts and unigrams over all parts: what a part needs to compute probabilities."""
 
     tallies: list[CountsOfCounts]
     discounts: list[Discounts]

@@ -27,7 +27,7 @@ BLOCK_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class ByteRange:
-    """A byte range of a file: the lines that start in [start, end); a compressed file is one range, with end None."""
+    """The lines of a file that start in the byte range [start, end). A compressed file is one range with `end` None."""
 
     uri: str
     name: str
@@ -57,7 +57,7 @@ def find_ranges(paths: list[str], setting: str = "input", range_bytes: int = RAN
 
 
 def read_lines(part: ByteRange, block_bytes: int = BLOCK_BYTES) -> Iterator[pa.Array]:
-    """Yield the lines of a byte range as binary arrays, without line ends; the last line of a file need not have one.
+    """Yield the lines of a byte range as binary arrays, without line ends.
 
     Raises ContractError if a compressed file is corrupt.
     """

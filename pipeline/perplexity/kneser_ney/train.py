@@ -43,7 +43,10 @@ NumberedFile = tuple[int, str]
 
 
 def word_frame(spark: SparkSession, folder: Store, chunks: Sequence[TaskResult]) -> DataFrame:
-    """Return the distinct words of every chunk with their numbers in the chunk: a DataFrame (chunk, number, word)."""
+    """Return a DataFrame (chunk, number, word) with the distinct words of every chunk.
+
+    `number` is the number that replaces the word in the chunk.
+    """
 
     def read(task: NumberedFile) -> Iterator[pa.RecordBatch]:
         return worker.chunk_words(folder, *task)
@@ -133,7 +136,7 @@ def write_sections(
 
 
 def check_complete(answers: list[TaskResult], number: int) -> list[TaskResult]:
-    """Return `answers` unchanged. Raise ContractError unless it has the results of `number` partitions."""
+    """Raise ContractError unless `answers` has the results of `number` partitions. Return `answers`."""
     if len(answers) != number:
         raise ContractError(
             f"train_lm: expected the results of {number} partitions, got {len(answers)}. Run `penstock train-lm` again."
@@ -243,7 +246,7 @@ class _Training:
         self._since = now
 
     def run(self, write: Callable[[Store], list[TaskResult]], inputs: Mapping[str, str]) -> LmReport:
-        """Write the chunks of the text with `write`, train on them, and write the ARPA file and its JSON file."""
+        """Train a model on the chunks that `write` writes. Write the ARPA file and the file `out`.json."""
         try:
             report = self._model([chunk for answer in write(self.scratch) for chunk in answer["chunks"]], inputs)
         finally:

@@ -78,7 +78,10 @@ def write_chunks(lines: Iterable[pa.Array], folder: Store, config: TrainLmConfig
 
 
 def chunk_words(folder: Store, number: int, path: str) -> Iterator[pa.RecordBatch]:
-    """Yield the distinct words of a chunk with their numbers in the chunk: rows (chunk, number, word)."""
+    """Yield rows (chunk, number, word) with the distinct words of a chunk.
+
+    `number` is the number that replaces the word in the chunk.
+    """
     words = read_columns(folder, path)["word"].combine_chunks()
     for start in range(0, len(words), WORD_ROWS):
         rows = words[start : start + WORD_ROWS]
@@ -134,7 +137,10 @@ def encode_chunk(plan: EstimationPlan, path: str, batches: Iterator[pa.RecordBat
 
 
 def count_chunk(plan: EstimationPlan, number: int, path: str) -> Iterator[pa.RecordBatch]:
-    """Yield messages with the n-grams of a chunk and their counts, addressed to the parts that own them."""
+    """Yield messages with the n-grams of a chunk and their counts.
+
+    Each message is for the part that owns its n-grams.
+    """
     grams = windows(read_columns(plan.folder, path)["id"].to_numpy(), plan.order)
     grams, counts = combine_counts(grams, np.ones(grams.shape[1], np.int64), plan.bits)
     cuts = np.searchsorted(owner_parts(grams, plan.bounds), np.arange(plan.partitions + 1))
@@ -198,7 +204,10 @@ def sum_bucket_contexts(
 def write_part_sections(
     plan: EstimationPlan, smoothing: Smoothing, path: str, number: int, batches: Iterator[pa.RecordBatch]
 ) -> Answer:
-    """Write the ARPA lines of a part, one file for each order; return the name and line count of each in `sections`."""
+    """Write the ARPA lines of a part to one file for each order.
+
+    Returns `sections`: the name and the line count of each file.
+    """
     messages = join_messages(batches)
     orders = ngrams_by_order(*read_grams(plan.folder, path))
     unigrams, owned = smoothing.unigrams.complete(orders[0], number, plan.bounds)

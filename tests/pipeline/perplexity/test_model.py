@@ -283,7 +283,7 @@ def test_other_files_are_rejected(tmp_path: Path) -> None:
         open_model(str(tmp_path / "else.lm"), None)
     with pytest.raises(ConfigError, match=r"got an ARPA file\. Set perplexity\.models to the \.lm file"):
         open_model(str(tmp_path / "lm.arpa"), None)
-    with pytest.raises(ConfigError, match=r"is in perplexity\.pieces, got another file\. Remove the model's"):
+    with pytest.raises(ConfigError, match=r"a language in perplexity\.pieces, got another file\. Remove the model's"):
         open_model(str(tmp_path / "lm.lm"), str(tmp_path / "sp.model"))
     (tmp_path / "lm.bin").write_bytes(b"mmap lm http://kheafield.com/code format version 5\n\0")
     with pytest.raises(ConfigError, match="expected the SentencePiece model of a KenLM binary, got none"):
