@@ -118,7 +118,6 @@ class ArpaReader:
         return counts
 
     def _expect(self, expected: str) -> None:
-        """Skip blank lines. Raise ContractError unless the next line is `expected`."""
         while (line := self._lines.readline()) and not line.strip():
             pass
         if line.strip() != expected.encode():

@@ -98,7 +98,6 @@ def _segments(folded: str, run: tuple[int, int]) -> Iterator[Groups]:
 
 
 def _number_in(text: str, folded: str, groups: Groups, regions: tuple[str, ...]) -> PhoneSpan | None:
-    """Return the telephone number in these digit groups; None if there is none."""
     first, begin = 0, groups[0][0]
     start = begin - len(_SIGNS.findall(folded[max(0, begin - 2) : begin])[0])
     international = "+" in folded[start:begin] or folded.startswith("00", begin)
@@ -183,7 +182,6 @@ def _international(written: str, named: bool) -> float:
 
 
 def _parse(text: str, region: str | None) -> Any:
-    """Return the telephone number that libphonenumber parses from a text; None if it finds none."""
     import phonenumbers
 
     try:

@@ -378,5 +378,5 @@ class Reevaluation:
 
 
 def _stored(value: object) -> object:
-    """Return a value as Arrow stores it: a dict becomes (name, value) pairs."""
+    # New measurements may return a dict, which Arrow stores as (name, value) pairs.
     return to_entries(value) if isinstance(value, dict) else value
