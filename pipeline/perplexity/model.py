@@ -53,12 +53,15 @@ def word_codes(words: Iterable[str]) -> Keys:
 
 
 def word_factor(distance: int) -> np.uint64:
-    """Return the factor of a word's hash code in an n-gram's key, for the word `distance` words before the last."""
+    """Return the factor that multiplies a word's hash code in the key of an n-gram.
+
+    `distance` is 0 for the last word of the n-gram, and 1 for the word before the last.
+    """
     return np.uint64(pow(STEP, distance, 1 << 64))
 
 
 def keys_of(codes: Keys) -> Keys:
-    """Return the key of each n-gram, (n-grams,), from the codes of its words, (n-grams, order), last word last."""
+    """Return the key of each n-gram, (n-grams,). `codes` has the hash codes of the words, (n-grams, order)."""
     factors = np.array([word_factor(distance) for distance in range(codes.shape[1])], np.uint64)
     keys: Keys = (codes * factors[::-1]).sum(axis=1, dtype=np.uint64) & EVEN
     return keys
@@ -79,9 +82,9 @@ class NgramTable:
     """Key and value of each slot, one after the other; the last slot is empty."""
 
     def find(self, keys: Keys) -> tuple[npt.NDArray[np.intp], Values]:
-        """Look up keys; return the indices in `keys` of those found, and their values (found, 2).
+        """Look up keys. Return the indices of the keys that the table contains, and the values of these keys.
 
-        The values are log10 probabilities and log10 back-off weights.
+        A row of the values, (keys found, 2), has the log10 probability and the log10 back-off weight of one n-gram.
         """
         positions = key_range(keys, self.num_home_slots) * 2
         current = self.slots[positions]
@@ -96,7 +99,10 @@ class NgramTable:
 
 
 def build_slots(sorted_parts: Iterable[npt.NDArray[np.void]], num_home_slots: int) -> Iterator[Keys]:
-    """Yield the slots of a hash table in blocks, from blocks of entries (ENTRY) that are in ascending order of keys."""
+    """Yield the slots of a hash table in blocks.
+
+    `sorted_parts` has blocks of entries (type ENTRY), in ascending order of keys.
+    """
     num_written = 0
     for entries in sorted_parts:
         numbers = np.arange(len(entries))
@@ -140,7 +146,7 @@ REPLACEMENT = 0xFFFD
 
 @lru_cache(maxsize=1)
 def _table() -> npt.NDArray[np.uint32]:
-    """Return a table from each code point of lower-case NFD text to its replacement; REMOVED marks those to remove."""
+    """Return the replacement of each code point of lower-case NFD text; REMOVED if the code point is deleted."""
     table = np.arange(sys.maxunicode + 1, dtype=np.uint32)
     for code in range(sys.maxunicode + 1):
         match unicodedata.category(chr(code)):
@@ -259,7 +265,7 @@ class Scores:
 
 
 class _WordNumbers(dict[str, int]):
-    """A cache from words to their indices in the model; <s> and </s> in a text count as unknown words."""
+    """A cache of the index of each word in the model. <s> and </s> in a text count as unknown words."""
 
     def __init__(self, codes: Keys):
         self._codes = codes
@@ -320,12 +326,10 @@ class LanguageModel:
         return Scores(np.add.reduceat(scores, starts), tokens)
 
     def _positions(self, numbers: Ints, starts: Ints) -> Floats:
-        """Return the log10 probability of each word given the words before it; undefined at the starts of sentences.
+        """Return the log10 probability of each word given the words before it; undefined at `starts`.
 
-        `numbers` are the words of all sentences with their begin and end markers, `starts` the indices of the begin
-        markers. Order by order, a word gets the score of the longer n-gram if the model has it. Otherwise the back-off
-        weight of the context is added to the score of the shorter n-gram. In a closed model, a longer n-gram exists
-        only if its prefix and suffix exist, so other positions are not looked up.
+        `numbers` are the words of all sentences, with a begin and an end marker around each sentence. `starts` are the
+        indices of the begin markers.
         """
         values = self._unigrams[numbers].view(np.float32).reshape(-1, 2)
         scores, backoffs = values[:, 0].astype(np.float64), values[:, 1].astype(np.float64)
@@ -333,11 +337,13 @@ class LanguageModel:
         keys = codes.copy()
         depth = np.arange(len(numbers)) - np.repeat(starts, np.diff(starts, append=len(numbers)))
         found = depth > 0
+        # A word gets the score of the longer n-gram if the model has it. Otherwise the back-off weight of the context
+        # is added to the score of the shorter n-gram.
         for distance, (table, closed) in enumerate(zip(self._tables, self.header.closed), start=1):
             scores[1:] += backoffs[:-1]
             keys[distance:] += codes[:-distance] * word_factor(distance)
             is_candidate = depth >= distance
-            if closed and distance > 1:
+            if closed and distance > 1:  # an n-gram exists only if its prefix and its suffix exist
                 is_candidate &= found
                 is_candidate[1:] &= found[:-1]
             positions = np.flatnonzero(is_candidate)
@@ -352,8 +358,9 @@ class LanguageModel:
 
 
 def score_lines(model: Any, lines: Sequence[str]) -> Scores:
-    """Return the scores of lines by a model with the methods `cut` and `score`, group by group, to bound the memory."""
+    """Return the scores of lines by a model that has the methods `cut` and `score`."""
     parts = []
+    # Group by group, to bound the memory.
     for group in _groups(lines):
         sentences = model.cut(group)
         scores = model.score([pieces for pieces in sentences if pieces])
@@ -409,10 +416,9 @@ class Scorer(Protocol):
 
 
 class KenlmModel:
-    """A model that the package kenlm reads: a binary, memory-mapped and shared by workers, or an ARPA file.
+    """A model that the package kenlm reads: a KenLM binary or an ARPA file.
 
-    Lines are normalized and split as for CCNet's published models. `spm` is the path of the SentencePiece model that
-    splits them; None = lines are split at whitespace.
+    `spm` is the path of the SentencePiece model that splits lines; None = lines are split at whitespace.
     """
 
     def __init__(self, path: str, spm: str | None):
@@ -434,6 +440,7 @@ class KenlmModel:
 
     def score_text(self, text: str) -> Scores:
         """Return the scores of each line of a text; a line without words has no score (0 tokens)."""
+        # Normalized as for CCNet's published models.
         return score_lines(self, normalize(text).split("\n"))
 
     def cut(self, lines: Sequence[str]) -> list[list[str]]:
@@ -441,8 +448,9 @@ class KenlmModel:
         return self._cut(lines)
 
     def score(self, sentences: Sequence[Sequence[str]]) -> Scores:
-        """Return the scores of sentences, each given as a list of words or pieces; kenlm sums them as float32."""
+        """Return the scores of sentences, each given as a list of words or pieces."""
         lines = (" ".join("<unk>" if word in MARKERS else word for word in sentence) for sentence in sentences)
+        # kenlm sums as float32.
         log10 = np.fromiter((self._model.score(line, bos=True, eos=True) for line in lines), np.float64, len(sentences))
         return Scores(log10, np.fromiter(map(len, sentences), np.int64, len(sentences)) + 1)
 
@@ -457,11 +465,11 @@ def require_kenlm(path: str) -> None:
 
 
 def open_model(path: str, spm: str | None, alone: bool = False) -> Scorer:
-    """Return the language model in a file; the first bytes of the file determine its kind.
+    """Return the language model in a file: a KenLM binary or a compiled model of Penstock.
 
-    A KenLM binary requires `spm`, the path of its SentencePiece model, or `alone` if its words are separated by spaces.
-    A compiled model contains its SentencePiece model and takes neither. Raises ConfigError if these arguments do not
-    match the file, or if the file is of neither kind.
+    A KenLM binary requires `spm`, the path of its SentencePiece model. If its words are separated by spaces, `alone`
+    must be True instead. A compiled model takes neither argument. Raises ConfigError if the arguments do not match the
+    file, or if the file is of neither kind.
     """
     with Path(path).open("rb") as stream:
         start = stream.read(len(MAGIC))
@@ -473,14 +481,14 @@ def open_model(path: str, spm: str | None, alone: bool = False) -> Scorer:
     if not start.startswith(KENLM_MAGIC):
         if spm is not None or alone:
             raise ConfigError(
-                f"{path}: expected a KenLM binary, got a model that contains its SentencePiece model. "
+                f"{path}: expected a KenLM binary for a language in perplexity.pieces, got another file. "
                 "Remove the model's language from perplexity.pieces."
             )
         return LanguageModel(path)
     if spm is None and not alone:
         raise ConfigError(
             f"{path}: expected the SentencePiece model of a KenLM binary, got none. "
-            "Set perplexity.pieces for its language to the path of that model, or to 'words' if the words of the KenLM "
-            "binary are separated by spaces."
+            "Set perplexity.pieces for the binary's language to the path of the SentencePiece model, or to 'words' if "
+            "the words of the KenLM binary are separated by spaces."
         )
     return KenlmModel(path, spm)

@@ -97,7 +97,7 @@ class PerplexityConfig(Section):
             )
         if self.head_share >= self.middle_share:
             raise ValueError(
-                f"head_share: expected less than middle_share, got {self.head_share} and {self.middle_share}. "
+                f"head_share: expected less than middle_share = {self.middle_share}, got {self.head_share}. "
                 "Lower perplexity.head_share."
             )
         numbers = sorted(map(BUCKETS.index, self.keep_buckets))
@@ -108,16 +108,16 @@ class PerplexityConfig(Section):
             )
         if self.min_perplexity and self.max_perplexity and self.min_perplexity > self.max_perplexity:
             raise ValueError(
-                f"min_perplexity: expected at most max_perplexity, got {self.min_perplexity} and "
-                f"{self.max_perplexity}. Lower perplexity.min_perplexity."
+                f"min_perplexity: expected at most max_perplexity = {self.max_perplexity}, got "
+                f"{self.min_perplexity}. Lower perplexity.min_perplexity."
             )
         return self
 
 
 def make_perplexity(config: PerplexityConfig, models: Mapping[str, str]) -> RowFunction:
-    """Return the function that adds the columns COLUMNS to a document's row; null if no model is for its language.
+    """Return the function that adds the columns COLUMNS to a row; null if no model is for the row's language.
 
-    If `scorer` is a checkpoint, a separate process has added the columns before this stage, and they are not changed.
+    If `scorer` is a checkpoint, rows already have the columns and are not changed.
     """
     scorers: dict[str, Scorer] = {}
     for language in config.models if config.scorer == NGRAM else ():
@@ -136,7 +136,7 @@ def make_perplexity(config: PerplexityConfig, models: Mapping[str, str]) -> RowF
 
 
 def measure(scorer: Scorer, text: str) -> Row:
-    """Return the columns COLUMNS of a text; a text without words has no perplexity and no paragraphs."""
+    """Return the columns COLUMNS of a text. A text without words has no perplexity and no paragraphs."""
     scores = scorer.score_text(text)
     (scored,) = np.nonzero(scores.tokens)
     log10, tokens = scores.log10[scored].tolist(), scores.tokens[scored].tolist()
@@ -157,9 +157,9 @@ def perplexity_of(log10: float, tokens: int) -> float:
 def perplexity_buckets(
     perplexity: npt.ArrayLike, head_cut: npt.ArrayLike, middle_cut: npt.ArrayLike
 ) -> npt.NDArray[np.str_]:
-    """Return the bucket of each document: head, middle or tail, or ALL if its perplexity or a quantile is NaN.
+    """Return the bucket of each document: head, middle or tail.
 
-    Values are compared as float32.
+    ALL if the perplexity of the document or one of the cut-offs is NaN.
     """
     measured, head, middle = np.broadcast_arrays(
         *(np.asarray(values, np.float64).astype(np.float32) for values in (perplexity, head_cut, middle_cut))
@@ -192,7 +192,7 @@ def _checks(config: PerplexityConfig, models: Mapping[str, str], cutoffs: Cutoff
 def _below(cutoffs: Mapping[str, float]) -> dict[str, float]:
     """Return the largest float32 below each quantile.
 
-    A check keeps values equal to its maximum. With the returned value as its maximum, it drops the quantile itself.
+    A check keeps values equal to its maximum, so the quantile itself cannot be the maximum.
     """
     return {name: float(np.nextafter(np.float32(cut), np.float32(-np.inf))) for name, cut in cutoffs.items()}
 
@@ -219,28 +219,26 @@ def _models(config: PerplexityConfig) -> dict[str, str]:
 
 
 def checkpoint_files(folder: str) -> dict[str, str]:
-    """Return the paths of a checkpoint's files: `checkpoint` (its metadata) and `checkpoint/FILE` (each other file).
+    """Return the paths of a checkpoint's files: `checkpoint` is its metadata, `checkpoint/FILE` each other file.
 
-    The digests of these files identify the weights. Raises ConfigError if the folder is not a checkpoint.
+    Raises ConfigError if the folder is not a checkpoint.
     """
     metadata = Path(folder) / METADATA_FILE
     try:
         names = sorted(json.loads(metadata.read_bytes())["files"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
-            f"perplexity.scorer: expected a checkpoint folder with {METADATA_FILE}, got no valid file "
-            f"of this name ({error!r}). "
+            f"perplexity.scorer: expected a checkpoint folder, got one without a valid {METADATA_FILE} ({error!r}). "
             f"Set perplexity.scorer to {CHECKPOINT}RUN/train/checkpoints/step-…."
         ) from error
     return {"checkpoint": str(metadata)} | {f"checkpoint/{name}": str(metadata.with_name(name)) for name in names}
 
 
 def score_with_checkpoint(config: PerplexityConfig, inputs: Sequence[str], outputs: Sequence[str]) -> None:
-    """Score Parquet files (TO_SCORE) with the checkpoint of `scorer` in a separate process.
+    """Score files with the checkpoint of `scorer`, in a separate process.
 
-    One file of `outputs` is written for each file of `inputs`.
-    The output files have the schema SCORED. Raises ConfigError or ContractError with the last error line of the
-    process.
+    Each Parquet file of `inputs` (schema TO_SCORE) yields the file at the same index of `outputs` (schema SCORED).
+    Raises ConfigError or ContractError with the last error line of the process.
     """
     checkpoint = (config.scorer or "").removeprefix(CHECKPOINT)
     command = [config.python or sys.executable, "-m", "train.eval.score", "--checkpoint", checkpoint]
@@ -251,8 +249,8 @@ def score_with_checkpoint(config: PerplexityConfig, inputs: Sequence[str], outpu
             done = subprocess.run([*command, *files], capture_output=True, text=True, check=False)
         except OSError as error:
             raise ConfigError(
-                f"perplexity.python: expected a Python with torch, got {error}. "
-                "Set perplexity.python to the path of such a Python."
+                f"perplexity.python: expected a Python with torch, got one that cannot be run ({error}). "
+                "Set perplexity.python to the path of a Python with torch."
             ) from error
         if done.returncode:
             lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]

@@ -24,7 +24,7 @@ MAX_VALUE, MAX_WINDOW, MAX_JOINED = 512, 1 << 12, 1 << 14
 
 
 def _numeric_forms() -> dict[str, str]:
-    """Return the ASCII form of non-ASCII characters that occur in numbers and addresses, by character."""
+    """Return a table from non-ASCII characters of numbers and addresses to their ASCII forms."""
     zeros = (0x0660, 0x06F0, 0x0966, 0x09E6, 0x0A66, 0x0AE6, 0x0BE6, 0x0C66, 0x0CE6, 0x0D66, 0x0E50, 0xFF10)
     table = {chr(zero + digit): str(digit) for zero in zeros for digit in range(10)}
     wide = (*range(0x41, 0x5B), *range(0x61, 0x7B), *map(ord, "@+-.:/()_"))
@@ -34,7 +34,7 @@ def _numeric_forms() -> dict[str, str]:
 
 
 def _letter_forms() -> dict[str, str]:
-    """Return the ASCII base letter of Latin letters with diacritics, by letter."""
+    """Return a table from Latin letters with diacritics to their ASCII base letters."""
     letters = [chr(code) for code in (*range(0xC0, 0x250), *range(0x1E00, 0x1F00))]
     return {letter: base for letter in letters if (base := unicodedata.normalize("NFD", letter)[0]).isascii()}
 
@@ -45,7 +45,7 @@ _FOLDABLE = re.compile(f"[{re.escape(''.join(FORMS))}]")
 
 
 def fold(text: str) -> str:
-    """Return the ASCII form of a text, of the same length, with `?` for characters without one."""
+    """Return the ASCII form of a text, with `?` for characters without one. The length stays the same."""
     if text.isascii():
         return text
     text = _FOLDABLE.sub(lambda match: FORMS[match.group()], text)
@@ -54,7 +54,7 @@ def fold(text: str) -> str:
 
 @dataclass(frozen=True)
 class CandidateFamily:
-    """A pattern that finds where personal data of some types may be, and how much text around a match to search."""
+    """A pattern whose matches may be personal data, and the size of the window to search around a match."""
 
     pattern: Any
     before: int
@@ -82,14 +82,14 @@ FAMILIES = {
 
 
 def candidate_windows(folded: str, family: CandidateFamily) -> list[tuple[int, int]]:
-    """Return the spans of a text's ASCII form (`folded`) around all matches of the family's pattern.
+    """Return the windows around the matches of the family's pattern, as spans (start, end) of `folded`.
 
-    Spans that overlap are merged, up to MAX_WINDOW characters. A longer span is split into overlapping ones.
+    `folded` is the ASCII form of a text. A window has at most MAX_WINDOW characters.
     """
     spans: list[tuple[int, int]] = []
     for match in family.pattern.finditer(folded):
         start, end = max(0, match.start() - family.before), min(len(folded), match.end() + family.after)
-        if spans and start <= spans[-1][1] and end - spans[-1][0] <= MAX_WINDOW:
+        if spans and start <= spans[-1][1] and end - spans[-1][0] <= MAX_WINDOW:  # Overlapping windows are merged.
             spans[-1] = spans[-1][0], end
         else:  # A span above the maximum length is split into windows with overlap, so that no value is cut.
             spans += [(at, min(end, at + MAX_WINDOW)) for at in range(start, end, MAX_WINDOW - MAX_VALUE)]
@@ -98,7 +98,7 @@ def candidate_windows(folded: str, family: CandidateFamily) -> list[tuple[int, i
 
 @dataclass(frozen=True)
 class Joined:
-    """Spans of a text (its windows) joined into one text, so that a pattern is searched once in all of them."""
+    """Windows of a text, joined into one text so that one search covers all of them."""
 
     text: str
     starts: list[int]
@@ -113,7 +113,10 @@ class Joined:
 
 
 def join_windows(folded: str, spans: list[tuple[int, int]]) -> Iterator[Joined]:
-    """Yield the windows (`spans`) of a text's ASCII form (`folded`), joined into texts of limited length."""
+    """Yield the windows of a text, joined into texts of about MAX_JOINED characters or fewer.
+
+    `folded` is the ASCII form of the text. `spans` are the windows in `folded`.
+    """
     first, size = 0, 0
     for last, (start, end) in enumerate(spans, 1):
         size += end - start
@@ -128,5 +131,8 @@ def join_windows(folded: str, spans: list[tuple[int, int]]) -> Iterator[Joined]:
 
 
 def any_of(*words: str) -> str:
-    """Return a regular expression that matches any of the words; in scripts with spaces, only as a whole word."""
+    """Return a regular expression that matches any of the words.
+
+    A word of a script that separates words by spaces matches only as a whole word.
+    """
     return "|".join(rf"\b{re.escape(word)}\b" if ord(word[0]) < 0xE00 else re.escape(word) for word in words)

@@ -84,10 +84,7 @@ def find_phones(text: str, folded: str, language: str | None) -> Iterator[PhoneS
 
 
 def _segments(folded: str, run: tuple[int, int]) -> Iterator[Groups]:
-    """Divide the digit groups in the span `run` into lists, each of which could be one telephone number.
-
-    A new list starts at a separator that does not occur inside telephone numbers.
-    """
+    """Divide the digit groups in the span `run` into lists. Each list could be one telephone number."""
     groups: Groups = []
     for match in _GROUP.finditer(folded, *run):
         if groups:
@@ -101,14 +98,10 @@ def _segments(folded: str, run: tuple[int, int]) -> Iterator[Groups]:
 
 
 def _number_in(text: str, folded: str, groups: Groups, regions: tuple[str, ...]) -> PhoneSpan | None:
-    """Return the telephone number in these digit groups, or None if there is none.
-
-    The number starts at the first group after dates and similar numbers. A national number must extend to the last one,
-    unless a nearby word such as `phone` marks it as a telephone number.
-    """
     first, begin = 0, groups[0][0]
     start = begin - len(_SIGNS.findall(folded[max(0, begin - 2) : begin])[0])
     international = "+" in folded[start:begin] or folded.startswith("00", begin)
+    # The number starts at the first group after dates and similar numbers.
     while not international and (other := _OTHER.match(folded, begin)):
         first = bisect_left(groups, (other.end(),), first)
         if first == len(groups):
@@ -139,7 +132,7 @@ def _names(near: str) -> bool:
 
 
 def phone_score(written: str, named: bool, regions: tuple[str, ...]) -> float:
-    """Return the score (0..1) of digits with separators as a telephone number; 0 if they are not one in any region.
+    """Return the score (0..1) of digits with separators; 0 if the digits are not a telephone number.
 
     `named` is True if a nearby word or an extension marks the digits as a telephone number.
     """
@@ -175,11 +168,7 @@ def phone_score(written: str, named: bool, regions: tuple[str, ...]) -> float:
 
 
 def _international(written: str, named: bool) -> float:
-    """Return the score of a string that starts with `+` or `00` as a telephone number; 0 if it is not one.
-
-    After `+`, a possible length is enough. After `00`, the number must also be assigned, or a nearby word must mark it
-    as a telephone number.
-    """
+    """Return the score of a string that starts with `+` or `00`; 0 if the string is not a telephone number."""
     import phonenumbers
 
     plus = "+" in written[:2]
@@ -188,11 +177,11 @@ def _international(written: str, named: bool) -> float:
         return 0.0
     if phonenumbers.is_valid_number(number):
         return INTERNATIONAL
+    # The number has a possible length but is not assigned.
     return ASSIGNED if plus else WRITTEN_LIKE_PHONE * named
 
 
 def _parse(text: str, region: str | None) -> Any:
-    """Return the telephone number that libphonenumber parses from a text; None if it finds none."""
     import phonenumbers
 
     try:

@@ -103,11 +103,8 @@ class Redactor:
 
 
 def _whole(folded: str, start: int, end: int) -> bool:
-    """Return True if folded[start:end] is not part of a longer number or word.
-
-    A recognizer sees only the text around a candidate, so it cannot test this at the ends of that text. The patterns of
-    some recognizers do not test it at all.
-    """
+    """Return True if folded[start:end] is not part of a longer number or word."""
+    # A recognizer sees only a window of the text, so it cannot test this at the ends of the window.
     return not any(
         (left.isdigit() and right.isdigit()) or (left.isalpha() and right.isalpha())
         for left, right in ((folded[start - 1 : start], folded[start]), (folded[end - 1], folded[end : end + 1]))
@@ -115,9 +112,10 @@ def _whole(folded: str, start: int, end: int) -> bool:
 
 
 def without_overlaps(spans: list[Span]) -> list[Span]:
-    """Remove spans of personal data that overlap a better one, and return the others sorted by start.
+    """Remove overlapping spans of personal data; return the remaining spans sorted by start.
 
-    Of two that overlap, the one with the higher score is kept, then the longer, then the earlier one.
+    Of two spans that overlap, the span with the higher score is kept. If the scores are equal, the longer span is kept.
+    If the lengths are equal too, the earlier span is kept.
     """
     rank = {name: index for index, name in enumerate(TYPE_NAMES)}
     chosen: list[Span] = []

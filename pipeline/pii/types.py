@@ -146,7 +146,7 @@ class LoadedRecognizer:
     def find(self, text: str) -> list[tuple[int, int, float, bool]]:
         """Return (start, end, score, alone) of every value in an ASCII text.
 
-        If `alone` is False, the value counts as personal data only if a nearby word names the type.
+        `alone` is True if the value is personal data even without a nearby word that names the type.
         """
         values = []
         for result in self.recognizer.analyze(text, self.recognizer.supported_entities, None):

@@ -37,7 +37,7 @@ class C4LineRules:
 
 @dataclass(frozen=True, slots=True)
 class LineRuleResult:
-    """What C4's line rules keep of a text, and the two counts of the signals c4_lorem_ipsum and c4_curly_brackets."""
+    """What C4's line rules keep of a text, and the values of the signals c4_lorem_ipsum and c4_curly_brackets."""
 
     lines: list[int]
     """Indices of the lines that are kept."""
@@ -54,16 +54,17 @@ class LineRuleResult:
 def keep_all_lines(text: str, counts: Sequence[int]) -> LineRuleResult:
     """Return a result that keeps the whole text, for languages other than English.
 
-    `counts` is the number of whitespace-separated words of each line.
+    `counts` has the number of whitespace-separated words on each line.
     """
     lines = [number for number, count in enumerate(counts) if count]
     return LineRuleResult(lines, False, [(0, len(text))], text.lower().count(PLACEHOLDER), text.count("{"))
 
 
 def apply_line_rules(text: str, lines: Sequence[str], counts: Sequence[int], rules: C4LineRules) -> LineRuleResult:
-    """Apply C4's line rules to a text, and return the lines and spans that they keep.
+    """Apply C4's line rules to a text, and return the lines and spans that the rules keep.
 
-    `lines` are the text's lines with their line ends; `counts` is the number of whitespace-separated words on each.
+    `lines` are the text's lines with their line ends. `counts` has the number of whitespace-separated words on each
+    line.
     """
     lowered = text.lower()
     phrases = [phrase for phrase in (PLACEHOLDER, SCRIPT, *POLICIES) if phrase in lowered]
@@ -99,7 +100,7 @@ def apply_line_rules(text: str, lines: Sequence[str], counts: Sequence[int], rul
 
 
 def _spans(text: str, lines: Sequence[str], kept: Sequence[int], cited: bool) -> list[Span]:
-    """Return the spans of the text to keep: every kept line, and one line break between two of them.
+    """Return the spans of the text to keep: every kept line, and one newline between two kept lines.
 
     Citations and the whitespace at both ends of a line are left out.
     """
@@ -120,14 +121,14 @@ def _spans(text: str, lines: Sequence[str], kept: Sequence[int], cited: bool) ->
 def num_sentences(words: Words, counts: Sequence[int]) -> int:
     """Return the number of sentences in a text.
 
-    `counts` is the number of whitespace-separated words on each line that is not blank. Every line starts a sentence.
-    After the end of a sentence, the next token that is not punctuation starts another one.
+    `counts` has the number of whitespace-separated words on each line that is not blank.
     """
     if not counts:
         return 0
     line_starts = np.concatenate(([0], np.cumsum(counts)[:-1]))
     tokens = np.add.reduceat(words.counts, line_starts)
     unmarked = (words.flags & MARK) == 0
+    # Every line starts a sentence. After its end, the next token that is not punctuation starts another sentence.
     ends = (words.flags[unmarked] & ENDS_SENTENCE) > 0
     line = np.repeat(np.arange(len(counts)), tokens)[unmarked]
     return len(counts) + int(np.count_nonzero(ends[:-1] & ~ends[1:] & (line[1:] == line[:-1])))
@@ -139,7 +140,7 @@ SHORT_LINE = 30  # Maximum length of a short line [characters]; part of the sign
 
 
 def fineweb_signals(body: str, num_tokens: int) -> dict[str, float]:
-    """Return the signals in `schemas.signals.FINEWEB` for a text after cuts, given its number of tokens."""
+    """Return the signals in `schemas.signals.FINEWEB` for a text after cuts. `num_tokens` is its number of tokens."""
     lines = [line for line in body.split("\n") if line and not line.isspace()]
     num_lines, newlines = max(len(lines), 1), body.count("\n")
     repeated = sum(map(len, lines)) - sum(map(len, set(lines)))

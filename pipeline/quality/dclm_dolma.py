@@ -54,7 +54,7 @@ def dclm_lines(text: str) -> dict[str, float]:
 
 
 def shares_of_repeated(parts: Sequence[str]) -> tuple[float, float]:
-    """Return the share of the strings that occur more than once, and the share of all characters in them."""
+    """Return the share of strings that occur more than once, and the share of characters in such strings."""
     if len(set(parts)) == len(parts):
         return 0.0, 0.0
     repeated = [(part, count) for part, count in Counter(parts).items() if count > 1]
@@ -63,7 +63,10 @@ def shares_of_repeated(parts: Sequence[str]) -> tuple[float, float]:
 
 
 def dclm_words(whole: TextView, stop_words: Codes) -> dict[str, float]:
-    """Return DCLM's word signals of a text, by name; `stop_words` has the 64-bit codes of the language's stop words."""
+    """Return DCLM's word signals of a text, by name.
+
+    `stop_words` are the language's stop words, as `stop_codes` returns them.
+    """
     lengths, flags, _, lower_codes = whole.read(read_pieces)
     num_pieces = max(len(lengths), 1)
     signals = {
@@ -89,9 +92,9 @@ def dclm_words(whole: TextView, stop_words: Codes) -> dict[str, float]:
 
 
 def num_words(parts: TextView) -> int:
-    """Split a text into words as fastText does, and return the number of words that start with a letter or digit.
+    """Return the number of words that start with a letter or digit.
 
-    fastText splits at ASCII whitespace and zero bytes only.
+    Words are split as fastText splits them: at ASCII whitespace and zero bytes only.
     """
     text = parts.text
     if "\0" in text:
@@ -124,9 +127,9 @@ def dolma_lines(whole: TextView) -> dict[str, float]:
 
 
 def dolma_words(whole: TextView, stop_words: Codes) -> dict[str, float | None]:
-    """Return dolma's word signals of a text, by name; `stop_words` has the 64-bit codes of the language's stop words.
+    """Return dolma's word signals of a text, by name. An n-gram signal is None if the text has fewer than n words.
 
-    An n-gram signal is None if the text has fewer than n words.
+    `stop_words` are the language's stop words, as `stop_codes` returns them.
     """
     lengths, flags, codes, _ = whole.read(read_pieces)
     size = max(len(lengths), 1)

@@ -17,13 +17,16 @@ ELLIPSES = ("...", "…")
 
 
 def stop_codes(words: Collection[str]) -> Codes:
-    """Return the 64-bit codes of stop words, sorted, for a fast search."""
+    """Return the 64-bit codes of stop words, in ascending order."""
     ordered = sorted(words)
     return np.sort(token_codes(ordered, np.array(list(map(len, ordered)), np.int64)))
 
 
 def num_stop_words(codes: Codes, stop_words: Codes) -> int:
-    """Return how many distinct stop words a text contains, given the codes of its words and of the stop words."""
+    """Return how many distinct stop words a text contains.
+
+    `codes` has the codes of the text's words. `stop_words` has the sorted codes of the stop words.
+    """
     if not len(stop_words):
         return 0
     indices = np.searchsorted(stop_words, codes)
@@ -36,7 +39,8 @@ def num_stop_words(codes: Codes, stop_words: Codes) -> int:
 def gopher_signals(text: str, lines: Sequence[str], words: Words, stop_words: Codes) -> dict[str, float]:
     """Return the signals in `schemas.signals.GOPHER_QUALITY` for a text.
 
-    `lines` are those of `splitlines`, `words` the tokens, and `stop_words` the sorted codes of the stop words.
+    `lines` are the text's lines, as `splitlines` splits them. `words` are the text's tokens. `stop_words` has the
+    sorted codes of the stop words.
     """
     flags = words.flags
     proper = (flags & WORD) > 0
@@ -65,7 +69,7 @@ _MIX = np.uint64(0xD6E8FEB86659FD93)  # Odd; makes the code of ("ab", "c") diffe
 
 
 def count_repeats(items: Sequence[str]) -> tuple[int, int]:
-    """Return the number of strings that repeat an earlier one, and the number of characters in them."""
+    """Return the number of strings that equal an earlier string, and the number of characters in these strings."""
     distinct = set(items)
     if len(distinct) == len(items):
         return 0, 0
@@ -79,7 +83,10 @@ def split_paragraphs(text: str) -> list[str]:
 
 
 def split_lines(text: str) -> list[str]:
-    """Return the non-empty lines, plus an empty one for a newline at either end of the text or for an empty text."""
+    """Return the non-empty lines of a text.
+
+    An empty line is added where the text starts or ends with a newline. An empty text has one empty line.
+    """
     lines = [line for line in text.split("\n") if line]
     if text.startswith("\n"):
         lines.insert(0, "")
@@ -105,9 +112,9 @@ def repetition_signals(text: str, words: Words) -> dict[str, float]:
 
 
 def _top_ngrams(codes: Codes, offsets: Ints) -> Iterator[tuple[int, int]]:
-    """Yield, for each n, the number of characters in all occurrences of the most frequent n-gram, spaces included.
+    """Yield (n, number of characters in all occurrences of the most frequent n-gram) for each n.
 
-    Of equally frequent n-grams, the first in the text is used.
+    Spaces between words are counted. Of equally frequent n-grams, the first in the text is used.
     """
     grams = codes
     starts_at = np.arange(len(codes))  # A recurring n-gram starts where a recurring (n-1)-gram starts.
@@ -131,9 +138,10 @@ def _top_ngrams(codes: Codes, offsets: Ints) -> Iterator[tuple[int, int]]:
 
 
 def _repeated_ngrams(codes: Codes, offsets: Ints) -> Iterator[tuple[int, int]]:
-    """Yield, for each n, the number of characters in n-grams that are equal to an earlier n-gram of the text.
+    """Yield (n, number of characters in repeated n-grams) for each n.
 
-    The text is read from left to right. A repeated n-gram that overlaps the last one counted is not counted.
+    A repeated n-gram equals an earlier n-gram of the text. A repeated n-gram that overlaps the last counted n-gram is
+    not counted.
     """
     forward, backward = powers(int(offsets[-1]) + 1)
     sums = np.concatenate((np.zeros(1, np.uint64), np.cumsum(codes * forward[offsets[:-1]])))
@@ -158,14 +166,17 @@ def _repeated_ngrams(codes: Codes, offsets: Ints) -> Iterator[tuple[int, int]]:
 
 
 def _equal_ranks(grams: Codes) -> tuple[Ints, Ints]:
-    """Return the indices that sort n-grams by code, and the positions in this order where the next code is equal."""
+    """Return the indices `order` that sort n-grams, and each i where n-grams order[i] and order[i + 1] are equal."""
     order = np.argsort(grams)
     ranked = grams[order]
     return order, np.flatnonzero(ranked[1:] == ranked[:-1])
 
 
 def _recurring(order: Ints, same: Ints) -> Ints:
-    """Return the indices of the n-grams that occur more than once, ascending, from the result of `_equal_ranks`."""
+    """Return the indices of the n-grams that occur more than once, ascending.
+
+    The arguments are the result of `_equal_ranks`.
+    """
     recurs = np.zeros(len(order), bool)
     recurs[order[same]] = True
     recurs[order[same + 1]] = True

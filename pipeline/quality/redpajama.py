@@ -59,9 +59,9 @@ def redpajama_lines(whole: TextView) -> dict[str, float | None]:
 
 
 def redpajama_words(whole: TextView, stop_words: Codes) -> dict[str, float | None]:
-    """Return RedPajama-V2's word signals of a text, by name; `stop_words` has the 64-bit codes of stop words.
+    """Return RedPajama-V2's word signals of a text, by name. A share of words is None if the text has no words.
 
-    A share of words is None if the text has no words.
+    `stop_words` are stop words, as `stop_codes` returns them.
     """
     raw = whole.vocabulary.words(whole.numbers, read_raw_words)
     num_raw, symbols = len(raw.flags), sum(map(whole.text.count, SYMBOLS))
@@ -95,10 +95,11 @@ def _share(part: int, size: int) -> float | None:
 
 
 def _entropy(counts: Ints, total: int) -> float:
-    """Return the entropy [nats] of the distribution of words; `counts` is how often each distinct word occurs.
+    """Return the entropy [nats] of the word frequencies in a text.
 
-    Terms are summed by ascending count, so the order of `counts` cannot change the result.
+    `counts` has the number of occurrences of each distinct word. `total` is the sum of `counts`.
     """
+    # Terms are summed by ascending count, so the order of `counts` cannot change the result.
     distinct, multiplicity = np.unique(counts, return_counts=True)
     shares = distinct / total
     return float(-(multiplicity * shares * np.log(shares)).sum())
@@ -140,7 +141,7 @@ def classes_of(text: str) -> npt.NDArray[np.uint8]:
 
 
 def _sums(values: npt.NDArray[Any], edges: Ints) -> Ints:
-    """Return the sum of values[edges[i]:edges[i + 1]] for each i."""
+    """Return the sum of each slice of `values`. Slice i is values[edges[i] : edges[i + 1]]."""
     totals = np.concatenate(([0], np.cumsum(values)))[edges]
     return totals[1:] - totals[:-1]
 

@@ -65,12 +65,10 @@ def apply_refinedweb(lines: LineCounts, rules: RefinedWebRules, english: bool) -
 
 
 def _numbers(lines: LineCounts, kept: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Return, for each line, whether it consists of digits only.
-
-    Of the `kept` lines with words, the first and the last are stripped of outer whitespace before the test.
-    """
+    """Return a mask of the lines that consist of digits only."""
     lengths = lines.lengths()
     numbers = (lines.digits > 0) & (lines.digits > MAX_DIGITS * lengths)
+    # Outer whitespace of the first and the last kept line with words is ignored.
     filled = np.flatnonzero(kept & (lines.counts > 0))
     for number in {int(filled[0]), int(filled[-1])} if len(filled) else ():
         line = lines.texts[number].strip()
@@ -90,9 +88,9 @@ def _phrases_in(line: str) -> tuple[list[Span], str]:
 
 
 def share_of_words(whole: TextView, cuts: Sequence[Span]) -> float:
-    """Return the share (0..1) of a text's words that the cuts remove, as DCLM counts words.
+    """Return the share (0..1) of a text's words that the cuts remove. Words are counted by `num_words`.
 
-    The share is 1 if the text has no words or nothing is left of it.
+    The share is 1 if the text has no words, or if the cuts remove the whole text.
     """
     text = whole.text
     before = num_words(whole)
@@ -106,5 +104,5 @@ def share_of_words(whole: TextView, cuts: Sequence[Span]) -> float:
 
 
 def _at_word_boundary(text: str, offset: int) -> bool:
-    """Return True if no word, as DCLM counts words, can contain the characters on both sides of this offset."""
+    """Return True if no word, as `num_words` counts words, can extend over this offset."""
     return offset in (0, len(text)) or text[offset - 1] in ASCII_SPACE or text[offset] in ASCII_SPACE

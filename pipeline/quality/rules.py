@@ -130,10 +130,7 @@ class QualityRule:
 
 @dataclass(frozen=True, slots=True)
 class _Limit:
-    """A row of LIMITS: the reason, setting, default limit and meaning of a rule.
-
-    The signal is not included, because it depends on the dialect.
-    """
+    """A row of LIMITS: the reason, setting, default limit and meaning of a rule."""
 
     reason: str
     setting: str
@@ -210,7 +207,7 @@ _BY_SETTING = {row.setting: row for row in LIMITS}
 
 
 def _rules(**signals: str) -> tuple[QualityRule, ...]:
-    """Return one rule for each argument `setting=signal`, in order: the rule compares the signal with the setting."""
+    """Return a rule for each argument `setting=signal`, in order. The setting is the limit of the signal."""
     rows = [(_BY_SETTING[setting], signal) for setting, signal in signals.items()]
     return tuple(QualityRule(row.reason, signal, row.setting, row.limit, row.neutral) for row, signal in rows)
 
@@ -218,7 +215,7 @@ def _rules(**signals: str) -> tuple[QualityRule, ...]:
 def _repetition(column: str, *settings: str) -> tuple[QualityRule, ...]:
     """Return Gopher's repetition rules for these settings, in order.
 
-    The setting `max_NAME` limits the signal whose name is the prefix `column` followed by `NAME`.
+    The setting `max_NAME` limits the signal with the name `column` + `NAME`.
     """
     return _rules(**{setting: column + setting.removeprefix("max_") for setting in settings})
 

@@ -48,14 +48,15 @@ class QualityMeasures:
     """Sorted codes of the stop words of each language."""
 
     def applies(self, rules: str) -> bool:
-        """Return True if the line rules of this name ("c4", "refinedweb") are needed for signals or to cut lines."""
+        """Return True if these line rules ("c4" or "refinedweb") are needed for signals or to cut lines."""
         return rules in self.families or rules in self.cut_lines
 
 
 def measure(text: str, language: str, measures: QualityMeasures, vocabulary: Vocabulary) -> dict[str, Any]:
-    """Return the values that the stage adds to a row: signals, spans to cut, and text after cuts.
+    """Return the values that the stage adds to a row.
 
-    The size of the text after cuts [bytes] and the hashes of its words are included.
+    The values are signals, spans to cut, the text after cuts, the size of this text [bytes] and the hashes of its
+    words.
     """
     vocabulary.trim()
     whole = TextView(text, vocabulary)
@@ -187,8 +188,7 @@ def measures_of(config: QualityConfig, stop_words: Mapping[str, Codes]) -> Quali
 def checks(config: QualityConfig, models: Mapping[str, str], cutoffs: Cutoffs) -> Sequence[Check]:
     """Return the check of every chosen rule, in order, with its limit in each language.
 
-    The built-in profiles were derived with the dialect "datatrove", so other dialects do not use them. Raises
-    ConfigError if a profile sets a limit that is not a limit of the section `[quality]`.
+    Raises ConfigError if a profile sets a limit that is not a limit of the section `[quality]`.
     """
     profiles = load_profiles(models.get("profiles"))
     thresholds = QualityLimits.model_fields.keys()
@@ -198,6 +198,7 @@ def checks(config: QualityConfig, models: Mapping[str, str], cutoffs: Cutoffs) -
             f"language profiles {models.get('profiles', '(built-in)')}: expected names of limits in [quality], got "
             f"{unknown}. Run `penstock derive-profiles` again."
         )
+    # The built-in profiles were derived with the dialect "datatrove".
     known = profiles if config.dialect == "datatrove" or "profiles" in models else {}
     return [
         Check(rule.reason, rule.signal, rule.setting, limits_of(rule, config, known)) for rule in config.chosen_rules()
@@ -205,7 +206,7 @@ def checks(config: QualityConfig, models: Mapping[str, str], cutoffs: Cutoffs) -
 
 
 def limits_of(rule: QualityRule, config: QualityConfig, profiles: Mapping[str, LanguageProfile]) -> dict[str, float]:
-    """Return the limits of a rule by language; the limit under EVERY, if any, is for languages that are not listed."""
+    """Return the limits of a rule by language. A limit under EVERY is for all languages that are not listed."""
     limits = {language: p.limits[rule.setting] for language, p in profiles.items() if rule.setting in p.limits}
     limits.setdefault(ENGLISH, rule.limit)
     if rule.neutral:

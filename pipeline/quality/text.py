@@ -44,10 +44,10 @@ def _flags(values: Iterable[int], size: int) -> npt.NDArray[np.uint8]:
 
 
 def read_pieces(pieces: Sequence[str]) -> Arrays:
-    """Return properties of whitespace-separated pieces of text, each of which counts as one word.
+    """Return arrays of properties of whitespace-separated pieces of text. Each piece counts as one word.
 
-    The result is arrays: the number of words in each piece (always 1), and four properties of each word. They are its
-    length, its flags, its code, and the code of its lower-case form.
+    The first array is the number of words in each piece (always 1). The other arrays have one value per word: length,
+    flags, code, and code of the lower-case form.
     """
     lengths, lowered = word_lengths(pieces), [piece.lower() for piece in pieces]
     flags = _flags(map(_piece_flags, pieces), len(pieces))
@@ -70,10 +70,10 @@ def normal_piece(piece: str) -> str:
 
 
 def read_normal_pieces(pieces: Sequence[str]) -> Arrays:
-    """Return properties of whitespace-separated pieces of text after RedPajama-V2's normalization.
+    """Return arrays of properties of whitespace-separated pieces of text, normalized as in RedPajama-V2.
 
-    The result is arrays: the number of words in each piece (0 if nothing is left of it, else 1), and four properties of
-    each word. They are its length, flags, code and number of numeric characters.
+    The first array is the number of words in each piece: 0 if nothing is left of the piece, else 1. The other arrays
+    have one value per word: length, flags, code, and number of numeric characters.
     """
     normal = [normal_piece(piece) for piece in pieces]
     words = [word for word in normal if word]
@@ -109,9 +109,9 @@ read_unicode_words = words_of(unicode_words, _no_flags)
 
 
 def count_known(codes: Codes, known: Codes) -> int:
-    """Return how many words of a text, repetitions included, are among `known` words.
+    """Return how many words of a text are known words, repetitions included.
 
-    Both are given by their codes; `known` is sorted.
+    `codes` has the codes of the text's words. `known` has the sorted codes of the known words.
     """
     if not len(known):
         return 0
@@ -162,17 +162,14 @@ class TextView:
         return self.text.lower()
 
     def read(self, reader: Reader) -> list[npt.NDArray[Any]]:
-        """Return the arrays of word properties that `reader`, such as `read_pieces`, computes for the text.
-
-        They are computed on the first call and then cached.
-        """
+        """Return the arrays of word properties that `reader`, such as `read_pieces`, computes for the text."""
         arrays = self._read.get(reader)
         if arrays is None:
             arrays = self._read[reader] = self.vocabulary.look_up(reader, self.numbers)[1]
         return arrays
 
     def only(self, lines: Sequence[int], text: str) -> Self:
-        """Return a view of `text`, which must consist of the lines with these indices; words are not split again."""
+        """Return a view of `text`, which must consist of the lines with these indices."""
         rest = type(self)(text, self.vocabulary)
         counts = [self.counts[line] for line in lines]
         if sum(counts) == len(self.numbers):
@@ -208,7 +205,7 @@ class RecurringNgrams:
 
 
 def recurring_ngrams(codes: Codes) -> Iterator[RecurringNgrams]:
-    """Yield the recurring n-grams of a text for each n of SIZES, given the codes of its words."""
+    """Yield the recurring n-grams of a text for each n of SIZES. `codes` has the codes of the text's words."""
     places, grams = np.arange(len(codes)), codes
     for n in SIZES:
         inside = places <= len(codes) - n
@@ -232,9 +229,9 @@ def recurring_ngrams(codes: Codes) -> Iterator[RecurringNgrams]:
 
 
 def num_covered_chars(ngrams: RecurringNgrams, offsets: Ints) -> int:
-    """Return the number of characters in recurring n-grams; a word in several n-grams counts once.
+    """Return the number of characters in recurring n-grams. A word in several n-grams counts once.
 
-    `offsets` are the start of each word and the end of the last, without whitespace [code points].
+    `offsets` has the start of each word and the end of the last word, in the text without whitespace [code points].
     """
     if not len(ngrams.places):
         return 0
@@ -246,5 +243,5 @@ def num_covered_chars(ngrams: RecurringNgrams, offsets: Ints) -> int:
 
 
 def ngram_lengths(places: Ints, n: int, offsets: Ints) -> Ints:
-    """Return the number of characters of each n-gram, given the index of each n-gram's first word."""
+    """Return the number of characters of each n-gram. `places` has the index of each n-gram's first word."""
     return offsets[places + n] - offsets[places]

@@ -20,7 +20,7 @@ OVERLAP_BYTES = 16 << 10
 
 
 class ByteStream(Protocol):
-    """The methods that the file object of an input file must have: it must be readable and seekable."""
+    """The methods of the file object of an input file. The file object must be readable and seekable."""
 
     def read(self, size: int = -1, /) -> bytes: ...
     def seek(self, offset: int, whence: int = 0, /) -> int: ...
@@ -28,7 +28,7 @@ class ByteStream(Protocol):
 
 
 class BlockReader:
-    """Reads a file at any position, with one cached block of it."""
+    """Reads a file at any position. One block of the file is cached."""
 
     def __init__(self, stream: ByteStream):
         self._stream = stream
@@ -37,7 +37,7 @@ class BlockReader:
         self._view = memoryview(b"")
 
     def at(self, position: int, size: int) -> memoryview:
-        """Return at most `size` bytes from `position`: fewer at the end of a cached block, none at the file's end."""
+        """Return 1 to `size` bytes from `position` on; empty at the end of the file."""
         offset = position - self._start
         if not 0 <= offset < len(self._block):
             self._load(position)
@@ -45,11 +45,11 @@ class BlockReader:
         return self._view[offset : offset + size]
 
     def peek(self, position: int, size: int) -> bytes:
-        """Return `size` bytes from `position`, fewer only at the end of the file; the cached block is not replaced."""
+        """Return `size` bytes from `position` on; fewer only at the end of the file."""
         offset = position - self._start
         if 0 <= offset <= len(self._block) - size:
             return bytes(self._view[offset : offset + size])
-        return self._read(position, size)
+        return self._read(position, size)  # The cached block is not replaced.
 
     def search(self, pattern: re.Pattern[bytes], position: int) -> Iterator[int]:
         """Yield the positions of matches at or after `position`; matches longer than OVERLAP_BYTES may be missed."""
@@ -96,7 +96,7 @@ ZSTD_SKIPPABLE = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")
 
 
 class DecodedBlock(NamedTuple):
-    """Some consecutive decoded bytes of one frame, or consecutive bytes that are not compressed in the file (plain)."""
+    """Consecutive decoded bytes of one frame, or consecutive bytes that are stored without compression (plain)."""
 
     data: bytes
     start: int
@@ -145,14 +145,14 @@ class FrameReader:
         return next(self._pieces, None)
 
     def seek(self, position: int) -> None:
-        """Continue reading at this offset in the compressed file; a frame or a run of plain bytes must start there."""
+        """Continue at this offset in the compressed file, where a frame or a run of plain bytes must start."""
         self._pieces.close()
         self._pieces = self._read(position)
 
     def next_start(self, position: int) -> int:
-        """Return the next offset in the compressed file where a readable frame or a record starts.
+        """Return the offset in the compressed file of the next readable frame or record, from `position` on.
 
-        The search starts at the offset `position`. If nothing is found, the size of the file is returned.
+        Return the size of the file if there is no such frame or record.
         """
         return self._search(self._anything, position)
 
@@ -245,13 +245,11 @@ def _gzip(blocks: BlockReader, start: int) -> Iterator[tuple[bytes, int]]:
 
 
 def _salvage(stored: memoryview) -> bytes:
-    """Return the bytes of a damaged gzip member that can be decoded before the damage.
-
-    zlib discards the output of a call that fails, so the input is passed in small slices.
-    """
+    """Return the bytes of a damaged gzip member that can be decoded before the damage."""
     decoder = zlib.decompressobj(31)
     parts: list[bytes] = []
     try:
+        # In small slices: zlib discards the output of a call that fails.
         for offset in range(0, len(stored), 8):
             parts.append(decoder.decompress(stored[offset : offset + 8], DECODED_BYTES))
     except zlib.error:

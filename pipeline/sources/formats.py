@@ -57,7 +57,7 @@ def _read_line(fs: pafs.FileSystem, path: str, offset: int, length: int) -> byte
 
 
 def _read_row(fs: pafs.FileSystem, path: str, number: int, length: int) -> bytes:
-    """Return row `number` of a Parquet file as the bytes of a Parquet file; empty if it has no such row."""
+    """Return row `number` of a Parquet file as a Parquet file of one row; empty if there is no such row."""
     with fs.open_input_file(path) as stream:
         file, first = pq.ParquetFile(stream), 0
         for group in range(file.num_row_groups):

@@ -63,7 +63,7 @@ def starts_with_record(data: bytes) -> bool:
 
 
 def parse_warc_header(block: bytes) -> RecordHeader | None:
-    """Parse a WARC header, from its version line to the blank line; return None if it declares no valid length."""
+    """Parse a WARC header, from its version line to the blank line. None if the header declares no valid length."""
     fields = parse_fields(block)
     length = fields.get("content-length", "")
     if not DIGITS.fullmatch(length):
@@ -97,7 +97,7 @@ def parse_fields(block: bytes) -> dict[str, str]:
 
 
 def parse_arc_line(line: bytes) -> RecordHeader | None:
-    """Parse the header line of an ARC record; return None if the line is not one."""
+    """Parse the header line of an ARC record. None if the line is not such a header line."""
     match = ARC_LINE.match(line)
     if match is None:
         return None
@@ -148,7 +148,7 @@ GZIP_MAGIC, ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 @dataclass(slots=True)
 class HttpPage:
-    """An HTTP response: its header fields, and its page or the reason why it has none."""
+    """An HTTP response: its header fields, and its page or the reason why the page is missing."""
 
     status: int | None = None
     mime: str | None = None
@@ -195,7 +195,10 @@ def read_response(block: bytes, config: SourceConfig) -> HttpPage:
 
 
 def set_body(page: HttpPage, stored: memoryview, codings: list[str], config: SourceConfig) -> None:
-    """Undo the content and transfer codings of a body, the last one first, and set `body` or `drop` of the page."""
+    """Decode a body, and set `body` or `drop` of the page.
+
+    `codings` are the content and transfer codings, in the order in which the server applied them.
+    """
     limit = config.max_page_bytes
     try:
         if len(codings) > MAX_CODINGS:
@@ -252,11 +255,11 @@ def _already_decoded(stored: memoryview) -> memoryview:
 def _dechunk(stored: memoryview) -> bytes | memoryview:
     """Return the data of a body in HTTP chunked transfer coding.
 
-    A body that does not start with a chunk is returned unchanged: the crawler has already decoded it. A body without
-    the last chunk is accepted if its other chunks are complete. Source: RFC 9112, section 7.1.
+    A body that does not start with a chunk is returned unchanged. A body without the last chunk is accepted if its
+    earlier chunks are complete. Source: RFC 9112, section 7.1.
     """
     header = CHUNK.match(stored)
-    if header is None:
+    if header is None:  # The crawler has already decoded the body.
         return stored
     parts: list[memoryview] = []
     position = 0

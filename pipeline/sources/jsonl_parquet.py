@@ -38,7 +38,7 @@ class LineReader:
         self.position = 0
 
     def __iter__(self) -> Iterator[tuple[int, bytes | Drop]]:
-        """Yield (offset, line without its line feed); a line that is too long or undecodable is replaced by a Drop."""
+        """Yield (offset, line without its line feed). A Drop replaces a line that is too long or cannot be decoded."""
         held: list[bytes] = []
         start = size = 0
         while (piece := self._frames.next()) is not None:
@@ -74,9 +74,9 @@ def open_jsonl(split: Split, stream: ByteStream, config: SourceConfig) -> Source
 
 
 def read_lines(split: Split, stream: ByteStream, config: SourceConfig, parse: LineParser) -> SourceRows:
-    """Yield the rows of a file with one row per line, which `parse` reads.
+    """Yield the rows of a file with one row per line. `parse` returns the row of a line.
 
-    An empty line has no row; its bytes count as part of the row before it.
+    An empty line has no row. Its bytes belong to the row before it.
     """
     lines = LineReader(FrameReader(stream, None), config.max_record_bytes)
 
@@ -102,10 +102,10 @@ def _parse(line: bytes, config: SourceConfig) -> tuple[Row, Drop | None]:
 
 
 def open_parquet(split: Split, stream: ByteStream, config: SourceConfig) -> SourceRows:
-    """Yield the rows of a Parquet file, which is read in small batches.
+    """Yield the rows of a Parquet file.
 
-    The unreadable rows of a row group are one gap. An unreadable file is a gap of length 0, whose drop_value is the
-    file's size [bytes].
+    The unreadable rows of a row group are one gap. An unreadable file is one gap of length 0, and the drop_value of
+    this gap is the file's size [bytes].
     """
     num_rows = 0
 

@@ -47,7 +47,7 @@ class SourceItem(NamedTuple):
 
 
 def new_row(record_type: str | None, url: str | None = None, date: datetime | None = None) -> Row:
-    """Return a row with the columns that a source sets; those that are not known yet are None."""
+    """Return a row with the columns that a source sets. Columns without a given value are None."""
     row: Row = dict.fromkeys(COLUMNS)
     row["record_type"] = record_type
     if url:
@@ -60,9 +60,10 @@ def new_row(record_type: str | None, url: str | None = None, date: datetime | No
 def account_bytes(
     items: Iterator[SourceItem], split: Split, end: Callable[[], int]
 ) -> Iterator[tuple[Row, Drop | None]]:
-    """Add id, offset and length to the rows of a file's records and gaps, and yield them.
+    """Add id, offset and length to the rows of a file's records and gaps, and yield the rows.
 
-    `end()` returns the size of the file and is called last. A file without records and gaps yields one gap of its size.
+    `end` is called after the last item and returns the size of the file. A file without records and gaps yields one gap
+    of the file's size.
     """
     held: tuple[Row, Drop | None] | None = None
     offset = part = 0
@@ -88,7 +89,7 @@ def account_bytes(
 def domain_of(url: str) -> str | None:
     """Return the registrable domain of a URL, by the public suffix list in the package tldextract.
 
-    Return the host itself if it is an IP address or has no public suffix, and None if the URL has no host.
+    Return the host itself if the host is an IP address or has no public suffix. Return None if the URL has no host.
     """
     match = HOST.match(url)
     return _domain(match.group(1)) if match else None
@@ -110,21 +111,24 @@ def _public_suffixes() -> TLDExtract:
 
 
 def encodable(text: str) -> str:
-    """Return the text after replacing NUL, and lone surrogates, which UTF-8 cannot encode, by U+FFFD."""
+    """Return the text with U+FFFD in place of NUL characters and lone surrogates."""
     if "\0" in text:
         text = text.replace("\0", "\ufffd")
     if text.isascii():
         return text
     try:
         text.encode()
-    except UnicodeEncodeError:
+    except UnicodeEncodeError:  # UTF-8 cannot encode surrogates.
         # UTF-16 joins the two halves of a surrogate pair that JSON escaped separately.
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text
 
 
 def set_text(row: Row, text: str, config: SourceConfig) -> Drop | None:
-    """Set the row's text and its size [bytes of UTF-8], or return the Drop of a text that cannot be used."""
+    """Set the row's text and its size [bytes of UTF-8], and return None.
+
+    If the text is empty or too large, only the size is set, and a Drop is returned.
+    """
     text = encodable(text)
     size = len(text.encode())
     row["page_bytes"] = size

@@ -41,9 +41,9 @@ REASONS = {
 
 
 def open_split(split: Split, stream: ByteStream, config: SourceConfig) -> Iterator[tuple[Row, Drop | None]]:
-    """Yield the rows of one file in order, each with a Drop if it cannot be a document, else with None.
+    """Yield (row, drop) for each record of one file, in order. `drop` is None if the row can be a document.
 
-    Invalid content never raises an error; errors of the storage do.
+    Invalid content never raises an error. An error of the storage is raised.
     """
     return FORMATS[split.format].open(split, stream, config)
 
@@ -68,7 +68,7 @@ HEAD_BYTES = 2000
 
 @dataclass(frozen=True)
 class RefetchedRecord:
-    """A document's record, read again from its input file, and its differences from the row in `documents`."""
+    """A record read again from its input file, and the record's differences from its row in `documents`."""
 
     uri: str
     """URI of the input file."""
@@ -83,9 +83,9 @@ class RefetchedRecord:
 
 
 def refetch(split: Split, recorded: Mapping[str, Any], config: SourceConfig) -> RefetchedRecord:
-    """Read a document's record from its input file again and compare it with the document's row in `documents`.
+    """Read a document's record again from its input file, and compare the record with `recorded`.
 
-    `recorded` is this row. Raises ContractError if the input file cannot be read.
+    `recorded` is the document's row in `documents`. Raises ContractError if the input file cannot be read.
     """
     offset, length = int(recorded["offset"]), int(recorded["length"])
     file_format = FORMATS[split.format]

@@ -34,10 +34,10 @@ class _InputFile(NamedTuple):
 
 
 def find_splits(config: SourceConfig) -> list[Split]:
-    """Return every file that source.paths names or matches as a split, sorted by name.
+    """Return the files that source.paths names or matches, as splits sorted by name.
 
     Raises ConfigError if the format is unknown, a pattern matches nothing, a file cannot be read, or two files have the
-    same name; the message lists every such path.
+    same name. The message lists every such path.
     """
     if config.format not in (AUTO, *FORMATS):
         raise ConfigError(
@@ -84,7 +84,7 @@ def find_splits(config: SourceConfig) -> list[Split]:
 def _match(path: str) -> Iterator[_InputFile]:
     """Yield the file at a path, or every file that a pattern matches.
 
-    Raises ValueError if a pattern matches no file, OSError if its folder cannot be listed.
+    Raises ValueError if a pattern matches no file, OSError if the pattern's folder cannot be listed.
     """
     is_uri = "://" in path
     location, question, options = path.partition("?") if is_uri else (os.path.abspath(path), "", "")
@@ -141,7 +141,7 @@ def _format_of(name: str) -> str:
 
 
 def _check_readable(file: _InputFile) -> None:
-    """Raise ValueError if the path is not that of a file, OSError if the file cannot be read."""
+    """Raise ValueError unless the path is that of a regular file, OSError if the file cannot be read."""
     kind = file.info.type
     if kind == pafs.FileType.NotFound:
         raise ValueError("no such file. Correct the path.")

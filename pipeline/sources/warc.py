@@ -46,9 +46,9 @@ BLANK_LINE = re.compile(rb"\n\r{0,2}\n")
 
 
 class DecodedWindow:
-    """Reads the decoded bytes of a file forwards from a current position; bytes are decoded on demand.
+    """Reads the decoded bytes of a file forwards from a current position.
 
-    The bytes are divided into runs. A run is a range without damage, and no record extends over its end.
+    The bytes are divided into runs. A run is a range without damage, and no record extends over the end of a run.
     """
 
     def __init__(self, frames: FrameReader):
@@ -64,7 +64,10 @@ class DecodedWindow:
         self._ended = False
 
     def fill(self, size: int) -> int:
-        """Decode until `size` bytes after the position are buffered, or the run ends; return how many are buffered."""
+        """Decode until `size` bytes after the current position are buffered, or until the run ends.
+
+        Return the number of bytes that are buffered.
+        """
         held = len(self._buffer) - self._at
         if held >= size or self.next is not None or self._ended:
             return held
@@ -83,9 +86,10 @@ class DecodedWindow:
         return held
 
     def advance(self) -> DecodedBlock | None:
-        """At the end of a run, move to the next run and return its first block; None at the end of the file.
+        """Move from the end of a run to the next run, and return its first block; None at the end of the file.
 
-        If a damaged range comes first, return a block that describes its fault. The next call then moves to the run.
+        If there is damage before the next run, return a block that describes the damage. Another call then moves to the
+        run.
         """
         piece, self.next = self.next, None
         if piece is None:
@@ -100,14 +104,14 @@ class DecodedWindow:
         return piece
 
     def seek(self, stored: int) -> None:
-        """Continue at the offset `stored` in the compressed file; a frame or a run of plain bytes must start there."""
+        """Continue at the offset `stored` in the compressed file, where a frame or a run of plain bytes must start."""
         self.frames.seek(stored)
         self._base += self._at
         self._buffer, self._at, self.next, self._ended = b"", 0, None, False
         self._marks.clear()
 
     def stored(self) -> tuple[int, bool]:
-        """Return the current offset in the file as stored, and True if the bytes there are not compressed.
+        """Return the current offset in the stored file, and True if the bytes there are not compressed.
 
         In a compressed frame, return the offset of the frame's start, and False.
         """
@@ -123,7 +127,7 @@ class DecodedWindow:
         return self._buffer[self._at : self._at + PEEK_BYTES]
 
     def take(self, size: int) -> bytes:
-        """Return the next `size` bytes of the run, fewer only at its end, and move after them."""
+        """Return the next `size` bytes of the run and move after them; fewer bytes only at the end of the run."""
         self.fill(size)
         data = self._buffer[self._at : self._at + size]
         self._at += len(data)
@@ -132,14 +136,14 @@ class DecodedWindow:
     def ahead(self, distance: int) -> bytes | None:
         """Return at most PEEK_BYTES bytes that start `distance` bytes after the current position, without moving.
 
-        Return None if the run ends before them.
+        Return None if fewer than `distance` bytes of the run are left.
         """
         if self.fill(distance + PEEK_BYTES) < distance:
             return None
         return self._buffer[self._at + distance : self._at + distance + PEEK_BYTES]
 
     def skip(self, size: int) -> int:
-        """Skip `size` bytes without buffering them; return the number skipped, fewer only at the end of the run."""
+        """Skip `size` bytes; return the number of skipped bytes, which is smaller only at the end of the run."""
         left = size
         while left and self.fill(1):
             step = min(left, len(self._buffer) - self._at)
@@ -157,10 +161,9 @@ class DecodedWindow:
         return False
 
     def take_header(self) -> bytes | None:
-        """Return the bytes up to and including the next blank line and move after them.
+        """Return the bytes up to and including the next blank line, and move after the blank line.
 
-        Return None if MAX_HEADER_BYTES or the rest of the run contain no blank line. The searched bytes are then
-        skipped, except (inside the run) the last PEEK_BYTES, in which the next header may start.
+        If MAX_HEADER_BYTES or the rest of the run contain no blank line, skip these bytes and return None.
         """
         size = 4 << 10
         while True:
@@ -171,12 +174,16 @@ class DecodedWindow:
                 self.skip(held)
                 return None
             if size >= MAX_HEADER_BYTES:
+                # The next header may start in the last PEEK_BYTES.
                 self.skip(size - PEEK_BYTES)
                 return None
             size *= 4
 
     def search(self, pattern: re.Pattern[bytes]) -> bool:
-        """Move to the next match of `pattern` in this run and return True, or to the run's end and return False."""
+        """Move to the next match of `pattern` in this run and return True.
+
+        Without a match, move to the run's end and return False.
+        """
         while True:
             held = self.fill(BLOCK_BYTES)
             if match := pattern.search(self._buffer, self._at):
@@ -208,9 +215,9 @@ PAGE_RECORD_TYPES = frozenset({"response", "resource", "conversion"})
 
 @dataclass(slots=True)
 class ArchiveRecord:
-    """A record as stored in the file; or a gap (bytes without a readable record), which has no `header`.
+    """A record as stored in the file, or a gap: bytes without a readable record. A gap has no `header`.
 
-    `drop` is the reason why the record or gap cannot be used; None if it can.
+    `drop` is the reason why the record or gap cannot be used; None if the record can be used.
     """
 
     start: int
@@ -220,14 +227,17 @@ class ArchiveRecord:
 
 
 def open_warc(split: Split, stream: ByteStream, config: SourceConfig) -> Iterator[tuple[Row, Drop | None]]:
-    """Yield the rows of an archive in order. Offsets and lengths are bytes of the file; lengths add up to its size."""
+    """Yield the rows of an archive in order. Offsets and lengths are bytes of the stored file.
+
+    The lengths of all rows add up to the size of the file.
+    """
     frames = FrameReader(stream, RECORD_STARTS)
     records = read_records(DecodedWindow(frames), config.max_record_bytes)
     return account_bytes((_item(record, config) for record in records), split, lambda: frames.end)
 
 
 def read_records(window: DecodedWindow, max_bytes: int) -> Iterator[ArchiveRecord]:
-    """Yield every record and gap in order. A record's block larger than `max_bytes` is skipped without buffering it."""
+    """Yield every record and gap in order. A record's block is skipped if it is larger than `max_bytes`."""
     while True:
         if window.skip_newlines():
             start, plain = window.stored()
@@ -243,13 +253,11 @@ def read_records(window: DecodedWindow, max_bytes: int) -> Iterator[ArchiveRecor
 
 
 def _read_plain(window: DecodedWindow, start: int, max_bytes: int) -> ArchiveRecord:
-    """Read a record in a run of plain (uncompressed) bytes.
-
-    The bytes at its declared end are checked before the record is read, so a wrong length does not cause a long read.
-    """
+    """Read a record in a run of plain (uncompressed) bytes."""
     header = _take_header(window)
     if header is None:
         return ArchiveRecord(start, drop=_lost(window, start, True, "bad_header"))
+    # The bytes at the declared end are checked first, so a wrong length does not cause a long read.
     blocks = window.frames.blocks
     end = window.stored()[0] + header.length if header.length else None
     if end is not None and not blocks.peek(end - 1, 1):
@@ -285,7 +293,7 @@ def _read_framed(window: DecodedWindow, start: int, max_bytes: int) -> ArchiveRe
 
 
 def _take_header(window: DecodedWindow) -> RecordHeader | None:
-    """Read the record header at the current position; return None if it has no end or declares no valid length."""
+    """Read the record header at the current position. None if the header has no end or declares no valid length."""
     head = window.peek()
     if line := ARC_LINE.match(head):
         return parse_arc_line(window.take(line.end()))
@@ -294,20 +302,17 @@ def _take_header(window: DecodedWindow) -> RecordHeader | None:
 
 
 def _may_follow(data: bytes) -> bool:
-    """Return True if a record may end directly before these bytes.
-
-    That is so if they start with the two line ends that close a WARC record. It is also so if another record or the end
-    of the file comes next, with or without line ends before it.
-    """
+    """Return True if a record may end directly before these bytes."""
+    # A record may end before two line ends, before another record or at the end of the file.
     rest = data.lstrip(b"\r\n")
     return not rest or TERMINATOR.match(data) is not None or starts_with_record(rest)
 
 
 def _lost(window: DecodedWindow, start: int, plain: bool, reason: str, reason_if_resumed: str | None = None) -> Drop:
-    """Skip a record that cannot be read, up to the next record, and return the drop for the skipped bytes.
+    """Skip an unreadable record, up to the next record; return the drop for the skipped bytes.
 
-    The drop's reason is `reason`, or `reason_if_resumed` (if given) if another record was found. If damage of the frame
-    at `start` ends the run, the kind of damage is the reason instead.
+    The drop has `reason_if_resumed` (if given) if another record was found, else `reason`. If damage of the frame at
+    `start` ends the run, the drop names the kind of damage.
     """
     if plain:
         # The search starts one byte earlier, to include the line end before an ARC line.
@@ -323,7 +328,10 @@ def _lost(window: DecodedWindow, start: int, plain: bool, reason: str, reason_if
 
 
 def _fault_of(window: DecodedWindow, start: int) -> str | None:
-    """If damage of the frame at `start` ends the run, move past the damage and return its kind; else return None."""
+    """Move past the damage that ends the run, if the frame at `start` is damaged.
+
+    Return the kind of damage, else None.
+    """
     piece = window.next
     if piece is None or piece.fault is None or piece.start != start:
         return None
@@ -344,7 +352,7 @@ def _item(record: ArchiveRecord, config: SourceConfig) -> SourceItem:
 
 
 def _read_page(row: Row, header: RecordHeader, block: bytes, config: SourceConfig) -> Drop | None:
-    """Set the columns of a row from the block of its record; return a Drop if it contains no page to keep."""
+    """Set the columns of a row from the block of its record. Return a Drop if the block has no page to keep."""
     if config.drop_truncated and header.truncated:
         return Drop("truncated_record")
     if config.verify_digests and not digest_matches(header, block):
@@ -372,10 +380,10 @@ def _read_page(row: Row, header: RecordHeader, block: bytes, config: SourceConfi
 
 
 def digest_matches(header: RecordHeader, block: bytes) -> bool:
-    """Return True if the block has the digest that its header declares, or if it declares none of a known algorithm.
+    """Return True if the block has the declared digest, or if no digest of a known algorithm is declared.
 
-    The declared block digest is compared if there is one, else the declared payload digest. Source: ISO 28500:2017,
-    sections 5.8 and 5.9 (`algorithm:value`, in base 32 or base 16).
+    The payload digest is compared only if no block digest is declared. Source: ISO 28500:2017, sections 5.8 and 5.9
+    (`algorithm:value`, in base 32 or base 16).
     """
     declared = header.block_digest or header.payload_digest or ""
     if not header.block_digest and header.kind == "response" and (blank := TERMINATOR.search(block)):

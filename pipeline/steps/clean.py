@@ -77,12 +77,10 @@ def clean_part(task: CleanTask, retried: bool) -> PartResult:
 
 
 def _count(row: Row, output: PartOutput) -> None:
-    """Count a row as kept or dropped, and remove the text and title of a dropped one.
-
-    A dropped row is counted with `_chars`, the length of its text before the stages ran [code points].
-    """
+    """Count a row as kept or dropped. Remove the text and title of a dropped row."""
     books = output.books
     kept = row.get("drop_stage") is None
+    # `_chars` is the length of the text before the stages ran [code points].
     books.enter(row, row["num_chars"] if kept else row["_chars"])
     for kind, number in (row.get("pii_counts") or {}).items():
         books.tally("pii", kind, number)

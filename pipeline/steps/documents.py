@@ -71,7 +71,7 @@ def build_documents(build: StepContext) -> dict[str, TableResult]:
 
 
 def documents_part(task: DocumentsTask, retried: bool) -> PartResult:
-    """Run the rows of one split through the per-document stages, and write its parts of `documents` and `text`."""
+    """Run the rows of one split through the per-document stages, and write them to `documents` and `text`."""
     schema = extend_schema(DOCUMENTS, task.stages)
     columns = frozenset((*schema.names, *TEXT.names))
 
@@ -95,7 +95,7 @@ def documents_part(task: DocumentsTask, retried: bool) -> PartResult:
 
 
 def check_size(split: Split, size: int) -> None:
-    """Raise ContractError unless `size`, the bytes read, is the size that the file had when the run was prepared."""
+    """Raise ContractError unless `size` is the size that the file had when the run was prepared."""
     if size != split.size:
         raise ContractError(
             f"{split.uri}: expected {split.size} bytes, got {size} while reading. "

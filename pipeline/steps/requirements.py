@@ -31,20 +31,19 @@ def check_indexes(
 ) -> dict[str, TableVersion]:
     """Return the snapshot indexes of earlier runs that deduplication reads.
 
-    Raises ConfigError if dedup.keep orders documents by the scores of models but the recipe configures no model.
+    Raises ConfigError if dedup.keep requires scores but the recipe configures no model.
     """
     keep = recipe.section(DEDUP.name, DedupConfig)
     if "scores" in order_columns(keep) and not has_scores(recipe):
         raise ConfigError(
-            f"dedup.keep: expected a model in the recipe for the scores in dedup.keep, got {list(keep.keep)} and no "
-            "model. "
+            f"dedup.keep: expected a model that computes the scores in {list(keep.keep)}, got no model in the recipe. "
             "Set classifier.models, importance.models or perplexity.scorer."
         )
     return indexes_of(recipe, splits)
 
 
 def check_buckets(recipe: Recipe, splits: Sequence[Split]) -> dict[str, TableVersion]:
-    """Check the settings of quality buckets, and return an empty dict: the buckets need no table of another run.
+    """Check the settings of quality buckets. The result is empty: the buckets need no table of another run.
 
     Raises ConfigError if the run does not measure the signal or score in tokens.buckets_by, or if tokens.mix names
     unknown sources.
@@ -74,9 +73,9 @@ def check_buckets(recipe: Recipe, splits: Sequence[Split]) -> dict[str, TableVer
 
 
 def check_packages(recipe: Recipe, splits: Sequence[Split]) -> dict[str, TableVersion]:
-    """Check the Python packages for `pii`, and return an empty dict: `pii` needs no table of another run.
+    """Check that the Python packages for `pii` are installed. The result is empty: `pii` needs no table of another run.
 
-    Raises ConfigError if a package that recognizes one of the types in pii.types is not installed.
+    Raises ConfigError if a package is missing.
     """
     config = recipe.section(PII.name, PiiConfig)
     needed = {
@@ -102,7 +101,7 @@ def scores_of(recipe: Recipe) -> list[str]:
 
 
 def bucket_tables(recipe: Recipe) -> tuple[str, ...]:
-    """Return the names of the tables with the values that assign documents to quality buckets (tokens.buckets_by)."""
+    """Return the names of the tables that tokens.buckets_by needs to assign documents to quality buckets."""
     config = recipe.section(TOKENS.name, TokensConfig)
     if config.measure and config.measure.name:
         return ("documents", config.measure.table)

@@ -58,10 +58,10 @@ def build_scores(build: StepContext) -> dict[str, TableResult]:
 
 
 def scored_by_checkpoint(build: StepContext, config: PerplexityConfig, tasks: Sequence[ScoresTask]) -> list[str]:
-    """Score all texts with a checkpoint, in a separate process that has torch.
+    """Score all texts with a checkpoint in a separate process; return the name of each part's file of scores.
 
-    Return the name of each part's file of scores. Texts and scores are passed in files in the folder of the table
-    `scores`. This folder must therefore be on a local or mounted file system.
+    The folder of the table `scores` must be on a local or mounted file system, because the process reads and writes
+    files in this folder.
     """
     folder = build.folders["scores"]
     texts = [result["path"] for result in run_tasks(build.spark, texts_part, tasks, "texts", build.partitions)]
@@ -75,7 +75,10 @@ def scored_by_checkpoint(build: StepContext, config: PerplexityConfig, tasks: Se
 
 
 def texts_part(task: ScoresTask, retried: bool) -> TaskResult:
-    """Write the texts of one part to a file for the process with the checkpoint; return its path and number of rows."""
+    """Write the texts of one part to a file for the process with the checkpoint.
+
+    Return the file's path and number of rows.
+    """
     with PartWriter(task.folder, f"texts/{part_key(task.part.ordinal)}", TO_SCORE, size_column="text") as writer:
         for row in texts(task.part):
             writer.add(row | {"text": row["_body"]})
@@ -99,10 +102,7 @@ def scores_part(task: ScoresTask, retried: bool) -> PartResult:
 
 
 def _count(row: Row, output: PartOutput) -> None:
-    """Count one row as kept; if a stage failed on it, count it as unscored too, and remove the drop.
-
-    The scores that the document lacks stay null.
-    """
+    """Count one row as kept. If a stage failed on the row, count the row as unscored too, and remove its drop."""
     if row.get("drop_stage") is not None:
         output.books.tally("unscored", f"{row['drop_stage']}/{row['drop_rule']}")
         row["drop_stage"] = None
@@ -119,7 +119,7 @@ def texts(part: Part) -> Iterator[Row]:
 
 
 def with_scores(task: ScoresTask) -> Iterator[Row]:
-    """Yield the rows of `texts`. If a checkpoint has scored the texts, add its scores from the file `task.scored`."""
+    """Yield the rows of `texts`. Add the scores of a checkpoint if the part has a file of such scores."""
     if task.scored is None:
         yield from texts(task.part)
         return

@@ -94,7 +94,7 @@ def quantiles_of(stages: Sequence[PerDocument], recipe: Recipe) -> list[Quantile
 def checks_of(
     stages: Sequence[PerDocument], recipe: Recipe, models: ModelPaths, cutoffs: Cutoffs
 ) -> list[tuple[str, Check]]:
-    """Return every check with the name of its stage, in order: a document is dropped by the first check it breaks."""
+    """Return every check with the name of its stage, in the order in which documents are checked."""
     return [
         (stage.name, check)
         for stage in stages
@@ -129,10 +129,7 @@ def split_columns(names: Sequence[str], tables: Mapping[str, Any]) -> dict[str, 
 
 
 def histograms_of_part(task: VerdictsTask, retried: bool) -> TaskResult:
-    """Return "histograms" of one part's values, by quantile and language, and "rows", the part's number of documents.
-
-    The bins are 0.05 % wide. `cutoffs_of` sums the histograms of all parts and computes the quantiles from the sum.
-    """
+    """Return `histograms` of a part's values, by quantile and language, and `rows`, the number of documents."""
     quantiles = quantiles_of(task.stages, task.recipe)
     columns = split_columns(columns_of(quantiles), task.part.paths)
     found: dict[str, Any] = {}
@@ -151,7 +148,7 @@ def histograms_of_part(task: VerdictsTask, retried: bool) -> TaskResult:
 
 
 def cutoffs_of(quantiles: Sequence[Quantile], histograms: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return the value of every quantile in each language that has values, from the histograms of all parts."""
+    """Return the value of every quantile, by quantile and language, from the histograms of all parts."""
     total: Any = {}
     for histogram in histograms:
         total = add_figures(total, histogram)
@@ -166,7 +163,7 @@ def cutoffs_of(quantiles: Sequence[Quantile], histograms: Sequence[Mapping[str, 
 
 
 def measures_of(quantiles: Sequence[Quantile], histograms: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return histograms for plots, by column and language, of each stored column from which a quantile is computed."""
+    """Return histograms for plots, by column and language. The columns are the stored columns of `quantiles`."""
     found: dict[str, Any] = {}
     for item in {item.column: item for item in quantiles if item.value is None}.values():
         for histogram in histograms:
@@ -208,7 +205,7 @@ def verdicts_part(task: VerdictsTask, retried: bool) -> PartResult:
 def distributions_of(
     named: Sequence[tuple[str, Check]], judgement: CheckResults, batch: pa.RecordBatch
 ) -> dict[str, Any]:
-    """Return histograms for plots of the values that each check compares with its limit, by check and language."""
+    """Return histograms for plots, by check and language, of the values that the check compares with its limit."""
     numbers, languages = languages_of(batch)
     found: dict[str, Any] = {}
     for check, values, limits in zip(names_of(named), judgement.values, judgement.limits):
@@ -222,7 +219,10 @@ def distributions_of(
 
 
 def beyond_of(named: Sequence[tuple[str, Check]], judgement: CheckResults, batch: pa.RecordBatch) -> dict[str, Any]:
-    """Return how many documents break each check, by check and language, whether or not an earlier check drops them."""
+    """Return the number of documents that break each check, by check and language.
+
+    A document that breaks several checks is counted for each of these checks.
+    """
     numbers, languages = languages_of(batch)
     counts = [np.bincount(numbers[broken], minlength=len(languages)).tolist() for broken in judgement.broken]
     return {
@@ -232,7 +232,10 @@ def beyond_of(named: Sequence[tuple[str, Check]], judgement: CheckResults, batch
 
 
 def fold(by_language: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
-    """Return the histograms of the SHOWN_LANGUAGES most frequent languages, and the sum of all others as `other`."""
+    """Return the histograms of the SHOWN_LANGUAGES most frequent languages.
+
+    `other` is the sum of all other histograms.
+    """
     ranked = sorted(by_language, key=lambda name: (-sum(by_language[name].values()), name))
     folded: dict[str, Any] = {name: dict(by_language[name]) for name in sorted(ranked[:SHOWN_LANGUAGES])}
     for name in ranked[SHOWN_LANGUAGES:]:
@@ -262,9 +265,9 @@ def rows_of(
 
 
 def buckets_of(batch: pa.RecordBatch, cutoffs: Cutoffs) -> list[str]:
-    """Return each document's perplexity bucket (head, middle or tail), by the cut-offs of its language.
+    """Return the perplexity bucket of each document: head, middle or tail.
 
-    The bucket is `all` for documents whose perplexity was not measured.
+    The bucket is `all` if the perplexity was not measured, or if the document's language has no cut-offs.
     """
     if "perplexity" not in batch.schema.names:
         return [ALL] * batch.num_rows
@@ -279,7 +282,7 @@ def buckets_of(batch: pa.RecordBatch, cutoffs: Cutoffs) -> list[str]:
 
 
 def count_verdict(row: Row, chars: int, books: DropCounter) -> None:
-    """Count one document as kept or dropped; count a kept one and its characters by source and by language too."""
+    """Count one document as kept or dropped. Count the characters of a kept document by source and by language."""
     books.enter(row, chars)
     language, source = row.pop("language") or "?", row.pop("source")
     if row.get("drop_stage") is None:
@@ -304,10 +307,7 @@ def is_score(stage: PerDocument) -> bool:
 
 
 class Reevaluation:
-    """Measures documents again after passages were cut from them, and evaluates the checks on the new values.
-
-    One instance is built for each part, because it loads the models.
-    """
+    """Measures documents again after passages were cut from them, and evaluates the checks on the new values."""
 
     def __init__(
         self,
@@ -318,7 +318,11 @@ class Reevaluation:
         scored: bool,
         isolated: bool,
     ):
-        """Load the stages. `scored`: the run has a table `scores`; `isolated`: measure in a child process."""
+        """Load the stages.
+
+        `scored` is True if the run has a table `scores`. `isolated` is True if documents are measured in a child
+        process.
+        """
         local = local_models(models)
         of_text = [stage for stage in stages if stage.again == "text"]
         of_rest = [stage for stage in stages if stage.again == "rest" and (scored or not is_score(stage))]
@@ -338,13 +342,13 @@ class Reevaluation:
 
     @property
     def errors(self) -> dict[str, int]:
-        """Number of documents on which a stage failed, by a text that names stage, exception type and line of code."""
+        """Number of documents on which a stage failed, by error (stage, exception type and line of code)."""
         return dict(self._of_text.errors + self._of_rest.errors)
 
     def __call__(self, rows: list[Row]) -> None:
-        """Measure each row again, and add a drop to it if it breaks a check.
+        """Measure each row again, and add a drop to each row that breaks a check.
 
-        In a row, `text` is the whole text without the cut passages; `_rest` is what is left of the text after all cuts.
+        The `text` of a row is the whole text without the cut passages. `_rest` is the text after all cuts.
         """
         for row in rows:
             try:
@@ -374,5 +378,5 @@ class Reevaluation:
 
 
 def _stored(value: object) -> object:
-    """Return a value as Arrow stores it: a dict, as new measurements may return it, becomes (name, value) pairs."""
+    # New measurements may return a dict, which Arrow stores as (name, value) pairs.
     return to_entries(value) if isinstance(value, dict) else value

@@ -42,7 +42,7 @@ Messages = dict[tuple[int, int], memoryview]
 
 
 def write_columns(folder: Store, stem: str, columns: dict[str, npt.NDArray[np.generic] | pa.Array]) -> str:
-    """Write columns of equal length to a new Arrow file, and return its name; the name begins with `stem`."""
+    """Write columns of equal length to a new Arrow file. Return the file name, which begins with `stem`."""
     path = unique_name(stem, "arrow")
     table = pa.table(columns)
     options = pa.ipc.IpcWriteOptions(compression="lz4")
@@ -58,7 +58,7 @@ def read_columns(folder: Store, path: str) -> pa.Table:
 
 
 def write_grams(folder: Store, stem: str, grams: Words, counts: Ints) -> str:
-    """Write n-grams and their counts to a new file, and return its name; the name begins with `stem`."""
+    """Write n-grams and their counts to a new file. Return the file name, which begins with `stem`."""
     return write_columns(folder, stem, {f"word{row}": words for row, words in enumerate(grams)} | {"count": counts})
 
 
@@ -71,9 +71,9 @@ def read_grams(folder: Store, path: str) -> tuple[Words, Ints]:
 def message_rows(
     target: int, source: int, signed_order: int, *arrays: npt.NDArray[np.generic]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield rows (schema MESSAGE) with the bytes of arrays that partition `source` sends to partition `target`.
+    """Yield the rows (schema MESSAGE) of a message from partition `source` to partition `target`.
 
-    Yields no row if the arrays are empty.
+    The rows contain the bytes of `arrays`. No row is yielded if all arrays are empty.
     """
     payload = b"".join(np.ascontiguousarray(array).data.cast("B") for array in arrays if array.size)
     for number, start in enumerate(range(0, len(payload), ROW_BYTES)):
@@ -85,7 +85,7 @@ def message_rows(
 
 
 def join_messages(batches: Iterable[pa.RecordBatch]) -> Messages:
-    """Join the rows (schema MESSAGE) that one partition received, in any order, into whole messages.
+    """Join the rows (schema MESSAGE) that one partition received into messages.
 
     Return the bytes of each message by (signed order, source partition), sorted by these keys.
     """
@@ -133,7 +133,7 @@ class Lexicon:
 
 
 def gram_texts(level: OrderNgrams, below: pa.Array, lexicon: Lexicon) -> pa.Array:
-    """Return the words of each n-gram of one order, 2 or more, joined by spaces.
+    """Return the words of each n-gram, joined by spaces. The n-grams are of one order, which is at least 2.
 
     `below` has the joined words of the n-grams of the next lower order.
     """
@@ -141,7 +141,10 @@ def gram_texts(level: OrderNgrams, below: pa.Array, lexicon: Lexicon) -> pa.Arra
 
 
 def lines(texts: pa.Array, probabilities: Floats, weights: Floats | None) -> Iterator[pa.Buffer]:
-    """Yield the lines of an ARPA section in blocks: log10 probability, words, and log10 back-off weight if given."""
+    """Yield the lines of an ARPA section in blocks.
+
+    A line has a log10 probability and the words. If `weights` is not None, the log10 back-off weight follows.
+    """
     for start in range(0, len(texts), LINES):
         rows = slice(start, start + LINES)
         columns = [_decimals(probabilities[rows]), texts[rows]]
@@ -160,7 +163,7 @@ def _decimals(values: Floats) -> pa.Array:
 
 
 def write_section(folder: Store, stem: str, texts: pa.Array, probabilities: Floats, weights: Floats | None) -> str:
-    """Write n-grams of one order as ARPA lines to a new file, and return its name; the name begins with `stem`."""
+    """Write n-grams of one order as ARPA lines to a new file. Return the file name, which begins with `stem`."""
     path = unique_name(stem, "lines")
     with folder.open_output(path) as stream:
         # rounding may lift a probability above 1
@@ -170,10 +173,9 @@ def write_section(folder: Store, stem: str, texts: pa.Array, probabilities: Floa
 
 
 def write_arpa(scratch: Store, sections: Sequence[Sequence[str]], kept: Sequence[int], folder: Store, name: str) -> str:
-    """Join the section files of all orders to one ARPA file, and return its SHA-256.
+    """Join the section files of all orders to one ARPA file, and return the SHA-256 of the ARPA file.
 
-    `sections` are the section files of each order, `kept` the number of n-grams of each order. The files are copied in
-    blocks, so memory holds one block at a time.
+    `sections` has the section files of each order. `kept` has the number of n-grams of each order.
     """
     partial = name if not folder.is_local else unique_name(name, "partial")
     sink = HashingSink(io.BufferedWriter(folder.open_output(partial), COPY_BYTES))

@@ -53,8 +53,7 @@ class CountsOfCounts:
 
     @classmethod
     def of(cls, counts: Ints, kept: Flags) -> Self:
-        """Return the counts of counts of n-grams, given their adjusted counts and a mask of the n-grams that pruning
-        keeps."""
+        """Return the counts of counts for these adjusted counts. `kept` marks the n-grams that pruning keeps."""
         totals = np.bincount(np.minimum(counts, 5), minlength=6).tolist()
         kept_totals = np.bincount(np.minimum(counts[kept], 3), minlength=4).tolist()
         return cls(
@@ -91,9 +90,8 @@ class Discounts:
     def freed(self, ones: Ints, twos: Ints, more: Ints, pruned: Ints, mass: Ints) -> Floats:
         """Return the share of each context's mass that goes to its back-off.
 
-        `ones`, `twos` and `more`: numbers of kept n-grams with the context whose adjusted count is 1, 2, and 3 or more.
-        `pruned`: sum of the adjusted counts of the pruned n-grams with the context. `mass`: sum of the adjusted counts
-        of all n-grams with the context.
+        `ones`, `twos` and `more` are numbers of kept n-grams with an adjusted count of 1, 2, and 3 or more. `pruned` is
+        the sum of the adjusted counts of pruned n-grams. `mass` is the sum over all n-grams with the context.
         """
         shares: Floats = (self.d1 * ones + self.d2 * twos + self.d3_plus * more + pruned) / mass
         return shares
@@ -102,10 +100,10 @@ class Discounts:
 def estimate_discounts(
     order: int, tally: CountsOfCounts, fallback: Sequence[float] | None
 ) -> tuple[Discounts, str | None]:
-    """Return (discounts, None) for one order, or (discounts from `fallback`, reason) if the closed form fails.
+    """Return the discounts of one order, and why `fallback` is used (None if it is not used).
 
-    The closed form fails if a count of counts is zero or a discount is out of range. Raises ContractError if it fails
-    and `fallback` is None.
+    `fallback` is used if a count of counts is zero or a computed discount is out of range. Raises ContractError if
+    `fallback` is None in this case.
     """
     counts = [tally.ones, tally.twos, tally.threes, tally.fours]
     problem = None
@@ -122,8 +120,8 @@ def estimate_discounts(
         return Discounts(*values), None
     if fallback is None:
         raise ContractError(
-            f"train_lm: expected {order}-grams whose adjusted counts determine discounts, got {problem} "
-            f"(counts of counts 1 to 4: {counts}), as in a small or repetitive text. "
+            f"train_lm: expected text with enough different {order}-grams to estimate discounts, got {problem} "
+            f"(numbers of {order}-grams with adjusted counts 1 to 4: {counts}). "
             "Set train_lm.discount_fallback = [0.5, 1, 1.5]."
         )
     filled = [*fallback, *[fallback[-1]] * (3 - len(fallback))]
@@ -142,9 +140,9 @@ HALF = np.uint64(32)
 
 
 def windows(line: Words, order: int) -> Words:
-    """Return the n-gram of `order` words that ends at each position of `line`, in the order of the positions.
+    """Return one n-gram of `order` words for each position of `line`: the n-gram that ends at this position.
 
-    `line` has the word ids of all sentences; the id EOS ends each sentence.
+    `line` has the word ids of all sentences. The id EOS ends each sentence.
     """
     ends = np.flatnonzero(line == EOS)
     starts = np.concatenate([[0], ends[:-1] + 1])[: len(ends)]
@@ -157,12 +155,12 @@ def windows(line: Words, order: int) -> Words:
 
 
 def suffix_order(grams: Words, bits: int) -> npt.NDArray[np.intp]:
-    """Return the permutation that sorts n-grams (columns of word ids) by the first row, then the second, and so on.
+    """Return the permutation that sorts n-grams by their last words, then by the words before the last, and so on.
 
-    Ids have `bits` bits. As many rows as fit are packed into a 64-bit key; the key's rank replaces these rows in the
-    next key. Takes 0.5 s for 2.8 million 5-grams of real text; numpy's lexsort of the rows takes 1.35 s (process time,
-    one core).
+    Each column of `grams` is an n-gram that starts with its last word. Word ids have `bits` bits.
     """
+    # As many rows as fit are packed into a 64-bit key, and the key's rank replaces these rows in the next key.
+    # 0.5 s for 2.8 million 5-grams of real text; numpy's lexsort takes 1.35 s (process time, one core).
     key = np.zeros(grams.shape[1], np.uint64)
     used, shift = 0, np.uint64(bits)
     for row in grams:
@@ -185,10 +183,10 @@ def _ranks(keys: Keys) -> Keys:
 
 
 def new_gram_mask(grams: Words) -> Flags:
-    """Return a mask (rows, columns) of sorted n-grams: True where a column differs in this row or a row above.
+    """Return a mask (rows, n-grams): row n - 1 is True where the last n words differ from those of the n-gram before.
 
-    Each column is compared with the column before it. Row n - 1 thus compares the first n words, so True in this row
-    marks the first column of an n-gram of order n.
+    Each column of `grams` is an n-gram that starts with its last word. The n-grams are in suffix order. The first
+    column of the mask is True.
     """
     new = np.ones(grams.shape, np.bool_)
     new[:, 1:] = grams[:, 1:] != grams[:, :-1]
@@ -231,9 +229,9 @@ class OrderNgrams:
 
 
 def ngrams_by_order(grams: Words, counts: Ints) -> list[OrderNgrams]:
-    """Return the n-grams of every order, from 1 on, that the n-grams of the highest order contain.
+    """Return the n-grams of each order, from 1 to the highest.
 
-    `grams` are the distinct n-grams of the highest order, in suffix order, and `counts` their numbers of occurrences.
+    `grams` are the distinct n-grams of the highest order, in suffix order. `counts` are their numbers of occurrences.
     """
     new = new_gram_mask(grams)
     orders: list[OrderNgrams] = []
@@ -256,9 +254,9 @@ def ngrams_by_order(grams: Words, counts: Ints) -> list[OrderNgrams]:
 
 
 def owner_keys(grams: Words) -> Keys:
-    """Return each n-gram's owner key, made of its last two words. The key determines the part that owns the n-gram.
+    """Return the owner key of each n-gram, which consists of the n-gram's last two words.
 
-    An n-gram is therefore in the same part as its suffixes of two or more words.
+    An n-gram and its suffixes of two or more words have the same key, so they are in the same part.
     """
     before = grams[1] if len(grams) > 1 else np.zeros_like(grams[0])
     keys: Keys = (grams[0].astype(np.uint64) << HALF) | before
@@ -266,19 +264,20 @@ def owner_keys(grams: Words) -> Keys:
 
 
 def owner_parts(grams: Words, bounds: Keys) -> Ints:
-    """Return the index of the part that owns each n-gram; `bounds` has the first key of each part but the first."""
+    """Return the index of the part that owns each n-gram.
+
+    `bounds` has the first owner key of every part except part 0.
+    """
     return np.searchsorted(bounds, owner_keys(grams), side="right")
 
 
 def context_buckets(grams: Words, number: int) -> npt.NDArray[np.unsignedinteger]:
-    """Return the hash bucket, in [0, number), of each context (a column of word ids).
-
-    The result has 16-bit integers if they suffice, because they sort faster.
-    """
+    """Return the hash bucket of each context, from 0 to `number` - 1. Each column of `grams` is a context."""
     mixed = np.full(grams.shape[1], len(grams), np.uint64)
     for row in grams:
         mixed = (mixed ^ row) * HASH_FACTOR
         mixed ^= mixed >> HALF
+    # 16-bit integers sort faster.
     return (mixed % np.uint64(number)).astype(np.uint16 if number <= 1 << 16 else np.uint32)
 
 
@@ -290,7 +289,7 @@ def context_buckets(grams: Words, number: int) -> npt.NDArray[np.unsignedinteger
 
 @dataclass(frozen=True)
 class ContextSums:
-    """Sum of adjusted counts, and back-off share, for each context that a part sent, in the order of the contexts."""
+    """The sum of adjusted counts and the back-off share of each context that one part sent."""
 
     mass: Ints
     """Sum of the adjusted counts of all n-grams with the context."""
@@ -311,9 +310,9 @@ class BucketSums:
 
 
 def contexts_by_bucket(level: OrderNgrams, kept: Flags, number: int) -> list[tuple[Words, Ints]]:
-    """Return, for each hash bucket, (contexts, adjusted counts) of the n-grams whose contexts are in this bucket.
+    """Return (contexts, adjusted counts) of n-grams for each hash bucket of the contexts.
 
-    The count of a pruned n-gram is negative.
+    The context of an n-gram is the n-gram without its last word. The count of a pruned n-gram is negative.
     """
     contexts = level.grams[1:]
     counts = np.where(kept, level.counts, -level.counts)
@@ -324,10 +323,9 @@ def contexts_by_bucket(level: OrderNgrams, kept: Flags, number: int) -> list[tup
 
 
 def sum_contexts(parts: list[tuple[Words, Ints]], discounts: Discounts, bits: int, bounds: Keys) -> BucketSums:
-    """Sum the adjusted counts of each context in one hash bucket, and compute the contexts' back-off shares.
+    """Return the sums of adjusted counts and the back-off shares of the contexts in one hash bucket.
 
-    `parts` has the (contexts, adjusted counts) that each part sent to the bucket; the counts of pruned n-grams are
-    negative.
+    `parts` has the (contexts, adjusted counts) from each part, as `contexts_by_bucket` returns them.
     """
     grams = np.concatenate([part[0] for part in parts], axis=1)
     signed = np.concatenate([part[1] for part in parts])
@@ -362,7 +360,7 @@ def sum_contexts(parts: list[tuple[Words, Ints]], discounts: Discounts, bits: in
 
 @dataclass(frozen=True)
 class Unigrams:
-    """Counts of counts, discounts and vocabulary size; each part needs them to compute its unigrams' probabilities."""
+    """Counts of counts, discounts and vocabulary size: what a part needs to compute unigram probabilities."""
 
     tally: CountsOfCounts
     discounts: Discounts
@@ -374,7 +372,7 @@ class Unigrams:
     """Adjusted and raw counts, over all parts, of the words that are in more than one part."""
 
     def freed(self) -> float:
-        """Return the share of the unigrams' probability mass that discounts and pruning make free for other words."""
+        """Return the share of the unigrams' probability mass that discounts and pruning free."""
         tally = self.tally
         sums = [tally.kept_ones, tally.kept_twos, tally.kept_more, tally.pruned_mass, tally.mass]
         return float(self.discounts.freed(*(np.array([value]) for value in sums))[0])
@@ -391,10 +389,9 @@ class Unigrams:
         return values
 
     def complete(self, level: OrderNgrams, part: int, bounds: Keys) -> tuple[OrderNgrams, Flags]:
-        """Return the unigrams of a part, with counts summed over all parts, and a mask of those that the part writes.
+        """Return the unigrams of a part, with counts over all parts, and a mask of the unigrams that the part writes.
 
-        A part writes the unigrams that it owns to the ARPA file, even if it has none of their n-grams. Part 0 also
-        writes <unk> and <s>.
+        A part writes the unigrams that it owns. Part 0 also writes <unk> and <s>.
         """
         shared = np.array([(word, *counts) for word, counts in self.shared.items()], np.int64).reshape(-1, 3)
         special = [[UNK, 0, 0], [BOS, 0, 0]] if part == 0 else np.zeros((0, 3), np.int64)
@@ -411,7 +408,10 @@ class Unigrams:
 def interpolate_probabilities(
     level: OrderNgrams, sums: Sequence[ContextSums], discounts: Discounts, below: Floats
 ) -> Floats:
-    """Return the probabilities of the n-grams of one order, 2 or more; `below` are those of the next lower order."""
+    """Return the probability of each n-gram of one order, which is at least 2.
+
+    `sums` has the context sums by hash bucket. `below` has the probabilities of the n-grams of the next lower order.
+    """
     mass, freed = np.zeros(len(level.counts), np.int64), np.zeros(len(level.counts))
     bucket = context_buckets(level.grams[1:], len(sums))
     order = np.argsort(bucket, kind="stable")
@@ -423,10 +423,9 @@ def interpolate_probabilities(
 
 
 def backoff_weights(grams: Words, freed: Sequence[Floats]) -> Floats:
-    """Return the back-off weight of each n-gram; 1 if no word can follow it.
+    """Return the back-off weight of each n-gram: the n-gram's back-off share as a context. 1 if no word can follow.
 
-    The weight of an n-gram is its back-off share as the context of longer n-grams. `freed` has these shares by hash
-    bucket.
+    `freed` has the back-off shares by hash bucket.
     """
     weights = np.ones(grams.shape[1])
     follows = np.flatnonzero((grams[0] != EOS) & (grams[0] != UNK))
@@ -439,18 +438,19 @@ def backoff_weights(grams: Words, freed: Sequence[Floats]) -> Floats:
 
 
 def check_sums(expected: int, received: int, order: int) -> None:
-    """Raise ContractError if a part received more or fewer context sums, or back-off shares, than it needs."""
+    """Raise ContractError if a part received too few or too many values from the hash buckets."""
     if expected != received:
         raise ContractError(
-            f"train_lm: expected sums for {expected} {order}-grams of a part, got {received}. "
+            f"train_lm: expected {expected} sums for the {order}-grams of one part, got {received} sums. "
             "Run `penstock train-lm` again."
         )
 
 
 def kept_ngrams(level: OrderNgrams, keep: Flags, below: Flags) -> OrderNgrams:
-    """Return the n-grams of one order that pruning keeps; their `suffix` indexes the kept n-grams of the order below.
+    """Return the n-grams of one order that pruning keeps.
 
-    `keep` is the mask of kept n-grams of this order, `below` that of the next lower order.
+    `keep` is the mask of kept n-grams of this order. `below` is the mask for the next lower order. The field `suffix`
+    of the result indexes the kept n-grams of the lower order.
     """
     rows = np.flatnonzero(keep)
     index = np.cumsum(below) - 1
@@ -462,7 +462,7 @@ def kept_ngrams(level: OrderNgrams, keep: Flags, below: Flags) -> OrderNgrams:
 
 @dataclass(frozen=True)
 class EstimationPlan:
-    """Vocabulary, order, pruning thresholds and bounds of the parts; each part needs them to count n-grams."""
+    """Vocabulary, order, pruning thresholds and bounds of the parts: what a part needs to count n-grams."""
 
     folder: Store
     """Folder of the scratch files."""
@@ -484,7 +484,7 @@ class EstimationPlan:
         return self.num_ids.bit_length()
 
     def shared(self) -> list[int]:
-        """Return the ids of the words whose n-grams may be in more than one part."""
+        """Return the ids of the shared words: n-grams that end in a shared word may be in several parts."""
         return sorted({int(bound) >> 32 for bound in self.bounds})
 
     def kept(self, level: OrderNgrams) -> Flags:
@@ -494,8 +494,7 @@ class EstimationPlan:
 
 @dataclass(frozen=True)
 class Smoothing:
-    """Counts of counts, discounts and unigrams, summed over all parts of the n-grams; each part needs them to compute
-    probabilities."""
+    """Counts of counts, discounts and unigrams over all parts: what a part needs to compute probabilities."""
 
     tallies: list[CountsOfCounts]
     discounts: list[Discounts]
@@ -511,7 +510,7 @@ class Smoothing:
 def make_plan(
     config: TrainLmConfig, folder: Store, vocabulary: Sequence[Mapping[str, Any]], partitions: int
 ) -> EstimationPlan:
-    """Return the plan of the training, without the bounds of the parts, which are chosen later.
+    """Return the plan of the training, without the bounds of the parts.
 
     `vocabulary` has the result of `write_vocabulary` for each vocabulary file, in the order of word ids.
     """
@@ -522,16 +521,20 @@ def make_plan(
 
 
 def part_bounds(samples: Iterable[Sequence[int]], partitions: int) -> Keys:
-    """Return the bounds that divide n-grams into parts of similar size: distinct quantiles of sampled owner keys."""
+    """Return the first owner key of every part except part 0, so that the parts have similar sizes.
+
+    `samples` has owner keys of some n-grams of each chunk.
+    """
     keys = np.sort(np.array([key for sample in samples for key in sample], np.uint64))
     positions = np.linspace(0, len(keys), partitions, endpoint=False)[1:].astype(np.int64)
     return np.unique(keys[positions])
 
 
 def make_smoothing(config: TrainLmConfig, plan: EstimationPlan, answers: Sequence[Mapping[str, Any]]) -> Smoothing:
-    """Return counts of counts, discounts and unigrams of a model; `answers`: results of `merge_counts` for all parts.
+    """Return the counts of counts, discounts and unigrams of a model.
 
-    Raises ContractError if the closed form gives no valid discounts and `discount_fallback` is None.
+    `answers` has the result of `merge_counts` for each part. Raises ContractError if the counts give no valid discounts
+    and `discount_fallback` is None.
     """
     shared: dict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
     tallies = [CountsOfCounts()] * config.order

@@ -27,7 +27,7 @@ BLOCK_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class ByteRange:
-    """A byte range of a file: the lines that start in [start, end); a compressed file is one range, with end None."""
+    """The lines of a file that start in the byte range [start, end). A compressed file is one range with `end` None."""
 
     uri: str
     name: str
@@ -36,9 +36,9 @@ class ByteRange:
 
 
 def find_ranges(paths: list[str], setting: str = "input", range_bytes: int = RANGE_BYTES) -> list[ByteRange]:
-    """Return the byte ranges of all files that the given paths and patterns match; errors name `train_lm.SETTING`.
+    """Return the byte ranges of all files that `paths` (paths or patterns) match.
 
-    Raises a ConfigError that lists every path without a file.
+    Raises a ConfigError that lists every path without a file. The message names the setting `train_lm.SETTING`.
     """
     if not paths:
         raise ConfigError(f"train_lm.{setting}: expected text files, got none. Set train_lm.{setting} to their paths.")
@@ -57,7 +57,7 @@ def find_ranges(paths: list[str], setting: str = "input", range_bytes: int = RAN
 
 
 def read_lines(part: ByteRange, block_bytes: int = BLOCK_BYTES) -> Iterator[pa.Array]:
-    """Yield the lines of a byte range as binary arrays, without line ends; the last line of a file need not have one.
+    """Yield the lines of a byte range as binary arrays, without line ends.
 
     Raises ContractError if a compressed file is corrupt.
     """
@@ -81,7 +81,7 @@ def read_lines(part: ByteRange, block_bytes: int = BLOCK_BYTES) -> Iterator[pa.A
 
 
 def _skip_line(stream: Any, block_bytes: int, part: ByteRange) -> bool:
-    """Skip the line that contains the byte before the range; return True if another line starts within the range."""
+    """Move past the next newline. Return True if the new position is inside the byte range."""
     offset = stream.tell()
     while block := stream.read(block_bytes):
         newline = block.find(b"\n")
@@ -93,7 +93,7 @@ def _skip_line(stream: Any, block_bytes: int, part: ByteRange) -> bool:
 
 
 def _lines(stream: Any, remaining: int | None, block_bytes: int) -> Iterator[pa.Array]:
-    """Yield lines until `remaining` bytes are read and the current line ends; None = until the end of the file."""
+    """Yield the lines that start in the next `remaining` bytes (None = in the rest of the file)."""
     rest: list[bytes] = []
     while remaining is None or remaining > 0:
         block = stream.read(block_bytes if remaining is None else min(block_bytes, remaining))
@@ -142,7 +142,7 @@ SPACES[[0, 9, 13]] = ord(" ")
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some sentences, in which a number replaces each word; every chunk has its own numbers for its words."""
+    """Some sentences as word numbers. Each chunk has its own numbering of words."""
 
     words: pa.Array
     """The distinct words (binary), numbered from 1."""
@@ -170,7 +170,7 @@ def make_chunks(lines: Iterable[pa.Array], num_tokens: int, reserved: Literal["r
 
 
 def split_words(lines: pa.Array) -> pa.Array:
-    """Return the words of each line as a list array; a newline inside a value also ends a sentence."""
+    """Return the words of each line as a list array. A value that contains newlines counts as several lines."""
     lines = lines.drop_null().cast(pa.binary())
     if lines.offset:
         lines = pa.concat_arrays([lines])

@@ -43,7 +43,10 @@ NumberedFile = tuple[int, str]
 
 
 def word_frame(spark: SparkSession, folder: Store, chunks: Sequence[TaskResult]) -> DataFrame:
-    """Return the distinct words of every chunk with their numbers in the chunk: a DataFrame (chunk, number, word)."""
+    """Return a DataFrame (chunk, number, word) with the distinct words of every chunk.
+
+    `number` is the number that replaces the word in the chunk.
+    """
 
     def read(task: NumberedFile) -> Iterator[pa.RecordBatch]:
         return worker.chunk_words(folder, *task)
@@ -53,11 +56,10 @@ def word_frame(spark: SparkSession, folder: Store, chunks: Sequence[TaskResult])
 
 
 def vocabulary_files(folder: Store, words: DataFrame, limits: Sequence[ByteRange], partitions: int) -> list[TaskResult]:
-    """Write the vocabulary files, with the words in the order of their ids; return the name and word counts of each.
+    """Write the vocabulary files, in the order of word ids; return the name and the word counts of each file.
 
-    Allowed words come before others, and each group is sorted by bytes. `limits` are byte ranges of the file that lists
-    the allowed words; without them all words are allowed. Spark chooses from a sample which words are in which file;
-    this choice does not affect the ids.
+    Allowed words come before all other words, and each group is sorted by bytes. `limits` are the byte ranges of the
+    file that lists the allowed words. If `limits` is empty, all words are allowed.
     """
     distinct = words.select("word").distinct()
     if not limits:
@@ -66,6 +68,7 @@ def vocabulary_files(folder: Store, words: DataFrame, limits: Sequence[ByteRange
         allowed = dataframe_from_tasks(words.sparkSession, worker.allowed_words, limits, "word binary").distinct()
         listed = distinct.join(allowed.withColumn("known", F.lit(True)), "word", "left")
         listed = listed.withColumn("outside", F.col("known").isNull())
+    # Spark chooses from a sample which words are in which file; this choice does not affect the ids.
     columns = ["outside", "word"]
     ordered = listed.select(columns).repartitionByRange(partitions, *columns).sortWithinPartitions(*columns)
     return run_partitions(ordered, lambda _, batches: worker.write_vocabulary(folder, batches))
@@ -74,7 +77,10 @@ def vocabulary_files(folder: Store, words: DataFrame, limits: Sequence[ByteRange
 def encode_chunks(
     plan: EstimationPlan, words: DataFrame, chunks: Sequence[TaskResult]
 ) -> tuple[list[NumberedFile], EstimationPlan]:
-    """Write each chunk as a file of word ids; return the (number, file) of each, and the plan with bounds of parts."""
+    """Write the word ids of each chunk to a file.
+
+    Return the (number, file) of each chunk, and the plan, completed with the bounds of the parts.
+    """
 
     def read(task: tuple[str, int]) -> Iterator[pa.RecordBatch]:
         return worker.word_ids(plan.folder, *task)
@@ -109,10 +115,8 @@ def count_ngrams(spark: SparkSession, plan: EstimationPlan, lines: Sequence[Numb
 def write_sections(
     spark: SparkSession, plan: EstimationPlan, smoothing: Smoothing, answers: Sequence[TaskResult]
 ) -> list[TaskResult]:
-    """Write the ARPA lines of each part; return the names and line counts of each part's files.
-
-    Contexts are shuffled to their hash buckets and summed there. The sums are shuffled back to the parts.
-    """
+    """Write the ARPA lines of each part; return the names and line counts of each part's files."""
+    # Contexts are shuffled to their hash buckets and summed there. The sums are shuffled back to the parts.
     grams = list(enumerate(answer["path"] for answer in answers))
 
     def send(task: NumberedFile) -> Iterator[pa.RecordBatch]:
@@ -132,7 +136,7 @@ def write_sections(
 
 
 def check_complete(answers: list[TaskResult], number: int) -> list[TaskResult]:
-    """Return `answers`, the results of all partitions, unchanged. Raises ContractError unless it has `number` items."""
+    """Raise ContractError unless `answers` has the results of `number` partitions. Return `answers`."""
     if len(answers) != number:
         raise ContractError(
             f"train_lm: expected the results of {number} partitions, got {len(answers)}. Run `penstock train-lm` again."
@@ -242,7 +246,7 @@ class _Training:
         self._since = now
 
     def run(self, write: Callable[[Store], list[TaskResult]], inputs: Mapping[str, str]) -> LmReport:
-        """Write the chunks of the text with `write`, train on them, and write the ARPA file and its JSON file."""
+        """Train a model on the chunks that `write` writes. Write the ARPA file and the file `out`.json."""
         try:
             report = self._model([chunk for answer in write(self.scratch) for chunk in answer["chunks"]], inputs)
         finally:
@@ -288,7 +292,7 @@ class _Training:
         )
 
     def _write_manifest(self, report: LmReport, inputs: Mapping[str, str]) -> None:
-        """Write `out`.json. It contains no times or paths of the output, so equal models have equal JSON files."""
+        """Write `out`.json, without times and output paths: equal models have equal JSON files."""
         figures = asdict(report)
         content = {
             "settings": self.config.content(),

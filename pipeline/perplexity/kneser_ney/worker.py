@@ -57,9 +57,10 @@ WORD_ROWS = 1 << 16
 
 
 def write_chunks(lines: Iterable[pa.Array], folder: Store, config: TrainLmConfig) -> Answer:
-    """Write sentences to files in chunks, each with its own numbering of words.
+    """Write sentences to files in chunks. Each chunk has its own numbering of words.
 
-    Returns file names and numbers of sentences and words of each chunk (`chunks`), and the sum of sentences (`rows`).
+    Returns `chunks` (file names, number of sentences and number of words of each chunk) and `rows` (number of all
+    sentences).
     """
     answer: Answer = {"chunks": [], "rows": 0}
     for chunk in make_chunks(lines, config.chunk_tokens, config.reserved_words):
@@ -77,7 +78,10 @@ def write_chunks(lines: Iterable[pa.Array], folder: Store, config: TrainLmConfig
 
 
 def chunk_words(folder: Store, number: int, path: str) -> Iterator[pa.RecordBatch]:
-    """Yield the distinct words of a chunk with their numbers in the chunk: rows (chunk, number, word)."""
+    """Yield rows (chunk, number, word) with the distinct words of a chunk.
+
+    `number` is the number that replaces the word in the chunk.
+    """
     words = read_columns(folder, path)["word"].combine_chunks()
     for start in range(0, len(words), WORD_ROWS):
         rows = words[start : start + WORD_ROWS]
@@ -93,10 +97,10 @@ def allowed_words(part: ByteRange) -> Iterator[pa.RecordBatch]:
 
 
 def write_vocabulary(folder: Store, batches: Iterator[pa.RecordBatch]) -> Answer:
-    """Write the words of sorted rows (outside, word) as one file of the vocabulary.
+    """Write the words of sorted rows (outside, word) to one vocabulary file.
 
-    `outside` is True for a word that `limit_vocab` does not list. Returns the file's name (`path`), and the numbers of
-    all words (`words`) and of those that are not outside (`allowed`).
+    `outside` is True for a word that `limit_vocab` does not list. Returns the name of the file (`path`), the number of
+    words (`words`), and the number of words that are not outside (`allowed`).
     """
     words, outside = [pa.array([], pa.binary())], 0
     for batch in batches:
@@ -117,9 +121,9 @@ def word_ids(folder: Store, path: str, first: int) -> Iterator[pa.RecordBatch]:
 
 
 def encode_chunk(plan: EstimationPlan, path: str, batches: Iterator[pa.RecordBatch]) -> Answer:
-    """Write the text of a chunk as word ids, given rows (number in the chunk, id) of its words.
+    """Write the text of a chunk as word ids. `batches` has rows (number of a word in the chunk, id of the word).
 
-    Returns the file's name (`path`), and a sample of the keys that determine the parts of its n-grams (`sample`).
+    Returns the name of the file (`path`) and the owner keys of some of the chunk's n-grams (`sample`).
     """
     pairs = [(batch.column("number").to_numpy(), batch.column("id").to_numpy()) for batch in batches]
     numbers = read_columns(plan.folder, path)["number"].to_numpy()
@@ -133,7 +137,10 @@ def encode_chunk(plan: EstimationPlan, path: str, batches: Iterator[pa.RecordBat
 
 
 def count_chunk(plan: EstimationPlan, number: int, path: str) -> Iterator[pa.RecordBatch]:
-    """Yield messages with the n-grams of a chunk and their counts, addressed to the parts that own them."""
+    """Yield messages with the n-grams of a chunk and their counts.
+
+    Each message is for the part that owns its n-grams.
+    """
     grams = windows(read_columns(plan.folder, path)["id"].to_numpy(), plan.order)
     grams, counts = combine_counts(grams, np.ones(grams.shape[1], np.int64), plan.bits)
     cuts = np.searchsorted(owner_parts(grams, plan.bounds), np.arange(plan.partitions + 1))
@@ -142,9 +149,9 @@ def count_chunk(plan: EstimationPlan, number: int, path: str) -> Iterator[pa.Rec
 
 
 def merge_counts(plan: EstimationPlan, batches: Iterator[pa.RecordBatch]) -> Answer:
-    """Add up the counts of n-grams that a part receives in messages, and write its n-grams to a file.
+    """Sum the counts of a part's n-grams over all messages to the part, and write the n-grams to a file.
 
-    Returns the file's name (`path`), the counts of counts of each order (`tallies`), and the counts of words that
+    Returns the name of the file (`path`), the counts of counts of each order (`tallies`), and the counts of words that
     several parts share (`shared`).
     """
     arrays = [message_grams(payload, plan.order) for payload in join_messages(batches).values()]
@@ -164,7 +171,7 @@ def merge_counts(plan: EstimationPlan, batches: Iterator[pa.RecordBatch]) -> Ans
 def send_contexts(plan: EstimationPlan, number: int, path: str) -> Iterator[pa.RecordBatch]:
     """Yield messages with the contexts of a part's n-grams and the n-grams' adjusted counts.
 
-    Each message goes to the partition that adds up one hash bucket of the contexts of one order.
+    Each message has the contexts of one order in one hash bucket.
     """
     for order, level in enumerate(ngrams_by_order(*read_grams(plan.folder, path)), 1):
         if order == 1:
@@ -176,10 +183,10 @@ def send_contexts(plan: EstimationPlan, number: int, path: str) -> Iterator[pa.R
 def sum_bucket_contexts(
     plan: EstimationPlan, smoothing: Smoothing, number: int, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Sum the counts of each context in the messages to one hash bucket; yield messages with the results to the parts.
+    """Sum the counts of each context in one hash bucket; yield messages with the results.
 
-    Every part of the n-grams that sent a context receives its sums. The part that has the context itself as an n-gram
-    receives the context's back-off share, in a message with a negative order.
+    A part that sent a context receives the sums of the context. The part that has the context as an n-gram receives the
+    context's back-off share.
     """
     messages = join_messages(batches)
     if not messages:
@@ -197,7 +204,10 @@ def sum_bucket_contexts(
 def write_part_sections(
     plan: EstimationPlan, smoothing: Smoothing, path: str, number: int, batches: Iterator[pa.RecordBatch]
 ) -> Answer:
-    """Write the ARPA lines of a part, one file for each order; return the name and line count of each in `sections`."""
+    """Write the ARPA lines of a part to one file for each order.
+
+    Returns `sections`: the name and the line count of each file.
+    """
     messages = join_messages(batches)
     orders = ngrams_by_order(*read_grams(plan.folder, path))
     unigrams, owned = smoothing.unigrams.complete(orders[0], number, plan.bounds)
@@ -233,16 +243,13 @@ def write_part_sections(
 
 
 def _sums(plan: EstimationPlan, messages: Messages, order: int) -> list[ContextSums]:
-    """Remove from `messages` the context sums for n-grams of one order; return them by hash bucket of the context.
-
-    The first half of each message has sums of adjusted counts, the second half back-off shares.
-    """
+    """Take the context sums of one order out of `messages`; return them by hash bucket."""
     payloads = [messages.pop((order, bucket), memoryview(b"")) for bucket in range(plan.partitions)]
     halves = [(payload[: len(payload) // 2], payload[len(payload) // 2 :]) for payload in payloads]
     return [ContextSums(np.frombuffer(mass, np.int64), np.frombuffer(freed, np.float64)) for mass, freed in halves]
 
 
 def _freed(plan: EstimationPlan, messages: Messages, order: int) -> list[Floats]:
-    """Remove from `messages` the back-off shares of the contexts of `order` words; return them by hash bucket."""
+    """Take the back-off shares of contexts of `order` words out of `messages`; return them by hash bucket."""
     payloads = [messages.pop((-order, bucket), memoryview(b"")) for bucket in range(plan.partitions)]
     return [np.frombuffer(payload, np.float64) for payload in payloads]

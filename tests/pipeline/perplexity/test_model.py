@@ -252,7 +252,7 @@ ARPA = (
         ("-1\ta", "-1\ta\tinf", "at most 0, got '-1\\\\ta\\\\tinf'"),
         ("-1\ta", "one\ta", "expected numbers, got .*'one'"),
         ("<s> a", "<s> b", "expected a 1-gram for every word, got none for 'b'"),
-        ("\ta", "\t</s>", "expected each 1-gram once, got 1 repetitions"),
+        ("\ta", "\t</s>", "expected each 1-gram once, got 1 repeated 1-grams"),
         ("</s>", "b", r"expected <s> and </s>, got no </s>\. Train the model again with"),
         ("\ta", "\t\udcff", "expected UTF-8"),
     ],
@@ -283,7 +283,7 @@ def test_other_files_are_rejected(tmp_path: Path) -> None:
         open_model(str(tmp_path / "else.lm"), None)
     with pytest.raises(ConfigError, match=r"got an ARPA file\. Set perplexity\.models to the \.lm file"):
         open_model(str(tmp_path / "lm.arpa"), None)
-    with pytest.raises(ConfigError, match=r"a model that contains its SentencePiece model\. Remove the model's"):
+    with pytest.raises(ConfigError, match=r"a language in perplexity\.pieces, got another file\. Remove the model's"):
         open_model(str(tmp_path / "lm.lm"), str(tmp_path / "sp.model"))
     (tmp_path / "lm.bin").write_bytes(b"mmap lm http://kheafield.com/code format version 5\n\0")
     with pytest.raises(ConfigError, match="expected the SentencePiece model of a KenLM binary, got none"):

@@ -210,7 +210,7 @@ def test_locations_and_decisions_are_not_content() -> None:
         ),
         (
             {"scorer": "checkpoint:run", "head_share": 0.6},
-            r"head_share: expected less than middle_share, got 0\.6 and 0\.6\. Lower perplexity\.head_share",
+            r"head_share: expected less than middle_share = 0\.6, got 0\.6\. Lower perplexity\.head_share",
         ),
         ({"scorer": "checkpoint:run", "keep_buckets": []}, r"adjacent buckets, each once, got \[\]"),
         ({"scorer": "checkpoint:run", "keep_buckets": ["head", "tail"]}, r"got \['head', 'tail'\]"),
@@ -218,7 +218,7 @@ def test_locations_and_decisions_are_not_content() -> None:
         ({"scorer": "checkpoint:run", "keep_buckets": ["feet"]}, "'feet'"),
         (
             {"scorer": "checkpoint:run", "min_perplexity": 20.0, "max_perplexity": 10.0},
-            r"min_perplexity: expected at most max_perplexity, got 20\.0 and 10\.0\. Lower perplexity\.min_perplexity",
+            r"min_perplexity: expected at most max_perplexity = 10\.0, got 20\.0\. Lower perplexity\.min_perplexity",
         ),
     ],
 )

@@ -297,12 +297,12 @@ def test_one_word_and_no_word(tmp_path: Path) -> None:
 
 
 def test_degenerate_text_is_rejected_with_its_counts(tmp_path: Path) -> None:
-    message = r"got no 1-gram with an adjusted count of 2 \(counts of counts 1 to 4: \["
+    message = r"got no 1-gram with an adjusted count of 2 \(numbers of 1-grams with adjusted counts 1 to 4: \["
     with pytest.raises(ContractError, match=message):
         train(tmp_path, [b"a b c"], TrainLmConfig(order=2), [])
 
 
 def test_sums_that_do_not_match_stop_the_run() -> None:
     check_sums(3, 3, 2)
-    with pytest.raises(ContractError, match=r"expected sums for 4 2-grams of a part, got 3\. Run `penstock train"):
+    with pytest.raises(ContractError, match=r"expected 4 sums for the 2-grams of one part, got 3 sums\. Run `penstock"):
         check_sums(4, 3, 2)
