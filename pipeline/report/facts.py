@@ -97,7 +97,10 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Training:
-    """The content of all JSON files of training, oldest first; a file that does not exist yet is None or empty."""
+    """The content of the JSON files of training; a file that does not exist yet is None or empty.
+
+    Sequences start with the oldest entry.
+    """
 
     plan: PlanSummary | None
     steps: Sequence[ReportedStep]
@@ -171,10 +174,7 @@ def _read_events(run: Store) -> list[Mapping[str, Any]]:
 
 
 def _read_checkpoints(run: Store) -> list[Checkpoint]:
-    """Return every complete checkpoint, oldest first.
-
-    Like the trainer, this lists the folder for metadata files: a checkpoint is complete if it has one.
-    """
+    """Return every complete checkpoint, oldest first. A checkpoint is complete if its metadata file exists."""
     folder = run.child(CHECKPOINTS)
     metadata = [folder.read_json(name) for name in folder.walk() if name.endswith(f"/{CHECKPOINT_METADATA_NAME}")]
     return sorted(map(_checkpoint, metadata), key=lambda checkpoint: checkpoint.step)
@@ -238,9 +238,9 @@ class RunFacts:
         return len(self.tables[table].content.files)
 
     def left_out(self, part: int) -> dict[bytes, Drop]:
-        """Return the documents in one part of `clean` that the mix leaves out of the dataset: doc_id → verdict.
+        """Return the documents in one part of `clean` that the mix leaves out of the dataset, as doc_id → verdict.
 
-        Empty if there is no mix, or no dataset made from the current `clean`.
+        Empty if there is no mix, or if no dataset was made from the current `clean`.
         """
         if not {TOKENS.name, "clean"} <= self.tables.keys():
             return {}
@@ -284,7 +284,7 @@ def collect_facts(run: Store) -> RunFacts:
 
 
 def is_earlier_drop(name: str) -> bool:
-    """Return True if a `stage/rule` only repeats the drop of an earlier step; the row is counted under that step."""
+    """Return True if a `stage/rule` counts rows that an earlier step had already dropped."""
     return name.endswith(f"/{DROPPED_BEFORE}")
 
 
@@ -294,7 +294,10 @@ NO_VALUE = "–"
 
 
 def number(value: float | None) -> str:
-    """Format a whole number with thousands separators, any other with about four significant digits, None as a dash."""
+    """Format a number.
+
+    A whole number gets thousands separators. Another number gets about four significant digits. None becomes a dash.
+    """
     if value is None:
         return NO_VALUE
     if isinstance(value, int) or (float(value).is_integer() and abs(value) < 1e15):

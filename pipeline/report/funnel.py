@@ -188,7 +188,8 @@ def checks(facts: RunFacts) -> list[ConsistencyCheck]:
 
 
 def _count_checks(facts: RunFacts) -> Iterator[ConsistencyCheck]:
-    """Yield the checks of row counts between tables; counts within a table are validated when its manifest is read."""
+    """Yield the checks that compare counts of different tables."""
+    # Counts within one table are validated when its manifest is read.
     counts = {name: table.content.counts for name, table in facts.tables.items()}
     if "documents" in facts.tables:
         inputs = sum(entry.bytes for entry in facts.tables["documents"].content.inputs)
@@ -217,7 +218,7 @@ def _count_checks(facts: RunFacts) -> Iterator[ConsistencyCheck]:
 
 
 def _entered(counts: Counts) -> int:
-    """Return the number of rows that a step checked, without those that an earlier step dropped."""
+    """Return the number of rows that a step checked. Rows that an earlier step dropped are not included."""
     return counts.rows_in - sum(number for name, number in counts.dropped.items() if is_earlier_drop(name))
 
 
