@@ -91,7 +91,7 @@ class CurvePlot:
 def curve_plot(
     samples: Mapping[str, Sequence[MeasuredBin]], limit: float, layout: Sequence[int] | None
 ) -> CurvePlot | None:
-    """Return the plot of the measured points of each sample of document pairs; None if there are no points."""
+    """Return the plot of the points that were measured on samples of document pairs; None if there are no points."""
     if not any(samples.values()):
         return None
     inner = CURVE_HEIGHT - TOP - BOTTOM
@@ -278,7 +278,7 @@ class CutKind:
 
 @dataclass(frozen=True)
 class Repeats:
-    """Numbers of passages that the step `repeats` cut, by kind, and of documents that it dropped."""
+    """The passages that the step `repeats` cut, by kind, and the number of documents that the step dropped."""
 
     kinds: tuple[CutKind, ...]
     documents: int

@@ -83,7 +83,7 @@ class ReportedStep:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The metadata of a checkpoint: digests of dataset, tokenizer, settings and skip list, layout, and size [bytes]."""
+    """The metadata of a checkpoint: layout, size [bytes], and digests of dataset, tokenizer, settings and skip list."""
 
     step: int
     dataset: str
@@ -266,7 +266,7 @@ class RunFacts:
 
 
 def collect_facts(run: Store) -> RunFacts:
-    """Read the inputs of the report of a run; those that do not exist yet are empty.
+    """Read the inputs of the report of a run; inputs that do not exist yet are empty.
 
     Raises ConfigError if the folder is not a run folder.
     """
@@ -311,7 +311,10 @@ def estimate(value: float | None) -> str:
 
 
 def brief(value: int | None) -> str:
-    """Format a count for a narrow column: exact up to five digits, such as `99,999`, then as `100 k`."""
+    """Format a count for a narrow column.
+
+    Counts of up to five digits are exact, such as `99,999`. Larger counts are shortened, such as `100 k`.
+    """
     return number(value) if value is None or value < 100_000 else format_short(value)
 
 

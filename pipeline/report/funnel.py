@@ -146,7 +146,7 @@ def _dropped_chars(facts: RunFacts, table: str) -> dict[str, int]:
 
 
 def _by_stage(counts: Counts, reasons: Reasons) -> dict[str, int]:
-    """Return the number of rows that each stage dropped, with the stages in the order of the run."""
+    """Return the number of dropped rows by stage, in the order of the run."""
     totals: dict[str, int] = {}
     for name, number in _in_order(counts.dropped, reasons):
         if not is_earlier_drop(name):
@@ -164,7 +164,10 @@ def _in_order(dropped: Mapping[str, int], reasons: Reasons) -> list[tuple[str, i
 
 
 def drops_by_rule(facts: RunFacts, reasons: Reasons) -> dict[str, list[RuleDrops]]:
-    """Return the drops of every declared rule by stage, most drops first, with the stages in the order of the run."""
+    """Return the drops of every declared rule by stage, in the order of the run.
+
+    The rules of a stage are sorted by drops, most first.
+    """
     total = facts.tables["documents"].content.counts.rows_in if "documents" in facts.tables else 0
     counts: Counter[str] = Counter()  # a rule is applied twice if texts are checked again after passages were cut
     chars: Counter[str] = Counter()

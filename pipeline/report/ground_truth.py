@@ -105,7 +105,7 @@ def score(facts: RunFacts, path: str) -> list[Score]:
 
 
 def read_truth(path: str) -> list[dict[str, Any]]:
-    """Read the lines of a truth file. Raises ConfigError if it does not exist or is not a truth file."""
+    """Read the lines of a truth file. Raises ConfigError if the file does not exist or is not a truth file."""
     folder, _, name = path.rpartition("/")
     store = Store(folder or ".")
     if not store.exists(name):
@@ -196,7 +196,7 @@ def _as_expected(item: PlantedResult) -> bool:
 
 
 def _outcomes(items: Sequence[PlantedResult]) -> str:
-    """Format the outcomes of some items with their counts, most frequent first."""
+    """Format the outcomes of the items with their counts, most frequent first."""
     counts = Counter(item.result.rule if item.result else "no row" for item in items)
     return ", ".join(
         f"{number} {name}" for name, number in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))

@@ -61,7 +61,10 @@ class Histogram:
 
     @property
     def share(self) -> float | None:
-        """The share of documents beyond the limit, 0..1; None if they were not counted or nothing was measured."""
+        """The share of documents beyond the limit, 0..1.
+
+        None if these documents were not counted or nothing was measured.
+        """
         return None if self.beyond is None or not self.documents else self.beyond / self.documents
 
 
@@ -170,7 +173,7 @@ def _outline(bars: Iterator[Bar], height: int) -> str:
 
 
 def note(measured: Histogram) -> str:
-    """Describe a histogram: the number of documents, their interquartile range, and the number beyond the limit."""
+    """Describe a histogram: number of documents, interquartile range of the values, and documents beyond the limit."""
     low, high = (_quantile_bin(measured.bins, share) for share in (0.25, 0.75))
     where = f"at {format_short(low[0])}" if low == high and low[0] == 0 else f"from {_text(low[0])} to {_text(high[1])}"
     documents = f"{number(measured.documents)} document{'s' if measured.documents != 1 else ''}"
@@ -255,7 +258,10 @@ class Buckets:
 
 
 def charts(facts: RunFacts, drops: Mapping[str, Sequence[RuleDrops]]) -> dict[str, list[Chart]]:
-    """Return the charts of every stage that has checks, most drops first."""
+    """Return the charts of every stage that has checks.
+
+    The charts of a stage are sorted by the number of documents that the rule dropped, most first.
+    """
     limits: Mapping[str, Any] = facts.figures("verdicts").get("limits", {})
     counted = {row.name: row for rows in drops.values() for row in rows}
     by_stage: dict[str, list[Chart]] = {stage: [] for stage in drops}

@@ -72,7 +72,7 @@ class StreamSummary:
 
 @dataclass(frozen=True)
 class MixShare:
-    """The tokens of one source that a mix requires, and those that the dataset has."""
+    """The number of tokens of one source that a mix requires, and the number that the dataset has."""
 
     source: str
     keep: float

@@ -68,7 +68,7 @@ class CheckResult:
 
 
 def judge_shared_spans(certificate: Certificate, checked: CheckResult) -> None:
-    """Add problems and notes about spans of removed documents that occur elsewhere in the run, from `checked.shared`.
+    """Add problems and notes about the spans of removed documents in `checked.shared`.
 
     Spans outside of all documents are a problem. A document with at least `COPY_SHARE` of the spans of a removed
     document is a copy. A copy is a problem unless the certificate states that copies were kept.
@@ -201,7 +201,10 @@ TEXT_COLUMNS = ("text", "title", "url")
 
 
 def check_certificate(run: Store, certificate: Certificate) -> CheckResult:
-    """Check that a run holds no data of the documents that a certificate names; problems are results, not errors."""
+    """Check that a run holds no data of the documents that a certificate names.
+
+    Problems are returned in the result and not raised.
+    """
     checked = CheckResult()
     _check_id(certificate, checked)
     if run.exists(PENDING_NAME):
@@ -263,7 +266,7 @@ def _tables_present(run: Store, certificate: Certificate, checked: CheckResult) 
 
 
 def _check_id(certificate: Certificate, checked: CheckResult) -> None:
-    """Check that the seal and the id of a certificate are those computed from its content."""
+    """Check the seal and the id of a certificate against its content."""
     if certificate.seal != certificate.content_digest:
         seal = certificate.seal or "none"
         checked.problems.append(
@@ -416,9 +419,10 @@ def _scan_text(where: str, column: pa.Array, ids: list[bytes], scan: tuple[SpanF
 
 
 def _check_shards(run: Store, certificate: Certificate, checked: CheckResult) -> None:
-    """Check that no shard or index of the dataset names a removed document, and that blanked rows have only tombstones.
+    """Check that no shard or index of the dataset names a removed document.
 
-    Scan all tokens, and add the digest of each span of a removed document to `checked.shared`.
+    Check also that all tokens of blanked documents are tombstones. The digest of each span of a removed document
+    in any tokens is added to `checked.shared`.
     """
     dataset = open_dataset(run)
     removed = {traces.document for traces in certificate.documents}

@@ -244,11 +244,9 @@ def _path_in_table(version: str, path: str) -> str:
 
 
 def drop_old(run: Store, tables: list[str] | None = None) -> list[str]:
-    """Delete the files of `tables` (None = all) that no current version names, and return their names.
-
-    Manifests are deleted first, so that no version is left with a manifest but without its files.
-    """
+    """Delete the files of `tables` (None = all) that no current version names, and return their names."""
     names = [name for name in unreferenced_files(run) if tables is None or name.partition("/")[0] in tables]
+    # Manifests are deleted first, so that no version is left with a manifest but without its files.
     for name in (name for name in names if name.endswith(f"/{MANIFEST_NAME}")):
         run.delete(name)
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:

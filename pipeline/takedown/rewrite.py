@@ -261,7 +261,6 @@ def _rewrite_shard(dataset: Dataset, target: RemovedRows, new: Store, removal: R
 
 
 def _rewrite_bucket(dataset: Dataset, key: str, new: Store, ids: pa.Array) -> PartResult:
-    """Write one bucket of the index by URL without the documents."""
     return _result([cut_by_url(dataset.folder, key, dataset.manifest.run.paths[key], new, ids)])
 
 
@@ -272,7 +271,7 @@ def _manifest(
     versions: Mapping[str, str],
     started: tuple[datetime, float, float],
 ) -> Manifest:
-    """Return the manifest of a new version: that of the old version, with the changed files and the takedown added."""
+    """Return the manifest of a new version: the old manifest with the changed files and the takedown."""
     old, content = draft.old.manifest, draft.old.manifest.content
     before = draft.old.folder.uri.rpartition("/")[2]
     files = [_entry(draft.files[own.key]) if own.key in draft.files else own for own in content.files]
@@ -313,7 +312,6 @@ def _manifest(
 
 
 def _entry(written: WrittenFile) -> FileEntry:
-    """Return the manifest entry of a file."""
     return FileEntry(key=written.key, rows=written.rows, bytes=written.bytes, sha256=written.sha256)
 
 

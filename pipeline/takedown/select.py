@@ -168,7 +168,6 @@ class _Matchers:
                     documents.add(row["doc_id"])
 
     def _matches(self, item: tuple[str, str], row: dict[str, Any]) -> bool:
-        """Return True if the document of a row matches a requested item."""
         url, domain = row["url"] or "", row["domain"]
         if item in self._ids:
             return bool(row["doc_id"] == self._ids[item])

@@ -64,7 +64,7 @@ def exact_copy(array: pa.Array) -> pa.Array:
 
 
 def token_batches(folder: Store, path: str) -> Iterator[tuple[pa.Array, Tokens, Rows]]:
-    """Yield, for every record batch of a shard, the ids of its documents, all their tokens, and their lengths."""
+    """Yield (ids, concatenated tokens, numbers of tokens) of the documents in each record batch of a shard."""
     with folder.open_input(path) as file:
         reader = pa.ipc.open_file(file)
         for number in range(reader.num_record_batches):

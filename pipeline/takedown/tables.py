@@ -46,7 +46,7 @@ class RewrittenPart:
 
 
 def columns_with_ids(table: Table, names: Collection[str]) -> list[str]:
-    """Return the columns with document ids that a file of a table has; `names` are all columns of the file."""
+    """Return the columns with document ids among `names`, the columns of a table's file."""
     return [name for name in table.ids if name in names]
 
 
@@ -148,7 +148,6 @@ def _verdicts(rows: pa.Table) -> dict[str, int]:
 
 
 def _collect(rows: pa.Table, column: str, texts: dict[bytes, list[str]]) -> None:
-    """Add the texts of a column to `texts`, by doc_id."""
     for identifier, text in zip(rows.column("doc_id").to_pylist(), rows.column(column).to_pylist(), strict=True):
         if text:
             texts.setdefault(bytes(identifier), []).append(text)
@@ -212,7 +211,7 @@ def spans_per_document(documents: int) -> int:
 
 
 def window_marks(units: Units, kind: str, salt: str) -> Marks:
-    """Return the 32-bit hash of every span of `units`, in the order of their first positions."""
+    """Return the 32-bit hash of every span of `units`, ordered by the position at which the span starts."""
     multiplier = int.from_bytes(hashlib.sha256(f"{salt} {kind}".encode()).digest()[:8], "little") | 1
     hashed, width = units.astype(np.uint64), 1
     while width < SPAN_LENGTHS[kind]:

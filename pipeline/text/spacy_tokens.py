@@ -131,7 +131,7 @@ def _emoticons() -> Iterator[str]:
 
 
 def _english_forms() -> dict[str, Tokens]:
-    """Return the tokens of every form that the rules must not split, such as contractions and abbreviations."""
+    """Return a map from each form that the rules must not split, such as a contraction, to the tokens of this form."""
     forms = dict(_contractions())
     for joined in _SPLIT_FORMS.split("|"):
         forms["".join(joined.split())] = tuple(joined.split())
@@ -247,8 +247,7 @@ def _joinable(forms: Mapping[str, Tokens], longest: int) -> dict[Tokens, Tokens]
 
 
 def _join(tokens: list[str], joinable: Mapping[Tokens, Tokens], firsts: frozenset[str]) -> list[str]:
-    """Replace each sequence of tokens that is a key of `joinable` by its value. If several keys match, use the longest.
-    """
+    """Replace each sequence of tokens that is a key of `joinable` by its value; the longest key is tried first."""
     if firsts.isdisjoint(tokens):
         return tokens
     joined: list[str] = []

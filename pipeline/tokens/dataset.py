@@ -233,7 +233,7 @@ def clean_rows(part: Part, sorting: Sorting) -> Iterator[list[Row]]:
 
 
 def assign_shards(encoded: DataFrame, plan: Mapping[str, int]) -> DataFrame:
-    """Add two columns: `shard`, the document's shard number in its stream, and `place`, the number across all streams.
+    """Add the columns `shard`, the shard's number in the stream, and `place`, the shard's number across all streams.
 
     `plan` is the number of shards by stream.
     """

@@ -182,17 +182,16 @@ class Sorting:
 
 
 def sorting_of(manifest: Manifest) -> Sorting:
-    """Return the assignment of documents to streams with which a committed dataset was made, from its manifest."""
+    """Return the assignment of documents to streams that the manifest of a committed dataset describes."""
     content = manifest.content
     config = TokensConfig.model_validate(content.config.get(TOKENS.name, {}))
     return Sorting(config, {name: figure["keep"] for name, figure in content.figures.get(MIX_RULE, {}).items()})
 
 
 def mixed_sorting(dataset: Manifest, clean: str) -> Sorting | None:
-    """Return how documents were assigned to the streams of a dataset; None if its mix left no document out.
+    """Return how documents were assigned to the streams of a dataset; `clean` is the digest of the current `clean`.
 
-    `clean` is the digest of the current table `clean`. Also None if the dataset was made from another version of
-    `clean`.
+    None if the mix left no document out, or if the dataset was made from another version of `clean`.
     """
     digests = {entry.name: entry.sha256 for entry in dataset.content.inputs}
     sorting = sorting_of(dataset) if digests.get("clean") == clean else None
@@ -207,7 +206,7 @@ def check_mix_sources(config: TokensConfig, sources: Sequence[str]) -> None:
         raise ConfigError(
             f"tokens.mix {config.mix}: expected sources of this recipe, or their quality buckets, got {hints}. "
             "Correct the names in that file, or set tokens.buckets_by and tokens.bucket_cuts to the quality buckets "
-            "for which it was made."
+            "for which that file was made."
         )
 
 

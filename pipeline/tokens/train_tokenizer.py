@@ -46,7 +46,7 @@ class TokenizerSampleTask:
 
 
 def build_tokenizer(build: StepContext) -> dict[str, TableResult]:
-    """Write the tokenizer's model file; return the result of the table `tokenizer`, by the name of the table.
+    """Write the tokenizer's model file; return {"tokenizer": result of the table}.
 
     The result's `figures` contain the tokenizer contract: vocabulary size, special tokens and SHA-256.
     """
