@@ -39,10 +39,11 @@ class Tick:
 
 @dataclass(frozen=True)
 class PlotCurve:
-    """A line through `points` ("x,y …" in a box 1000 wide and `inner` high), with dots if there are few points."""
+    """A curve of a `LinePlot`."""
 
     name: str
     points: str
+    """Points of the SVG line, "x,y x,y …": x from 0 to 1000, y from 0 to `inner` of the plot."""
     dots: tuple[tuple[float, float], ...]
     """Position (horizontal [%], vertical [px]) of each point; empty for curves without dots."""
     accent: bool
@@ -64,7 +65,7 @@ class LinePlot:
 
 @dataclass(frozen=True)
 class SizeClass:
-    """The number of clusters whose size is in a range, and the number of their documents."""
+    """The number of clusters with sizes in one range, and the number of documents in these clusters."""
 
     label: str
     clusters: int
@@ -125,7 +126,7 @@ def training_plots(steps: Sequence[ReportedStep]) -> list[LinePlot]:
 
 
 def line_plot(title: str, unit: str, series: Sequence[tuple[str, Sequence[tuple[float, float]], bool]]) -> LinePlot:
-    """Return a plot of curves; each is given as (name, points, whether its points are drawn as dots)."""
+    """Return a plot with a curve for each item of `series`: (name, points, True to draw the points as dots)."""
     thin = [(name, average_points(points), dotted) for name, points, dotted in series]
     values = [y for _, points, _ in thin for _, y in points]
     steps = [x for _, points, _ in thin for x, _ in points]
@@ -178,7 +179,7 @@ def axis_label(value: float) -> str:
 
 
 def average_points(points: Sequence[tuple[float, float]], limit: int = MAX_POINTS) -> list[tuple[float, float]]:
-    """Return the points; if there are more than `limit`, the means of at most `limit` groups of consecutive points."""
+    """Return the means of at most `limit` groups of consecutive points; up to `limit` points are returned unchanged."""
     size = -(-len(points) // limit)
     groups = [points[start : start + size] for start in range(0, len(points), size or 1)]
     return [(sum(x for x, _ in group) / len(group), sum(y for _, y in group) / len(group)) for group in groups]
@@ -243,8 +244,10 @@ BIN_OF_ZERO, BIN_OF_ONE = bin_of(0.0), bin_of(1.0)
 
 @dataclass(frozen=True)
 class Slot:
-    """A histogram bin on the axis: values in [low, high), drawn from `left` to `right`; the bin of zero may have
-    `low` = `high` = 0."""
+    """A histogram bin on the axis: values in [low, high), drawn from `left` to `right` [thousandths of the width].
+
+    If values need not be whole numbers, the bin of zero has `low` = `high` = 0.
+    """
 
     key: int
     low: float
@@ -255,13 +258,17 @@ class Slot:
 
 @dataclass(frozen=True)
 class Label:
-    """The label of a round number: position [% of the width], text anchor, start and end [thousandths of the width]."""
+    """The label of a round number on the axis."""
 
     at: float
+    """Position of the text anchor [% of the width]."""
     text: str
     anchor: Anchor
+    """The SVG text anchor: which point of the text is at the position `at`."""
     start: float
+    """Left end of the text [thousandths of the width]."""
     end: float
+    """Right end of the text [thousandths of the width]."""
 
 
 @dataclass(frozen=True)
@@ -285,7 +292,10 @@ class Axis:
         return self.slots[-1].right
 
     def cut(self, limit: float, side: LimitSide) -> float:
-        """Return the position between kept and dropped values [thousandths of the width]; the limit itself is kept."""
+        """Return the position that separates kept from dropped values [thousandths of the width].
+
+        A value equal to the limit is kept.
+        """
         if self.whole:
             return self.place(math.ceil(limit) if side == "min" else math.floor(limit) + 1)
         if limit == 0 and side == "min":
@@ -305,7 +315,10 @@ class Axis:
 
 
 def make_axis(counts: Mapping[int, int], limits: Sequence[float], whole: bool) -> Axis:
-    """Return an axis on which the bins with documents and all limits are visible; `counts` are documents by bin."""
+    """Return an axis with all finite limits and, as far as there is room, all bins with documents.
+
+    `counts` is the number of documents by bin.
+    """
     shown = {bin_of(limit) for limit in limits if math.isfinite(limit)}
     present = {*counts, *shown}
     under, over = (
@@ -323,15 +336,15 @@ def make_axis(counts: Mapping[int, int], limits: Sequence[float], whole: bool) -
 
 
 def _span(counts: Mapping[int, int], shown: set[int], keys: set[int], room: int) -> range:
-    """Return the range of bin numbers from the lowest to the highest of `keys`, shortened to `room` bins if possible.
+    """Return the range from the lowest to the highest bin of `keys`, without outer bins if it exceeds `room` bins.
 
-    Bins are removed at the end with fewer documents, and at the lower end if both have equally many. Bins in `shown`,
-    which contain a limit, are never removed. Bin numbers increase with the distance from zero.
+    Bins in `shown` contain a limit. They are never removed, even if the range remains longer than `room`.
     """
     if not keys:
         return range(0)
     first, last = min(keys), max(keys)
     low, high = min(shown & keys, default=last), max(shown & keys, default=first)
+    # Bins are removed from the end with fewer documents. Bin numbers increase with the distance from zero.
     left, right = counts.get(first, 0), counts.get(last, 0)
     while last - first >= room and (first < low or last > high):
         if first < low and (left <= right or last <= high):
@@ -344,7 +357,7 @@ def _span(counts: Mapping[int, int], shown: set[int], keys: set[int], room: int)
 
 
 def _padded(keys: range, whole: bool) -> range:
-    """Return the range of bins extended to at least MIN_SLOTS bins: upward for whole numbers, else downward."""
+    """Return the range of bins, extended to at least MIN_SLOTS slots unless it is empty."""
     if not keys:
         return keys
     first, last = keys[0], keys[-1]
@@ -354,7 +367,7 @@ def _padded(keys: range, whole: bool) -> range:
 
 
 def _holding(keys: range, whole: bool) -> list[int]:
-    """Return those of the bins `keys` that contain a whole number; all of them if `whole` is False."""
+    """Return the bins of `keys` that get a slot. If `whole` is True, these are the bins that contain a whole number."""
     return [key for key in keys if not whole or _edges(key, whole)[0] < _edges(key, whole)[1]]
 
 
@@ -368,7 +381,7 @@ def _edges(key: int, whole: bool) -> tuple[float, float]:
 
 
 def _slots(groups: Sequence[Sequence[int]], whole: bool) -> Iterator[Slot]:
-    """Yield the slots below zero, of zero, and above zero, with a gap between these groups."""
+    """Yield the slots of all bins from left to right, with a gap between two groups of bins."""
     others = sum(len(group) for group in groups if group != [BIN_OF_ZERO])
     room = WIDTH - GAP * (len(groups) - 1) - ZERO_WIDTH * ([BIN_OF_ZERO] in groups)
     left = 0.0
@@ -399,9 +412,9 @@ def labels(axis: Axis) -> list[Label]:
 
 
 def _with(axis: Axis, chosen: Sequence[Label], multiple: int, decades: range) -> list[Label]:
-    """Return the labels `chosen`, plus labels for the numbers `multiple` * 10^d for each d in `decades`.
+    """Return `chosen` with labels added for the numbers `multiple` * 10^d, for each d in `decades`.
 
-    A label is added only if its number is on the axis and it does not overlap the label of zero.
+    A number gets no label if it is not on the axis, or if its label would overlap the label of zero.
     """
     values = [float(f"{multiple}e{decade}") for decade in decades]
     held = [value for value in values if any(slot.low <= value < slot.high for slot in axis.slots)]

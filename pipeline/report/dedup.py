@@ -23,7 +23,7 @@ TOP_SAMPLE = "anchored"
 
 @dataclass(frozen=True)
 class MeasuredBin:
-    """A range of similarities, and the share of its document pairs that have a common LSH bucket.
+    """Document pairs in one range of similarities, and the share of these pairs that have a common LSH bucket.
 
     `low` to `high` is the confidence interval of the share.
     """
@@ -66,9 +66,10 @@ class PlotPoint:
 
 @dataclass(frozen=True)
 class CurvePlot:
-    """The plot of the share of document pairs with a common LSH bucket over their similarity: theory and measurements.
+    """A plot over the similarity of document pairs: the share of pairs that have a common LSH bucket.
 
-    `limit` is the position of the minimum similarity of copies.
+    The curve shows the theory, and the points show the measurements. `limit` is the horizontal position of the minimum
+    similarity of copies [% of the width].
     """
 
     summary: str
@@ -90,7 +91,7 @@ class CurvePlot:
 def curve_plot(
     samples: Mapping[str, Sequence[MeasuredBin]], limit: float, layout: Sequence[int] | None
 ) -> CurvePlot | None:
-    """Return the plot of the measured points of each sample of document pairs; None if there are no points."""
+    """Return the plot of the points that were measured on samples of document pairs; None if there are no points."""
     if not any(samples.values()):
         return None
     inner = CURVE_HEIGHT - TOP - BOTTOM
@@ -209,9 +210,10 @@ class Precision:
 
 @dataclass(frozen=True)
 class Recall:
-    """The recall of deduplication over the pairs with at least the similarity `jaccard`, by sample.
+    """The recall of deduplication over the document pairs whose similarity is at least `jaccard`.
 
-    `joined` is the share of these pairs that are in one cluster, `candidates` the share that have a common LSH bucket.
+    `joined` and `candidates` have one share for each sample, by name of the sample. `joined` is the share of pairs in
+    the same cluster. `candidates` is the share of pairs with a common LSH bucket.
     """
 
     jaccard: float
@@ -235,12 +237,15 @@ class Audit:
 
     @property
     def best(self) -> str:
-        """The name of the most accurate sample: the uniform one if it covers the whole run, else the anchored one."""
+        """The name of the sample with the most accurate recall.
+
+        This is the uniform sample if it covers the whole run, else the anchored sample.
+        """
         return SAMPLES[1] if self.samples[SAMPLES[1]]["is_all"] else SAMPLES[0]
 
     @property
     def at_limit(self) -> MeasuredShare:
-        """The recall over the pairs with at least the minimum similarity of copies, in the most accurate sample."""
+        """The recall at the minimum similarity of copies, measured on the sample `best`."""
         return next(row.joined[self.best] for row in self.recall if row.is_limit)
 
 
@@ -273,7 +278,7 @@ class CutKind:
 
 @dataclass(frozen=True)
 class Repeats:
-    """Numbers of passages that the step `repeats` cut, by kind, and of documents that it dropped."""
+    """The passages that the step `repeats` cut, by kind, and the number of documents that the step dropped."""
 
     kinds: tuple[CutKind, ...]
     documents: int

@@ -83,7 +83,7 @@ class ReportedStep:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The metadata of a checkpoint: digests of dataset, tokenizer, settings and skip list, layout, and size [bytes]."""
+    """The metadata of a checkpoint: layout, size [bytes], and digests of dataset, tokenizer, settings and skip list."""
 
     step: int
     dataset: str
@@ -97,7 +97,10 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Training:
-    """The content of all JSON files of training, oldest first; a file that does not exist yet is None or empty."""
+    """The content of the JSON files of training; a file that does not exist yet is None or empty.
+
+    Sequences start with the oldest entry.
+    """
 
     plan: PlanSummary | None
     steps: Sequence[ReportedStep]
@@ -171,10 +174,7 @@ def _read_events(run: Store) -> list[Mapping[str, Any]]:
 
 
 def _read_checkpoints(run: Store) -> list[Checkpoint]:
-    """Return every complete checkpoint, oldest first.
-
-    Like the trainer, this lists the folder for metadata files: a checkpoint is complete if it has one.
-    """
+    """Return every complete checkpoint, oldest first. A checkpoint is complete if its metadata file exists."""
     folder = run.child(CHECKPOINTS)
     metadata = [folder.read_json(name) for name in folder.walk() if name.endswith(f"/{CHECKPOINT_METADATA_NAME}")]
     return sorted(map(_checkpoint, metadata), key=lambda checkpoint: checkpoint.step)
@@ -238,9 +238,9 @@ class RunFacts:
         return len(self.tables[table].content.files)
 
     def left_out(self, part: int) -> dict[bytes, Drop]:
-        """Return the documents in one part of `clean` that the mix leaves out of the dataset: doc_id → verdict.
+        """Return the documents in one part of `clean` that the mix leaves out of the dataset, as doc_id → verdict.
 
-        Empty if there is no mix, or no dataset made from the current `clean`.
+        Empty if there is no mix, or if no dataset was made from the current `clean`.
         """
         if not {TOKENS.name, "clean"} <= self.tables.keys():
             return {}
@@ -266,7 +266,7 @@ class RunFacts:
 
 
 def collect_facts(run: Store) -> RunFacts:
-    """Read the inputs of the report of a run; those that do not exist yet are empty.
+    """Read the inputs of the report of a run; inputs that do not exist yet are empty.
 
     Raises ConfigError if the folder is not a run folder.
     """
@@ -284,7 +284,7 @@ def collect_facts(run: Store) -> RunFacts:
 
 
 def is_earlier_drop(name: str) -> bool:
-    """Return True if a `stage/rule` only repeats the drop of an earlier step; the row is counted under that step."""
+    """Return True if a `stage/rule` counts rows that an earlier step had already dropped."""
     return name.endswith(f"/{DROPPED_BEFORE}")
 
 
@@ -294,7 +294,10 @@ NO_VALUE = "–"
 
 
 def number(value: float | None) -> str:
-    """Format a whole number with thousands separators, any other with about four significant digits, None as a dash."""
+    """Format a number.
+
+    A whole number gets thousands separators. Another number gets about four significant digits. None becomes a dash.
+    """
     if value is None:
         return NO_VALUE
     if isinstance(value, int) or (float(value).is_integer() and abs(value) < 1e15):
@@ -308,7 +311,10 @@ def estimate(value: float | None) -> str:
 
 
 def brief(value: int | None) -> str:
-    """Format a count for a narrow column: exact up to five digits, such as `99,999`, then as `100 k`."""
+    """Format a count for a narrow column.
+
+    Counts of up to five digits are exact, such as `99,999`. Larger counts are shortened, such as `100 k`.
+    """
     return number(value) if value is None or value < 100_000 else format_short(value)
 
 

@@ -146,7 +146,7 @@ def _dropped_chars(facts: RunFacts, table: str) -> dict[str, int]:
 
 
 def _by_stage(counts: Counts, reasons: Reasons) -> dict[str, int]:
-    """Return the number of rows that each stage dropped, with the stages in the order of the run."""
+    """Return the number of dropped rows by stage, in the order of the run."""
     totals: dict[str, int] = {}
     for name, number in _in_order(counts.dropped, reasons):
         if not is_earlier_drop(name):
@@ -164,7 +164,10 @@ def _in_order(dropped: Mapping[str, int], reasons: Reasons) -> list[tuple[str, i
 
 
 def drops_by_rule(facts: RunFacts, reasons: Reasons) -> dict[str, list[RuleDrops]]:
-    """Return the drops of every declared rule by stage, most drops first, with the stages in the order of the run."""
+    """Return the drops of every declared rule by stage, in the order of the run.
+
+    The rules of a stage are sorted by drops, most first.
+    """
     total = facts.tables["documents"].content.counts.rows_in if "documents" in facts.tables else 0
     counts: Counter[str] = Counter()  # a rule is applied twice if texts are checked again after passages were cut
     chars: Counter[str] = Counter()
@@ -188,7 +191,8 @@ def checks(facts: RunFacts) -> list[ConsistencyCheck]:
 
 
 def _count_checks(facts: RunFacts) -> Iterator[ConsistencyCheck]:
-    """Yield the checks of row counts between tables; counts within a table are validated when its manifest is read."""
+    """Yield the checks that compare counts of different tables."""
+    # Counts within one table are validated when its manifest is read.
     counts = {name: table.content.counts for name, table in facts.tables.items()}
     if "documents" in facts.tables:
         inputs = sum(entry.bytes for entry in facts.tables["documents"].content.inputs)
@@ -217,7 +221,7 @@ def _count_checks(facts: RunFacts) -> Iterator[ConsistencyCheck]:
 
 
 def _entered(counts: Counts) -> int:
-    """Return the number of rows that a step checked, without those that an earlier step dropped."""
+    """Return the number of rows that a step checked. Rows that an earlier step dropped are not included."""
     return counts.rows_in - sum(number for name, number in counts.dropped.items() if is_earlier_drop(name))
 
 

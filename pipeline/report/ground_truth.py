@@ -43,7 +43,7 @@ SAME_CHARSET = {"gbk": "gb18030"}
 
 @dataclass(frozen=True)
 class Score:
-    """How many items of one kind were planted, how many had the expected outcome, and the outcomes of the others."""
+    """The number of planted items of one kind, and how many of these items had the expected outcome."""
 
     group: str
     kind: str
@@ -52,6 +52,7 @@ class Score:
     planted: int
     found: int
     others: str = ""
+    """Description of the outcomes that differ from the expected outcome."""
     judged: bool = True
     """True if `found` should equal `planted`; False for kinds with two correct outcomes."""
 
@@ -74,7 +75,10 @@ class RecordOutcome:
 
 @dataclass(frozen=True)
 class PlantedResult:
-    """One line of the truth file with the outcome of its record, which is None if the run has no row for the record."""
+    """One line of the truth file, and the outcome of the record that the line describes.
+
+    The outcome is None if the run has no row for the record.
+    """
 
     line: Mapping[str, Any]
     result: RecordOutcome | None
@@ -101,7 +105,7 @@ def score(facts: RunFacts, path: str) -> list[Score]:
 
 
 def read_truth(path: str) -> list[dict[str, Any]]:
-    """Read the lines of a truth file. Raises ConfigError if it does not exist or is not a truth file."""
+    """Read the lines of a truth file. Raises ConfigError if the file does not exist or is not a truth file."""
     folder, _, name = path.rpartition("/")
     store = Store(folder or ".")
     if not store.exists(name):
@@ -192,7 +196,7 @@ def _as_expected(item: PlantedResult) -> bool:
 
 
 def _outcomes(items: Sequence[PlantedResult]) -> str:
-    """Format the outcomes of some items with their counts, most frequent first."""
+    """Format the outcomes of the items with their counts, most frequent first."""
     counts = Counter(item.result.rule if item.result else "no row" for item in items)
     return ", ".join(
         f"{number} {name}" for name, number in sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
@@ -200,9 +204,9 @@ def _outcomes(items: Sequence[PlantedResult]) -> str:
 
 
 def _score_copies(kind: str, items: Sequence[PlantedResult], originals: Mapping[str, PlantedResult]) -> Score:
-    """Return the score of one kind of copies, by whether each copy is in the cluster of its original.
+    """Return the score of one kind of copies.
 
-    Depending on the kind, copies are expected to be in that cluster, not to be in it, or may be either.
+    Depending on the kind, a copy should be in the cluster of its original, should not be in it, or may be in it.
     """
     joined = [item for item in items if _same_cluster(item, originals.get(item.line["group"]))]
     expected = {item.line["expected"] for item in items}
@@ -226,9 +230,9 @@ def _same_cluster(item: PlantedResult, original: PlantedResult | None) -> bool:
 
 
 def _score_languages(planted: Sequence[PlantedResult]) -> list[Score]:
-    """Return one score for each charset and each language of the planted non-English pages.
+    """Return a score for each charset and a score for each language of the planted non-English pages.
 
-    A score compares the number of these pages with the number on which the run detected the right value.
+    A score counts the pages whose charset or language the run detected correctly.
     """
     items = [item for item in planted if item.line["kind"] in ("language", "wrong_charset") and item.result]
     scores = []
@@ -253,7 +257,10 @@ def _same_charset(planted: str, detected: str) -> bool:
 
 
 def _score_pii(planted: Sequence[PlantedResult]) -> list[Score]:
-    """Return a score per type of personal data: how many values planted in pages that reach `clean` were replaced."""
+    """Return a score for each type of personal data: how many of the planted values were replaced.
+
+    Only values in pages that reach `clean` are counted.
+    """
     expected: Counter[str] = Counter()
     found: Counter[str] = Counter()
     more: Counter[str] = Counter()

@@ -86,7 +86,7 @@ def draw(lineage: Lineage) -> Drawing:
 
 
 def _tops(nodes: Sequence[Node], broken: dict[str, list[str]]) -> dict[str, int]:
-    """Return the vertical position of the top of each node's row [px]; a row with notes is higher."""
+    """Return the vertical position of the top of each node's row [px]; a row with notes is taller."""
     tops, y = {}, 0
     for node in nodes:
         tops[node.key] = y
@@ -95,7 +95,10 @@ def _tops(nodes: Sequence[Node], broken: dict[str, list[str]]) -> dict[str, int]
 
 
 def _tracks(keys: Sequence[str], links: Sequence[tuple[str, str]]) -> tuple[dict[str, int], dict[tuple[str, str], int]]:
-    """Return the track (vertical line of the drawing) of each node and each link; links to one node share a track."""
+    """Return the track of each node and the track of each link; a track is a vertical line of the drawing.
+
+    Links to the same node share a track.
+    """
     rows = {key: row for row, key in enumerate(keys)}
     ahead = dict.fromkeys(keys, 0)
     for source, target in sorted(links, key=lambda link: -rows[link[1]]):
@@ -124,7 +127,7 @@ def _free(open_to: dict[int, str]) -> int:
 
 
 def _path(start: tuple[int, int], end: tuple[int, int], x: int) -> str:
-    """Return the SVG path of a link from one dot down the track at `x` to another dot, bent where the track changes."""
+    """Return the SVG path of a link from the dot `start`, along the vertical track at `x`, to the dot `end`."""
     (x0, y0), (x1, y1) = start, end
     bend = min(ROW // 2, (y1 - y0) // 2)
     path = f"M{x0} {y0}"

@@ -45,7 +45,7 @@ class EventRow:
 
 @dataclass(frozen=True)
 class Waiting:
-    """Time that training waited for data and checkpoints, skipped steps, and bytes sent, over all steps of a run."""
+    """Waiting times, skipped steps and sent bytes of a training run."""
 
     data_share: float
     """Share of the step time spent waiting for data, 0..1."""
@@ -80,7 +80,10 @@ def by_source(steps: Sequence[ReportedStep]) -> list[SourceLosses]:
 
 
 def _tokens(steps: Sequence[ReportedStep]) -> dict[str, int]:
-    """Return the number of predicted tokens of each source, without steps in which the source's loss was not finite."""
+    """Return the number of predicted tokens of each source.
+
+    Steps in which the loss of a source was not finite are not counted for that source.
+    """
     tokens: dict[str, int] = {}
     for step in steps:
         for name, count in (step.source_tokens or {}).items():
@@ -101,7 +104,7 @@ def waiting(steps: Sequence[ReportedStep]) -> Waiting:
 
 
 def describe_events(events: Sequence[Mapping[str, Any]]) -> list[EventRow]:
-    """Return the events in the order in which they happened, without the kinds in FOLDED."""
+    """Return the events in the order in which they happened. Events whose kind is in FOLDED are left out."""
     return [_described(event) for event in events if event["kind"] not in FOLDED]
 
 
@@ -181,7 +184,10 @@ SHOWN_VERDICTS = 8
 
 @dataclass(frozen=True)
 class IntervalRow:
-    """One row of an ablation's drawing: the confidence interval of one loss difference; positions in [% of width]."""
+    """One row of the drawing of an ablation: a loss difference with its confidence interval.
+
+    `low`, `high`, `mean` and `seeds` are horizontal positions [% of the width].
+    """
 
     held_out: str
     source: str
@@ -244,7 +250,8 @@ def ablations(run: Store, dataset: str | None) -> Ablations:
 
 
 def _names(run: Store) -> list[str]:
-    """Return the names of the ablation folders, from a listing, because no manifest lists ablations."""
+    """Return the names of the ablation folders."""
+    # The folder is listed, because no manifest lists ablations.
     infos = run.fs.get_file_info(pafs.FileSelector(run.path(ABLATIONS), allow_not_found=True))
     return sorted(info.base_name for info in infos if info.type == pafs.FileType.Directory)
 

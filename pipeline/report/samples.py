@@ -46,11 +46,13 @@ class DroppedSample:
 
 @dataclass(frozen=True)
 class DrawnSamples:
-    """Dropped documents by `stage/rule`, the number of rows searched for them, and the reason if none can be shown."""
+    """Samples of dropped documents, by `stage/rule`."""
 
     by_rule: Mapping[str, list[DroppedSample]]
     rows_read: int
+    """Number of rows of `documents` that were searched for samples."""
     refused: str = ""
+    """The reason if no sample can be shown, else empty."""
 
 
 def draw_samples(facts: RunFacts) -> DrawnSamples:
@@ -80,9 +82,9 @@ def draw_samples(facts: RunFacts) -> DrawnSamples:
 
 
 def _redactor(facts: RunFacts) -> Redactor:
-    """Return a redactor of all types of personal data, including those that the run kept.
+    """Return a redactor that replaces all types of personal data, even types that the run did not replace.
 
-    It replaces names only if the run used a model that recognizes names.
+    Names are replaced only if the run used a model that recognizes names.
     """
     if "ner" not in facts.models("pii"):
         return Redactor()
@@ -108,9 +110,9 @@ def _rows_of_part(facts: RunFacts, part: int, limit: int) -> Iterator[Row]:
 
 
 def _texts(facts: RunFacts, documents: list[tuple[int, bytes]]) -> dict[bytes, Row]:
-    """Return title and text of the documents, given as (part, doc_id), by doc_id.
+    """Return the row with title and text of each document, by doc_id.
 
-    The row groups of a part are read only up to the last of these documents.
+    `documents` has (part number, doc_id) of each document.
     """
     texts: dict[bytes, Row] = {}
     for part in sorted({part for part, _ in documents}):

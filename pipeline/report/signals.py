@@ -61,13 +61,16 @@ class Histogram:
 
     @property
     def share(self) -> float | None:
-        """The share of documents beyond the limit, 0..1; None if they were not counted or nothing was measured."""
+        """The share of documents beyond the limit, 0..1.
+
+        None if these documents were not counted or nothing was measured.
+        """
         return None if self.beyond is None or not self.documents else self.beyond / self.documents
 
 
 @dataclass(frozen=True)
 class HistogramRow:
-    """One language's histogram, drawn as an outline for each range between limits, and the positions of the limits."""
+    """The histogram of one language, drawn as one outline for each range between limits."""
 
     measured: Histogram
     note: str
@@ -90,10 +93,10 @@ class Spread:
 
 
 def make_spread(measured: Sequence[Histogram], side: LimitSide, whole: bool, classes: Sequence[str]) -> Spread:
-    """Return the drawing of histograms; languages are sorted by frequency, and the row OTHER is last.
+    """Return the drawing of the histograms of one signal, with a row for each language.
 
-    `side`: "min" or "max", the kind of the limits. `whole`: True if values are whole numbers. `classes`: CSS
-    classes of the ranges between limits, in ascending order.
+    Languages with more documents come first, and OTHER comes last. `side` is the kind of the limits, and `whole` is
+    True if values are whole numbers. `classes` has the CSS class of each range between limits, in ascending order.
     """
     total: dict[int, int] = {}
     for histogram in measured:
@@ -135,7 +138,10 @@ Bar = tuple[float, float, float]
 
 
 def _divided(bars: Sequence[Bar], cut: float, below: int) -> list[Bar]:
-    """Divide the bar that the limit crosses, so that exactly `below` documents are to the left of the limit."""
+    """Return the bars; a bar that crosses the position `cut` is divided there.
+
+    `below` is the number of documents to the left of `cut`.
+    """
     divided: list[Bar] = []
     before = below - sum(count for _, right, count in bars if right <= cut)
     for left, right, count in bars:
@@ -167,7 +173,7 @@ def _outline(bars: Iterator[Bar], height: int) -> str:
 
 
 def note(measured: Histogram) -> str:
-    """Describe a histogram: the number of documents, their interquartile range, and the number beyond the limit."""
+    """Describe a histogram: number of documents, interquartile range of the values, and documents beyond the limit."""
     low, high = (_quantile_bin(measured.bins, share) for share in (0.25, 0.75))
     where = f"at {format_short(low[0])}" if low == high and low[0] == 0 else f"from {_text(low[0])} to {_text(high[1])}"
     documents = f"{number(measured.documents)} document{'s' if measured.documents != 1 else ''}"
@@ -183,7 +189,10 @@ def _text(value: float) -> str:
 
 
 def _quantile_bin(bins: Mapping[int, int], share: float) -> tuple[float, float]:
-    """Return (low, high), the edges of the bin with the quantile at `share` (0..1) of values; (0, 0) if low is 0."""
+    """Return the edges (low, high) of the bin that contains the quantile at `share` (0..1) of the values.
+
+    The bin of zero has the edges (0, 0).
+    """
     target, reached, keys = share * sum(bins.values()), 0, sorted(bins)
     for key in keys:
         reached += bins[key]
@@ -219,7 +228,7 @@ class Chart:
 
     @property
     def rule(self) -> str:
-        """The name of the rule without its stage, followed by a number for its second and later checks."""
+        """The name of the rule without its stage. The second and later checks of a rule have a number at the end."""
         return self.name.rpartition("/")[2]
 
     @property
@@ -249,7 +258,10 @@ class Buckets:
 
 
 def charts(facts: RunFacts, drops: Mapping[str, Sequence[RuleDrops]]) -> dict[str, list[Chart]]:
-    """Return the charts of every stage that has checks, most drops first."""
+    """Return the charts of every stage that has checks.
+
+    The charts of a stage are sorted by the number of documents that the rule dropped, most first.
+    """
     limits: Mapping[str, Any] = facts.figures("verdicts").get("limits", {})
     counted = {row.name: row for rows in drops.values() for row in rows}
     by_stage: dict[str, list[Chart]] = {stage: [] for stage in drops}
@@ -298,9 +310,9 @@ def _beyond(counts: Mapping[str, int], shown: Mapping[str, Any]) -> dict[str, in
 
 
 def _limit_of(language: str, limits: Mapping[str, float], shown: Mapping[str, Any]) -> tuple[float, ...]:
-    """Return the limit of a language in a tuple, which is empty if the language has none.
+    """Return a tuple with the limit for a language; empty if the language has no limit.
 
-    For OTHER (all languages not in `shown`), return the limit only if it is the same for all of them.
+    OTHER is the row of all languages not in `shown`. It has a limit only if all of these languages have the same limit.
     """
     if language == OTHER:
         values = {limit for name, limit in limits.items() if name not in shown}
@@ -310,7 +322,10 @@ def _limit_of(language: str, limits: Mapping[str, float], shown: Mapping[str, An
 
 
 def _field(column: str) -> pa.Field | None:
-    """Return the Arrow field of a column, or of the column in which a score is stored; None if there is neither."""
+    """Return the Arrow field of a column; for a score, the field of the column that contains all scores.
+
+    None if there is no such column.
+    """
     name = re.split(r"[^\w]", column)[0]
     return next((schema.field(name) for schema in (DOCUMENT_COLUMNS, SCORES) if name in schema.names), None)
 

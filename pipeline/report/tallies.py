@@ -22,7 +22,7 @@ WORDLIST = "wordlist_"
 
 @dataclass(frozen=True)
 class Count:
-    """A name, how often it was counted, and this number as a share of the sum over all names, 0..1."""
+    """The count of one name, and its share of the sum of all counts (0..1)."""
 
     name: str
     number: int
@@ -31,16 +31,17 @@ class Count:
 
 @dataclass(frozen=True)
 class Language:
-    """Numbers of documents of one language: extracted, passed by the verdicts, and kept in `clean`.
-
-    A number is None if the table that it comes from does not exist yet.
-    """
+    """Document counts of one language; None if the table of a count does not exist yet."""
 
     code: str
     documents: int
+    """Number of extracted documents."""
     passed: int | None
+    """Number of documents that the verdicts kept."""
     passed_chars: int | None
+    """Number of characters of the documents that the verdicts kept."""
     clean: int | None
+    """Number of documents kept in `clean`."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class StreamSummary:
 
 @dataclass(frozen=True)
 class MixShare:
-    """The tokens of one source that a mix requires, and those that the dataset has."""
+    """The number of tokens of one source that a mix requires, and the number that the dataset has."""
 
     source: str
     keep: float
@@ -156,7 +157,7 @@ def mix_shares(facts: RunFacts) -> list[MixShare]:
 
 
 def describe_buckets(facts: RunFacts) -> str:
-    """Describe by which signal and cut-offs the dataset is divided into quality buckets; empty if it is not."""
+    """Describe the quality buckets of the dataset by signal and cut-offs; empty if there are no buckets."""
     figure: Mapping[str, Any] = facts.figures("tokens").get("buckets", {})
     if not figure:
         return ""
@@ -215,7 +216,7 @@ def num_pages(facts: RunFacts) -> int:
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """One evaluation set: its items, and those that were found in documents."""
+    """One evaluation set: the number of its items, and the numbers of items found in documents."""
 
     name: str
     items: int
@@ -260,7 +261,10 @@ def evaluation_sets(facts: RunFacts) -> list[EvaluationSet]:
 
 
 def canaries(facts: RunFacts) -> Mapping[str, int]:
-    """Return the numbers of documents with canary strings and of occurrences of these strings; empty if none."""
+    """Return the number of documents with canary strings and the number of occurrences of canary strings.
+
+    Empty if no canary string was found.
+    """
     counts: Mapping[str, int] = facts.figures("documents").get(CANARIES, {})
     return counts
 

@@ -68,10 +68,10 @@ class CheckResult:
 
 
 def judge_shared_spans(certificate: Certificate, checked: CheckResult) -> None:
-    """Add problems and notes about the places in `checked.shared` where spans of removed documents occur.
+    """Add problems and notes about the spans of removed documents in `checked.shared`.
 
-    Spans outside of all documents are a problem. A document with at least `COPY_SHARE` of the spans is a copy, which is
-    a problem unless the certificate states that copies were kept. One note counts the documents with fewer spans.
+    Spans outside of all documents are a problem. A document with at least `COPY_SHARE` of the spans of a removed
+    document is a copy. A copy is a problem unless the certificate states that copies were kept.
     """
     few = 0
     for (owner, where), digests in sorted(checked.shared.items()):
@@ -151,9 +151,10 @@ class DigestSink:
 
 
 def canonical_digest(name: str, table: TableVersion, key: str) -> str:
-    """Return the SHA-256 that a rewritten file must have: that of the file made by encoding its rows again.
+    """Return the SHA-256 that a rewritten file must have.
 
-    `name` is the name of its table, `key` the name of the file in the manifest.
+    The rows of the file are encoded again to compute the SHA-256. `name` is the name of the table, `key` the name of
+    the file in the manifest.
     """
     path = table.manifest.run.paths[key]
     sink = DigestSink()
@@ -186,11 +187,11 @@ def _schema_of(key: str, contract: Mapping[str, Any]) -> pa.Schema:
 
 
 def _exact(array: pa.Array) -> pa.Array:
-    """Return the array with buffers that hold only its own values; tokens are not copied, because they are large."""
+    """Return the array with buffers that hold only its own values."""
     if not pa.types.is_list(array.type):
         return exact_copy(array)
     offsets = array.offsets.to_numpy()
-    tokens = array.flatten().to_numpy(zero_copy_only=True)
+    tokens = array.flatten().to_numpy(zero_copy_only=True)  # not copied, because tokens are large
     return pa.ListArray.from_arrays(
         pa.array((offsets - offsets[0]).astype(np.int32)), pa.array(tokens), type=array.type
     )
@@ -200,7 +201,10 @@ TEXT_COLUMNS = ("text", "title", "url")
 
 
 def check_certificate(run: Store, certificate: Certificate) -> CheckResult:
-    """Check that a run holds no data of the documents that a certificate names; problems are results, not errors."""
+    """Check that a run holds no data of the documents that a certificate names.
+
+    Problems are returned in the result and not raised.
+    """
     checked = CheckResult()
     _check_id(certificate, checked)
     if run.exists(PENDING_NAME):
@@ -238,9 +242,9 @@ def check_certificate(run: Store, certificate: Certificate) -> CheckResult:
 
 
 def _tables_present(run: Store, certificate: Certificate, checked: CheckResult) -> dict[str, TableVersion]:
-    """Return the current tables of which this copy of the run has files, even if the certificate does not name them.
+    """Return the current tables that have files in this copy of the run.
 
-    Tables without files are added to `checked.absent`, and unreadable ones to `checked.problems`.
+    The name of a table without files is added to `checked.absent`. A table that cannot be read is a problem.
     """
     current, tables = read_run(run).tables, dict[str, TableVersion]()
     for name in dict.fromkeys([*certificate.tables, *current]):
@@ -262,7 +266,7 @@ def _tables_present(run: Store, certificate: Certificate, checked: CheckResult) 
 
 
 def _check_id(certificate: Certificate, checked: CheckResult) -> None:
-    """Check that the seal and the id of a certificate are those computed from its content."""
+    """Check the seal and the id of a certificate against its content."""
     if certificate.seal != certificate.content_digest:
         seal = certificate.seal or "none"
         checked.problems.append(
@@ -283,9 +287,9 @@ def _check_id(certificate: Certificate, checked: CheckResult) -> None:
 
 
 def _check_versions(run: Store, name: str, current: Manifest, certificate: Certificate, checked: CheckResult) -> None:
-    """Check that a table's current version is that of the certificate or was made from it by later takedowns.
+    """Check that a table's current version was made by the takedown of the certificate or by a later takedown.
 
-    Check also that every file that this takedown did not rewrite has the same SHA-256 as before the takedown.
+    Check also that every file that the takedown did not rewrite has the same SHA-256 as before.
     """
     change = certificate.tables[name]
     try:
@@ -326,7 +330,7 @@ def _check_versions(run: Store, name: str, current: Manifest, certificate: Certi
 def _check_files(name: str, table: TableVersion, certificate: Certificate, checked: CheckResult) -> None:
     """Check the SHA-256 of every file of a table against its manifest.
 
-    The rows of a rewritten file are encoded again and must give the same SHA-256: the file holds nothing but its rows.
+    For a rewritten file, check also that it contains nothing but its rows.
     """
     change = certificate.tables.get(name)
     rewritten = {file.key for file in change.rewritten} if change else set[str]()
@@ -390,7 +394,7 @@ def _check_named(name: str, table: TableVersion, removed_and_salt: tuple[set[str
 
 
 def _check_blank(name: str, batch: pa.RecordBatch, row: int, checked: CheckResult) -> None:
-    """Check that the row of a removed document is blanked, and that the table may keep such a row."""
+    """Check that the row of a removed document is blanked, and that the table may contain blanked rows."""
     values = {column: batch.column(column)[row].as_py() for column in batch.schema.names if column != "doc_id"}
     left = [column for column, value in values.items() if column != "drop_stage" and value is not None]
     if left or values.get("drop_stage", STAGE) != STAGE or not TABLES[name].blank_keeps:
@@ -401,7 +405,7 @@ def _check_blank(name: str, batch: pa.RecordBatch, row: int, checked: CheckResul
 
 
 def _scan_text(where: str, column: pa.Array, ids: list[bytes], scan: tuple[SpanFinder, CheckResult]) -> None:
-    """Scan a column of texts for spans of removed documents, and add the digests of those found to `checked.shared`."""
+    """Scan a column of texts, and add the digest of each span of a removed document to `checked.shared`."""
     finder, checked = scan
     offsets = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
     if not len(offsets) or column.buffers()[2] is None:
@@ -415,9 +419,10 @@ def _scan_text(where: str, column: pa.Array, ids: list[bytes], scan: tuple[SpanF
 
 
 def _check_shards(run: Store, certificate: Certificate, checked: CheckResult) -> None:
-    """Check that no shard or index of the dataset names a removed document, and that blanked rows have only tombstones.
+    """Check that no shard or index of the dataset names a removed document.
 
-    Scan all tokens for spans of removed documents, and add the digests of those found to `checked.shared`.
+    Check also that all tokens of blanked documents are tombstones. The digest of each span of a removed document
+    in any tokens is added to `checked.shared`.
     """
     dataset = open_dataset(run)
     removed = {traces.document for traces in certificate.documents}
@@ -458,7 +463,7 @@ def _check_shards(run: Store, certificate: Certificate, checked: CheckResult) ->
 
 
 class _IndexRows:
-    """The rows of a shard's document index, with which the record batches of the shard are checked in order."""
+    """Compares the record batches of a shard, in order, with the rows of the shard's document index."""
 
     def __init__(self, index: pa.Table, removed: set[str], salt: str):
         self._ids: list[bytes] = index.column("doc_id").to_pylist()
@@ -486,9 +491,9 @@ class _IndexRows:
         return np.flatnonzero(np.array([own == REMOVED_ID for own in self._ids], np.bool_))
 
     def check_tombstones(self, first: int, tokens: Any, tombstone: int, report: tuple[str, CheckResult]) -> None:
-        """Check that all tokens of the documents whose index rows are blanked are tombstones in a record batch.
+        """Check one record batch: all tokens of blanked documents must be tombstones.
 
-        `tokens` are the tokens of the batch; `first` is the position in the shard of the first one.
+        `tokens` are the tokens of the batch. `first` is the position of the first of these tokens in the shard.
         """
         where, checked = report
         for row in self._blank.tolist():

@@ -205,11 +205,8 @@ def _clean_logs(run: Store, documents: set[str]) -> None:
 
 
 def _cleaned(line: bytes, documents: set[str]) -> bytes:
-    """Return a log line in which the given documents are blanked.
-
-    The line lists the documents of a loss spike, lists the documents that a rewind quarantined, or describes one
-    document of such a list.
-    """
+    """Return a log line in which the given documents are blanked."""
+    # A line describes a document, lists the documents of a loss spike, or lists the ids that a rewind quarantined.
     try:
         event = json.loads(line)
         entries = [entry for entry in (event, *event.get("documents", ())) if entry.get("doc_id") in documents]
@@ -238,7 +235,7 @@ def unreferenced_files(run: Store, tables: Collection[str] = tuple(TABLES)) -> I
 
 
 def _path_in_table(version: str, path: str) -> str:
-    """Convert a file's path relative to the folder of `version` to its path relative to the folder of the table."""
+    """Convert the path of a file relative to a version's folder to its path relative to the table's folder."""
     segments = [version, *path.split("/")]
     while ".." in segments:
         at = segments.index("..")
@@ -247,11 +244,9 @@ def _path_in_table(version: str, path: str) -> str:
 
 
 def drop_old(run: Store, tables: list[str] | None = None) -> list[str]:
-    """Delete the files of `tables` (None = all) that no current version names, and return their names.
-
-    Manifests are deleted first, so that no version is left with a manifest but without its files.
-    """
+    """Delete the files of `tables` (None = all) that no current version names, and return their names."""
     names = [name for name in unreferenced_files(run) if tables is None or name.partition("/")[0] in tables]
+    # Manifests are deleted first, so that no version is left with a manifest but without its files.
     for name in (name for name in names if name.endswith(f"/{MANIFEST_NAME}")):
         run.delete(name)
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:

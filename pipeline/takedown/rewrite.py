@@ -61,7 +61,7 @@ from schemas.versions import DATASET
 
 @dataclass
 class Removal:
-    """The documents to remove, and the digests of their spans that are collected while tables are rewritten."""
+    """The documents of a takedown, and the data about them that is collected while tables are rewritten."""
 
     id: str
     mode: Mode
@@ -90,10 +90,7 @@ class Removal:
         return [span for own in units for span in trace_spans(own, "text", self.salt, self.most_traces)]
 
     def add_traces(self, part: PartResult) -> None:
-        """Add the token counts and span digests of removed documents, which `part.figures` holds, to this object.
-
-        They are added to `num_tokens`, `token_traces` and `text_traces`.
-        """
+        """Add the token counts and spans in `part.figures` to `num_tokens`, `token_traces` and `text_traces`."""
         for name, spans in part.figures.get("texts", {}).items():
             document = bytes.fromhex(name)
             self.text_traces[document] = [*self.text_traces.get(document, []), *map(tuple, spans)]
@@ -127,9 +124,9 @@ def new_version(identifier: str, table: str, old: str) -> str:
 
 
 def write_versions(run: Store, removal: Removal) -> dict[str, TableChange]:
-    """Write new versions of all tables that hold data of the documents, or that were made from such a table.
+    """Write the new version of each table that holds data of the documents, or that was made from a changed table.
 
-    Return the changes by table.
+    Return the change of each of these tables, by name.
     """
     current = read_run(run).tables
     changes: dict[str, TableChange] = {}
@@ -184,8 +181,7 @@ def _rewrite_parts(table: str, draft: _Draft, removal: Removal) -> None:
 def _rewrite_part(draft: _Draft, key: str, how: tuple[Table, pa.Array], removal: Removal) -> PartResult:
     """Write one part of a table without the documents, and return the result of the part.
 
-    The `figures` of the result have the number of removed rows by former verdict, and digests of spans of the removed
-    texts.
+    The `figures` of the result have the number of removed rows by verdict and the spans of removed texts by doc_id.
     """
     made = rewrite_part(draft.old.folder, draft.old.manifest.run.paths[key], draft.folder, key, how)
     texts = {document.hex(): removal.trace_texts(own) for document, own in made.texts.items()}
@@ -193,8 +189,7 @@ def _rewrite_part(draft: _Draft, key: str, how: tuple[Table, pa.Array], removal:
 
 
 def _result(files: Sequence[WrittenFile], **figures: Any) -> PartResult:
-    """Return a PartResult with the rewritten files, which all have the same number of rows, and with `figures`."""
-    counts = Counts(rows_in=files[0].rows, rows_kept=files[0].rows)
+    counts = Counts(rows_in=files[0].rows, rows_kept=files[0].rows)  # All files have the same number of rows.
     return PartResult({written.key: written for written in files}, counts, figures)
 
 
@@ -238,24 +233,21 @@ def _rewrite_dataset(run: Store, draft: _Draft, removal: Removal) -> None:
 
 
 def _counts_of_dataset(draft: _Draft, removal: Removal) -> Counts:
-    """Return the row counts of a dataset after the takedown.
-
-    Removed documents that were not in the dataset, because the mix had dropped them, are also subtracted.
-    """
+    """Return the row counts of a dataset without the removed documents."""
     content, rule = draft.old.manifest.content, f"{TOKENS.name}/{MIX_RULE}"
     read = next((entry.sha256 for entry in content.inputs if entry.name == "clean"), "")
     came_in = removal.num_clean.get(read, draft.rows) if rule in content.counts.dropped else draft.rows
     dropped = dict(content.counts.dropped)
-    if came_in != draft.rows:
+    if came_in != draft.rows:  # The mix had left some of the removed documents out of the dataset.
         dropped[rule] -= came_in - draft.rows
     rows_in, rows_kept = content.counts.rows_in - came_in, content.counts.rows_kept - draft.rows
     return Counts(rows_in=rows_in, rows_kept=rows_kept, dropped=dropped)
 
 
 def _rewrite_shard(dataset: Dataset, target: RemovedRows, new: Store, removal: Removal) -> PartResult:
-    """Write one shard and its document index without the removed documents; return a result with both files.
+    """Write one shard and its document index without the removed documents, and return the result.
 
-    The `figures` of the result have (doc_id, number of tokens, digests of token spans) of each removed document.
+    The `figures` of the result have (doc_id, number of tokens, spans of tokens) of each removed document.
     """
     contract, old = dataset.tokenizer, dataset.folder
     if removal.mode == "compact":
@@ -269,7 +261,6 @@ def _rewrite_shard(dataset: Dataset, target: RemovedRows, new: Store, removal: R
 
 
 def _rewrite_bucket(dataset: Dataset, key: str, new: Store, ids: pa.Array) -> PartResult:
-    """Write one bucket of the index by URL without the documents."""
     return _result([cut_by_url(dataset.folder, key, dataset.manifest.run.paths[key], new, ids)])
 
 
@@ -280,7 +271,7 @@ def _manifest(
     versions: Mapping[str, str],
     started: tuple[datetime, float, float],
 ) -> Manifest:
-    """Return the manifest of a new version: that of the old version, with the changed files and the takedown added."""
+    """Return the manifest of a new version: the old manifest with the changed files and the takedown."""
     old, content = draft.old.manifest, draft.old.manifest.content
     before = draft.old.folder.uri.rpartition("/")[2]
     files = [_entry(draft.files[own.key]) if own.key in draft.files else own for own in content.files]
@@ -321,12 +312,11 @@ def _manifest(
 
 
 def _entry(written: WrittenFile) -> FileEntry:
-    """Return the manifest entry of a file."""
     return FileEntry(key=written.key, rows=written.rows, bytes=written.bytes, sha256=written.sha256)
 
 
 def _file_changes(draft: _Draft) -> Iterator[FileChange]:
-    """Yield, for every rewritten file, the old and new digests and the positions of the removed tokens."""
+    """Yield the change of each rewritten file: old and new digest, and the positions of the removed tokens."""
     for entry in draft.old.manifest.content.files:
         if entry.key in draft.files:
             spans, after = draft.spans.get(entry.key, []), draft.files[entry.key].sha256

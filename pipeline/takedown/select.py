@@ -93,7 +93,10 @@ def select_documents(run: Store, request: TakedownRequest) -> Selection:
 
 
 def earlier_takedowns(run: Store, request: TakedownRequest) -> list[str]:
-    """Return the ids of the takedowns that removed the requested items; empty unless every item was removed."""
+    """Return the ids of the takedowns that removed the requested items.
+
+    Empty if any of the items was not removed by a takedown.
+    """
     earlier = _earlier(run, request.items())
     return sorted({*earlier.values()}) if len(earlier) == len(request.items()) else []
 
@@ -152,7 +155,7 @@ class _Matchers:
         self._any_url = pa.array(sorted({value for kind, value in items if kind == "url"}), pa.string())
 
     def match(self, batch: pa.RecordBatch | pa.Table) -> None:
-        """Add each document of a batch to `documents` of every requested item that the document matches."""
+        """Add each document of a batch to `documents[item]` for each requested item that the document matches."""
         near = pc.is_in(batch.column("doc_id"), self._any_id)
         if self._hosts:
             near = pc.or_(near, pc.is_in(batch.column("domain"), self._any_host))
@@ -165,7 +168,6 @@ class _Matchers:
                     documents.add(row["doc_id"])
 
     def _matches(self, item: tuple[str, str], row: dict[str, Any]) -> bool:
-        """Return True if the document of a row matches a requested item."""
         url, domain = row["url"] or "", row["domain"]
         if item in self._ids:
             return bool(row["doc_id"] == self._ids[item])
@@ -176,7 +178,10 @@ class _Matchers:
 
 
 def _hosts(kind: str, value: str) -> list[str]:
-    """Return the host of a URL, or a domain, and all parents of it. Raises ConfigError if a domain is not valid."""
+    """Return the host of the URL or domain `value`, followed by all parents of this host.
+
+    Raises ConfigError if `kind` is a domain and `value` is not a valid one.
+    """
     if kind == "url":
         return host_suffixes(value)
     plain = value.strip().strip(".").lower()
@@ -199,7 +204,10 @@ def _located(run: Store) -> Iterator[pa.RecordBatch | pa.Table]:
 
 
 def batches_of(run: Store, table: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield the given columns of a table in batches; the first column must have ids, which are cast to binary(16)."""
+    """Yield the given columns of a table in batches.
+
+    The first column must contain document ids. It is cast to binary(16).
+    """
     folder, manifest = open_table(run, table)
     for path in manifest.paths_of("part-"):
         with folder.open_input(path) as stream:
@@ -221,7 +229,7 @@ def _cluster_mates(run: Store, documents: frozenset[bytes] | set[bytes]) -> set[
 
 
 def _clustered(run: Store) -> Iterator[pa.RecordBatch | pa.Table]:
-    """Yield batches of (doc_id, cluster) from the first existing table of CLUSTERED, else from any dataset."""
+    """Yield the columns `doc_id` and `cluster` of the run's documents in batches; nothing if no table has clusters."""
     tables = read_run(run).tables
     table = next((name for name in CLUSTERED if name in tables), None)
     if table is not None:

@@ -41,7 +41,7 @@ class RemovedRows:
 
 
 def find_removed_rows(dataset: Dataset, documents: frozenset[bytes]) -> list[RemovedRows]:
-    """Return, for each shard that holds any of the documents, their rows and the positions of their tokens."""
+    """Return, for each shard that holds any of the documents, the rows and the token positions of these documents."""
     ids = pa.array(sorted(documents), pa.binary(16))
     targets = []
     for shards in dataset.streams.values():
@@ -64,7 +64,7 @@ def exact_copy(array: pa.Array) -> pa.Array:
 
 
 def token_batches(folder: Store, path: str) -> Iterator[tuple[pa.Array, Tokens, Rows]]:
-    """Yield, for every record batch of a shard, the ids of its documents, all their tokens, and their lengths."""
+    """Yield (ids, concatenated tokens, numbers of tokens) of the documents in each record batch of a shard."""
     with folder.open_input(path) as file:
         reader = pa.ipc.open_file(file)
         for number in range(reader.num_record_batches):
@@ -130,7 +130,7 @@ def cut_tokens(old: Store, target: RemovedRows, new: Store, dtype: str) -> tuple
 def _write_held(
     writer: IpcWriter, dtype: str, held: list[tuple[list[bytes], Tokens, Rows]], count: int
 ) -> list[tuple[list[bytes], Tokens, Rows]]:
-    """Write the first `count` documents of `held`, or all if there are fewer, as one record batch; return the rest."""
+    """Write up to `count` documents of `held` as one record batch, and return the rest of `held`."""
     ids = [identifier for own, _, _ in held for identifier in own]
     tokens, lengths = (np.concatenate([part[column] for part in held]) for column in (1, 2))
     end = int(lengths[:count].sum())
@@ -182,10 +182,11 @@ def cut_by_url(old: Store, key: str, path: str, new: Store, documents: pa.Array)
 
 
 def _write_table(new: Store, key: str, schema: pa.Schema, table: pa.Table) -> WrittenFile:
-    """Write a table in record batches of `BATCH_DOCUMENTS` rows, each copied to its own arrays; return the file."""
+    """Write a table in record batches of `BATCH_DOCUMENTS` rows, and return the written file."""
     with IpcWriter(new, key, schema) as writer:
         for first in range(0, table.num_rows, BATCH_DOCUMENTS):
             rows = table.slice(first, BATCH_DOCUMENTS)
+            # Concatenation with an empty slice copies the rows to arrays that hold no other rows.
             writer.write([pa.concat_arrays([*own.chunks, own.chunk(0).slice(0, 0)]) for own in rows.columns])
     return writer.written
 
@@ -197,9 +198,9 @@ def _batches(folder: Store, path: str) -> Sequence[pa.RecordBatch]:
 
 
 def _inside(rows: Rows, first: int, count: int) -> Rows:
-    """Return those of `rows` (row numbers in a file) that are in a batch, as row numbers in the batch.
+    """Return the row numbers in `rows` that are in a batch, counted from the start of the batch.
 
-    The batch holds `count` rows of the file from row `first` on.
+    The batch contains `count` rows of the file, from row `first` on.
     """
     return rows[(rows >= first) & (rows < first + count)] - first
 

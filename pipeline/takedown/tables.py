@@ -46,7 +46,7 @@ class RewrittenPart:
 
 
 def columns_with_ids(table: Table, names: Collection[str]) -> list[str]:
-    """Return the columns with document ids that a file of a table has; `names` are all columns of the file."""
+    """Return the columns with document ids among `names`, the columns of a table's file."""
     return [name for name in table.ids if name in names]
 
 
@@ -80,7 +80,7 @@ def holds_documents(folder: Store, path: str, table: Table, documents: pa.Array)
 def rewrite_part(old: Store, path: str, new: Store, key: str, how: tuple[Table, pa.Array]) -> RewrittenPart:
     """Write a part of a table without some documents, in the same row groups.
 
-    `how`: the table, and the ids of the documents to remove.
+    `how` is the pair (table, ids of the documents to remove).
     """
     table, documents = how
     removed: dict[str, int] = {}
@@ -121,9 +121,9 @@ def blank_rows(rows: pa.Table, is_removed: Mask, kept: Collection[str]) -> pa.Ta
 
 
 def counts_without_rows(counts: Counts, table: Table, removed: Mapping[str, int]) -> Counts:
-    """Return the row counts of a table after a takedown. `removed`: number of deleted or blanked rows by old verdict.
+    """Return the row counts of a table after a takedown. `removed` is the number of removed rows by their old verdict.
 
-    A blanked row is counted as dropped by the takedown; a deleted row is no longer counted.
+    Deleted rows are no longer counted. Blanked rows count as dropped by the takedown if the table has verdicts.
     """
     number = sum(removed.values())
     dropped = {name: count - removed.get(name, 0) for name, count in counts.dropped.items()}
@@ -148,7 +148,6 @@ def _verdicts(rows: pa.Table) -> dict[str, int]:
 
 
 def _collect(rows: pa.Table, column: str, texts: dict[bytes, list[str]]) -> None:
-    """Add the texts of a column to `texts`, by doc_id."""
     for identifier, text in zip(rows.column("doc_id").to_pylist(), rows.column(column).to_pylist(), strict=True):
         if text:
             texts.setdefault(bytes(identifier), []).append(text)
@@ -190,9 +189,9 @@ BLOCK = 1 << 16
 
 
 def trace_spans(units: Units, kind: str, salt: str, most: int = MAX_SPANS_OF_DOCUMENT) -> list[SpanTrace]:
-    """Return (32-bit hash, salted digest) of at most `most` spans of a document; empty if it is shorter than a span.
+    """Return (32-bit hash, salted digest) of at most `most` spans; empty if `units` is shorter than a span.
 
-    `units` are its tokens, or the bytes of its text; `kind` is `tokens` or `text`.
+    `units` are the tokens of a document (`kind` is `tokens`) or the bytes of one of its texts (`kind` is `text`).
     """
     window = SPAN_LENGTHS[kind]
     count = min(len(units) // window, most)
@@ -207,12 +206,12 @@ def trace_spans(units: Units, kind: str, salt: str, most: int = MAX_SPANS_OF_DOC
 
 
 def spans_per_document(documents: int) -> int:
-    """Return the maximum number of spans of each document, so that `documents` documents have at most `MAX_SPANS`."""
+    """Return the maximum number of spans to record for each document if `documents` documents are removed."""
     return max(1, min(MAX_SPANS_OF_DOCUMENT, MAX_SPANS // max(1, documents)))
 
 
 def window_marks(units: Units, kind: str, salt: str) -> Marks:
-    """Return the mark (32-bit hash) of every span of `units`: one for each position at which a span can start."""
+    """Return the 32-bit hash of every span of `units`, ordered by the position at which the span starts."""
     multiplier = int.from_bytes(hashlib.sha256(f"{salt} {kind}".encode()).digest()[:8], "little") | 1
     hashed, width = units.astype(np.uint64), 1
     while width < SPAN_LENGTHS[kind]:
@@ -223,7 +222,8 @@ def window_marks(units: Units, kind: str, salt: str) -> Marks:
 
 
 def span_digest(window: Units, kind: str, salt: str) -> str:
-    """Return the salted digest (hex) of a span; it depends on the values, not on the integer type of the array."""
+    """Return the salted digest (hex) of a span."""
+    # The digest must not depend on the integer type of the array.
     content = window.astype("<u4" if kind == "tokens" else "<u1").tobytes()
     return hashlib.sha256(f"{salt} {kind} ".encode() + content).digest()[:DIGEST_BYTES].hex()
 
@@ -232,7 +232,10 @@ class SpanFinder:
     """Finds the spans of removed documents in sequences of tokens or bytes."""
 
     def __init__(self, kind: str, salt: str, traces: Sequence[tuple[int, Sequence[SpanTrace]]]):
-        """`traces` has, for each removed document, its number and (32-bit hash, salted digest) of its spans."""
+        """Prepare the search. `traces` has (number, spans) of each removed document.
+
+        A span is given as (32-bit hash, salted digest).
+        """
         self._kind, self._salt = kind, salt
         self._owners: dict[str, list[int]] = {}
         for number, spans in traces:
@@ -243,7 +246,7 @@ class SpanFinder:
         self._likely[self._marks >> np.uint32(16)] = True
 
     def find(self, units: Units) -> Iterator[tuple[int, str, list[int]]]:
-        """Yield (position, digest, numbers of the removed documents with this span) of every span found in `units`."""
+        """Yield (position, digest, numbers of the removed documents with this span) for every span found in `units`."""
         if not len(self._marks):
             return
         window = SPAN_LENGTHS[self._kind]

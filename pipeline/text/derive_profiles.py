@@ -55,7 +55,7 @@ Words = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True)
 class CountTask:
-    """One JSON lines file, or one part of a run's tables, in whose documents a task counts words and signals."""
+    """The documents of one JSON lines file, or of one part of a run, in which a task counts words and signals."""
 
     source: Split | Part
     quality: QualityConfig
@@ -108,7 +108,7 @@ def _may_be_stop_word(word: str) -> bool:
 def frequent_words(task: CountTask, retried: bool) -> TaskResult:
     """Return, for each language in the task's text, the numbers of documents and words, and the frequent words.
 
-    A word is frequent if at least CANDIDATE_SHARE of all words in the language are this word.
+    A word is frequent if it makes up at least CANDIDATE_SHARE of the words of its language.
     """
     documents: Counter[str] = Counter()
     counts: dict[str, Counter[str]] = {}
@@ -139,11 +139,10 @@ def word_counts(task: CountTask, retried: bool) -> TaskResult:
 
 
 def word_ranks(task: CountTask, retried: bool) -> TaskResult:
-    """Count documents by the n-th smallest rank of the words that they contain, for each language and n <= NUM_RANKS.
+    """Return the number of documents for each language, n (1..NUM_RANKS) and n-th smallest rank of a document's words.
 
-    The rank of a word is its position, from 1, in the language's list in `task.words`. A document contains n of the
-    first r words exactly if its n-th smallest rank is at most r. If a document has fewer than n of the words, its n-th
-    smallest rank is the length of the list plus 1.
+    The rank of a word is its position, from 1, in the language's list in `task.words`. A document with fewer than n
+    listed words gets the length of the list plus 1 instead.
     """
     ranks = {language: {word: rank for rank, word in enumerate(words, 1)} for language, words in task.words.items()}
     tallies: dict[str, list[Counter[str]]] = {language: [Counter() for _ in range(NUM_RANKS)] for language in ranks}
@@ -151,6 +150,7 @@ def word_ranks(task: CountTask, retried: bool) -> TaskResult:
     for language, text in read_texts(task):
         rows += 1
         if language in ranks:
+            # A document has n of the first r listed words exactly if the n-th smallest rank of its words is at most r.
             last = len(ranks[language]) + 1
             own = sorted({ranks[language].get(word, last) for word in words_of(text, language)})[:NUM_RANKS]
             for counts, rank in zip(tallies[language], [*own, *[last] * NUM_RANKS]):
@@ -159,9 +159,9 @@ def word_ranks(task: CountTask, retried: bool) -> TaskResult:
 
 
 def signal_histograms(task: CountTask, retried: bool) -> TaskResult:
-    """Return exact histograms of the signal that each rule compares, by the rule's setting and by language.
+    """Return a histogram of each signal that a rule limits, by the rule's setting and by language.
 
-    Signals of a run are read from its tables; those of a file are measured.
+    Signals of a run are read from its tables. Signals of a file are measured.
     """
     checks = QUALITY.checks(task.quality, {}, {})
     histograms: Any = {}
@@ -212,7 +212,10 @@ SCRIPTS = {
 
 
 def script_of(words: Iterable[str]) -> str:
-    """Return the ISO 15924 code of the most frequent script in the words: `Jpan` if any has kana, `Zyyy` if unknown."""
+    """Return the ISO 15924 code of the most frequent script in the words.
+
+    `Jpan` if any word has kana. `Zyyy` if the script is unknown.
+    """
     names = [unicodedata.name(char, "").partition(" ")[0].partition("-")[0] for word in words for char in word]
     scripts = Counter(SCRIPTS[name] for name in names if name in SCRIPTS)
     return "Jpan" if "Jpan" in scripts else max(scripts, key=lambda code: (scripts[code], code), default="Zyyy")
@@ -360,7 +363,7 @@ def _has_profile(language: str, documents: Mapping[str, int], config: DeriveConf
 
 
 def _together(histograms: Mapping[str, Histograms], languages: Sequence[str]) -> Histograms:
-    """Return the sums of these languages' histograms of each signal, by the setting that limits the signal."""
+    """Return the histogram of each signal, summed over the languages, by the setting that limits the signal."""
     total: Any = {}
     for name, by_language in histograms.items():
         for language in languages:
@@ -371,7 +374,7 @@ def _together(histograms: Mapping[str, Histograms], languages: Sequence[str]) ->
 def _peers(language: str, scripts: Mapping[str, str], documents: Mapping[str, int], config: DeriveConfig) -> list[str]:
     """Return the languages whose documents are used to compute the percentiles for this language.
 
-    These are the language alone, all languages of its script, or all languages: the first that have enough documents.
+    This is the first group with enough documents: the language alone, the languages of its script, or all languages.
     """
     circles = ([language], [peer for peer in scripts if scripts[peer] == scripts[language]], list(scripts))
     sufficient = [circle for circle in circles if config.tail * sum(documents[peer] for peer in circle) >= 1]
@@ -379,29 +382,26 @@ def _peers(language: str, scripts: Mapping[str, str], documents: Mapping[str, in
 
 
 def _ranked(counts: Mapping[str, int], holding: Mapping[str, int], number: int) -> tuple[str, ...]:
-    """Return the `number` words that occur in the most documents, in descending order.
-
-    Words in equally many documents are ordered by their number of occurrences. Occurrences do not come first, because
-    the words of one subject may be frequent in few documents.
-    """
+    """Return the `number` words that occur in the most documents, most documents first."""
+    # Occurrences only order words in equally many documents: words of one subject may be frequent in few documents.
     return tuple(sorted(counts, key=lambda word: (-holding[word], -counts[word], word))[:number])
 
 
 def stop_words_of(
     words: Sequence[str], frequent: int, ranks: Mapping[str, Mapping[str, int]], config: DeriveConfig
 ) -> StopWords:
-    """Choose how many of the first `words` are the stop words, and how many of them a document must contain.
+    """Return the stop words of a language, and the minimum number of them that a document must contain.
 
-    The first `frequent` words are stop words, or the first min_stop_words if these are more. Further words are added
-    until all but a share derive.tail of the documents contain NUM_RANKS stop words. A document must contain
-    n - STOP_WORD_MARGIN stop words, if n is the largest number that all but this share contain. `ranks` is the
-    result of `word_ranks` for the language.
+    `words` are the candidates. The first `frequent` candidates are always stop words. `ranks` is the result of
+    `word_ranks` for the language.
     """
     documents = sum(ranks["1"].values())
     enough = documents - max(1, math.floor(config.tail * documents))  # A single document may be mislabeled.
     least = min(len(words), max(frequent, config.min_stop_words))
+    # Words are added until all but a share derive.tail of the documents contain NUM_RANKS stop words.
     holding = (number for number in range(least, len(words) + 1) if _within(ranks[str(NUM_RANKS)], number) >= enough)
     number = next(holding, least)
+    # The largest number of stop words that all but this share of the documents contain.
     held = max((int(n) for n, ranked in ranks.items() if _within(ranked, number) >= enough), default=0)
     return StopWords(tuple(words[:number]), max(0, held - STOP_WORD_MARGIN))
 
@@ -413,11 +413,10 @@ def _within(ranks: Mapping[str, int], number: int) -> int:
 def limits_of(
     language: str, checks: Sequence[Check], own: Histograms, peers: Histograms, config: DeriveConfig
 ) -> dict[str, float]:
-    """Return the limits of a language by setting.
+    """Return the derived limits of a language, by setting.
 
-    `own` has the histograms of signals in the language's documents, `peers` those in all languages that `_peers` gives.
-    Each limit is the loosest of three: from `own`, from `peers`, and the published one. Word length is an exception:
-    the published limit is scaled by the language's median.
+    `own` has the signal histograms of the language, `peers` those of all languages that `_peers` returns. No limit is
+    stricter than the published limit. Published limits on word length are first scaled by the language's median.
     """
     limits: dict[str, float] = {}
     for check in checks:
@@ -440,11 +439,9 @@ def limits_of(
 
 
 def _is_derived(check: Check, language: str) -> bool:
-    """Return True if the limit of a check is derived from the documents of this language.
-
-    Limits that were published for English are derived, except FIXED_SETTINGS. Limits on repeated text hold for every
-    language and are not derived. Exceptions are limits on word n-grams in languages whose words a dictionary finds.
-    """
+    """Return True if the limit of a check is derived from the documents of this language."""
+    # Limits on repeated text hold for every language. Only limits on word n-grams are derived, and only in languages
+    # whose words a dictionary finds.
     if EVERY in check.limits:
         return check.setting.endswith(NGRAMS) and language in UNSPACED_LANGUAGES
     return check.setting not in FIXED_SETTINGS
@@ -455,18 +452,17 @@ def _bins(histograms: Histograms, check: Check) -> dict[int, int]:
 
 
 def _edge(check: Check, counts: Mapping[int, int], config: DeriveConfig) -> float:
-    """Return the limit of `_percentile`, made looser by derive.margin."""
+    """Return the result of `_percentile`, made looser by derive.margin."""
     edge = _percentile(check, counts, config)
     room = config.margin * (min(edge, 1 - edge) if _is_share(check) and edge < 1 else edge)
     return edge - room if is_minimum(check) else edge + room
 
 
 def _percentile(check: Check, counts: Mapping[int, int], config: DeriveConfig) -> float:
-    """Return the limit that a share derive.tail of the documents breaks, or one document if the share is less.
-
-    One document can never set the limit, because its language may be wrong or its text unclean.
-    """
-    beyond = max(config.tail, 1.5 / sum(counts.values()))  # The second document reaches 1.5 / n with any rounding.
+    """Return the limit that a share derive.tail of the documents breaks."""
+    # One document can never set the limit, because its language may be wrong or its text unclean. The second document
+    # reaches 1.5 / n with any rounding.
+    beyond = max(config.tail, 1.5 / sum(counts.values()))
     return quantile(counts, beyond if is_minimum(check) else 1 - beyond, FINE)
 
 

@@ -46,7 +46,7 @@ def render_profiles(
     """Return the TOML text of profiles.
 
     For each language, `words` are the stop words in the order to write, and `documents` is the number of documents.
-    `how` describes the settings; the comment at the top of the file contains it.
+    `how` is a description of the settings, for the comment at the top of the file.
     """
     lines = [f"# Derived from clean reference text: {how}."]
     for language, profile in profiles.items():

@@ -17,7 +17,7 @@ Tokens = tuple[str, ...]
 
 
 def _members(test: Callable[[str], bool], *spans: tuple[int, int]) -> str:
-    """Return the characters for which `test` is true, within these ranges [start, end) of code points."""
+    """Return the characters in the ranges [start, end) of code points for which `test` is true."""
     return "".join(char for span in spans for char in map(chr, range(*span)) if test(char))
 
 
@@ -56,12 +56,9 @@ _MEASURE_ENDS = frozenset("".join(UNITS.split()) + CURRENCY + "+")
 
 
 def _infixes(lower: str, upper: str, quotes: str, icon: str) -> re.Pattern[str]:
-    """Return the pattern of the separators inside a string, such as hyphens, at which `_cut` splits.
-
-    The pattern starts with `\\W`, so that `re` can skip to the next match of it. Lookbehinds then test the characters
-    before the separator.
-    """
+    """Return the pattern of the separators, such as hyphens, at which `_cut` splits a string."""
     letter = lower + upper
+    # The pattern starts with \W, so that `re` can skip to the next match of \W. Lookbehinds then test what is before.
     return re.compile(
         rf"\W(?:(?<=\.)\.+|(?<={icon})|(?<=[0-9][+\-*^])(?=[0-9\-])|(?<=[{lower}{quotes}]\.)(?=[{upper}{quotes}])"
         rf"|(?<=[{letter}],)(?=[{letter}])|(?<=[{letter}0-9][\-–—~:<>=/])(?=[{letter}])"
@@ -134,7 +131,7 @@ def _emoticons() -> Iterator[str]:
 
 
 def _english_forms() -> dict[str, Tokens]:
-    """Return the tokens of every form that the rules must not split, such as contractions and abbreviations."""
+    """Return a map from each form that the rules must not split, such as a contraction, to the tokens of this form."""
     forms = dict(_contractions())
     for joined in _SPLIT_FORMS.split("|"):
         forms["".join(joined.split())] = tuple(joined.split())
@@ -188,10 +185,10 @@ def _tail(text: str, low: int, high: int) -> int:
 
 
 def _peel(piece: str, forms: Mapping[str, Tokens], longest: int) -> list[str]:
-    """Return the tokens of a string without whitespace: punctuation at both ends, and the tokens of the rest.
+    """Return the tokens of a string without whitespace.
 
-    If the rest is a key of `forms`, its tokens are the value of this key; otherwise `_cut` splits the rest. `longest`
-    is the length of the longest key.
+    Punctuation is removed from both ends. If the rest is a key of `forms`, its tokens are the value of this key;
+    otherwise `_cut` splits the rest. `longest` is the length of the longest key.
     """
     low, high = 0, len(piece)
     heads: list[str] = []
@@ -222,9 +219,9 @@ def _peel(piece: str, forms: Mapping[str, Tokens], longest: int) -> list[str]:
 
 
 def _cut(core: str) -> list[str]:
-    """Split a string, already stripped of outer punctuation, at separators such as hyphens; return all tokens.
+    """Return the tokens of a string without punctuation at its ends, split at separators such as hyphens.
 
-    Separators are tokens too. An amount or an address is not split.
+    Each separator is also a token. An amount or an address is not split.
     """
     if core.isalnum() or _AMOUNT.fullmatch(core):
         return [core]
@@ -244,16 +241,13 @@ def _cut(core: str) -> list[str]:
 
 
 def _joinable(forms: Mapping[str, Tokens], longest: int) -> dict[Tokens, Tokens]:
-    """Map the tokens into which the general rules would split a known form to the form's own tokens.
-
-    `_join` uses the result to correct the split of a form that occurs inside a longer string.
-    """
+    """Return a map from the tokens into which `_peel` would split a known form to the right tokens of this form."""
     cut = {tuple(_peel(form, {}, longest)): tokens for form, tokens in forms.items()}
     return {parts: tokens for parts, tokens in cut.items() if len(parts) > 1}
 
 
 def _join(tokens: list[str], joinable: Mapping[Tokens, Tokens], firsts: frozenset[str]) -> list[str]:
-    """Replace each sequence of tokens that is a key of `joinable` by its value; of several keys, use the longest."""
+    """Replace each sequence of tokens that is a key of `joinable` by its value; the longest key is tried first."""
     if firsts.isdisjoint(tokens):
         return tokens
     joined: list[str] = []

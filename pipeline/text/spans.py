@@ -25,9 +25,9 @@ def complement(spans: Iterable[Span], size: int) -> list[Span]:
 
 
 def map_visible_spans(visible: Sequence[Span], chosen: Iterable[Span]) -> list[Span]:
-    """Convert spans of a text after cuts (`chosen`) to spans of the whole text.
+    """Convert the spans `chosen` of a shortened text to spans of the whole text.
 
-    `visible` are the spans of the whole text that the cuts leave. Both lists are sorted and disjoint.
+    The shortened text consists of the spans `visible` of the whole text. Both lists are sorted and disjoint.
     """
     selected: list[Span] = []
     at = passed = 0  # Index of the current visible span, and number of visible code points before it.
@@ -63,7 +63,7 @@ def without(text: str, cuts: Sequence[Span]) -> str:
 
 
 def trim(text: str, spans: list[Span]) -> list[Span]:
-    """Shorten the spans in place so that their joined text has no leading or trailing whitespace, and return them."""
+    """Shorten the spans in place, so that their joined text has no whitespace at its ends. Return the spans."""
     while spans:
         start, stop = spans[0]
         size = len(text[start:stop].lstrip())

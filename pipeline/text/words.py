@@ -98,13 +98,19 @@ def _power_table(size: int) -> tuple[Codes, Codes]:
 
 
 def powers(count: int) -> tuple[Codes, Codes]:
-    """Return powers 0, 1, … of BASE and of its inverse modulo 2^64, at least `count` of each."""
+    """Return the powers of BASE and the powers of its inverse, modulo 2^64.
+
+    Both arrays start at exponent 0 and have at least `count` entries.
+    """
     bits = count.bit_length()
     return _power_table(1 << (16 if bits <= 16 else max(20, bits)))
 
 
 def token_codes(tokens: Sequence[str], lengths: Ints) -> Codes:
-    """Return a 64-bit code of each token, none empty: the polynomial in BASE of its code points, modulo 2^64."""
+    """Return a 64-bit code of each token: the polynomial in BASE of its code points, modulo 2^64.
+
+    No token may be empty.
+    """
     if not len(tokens):
         return np.zeros(0, np.uint64)
     points = np.frombuffer("".join(tokens).encode("utf-32-le", "surrogatepass"), np.uint32).astype(np.uint64)
@@ -119,7 +125,7 @@ def word_keys(words: Iterable[str]) -> Codes:
 
 
 class _Ragged:
-    """A growing table with a row of variable length for each piece of text; NumPy reads many rows at once."""
+    """A growing table with one row for each piece of text. Rows have different lengths."""
 
     def __init__(self) -> None:
         self.size = self.used = 0
@@ -145,7 +151,7 @@ class _Ragged:
         self.single = self.single and bool((counts == 1).all())
 
     def positions(self, rows: Ints) -> Ints:
-        """Return where the columns store the values of these rows, as indices, row after row."""
+        """Return the indices of the values of these rows in the arrays `columns`, row after row."""
         if self.single:
             return rows
         counts = self.counts.take(rows)
@@ -188,7 +194,7 @@ Reader = Callable[[Sequence[str]], tuple[npt.NDArray[Any], ...]]
 def words_of(split: Callable[[str], Sequence[str]], flags_of: Callable[[str], int]) -> Reader:
     """Return a function that splits pieces of text into tokens with `split`.
 
-    The function returns arrays: the number of tokens in each piece, then length, flags and 64-bit code of each token.
+    The function returns four arrays: the number of tokens in each piece, then length, flags and code of each token.
     """
 
     def read(pieces: Sequence[str]) -> tuple[npt.NDArray[Any], ...]:
@@ -203,7 +209,7 @@ def words_of(split: Callable[[str], Sequence[str]], flags_of: Callable[[str], in
 
 
 def read_keys(pieces: Sequence[str]) -> tuple[npt.NDArray[Any], ...]:
-    """Return the number of normalized words in each piece, then the xxh64 hash of each of these words."""
+    """Return two arrays: the number of normalized words in each piece, and the xxh64 hash of each of these words."""
     words = [normal_words(piece) for piece in pieces]
     return np.fromiter(map(len, words), np.int64, len(words)), word_keys(chain.from_iterable(words))
 
@@ -236,12 +242,13 @@ class Vocabulary:
     def look_up(self, reader: Reader, numbers: Ints) -> tuple[Ints, list[npt.NDArray[Any]]]:
         """Return the number of words in each piece, and the arrays of word properties that `reader` computes.
 
-        `numbers` are the pieces' indices in the cache. `reader` runs only on pieces for which it has not run before.
+        `numbers` are the pieces' indices in the cache.
         """
         table = self._tables.get(reader)
         if table is None:
             table = self._tables[reader] = _Ragged()
         if table.size < len(self._numbers.pieces) or not table.columns:
+            # `reader` runs only on pieces for which it has not run before.
             self._learning = True
             table.append(*reader(self._numbers.pieces[table.size :]))
             self._learning = False
@@ -249,9 +256,9 @@ class Vocabulary:
         return table.counts[numbers], [column.take(positions) for column in table.columns]
 
     def words(self, numbers: Ints, reader: Reader | None = None) -> Words:
-        """Return the tokens of pieces, given their indices.
+        """Return the tokens of pieces, given the indices of the pieces in the cache.
 
-        They are split by the vocabulary's tokenizer, or by a `reader` that `words_of` returned.
+        `reader` is a function that `words_of` returned. None = the tokenizer of the vocabulary.
         """
         counts, columns = self.look_up(reader or self._tokens, numbers)
         return Words(columns[0], columns[1], columns[2], counts)
@@ -365,7 +372,7 @@ _WIDER = re.compile(rf"[^\S{NARROW_SPACE}]+")
 
 
 def pieces_of(text: str) -> list[str]:
-    """Return the pieces of a text for `unicode_words`, separated by whitespace except narrow no-break spaces."""
+    """Split a text at whitespace, except at narrow no-break spaces. Return the pieces for `unicode_words`."""
     return [piece for piece in _WIDER.split(text) if piece] if NARROW_SPACE in text else text.split()
 
 
@@ -384,7 +391,8 @@ def unicode_words(piece: str) -> Sequence[str]:
 
 
 def _extended(piece: str, classes: str) -> list[str]:
-    """Return the words of a piece with characters of the class X (such as accents), which boundary rules skip."""
+    """Return the words of a piece that contains characters of the class X, such as accents."""
+    # The rules for word boundaries skip characters of the class X.
     places = [place for place, kind in enumerate(classes) if kind != "X" or place == 0]
     joined = {match.start() for match in _JOINS.finditer("".join(classes[place] for place in places))}
     starts = [place for number, place in enumerate(places) if number not in joined]

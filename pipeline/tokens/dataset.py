@@ -233,15 +233,16 @@ def clean_rows(part: Part, sorting: Sorting) -> Iterator[list[Row]]:
 
 
 def assign_shards(encoded: DataFrame, plan: Mapping[str, int]) -> DataFrame:
-    """Add each document's shard number: `shard` is numbered within the stream, `place` across all streams.
+    """Add the columns `shard`, the shard's number in the stream, and `place`, the shard's number across all streams.
 
-    `plan` is the number of shards by stream. The shards of a stream divide the range of the hash `key` equally.
+    `plan` is the number of shards by stream.
     """
     shards = F.create_map(*(F.lit(value) for item in plan.items() for value in item))
     offsets, total = {}, 0
     for name, number in plan.items():
         offsets[name], total = total, total + number
     starts = F.create_map(*(F.lit(value) for item in offsets.items() for value in item))
+    # The shards of a stream divide the range of the hash `key` equally.
     # The 32 high bits of the 63-bit key times the number of shards stay below 2^63: ANSI mode raises on an overflow.
     shard = F.shiftright(F.shiftright("key", 31) * shards[F.col("stream")].cast("long"), 32).cast("int")
     return encoded.withColumn("shard", shard).withColumn("place", starts[F.col("stream")] + F.col("shard"))
@@ -266,7 +267,7 @@ def write_shards(
 def write_index(
     numbered: DataFrame, totals: Mapping[str, StreamTotal], folder: Store, first_part: int
 ) -> list[PartResult]:
-    """Write the URL index, and return a result for each of its parts; part numbers start at `first_part`.
+    """Write the URL index and return a result for each of its parts. Part numbers start at `first_part`.
 
     All documents of a registrable domain are in the same part.
     """
@@ -282,9 +283,10 @@ def write_index(
 
 
 def collect_results(results: Sequence[PartResult], totals: Mapping[str, StreamTotal], rows_in: int) -> TableResult:
-    """Return the dataset's files and row counts; `figures` has, by stream, tokens of each shard and document counts.
+    """Return the dataset's files, row counts and `figures`.
 
-    Raises ContractError if the shards of a stream do not contain all its tokens.
+    `figures` has two entries by stream: `streams`, the number of tokens in each shard, and `documents`, the number of
+    documents. Raises ContractError if the shards of a stream do not contain all tokens of the stream.
     """
     built = TableResult()
     streams: dict[str, list[int]] = {}
@@ -300,7 +302,7 @@ def collect_results(results: Sequence[PartResult], totals: Mapping[str, StreamTo
     for name, total in totals.items():
         if sum(streams[name]) != total.tokens:
             raise ContractError(
-                f"tokens: expected {total.tokens} tokens in {name}, got {sum(streams[name])} in its shards. "
+                f"tokens: expected {total.tokens} tokens in the shards of {name}, got {sum(streams[name])}. "
                 "Run `penstock run` again."
             )
     left_out = sum(total.left_out for total in totals.values())

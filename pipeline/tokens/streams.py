@@ -55,7 +55,7 @@ MIN_SHORTFALL_FACTOR = 1.1
 
 @dataclass(frozen=True)
 class Measure:
-    """The stored value that assigns documents to quality buckets: a column, or one model's score in a score column."""
+    """The value that assigns documents to quality buckets: a column of a table, or one score in a column of scores."""
 
     table: str
     column: str
@@ -136,10 +136,7 @@ class TokensConfig(Section):
 
 
 def mix_file(config: TokensConfig) -> dict[str, str]:
-    """Return the path of the mix file under the key MIX_RULE; empty if there is no mix.
-
-    The digest of the file is part of the fingerprint that decides whether a dataset can be reused.
-    """
+    """Return {MIX_RULE: path of the mix file}; empty if there is no mix."""
     return {MIX_RULE: config.mix} if config.mix else {}
 
 
@@ -176,28 +173,25 @@ class Sorting:
         return f"{name}/{HELDOUT if is_heldout else TRAIN}"
 
     def drop(self, stream: str, doc_id: bytes) -> Drop | None:
-        """Return the verdict on a document that the mix leaves out; None if the mix keeps the document.
-
-        A document that is kept at one share is also kept at every larger share.
-        """
+        """Return the verdict on a document that the mix leaves out; None if the mix keeps the document."""
         source, _, split = stream.rpartition("/")
         share = self.keep.get(source, 1.0)
+        # The key does not depend on the share: a document that is kept at one share is kept at every larger share.
         key = shuffle_key(self.config.seed + 2, doc_id)
         return Drop(MIX_RULE, key / KEY_BOUND, share) if split == TRAIN and not is_in_share(key, share) else None
 
 
 def sorting_of(manifest: Manifest) -> Sorting:
-    """Return the assignment of documents to streams with which a committed dataset was made, from its manifest."""
+    """Return the assignment of documents to streams that the manifest of a committed dataset describes."""
     content = manifest.content
     config = TokensConfig.model_validate(content.config.get(TOKENS.name, {}))
     return Sorting(config, {name: figure["keep"] for name, figure in content.figures.get(MIX_RULE, {}).items()})
 
 
 def mixed_sorting(dataset: Manifest, clean: str) -> Sorting | None:
-    """Return the assignment of documents to the streams of a dataset; None if its mix left no document out.
+    """Return how documents were assigned to the streams of a dataset; `clean` is the digest of the current `clean`.
 
-    `clean` is the digest of the current table `clean`. Also returns None if the dataset was made from a different
-    version of this table.
+    None if the mix left no document out, or if the dataset was made from another version of `clean`.
     """
     digests = {entry.name: entry.sha256 for entry in dataset.content.inputs}
     sorting = sorting_of(dataset) if digests.get("clean") == clean else None
@@ -210,24 +204,24 @@ def check_mix_sources(config: TokensConfig, sources: Sequence[str]) -> None:
     if config.mix and (unknown := sorted(read_mix(config.mix).sources.keys() - set(possible))):
         hints = ", ".join(f"{name!r}{suggest_name(name, possible)}" for name in unknown)
         raise ConfigError(
-            f"tokens.mix {config.mix}: expected sources of this recipe, with its quality buckets if any, got {hints}. "
-            "Correct the names in that file, or set tokens.buckets_by and tokens.bucket_cuts as in the recipe from "
-            "which it was made."
+            f"tokens.mix {config.mix}: expected sources of this recipe, or their quality buckets, got {hints}. "
+            "Correct the names in that file, or set tokens.buckets_by and tokens.bucket_cuts to the quality buckets "
+            "for which that file was made."
         )
 
 
 def check_mix(mix: Mix, where: str, counts: Mapping[str, tuple[int, int]]) -> None:
-    """Raise ConfigError if a mix and the dataset have different sources, or the mix keeps no document of a source.
+    """Raise ConfigError if the mix and the dataset have different sources, or if the mix keeps no document of a source.
 
-    `counts`: by source, the numbers of training documents that the mix keeps and leaves out. `where` is the path of the
-    mix file.
+    `counts` has, by source, the numbers of kept and of left out training documents. `where` is the path of the mix
+    file.
     """
     sources = mix.of({*counts}, f"tokens.mix {where}")
     for name, (num_kept, num_left_out) in counts.items():
         if not num_kept:
             raise ConfigError(
                 f"tokens.mix {where}: expected a share that keeps documents of {name}, got keep = "
-                f"{sources[name].keep:g}, which keeps none of its {num_left_out} training documents. "
+                f"{sources[name].keep:g}, which leaves out all {num_left_out} training documents. "
                 f"Increase keep of {name} in that file."
             )
 
@@ -269,10 +263,10 @@ STREAM_TABLES = (*BUCKET_TABLES, "clean")
 
 
 def buckets_of_part(part: Part, config: TokensConfig) -> Iterator[tuple[bytes, str]]:
-    """Yield (doc_id, bucket) of every document of a part that has text, in the order of `documents`.
+    """Yield (doc_id, bucket) of every document with text in one part, in the order of `documents`.
 
-    If the step `repeats` cut spans of a document, its quality signal is measured on the remaining text. Perplexity
-    and scores are always those of the whole text. Raises ContractError if the tables do not contain the same documents.
+    If the step `repeats` cut spans of a document, its quality signal is measured on the remaining text. Perplexity and
+    scores are always those of the whole text. Raises ContractError if the tables do not contain the same documents.
     """
     measure = config.measure
     if measure is None:
@@ -313,8 +307,8 @@ def find_bucket(buckets: Iterator[tuple[bytes, str]], doc_id: bytes) -> str:
         if identifier == doc_id:
             return bucket
     raise ContractError(
-        f"document {doc_id.hex()} of the table `clean`: expected its row in the table `documents` after the row of the "
-        "document before it, got none. Run `penstock run` with a new --out."
+        f"table `clean`: expected the documents of the table `documents` in the same order, got document "
+        f"{doc_id.hex()}, which is missing there or comes earlier. Run `penstock run` with a new --out."
     )
 
 

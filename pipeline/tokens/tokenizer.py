@@ -161,7 +161,7 @@ def training_lines(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _training_error(message: str, config: TokenizerConfig) -> ConfigError:
-    """Return the ConfigError for an error message of the SentencePiece trainer; it names the setting to change."""
+    """Return a ConfigError that names the setting to change. `message` is the error of the SentencePiece trainer."""
     where = f"tokenizer.vocab_size: expected {config.vocab_size} pieces, got a sample of text"
     if limit := re.search(r"value <= (\d+)", message):
         return ConfigError(f"{where} that has at most {limit[1]}. Set tokenizer.vocab_size to at most {limit[1]}.")
@@ -206,7 +206,7 @@ class Tokenizer:
 
 
 def cut_at_newlines(text: str) -> list[str]:
-    """Divide a text into spans that end after the first newline past CHUNK_CHARS characters; the last may be shorter.
+    """Divide a text after newlines into spans longer than CHUNK_CHARS characters. Only the last span may be shorter.
 
     The spans together are the whole text.
     """
@@ -292,10 +292,10 @@ def _load_huggingface(data: bytes, config: TokenizerConfig) -> LoadedModel:
 
 
 def _check_contract(tokenizer: Tokenizer, config: TokenizerConfig) -> None:
-    """Encode and decode PROBE_TEXTS.
+    """Encode and decode PROBE_TEXTS and the special tokens of `config`.
 
-    Raises ConfigError for the first text that produces a reserved id, or that does not decode to itself unless
-    `allow_lossy` is set.
+    Raises ConfigError if a text gives a reserved id. Raises ConfigError also if a decoded text differs from the
+    original, unless `allow_lossy` is set.
     """
     reserved = {number: name for name, number in tokenizer.contract.reserved.items()}
     for text in (*PROBE_TEXTS, *config.special.values()):
@@ -303,8 +303,8 @@ def _check_contract(tokenizer: Tokenizer, config: TokenizerConfig) -> None:
         injected = [reserved[number] for number in ids.tolist() if number in reserved]
         if injected:
             raise ConfigError(
-                f"tokenizer.model: expected no reserved ids in encoded text, got that of {injected[0]!r} for {text!r}. "
-                f"Set tokenizer.special.{injected[0]} to another special token of the model."
+                f"tokenizer.model: expected no reserved ids in encoded text, got the id of {injected[0]!r} for "
+                f"{text!r}. Set tokenizer.special.{injected[0]} to another special token of the model."
             )
         decoded = tokenizer.decode(ids)
         if decoded != text and not config.allow_lossy:

@@ -25,7 +25,7 @@ from schemas.storage import Store
 
 
 def given_model(config: TokenizerConfig) -> dict[str, str]:
-    """Return the path of `tokenizer.model` under the key "tokenizer"; empty if a model is to be trained."""
+    """Return {"tokenizer": path of `tokenizer.model`}; empty if a model is to be trained."""
     return {"tokenizer": config.model} if config.model is not None else {}
 
 
@@ -46,7 +46,7 @@ class TokenizerSampleTask:
 
 
 def build_tokenizer(build: StepContext) -> dict[str, TableResult]:
-    """Write the tokenizer's model file; return the result of the table `tokenizer`, by the name of the table.
+    """Write the tokenizer's model file; return {"tokenizer": result of the table}.
 
     The result's `figures` contain the tokenizer contract: vocabulary size, special tokens and SHA-256.
     """
@@ -84,7 +84,7 @@ class ModelWriter(FileWriter):
         self._sink.flush()
 
     def _drop(self) -> None:
-        """Do nothing when the file is discarded: there is no format writer to close."""
+        """Do nothing: a discarded file has no format writer to close."""
 
 
 def sample_files(build: StepContext, config: TokenizerConfig, folder: Store) -> list[str]:
@@ -107,7 +107,10 @@ def sample_files(build: StepContext, config: TokenizerConfig, folder: Store) -> 
 
 
 def sample_texts(folder: Store, paths: Sequence[str], built: TableResult) -> Iterator[str]:
-    """Yield the sampled texts, sorted by a hash of doc_id; store the sample's document count and size in `built`."""
+    """Yield the sampled texts, sorted by a hash of doc_id.
+
+    The numbers of documents and bytes of the sample are stored in `built`.
+    """
     rows: list[tuple[int, bytes, str]] = []
     for path in paths:
         with folder.open_input(path) as stream:
@@ -121,7 +124,7 @@ def sample_texts(folder: Store, paths: Sequence[str], built: TableResult) -> Ite
 
 
 def sample_part(task: TokenizerSampleTask, retried: bool) -> PartResult:
-    """Write the sampled documents of one part of `clean` to a temporary file; `retried` is not used."""
+    """Write the sampled documents of one part of `clean` to a temporary file."""
 
     def fill(output: PartOutput) -> None:
         with task.clean.open_input(task.path) as stream:

@@ -137,7 +137,7 @@ def test_sources_that_the_dataset_has_and_the_mix_lacks() -> None:
 
 
 def test_a_share_that_keeps_nothing_is_rejected() -> None:
-    message = r"got keep = 0\.01, which keeps none of its 3 training documents\. Increase keep of web in that file\."
+    message = r"got keep = 0\.01, which leaves out all 3 training documents\. Increase keep of web in that file\."
     with pytest.raises(ConfigError, match=message):
         check_mix(mix(web={"keep": 0.01}), "mix.toml", {"web": (0, 3)})
 

@@ -258,7 +258,7 @@ def test_a_model_that_drops_unknown_characters_is_rejected(tmp_path: Path) -> No
     ("special", "message"),
     [
         ({"eos": "<|end|>"}, r"special\.eos: expected a token of the model, got '<\|end\|>'\. Set tokenizer\.special"),
-        ({"eos": "a"}, r"expected no reserved ids in encoded text, got that of 'eos' for "),
+        ({"eos": "a"}, r"expected no reserved ids in encoded text, got the id of 'eos' for "),
     ],
 )
 def test_a_reserved_name_requires_a_special_token(given_json: Path, special: dict[str, str], message: str) -> None:
