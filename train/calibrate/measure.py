@@ -78,8 +78,7 @@ def _memory_of_machine() -> int:
 def _shortest(ranks: Ranks, work: Callable[[], object], least: float = SECONDS) -> float:
     """Return the seconds of the fastest repetition of `work`, averaged over the ranks.
 
-    `least`: seconds to spend on repetitions. Every rank makes equally many repetitions, because some work is
-    collective.
+    `least`: seconds to spend on repetitions.
     """
 
     def once() -> float:
@@ -90,6 +89,7 @@ def _shortest(ranks: Ranks, work: Callable[[], object], least: float = SECONDS) 
         return time.perf_counter() - start
 
     once()
+    # Every rank makes equally many repetitions, because some work is collective.
     (longest,) = ranks.total(once())
     times = [once() for _ in range(min(300, max(3, math.ceil(least * ranks.world_size / max(longest, 1e-6)))))]
     (total,) = ranks.total(min(times))
@@ -97,10 +97,7 @@ def _shortest(ranks: Ranks, work: Callable[[], object], least: float = SECONDS) 
 
 
 def _best_rate(ranks: Ranks, kind: torch.dtype) -> float:
-    """Return the highest rate [FLOP/s] of a product of square matrices, of those with the sides SIDES.
-
-    After a product that takes longer than SLOW seconds, no larger one is measured.
-    """
+    """Return the highest rate of a product of square matrices [FLOP/s]."""
     best = 0.0
     for side in SIDES:
         side *= 8 if ranks.device.type == "cuda" else 1
@@ -117,10 +114,7 @@ def _product_rate(ranks: Ranks, side: int, kind: torch.dtype) -> float:
 
 
 def _attention_rate(ranks: Ranks, kind: torch.dtype) -> float:
-    """Return the FLOP/s of causal attention, forward and backward together.
-
-    Only unmasked pairs count; both passes have 3.5 times the FLOPs of the forward pass.
-    """
+    """Return the FLOP/s of causal attention, forward and backward together."""
     length, heads, width = 512, 8, 64
     parts = [
         torch.randn(1, heads, length, width, dtype=kind, device=ranks.device, requires_grad=True) for _ in range(3)
@@ -129,18 +123,19 @@ def _attention_rate(ranks: Ranks, kind: torch.dtype) -> float:
     def work() -> None:
         F.scaled_dot_product_attention(parts[0], parts[1], parts[2], is_causal=True).sum().backward()  # type: ignore[no-untyped-call]
 
+    # Only unmasked pairs count. Both passes together have 3.5 times the FLOPs of the forward pass.
     return 3.5 * 4 * length * length / 2 * heads * width / _shortest(ranks, work)
 
 
 def _bandwidth(ranks: Ranks, numbers: int) -> float:
-    """Return the bytes/s that an element-wise addition of `numbers` elements reads and writes."""
+    """Return the bytes that an addition of `numbers` elements reads and writes per second."""
     values = torch.ones(numbers, device=ranks.device)
     target = torch.empty_like(values)
     return 12 * numbers / _shortest(ranks, lambda: torch.add(values, values, out=target))
 
 
 def _page_seconds(ranks: Ranks) -> float:
-    """Return the seconds of page faults per byte: the extra time to fill new memory instead of reused memory."""
+    """Return the extra seconds per byte to fill new memory, with its page faults, instead of reused memory."""
     numbers = STREAMS[-1]
     target = torch.empty(numbers)
     anew, again = _shortest(ranks, lambda: torch.ones(numbers)), _shortest(ranks, lambda: target.fill_(1))
@@ -162,10 +157,10 @@ def _gather_seconds(ranks: Ranks, size: int) -> float:
 
 
 def _layer_seconds(ranks: Ranks, collective: float) -> dict[str, float]:
-    """Return the seconds of one layer of a tiny model, forward and backward, by parallelism and without collectives.
+    """Return the seconds of one layer of a tiny model, forward and backward, for each kind of parallelism.
 
-    Keys: `plain` (the whole model on every rank), `sharded` (zero3), `tensor` (tensor parallelism), and `outside`, the
-    seconds of a micro-batch outside the layers.
+    Keys: `plain` (every rank has the whole model), `sharded` (zero3), `tensor` (tensor parallelism). The time of
+    collectives is subtracted. The key `outside` has the seconds of a micro-batch outside the layers.
     """
     plain = [_tiny_seconds(ranks, layers, {"data": "ddp"}) for layers in LAYERS]
     slope = max(0.0, (plain[1] - plain[0]) / (LAYERS[1] - LAYERS[0]))
