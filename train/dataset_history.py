@@ -43,8 +43,8 @@ class Replay(BaseModel):
 def comparable_digest(run: Store, dataset: Dataset, checkpoint: tuple[str, int], expected: str) -> str:
     """Return the dataset digest that a checkpoint must have, so that the run may resume from the checkpoint.
 
-    `checkpoint`: its folder and step; `expected`: the digest that it has. The result is `expected` if the user chose
-    this checkpoint for a replay on the dataset, else `dataset.digest`. Raises ContractError if takedowns made the
+    `checkpoint`: its folder and step; `expected`: the digest stored in it. The result is `expected` if the user
+    chose this checkpoint for a replay on the dataset, else `dataset.digest`. Raises ContractError if takedowns made the
     dataset from the checkpoint's dataset, and no such replay was chosen or tokens have moved.
     """
     (name, step), digest = checkpoint, dataset.digest

@@ -209,9 +209,9 @@ def calibrate(
 ) -> Device:
     """Measure `ranks` ranks of this machine together, write the profile and return the device.
 
-    `ranks` = None: one rank for each GPU; without GPUs, two ranks, or one on a single core. `threads` (of each rank) =
-    None: the CPU cores divided by the ranks. Raises ConfigError for an invalid path or number, or for more ranks than
-    GPUs, and ContractError if a rank fails.
+    `ranks`: None = one rank for each GPU; without GPUs, two ranks, or one on a single core. `threads`: CPU threads of
+    each rank; None = the CPU cores divided by the ranks. Raises ConfigError for an invalid path or number, or for more
+    ranks than GPUs. Raises ContractError if a rank fails.
     """
     cores = len(os.sched_getaffinity(0))
     number = _num_ranks(cores) if ranks is None else ranks

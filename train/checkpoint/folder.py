@@ -84,7 +84,7 @@ class Layout(_FrozenModel):
     """What selects the kernels: torch version, and the CPU's instruction set or the name of the GPU."""
 
     def differences(self, other: "Layout") -> list[str]:
-        """Return how another layout differs from this one, as texts such as `ranks 4, now 2` (other: 2)."""
+        """Return how another layout differs from this one, such as `ranks 4, now 2`; "now" is the other layout."""
         pairs = _pairs(_flat(self), _flat(other))
         return [f"{name} {old}, now {new}" for name, (old, new) in pairs.items() if old != new]
 

@@ -66,7 +66,7 @@ class Settings(BaseModel):
         return content
 
     def for_device(self, kind: str, capability: tuple[int, int] | None = None) -> "Settings":
-        """Return the settings for a device type ("cpu", "cuda"), without "auto" and with `layout.micro_batch` set.
+        """Return the settings for a device type ("cpu", "cuda"), with values for "auto" and for `layout.micro_batch`.
 
         `capability`: compute capability of a CUDA device; None is treated as 8.0.
         """

@@ -36,7 +36,7 @@ class HeldoutDocument:
 
 
 def row_starts(dataset: Dataset, seq_len: int, number: int) -> dict[str, Ints]:
-    """Return, by source, the positions in the held-out stream at which the first `number` held-out rows start."""
+    """Return, by source, the start positions of the first `number` held-out rows in the held-out stream."""
     streams = heldout_streams(dataset, seq_len)
     taken = {source: min(number, stream.num_units // seq_len) for source, stream in streams.items()}
     return {source: streams[source].pieces(np.arange(rows) * seq_len, seq_len).start for source, rows in taken.items()}

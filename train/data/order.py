@@ -89,7 +89,7 @@ def schedule(counts: list[int]) -> NDArray[np.int64]:
 
 
 class Mixture:
-    """Maps a sample's index in a training stage to its source and its index among that source's samples, and back."""
+    """Maps a sample's index in a training stage to (source, index within the source), and back."""
 
     def __init__(self, counts: Mapping[str, int]):
         self.counts = np.array(list(counts.values()), np.int64)
@@ -138,7 +138,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class _Stage:
-    """A training stage, and the positions in the row order of each source at which the stage begins and ends."""
+    """A training stage, and its range of positions in the row order of each source."""
 
     plan: StagePlan
     mixture: Mixture
@@ -304,7 +304,7 @@ def tokens_by_source(stages: Sequence[StagePlan]) -> dict[str, int]:
 def open_streams(
     dataset: Dataset, config: TrainConfig, packings: Mapping[str, PackedIndex] | None = None
 ) -> dict[str, RowOrder]:
-    """Return, by source, the order of its training rows, for every source that a training stage uses.
+    """Return the order of the training rows of every source that a training stage uses, by source.
 
     `packings`: the packed rows of each source, for `train.packing = best_fit`. Raises ConfigError if a sequence length
     or the weights of a stage do not fit the dataset.

@@ -102,7 +102,7 @@ def packing_folder(run: Store, dataset: Dataset, seq_len: int) -> Store:
 def write_packing(run: Store, dataset: Dataset, config: TrainConfig) -> Packing | None:
     """Write the packing index unless it exists, and return its summary; None if `train.packing` is not best_fit.
 
-    A single process writes it for all ranks, one shard at a time.
+    A single process writes the index for all ranks.
     """
     if config.packing != "best_fit":
         return None

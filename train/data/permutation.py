@@ -184,7 +184,7 @@ class ChunkOrder:
 
 
 class RowOrder(Protocol):
-    """The order of a source's rows. A position is counted in units (tokens or packed rows) over all epochs."""
+    """The order of a source's rows. Positions count units (tokens or packed rows) over all epochs."""
 
     chunks: ChunkOrder
     num_units: int

@@ -189,7 +189,7 @@ class SkipList:
         return int(self._sorted[-1]) >> STAGE_BITS if len(self._sorted) else 0
 
     def index_of_used(self, number: Ints) -> Ints:
-        """Return the index in a stage of its `number`-th sample (0 = first) that is not skipped."""
+        """Return the index in a stage of the `number`-th sample that is not skipped (0 = first)."""
         # There are _sorted[k] - k samples that are not skipped before the k-th skipped index.
         used_before = self._sorted - np.arange(len(self._sorted))
         return number + np.searchsorted(used_before, number, side="right")
@@ -209,8 +209,8 @@ class SkipList:
         known = SkipList(self.indices[:length])
         if len(self.indices) < length or known.digest != digest:
             raise ContractError(
-                f"skip list: expected the checkpoint's {length} entries with digest {digest[:12]} at its start, got "
-                f"{len(self.indices)} entries, of which the first {length} have digest {known.digest[:12]}. "
+                f"skip list: expected the checkpoint's {length} entries with digest {digest[:12]} first, got "
+                f"{len(self.indices)} entries that do not begin with those (digest {known.digest[:12]}). "
                 "Restore the file that train.skip_file names (default train/skips.txt); only append to it."
             )
         reached = (stage << STAGE_BITS) + int(known.of_stage(stage).index_of_used(np.array([used]))[0])

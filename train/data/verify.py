@@ -162,7 +162,7 @@ def _mismatch_error(dataset: Dataset, problems: list[str]) -> ContractError:
 
 
 def _list_files(dataset: Dataset, others: Iterable[ExpectedFile], problems: list[str]) -> Iterator[_DatasetFile]:
-    """Yield every file to verify that exists; the errors of missing files are appended to `problems`."""
+    """Yield the existing files to verify. The errors of missing files are appended to `problems`."""
     entries = [
         (dataset.folder, dataset.manifest.run.paths[entry.key], entry.sha256)
         for entry in dataset.manifest.content.files

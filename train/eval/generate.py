@@ -39,7 +39,7 @@ class Codec:
 def generate(
     run: Store, prompt: str, num_tokens: int, temperature: float = 1.0, seed: int = 0, step: int | None = None
 ) -> str:
-    """Return the prompt and up to `num_tokens` generated tokens; `step`: that of the checkpoint (None = the last).
+    """Return the prompt and up to `num_tokens` generated tokens; `step`: of the checkpoint (None = the last).
 
     The text ends before a token that ends documents. Temperature 0 always chooses the most probable token. Raises
     ConfigError for a wrong argument. Raises ContractError if there is no such checkpoint, or if it was not trained on

@@ -80,7 +80,7 @@ def compare_sides(on: Sequence[str], seeds: Sequence[int], losses: Losses) -> li
         if not sources:
             raise ContractError(
                 f"held-out text of {name!r}: expected documents that no proxy run is trained on, got none. Raise "
-                "tokens.heldout_share in the recipe that made this text, then run it again."
+                "tokens.heldout_share in the recipe that made this text, then run the recipe again."
             )
         comparisons.append(_compared(name, "", [[sum_losses(side.values()) for side in pair] for pair in pairs]))
         if len(sources) > 1:

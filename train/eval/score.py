@@ -141,7 +141,7 @@ def batch_length(length: int, seq_len: int) -> int:
 
 
 def batches_of(windows: Sequence[ScoreWindow], seq_len: int) -> Iterator[list[ScoreWindow]]:
-    """Yield the windows in batches; the windows of a batch have the same row length."""
+    """Yield batches of windows that have the same row length."""
     by_length: dict[int, list[ScoreWindow]] = {}
     for window in windows:
         by_length.setdefault(batch_length(window.length, seq_len), []).append(window)
@@ -183,7 +183,7 @@ def perplexity_of(nats: float, tokens: int) -> float:
 
 
 def open_offset_encoder(dataset: Dataset) -> OffsetEncoder:
-    """Return the function that encodes text to ids and their start offsets, by the tokenizer of a dataset.
+    """Return a function that encodes text by a dataset's tokenizer: to token ids, and the start of each token.
 
     Raises ContractError if the model file does not match the contract.
     """

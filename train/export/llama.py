@@ -368,7 +368,7 @@ def _shape_of(config: dict[str, Any], where: str) -> ModelShape:
 def export_checkpoint(run: Store, folder: Path, step: int | None = None) -> CheckpointMetadata:
     """Write the model and tokenizer of a checkpoint to a new folder; return the checkpoint metadata.
 
-    `step`: that of the checkpoint; None = the last.
+    `step`: step of the checkpoint; None = the last.
 
     Raises ConfigError if Llama does not support the model or the folder is not empty, ContractError if files are
     damaged.
