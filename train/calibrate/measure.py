@@ -108,7 +108,6 @@ def _best_rate(ranks: Ranks, kind: torch.dtype) -> float:
 
 
 def _product_rate(ranks: Ranks, side: int, kind: torch.dtype) -> float:
-    """Return the FLOP/s of the product of two matrices of `side` x `side`."""
     left, right = (torch.ones(side, side, dtype=kind, device=ranks.device) for _ in range(2))
     return 2 * side**3 / _shortest(ranks, lambda: left @ right)
 
@@ -150,7 +149,6 @@ def _links(ranks: Ranks) -> tuple[float, float]:
 
 
 def _gather_seconds(ranks: Ranks, size: int) -> float:
-    """Return the seconds of an all-gather in which each rank has `size` bytes."""
     own = torch.ones(size // 4, device=ranks.device)
     whole = torch.empty(ranks.world_size * len(own), device=ranks.device)
     return _shortest(ranks, lambda: all_gather_single(whole, own))

@@ -65,8 +65,7 @@ class DeclaredOptimizer:
 
 
 def _muon_workspace(gradient: int, numbers: int, config: "OptimConfig") -> int:
-    """Return the bytes of Muon's temporary tensors."""
-    # A chunk of matrices and two products of the same size.
+    # The temporary tensors of an update: a chunk of matrices, and two products of the same size.
     return 3 * (4 if config.muon_precision == "fp32" else 2) * min(NUMBERS_AT_ONCE, numbers)
 
 

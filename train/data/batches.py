@@ -121,7 +121,7 @@ class Batches:
 
     @cached_property
     def bytes_per_token(self) -> dict[str, float]:
-        """Bytes of text per held-out token or separator, by source; converts losses to bits per byte."""
+        """Bytes of text per held-out token, by source, to convert losses to bits per byte. Separators are tokens."""
         ratios = {}
         for source in heldout_streams(self._dataset, self._config.seq_len):
             shards = self._dataset.streams[f"{source}/{HELDOUT}"]
@@ -179,7 +179,7 @@ def move_groups(groups: Ints, index: Ints, config: TrainConfig) -> Ints:
     """Return the loss group of each target for objective = span, (B, row_length). Losses are summed by group.
 
     `groups`, (B, T): the group of each token, before `cut_spans` moves the spans. `index`: global indices of the
-    samples. Positions without a target get any group.
+    samples. The group of a position without a target is arbitrary.
     """
     _, moved = cut_spans(
         groups.astype(np.uint32), keys_of(key_of(config.seed, "objective"), index), config, np.full(100, UNKNOWN_GROUP)

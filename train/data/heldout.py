@@ -93,7 +93,6 @@ def _cluster_run(run: Store) -> Store:
 
 
 def _digests(runs: Iterable[Store], name: str) -> list[str | None]:
-    """Return the digest of the table `name` in each run; None = the run has no such table."""
     return [open_table(run, name)[1].digest if _has_table(run, name) else None for run in runs]
 
 

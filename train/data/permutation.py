@@ -69,7 +69,7 @@ def _feistel(index: Ints, side: Ints, keys: Bits, backwards: bool) -> Ints:
 
 
 def permute(index: Ints, size: Ints, key: Bits, backwards: bool = False) -> Ints:
-    """Map each index by a bijection of [0, size) that `key` selects; with `backwards`, by the inverse.
+    """Map each index by a bijection of [0, size) that `key` selects; with `backwards`, by its inverse.
 
     `index`, `size` and `key` have the same shape: each index has its own size and key.
 

@@ -85,7 +85,7 @@ def open_codec(dataset: Dataset) -> Codec:
 
 
 def encode_prompt(prompt: str, contract: TokenizerContract, codec: Codec) -> list[int]:
-    """Return the token ids of a document that begins with the prompt.
+    """Return the token ids of the prompt, after the ids that begin a document.
 
     Raises ConfigError if the prompt contains control tokens or has no ids.
     """

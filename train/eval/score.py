@@ -152,7 +152,7 @@ def batches_of(windows: Sequence[ScoreWindow], seq_len: int) -> Iterator[list[Sc
 
 
 def columns_of(text: str, starts: Sequence[int], nats: Any, offsets: tuple[int, int]) -> dict[str, Any]:
-    """Return the values of COLUMNS for a text. Its *document* is the text's tokens with the separators around them.
+    """Return the values of COLUMNS for a text. Its *document* is its tokens with the reserved tokens around them.
 
     `starts`: start of each token in the text [code points]. `nats`: loss of each token of the document [nats].
     `offsets`: indices in the document of the text's first token and of the first token that counts.
