@@ -41,11 +41,11 @@ class Replay(BaseModel):
 
 
 def comparable_digest(run: Store, dataset: Dataset, checkpoint: tuple[str, int], expected: str) -> str:
-    """Return the dataset digest to compare with `expected`, that of a checkpoint; if equal, the run may resume from it.
+    """Return the dataset digest that a checkpoint must have, so that the run may resume from the checkpoint.
 
-    The result is `expected` if the user chose this checkpoint for a replay on the dataset, else `dataset.digest`.
-    `checkpoint`: its folder and step. Raises ContractError, naming both datasets, if takedowns made the dataset
-    from the checkpoint's and there is no such replay.
+    `checkpoint`: its folder and step; `expected`: the digest stored in it. The result is `expected` if the user
+    chose this checkpoint for a replay on the dataset, else `dataset.digest`. Raises ContractError if takedowns made the
+    dataset from the checkpoint's dataset, and no such replay was chosen or tokens have moved.
     """
     (name, step), digest = checkpoint, dataset.digest
     since = [] if expected == digest else takedowns_since(run, dataset, expected)

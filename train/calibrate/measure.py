@@ -78,8 +78,7 @@ def _memory_of_machine() -> int:
 def _shortest(ranks: Ranks, work: Callable[[], object], least: float = SECONDS) -> float:
     """Return the seconds of the fastest repetition of `work`, averaged over the ranks.
 
-    `least`: seconds to spend on repetitions. Every rank makes equally many repetitions, because some work is
-    collective.
+    `least`: seconds to spend on repetitions.
     """
 
     def once() -> float:
@@ -90,6 +89,7 @@ def _shortest(ranks: Ranks, work: Callable[[], object], least: float = SECONDS) 
         return time.perf_counter() - start
 
     once()
+    # Every rank makes equally many repetitions, because some work is collective.
     (longest,) = ranks.total(once())
     times = [once() for _ in range(min(300, max(3, math.ceil(least * ranks.world_size / max(longest, 1e-6)))))]
     (total,) = ranks.total(min(times))
@@ -97,10 +97,7 @@ def _shortest(ranks: Ranks, work: Callable[[], object], least: float = SECONDS) 
 
 
 def _best_rate(ranks: Ranks, kind: torch.dtype) -> float:
-    """Return the highest rate [FLOP/s] of a product of square matrices, of those with the sides SIDES.
-
-    After a product that takes longer than SLOW seconds, no larger one is measured.
-    """
+    """Return the highest rate of a product of square matrices [FLOP/s]."""
     best = 0.0
     for side in SIDES:
         side *= 8 if ranks.device.type == "cuda" else 1
@@ -111,16 +108,12 @@ def _best_rate(ranks: Ranks, kind: torch.dtype) -> float:
 
 
 def _product_rate(ranks: Ranks, side: int, kind: torch.dtype) -> float:
-    """Return the FLOP/s of the product of two matrices of `side` x `side`."""
     left, right = (torch.ones(side, side, dtype=kind, device=ranks.device) for _ in range(2))
     return 2 * side**3 / _shortest(ranks, lambda: left @ right)
 
 
 def _attention_rate(ranks: Ranks, kind: torch.dtype) -> float:
-    """Return the FLOP/s of causal attention, forward and backward together.
-
-    Only unmasked pairs count; both passes have 3.5 times the FLOPs of the forward pass.
-    """
+    """Return the FLOP/s of causal attention, forward and backward together."""
     length, heads, width = 512, 8, 64
     parts = [
         torch.randn(1, heads, length, width, dtype=kind, device=ranks.device, requires_grad=True) for _ in range(3)
@@ -129,18 +122,19 @@ def _attention_rate(ranks: Ranks, kind: torch.dtype) -> float:
     def work() -> None:
         F.scaled_dot_product_attention(parts[0], parts[1], parts[2], is_causal=True).sum().backward()  # type: ignore[no-untyped-call]
 
+    # Only unmasked pairs count. Both passes together have 3.5 times the FLOPs of the forward pass.
     return 3.5 * 4 * length * length / 2 * heads * width / _shortest(ranks, work)
 
 
 def _bandwidth(ranks: Ranks, numbers: int) -> float:
-    """Return the bytes/s that an element-wise addition of `numbers` elements reads and writes."""
+    """Return the bytes that an addition of `numbers` elements reads and writes per second."""
     values = torch.ones(numbers, device=ranks.device)
     target = torch.empty_like(values)
     return 12 * numbers / _shortest(ranks, lambda: torch.add(values, values, out=target))
 
 
 def _page_seconds(ranks: Ranks) -> float:
-    """Return the seconds of page faults per byte: the extra time to fill new memory instead of reused memory."""
+    """Return the extra seconds per byte to fill new memory, with its page faults, instead of reused memory."""
     numbers = STREAMS[-1]
     target = torch.empty(numbers)
     anew, again = _shortest(ranks, lambda: torch.ones(numbers)), _shortest(ranks, lambda: target.fill_(1))
@@ -155,17 +149,16 @@ def _links(ranks: Ranks) -> tuple[float, float]:
 
 
 def _gather_seconds(ranks: Ranks, size: int) -> float:
-    """Return the seconds of an all-gather in which each rank has `size` bytes."""
     own = torch.ones(size // 4, device=ranks.device)
     whole = torch.empty(ranks.world_size * len(own), device=ranks.device)
     return _shortest(ranks, lambda: all_gather_single(whole, own))
 
 
 def _layer_seconds(ranks: Ranks, collective: float) -> dict[str, float]:
-    """Return the seconds of one layer of a tiny model, forward and backward, by parallelism and without collectives.
+    """Return the seconds of one layer of a tiny model, forward and backward, for each kind of parallelism.
 
-    Keys: `plain` (the whole model on every rank), `sharded` (zero3), `tensor` (tensor parallelism), and `outside`, the
-    seconds of a micro-batch outside the layers.
+    Keys: `plain` (every rank has the whole model), `sharded` (zero3), `tensor` (tensor parallelism). The time of
+    collectives is subtracted. The key `outside` has the seconds of a micro-batch outside the layers.
     """
     plain = [_tiny_seconds(ranks, layers, {"data": "ddp"}) for layers in LAYERS]
     slope = max(0.0, (plain[1] - plain[0]) / (LAYERS[1] - LAYERS[0]))
@@ -214,9 +207,9 @@ def calibrate(
 ) -> Device:
     """Measure `ranks` ranks of this machine together, write the profile and return the device.
 
-    `ranks` = None: one rank for each GPU; without GPUs, two ranks, or one on a single core. `threads` (of each rank) =
-    None: the CPU cores divided by the ranks. Raises ConfigError for an invalid path or number, or for more ranks than
-    GPUs, and ContractError if a rank fails.
+    `ranks`: None = one rank for each GPU; without GPUs, two ranks, or one on a single core. `threads`: CPU threads of
+    each rank; None = the CPU cores divided by the ranks. Raises ConfigError for an invalid path or number, or for more
+    ranks than GPUs. Raises ContractError if a rank fails.
     """
     cores = len(os.sched_getaffinity(0))
     number = _num_ranks(cores) if ranks is None else ranks

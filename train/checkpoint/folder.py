@@ -84,7 +84,7 @@ class Layout(_FrozenModel):
     """What selects the kernels: torch version, and the CPU's instruction set or the name of the GPU."""
 
     def differences(self, other: "Layout") -> list[str]:
-        """Return how another layout differs from this one, as texts such as `ranks 4, now 2`, in fixed order."""
+        """Return how another layout differs from this one, such as `ranks 4, now 2`; "now" is the other layout."""
         pairs = _pairs(_flat(self), _flat(other))
         return [f"{name} {old}, now {new}" for name, (old, new) in pairs.items() if old != new]
 
@@ -148,7 +148,7 @@ def folder_name(step: int) -> str:
 def parse_metadata(data: bytes, where: str) -> CheckpointMetadata:
     """Parse checkpoint metadata; `where`: the path of its file.
 
-    Raises ContractError that names each invalid field, or the step if the name of the folder has another.
+    Raises ContractError if a field is invalid, or if the step is not the one in the folder's name.
     """
     try:
         checkpoint = CheckpointMetadata.model_validate_json(data)
@@ -174,7 +174,7 @@ def check_identity(checkpoint: CheckpointMetadata, identity: Identity) -> None:
     wrong = [f"{name}: expected {old}, got {new}" for name, (old, new) in pairs.items() if old != new]
     if wrong:
         raise ContractError(
-            f"{checkpoint.name}: the run is no longer the one this checkpoint belongs to\n  "
+            f"{checkpoint.name}: expected the run that this checkpoint belongs to, got other values in this run\n  "
             + "\n  ".join(wrong)
             + "\n"
             f"Undo the change, or remove {CHECKPOINTS} to train from the beginning."
@@ -199,9 +199,9 @@ def list_checkpoints(run: Store) -> list[CheckpointMetadata]:
 
 
 def remove_incomplete(run: Store) -> list[str]:
-    """Remove the remains of a killed process: partial files, and checkpoint folders without metadata.
+    """Remove what a killed process left: partial files, and checkpoint folders without metadata.
 
-    Return the names of these folders.
+    Return the names of the removed folders.
     """
     for partial in local_path(run, "train").glob("*.partial"):
         partial.unlink()
@@ -288,7 +288,7 @@ RESOLVED = ("train.steps", "train.global_batch", "train.stages")
 
 
 def stage_rates(plan: Plan) -> dict[str, object]:
-    """Return the learning_rate, schedule and final_lr_share of each entry of `train.stages`; empty if there is none."""
+    """Return {"train.rates": [...]}: learning_rate, schedule and final_lr_share of each stage; {} without stages."""
     own = [stage.model_dump(mode="json") for stage in plan.settings.train.stages]
     names = ("learning_rate", "schedule", "final_lr_share")
     return {"train.rates": [{name: stage[name] for name in names} for stage in own]} if own else {}
@@ -303,7 +303,7 @@ def with_checkpoint_formats(run: Store, settings: Settings) -> Settings:
 def settings_at_start(run: Store, dataset: Dataset, overrides: Sequence[str], here: RunDevices) -> Settings:
     """Return a run's settings, with each "auto" precision replaced by the one that training will use.
 
-    That is the precision of the newest checkpoint or, without a checkpoint, the one that suits the devices `here`.
+    Training uses the precision of the newest checkpoint. Without a checkpoint, the devices `here` decide.
 
     Raises ConfigError or ContractError as `read_settings` does, and ConfigError for a setting without effect.
     """

@@ -60,7 +60,10 @@ class HostCopies:
 
     @torch.no_grad()
     def take(self, state: State) -> None:
-        """Copy the tensors that this rank writes; an error is kept until the write, which reports it to every rank."""
+        """Copy the tensors that this rank writes.
+
+        An error is not raised here. The write of the copies reports the error to every rank.
+        """
         self._taken = [(name, value.shape, value.dtype) for name, value in state.items()]
         signature, names = self._written
         mine = names if signature == self._taken else {*state}
@@ -100,7 +103,7 @@ class CopiesPlanner(DefaultSavePlanner):
         return super().create_local_plan()
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """Return the save plan from rank 0, without the tensors that other ranks write."""
+        """Return the final save plan of this rank, and store the names of its tensors."""
         plan = super().finish_plan(new_plan)
         self._copies.remember({item.index.fqn for item in plan.items})
         return plan
@@ -122,10 +125,10 @@ def _local(value: Tensor) -> Tensor:
 def write_checkpoint(
     run: Store, checkpoint: CheckpointMetadata, state: State, ranks: Ranks, copies: HostCopies | None = None
 ) -> CheckpointMetadata:
-    """Write a checkpoint, its metadata last; return the metadata with its list of files. All ranks call it together.
+    """Write a checkpoint; return its metadata with the list of files. All ranks call this function together.
 
-    Values come from `copies` if given, else from `state`. Raises ContractError if it cannot be written (FirstRankFailed
-    on all ranks but 0) and removes the incomplete checkpoint.
+    Values come from `copies` if given, else from `state`. If the write fails, its files are removed. Rank 0
+    then raises ContractError, all other ranks FirstRankFailed.
     """
     folder = local_path(run, checkpoint.name)
     writer = _CheckpointWriter(folder, from_host=copies is not None)
@@ -162,7 +165,7 @@ def _commit(run: Store, checkpoint: CheckpointMetadata) -> CheckpointMetadata:
 
 
 def _remove_incomplete(run: Store, checkpoint: CheckpointMetadata, ranks: Ranks) -> str:
-    """Remove an incomplete checkpoint on rank 0, while no rank writes; return a note for the error if that fails."""
+    """Remove an incomplete checkpoint on rank 0; return a note for the error message if the removal fails."""
     try:
         if ranks.rank == 0:
             remove_checkpoint(run, checkpoint.step)
@@ -210,7 +213,7 @@ class _DigestingFileSystem(FileSystem):
 class _CheckpointWriter(FileSystemWriter):
     """DCP's writer with one file and one thread per rank.
 
-    DCP loses exceptions of additional threads, and with them, silently, the tensors that they had not written yet.
+    DCP ignores exceptions of additional threads. A checkpoint could then lack tensors without an error.
     """
 
     def __init__(self, folder: Path, from_host: bool):
@@ -226,7 +229,8 @@ class _CheckpointWriter(FileSystemWriter):
 
 
 def _first_cause(error: BaseException) -> BaseException:
-    """Return the OSError that an error arose from, if any, else the error. torch.save hides it by a second error."""
+    """Return the OSError that led to an error; the error itself if there is none."""
+    # torch.save raises a second error, which hides the OSError.
     first, cause = error, error.__context__
     while cause is not None:
         first = cause if isinstance(cause, OSError) else first
@@ -279,8 +283,7 @@ class _PendingSave:
 class Saver:
     """The writer of a run's checkpoints, one after another; all ranks make the same calls at the same steps.
 
-    In mode async a thread writes copies of the state. It has its own process group: collectives that two threads start
-    on the same group run in no fixed order, which can deadlock.
+    In mode async a thread writes copies of the state while training continues.
     """
 
     def __init__(self, run: Store, config: CheckpointConfig, ranks: Ranks):
@@ -295,6 +298,7 @@ class Saver:
         self._writers = ranks
         if config.mode == "async":
             self._pool, self._copies = ThreadPoolExecutor(1, thread_name_prefix="checkpoint"), HostCopies()
+            # Collectives that two threads start on the same process group run in no fixed order, which can deadlock.
             self._writers = replace(ranks, control=dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT))
 
     def prepare(self, state: State) -> None:
@@ -305,8 +309,8 @@ class Saver:
     def save(self, checkpoint: CheckpointMetadata, state: State) -> list[SaveOutcome]:
         """Write a checkpoint (mode sync), or start to write it (mode async).
 
-        Return the outcome of this save in mode sync, and of the previous save, if any, in mode async. Mode async waits
-        for the previous save and copies the state, so the tensors may change after the call.
+        Mode sync returns the outcome of this save. Mode async waits for the previous save, if any, and returns the
+        outcome of that save. The tensors may change after the call.
         """
         began = time.monotonic()
         known = self.wait()
@@ -320,15 +324,13 @@ class Saver:
         return known if self._pool else self.wait()
 
     def poll(self) -> list[SaveOutcome]:
-        """Return the outcome of the save in progress if all ranks had completed it at the previous call, else [].
-
-        Each call starts a sum over ranks that the next call reads, so that no step waits for another rank.
-        """
+        """Return the outcome of the save in progress if all ranks had completed it at the previous call, else []."""
         if self._job is None:
             return []
         completed, self._completed = self._completed, None
         if completed is not None and completed.wait() == [self._ranks.world_size]:
             return self.wait()
+        # The next call reads this sum over ranks, so that no step waits for another rank.
         self._completed = self._ranks.start_total(int(self._job.written.done()))
         return []
 

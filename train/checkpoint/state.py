@@ -36,9 +36,9 @@ DIGEST_THREADS = 8
 
 
 def read_state(run: Store, checkpoint: CheckpointMetadata, state: State, ranks: Ranks | None = None) -> None:
-    """Read the tensors of `state` from a checkpoint, in place and in any layout; `state` may hold only some of them.
+    """Read the tensors in `state` from a checkpoint, in place. The checkpoint may have another layout and more tensors.
 
-    All ranks call it together, each with its own tensors; without `ranks` this process reads alone. Raises
+    All ranks call this function together, each with its own tensors. Without `ranks`, this process reads alone. Raises
     ContractError if a file has changed since it was written, or if a tensor is missing or has another shape.
     """
     folder = local_path(run, checkpoint.name)
@@ -71,7 +71,7 @@ def stored_shapes(run: Store, checkpoint: CheckpointMetadata) -> dict[str, torch
 
 
 def verify_files(folder: Path, files: Mapping[str, StateFile], ranks: Ranks | None = None) -> None:
-    """Compare sizes and digests of a checkpoint's files with its metadata; ranks divide the files, largest first.
+    """Compare the sizes and digests of a checkpoint's files with its metadata. Each rank reads a share of the files.
 
     Raises ContractError that names every file that differs, with the expected and the actual value.
     """

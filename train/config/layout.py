@@ -125,7 +125,7 @@ class LayoutConfig(Section):
         return self.chunk_tokens or CHUNK_TOKENS.get(device, CHUNK_TOKENS["cuda"])
 
     def for_device(self, kind: str) -> "LayoutConfig":
-        """Return a copy with `compile = auto` and an unset `micro_batch` replaced for a device type ("cpu", "cuda")."""
+        """Return a copy for a device type ("cpu", "cuda"), with values for `compile = auto` and for `micro_batch`."""
         changes: dict[str, Any] = {}
         if self.compile == "auto":
             changes["compile"] = kind == "cuda" and self.schedule not in SPLIT_BACKWARD

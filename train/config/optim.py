@@ -65,7 +65,7 @@ class DeclaredOptimizer:
 
 
 def _muon_workspace(gradient: int, numbers: int, config: "OptimConfig") -> int:
-    """Return the bytes of Muon's temporary tensors: a chunk of matrices and two products, in `optim.muon_precision`."""
+    # The temporary tensors of an update: a chunk of matrices, and two products of the same size.
     return 3 * (4 if config.muon_precision == "fp32" else 2) * min(NUMBERS_AT_ONCE, numbers)
 
 
@@ -158,7 +158,7 @@ class OptimConfig(Section):
     """With train.precision = fp16: consecutive steps with finite gradients before the factor is doubled."""
 
     def uses(self, name: str) -> bool:
-        """Return True if this `[optim]` field configures the chosen optimizer, or its optimizer `of_others`."""
+        """Return True if the chosen optimizer, or its optimizer `of_others`, uses this `[optim]` field."""
         return name in OPTIMIZERS[self.optimizer].all_settings
 
     def for_device(self, kind: str) -> "OptimConfig":

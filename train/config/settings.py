@@ -66,9 +66,9 @@ class Settings(BaseModel):
         return content
 
     def for_device(self, kind: str, capability: tuple[int, int] | None = None) -> "Settings":
-        """Return the settings for a device type ("cpu", "cuda"): "auto" and an unset `layout.micro_batch` are replaced.
+        """Return the settings for a device type ("cpu", "cuda"), with values for "auto" and for `layout.micro_batch`.
 
-        `capability`: compute capability of a CUDA device; None = 8.0 or newer, or no CUDA device.
+        `capability`: compute capability of a CUDA device; None is treated as 8.0.
         """
         sections = {
             "train": self.train.for_device(kind, capability),

@@ -113,9 +113,9 @@ class TrainConfig(Section):
     """Steps FIRST-LAST, such as 10-12, that torch's profiler records on rank 0 in train/profile; empty = none."""
 
     def for_device(self, kind: str, capability: tuple[int, int] | None = None) -> "TrainConfig":
-        """Return the section with automatic `precision` and `fp8_scaling` replaced by the values for a device type.
+        """Return the section with `precision` and `fp8_scaling` of "auto" replaced by the values for a device type.
 
-        `capability`: compute capability of a CUDA device; None = 8.0 or newer, or no CUDA device.
+        `capability`: compute capability of a CUDA device; None is treated as 8.0.
         """
         if self.precision == "fp8" and self.fp8_scaling == "auto":
             return self.model_copy(update={"fp8_scaling": "row" if find_spec("torchao") else "tensor"})

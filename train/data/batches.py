@@ -64,7 +64,7 @@ class Batches:
         }
 
     def samples(self, step: int, rows: range | None = None) -> Samples:
-        """Return which samples form the given rows of a step's global batch, without their tokens; None = all rows."""
+        """Return the samples of the given rows of a step's global batch; None = all rows. Tokens are not read."""
         return self.order.samples(step, rows)
 
     def batch(self, step: int, rows: range | None = None) -> Rows:
@@ -81,8 +81,8 @@ class Batches:
     def groups(self, step: int, rows: range, parts: Sequence[DocumentPart]) -> torch.Tensor:
         """Return, for each position, the index in `parts` of the document part that contains the position's target.
 
-        The result is (B, row_length), int64, with len(parts) where no part contains the target. A sentinel belongs to
-        the span that it replaces, and the last sentinel to the span before it.
+        The result is (B, row_length), int64; it is len(parts) where no part contains the target. A sentinel belongs to
+        the span that it replaces. The last sentinel of a row belongs to the row's last span.
         """
         samples = self.samples(step, rows)
         pieces, causal = samples.pieces, self._objective.predicts_next
@@ -101,8 +101,8 @@ class Batches:
     def heldout(self, number: int | None = None) -> HeldoutRows:
         """Return the first `number` held-out rows of each source; None = `train.eval_sequences`.
 
-        Each is `train.seq_len` consecutive tokens of the source's held-out stream. They are the same for every seed,
-        training stage and packing.
+        A row is `train.seq_len` consecutive tokens of the source's held-out stream. The rows are the same for every
+        seed, training stage and packing.
         """
         number, seq_len = self._config.eval_sequences if number is None else number, self._config.seq_len
         streams = heldout_streams(self._dataset, seq_len)
@@ -121,7 +121,7 @@ class Batches:
 
     @cached_property
     def bytes_per_token(self) -> dict[str, float]:
-        """Bytes of text per held-out token or separator, by source; converts losses to bits per byte."""
+        """Bytes of text per held-out token, by source, to convert losses to bits per byte. Separators are tokens."""
         ratios = {}
         for source in heldout_streams(self._dataset, self._config.seq_len):
             shards = self._dataset.streams[f"{source}/{HELDOUT}"]
@@ -157,8 +157,7 @@ class Batches:
         return Rows(*tensors, documents, torch.from_numpy(samples.source.astype(np.int64)))
 
     def _next(self, flat: Tokens, at: Ints, pieces: Pieces, shape: tuple[int, int]) -> Ints:
-        """Return the targets for objective = causal: the token after each position, or IGNORED if that token is no
-        target."""
+        """Return the targets for objective = causal: the next token of each position; IGNORED = no target."""
         targets = _arrange_pieces(flat, at + 1, pieces, shape, np.int64(IGNORED))
         closed = np.flatnonzero(pieces.closed)
         targets[pieces.row[closed], pieces.column[closed] + pieces.length[closed] - 1] = IGNORED
@@ -177,10 +176,10 @@ class Batches:
 
 
 def move_groups(groups: Ints, index: Ints, config: TrainConfig) -> Ints:
-    """Return the loss group of each target for objective = span, (B, row_length); losses are summed by group.
+    """Return the loss group of each target for objective = span, (B, row_length). Losses are summed by group.
 
-    `groups`, (B, T): the group of each token of a row before `cut_spans` moves the spans of the row; `index`: global
-    indices of the samples. At positions without a target the result has no meaning.
+    `groups`, (B, T): the group of each token, before `cut_spans` moves the spans. `index`: global indices of the
+    samples. The group of a position without a target is arbitrary.
     """
     _, moved = cut_spans(
         groups.astype(np.uint32), keys_of(key_of(config.seed, "objective"), index), config, np.full(100, UNKNOWN_GROUP)
@@ -192,9 +191,9 @@ def move_groups(groups: Ints, index: Ints, config: TrainConfig) -> Ints:
 
 
 def _arrange_pieces(flat: Tokens, at: Ints, pieces: Pieces, shape: tuple[int, int], blank: Number) -> NDArray[Number]:
-    """Return rows (B, T) that hold copies of the pieces in `flat`, and `blank` everywhere else.
+    """Copy pieces of `flat` into rows (B, T) that are otherwise filled with `blank`.
 
-    `flat`: the concatenated pieces, each followed by one more token; `at`: offset in `flat` to copy each piece from."""
+    `at`: for each piece, the offset in `flat` of the first token to copy."""
     if len(pieces) == shape[0] and (pieces.length == shape[1]).all():
         first = int(at[0]) if len(at) else 0
         return flat.reshape(shape[0], shape[1] + 1)[:, first : first + shape[1]].astype(blank.dtype, copy=False)
@@ -209,7 +208,7 @@ def _arrange_pieces(flat: Tokens, at: Ints, pieces: Pieces, shape: tuple[int, in
 def _number_documents(marks: NDArray[np.int32], pieces: Pieces) -> torch.Tensor:
     """Return, for each position, the index of its document within its row, from 0, (B, T), int32.
 
-    `marks`, (B, T): 1 where a document starts; `marks` is overwritten. A piece or padding also starts a new index.
+    `marks`, (B, T): 1 where a document starts; overwritten. Every piece, and padding, counts as a new document.
     """
     marks[pieces.row, pieces.column] = 1
     end = pieces.column + pieces.length
@@ -241,14 +240,14 @@ def open_batches(
 
 
 class Prefetch:
-    """Reads the rows of the next step in a thread while the caller uses those of the current step.
+    """Reads the rows of step N + 1 in a thread while the caller uses the rows of step N.
 
-    Steps may be taken in any order; only the step after the one last taken is read ahead."""
+    Steps may be taken in any order."""
 
     def __init__(self, read: Callable[[int], Rows], stop: int, device: str = "cpu"):
-        """`read` returns the rows of a step and is called in one thread only. Steps from `stop` on are not prefetched.
+        """`read`: returns the rows of a step; called in one thread only. `stop`: end of the steps that are prefetched.
 
-        For `device` = "cuda" the rows are pinned, so that they can be copied asynchronously.
+        `device` = "cuda": `take` returns rows in pinned memory.
         """
         self._read, self._stop, self._pinned = read, stop, device == "cuda"
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rows")

@@ -105,9 +105,9 @@ class _ShardIndex(IndexFile):
                     yield row
 
     def key(self, number: int, row: int = 0) -> tuple[int, bytes]:
-        """Return the shuffle's sort key of the document in this row of record batch `number`.
+        """Return the sort key of the document in this row of record batch `number`.
 
-        For a document that a takedown removed, return the key of the next document that remains; LAST_KEY if none does.
+        If a takedown removed the document, return the key of the next remaining document; LAST_KEY if there is none.
         """
         for later in range(number, len(self)):
             column = self.batch(later).column("doc_id")
@@ -135,10 +135,8 @@ def rows_of(batch: pa.RecordBatch, low: int, high: int) -> Iterator[Row]:
 
 
 def _numbers(column: pa.Array) -> Ints:
-    """Return a column of 64-bit integers, which must not contain nulls, as a NumPy array.
-
-    Arrow's own `to_numpy` would import pandas, which takes 0.2 s; a look-up takes 0.03 s.
-    """
+    """Return an int64 column without nulls as a NumPy array."""
+    # Arrow's own `to_numpy` would import pandas, which takes 0.2 s; a look-up takes 0.03 s.
     numbers: Ints = np.frombuffer(column.buffers()[1], np.int64)[column.offset : column.offset + len(column)]
     return numbers
 
@@ -193,9 +191,9 @@ class DocumentIndex:
         return None
 
     def _first_key(self, stream: str, filled: list[int], place: int) -> tuple[int, bytes]:
-        """Return the sort key of the first remaining document in the shards `filled[place:]`; LAST_KEY if none remains.
+        """Return the sort key of the first document in the shards `filled[place:]` that no takedown has removed.
 
-        Documents that a takedown removed do not count.
+        LAST_KEY if there is none.
         """
         keys = (self._index(stream, number).key(0) for number in filled[place:])
         return next((key for key in keys if key != LAST_KEY), LAST_KEY)
@@ -222,7 +220,10 @@ class DocumentIndex:
             yield from self._all_placed(owned)
 
     def _rows_of_url(self, url: str, low: str, high: str) -> Iterator[Row]:
-        """Yield the rows of the URL index with a SURT in [low, high); only buckets of the URL's domains are read."""
+        """Yield the rows of the URL index with a SURT in [low, high).
+
+        Only the index files with domains of `url` are read.
+        """
         size = len(self._dataset.by_url)
         domains = {*host_suffixes(url), ""}
         for bucket in sorted({shuffle_key(0, domain.encode()) % size for domain in domains} if size else ()):
@@ -250,7 +251,7 @@ class DocumentIndex:
         return self._indexes[stream, number]
 
     def _begins(self, stream: str) -> Ints:
-        """Return the position in the stream of every shard's first token, then the end of the stream."""
+        """Return the start of every shard as a position in the stream, then the length of the stream."""
         if stream not in self._stream_begins:
             tokens = [shard.num_tokens for shard in self._dataset.streams[stream]]
             self._stream_begins[stream] = np.cumsum([0, *tokens])
@@ -293,7 +294,7 @@ def read_table(folder: Store, path: str, columns: tuple[str, ...] | None = None)
 
 
 def shard_documents(dataset: Dataset, stream: str) -> Iterator[tuple[Ints, int]]:
-    """Yield, for each shard, the stream positions at which its non-empty documents start, and where the shard ends."""
+    """Yield, for each shard, the starts of its non-empty documents and its end, as positions in the stream."""
     begin = 0
     for shard in dataset.streams[stream]:
         table = read_table(dataset.folder, shard.docs_path, ("token_offset", "num_tokens"))

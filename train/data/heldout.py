@@ -36,7 +36,7 @@ class HeldoutDocument:
 
 
 def row_starts(dataset: Dataset, seq_len: int, number: int) -> dict[str, Ints]:
-    """Return, by source, the positions in the held-out stream at which the first `number` held-out rows start."""
+    """Return, by source, the start positions of the first `number` held-out rows in the held-out stream."""
     streams = heldout_streams(dataset, seq_len)
     taken = {source: min(number, stream.num_units // seq_len) for source, stream in streams.items()}
     return {source: streams[source].pieces(np.arange(rows) * seq_len, seq_len).start for source, rows in taken.items()}
@@ -63,14 +63,13 @@ def trained_documents(doc_ids: Iterable[bytes], dataset: Dataset) -> set[bytes]:
 def trained_copies(runs: Sequence[Store], datasets: Sequence[Dataset], held: Iterable[bytes]) -> set[bytes]:
     """Return the ids in `held` whose documents have a copy in a training stream of one of `datasets`.
 
-    `held`: ids of documents that `runs` hold out. Documents are copies if one of these runs has them in one cluster. A
-    run without clusters of its own uses the clusters of the run that wrote its dataset. If all runs have the same
-    clusters, held-out share and seed, no cluster can be both held out and trained on. The result is then empty, and
-    the table `dedup` is not read; else only two narrow columns of it are.
+    `held`: ids of documents that `runs` hold out. Documents are copies of each other if one of `runs` has them in the
+    same cluster. A run without clusters of its own uses the clusters of the run that wrote its dataset.
     """
     owners = {owner.uri: owner for run in runs for owner in [_cluster_run(run)]}
     cuts = [{key: _token_settings(open_dataset(run)).get(key) for key in ("heldout_share", "seed")} for run in runs]
     clusters = {name: _digests(owners.values(), name) for name in ("clusters", "dedup")}
+    # With the same clusters, held-out share and seed, no cluster is both held out and trained on.
     if len({*clusters["clusters"]}) == 1 and all(cut == cuts[0] for cut in cuts) and None not in clusters["clusters"]:
         return set()
     tables = {
@@ -89,12 +88,11 @@ def trained_copies(runs: Sequence[Store], datasets: Sequence[Dataset], held: Ite
 
 
 def _cluster_run(run: Store) -> Store:
-    """Return the run whose clusters decided which documents are held out of the dataset that `run` uses."""
+    """Return `run` if it has clusters of its own, else the run that wrote its dataset."""
     return run if "dedup" in read_run(run).tables else open_dataset(run).folder.child("../..")
 
 
 def _digests(runs: Iterable[Store], name: str) -> list[str | None]:
-    """Return the digest of the table `name` in each run; None = the run has no such table."""
     return [open_table(run, name)[1].digest if _has_table(run, name) else None for run in runs]
 
 
@@ -108,7 +106,7 @@ def _token_settings(dataset: Dataset) -> Mapping[str, object]:
 
 
 def _cluster_rows(table: TableVersion, column: str, values: pa.Array) -> dict[bytes, bytes]:
-    """Return the cluster of each document, by doc_id, for rows of table `dedup` with one of `values` in `column`."""
+    """Return {doc_id: cluster} of the rows of table `dedup` with one of `values` in `column`."""
     clusters_by_id: dict[bytes, bytes] = {}
     for path in table.manifest.paths_of():
         with table.folder.open_input(path) as stream:

@@ -69,8 +69,8 @@ def cut_spans(ids: Tokens, keys: Bits, config: TrainConfig, sentinels: Ints) -> 
     """Return inputs and targets, both (B, row_length), with random spans moved to the end of the row.
 
     The new row is the text with a sentinel in place of each span, then each span after its sentinel, then one more
-    sentinel. Only tokens after the text are predicted. The first token of a row is in no span; the last is always in
-    one. Source: Raffel et al. 2019, arXiv 1910.10683, sections 3.1.4 and 3.3.4 (random segments of fixed number).
+    sentinel. Only tokens after the text are targets. Source: Raffel et al. 2019, arXiv 1910.10683, sections 3.1.4 and
+    3.3.4 (random segments of fixed number).
     """
     size = ids.shape[1]
     noise, spans = num_spans(config, size)
@@ -78,6 +78,7 @@ def cut_spans(ids: Tokens, keys: Bits, config: TrainConfig, sentinels: Ints) -> 
     inputs, targets = np.empty(shape, np.int64), np.empty(shape, np.int64)
     for rows in _blocks(ids):
         bits = random_bits(keys[rows], size)
+        # Kept and cut segments alternate: a row begins with a kept segment and ends with a span.
         kept, cut = segments(bits[:, : size - noise], spans), segments(bits[:, size - noise :], spans)
         whole = _move_spans(ids[rows], kept, cut, sentinels)
         inputs[rows] = whole[:, :-1]
@@ -87,11 +88,9 @@ def cut_spans(ids: Tokens, keys: Bits, config: TrainConfig, sentinels: Ints) -> 
 
 
 def _move_spans(ids: Tokens, kept: Ints, cut: Ints, sentinels: Ints) -> Tokens:
-    """Return the rows with their spans moved to the end and sentinels added, one token longer than the model's input.
+    """Return the rows with sentinels added and their spans moved to the end, (B, row_length + 1).
 
-    All tokens but the last are the inputs; all tokens but the first are the targets.
-
-    `kept`, `cut`: lengths of the spans that stay in the text, and of those that are moved after it; the two alternate.
+    `kept`, `cut`, (B, spans): lengths of the segments that stay in the text, and of the spans that are moved.
     """
     rows, spans = kept.shape
     kept_ends, cut_ends = np.cumsum(kept, axis=1), np.cumsum(cut, axis=1)
@@ -114,7 +113,7 @@ def _move_spans(ids: Tokens, kept: Ints, cut: Ints, sentinels: Ints) -> Tokens:
 
 
 def segments(bits: Bits, number: int) -> Ints:
-    """Return random segment lengths (B, number), each at least 1; every row sums to the number of columns of `bits`."""
+    """Return random segment lengths (B, number), each at least 1. The sum of each row is the width of `bits`."""
     rows, size = bits.shape
     edges = np.zeros((rows, number + 1), np.int64)
     edges[:, -1] = size
@@ -142,11 +141,12 @@ class Objective:
         return self._config.objective == "causal"
 
     def apply(self, ids: Tokens, index: Ints) -> tuple[Ints, Ints]:
-        """Return inputs and targets (B, row_length) from the tokens (B, T) of the samples with these global indices.
+        """Return inputs and targets, both (B, row_length).
 
-        Raises ValueError for objective = causal: the last target of a row is the token after that row, which is not in
-        `ids`.
+        `ids`: tokens of the samples, (B, T). `index`: global indices of the samples. Raises ValueError for objective =
+        causal.
         """
+        # The last target of a causal row is the token after the row, which is not in `ids`.
         if self.predicts_next:
             raise ValueError(
                 "Objective.apply: expected objective = mlm or span, got causal. "

@@ -45,10 +45,10 @@ MAX_BLOCK = 1 << 16
 
 
 def block_counts(weights: Mapping[str, float]) -> dict[str, int]:
-    """Return the number of samples of each source in a block (the period of the mixture), omitting weights of 0.
+    """Return the number of samples of each source in a block, the period of the mixture. Weights of 0 are omitted.
 
-    The counts have the exact proportions of the weights if a block of at most MAX_BLOCK samples allows it. Otherwise
-    they are rounded by largest remainder (Hamilton's method). Raises ConfigError if a count is rounded to 0.
+    The counts are proportional to the weights if a block of at most MAX_BLOCK samples allows it. Otherwise the counts
+    are rounded by largest remainder (Hamilton's method). Raises ConfigError if a count is rounded to 0.
     """
     # Fractions are made from the decimal text, not the binary float: 0.7 means 7/10.
     parts = {name: Fraction(str(weight)) for name, weight in weights.items() if weight > 0}
@@ -89,7 +89,7 @@ def schedule(counts: list[int]) -> NDArray[np.int64]:
 
 
 class Mixture:
-    """Maps a sample's index in a training stage to its source and its index among that source's samples, and back."""
+    """Maps a sample's index in a training stage to (source, index within the source), and back."""
 
     def __init__(self, counts: Mapping[str, int]):
         self.counts = np.array(list(counts.values()), np.int64)
@@ -107,7 +107,7 @@ class Mixture:
         return source, block * self.counts[source] + self._ranks[slot]
 
     def find(self, source: int, position: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the sample indices in a stage for sample indices within one source: the inverse of `locate`."""
+        """Return the index in the stage of each sample at `position` of its source: the inverse of `locate`."""
         block, rank = np.divmod(position, self.counts[source])
         return block * self.block + self._places[source][rank]
 
@@ -138,7 +138,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class _Stage:
-    """A training stage, and the positions in the row order of each source at which the stage begins and ends."""
+    """A training stage, and its range of positions in the row order of each source."""
 
     plan: StagePlan
     mixture: Mixture
@@ -179,9 +179,9 @@ class SampleOrder:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of all inputs of the order, and of its first samples, so that a change of the code is detected too.
+        """SHA-256 of all inputs of the order, except the skip list and the length of the last stage.
 
-        The skip list and the length of the last stage are excluded, because they may grow during a run.
+        Both may grow during a run. The first samples are hashed too, so that a change of the code is detected.
         """
         if self.skip.indices:
             streams = dict(zip(self.sources, self.streams, strict=True))
@@ -225,14 +225,14 @@ class SampleOrder:
         return self.at(stage, within * batch + np.arange(rows.start, rows.stop))
 
     def at(self, stage: int, number: Ints) -> Samples:
-        """Return the samples at these positions of a stage; positions count only samples that are not skipped."""
+        """Return a stage's samples at these positions. Skipped samples have no position."""
         return self._at(stage, self._stages[stage].skip.index_of_used(number))
 
     def find(self, source: str, start: int, stop: int) -> list[tuple[int, Ints]]:
-        """Return the positions of all samples with one of the tokens [start, stop) of a source's stream as an input.
+        """Return the positions of all samples with an input token in [start, stop) of a source's stream.
 
         The result has a pair for each stage: the index of the stage, and the positions, as in `at`. All epochs up to
-        the last step of the plan are covered, at the cost of a few look-ups per epoch.
+        the last step of the plan are covered.
         """
         which = self.sources.index(source)
         stream, last = self.streams[which], self._stages[-1].ends[which]
@@ -257,7 +257,7 @@ class SampleOrder:
         return _Stage(plan, mixture, which, skip, begins, ends)
 
     def _at(self, stage: int, index: Ints) -> Samples:
-        """Return the samples at these indices of a stage; indices count skipped samples too."""
+        """Return a stage's samples at these indices. Skipped samples have an index too."""
         state = self._stages[stage]
         local, taken = state.mixture.locate(index)
         parts, rows = [], []
@@ -270,9 +270,9 @@ class SampleOrder:
         return Samples((stage << STAGE_BITS) + index, state.which[local], pieces, state.plan.seq_len)
 
     def _numbers(self, stage: _Stage, which: int, begins: Ints, ends: Ints) -> Ints:
-        """Return the positions, for `at`, of a stage's samples that overlap one of the ranges [begin, end) of a source.
+        """Return the positions, as in `at`, of a stage's samples that overlap one of the ranges [begin, end).
 
-        A range consists of positions in the order of the source. Skipped samples are left out.
+        The ranges are positions in the row order of source `which`. Skipped samples are left out.
         """
         local = np.flatnonzero(stage.which == which)
         if not local.size:
@@ -304,7 +304,7 @@ def tokens_by_source(stages: Sequence[StagePlan]) -> dict[str, int]:
 def open_streams(
     dataset: Dataset, config: TrainConfig, packings: Mapping[str, PackedIndex] | None = None
 ) -> dict[str, RowOrder]:
-    """Return, by source, the order of its training rows, for every source that a training stage uses.
+    """Return the order of the training rows of every source that a training stage uses, by source.
 
     `packings`: the packed rows of each source, for `train.packing = best_fit`. Raises ConfigError if a sequence length
     or the weights of a stage do not fit the dataset.
@@ -352,7 +352,7 @@ def make_order(
 
 
 def heldout_streams(dataset: Dataset, seq_len: int) -> dict[str, StreamRows]:
-    """Return the held-out rows of every source that has any. They depend neither on the seed nor on the packing."""
+    """Return, by source, the held-out rows of every source that has any; the same for every seed and packing."""
     tokens = dataset.num_tokens(HELDOUT)
     shards = {source: [shard.num_tokens for shard in dataset.streams[f"{source}/{HELDOUT}"]] for source in tokens}
     streams = {source: StreamRows(ChunkOrder(source, shards[source], seq_len, 0, 8)) for source in sorted(tokens)}

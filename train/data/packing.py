@@ -102,7 +102,7 @@ def packing_folder(run: Store, dataset: Dataset, seq_len: int) -> Store:
 def write_packing(run: Store, dataset: Dataset, config: TrainConfig) -> Packing | None:
     """Write the packing index unless it exists, and return its summary; None if `train.packing` is not best_fit.
 
-    A single process writes it for all ranks, one shard at a time.
+    A single process writes the index for all ranks.
     """
     if config.packing != "best_fit":
         return None
@@ -214,8 +214,8 @@ def _write_source(folder: Store, dataset: Dataset, source: str, number: int, seq
 def _pack_chunks(edges: Ints, chunks: range, size: int, seq_len: int) -> dict[str, Ints]:
     """Return the columns of TABLES, by name, for the packed rows of these chunks.
 
-    `first_piece` and `first_row` count from the first of these chunks; `edges`: stream positions of all document
-    boundaries in the chunks."""
+    `edges`: stream positions of all document boundaries in the chunks. `first_piece` and `first_row` are 0 for the
+    first of these chunks."""
     corners = np.arange(chunks.start, chunks.stop + 1) * size
     points = np.unique(np.concatenate([corners, edges[(edges > corners[0]) & (edges < corners[-1])]]))
     long = np.diff(points)
@@ -244,10 +244,7 @@ def _spool(spools: dict[str, IO[bytes]], columns: dict[str, Ints]) -> None:
 
 
 def _write_table(folder: Store, path: str, schema: pa.Schema, spools: dict[str, IO[bytes]]) -> None:
-    """Write a table of one record batch from the temporary files `spools`, each of which holds one column.
-
-    With one record batch, a reader maps each column as one array. The files are memory-mapped, not loaded.
-    """
+    """Write a table of one record batch from the temporary files `spools`, which hold one column each."""
     arrays = []
     for field in schema:
         spool = spools[field.name]
@@ -255,5 +252,6 @@ def _write_table(folder: Store, path: str, schema: pa.Schema, spools: dict[str, 
         kind = field.type.to_pandas_dtype()
         arrays.append(pa.array(np.memmap(spool, kind, "r") if spool.tell() else np.empty(0, kind)))
     with folder.open_output(path) as sink, pa.ipc.new_file(sink, schema) as writer:
+        # With one record batch, a reader maps each column as one array.
         writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema))
     folder.sync(path)

@@ -69,13 +69,14 @@ def _feistel(index: Ints, side: Ints, keys: Bits, backwards: bool) -> Ints:
 
 
 def permute(index: Ints, size: Ints, key: Bits, backwards: bool = False) -> Ints:
-    """Return each index's image under a bijection of [0, size) that `key` selects, or with `backwards` its preimage.
+    """Map each index by a bijection of [0, size) that `key` selects; with `backwards`, by its inverse.
 
-    The three arrays have the same shape, so each index has its own size and key.
+    `index`, `size` and `key` have the same shape: each index has its own size and key.
 
-    Source: Black and Rogaway 2002, "Ciphers with arbitrary finite domains", section 5 (generalized Feistel on side²
-    elements) with cycle walking (section 4) down to `size`; side² exceeds size by at most 2·sqrt(size) + 1.
+    Source: Black and Rogaway 2002, "Ciphers with arbitrary finite domains", section 5 (generalized Feistel) with cycle
+    walking (section 4).
     """
+    # The Feistel network permutes side² elements, at most 2·sqrt(size) + 1 more than `size`.
     side = np.sqrt(size).astype(np.int64) + 1
     keys = mix_bits(key + ROUNDS[:, None])  # for all rounds at once, since the calls cost most in small batches
     out = _feistel(index, side, keys, backwards)
@@ -94,7 +95,7 @@ def concatenate_ranges(first: Ints, count: Ints) -> tuple[Ints, Ints]:
 
 @dataclass(frozen=True)
 class Pieces:
-    """The pieces of rows: the contiguous spans of a stream that rows consist of, sorted by row; one array per field."""
+    """The pieces of some rows, sorted by row. A piece is a contiguous span of a stream."""
 
     row: Ints
     """Index of the piece's row among the rows that were requested."""
@@ -118,8 +119,7 @@ class Pieces:
 
 
 def join_pieces(parts: Sequence[Pieces], rows: Sequence[Ints]) -> Pieces:
-    """Return the pieces in all of `parts`, sorted by row; `rows` holds, for each part, the new index of each of its
-    rows."""
+    """Return the pieces of all `parts`, sorted by row. `rows[i]`: the new index of each row of `parts[i]`."""
     empty = np.empty(0, np.int64)
     none = Pieces(empty, empty, empty, empty, empty, np.empty(0, np.bool_))
     joined = {
@@ -148,10 +148,9 @@ class ChunkOrder:
         self._slots: dict[int, tuple[Ints, Ints, Ints]] = {}
 
     def slots(self, epoch: int) -> tuple[Ints, Ints, Ints]:
-        """Return the order in which an epoch reads the windows of shards, as three arrays.
+        """Return the order in which an epoch reads the windows of shards. A *slot* is an index in this order.
 
-        A *slot* is an index in that order. The arrays hold the window in each slot, the number of chunks before each
-        slot, and the slot of each window.
+        Three arrays: the window in each slot, the number of chunks before each slot, the slot of each window.
         """
         if epoch not in self._slots:
             number = len(self.sizes)
@@ -170,7 +169,7 @@ class ChunkOrder:
         return self.inside(epoch, order[slot], place - begins[slot])
 
     def inside(self, epoch: int, window: Ints, number: Ints) -> Ints:
-        """Return the chunk that an epoch reads as the `number`-th (0 = first) chunk of a window of shards."""
+        """Return the chunk at index `number` of a window of shards, in the order of an epoch."""
         return self.windows[window] + permute(number, self.sizes[window], self._keys(epoch, window))
 
     def places(self, epoch: int, chunk: Ints) -> Ints:
@@ -185,7 +184,7 @@ class ChunkOrder:
 
 
 class RowOrder(Protocol):
-    """The order of a source's rows. A position is counted in units (tokens or packed rows) over all epochs."""
+    """The order of a source's rows. Positions count units (tokens or packed rows) over all epochs."""
 
     chunks: ChunkOrder
     num_units: int
@@ -200,7 +199,7 @@ class RowOrder(Protocol):
         """Return the pieces of the rows that start at these positions."""
 
     def touching(self, epoch: int, start: int, stop: int) -> tuple[Ints, Ints]:
-        """Return the ranges (starts, ends) of positions in an epoch whose units contain stream tokens [start, stop)."""
+        """Return the ranges (starts, ends) of an epoch's positions with a token in [start, stop) of the stream."""
 
 
 class StreamRows:
@@ -217,7 +216,7 @@ class StreamRows:
         return seq_len
 
     def pieces(self, position: Ints, seq_len: int) -> Pieces:
-        """Return the pieces of the rows at these positions: at most two per row, as seq_len divides a chunk."""
+        """Return the pieces of the rows that start at these positions, at most two per row."""
         size = self.chunks.chunk_tokens
         first = np.minimum(seq_len, size - position % size)
         row = np.repeat(np.arange(len(position)), 1 + (first < seq_len))
@@ -233,7 +232,7 @@ class StreamRows:
         return Pieces(row, column, epoch, chunk * size + offset, length, np.zeros(len(row), np.bool_))
 
     def touching(self, epoch: int, start: int, stop: int) -> tuple[Ints, Ints]:
-        """Return the ranges (starts, ends) of positions at which an epoch reads the stream tokens [start, stop)."""
+        """Return the ranges (starts, ends) of an epoch's positions with a token in [start, stop) of the stream."""
         size, stop = self.chunks.chunk_tokens, min(stop, self.num_units)
         chunk = np.arange(start // size, -(-stop // size))
         place = self.chunks.places(epoch, chunk) if chunk.size else chunk
@@ -285,7 +284,7 @@ class PackedRows:
         return Pieces(which, column, epoch[which], self.index.start[piece], length, closed)
 
     def touching(self, epoch: int, start: int, stop: int) -> tuple[Ints, Ints]:
-        """Return the ranges (starts, ends) of positions in an epoch whose rows contain stream tokens [start, stop)."""
+        """Return the ranges (starts, ends) of an epoch's positions with a token in [start, stop) of the stream."""
         size = self.chunks.chunk_tokens
         chunk = np.arange(start // size, min(-(-stop // size), self.chunks.num_chunks))
         rows, which = concatenate_ranges(self.index.chunk_begins[chunk], self._rows_of_chunks(chunk))
@@ -297,7 +296,7 @@ class PackedRows:
         return position, position + 1
 
     def _rows(self, epoch: Ints, within: Ints) -> Ints:
-        """Return the row of the packing index that is read at position `within` of `epoch`, for each pair of these."""
+        """Return, for every i, the row of the packing index at position `within[i]` of epoch `epoch[i]`."""
         row = np.empty_like(within)
         for number in np.unique(epoch).tolist():
             order, _, _ = self.chunks.slots(number)
@@ -313,7 +312,7 @@ class PackedRows:
         return row
 
     def _positions(self, epoch: int, chunk: Ints, row: Ints) -> Ints:
-        """Return the positions of packed rows in an epoch, given the chunk of each row: the inverse of `_rows`."""
+        """Return the position, counted over all epochs, at which `epoch` reads each row; `chunk`: each row's chunk."""
         order, begins, _ = self.chunks.slots(epoch)
         ends, place = np.cumsum(self._rows_of_windows[order]), self.chunks.places(epoch, chunk)
         position = np.empty_like(row)
@@ -324,9 +323,9 @@ class PackedRows:
         return epoch * self.num_units + position + row - self.index.chunk_begins[chunk]
 
     def _window(self, epoch: int, window: int) -> tuple[Ints, Ints]:
-        """Return two arrays over the chunks of a window of shards, in the order in which an epoch reads these chunks.
+        """Return, for each chunk of a window, the number of the window's packed rows before it, and the chunk's index.
 
-        The first holds the number of the window's packed rows before each chunk; the second, the index of the chunk.
+        The chunks are in the order in which an epoch reads them.
         """
         if (epoch, window) not in self._tables:
             size = int(self.chunks.sizes[window])

@@ -39,7 +39,7 @@ class Rows:
         return self._apply(lambda tensor: tensor[first:stop])
 
     def to(self, device: torch.device) -> "Rows":
-        """Return the same rows on a device, with their targets counted; pinned rows are copied asynchronously."""
+        """Return the same rows on a device, with their targets counted. A copy to a CUDA device is asynchronous."""
         if device.type != "cuda":
             return replace(self._apply(lambda tensor: tensor.to(device)), counted=self.num_targets)
         # Padded rows are in new memory, and a copy from memory that is not pinned blocks the host.
@@ -58,7 +58,7 @@ class Rows:
         return Rows(change(self.inputs_BT), change(self.targets_BT), documents_BT, change(self.sources_B))
 
     def grouped(self, groups_BT: Tensor) -> "Rows":
-        """Return the same rows, whose losses are summed by the groups in `groups_BT` (int64) instead of by source."""
+        """Return the same rows with losses summed by the loss groups `groups_BT` (int64) instead of by source."""
         return replace(self, sources_B=groups_BT)
 
     def padded(self, number: int) -> "Rows":
@@ -89,7 +89,7 @@ def _pinned(tensor: Tensor) -> Tensor:
 def document_starts(documents_BT: Tensor) -> Tensor:
     """Return each document's start in the concatenated rows, then the end of the last row, int32, (documents + 1,).
 
-    A document also ends where its row ends. A compiled graph accepts this tensor for any number of documents.
+    The end of a row also ends a document.
     """
     begins_BT = torch.ones_like(documents_BT, dtype=torch.bool)
     begins_BT[:, 1:] = documents_BT[:, 1:] != documents_BT[:, :-1]

@@ -80,7 +80,10 @@ class StreamReader:
             shard.copy(out, at[which] + shift, offset, taken)
 
     def documents(self, start: Ints, length: Ints) -> tuple[Ints, Ints]:
-        """Return all document starts in the pieces [start, start + length): index of the piece, and position in it."""
+        """Return two arrays over all document starts in the pieces [start, start + length).
+
+        The first holds the index of the piece; the second, the position of the start in the piece.
+        """
         starts = []
         for shard, which, offset, shift, taken in self._spans(start, length):
             low, high = np.searchsorted(shard.documents, [offset, offset + taken])
@@ -91,7 +94,7 @@ class StreamReader:
         return np.concatenate(pieces), np.concatenate(places)
 
     def _spans(self, start: Ints, length: Ints) -> Iterator[tuple[OpenShard, Ints, Ints, Ints, Ints]]:
-        """Yield, for each shard, the spans of the pieces that lie in that shard.
+        """Cut the pieces at the ends of shards, and yield the resulting spans by shard.
 
         A tuple holds the shard, and arrays with a value per span: index of piece, offset in shard, offset in piece,
         length.

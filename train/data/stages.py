@@ -72,10 +72,10 @@ def resolve_stages(
 ) -> tuple[StagePlan, ...]:
     """Return the training stages with their ranges of optimizer steps.
 
-    `counts`: samples of each source in a block, for every stage. `global_batch`: used by stages that do not set it.
-    `tokens`: number of tokens in the run, unless `train.steps` or the tokens of every stage set the length. With
-    `train.steps`, the last stage has the remaining steps.
-    Raises ConfigError if a stage would have no step, or if two settings set the run's length.
+    `counts`: for every stage, the samples of each source in a block of the mixture. `global_batch`: used by stages that
+    do not set it. `tokens`: number of tokens in the run, if neither `train.steps` nor the last stage's tokens are set.
+    With `train.steps`, the last stage has the remaining steps.
+    Raises ConfigError if a stage would have no step, or if both `train.steps` and the last stage's tokens are set.
     """
     lengths = stage_lengths(config)
     tokens_of_stages = [stage.tokens for stage in config.stages] or [None]
@@ -97,9 +97,9 @@ def resolve_stages(
         steps = steps if config.stages or steps > 0 else 1
         if steps < 1 and left <= 0 and config.steps is None:
             raise ConfigError(
-                f"{stage_name(config, number)}: expected tokens that earlier stages do not use, got "
-                f"{tokens - left:,} of {tokens:,} tokens used by them. Lower `tokens` of earlier entries in "
-                "train.stages."
+                f"{stage_name(config, number)}: expected tokens left for this stage, got "
+                f"{tokens - left:,} of the run's {tokens:,} tokens used by earlier stages. Lower `tokens` of earlier "
+                "entries in train.stages."
             )
         if steps < 1:
             got = f"{left if own is None else own} tokens. Raise `tokens` of this entry in train.stages"
@@ -119,8 +119,8 @@ def resolve_stages(
 def num_spans(config: TrainConfig, seq_len: int) -> tuple[int, int]:
     """Return, for objective = span, how many tokens are cut out of a row and in how many spans; both are at least 1.
 
-    Source: Raffel et al. 2019, arXiv 1910.10683, section 3.1.4. The counts are rounded as in that paper, so every row
-    of this length has the same counts.
+    Source, also of the rounding: Raffel et al. 2019, arXiv 1910.10683, section 3.1.4. Every row of this length has the
+    same counts.
     """
     noise = min(max(round(seq_len * config.mask_share), 1), seq_len - 1)
     return noise, min(max(round(noise / config.mean_span), 1), noise, seq_len - noise)
@@ -178,7 +178,7 @@ class SkipList:
         return digest_of(list(self.indices))
 
     def of_stage(self, stage: int) -> "SkipList":
-        """Return the skipped samples of a stage, by index in the stage, in ascending order."""
+        """Return the skipped samples of a stage as ascending indices in the stage."""
         first = stage << STAGE_BITS
         begin, end = np.searchsorted(self._sorted, [first, first + (1 << STAGE_BITS)])
         return SkipList(tuple((self._sorted[begin:end] - first).tolist()))
@@ -189,13 +189,13 @@ class SkipList:
         return int(self._sorted[-1]) >> STAGE_BITS if len(self._sorted) else 0
 
     def index_of_used(self, number: Ints) -> Ints:
-        """Return the index in a stage of its `number`-th sample (0 = first) that is not skipped."""
+        """Return the index in a stage of the `number`-th sample that is not skipped (0 = first)."""
         # There are _sorted[k] - k samples that are not skipped before the k-th skipped index.
         used_before = self._sorted - np.arange(len(self._sorted))
         return number + np.searchsorted(used_before, number, side="right")
 
     def number_of(self, index: Ints) -> Ints:
-        """Return how many samples before each index of a stage are not skipped; -1 if the index itself is skipped."""
+        """Return, for each index in a stage, how many samples before it are not skipped; -1 for a skipped index."""
         before = np.searchsorted(self._sorted, index, side="left")
         return np.where(np.isin(index, self._sorted), -1, index - before)
 
@@ -204,17 +204,17 @@ class SkipList:
         samples.
 
         `length` and `digest` describe the skip list stored with the checkpoint. The checkpoint was written after `used`
-        samples of stage `stage`. An index added in a completed stage is also rejected, because it would shift the
-        samples of later stages.
+        samples of stage `stage`.
         """
         known = SkipList(self.indices[:length])
         if len(self.indices) < length or known.digest != digest:
             raise ContractError(
-                f"skip list: expected the checkpoint's {length} entries with digest {digest[:12]} at its start, got "
-                f"{len(self.indices)} entries, of which the first {length} have digest {known.digest[:12]}. "
+                f"skip list: expected the checkpoint's {length} entries with digest {digest[:12]} first, got "
+                f"{len(self.indices)} entries that do not begin with those (digest {known.digest[:12]}). "
                 "Restore the file that train.skip_file names (default train/skips.txt); only append to it."
             )
         reached = (stage << STAGE_BITS) + int(known.of_stage(stage).index_of_used(np.array([used]))[0])
+        # An index added in a completed stage is rejected too: it would shift the samples of later stages.
         late = [index for index in self.indices[length:] if index < reached]
         if late:
             raise ContractError(

@@ -100,10 +100,9 @@ class _Verified:
 def verify_dataset(run: Store, dataset: Dataset, others: Iterable[ExpectedFile] = (), paranoid: bool = False) -> int:
     """Compare the SHA-256 of a dataset's files with the manifest; return the number of files that had to be read.
 
-    Files that have not changed since an earlier check are not read. Covers every file of the dataset, the tokenizer's
-    model file, and `others`. `paranoid`: earlier results are discarded and every file is read. Results are stored in
-    `<run>/train/verified.json` during the check. Raises ContractError that lists files that differ, with both digests,
-    and missing files, at most MAX_SHOWN.
+    The tokenizer's model file and `others` are compared too. A file is not read if it has not changed since an earlier
+    check. `paranoid`: every file is read. Results are stored in `<run>/train/verified.json`. Raises ContractError that
+    lists up to MAX_SHOWN missing or different files.
     """
     problems: list[str] = []
     files = list(_list_files(dataset, others, problems))
@@ -163,7 +162,7 @@ def _mismatch_error(dataset: Dataset, problems: list[str]) -> ContractError:
 
 
 def _list_files(dataset: Dataset, others: Iterable[ExpectedFile], problems: list[str]) -> Iterator[_DatasetFile]:
-    """Yield every file to verify that exists; the errors of missing files are appended to `problems`."""
+    """Yield the existing files to verify. The errors of missing files are appended to `problems`."""
     entries = [
         (dataset.folder, dataset.manifest.run.paths[entry.key], entry.sha256)
         for entry in dataset.manifest.content.files

@@ -61,7 +61,7 @@ class EvaluatedCheckpoint:
 
 @dataclass(frozen=True)
 class HeldoutExam:
-    """Held-out rows of a dataset; no token of a document that an evaluated run was trained on is a target."""
+    """Held-out rows of a dataset, without targets in documents that an evaluated run was trained on."""
 
     dataset: Dataset
     heldout: HeldoutRows
@@ -81,18 +81,15 @@ def open_candidate(name: str, step: int | None) -> EvaluatedCheckpoint:
     check_objective(note, *OBJECTIVES)
     if note.identity.dataset != dataset.digest:
         raise ContractError(
-            f"{name}/{note.name}: expected dataset {note.identity.dataset[:12]}, on which it was trained, got "
-            f"the run's {dataset.digest[:12]}. Train on the run's dataset with `penstock train`, then evaluate the new "
-            "checkpoint."
+            f"{name}/{note.name}: expected dataset {note.identity.dataset[:12]}, on which the checkpoint was trained, "
+            f"got the run's dataset {dataset.digest[:12]}. Train on the run's dataset with `penstock train`, then "
+            "evaluate the new checkpoint."
         )
     return EvaluatedCheckpoint(name, run, dataset, note)
 
 
 def check_tokenizers(candidates: Sequence[EvaluatedCheckpoint], exams: Sequence[tuple[str, Dataset]]) -> None:
-    """Check that all datasets and checkpoints have the same tokenizer; otherwise their losses are not comparable.
-
-    Raises ContractError if one of them has a tokenizer contract other than the first checkpoint's.
-    """
+    """Check that all datasets and checkpoints have the same tokenizer contract. Raises ContractError if not."""
     contracts = [(item.name, digest_of(item.dataset.tokenizer.model_dump(mode="json"))) for item in candidates]
     contracts += [(name, digest_of(dataset.tokenizer.model_dump(mode="json"))) for name, dataset in exams]
     first, expected = contracts[0]
@@ -109,7 +106,7 @@ def make_exam(
 ) -> HeldoutExam:
     """Return the first `number` held-out rows of each source of a dataset, which every candidate will read.
 
-    No token of a document in `left_out`, or of one that a candidate was trained on, is a target. Raises ConfigError if
+    Documents in `left_out`, and documents that a candidate was trained on, have no targets. Raises ConfigError if
     there are no held-out rows.
     """
     first = candidates[0]
@@ -137,7 +134,7 @@ def make_exam(
 
 
 def mask_documents(heldout: HeldoutRows, hidden: Sequence[HeldoutDocument], starts: Any, ahead: int) -> HeldoutRows:
-    """Return the rows without the targets in `hidden` documents.
+    """Return the rows with every target in a document of `hidden` set to IGNORED.
 
     `starts`: stream position of each row's first token, by source. `ahead`: number of tokens from a position to its
     target.
@@ -230,7 +227,7 @@ def _objective(candidate: EvaluatedCheckpoint) -> str:
 
 
 def _config_of(candidate: EvaluatedCheckpoint) -> TrainConfig:
-    """Return those training settings of the checkpoint that decide how held-out rows are read."""
+    """Return the checkpoint's training settings that affect how held-out rows are read."""
     settings = candidate.note.identity.settings
     names = ["objective", "document_mask", *(["mask_share"] if _objective(candidate) != "causal" else [])]
     values = {name: settings[f"train.{name}"] for name in names}

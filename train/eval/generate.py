@@ -39,9 +39,9 @@ class Codec:
 def generate(
     run: Store, prompt: str, num_tokens: int, temperature: float = 1.0, seed: int = 0, step: int | None = None
 ) -> str:
-    """Return the prompt, continued by up to `num_tokens` tokens from the checkpoint of `step` (None: the last).
+    """Return the prompt and up to `num_tokens` generated tokens; `step`: of the checkpoint (None = the last).
 
-    Stops before the token that ends documents. Temperature 0 chooses the most probable token every time. Raises
+    The text ends before a token that ends documents. Temperature 0 always chooses the most probable token. Raises
     ConfigError for a wrong argument. Raises ContractError if there is no such checkpoint, or if it was not trained on
     next-token prediction with the dataset's tokenizer.
     """
@@ -85,7 +85,7 @@ def open_codec(dataset: Dataset) -> Codec:
 
 
 def encode_prompt(prompt: str, contract: TokenizerContract, codec: Codec) -> list[int]:
-    """Return the token ids of a document that begins with the prompt.
+    """Return the token ids of the prompt, after the ids that begin a document.
 
     Raises ConfigError if the prompt contains control tokens or has no ids.
     """
@@ -105,7 +105,10 @@ def encode_prompt(prompt: str, contract: TokenizerContract, codec: Codec) -> lis
 
 
 class Sampler:
-    """Samples token ids from logits, reproducibly by seed; never a reserved id, unless it ends documents."""
+    """Samples token ids from logits, reproducibly by seed.
+
+    The only reserved ids that it samples are those that end documents.
+    """
 
     def __init__(self, contract: TokenizerContract, temperature: float, seed: int):
         self.ends = {contract.reserved[name] for name in contract.after}

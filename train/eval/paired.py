@@ -18,7 +18,7 @@ MOST_SEEDS = 1000
 
 
 def interval_of(differences: Sequence[float], share: float = SHARE) -> DifferenceInterval:
-    """Return the mean of paired differences and half the width of its Student-t interval; one pair has no interval."""
+    """Return the Student-t interval of the mean of paired differences. One pair has only a mean."""
     number, mean = len(differences), fmean(differences)
     if number < 2:
         return DifferenceInterval(mean=mean, half_width=None)
@@ -26,7 +26,7 @@ def interval_of(differences: Sequence[float], share: float = SHARE) -> Differenc
 
 
 def width_factor(number: int, share: float = SHARE) -> float:
-    """Return half the width of the interval over `number` differences, in standard deviations: t / sqrt(number)."""
+    """Return half the width of the Student-t interval of the mean of `number` differences [standard deviations]."""
     from scipy.stats import t
 
     return float(t.ppf((1 + share) / 2, number - 1)) / math.sqrt(number)
@@ -39,9 +39,9 @@ def seeds_for_half(number: int, share: float = SHARE) -> int | None:
 
 
 def verdict(interval: DifferenceInterval, number: int, share: float = SHARE) -> str:
-    """Return, as text, whether rules lower the loss, judged by the interval of the mean difference of `number` pairs.
+    """Return, as text, whether the rules lower the loss.
 
-    The difference is the loss without the rules minus the loss with them [nats/token].
+    `interval`: of the mean, over `number` pairs, of the loss without the rules minus the loss with them [nats/token].
     """
     if interval.low is None or interval.high is None:
         return "cannot be told with 1 seed: one pair has no scatter; give --seeds 2 or more"
@@ -70,8 +70,8 @@ DECIDED = ("worth it", "not worth it")
 def compare_sides(on: Sequence[str], seeds: Sequence[int], losses: Losses) -> list[Comparison]:
     """Return the comparison of the runs with and without the rules on every held-out set.
 
-    The comparison over all sources comes first, then one for each source if there are several. Raises ContractError if
-    a held-out set has no targets in a source that all runs share.
+    For each held-out set, the comparison over all sources comes first, then one for each source if there are several.
+    Raises ContractError if no source of a held-out set has targets for all runs.
     """
     comparisons = []
     for number, name in enumerate(on):
@@ -80,7 +80,7 @@ def compare_sides(on: Sequence[str], seeds: Sequence[int], losses: Losses) -> li
         if not sources:
             raise ContractError(
                 f"held-out text of {name!r}: expected documents that no proxy run is trained on, got none. Raise "
-                "tokens.heldout_share in the recipe that made this text, then run it again."
+                "tokens.heldout_share in the recipe that made this text, then run the recipe again."
             )
         comparisons.append(_compared(name, "", [[sum_losses(side.values()) for side in pair] for pair in pairs]))
         if len(sources) > 1:
@@ -117,9 +117,9 @@ def summarize_comparisons(comparisons: Sequence[Comparison]) -> str:
 
 
 def _at_once(comparisons: Sequence[Comparison]) -> list[str]:
-    """Return a note on how many differences would still differ from 0 if all intervals held at once (Bonferroni).
+    """Return a note on how many verdicts remain after Bonferroni's correction for multiple comparisons.
 
-    Each of n intervals then has a coverage of 1 - (1 - SHARE) / n, for any dependence between them.
+    Each of n intervals then has a coverage of 1 - (1 - SHARE) / n. [] if there is nothing to correct.
     Source: Dunn 1961, "Multiple comparisons among means", Journal of the American Statistical Association 56.
     """
     number, claimed = len(comparisons), [row for row in comparisons if row.answer in DECIDED]

@@ -80,10 +80,9 @@ class CheckpointScorer:
         self._before = [contract.reserved[name] for name in contract.before] or self._after
 
     def score(self, texts: Sequence[str | None]) -> list[dict[str, Any]]:
-        """Return a dict with the keys COLUMNS for each text; a text that is None has only null values.
+        """Return a dict with the keys COLUMNS for each text; for a text of None, all values are None.
 
-        A text without tokens has no perplexity or paragraphs. The scores of a text do not depend on the other texts:
-        batches have fixed shapes and are padded.
+        A text without tokens has no perplexity or paragraphs. The scores of a text do not depend on the other texts.
         """
         encoded = [self._marked(text) if text else ([], []) for text in texts]
         ids = [np.array([*self._before, *tokens, *self._after] if tokens else [], np.int64) for tokens, _ in encoded]
@@ -123,7 +122,10 @@ class CheckpointScorer:
 
 
 def window_bounds(num_tokens: int, first: int, seq_len: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (start, first, end), as in `ScoreWindow`, of windows such that each token from `first` on counts in one."""
+    """Yield (start, first, end) of a document's windows, as in `ScoreWindow`.
+
+    Each token from the argument `first` on counts in exactly one window.
+    """
     start = 0
     while first < num_tokens:
         end = min(num_tokens, start + seq_len + 1)
@@ -134,12 +136,12 @@ def window_bounds(num_tokens: int, first: int, seq_len: int) -> Iterator[tuple[i
 
 
 def batch_length(length: int, seq_len: int) -> int:
-    """Return the row length of the batch that a window is read in: a power of two from MIN_WINDOW to seq_len."""
+    """Return the row length of the batch for a window of this length: a power of two, or seq_len if smaller."""
     return min(seq_len, max(MIN_WINDOW, 1 << (length - 1).bit_length()))
 
 
 def batches_of(windows: Sequence[ScoreWindow], seq_len: int) -> Iterator[list[ScoreWindow]]:
-    """Yield the windows in batches; the windows of a batch have the same row length."""
+    """Yield batches of windows that have the same row length."""
     by_length: dict[int, list[ScoreWindow]] = {}
     for window in windows:
         by_length.setdefault(batch_length(window.length, seq_len), []).append(window)
@@ -150,10 +152,10 @@ def batches_of(windows: Sequence[ScoreWindow], seq_len: int) -> Iterator[list[Sc
 
 
 def columns_of(text: str, starts: Sequence[int], nats: Any, offsets: tuple[int, int]) -> dict[str, Any]:
-    """Return the values of COLUMNS for a text; `nats`: the loss of each token of its document [nats].
+    """Return the values of COLUMNS for a text. Its *document* is its tokens with the reserved tokens around them.
 
-    `starts`: start of each token in the text [code points]. `offsets`: the index, in the document, of the first token
-    of the text, and of the first token that counts.
+    `starts`: start of each token in the text [code points]. `nats`: loss of each token of the document [nats].
+    `offsets`: indices in the document of the text's first token and of the first token that counts.
     """
     before, first = offsets
     counted = nats[first:]
@@ -181,7 +183,7 @@ def perplexity_of(nats: float, tokens: int) -> float:
 
 
 def open_offset_encoder(dataset: Dataset) -> OffsetEncoder:
-    """Return the function that encodes text to ids and their start offsets, by the tokenizer of a dataset.
+    """Return a function that encodes text by a dataset's tokenizer: to token ids, and the start of each token.
 
     Raises ContractError if the model file does not match the contract.
     """

@@ -51,7 +51,7 @@ class TokenizerFile:
 
 
 def special_ids(tokenizer: TokenizerFile | None) -> dict[str, Any]:
-    """Return the ids of the special tokens of `transformers`; each id that ends documents also ends generated text."""
+    """Return `bos_token_id`, `eos_token_id` and `pad_token_id` for `transformers`; all None without a tokenizer."""
     if tokenizer is None:
         return {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     contract = tokenizer.contract
@@ -65,10 +65,7 @@ def special_ids(tokenizer: TokenizerFile | None) -> dict[str, Any]:
 
 
 def generation_settings(tokenizer: TokenizerFile | None) -> dict[str, Any]:
-    """Return the settings with which `transformers` generates text as `penstock generate` does.
-
-    They turn on sampling, and suppress every reserved token except those that end documents.
-    """
+    """Return the settings with which `transformers` generates text as `penstock generate` does."""
     ids = special_ids(tokenizer)
     if tokenizer is None:
         return ids
@@ -143,7 +140,7 @@ def export_llama(
     folder: Path,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
-    """Write a model, whose parameters are plain tensors, to a new folder, with its tokenizer if there is one.
+    """Write a Llama model, and its tokenizer if given, to a new folder. `state`: the parameters, as plain tensors.
 
     Raises ConfigError if Llama does not support the shape or the folder is not empty, ContractError if the weights do
     not match the shape.
@@ -321,11 +318,8 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _shape_of(config: dict[str, Any], where: str) -> ModelShape:
-    """Return the shape of the model that a config.json describes.
-
-    The settings of RoPE are read from `rope_parameters`, or from `rope_theta` and `rope_scaling`, which older
-    versions of `transformers` wrote.
-    """
+    """Return the shape of the model that a config.json describes."""
+    # Older versions of `transformers` wrote `rope_theta` and `rope_scaling` instead of `rope_parameters`.
     rope = {"rope_theta": config.get("rope_theta", 10_000.0)} | (config.get("rope_scaling") or {})
     rope |= config.get("rope_parameters") or {}
     kind: Any = rope.get("rope_type", rope.get("type", "default"))
@@ -372,7 +366,9 @@ def _shape_of(config: dict[str, Any], where: str) -> ModelShape:
 
 
 def export_checkpoint(run: Store, folder: Path, step: int | None = None) -> CheckpointMetadata:
-    """Write the model of a checkpoint (None: the last) to a new folder, and return the checkpoint metadata.
+    """Write the model and tokenizer of a checkpoint to a new folder; return the checkpoint metadata.
+
+    `step`: step of the checkpoint; None = the last.
 
     Raises ConfigError if Llama does not support the model or the folder is not empty, ContractError if files are
     damaged.

@@ -37,8 +37,8 @@ class ExportedSource:
 def export_megatron(run: Store, folder: Store) -> list[ExportedSource]:
     """Write the training documents of every source of a run's dataset into a folder, in the order of the shards.
 
-    One shard is open at a time. The .idx file of a source is written last, so a source without that file is
-    incomplete. Raises ContractError if a shard does not match its metadata.
+    The .idx file of a source is written last: a source without that file is incomplete. Raises ContractError if a
+    shard does not match its metadata.
     """
     dataset = open_dataset(run)
     return [_export(dataset, source, folder) for source in sorted(dataset.num_tokens(TRAIN))]

@@ -44,7 +44,7 @@ class SampleDataset(Dataset[dict[str, Tensor]]):
         return self.__getitems__([number])[0]
 
     def __getitems__(self, numbers: Sequence[int]) -> list[dict[str, Tensor]]:
-        """Return several samples, read at once: a DataLoader fetches a whole batch with this method."""
+        """Return the samples with these indices. A DataLoader fetches a whole batch with this method."""
         if outside := [number for number in numbers if not 0 <= number < len(self)]:
             raise IndexError(f"sample {outside[0]} of {len(self)}")
         rows = self._batches.read(self._batches.order.at(self._stage, np.array(numbers, np.int64)))

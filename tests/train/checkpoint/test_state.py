@@ -220,7 +220,8 @@ def test_a_note_that_is_damaged_or_of_another_version(tmp_path: Path, ranks: Ran
 def test_another_identity_is_refused(change: dict, message: str) -> None:
     with pytest.raises(ContractError) as caught:
         check_identity(note(4), IDENTITY.model_copy(update=change))
-    assert f"step-000004: the run is no longer the one this checkpoint belongs to\n  {message}\n" in str(caught.value)
+    expected = "step-000004: expected the run that this checkpoint belongs to, got other values in this run"
+    assert f"{expected}\n  {message}\n" in str(caught.value)
 
 
 def test_a_grown_skip_list_and_other_code_are_not_judged_here() -> None:

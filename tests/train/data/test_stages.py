@@ -42,7 +42,7 @@ def test_the_last_stage_has_the_remaining_tokens() -> None:
         (
             staged([{"tokens": 2048}, {}]),
             2048,
-            r"train.stages\[1\]: expected tokens that earlier stages do not use, got 2,048 of 2,048",
+            r"train.stages\[1\]: expected tokens left for this stage, got 2,048 of the run's 2,048",
         ),
         (staged([{"tokens": 2048}, {}], steps=8), 0, r"train.stages\[1\]: expected at least a step"),
         (

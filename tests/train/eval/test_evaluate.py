@@ -121,7 +121,8 @@ def test_another_tokenizer_is_refused(run: Path, tmp_path: Path) -> None:
 def test_what_was_trained_on_has_to_be_known(run: Path, tmp_path: Path) -> None:
     changed = other_run(tmp_path / "changed", {"web": 160})
     (changed / "train").symlink_to(run / "train")
-    with pytest.raises(ContractError, match=r"expected dataset \w{12}, on which it was trained, got the run's \w{12}"):
+    expected = r"expected dataset \w{12}, on which the checkpoint was trained, got the run's dataset \w{12}"
+    with pytest.raises(ContractError, match=expected):
         measured([changed], [run])
 
 

@@ -310,7 +310,7 @@ def test_another_dataset_tokenizer_or_setting_is_refused_with_both_sides(
     run = cut_back(copied(uninterrupted("two", "adamw"), tmp_path / "run"), KEPT)
     note = notes(run)[-1]
     error = tiny_runs.train(run, 2, "optim.beta2=0.98", 'train.weights={"web"=1, "books"=1}')[0].error
-    assert "ContractError: train/checkpoints/step-000006: the run is no longer the one" in error
+    assert "ContractError: train/checkpoints/step-000006: expected the run that this checkpoint" in error
     assert "optim.beta2: expected 0.95, got 0.98" in error
     assert "order: expected " in error
     recipe = read_run(Store(str(run))).recipe
