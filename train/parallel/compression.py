@@ -255,7 +255,7 @@ def num_kept(share: float, size: int) -> int:
 def largest_indices(values: Tensor, count: int) -> Tensor:
     """Return the indices of the `count` numbers with the largest magnitude, in any order.
 
-    NaN counts as the largest magnitude. Of equal magnitudes, the one with the lower index comes first.
+    NaN counts as the largest magnitude. Of two equal magnitudes, the one with the lower index is taken.
     """
     # `topk` does not define which of equal numbers it returns. It is therefore applied to integers that are never
     # equal: the bits of the magnitude above those of the reversed index. That takes as long as `topk` of the numbers

@@ -150,8 +150,7 @@ class DeviceSheet(BaseModel):
 def read_devices(path: Path) -> tuple[Device, ...]:
     """Return the devices of a TOML file in the order of the file.
 
-    The table of a GPU inherits the values that it does not set from the table `[gpu]`. Raises ConfigError if a table
-    is not valid.
+    The table of a GPU inherits missing values from the table `[gpu]`. Raises ConfigError if a table is not valid.
     """
     content, devices = tomllib.loads(path.read_text(encoding="utf-8")), []
     for name, table in content["devices"].items():
@@ -161,8 +160,8 @@ def read_devices(path: Path) -> tuple[Device, ...]:
         except ValidationError as error:
             wrong = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}, got {e['input']!r}" for e in error.errors()]
             raise ConfigError(
-                f"{path}: expected a device in [devices.{name}], got {'; '.join(wrong)}. Correct the value there or "
-                "in [gpu]."
+                f"{path}: expected valid values in [devices.{name}], got {'; '.join(wrong)}. Correct the value "
+                "there or in [gpu]."
             ) from error
     return tuple(devices)
 

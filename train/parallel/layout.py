@@ -64,7 +64,7 @@ def stages_of(layout: LayoutConfig, rank: int) -> list[int]:
 
 
 def chunks_in_flight(layout: LayoutConfig, rank: int, micro_batches: int) -> int:
-    """Return for how many pairs (micro-batch, stage) a pipeline rank stores activations at once, at most.
+    """Return the largest number of activation sets that a pipeline rank stores, one per micro-batch and stage.
 
     Sources: Narayanan et al. 2021, arXiv 2104.04473, section 2.2; the pipeline schedules of torch.
     """

@@ -296,7 +296,7 @@ class RankMemory:
     def recomputed(self) -> int:
         """Return how many layers must recompute all activations to stay within `layout.activation_budget`.
 
-        Returns the number of all layers if the budget is too small for that too.
+        Returns the number of all layers if no number is enough.
         """
         budget = self.settings.layout.activation_budget or 0
         return next((n for n in range(self.layers) if self.kept_layer_bytes(n) <= budget), self.layers)
@@ -319,7 +319,7 @@ class RankMemory:
         return (self.width if self.sharded else 4) * self.vocabulary if self.ends else 0
 
     def _head_stream(self) -> int:
-        """Return the bytes of the residual stream after the last norm, for all positions whose loss is computed."""
+        """Return the bytes of the residual stream after the last norm."""
         return self.width * self.stream.tokens * self.shape.d_model if self.ends else 0
 
     def _logits(self) -> int:
@@ -463,8 +463,8 @@ def layers_to_recompute(
     least = max(rank.kept_layer_bytes(rank.layers) for rank in ranks)
     if least > budget:
         raise ConfigError(
-            f"layout.activation_budget: expected {budget:,} bytes of activations at most, got {least:,} although "
-            "every layer keeps only its input. Raise layout.activation_budget, or lower layout.micro_batch."
+            f"layout.activation_budget: expected at most {budget:,} bytes of activations, got {least:,} although "
+            "every layer is recomputed. Raise layout.activation_budget, or lower layout.micro_batch."
         )
     return max(rank.recomputed() for rank in ranks)
 

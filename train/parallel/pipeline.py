@@ -74,7 +74,7 @@ class Pipeline:
         schedule.step(*inputs, target=rows.sources_B, return_outputs=False, **named)
 
     def measure(self, parts: Sequence[Rows], stream: torch.dtype) -> None:
-        """Run micro-batches forward through all stages. The last stage adds the losses to its tally."""
+        """Run micro-batches forward through all stages. The last stage adds the losses to its `loss.tally`."""
         # Torch's schedules are not used: they require the number of micro-batches they were built for, and zbv cannot
         # run without a backward pass.
         group, rank_here = self._mesh.group("pipeline"), self._mesh.place("pipeline")

@@ -83,7 +83,7 @@ CONTROL_TIMEOUT = timedelta(hours=24)
 
 
 class FirstRankFailed(PenstockError):
-    """Raised by the other ranks when rank 0, or the first rank of a machine, has failed.
+    """Raised by ranks that did not fail, when rank 0 or the first rank of their machine has failed.
 
     The failed rank reports the reason.
     """

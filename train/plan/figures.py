@@ -217,7 +217,7 @@ def _memory_rows(plan: Plan) -> Iterator[Row]:
 
 
 def memory_rows(need: Memory, world_size: int, device: str = "GPU") -> Iterator[Row]:
-    """Yield the memory of each of `world_size` ranks, by purpose and in total."""
+    """Yield the memory of one of `world_size` ranks, by purpose and in total."""
     for name, size in need.at_peak.items():
         if size:
             yield f"{MEMORY}.{world_size}.{name}", size, "bytes", *SOURCES[name]

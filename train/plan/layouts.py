@@ -122,7 +122,7 @@ MIN_REPORTED_SHARE = 0.01
 def costs_of_fixed(
     shape: ModelShape, settings: Settings, run: Sequence[StagePlan], cluster: Cluster, step_seconds: float
 ) -> Iterator[str]:
-    """Yield a sentence for each fixed setting that makes a step of `step_seconds` slower than necessary."""
+    """Yield a sentence for each setting of the recipe that makes a step slower than the search could."""
     for section, names in FREED:
         freed = without_settings(settings, section, names)
         if freed is None:
@@ -138,7 +138,7 @@ def costs_of_fixed(
 
 
 def without_settings(settings: Settings, section: str, names: Sequence[str]) -> Settings | None:
-    """Return the settings with `names` of a section unset; None if the recipe sets none of `names`."""
+    """Return a copy of the settings in which `names` of `section` are not set; None if the recipe sets none."""
     current = getattr(settings, section)
     if not current.model_fields_set & set(names):
         return None

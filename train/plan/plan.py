@@ -318,7 +318,7 @@ def heldout_loss_users(settings: Settings) -> list[str]:
 
 
 def check_settings_used(settings: Settings, dataset: Dataset) -> None:
-    """Check that other settings do not make a setting ineffective.
+    """Check that no setting is without effect because of another setting.
 
     Raises ConfigError that names every setting without effect.
     """

@@ -151,7 +151,7 @@ class Compute:
         return (norms * shape.d_model + width * (heads + gate * shape.d_ffw)) / split.tensor
 
     def _launches(self, split: LayoutSplit, products: int, busy: float) -> float:
-        """Return the seconds of launching a layer's operations, and of the device waiting for the host."""
+        """Return the seconds that launching a layer's operations takes, with the device's waits for the host."""
         device, compiled = self.device, self.compiled
         if device.layer_seconds:
             kind = "plain" if split.whole else "tensor" if split.tensor > 1 else "sharded"

@@ -164,7 +164,7 @@ class StepCost:
         """Parameters of a rank before they are sharded."""
 
     def states_bytes(self) -> float:
-        """Return the bytes of weights and optimizer states that a rank has at least."""
+        """Return a lower bound on the bytes of weights and optimizer states on a rank."""
         # Only states that the optimizer has for every parameter are counted.
         state = OPTIMIZERS[self._compute.settings.optim.optimizer].state
         return self.params * (4 / self._shares + min(state.matrix, state.vector) / self._update_shares())
