@@ -31,7 +31,7 @@ from train.parallel.ranks import all_gather_single
 
 
 class CountedGroup:
-    """Collectives among ranks with gradients of the same parameters; counts the bytes that this rank sends."""
+    """Collective operations of a process group, with a count of the bytes that this rank sends."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
@@ -45,11 +45,11 @@ class CountedGroup:
         return 2 * (self.size - 1) * -(-count // self.size) * itemsize
 
     def sum(self, values: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return the sum over the ranks of a flat tensor, in float32; numbers are sent as `dtype`.
+        """Return the float32 sum of a flat tensor over the ranks. Numbers are sent as `dtype`.
 
-        Each rank sums one part of the tensor, then the summed parts are all-gathered. A number is thus rounded to
-        `dtype` twice, for any number of ranks.
+        A number is rounded to `dtype` twice, for any number of ranks.
         """
+        # Each rank sums one part of the tensor, then the summed parts are all-gathered.
         share = -(-values.numel() // self.size)
         sent = torch.empty(share * self.size, dtype=dtype, device=values.device)
         sent[: values.numel()] = values
@@ -112,16 +112,16 @@ class Method(Protocol):
         """Return the state of one parameter before the first step."""
 
     def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: CountedGroup) -> tuple[Tensor, Updates]:
-        """Return the sum of the buffer over the ranks, flat and in float32, and the state updates.
+        """Return the sum of a buffer over the ranks, and the state updates.
 
-        The sum is not finite if the gradient of any rank is not.
+        The sum is flat and in float32. It is not finite if a gradient of any rank is not finite.
         """
 
 
 class RoundedSum:
-    """Compression by rounding: every number is sent in a 16- or 32-bit type and summed in float32, without state.
+    """Compression by rounding: numbers are sent as `dtype` and summed in float32.
 
-    In float16, numbers below 6e-8 become zero and those above 65504 infinite; bfloat16 has the range of float32.
+    In float16, numbers below 6e-8 become zero, and numbers above 65504 become infinite.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -137,11 +137,10 @@ class RoundedSum:
 
 
 class PowerSGD:
-    """Low-rank compression: a matrix is sent as two factors from one power iteration, warm-started from the last step.
+    """Low-rank compression: each matrix is sent as two smaller matrices, its factors.
 
-    Tensors that two factors would not make smaller, such as vectors, are sent whole. Source: Vogels et al. 2019, arXiv
-    1905.13727, algorithms 1 and 2. Unlike there, factors are summed, not averaged, and a rank computes its error from
-    its own factors.
+    A tensor that factors would not make smaller, such as a vector, is sent whole. Source: Vogels et al. 2019, arXiv
+    1905.13727, algorithms 1 and 2.
     """
 
     def __init__(self, rank: int, seed: int) -> None:
@@ -156,18 +155,16 @@ class PowerSGD:
         return (rows, columns, rank) if rank * (rows + columns) < rows * columns else None
 
     def fresh(self, entry: BufferEntry, device: torch.device) -> State:
-        """Return a compression error of zero and a random right factor, equal on every rank; nothing if sent whole."""
+        """Return a compression error of zero and a random right factor; empty if the gradient is sent whole."""
         if not (shape := self._shape(entry)):
             return {}
+        # The seed makes the random factor equal on every rank.
         random = torch.Generator().manual_seed(random_key(self._seed, 0, entry.name))
         right = torch.randn(shape[1], shape[2], generator=random).to(device)
         return {"error": torch.zeros(entry.shape, device=device), "right": right}
 
     def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: CountedGroup) -> tuple[Tensor, Updates]:
-        """Return the sum of the gradients over the ranks, which is approximate for matrices.
-
-        Matrices are sent as their projections on a left factor of low rank, which is the same on every rank.
-        """
+        """Return the sum of the buffer over the ranks, and the state updates. The sum of matrices is approximate."""
         parts = {entry.name: part for entry, part in zip(buffer.entries, buffer.split(buffer.values), strict=True)}
         shapes = {entry.name: shape for entry in buffer.entries if (shape := self._shape(entry))}
         matrices = {
@@ -178,11 +175,13 @@ class PowerSGD:
         sums = _sum_all(parts | products, wire)
         # A product of zeros has a left factor too, so a parameter whose gradient was zero can be updated later.
         lefts = {name: torch.linalg.qr(sums[name]).Q for name in matrices}
+        # The left factors are the same on every rank. Unlike in the source, factors are summed, not averaged.
         own = {name: matrix.T @ lefts[name] for name, matrix in matrices.items()}
         rights = _sum_all(own, wire)
         updates = []
         for name, matrix in matrices.items():
             sums[name] = lefts[name] @ rights[name].T
+            # Unlike in the source, a rank computes its error from its own right factor.
             error = matrix - lefts[name] @ own[name].T
             updates += [
                 (states[name]["error"], error.view_as(states[name]["error"])),
@@ -205,10 +204,7 @@ class TopK:
         return {"error": torch.zeros(entry.shape, device=device)}
 
     def sum(self, buffer: Buffer, states: Mapping[str, State], step: int, wire: CountedGroup) -> tuple[Tensor, Updates]:
-        """Return the sum over the ranks of the largest elements of each rank; elements that no rank sends are 0.
-
-        One all-gather sends values and indices.
-        """
+        """Return the sum over the ranks of the largest elements of each rank; elements that no rank sends are 0."""
         values = _with_errors(buffer, states)
         indices = [largest_indices(part, num_kept(self._share, len(part))) for part in buffer.split(values)]
         offsets, chosen = _offsets(buffer, indices), torch.cat(indices)
@@ -220,9 +216,9 @@ class TopK:
 
 
 class RandomK:
-    """Sparse compression: sends the elements of each gradient at random indices, which are the same on every rank.
+    """Sparse compression: sends the elements of each gradient at random indices.
 
-    Only values are sent, without indices, and they are not divided by the share.
+    The indices are the same on every rank, so they are not sent. The values are not rescaled.
     """
 
     def __init__(self, share: float, seed: int) -> None:
@@ -251,17 +247,19 @@ class RandomK:
 
 
 def num_kept(share: float, size: int) -> int:
-    """Return how many of `size` numbers are sent: size · share, exact for the decimal digits of `share`, rounded up."""
+    """Return the number of elements to send: `share` times `size`, rounded up."""
+    # Exact for the decimal digits of `share`: a product of floats could round up to one element more.
     return math.ceil(Fraction(str(share)) * size)
 
 
 def largest_indices(values: Tensor, count: int) -> Tensor:
-    """Return the indices of the numbers of largest magnitude, NaN first; of equals, the lowest index.
+    """Return the indices of the `count` numbers with the largest magnitude, in any order.
 
-    `topk` does not define which of equal numbers it returns. It is therefore applied to integers that are never equal:
-    the bits of the magnitude above those of the reversed index. That takes as long as `topk` of the numbers themselves
-    (40 ms for 2.6 million on one core).
+    NaN counts as the largest magnitude. Of two equal magnitudes, the one with the lower index is taken.
     """
+    # `topk` does not define which of equal numbers it returns. It is therefore applied to integers that are never
+    # equal: the bits of the magnitude above those of the reversed index. That takes as long as `topk` of the numbers
+    # themselves (40 ms for 2.6 million on one core).
     last = values.numel() - 1
     keys = values.abs().view(torch.int32).long().bitwise_left_shift_(32)
     keys += torch.arange(last, -1, -1, device=values.device)
@@ -269,11 +267,12 @@ def largest_indices(values: Tensor, count: int) -> Tensor:
 
 
 def random_indices(size: int, count: int, key: int, device: torch.device) -> Tensor:
-    """Return `count` distinct indices below `size` in ascending order: one in each of `count` equal spans.
+    """Return `count` distinct random indices below `size`, in ascending order.
 
-    Each index of a span is equally likely. That satisfies definition 2.1 of Stich et al. 2018, and needs no
-    permutation.
+    The range is divided into `count` spans, and one index is drawn from each span. Source: Stich et al. 2018,
+    definition 2.1.
     """
+    # Each index of a span is equally likely, which satisfies the definition without a permutation.
     number = torch.arange(count, device=device)
     begin = number * size // count
     width = (number + 1) * size // count - begin
@@ -288,7 +287,7 @@ def random_key(seed: int, step: int, name: str) -> int:
 
 
 def _signed(value: int) -> int:
-    """Return the signed 64-bit integer with the same bits, as torch's int64 requires."""
+    """Return the signed 64-bit integer with the same bits as the unsigned `value`."""
     return value - (1 << 64) if value >> 63 else value
 
 
@@ -309,18 +308,18 @@ def _sum_all(tensors: Mapping[str, Tensor], wire: CountedGroup) -> dict[str, Ten
 
 
 def _with_errors(buffer: Buffer, states: Mapping[str, State]) -> Tensor:
-    """Return the gradients plus their compression errors: the parts of earlier gradients that were not sent."""
+    """Return the gradients of a buffer plus their compression errors, as a flat tensor."""
     return buffer.values + torch.cat([states[entry.name]["error"].flatten() for entry in buffer.entries])
 
 
 def _errors(buffer: Buffer, states: Mapping[str, State], values: Tensor) -> Updates:
-    """Return the state updates that store `values` (the buffer, 0 at the sent elements) as compression errors."""
+    """Return the updates that store `values`, the unsent numbers of the buffer, as compression errors."""
     parts = zip(buffer.entries, buffer.split(values), strict=True)
     return [(states[entry.name]["error"], part.view(entry.shape)) for entry, part in parts]
 
 
 def _offsets(buffer: Buffer, indices: Sequence[Tensor]) -> Tensor:
-    """Return, for each chosen index, the offset of its gradient in the buffer."""
+    """Return, for each index in `indices`, where its gradient starts in the buffer."""
     begin, offsets = 0, []
     for entry, chosen in zip(buffer.entries, indices, strict=True):
         offsets.append(torch.full_like(chosen, begin))
@@ -366,12 +365,12 @@ class Compressor:
         return self._wire.bytes_sent
 
     def start(self, step: int) -> None:
-        """Start a step: set its number, which seeds the indices of randomk, and reset the byte counts."""
+        """Start a step and reset the byte counts. `step` seeds the indices of randomk."""
         self._step, self.bytes_plain, self._wire.bytes_sent = step, 0, 0
         self._updates = []
 
     def keep(self) -> None:
-        """Apply the state updates of a step whose weight update was made; a skipped step changes no state."""
+        """Apply the state updates of this step. Do not call it for a step that did not update the weights."""
         for old, new in self._updates:
             old.copy_(new)
         self._updates = []
@@ -381,7 +380,7 @@ class Compressor:
         self._states |= {entry.name: self._method.fresh(entry, self._device) for entry in entries}
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Return the state tensors by name. Reading a checkpoint of the same layout into them restores the states."""
+        """Return the state tensors by name. A checkpoint of the same layout can be read into them."""
         prefix = f"compress.rank-{dist.get_rank()}"
         return {
             f"{prefix}.{name}.{key}": tensor
@@ -397,7 +396,7 @@ class Compressor:
 
     @torch.no_grad()
     def sum(self, values: Tensor, entries: Sequence[BufferEntry]) -> None:
-        """Replace flat gradients by their sum over the group; `keep` applies the state updates."""
+        """Replace the flat gradients in `values` by their sum over the group. The state is unchanged until `keep`."""
         if self._step is None:
             raise ContractError(
                 "compress: expected a step, got a gradient before the first step. Call Compressor.start(step)."
@@ -415,7 +414,7 @@ class Compressor:
 
 
 def compress_ddp(model: DistributedDataParallel, named: NamedParameters, compressor: Compressor) -> None:
-    """Make DDP sum the gradients of a model through the compressor, over the process group of the model."""
+    """Make DDP sum the gradients of `model` with `compressor`."""
     entries = {id(weight): BufferEntry(name, tuple(weight.shape)) for name, weight in named if weight.requires_grad}
     compressor.remember(entries.values())
     stream = torch.cuda.Stream() if next(model.parameters()).is_cuda else None  # type: ignore[no-untyped-call]
@@ -435,17 +434,17 @@ def compress_ddp(model: DistributedDataParallel, named: NamedParameters, compres
 
 
 def compress_fsdp(models: Iterable[nn.Module], named: NamedParameters, compressor: Compressor) -> None:
-    """Make FSDP2 sum the gradients of models through the compressor, over the mesh axis `replicate`.
+    """Make FSDP2 sum the gradients of `models` over their replicas with `compressor`.
 
-    The models are sharded over the axis `shard`; weights that are equal on all replicas stay equal.
+    Raises ContractError if the mesh of a model has a replicate axis.
     """
     names = {id(weight): name for name, weight in named}
     for module in (module for model in models for module in model.modules() if isinstance(module, FSDPModule)):
         for group in param_groups(module):
             if group._is_hsdp:
                 raise ContractError(
-                    "compress: expected a model sharded over one axis, got a mesh with a replicate axis, over "
-                    "which FSDP2 sums gradients itself. Pass fully_shard the mesh of the axis `shard` alone."
+                    "compress: expected a mesh without a replicate axis, got one with it, so FSDP2 would sum the "
+                    "gradients itself. Pass fully_shard only the mesh of the axis `shard`."
                 )
             # The buffer holds the parameters in torch's order, each padded to the rows of the largest shard.
             weights = [(getattr(p._module_info.module, p._module_info.param_name), p) for p in group.fsdp_params]
@@ -459,7 +458,8 @@ def compress_fsdp(models: Iterable[nn.Module], named: NamedParameters, compresso
 
 
 def param_groups(module: FSDPModule) -> list[Any]:
-    """Return the parameter groups that FSDP2 gathers for a module: at most one in torch 2.11, any number later."""
+    """Return the parameter groups of a module that `fully_shard` was applied to."""
+    # A module has at most one group in torch 2.11, any number later.
     state = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None)
     single = state._fsdp_param_group if groups is None else None
@@ -467,7 +467,7 @@ def param_groups(module: FSDPModule) -> list[Any]:
 
 
 def _sum_shard(compressor: Compressor, entries: Sequence[BufferEntry], values: Tensor) -> None:
-    """Replace `values`, the result of a reduce-scatter, by its sum over the replicas; FSDP2 calls this hook."""
+    """Replace `values`, the result of a reduce-scatter, by their sum over the replicas."""
     if values.is_cuda:
         # The tensor is allocated on the stream of the reduce-scatter and used on that of the hook.
         values.record_stream(torch.cuda.current_stream())

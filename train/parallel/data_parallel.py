@@ -24,7 +24,7 @@ GATHERED_BYTES = 64 << 20
 
 
 class _ParameterRows(NamedTuple):
-    """A parameter in a bucket: all its rows, and the rows per rank; the last ranks may have fewer rows or none."""
+    """The rows of one parameter, divided among the ranks. The last ranks may have fewer rows, or none."""
 
     whole: Tensor
     per_rank: int
@@ -35,15 +35,17 @@ class _ParameterRows(NamedTuple):
         return self.per_rank * (self.whole.numel() // len(self.whole))
 
     def of(self, rank: int) -> Tensor:
-        """Return the rows of a rank as a view of the parameter, split as DTensor's Shard(0) does."""
+        """Return a view of the rows of one rank."""
+        # The split of DTensor's Shard(0).
         return self.whole[rank * self.per_rank : (rank + 1) * self.per_rank]
 
 
 class ShardedStates:
-    """This rank's shard of every parameter, which its optimizer updates (ZeRO-1).
+    """This rank's rows of every parameter, which its optimizer updates (ZeRO-1).
 
-    A step is: sum the gradients over the ranks, `view_gradients()`, `optimizer.step()`, `gather()`. The parameters must
-    be equal on all ranks and keep their memory: load them by copying into them.
+    In each step, sum the gradients over the ranks, then call `view_gradients()`, `optimizer.step()` and `gather()`. The
+    parameters must be equal on all ranks. Load weights by copying into the parameters: the shards are views of their
+    memory.
     """
 
     def __init__(self, named_parameters: Iterable[tuple[str, nn.Parameter]], mesh: DeviceMesh) -> None:
@@ -57,7 +59,7 @@ class ShardedStates:
             if not parameter.is_contiguous():
                 raise ContractError(
                     f"zero1: expected contiguous parameters, got {name} with strides {parameter.stride()}. Set "
-                    "its data to a contiguous copy."
+                    "parameter.data = parameter.data.contiguous()."
                 )
             self.shards[name] = nn.Parameter(self._view(parameter.data), requires_grad=parameter.requires_grad)
             if parameter.ndim and parameter.numel():
@@ -73,7 +75,7 @@ class ShardedStates:
         return _ParameterRows(whole, -(-len(whole) // self._mesh.size()))
 
     def _view(self, whole: Tensor) -> DTensor:
-        """Return this rank's rows of a tensor as a view; a 0-d tensor is replicated on every rank."""
+        """Return this rank's rows of a tensor as a view. A 0-d tensor is replicated on every rank."""
         placement: Placement = Shard(0) if whole.ndim else Replicate()
         local = self._parameter_rows(whole).of(self._mesh.get_local_rank()) if whole.ndim else whole
         return DTensor.from_local(
@@ -81,14 +83,14 @@ class ShardedStates:
         )
 
     def view_gradients(self) -> None:
-        """Set the gradients of the shards to views of this rank's rows of the parameters' gradients."""
+        """Set the gradient of each shard to the same rows of the parameter's gradient."""
         for name, parameter in self._whole.items():
             gradient = parameter.grad
             self.shards[name].grad = None if gradient is None else self._view(gradient.contiguous())
 
     @torch.no_grad()
     def gather(self) -> None:
-        """All-gather the updated rows of every rank into the parameters, in few collectives."""
+        """Copy the updated rows of every rank into the parameters of all ranks."""
         group, num_ranks = self._mesh.get_group(), self._mesh.size()
         for bucket in self._buckets:
             first = bucket[0].whole
@@ -105,7 +107,7 @@ class ShardedStates:
 
 
 def _split(values: Tensor, bucket: list[_ParameterRows]) -> tuple[Tensor, ...]:
-    """Split one rank's flat values of a bucket into one flat tensor per parameter, each with padding."""
+    """Split one rank's flat values of a bucket into a padded flat tensor for each parameter."""
     return torch.split(values, [rows.size for rows in bucket])
 
 
@@ -136,5 +138,5 @@ def shard(model: Transformer, mesh: Mesh, layout: LayoutConfig, precision: str) 
 
 
 def sharded_modules(model: nn.Module) -> list[FSDPModule]:
-    """Return the modules to which `fully_shard` was applied, which makes each of them an FSDPModule in place."""
+    """Return the modules of `model` to which `fully_shard` was applied."""
     return [cast(FSDPModule, module) for module in model.modules() if isinstance(module, FSDPModule)]

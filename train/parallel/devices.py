@@ -87,17 +87,18 @@ class Device(BaseModel):
 
     @property
     def reserved(self) -> int:
-        """Bytes unavailable to tensors: the CUDA context, buffers of NCCL, and what the allocator leaves unused."""
+        """Bytes that tensors cannot use: CUDA context, NCCL buffers and unused memory of the allocator; 0 on a CPU."""
         return round(0.08 * self.memory_bytes) if self.kind == "cuda" else 0
 
     def utilisation_peak(self, precision: NumberFormat) -> float:
-        """Return the peak that MFU refers to [FLOP/s]: on a GPU the dense bf16 peak, in any `precision`.
+        """Return the peak that MFU refers to [FLOP/s].
 
-        This makes runs in different formats comparable. On a CPU, whose bf16 may be slower than its fp32, and on a GPU
-        without bf16, it is the peak in `precision`.
+        On a GPU with bf16 it is the dense bf16 peak, so that runs in different formats are comparable. On other devices
+        it is the peak in `precision`.
         """
         if self.kind == "cuda" and "bf16" in self.peak_flops:
             return self.peak_flops["bf16"]
+        # The bf16 of a CPU may be slower than its fp32.
         return self.peak_flops.get(precision, max(self.peak_flops.values()))
 
 
@@ -149,8 +150,7 @@ class DeviceSheet(BaseModel):
 def read_devices(path: Path) -> tuple[Device, ...]:
     """Return the devices of a TOML file in the order of the file.
 
-    The table of a GPU inherits the values that it does not set from the table `[gpu]`. Raises ConfigError if a table
-    is not valid.
+    The table of a GPU inherits missing values from the table `[gpu]`. Raises ConfigError if a table is not valid.
     """
     content, devices = tomllib.loads(path.read_text(encoding="utf-8")), []
     for name, table in content["devices"].items():
@@ -160,8 +160,8 @@ def read_devices(path: Path) -> tuple[Device, ...]:
         except ValidationError as error:
             wrong = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}, got {e['input']!r}" for e in error.errors()]
             raise ConfigError(
-                f"{path}: expected a device in [devices.{name}], got {'; '.join(wrong)}. Correct the value there or "
-                "in [gpu]."
+                f"{path}: expected valid values in [devices.{name}], got {'; '.join(wrong)}. Correct the value "
+                "there or in [gpu]."
             ) from error
     return tuple(devices)
 
@@ -194,7 +194,7 @@ def device_named(name: str) -> Device | None:
 
 
 def _nearest(name: str, known: list[str]) -> list[str]:
-    """Return the known names with the same beginning, else those with the closest spelling."""
+    """Return the known names to suggest for an unknown name."""
     alike = [other for other in known if other.startswith(name) or name.startswith(other.partition("-")[0])]
     return alike or difflib.get_close_matches(name, known, 3, 0.0)
 
@@ -239,9 +239,10 @@ class Cluster:
 
     @classmethod
     def of(cls, device: str, gpus: int | None = None, nodes: int = 1) -> "Cluster":
-        """Return a cluster of `nodes` nodes with `gpus` devices each; None = the device's default number per node.
+        """Return a cluster of `nodes` nodes with `gpus` devices each.
 
-        Raises ConfigError if the device is unknown, or if a number is below 1.
+        `gpus`: None = the default of the device. Raises ConfigError if the device is unknown, or if `gpus` or `nodes`
+        is below 1.
         """
         known = device_of(device)
         per_node = known.gpus_per_node if gpus is None else gpus
@@ -282,7 +283,7 @@ def number_format_of(settings: Settings) -> NumberFormat:
 
 
 def cluster_of(settings: Settings) -> Cluster | None:
-    """Return the cluster that `[cluster]` names; None if it names none.
+    """Return the cluster that `[cluster]` describes; None if `cluster.device` is not set.
 
     Raises ConfigError with the nearest names if the device is unknown.
     """
@@ -291,7 +292,7 @@ def cluster_of(settings: Settings) -> Cluster | None:
 
 
 def peak_of(settings: Settings) -> float | None:
-    """Return the peak that MFU refers to [FLOP/s], the dense bf16 peak of a GPU; None if no peak is known.
+    """Return the peak for MFU [FLOP/s]: that of `cluster.device`, else `train.peak_flops`. None if neither is set.
 
     Raises ConfigError if the device does not compute in the run's precision.
     """
@@ -301,8 +302,8 @@ def peak_of(settings: Settings) -> float | None:
     precision = number_format_of(settings.with_precisions_for(device.kind, device.capability))
     if precision not in device.peak_flops:
         raise ConfigError(
-            f"train.precision: expected one that {device.name} computes in ({', '.join(device.peak_flops)}), got "
-            f"{precision}. Set train.precision to one of these."
+            f"train.precision: expected a precision that {device.name} computes in ({', '.join(device.peak_flops)}), "
+            f"got {precision}. Set train.precision to one of these."
         )
     return device.utilisation_peak(precision)
 
@@ -327,7 +328,10 @@ class RunDevices:
 
 
 def peak_of_devices(settings: Settings, here: RunDevices) -> float | None:
-    """Return the peak of one device that MFU refers to [FLOP/s]; None = unknown. `train.precision` must not be auto."""
+    """Return the peak FLOP/s of one device of the run, for MFU; None = unknown.
+
+    `train.precision` must not be auto.
+    """
     if settings.train.peak_flops is not None:
         return settings.train.peak_flops
     device = known_device(settings, here)
@@ -335,7 +339,7 @@ def peak_of_devices(settings: Settings, here: RunDevices) -> float | None:
 
 
 def unknown_peak(settings: Settings, here: RunDevices) -> list[str]:
-    """Return a list with one line to print if a GPU's peak is unknown, so that MFU cannot be shown; else empty."""
+    """Return one line to print if MFU cannot be shown because the peak of the GPU is unknown, else no line."""
     if here.kind != "cuda" or peak_of_devices(settings, here) is not None:
         return []
     return [
@@ -345,9 +349,9 @@ def unknown_peak(settings: Settings, here: RunDevices) -> list[str]:
 
 
 def known_device(settings: Settings, here: RunDevices) -> Device | None:
-    """Return the device of `[cluster]` if it has the type (CPU or CUDA) of the run's devices.
+    """Return the device of `[cluster]` if it has the type (cpu or cuda) of the run's devices.
 
-    Otherwise return the known device with the driver name of the run's devices; None if there is none.
+    Otherwise return the known device with the run's driver name. None if no known device has that name.
     """
     try:
         planned = device_of(settings.cluster.device) if settings.cluster.device else None

@@ -16,9 +16,10 @@ ROUND_SCHEDULES = ("interleaved", "zero_bubble")
 
 
 def axes_of(layout: LayoutConfig, world_size: int) -> dict[str, int]:
-    """Return the size of every axis of the mesh, in the order of AXES; with ddp and zero1 all ranks are replicas.
+    """Return the size of every axis of the mesh, in the order of AXES.
 
-    Raises ConfigError if the product of the sizes is not `world_size`.
+    With ddp and zero1, the axis `replicate` has all ranks. Raises ConfigError if the product of the sizes is not
+    `world_size`.
     """
     if problem := axes_problem(layout, world_size):
         raise ConfigError(problem)
@@ -30,7 +31,7 @@ def axes_of(layout: LayoutConfig, world_size: int) -> dict[str, int]:
 
 
 def data_ranks(axes: dict[str, int]) -> int:
-    """Return how many data-parallel groups read different rows of a global batch: the axes replicate times shard."""
+    """Return the number of data-parallel groups. Each group reads different rows of a global batch."""
     return axes["replicate"] * axes["shard"]
 
 
@@ -43,7 +44,7 @@ def rows_of(num_rows: int, parts: int, part: int) -> range:
 
 
 def num_micro_batches(num_rows: int, layout: LayoutConfig, axes: dict[str, int]) -> int:
-    """Return the number of micro-batches in a step with `num_rows` rows: that of the rank with the most rows."""
+    """Return the number of micro-batches that each rank runs in a step with `num_rows` rows."""
     most = -(-num_rows // data_ranks(axes))
     return -(-most // layout.rows_at_once)
 
@@ -54,21 +55,20 @@ def layers_of(num_layers: int, stages: int, stage: int) -> range:
 
 
 def stages_of(layout: LayoutConfig, rank: int) -> list[int]:
-    """Return the stages on rank `rank` of the pipeline, ascending.
-
-    Stages cycle over the ranks; with zbv they run from the first rank to the last and back.
-    """
+    """Return the numbers of the pipeline stages on rank `rank` of the pipeline, ascending."""
     ranks = layout.pipeline
     if layout.schedule == "zbv":
+        # Stages run from the first rank to the last and back.
         return [rank, 2 * ranks - 1 - rank]
     return [rank + turn * ranks for turn in range(layout.stages)]
 
 
 def chunks_in_flight(layout: LayoutConfig, rank: int, micro_batches: int) -> int:
-    """Return the maximum number of (micro-batch, stage) pairs whose activations a pipeline rank stores at once.
+    """Return the largest number of activation sets that a pipeline rank stores, one per micro-batch and stage.
 
-    Sources: the schedules as torch builds them (a test compares); Narayanan et al. 2021, arXiv 2104.04473, section 2.2.
+    Sources: Narayanan et al. 2021, arXiv 2104.04473, section 2.2; the pipeline schedules of torch.
     """
+    # A test compares the numbers with the schedules that torch builds.
     ranks, stages = layout.pipeline, layout.stages
     if layout.schedule == "1f1b":
         return min(micro_batches, ranks - rank)
@@ -98,7 +98,7 @@ def check_layout(
 def layout_problems(
     shape: ModelShape, settings: Settings, world_size: int, seq_lens: Sequence[int], global_batch: int
 ) -> Iterator[str]:
-    """Yield an error text for each size or setting that does not work with the layout, on any type of device."""
+    """Yield an error text for each reason why model, sequences or batch do not fit the layout."""
     layout = settings.layout.for_device("cpu")
     if problem := axes_problem(layout, world_size):
         yield problem
@@ -134,7 +134,7 @@ def layout_problems(
 
 
 def axes_problem(layout: LayoutConfig, world_size: int) -> str | None:
-    """Return an error text if the axis sizes of a layout cannot have the product `world_size`, else None."""
+    """Return an error text if the axis sizes of a layout do not fit `world_size` ranks, else None."""
     given = {axis: getattr(layout, axis) for axis in AXES if axis != "shard" or layout.shard is not None}
     product = math.prod(given.values())
     shown = " · ".join(f"{axis} {size}" for axis, size in given.items() if size > 1) or "no axis at all"
@@ -158,7 +158,7 @@ def axes_problem(layout: LayoutConfig, world_size: int) -> str | None:
 
 
 def _head_problems(shape: ModelShape, layout: LayoutConfig) -> Iterator[str]:
-    """Yield an error text for each number of heads, width or vocabulary size that the ranks of an axis cannot split."""
+    """Yield an error text for each size of the model that the tensor or context axis cannot divide."""
     sequences = layout.context if layout.context_by == "heads" else 1
     both = f"context · tensor = {layout.tensor * sequences} (context_by heads)"
     alone = f"tensor = {layout.tensor}"

@@ -54,8 +54,7 @@ class LayerMemory:
         return self.residual * self.tokens * self.shape.d_model // self.settings.layout.tensor
 
     def saved(self) -> int:
-        """Return the bytes of activations that one layer stores for its backward pass without activation
-        checkpointing."""
+        """Return the bytes that one layer stores for its backward pass, without activation checkpointing."""
         shape, layout, width = self.shape, self.settings.layout, self.width
         q, kv = shape.query_width, shape.key_width
         gated = shape.activation == "swiglu"
@@ -82,7 +81,8 @@ class LayerMemory:
     def kept(self, recompute: str) -> int:
         """Return the bytes of activations that one layer stores for its backward pass.
 
-        `recompute`: none = all are stored; full = only its input; selective = its input and its matrix products.
+        `recompute`: none = all activations are stored; selective = the layer's input and matrix products; full = only
+        the layer's input.
         """
         if recompute == "none":
             return self.saved()
@@ -97,7 +97,7 @@ class LayerMemory:
         return self.stream_bytes() + self.tokens * products
 
     def temporary(self) -> int:
-        """Return the peak bytes of activation gradients that exist at once in a layer's backward pass."""
+        """Return the peak bytes of activation gradients in a layer's backward pass."""
         shape, tensor = self.shape, self.settings.layout.tensor
         d, q, kv = shape.d_model, shape.query_width, shape.key_width
         # The gradient from the last matrix replaces the activations that this matrix saved.
@@ -109,19 +109,21 @@ class LayerMemory:
         return self.tokens * max(feed_forward, attention, norm) + self.stream_bytes() + 2 * self._mask()
 
     def norm(self, width: int) -> int:
-        """Return the bytes that RMSNorm stores per position: input and scale, and on a CPU the normalized input too."""
+        """Return the bytes that RMSNorm stores for one position of `width` numbers."""
+        # Input and scale, and on a CPU the normalized input too.
         return (self.residual if self.cuda else 8) * width + 4
 
     def mask(self) -> int:
-        """Return the bytes of the mask that layers share: an element (one byte if boolean) per (query, key) pair."""
+        """Return the bytes of the attention mask that all layers share; 0 if attention needs no mask matrix."""
+        # The elements of a mask for relative positions are booleans.
         return self._pairs() * (1 if self.shape.positions == "relative" else self.width)
 
     def _mask(self) -> int:
-        """Return the bytes of the negated mask that a layer makes with relative positions; 0 with rotary positions."""
+        """Return the bytes of the negated mask that a layer makes with relative positions, else 0."""
         return self._pairs() if self.shape.positions == "relative" else 0
 
     def _pairs(self) -> int:
-        """Return the number of (query, key) pairs in the mask matrices of this rank; 0 if attention needs no matrix."""
+        """Return the number of elements of this rank's attention mask; 0 if attention needs no mask matrix."""
         layout, train = self.settings.layout, self.settings.train
         by_keys = layout.context > 1 and layout.context_by == "keys"
         relative = self.shape.positions == "relative"
@@ -133,19 +135,18 @@ class LayerMemory:
         return 0
 
     def _scores_per_token(self) -> int:
-        """Return the bytes of a query's float32 scores with relative positions, for which no fused kernel exists."""
+        """Return the bytes of one query's float32 attention scores in all heads."""
+        # No fused kernel exists for relative positions, so their scores are stored.
         return 4 * self.shape.num_heads * self.seq_len
 
     def _repeats(self) -> int:
-        """Return the factor by which context parallelism multiplies this rank's keys and values.
-
-        With context_by = keys they are gathered; with heads, too few key-value heads to split are repeated.
-        """
+        """Return the factor by which context parallelism multiplies this rank's keys and values."""
         shape, layout = self.shape, self.settings.layout
         if layout.context == 1:
             return 1
         if layout.context_by == "keys":
-            return layout.context
+            return layout.context  # keys and values of all ranks are gathered
+        # Key-value heads that are too few to split are repeated.
         shared = shape.num_kv_heads // layout.tensor % layout.context == 0
         return 1 if shared else shape.num_heads // shape.num_kv_heads
 
@@ -155,7 +156,7 @@ BUCKET = 64 << 20
 
 
 class RankMemory:
-    """The memory of one pipeline rank, or of a rank that holds the whole model, by moment of a step."""
+    """Estimated memory of one rank at each moment of a step."""
 
     def __init__(
         self,
@@ -166,7 +167,7 @@ class RankMemory:
         batch: tuple[int, int],
         cuda: bool,
     ):
-        """`place`: this rank's coordinate on the pipeline axis. `batch`: positions in a row, and rows in a step.
+        """`place`: coordinate on the pipeline axis. `batch`: (positions of a row, rows of a step).
 
         `settings` must have no automatic values left.
         """
@@ -195,7 +196,10 @@ class RankMemory:
         self.params = self.layers * self.layer + self.outer
 
     def moments(self) -> dict[str, dict[str, int]]:
-        """Return the bytes in memory, by moment of a step (loss, head, backward, end, update), then by purpose."""
+        """Return the bytes in memory at each moment of a step, by purpose.
+
+        The moments are loss, head, backward, end and update. `SOURCES` lists the purposes.
+        """
         held = {"weights": 4 * self.params // self.shards, "states": self.states(), "batch": self._batch()}
         together = self.micro_batches > 1 or (self.whole and self.replicas > 1)
         kept_whole = not self.sharded or self.axes["pipeline"] > 1 or self.settings.layout.compress != "none"
@@ -235,7 +239,7 @@ class RankMemory:
         }
 
     def states(self) -> int:
-        """Return the bytes of optimizer states on this rank; states with a value per row or column are not sharded."""
+        """Return the bytes of optimizer states on this rank."""
         shape, declared = self.shape, OPTIMIZERS[self.settings.optim.optimizer]
         inner, outer = declared.state, declared.of_others.state
         over = self.replicas if self.settings.layout.data == "zero1" else self.shards
@@ -243,13 +247,14 @@ class RankMemory:
         sides = 2 * (d + q) + 2 * (d + kv) + (3 if shape.activation == "swiglu" else 2) * (d + ffw)
         vocabularies, matrices = round(self.outer / self.vocabulary), self.layers * self.matrices
         vectors = self.params - matrices - vocabularies * self.vocabulary
+        # States with a value per row or column are not sharded.
         whole = inner.side * self.layers * sides + outer.side * vocabularies * (shape.vocab_size + d)
         sharded = inner.matrix * matrices + outer.matrix * vocabularies * self.vocabulary + outer.vector * vectors
         # Beside states by row and column only vectors are sharded, in whole numbers of 4 bytes.
         return whole + sharded // over // 4 * 4 if whole else sharded // over
 
     def _batch(self) -> int:
-        """Return the bytes of a batch: ids and targets of 8 bytes, document numbers of 4."""
+        # Ids and targets of 8 bytes, document numbers of 4.
         return 20 * self.most_rows * self.stream.seq_len // self.settings.layout.context
 
     def _gathered(self, layers: int, prefetched: int) -> int:
@@ -261,9 +266,10 @@ class RankMemory:
         return self.width * (self.outer + layers * self.layer)
 
     def _unreduced(self) -> int:
-        """Return the peak bytes of unreduced gradients in a layer, while those of the previous layer are reduced."""
+        """Return the peak bytes of gradients that are not reduced yet, during the backward pass of a layer."""
         if not self.sharded:
             return 0
+        # The gradients of the previous layer are being reduced meanwhile.
         before = 4 * self.layer * (1 + 1 / self.shards) - self.stream.kept(self._mode())
         if self.layers == 1 or self.settings.layout.pipeline > 1:  # a pipeline reduces once, after all micro-batches
             before = 0
@@ -283,20 +289,20 @@ class RankMemory:
         return round(kept) + self._outside() + self.stream.mask()
 
     def kept_layer_bytes(self, recomputed: int) -> int:
-        """Return the bytes of activations that all layers store if `recomputed` of them recompute all activations."""
+        """Return the bytes of activations that all layers store if `recomputed` layers store only their input."""
         stream, chosen = self.stream, min(recomputed, self.layers)
         return round(self.in_flight * ((self.layers - chosen) * stream.saved() + chosen * stream.kept("full")))
 
     def recomputed(self) -> int:
         """Return how many layers must recompute all activations to stay within `layout.activation_budget`.
 
-        Returns the number of all layers if the budget is too small even then.
+        Returns the number of all layers if no number is enough.
         """
         budget = self.settings.layout.activation_budget or 0
         return next((n for n in range(self.layers) if self.kept_layer_bytes(n) <= budget), self.layers)
 
     def _outside(self) -> int:
-        """Return the bytes of activations that the last norm stores."""
+        """Return the bytes of activations that the last norm stores; 0 if this rank does not have the last stage."""
         per_token = self.stream.norm(self.shape.d_model) // self.settings.layout.tensor
         return per_token * self.stream.tokens if self.ends else 0
 
@@ -313,39 +319,34 @@ class RankMemory:
         return (self.width if self.sharded else 4) * self.vocabulary if self.ends else 0
 
     def _head_stream(self) -> int:
-        """Return the bytes of the residual stream after the last norm, for all positions whose loss is computed."""
+        """Return the bytes of the residual stream after the last norm."""
         return self.width * self.stream.tokens * self.shape.d_model if self.ends else 0
 
     def _logits(self) -> int:
-        """Return the bytes of one chunk of logits and of the output matrix's gradient.
-
-        If train.precision uses a 16-bit dtype, the gradient of the output matrix from one chunk is counted too. Then
-        a float32 copy of the logits is counted as well, unless the loss is compiled.
-        """
+        """Return the bytes of one chunk of logits and of the output matrix's gradient."""
         if not self.ends:
             return 0
         chunk = min(self.settings.layout.chunk_on("cuda" if self.stream.cuda else "cpu"), self.stream.tokens)
         columns = padded_columns(self.vocabulary // self.shape.d_model, self.stream.cuda)
+        # Unless the loss is compiled, 16-bit logits are copied to float32.
         copy = 0 if self.width == 4 or self.settings.layout.compile else 4
         logits = chunk * columns * (self.width + copy)
         # If columns are padded, a padded copy of the matrix exists too.
         padded = self.width * columns * self.shape.d_model if columns * self.shape.d_model > self.vocabulary else 0
+        # With a 16-bit dtype, the gradient from one chunk exists beside the accumulated gradient.
         product = self.width * self.vocabulary if self.width < 4 else 0
         matrix = self.width * self.vocabulary if self.stream.autocast else 0
         return logits + 4 * self.vocabulary + product + matrix + padded
 
     def _transfer(self) -> int:
-        """Return the bytes of a pipeline's receive buffers for all micro-batches of a step, plus compression errors."""
+        """Return the bytes of a pipeline's receive buffers and of compression errors."""
         layout = self.settings.layout
         if layout.pipeline == 1:
             return self._errors()
         return round((2 * self.micro_batches + self.in_flight) * self.stream.stream_bytes()) + self._errors()
 
     def _errors(self) -> int:
-        """Return the bytes of the compression errors: those of the last step and those of this step.
-
-        The result is 0 without a lossy compression (powersgd, topk, randomk) or without replicas.
-        """
+        """Return the bytes of the compression errors of the previous step and of this step; 0 if there are none."""
         lossy = self.settings.layout.compress in ("powersgd", "topk", "randomk") and self.replicas > 1
         return 8 * self.params // self.shards if lossy else 0
 
@@ -427,9 +428,10 @@ class Memory:
 def memory_of_rank(
     shape: ModelShape, settings: Settings, world_size: int, seq_len: int, global_batch: int, device: str = "cpu"
 ) -> Memory:
-    """Return the memory of the rank that needs most of it, on a device of this type ("cpu", "cuda").
+    """Return the memory of the rank that needs the most memory.
 
-    Automatic settings depend on this type. Raises ConfigError if the product of the axes is not `world_size`.
+    `device`: type of the device (cpu, cuda), on which automatic settings depend. Raises ConfigError if the product of
+    the axis sizes is not `world_size`.
     """
     settings = settings.for_device(device)
     axes = axes_of(settings.layout, world_size)
@@ -461,8 +463,8 @@ def layers_to_recompute(
     least = max(rank.kept_layer_bytes(rank.layers) for rank in ranks)
     if least > budget:
         raise ConfigError(
-            f"layout.activation_budget: expected {budget:,} bytes of activations at most, got {least:,} although "
-            "every layer keeps only its input. Raise layout.activation_budget, or lower layout.micro_batch."
+            f"layout.activation_budget: expected at most {budget:,} bytes of activations, got {least:,} although "
+            "every layer is recomputed. Raise layout.activation_budget, or lower layout.micro_batch."
         )
     return max(rank.recomputed() for rank in ranks)
 

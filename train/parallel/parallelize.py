@@ -30,11 +30,12 @@ from train.parallel.tensor_context import apply_context_parallel, apply_tensor_p
 
 
 class SplitModel:
-    """This rank's layers of a model that `[layout]` divides among ranks. Its weights are uninitialized at first."""
+    """This rank's layers of a model that `[layout]` divides among ranks. The weights start uninitialized."""
 
     def __init__(self, shape: ModelShape, settings: Settings, ranks: Ranks, num_sources: int, largest: tuple[int, int]):
-        """`num_sources`: number of sources whose losses are summed separately. `largest`: most positions in a row, and
-        most rows in a step.
+        """`num_sources`: number of sources whose losses are summed separately.
+
+        `largest`: (most positions of a row, most rows of a step).
         """
         # A training plan has no automatic settings left; a caller that builds only a model may leave them to the
         # device.
@@ -63,7 +64,7 @@ class SplitModel:
         self._join_replicas()
 
     def _join_replicas(self) -> None:
-        """Set up the gradient sum between replicas: wrap an unsharded model in DDP, or hook compression into FSDP2."""
+        """Set up the sum of gradients over the replicas."""
         layout, ranks, named = self.settings.layout, self.ranks, self.parameters
         method = method_of(layout, self.settings.train.seed)
         if layout.data in ("ddp", "zero1") and ranks.world_size > 1:
@@ -110,7 +111,8 @@ class SplitModel:
 
     @property
     def _sharded(self) -> bool:
-        """True if FSDP2 holds the weights; on a single rank, it only casts them to a 16-bit dtype or offloads them."""
+        """True if `fully_shard` is applied to the model."""
+        # On a single rank, FSDP2 only casts weights to a 16-bit dtype or offloads them.
         layout = self.settings.layout
         alone = self.ranks.world_size == 1 and self.settings.train.precision == "fp32" and not layout.offload
         return layout.data in ("zero2", "zero3") and not alone
@@ -127,12 +129,12 @@ class SplitModel:
         }
 
     def parameters_to_update(self) -> Mapping[str, nn.Parameter]:
-        """Return what the optimizer updates: the parameters, or this rank's rows of them with ZeRO-1."""
+        """Return the parameters that the optimizer updates, by name; with ZeRO-1, this rank's rows of them."""
         return self.parameters if self._shares is None else self._shares.shards
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """Return the context in which the optimizer updates weights; at its end all ranks have the new weights."""
+        """Return the context in which the optimizer updates weights. When it exits, all ranks have the new weights."""
         if self._shares is not None:
             self._shares.view_gradients()
         yield
@@ -144,7 +146,7 @@ class SplitModel:
 
     @property
     def copies(self) -> dict[str, int]:
-        """Return, by name, the number of copies of each parameter that several pipeline stages hold."""
+        """Return the number of copies of each parameter that more than one pipeline stage has, by name."""
         return {"embedding.weight": 2} if self.shape.tie_embeddings and self.num_stages > 1 else {}
 
     def set_initial_weights(self, seed: int) -> None:
@@ -159,17 +161,19 @@ class SplitModel:
     # --------------------------------------------------------------------------------------------------------- rows
 
     def rows_here(self, num_rows: int) -> range:
-        """Return the contiguous rows of a global batch that this rank reads; counts differ by at most one."""
+        """Return the rows of a global batch of `num_rows` rows that this rank reads."""
         return rows_of(num_rows, data_ranks(self.mesh.axes), self.mesh.data_rank)
 
     def micro_batches(self, rows: Rows, num_rows: int) -> list[Rows]:
-        """Split this rank's rows of a batch of `num_rows` into micro-batches on its device, equally many on all ranks.
+        """Split `rows`, this rank's rows of a batch of `num_rows` rows, into micro-batches on its device.
 
-        Each micro-batch runs collectives, so a rank that runs out of rows gets rows without targets. Compiled layers
-        always get the same number of rows, in training and evaluation: another number would recompile them.
+        All ranks get the same number of micro-batches. Missing rows are replaced by rows without targets.
         """
+        # Each micro-batch runs collectives, so every rank needs the same number of them.
         number = num_micro_batches(num_rows, self.settings.layout, self.mesh.axes)
         most = -(-num_rows // data_ranks(self.mesh.axes))
+        # Compiled layers always get the same number of rows, in training and evaluation: another number would
+        # recompile them.
         compiled = bool(self.settings.layout.compile)
         size = self._rows_at_once if compiled else min(self.settings.layout.rows_at_once, most)
         if self.mesh.axes["context"] > 1:
@@ -180,20 +184,18 @@ class SplitModel:
         return [rows.part(first, first + size).to(self.ranks.device) for first in range(0, size * number, size)]
 
     def part_of(self, rows: Rows) -> list[Rows]:
-        """Return this rank's share of rows that every rank has read, as micro-batches.
-
-        A rank without any row gets a row without targets, which adds nothing to the loss.
-        """
+        """Return this rank's rows as micro-batches. `rows`: all rows, the same on every rank."""
         here = self.rows_here(len(rows))
+        # A rank without any row gets a row without targets, which adds nothing to the loss.
         mine = rows.part(here.start, here.stop) if here else rows.part(0, 1).without_targets()
         return self.micro_batches(mine, len(rows))
 
     # --------------------------------------------------------------------------------------------------------- step
 
     def backward(self, rows: list[Rows], scale: float) -> LossTally:
-        """Compute the gradient of (sum of losses · scale) over all ranks.
+        """Compute the gradient of the sum of losses times `scale`, over all ranks.
 
-        Returns the sums of losses by source over all ranks, the same on every rank.
+        Returns the sum of losses of each source over all ranks.
         """
         tally = LossTally.empty(self._num_sources, self.ranks.device)
         self._prepare_loss(scale, tally)
@@ -216,7 +218,7 @@ class SplitModel:
 
     @torch.no_grad()
     def measure(self, rows: list[Rows], num_sources: int) -> LossTally:
-        """Return the sums of losses by source over all ranks, without gradients; the same on every rank."""
+        """Return the sum of losses of each source over all ranks, without computing gradients."""
         tally = LossTally.empty(num_sources, self.ranks.device)
         self._prepare_loss(1.0, tally)
         if self._pipeline is not None:
@@ -244,24 +246,18 @@ class SplitModel:
             part.loss.scale, part.loss.tally = scale, tally
 
     def _sync_gradients(self, last: bool) -> AbstractContextManager[object]:
-        """Return the context for the backward pass of one micro-batch; `last`: it is the last one of the step.
-
-        DDP sums gradients over the ranks for the last micro-batch only. FSDP2 reduce-scatters them for every
-        micro-batch, or with compression for the last one only.
-        """
+        """Return the context for the backward pass of a micro-batch; `last`: True for the last one of a step."""
         if self._whole is not None and not last:
-            return self._whole.no_sync()
+            return self._whole.no_sync()  # DDP sums gradients for the last micro-batch only
         for module in sharded_modules(self.parts[0]):
-            # Compression applies to the gradient of a step: it must be complete before it is sent to the replicas.
+            # FSDP2 reduce-scatters gradients for every micro-batch. Compression applies to the gradient of a step,
+            # which must be complete before it is sent to the replicas.
             module.set_requires_gradient_sync(last or self.compressor is None)
             module.set_requires_all_reduce(last)
         return nullcontext()
 
     def _number_format(self) -> AbstractContextManager[object]:
-        """Return the context manager for a forward pass: autocast, or one that does nothing.
-
-        Autocast is used if train.precision uses a 16-bit dtype and FSDP2 does not cast the weights already.
-        """
+        """Return the context for a forward pass: autocast to a 16-bit dtype, unless FSDP2 casts the weights."""
         number = NUMBER_FORMATS[self.settings.train.precision]
         if number is None or self._sharded:
             return nullcontext()
@@ -274,10 +270,9 @@ class SplitModel:
     # --------------------------------------------------------------------------------------------- tied embeddings
 
     def _tied_group(self) -> dist.ProcessGroup | None:
-        """Return the group of the two ranks with a copy of a tied embedding, the first and last of this rank's
-        pipeline.
+        """Return the group of the two ranks of this pipeline that have a copy of a tied embedding.
 
-        None if there is no such copy, or if this rank is neither of the two.
+        None if the embedding is not tied between stages, or if this rank is not in the group.
         """
         if not self.copies:
             return None
@@ -296,11 +291,9 @@ class SplitModel:
 
 
 def use_matrix_units(device: torch.device) -> None:
-    """Enable TF32 for float32 products on a CUDA device, and FlashAttention 3 if it is installed.
-
-    TF32 rounds factors to 10 bits of mantissa and sums in float32. That is enough for the products that stay in float32
-    if train.precision uses a 16-bit dtype. By the data sheets of A100 and H100, they take a tenth of the time.
-    """
+    """Enable TF32 for float32 products on a CUDA device, and FlashAttention 3 if it is installed."""
+    # TF32 rounds factors to 10 bits of mantissa and sums in float32. That is enough for the products that stay in
+    # float32 beside a 16-bit dtype. By the data sheets of A100 and H100, they take a tenth of the time.
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
         activate_flash_3(device)

@@ -74,11 +74,9 @@ class Pipeline:
         schedule.step(*inputs, target=rows.sources_B, return_outputs=False, **named)
 
     def measure(self, parts: Sequence[Rows], stream: torch.dtype) -> None:
-        """Run micro-batches forward through all stages; the last stage adds their losses to its tally.
-
-        Torch's schedules are not used: they require the number of micro-batches they were built for, and zbv cannot run
-        without a backward pass.
-        """
+        """Run micro-batches forward through all stages. The last stage adds the losses to its `loss.tally`."""
+        # Torch's schedules are not used: they require the number of micro-batches they were built for, and zbv cannot
+        # run without a backward pass.
         group, rank_here = self._mesh.group("pipeline"), self._mesh.place("pipeline")
         owner = {stage: rank for rank in range(group.size()) for stage in stages_of(self._layout, rank)}
         for rows in parts:

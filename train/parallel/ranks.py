@@ -30,7 +30,7 @@ ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_
 
 
 def device_of(cuda: bool, num_devices: int, local_rank: int, local_size: int) -> torch.device:
-    """Return the device of rank `local_rank` (0 = first) of the `local_size` ranks of a machine: a GPU, or the CPU.
+    """Return the device of rank `local_rank` on a machine with `local_size` ranks: a GPU, or the CPU.
 
     `cuda`: True if GPUs can be used. Raises ConfigError if there are fewer GPUs than ranks.
     """
@@ -54,22 +54,23 @@ def select_device(local_rank: int, local_size: int) -> torch.device:
 
 
 def backend_of(device: torch.device) -> str:
-    """Return the torch.distributed backend for ranks on this type of device; it always supports CPU tensors too."""
+    """Return the torch.distributed backend for ranks on this device. The backend supports CPU tensors too."""
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
 def torchrun_placement() -> tuple[int, int] | None:
-    """Return the local rank of this process and the number of ranks on its machine; None = not set by torchrun."""
+    """Return the local rank of this process and the number of ranks on its machine; None without torchrun."""
     local_rank, local_size = (os.environ.get(name) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
     return None if local_rank is None or local_size is None else (int(local_rank), int(local_size))
 
 
 def use_expandable_segments() -> None:
-    """Enable expandable segments of the CUDA allocator, unless the user has configured it; call before CUDA starts.
+    """Enable expandable segments in the CUDA allocator, unless the user has configured the allocator.
 
-    Chunks of logits of about 0.5 GB are allocated and freed beside weights that stay, so fixed-size segments fragment.
-    Torch reads the environment variable at first use, which is after its import (seen in the CUDA build of 2.11).
+    Call this before CUDA starts.
     """
+    # Chunks of logits of about 0.5 GB are allocated and freed beside weights that stay, so fixed-size segments
+    # fragment. Torch reads the environment variable at first use, after its import (seen in the CUDA build of 2.11).
     if not any(name in os.environ for name in ALLOCATOR_SETTINGS):
         os.environ[ALLOCATOR_SETTINGS[0]] = "expandable_segments:True"
 
@@ -82,18 +83,21 @@ CONTROL_TIMEOUT = timedelta(hours=24)
 
 
 class FirstRankFailed(PenstockError):
-    """Raised by the other ranks when rank 0, or the first rank of a machine, has failed and reports the reason."""
+    """Raised by ranks that did not fail, when rank 0 or the first rank of their machine has failed.
+
+    The failed rank reports the reason.
+    """
 
 
 class PendingSum:
-    """A pending all-reduce of sums over all ranks."""
+    """A running all-reduce that sums values over all ranks."""
 
     def __init__(self, sums: torch.Tensor, work: Any):
         """`work`: handle of the running all-reduce; None = `sums` are already the results."""
         self._sums, self._work = sums, work
 
     def wait(self) -> list[float]:
-        """Return the sums after every rank has sent its values."""
+        """Wait for the all-reduce, and return the sums."""
         if self._work is not None:
             self._work.wait()
         return self._sums.tolist()
@@ -129,7 +133,7 @@ class Ranks:
         return cast(T, answer[0])
 
     def refuse(self, error: PenstockError) -> NoReturn:
-        """Raise an error that occurred on every rank, so that only rank 0 reports it."""
+        """Raise `error` on rank 0, and FirstRankFailed on the other ranks. Call it if all ranks have the error."""
         raise error if self.rank == 0 else FirstRankFailed(str(error))
 
     def total(self, *values: float) -> list[float]:
@@ -137,8 +141,7 @@ class Ranks:
         return self.start_total(*values).wait()
 
     def start_total(self, *values: float) -> PendingSum:
-        """Start to sum each value over all ranks, without waiting for the sums; ranks must start them in the same
-        order."""
+        """Start to sum each value over all ranks, without waiting. Ranks must start their sums in the same order."""
         sums = torch.tensor(values, dtype=torch.float64)
         if self.world_size == 1:
             return PendingSum(sums, None)
@@ -146,12 +149,11 @@ class Ranks:
 
 
 def agreed_start(store: Any, rank: int, world_size: int) -> str:
-    """Return a name that all ranks agree on for this start of the run, and that no earlier start has used.
-
-    torchrun keeps the same store over its restarts, so a rank may read the address of a dead process there. gloo would
-    try to connect to it until it times out (seen in torch 2.13). Therefore rank 0 publishes a new name, and every other
-    rank answers with a name of its own. That rank returns the new name once rank 0 has confirmed its answer.
-    """
+    """Return a name that all ranks agree on for this start of the run. No earlier start has used the name."""
+    # torchrun keeps the same store over its restarts, so a rank may read the address of a dead process there. gloo
+    # would try to connect to it until it times out (seen in torch 2.13). Therefore rank 0 publishes a new name, and
+    # every other rank answers with a name of its own. That rank returns the new name once rank 0 has confirmed its
+    # answer.
     own = uuid4().hex
     if rank == 0:
         store.set("start", own)
@@ -169,11 +171,8 @@ def agreed_start(store: Any, rank: int, world_size: int) -> str:
 
 
 def machine_placement(store: Any, rank: int, world_size: int) -> tuple[int, int]:
-    """Return the local rank of this process and the number of ranks on its machine.
-
-    Values set by torchrun are preferred, because containers may share a hostname, and a machine may have several
-    hostnames. Otherwise ranks with the same hostname count as ranks of the same machine.
-    """
+    """Return the local rank of this process and the number of ranks on its machine."""
+    # Containers may share a hostname, and a machine may have several hostnames.
     if (place := torchrun_placement()) is not None:
         return place
     store.set(f"host/{rank}", socket.gethostname())
@@ -183,9 +182,10 @@ def machine_placement(store: Any, rank: int, world_size: int) -> tuple[int, int]
 
 @contextmanager
 def open_ranks() -> Iterator[Ranks]:
-    """Return the context of the ranks that torchrun started, or of this process alone, on GPUs if there are any.
+    """Return the context of the ranks that torchrun started, or of this process alone.
 
-    Raises ConfigError on the first rank of a machine that has fewer GPUs than ranks, FirstRankFailed on the others.
+    Ranks use GPUs if there are any. If a machine has fewer GPUs than ranks, its first rank raises ConfigError and its
+    other ranks raise FirstRankFailed.
     """
     use_expandable_segments()
     store: Any = dist.HashStore()  # type: ignore[attr-defined]
@@ -220,11 +220,9 @@ def default_threads(ranks: Ranks) -> int:
 
 
 class Interruption:
-    """A handler that records the first SIGINT or SIGTERM, so that the step can be finished.
+    """A handler that records the first SIGINT or SIGTERM, so that the current step can be finished.
 
-    A later SIGINT has its usual effect. A second SIGTERM is ignored: a scheduler that signals the whole job reaches a
-    rank twice, directly and through torchrun. Without this, the second signal would kill the rank during its last save.
-    SIGKILL stops the process at once.
+    After the first signal, SIGINT has its usual effect. A second SIGTERM is ignored.
     """
 
     def __init__(self) -> None:
@@ -233,7 +231,7 @@ class Interruption:
 
     @property
     def received(self) -> tuple[bool, bool]:
-        """Return whether SIGTERM, and whether SIGINT, was the first signal that this process received."""
+        """Return two booleans: whether the first signal was SIGTERM, and whether it was SIGINT."""
         return self.signal == signal.SIGTERM, self.signal == signal.SIGINT
 
     def __enter__(self) -> "Interruption":
@@ -248,6 +246,8 @@ class Interruption:
         self.signal = number
         self.__exit__()
         if number == signal.SIGTERM:
+            # A scheduler that signals the whole job reaches a rank twice, directly and through torchrun. The second
+            # signal would kill the rank during its last save.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
@@ -285,7 +285,7 @@ class Mesh:
 
     @property
     def is_group_leader(self) -> bool:
-        """True for one rank of every data-parallel group; only this rank adds its counts to sums over all ranks."""
+        """True on the one rank of each data-parallel group that adds the counts of the group to global sums."""
         return not any(self.place(axis) for axis in ("pipeline", "context", "tensor"))
 
 

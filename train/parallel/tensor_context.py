@@ -33,7 +33,7 @@ from train.parallel.ranks import all_gather_single, reduce_scatter_single
 
 
 def context_part(rows: Rows, parts: int, part: int) -> Rows:
-    """Return the rows cut to the positions of part `part` of `parts` equal parts; `documents_BT` stays whole."""
+    """Return the rows cut to part `part` of `parts` equal parts of their positions. `documents_BT` stays whole."""
     width = rows.inputs_BT.shape[1] // parts
     mine = slice(part * width, (part + 1) * width)
     groups = rows.sources_B[:, mine] if rows.sources_B.dim() == 2 else rows.sources_B
@@ -41,7 +41,7 @@ def context_part(rows: Rows, parts: int, part: int) -> Rows:
 
 
 def apply_context_parallel(model: Transformer, group: dist.ProcessGroup, by: str) -> None:
-    """Make attention cover whole sequences although this rank holds only some of their positions.
+    """Make the attention of a model cover whole sequences, of which each rank in `group` has some positions.
 
     `by`: heads or keys, as in `layout.context_by`.
     """
@@ -69,10 +69,7 @@ def apply_context_parallel(model: Transformer, group: dist.ProcessGroup, by: str
 
 
 def attend_by_heads(core: AttentionFunction, group: dist.ProcessGroup) -> AttentionFunction:
-    """Return an attention function that calls `core` with whole sequences of some heads.
-
-    All-to-alls before and after the call exchange positions for heads and heads for positions.
-    """
+    """Return an attention function that calls `core` on each rank with whole sequences of some heads."""
     parts = dist.get_world_size(group)
 
     def attend(q_BHtK: Tensor, k_BGtK: Tensor, v_BGtK: Tensor, attention_mask: AttentionMask) -> Tensor:
@@ -97,19 +94,18 @@ def attend_by_keys(core: AttentionFunction, group: dist.ProcessGroup) -> Attenti
 
 
 def _to_heads(x_BHtK: Tensor, group: dist.ProcessGroup, parts: int) -> Tensor:
-    """Exchange, by all-to-all, all heads at this rank's positions for some heads at all positions."""
+    """Exchange all heads at this rank's positions for some heads at all positions."""
     x_CBHtK = _cut(x_BHtK, 1, parts)
     return _exchange(x_CBHtK, group).permute(1, 2, 0, 3, 4).flatten(2, 3)
 
 
 def _to_positions(x_BHTK: Tensor, group: dist.ProcessGroup, parts: int) -> Tensor:
-    """Exchange, by all-to-all, some heads at all positions for all heads at this rank's positions."""
+    """Exchange some heads at all positions for all heads at this rank's positions."""
     x_CBHtK = _cut(x_BHTK, 2, parts)
     return _exchange(x_CBHtK, group).movedim(0, 1).flatten(1, 2)
 
 
 def _cut(x: Tensor, dim: int, parts: int) -> Tensor:
-    """Split a dimension into `parts` equal parts, and stack these along a new first dimension."""
     return torch.stack(x.chunk(parts, dim))
 
 
@@ -197,13 +193,12 @@ def apply_tensor_parallel(model: Transformer, mesh: DeviceMesh) -> None:
 
 
 class _WaitFor(torch.autograd.Function):
-    """Waits for the result of a collective, and returns it as a plain tensor.
-
-    A layer compiled by torch.compile gives a gradient of zero to a tensor whose collective is pending (torch 2.13).
-    """
+    """Waits for the result of a collective, and returns it as a plain tensor."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
+        # A layer compiled by torch.compile gives a gradient of zero to a tensor whose collective is pending (torch
+        # 2.13).
         return x.wait() if isinstance(x, AsyncCollectiveTensor) else x.view_as(x)
 
     @staticmethod
@@ -216,7 +211,7 @@ def _wait_for(x: Tensor) -> Tensor:
 
 
 class VocabularyParallelLoss(HeadLoss):
-    """The loss if the vocabulary and the positions of the residual stream are split over the ranks of a mesh."""
+    """The loss for a vocabulary and a residual stream that are split over the ranks of a mesh."""
 
     def __init__(self, head: HeadLoss, mesh: DeviceMesh):
         super().__init__(head.z_loss, head.chunk_tokens, fused=head.fused, multiple=head.multiple)

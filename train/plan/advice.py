@@ -26,9 +26,9 @@ OWN_NUMBERS = {"floor": "nats/token", "a": "", "b": "", "alpha": "", "beta": "",
 
 
 def size_figures(plan: Plan, target: Target, unique: Mapping[str, float]) -> list[SourcedFigure]:
-    """Return N and D that each scaling law chooses for the budget, and the expected loss of the plan's run.
+    """Return the figures of the sizes that each scaling law chooses for the budget, and of the expected loss.
 
-    Without a budget, the laws choose for the plan's own compute, 6ND. `unique`: unique tokens of each source.
+    Without a budget, the laws choose for the compute of the plan itself, 6ND. `unique`: unique tokens of each source.
     """
     return figures_of([*_rows(plan, target), *_loss_rows(plan, unique)])
 
@@ -60,7 +60,7 @@ def _budget_formula(sizing: PlanConfig) -> str:
 
 
 def _loss_rows(plan: Plan, unique: Mapping[str, float]) -> Iterator[Row]:
-    """Yield the expected loss of this run and, for a law fitted to the user's runs, its constants with intervals."""
+    """Yield the expected loss of the run, after the constants of a law that was fitted to the user's runs."""
     own, data = plan.settings.plan.own_law, repeats.count_repeated_tokens(tokens_by_source(plan.stages), unique)
     if own is None:
         formula, source = f"L(N', D') of this run, {_on_c4(plan)}", repeats.SOURCE
@@ -73,25 +73,22 @@ def _loss_rows(plan: Plan, unique: Mapping[str, float]) -> Iterator[Row]:
 
 
 def _on_c4(plan: Plan) -> str:
-    """Return a text that names the corpus of the published law and, if the model is outside its range of sizes, the
-    range."""
+    """Return a text that names the corpus of the published law, and its sizes if the model is outside them."""
     least, most = repeats.SIZES
     within = least <= plan.num_params <= most
     return "on C4" if within else f"on C4, a guess: its law was fitted to {least:,.0f} to {most:,.0f} parameters"
 
 
 def _loss(plan: Plan, own: OwnLaw | None, data: RepeatedData) -> float:
-    """Return the expected loss L(N, D') [nats/token].
-
-    With a law fitted to the user's runs (`own`), N is not reduced for repeated tokens: those runs repeat none.
-    """
+    """Return the expected loss of the run [nats/token]; `own`: law fitted to the user's runs, None = published law."""
     if own is not None:
+        # N is not reduced for repeated tokens: the runs of the law repeat none.
         return law_in(own).loss(plan.num_params, data.worth)
     return repeats.LAW.loss(repeats.worth_of_params(data.seen, plan.num_params), data.worth)
 
 
 def flops_rows(plan: Plan) -> Iterator[Row]:
-    """Yield the FLOPs of a token by the counting rules that the plan does not use."""
+    """Yield the FLOPs per token by other counting rules than that of the plan, for comparison."""
     shape, length = plan.shape, plan.seq_len
     body, attention = num_parameters(shape, False), 12 * shape.num_layers * shape.query_width * length
     yield "flops_per_token.6n", 6 * plan.num_params, "FLOPs", "6·N, no attention", "Kaplan et al. 2020, section 2.1"
@@ -104,7 +101,7 @@ def flops_rows(plan: Plan) -> Iterator[Row]:
 
 
 def advice(plan: Plan, target: Target, unique: Mapping[str, float]) -> list[str]:
-    """Return advice on the data and on the reliability of a law fitted to the user's runs, one sentence per entry.
+    """Return sentences of advice on the data and on a law that was fitted to the user's runs.
 
     `unique`: unique tokens of each source.
     """
@@ -126,7 +123,7 @@ def advice(plan: Plan, target: Target, unique: Mapping[str, float]) -> list[str]
 
 
 def _of_repeats(plan: Plan, own: OwnLaw | None, data: RepeatedData, epochs: Mapping[str, float]) -> str:
-    """Return the sentence on repeats: how often unique tokens are read, and how many new tokens would do as much."""
+    """Return the sentence on how often the run reads its unique tokens, and how many new tokens this is worth."""
     evenly = max(epochs.values()) <= NEAR * min(epochs.values())
     each = ", ".join(f"{source} {times:.3g} times" for source, times in epochs.items())
     read = (
@@ -143,7 +140,8 @@ def _of_repeats(plan: Plan, own: OwnLaw | None, data: RepeatedData, epochs: Mapp
 
 
 def _of_no_use(plan: Plan, target: Target, expected: float) -> Iterator[str]:
-    """Yield a sentence if the plan leaves out expected losses above ln V, the loss of a uniform prediction."""
+    """Yield a sentence if the plan leaves out expected losses because they are above ln V."""
+    # ln V is the loss of a uniform prediction.
     limit, compute = math.log(plan.shape.vocab_size), target.budget or 6.0 * plan.num_params * plan.num_tokens
     sized = ((law, law.for_compute(compute)) for law in (law_of(plan.settings.plan), *LAWS_BY_NAME.values()))
     losses = [law.loss(size.params, size.tokens) for law, size in sized if isinstance(law, LossLaw)]

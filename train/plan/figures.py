@@ -37,7 +37,7 @@ PALM = "Chowdhery et al. 2022 (PaLM), arXiv 2204.02311, appendix B"
 
 @dataclass(frozen=True)
 class DatasetOffer:
-    """The samples that the dataset provides under the settings, and the resulting target size of model and run."""
+    """The samples that the dataset provides under the settings, and the target size that follows from them."""
 
     samples: dict[str, int]
     """Unique samples of each source in use."""
@@ -57,7 +57,10 @@ class DatasetOffer:
 
 
 def figures_of_plan(dataset: Dataset, plan: Plan, offer: DatasetOffer, compute: float) -> list[SourcedFigure]:
-    """Return all figures of the plan in order of derivation; `compute`: FLOPs of the run, embeddings not counted."""
+    """Return all figures of the plan, in order of computation.
+
+    `compute`: FLOPs of the run, embeddings not counted.
+    """
     figures = [
         *_data_figures(dataset, plan, offer),
         *size_figures(plan, offer.target, offer.unique),
@@ -158,12 +161,12 @@ def _run_figures(plan: Plan, target: Target, compute: float) -> list[SourcedFigu
 
 
 def _given(setting: float | None, formula: str, source: str) -> tuple[str, str]:
-    """Return formula and source of a value, or "as given" and "recipe" if the recipe sets it."""
+    """Return formula and source of a value; "as given" and "recipe" if the recipe sets the value."""
     return (formula, source) if setting is None else ("as given", "recipe")
 
 
 def _cost_figures(plan: Plan) -> list[SourcedFigure]:
-    """Return the FLOPs of the run, its duration at the device's peak (if known), and memory per rank by world size."""
+    """Return the figures of FLOPs, duration (if the device's peak is known) and memory."""
     train = plan.settings.train
     lengths = [row_length(train, stage.seq_len) for stage in plan.stages]
     flops = sum(
@@ -183,9 +186,9 @@ def _cost_figures(plan: Plan) -> list[SourcedFigure]:
 
 
 def memory_needed(shape: ModelShape, settings: Settings, stages: Sequence[StagePlan], world_size: int) -> Memory | None:
-    """Return the memory that each GPU needs in the training stage with the highest peak.
+    """Return the memory of one GPU in the training stage that needs the most memory.
 
-    None = the layout, or the global batch of a stage, does not work with `world_size` ranks.
+    None if the layout, or the global batch of a stage, does not work with `world_size` ranks.
     """
     needs = []
     for stage in stages:
@@ -214,7 +217,7 @@ def _memory_rows(plan: Plan) -> Iterator[Row]:
 
 
 def memory_rows(need: Memory, world_size: int, device: str = "GPU") -> Iterator[Row]:
-    """Yield the memory of each of `world_size` ranks, by purpose and in total."""
+    """Yield the memory of one of `world_size` ranks, by purpose and in total."""
     for name, size in need.at_peak.items():
         if size:
             yield f"{MEMORY}.{world_size}.{name}", size, "bytes", *SOURCES[name]

@@ -63,8 +63,8 @@ def smallest_size(vocab_size: int, sizing: PlanConfig) -> int:
 def sizes_of(smallest: float, largest: float | None, number: int, unique: float) -> list[int]:
     """Return `number` model sizes N, spaced evenly by ratio.
 
-    `unique`: unique tokens; `largest`: None = as large as the tokens allow. Raises ConfigError if `number` is outside
-    SIZES, `largest` is not above `smallest`, or the tokens are too few for the largest size.
+    `largest`: None = chosen from the unique tokens. `unique`: number of unique tokens. Raises ConfigError if `number`
+    is outside SIZES, if `largest` is not above `smallest`, or if there are too few tokens.
     """
     if not SIZES[0] <= number <= SIZES[1]:
         raise ConfigError(
@@ -87,10 +87,10 @@ def sizes_of(smallest: float, largest: float | None, number: int, unique: float)
 
 
 def plan_proxies(sizes: Mapping[int, int], number: int, unique: float) -> list[ProxyRun]:
-    """Return `number` proxy runs of every model size, each size's shortest run first.
+    """Return `number` proxy runs of every model size, the shortest run of a size first.
 
-    `sizes`: for each requested N, the N of the nearest shape; `unique`: unique tokens, which no run exceeds.
-    Raises ConfigError if two sizes have the same shape.
+    `sizes`: requested N -> N of the nearest shape. `unique`: number of unique tokens, the most that a run reads. Raises
+    ConfigError if `number` is outside LENGTHS, or if two sizes have the same shape.
     """
     if not LENGTHS[0] <= number <= LENGTHS[1]:
         raise ConfigError(
@@ -99,8 +99,8 @@ def plan_proxies(sizes: Mapping[int, int], number: int, unique: float) -> list[P
         )
     if len(set(sizes.values())) < len(sizes):
         raise ConfigError(
-            f"ladder: expected {len(sizes)} different sizes, got models of "
-            f"{', '.join(f'{size:,}' for size in sizes.values())} parameters, the nearest possible shapes. "
+            f"ladder: expected {len(sizes)} different model sizes, got shapes of "
+            f"{', '.join(f'{size:,}' for size in sizes.values())} parameters. "
             "Raise --largest, or lower --sizes."
         )
     longest = {wanted: min(MOST_RATIO * params, unique) for wanted, params in sizes.items()}

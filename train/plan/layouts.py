@@ -28,10 +28,10 @@ AXES = ("replicate", "shard", "context", "tensor", "pipeline")
 
 
 def choose_layout(plan: Plan) -> tuple[Plan, SearchResult | None]:
-    """Return the plan in its fastest layout and the search result; the plan unchanged and None if no device is named.
+    """Return the plan in its fastest layout, and the result of the layout search.
 
-    Settings of `[layout]` in the recipe are kept, and the plan's advice reports their cost. The returned plan has no
-    automatic setting left. Raises ConfigError if no layout fits.
+    Settings of `[layout]` in the recipe are kept. The new plan has no automatic settings. If `cluster.device` is not
+    set, the plan is unchanged and the result is None. Raises ConfigError if no layout fits.
     """
     cluster = cluster_of(plan.settings)
     if cluster is None:
@@ -78,7 +78,7 @@ def choose_layout(plan: Plan) -> tuple[Plan, SearchResult | None]:
 
 
 def _over_hours(plan: Plan, offer: LayoutOffer, cluster: Cluster) -> Iterator[str]:
-    """Yield a sentence if the run, in this layout, takes more or fewer device hours than the budget that sized it."""
+    """Yield a sentence if the run takes more or fewer device hours than its budget."""
     named, sizing = plan.settings.cluster, plan.settings.plan
     given, taken = hours_of(sizing, named), plan.steps * offer.step_seconds / HOUR * cluster.world_size
     if given is None or sizing.inference_tokens is not None or 1 / NEAR <= taken / given <= NEAR:
@@ -122,7 +122,7 @@ MIN_REPORTED_SHARE = 0.01
 def costs_of_fixed(
     shape: ModelShape, settings: Settings, run: Sequence[StagePlan], cluster: Cluster, step_seconds: float
 ) -> Iterator[str]:
-    """Yield a sentence for each fixed setting that makes a step of `step_seconds` slower than necessary."""
+    """Yield a sentence for each setting of the recipe that makes a step slower than the search could."""
     for section, names in FREED:
         freed = without_settings(settings, section, names)
         if freed is None:
@@ -138,7 +138,7 @@ def costs_of_fixed(
 
 
 def without_settings(settings: Settings, section: str, names: Sequence[str]) -> Settings | None:
-    """Return the settings without the given names of a section; None if the recipe sets none of them."""
+    """Return a copy of the settings in which `names` of `section` are not set; None if the recipe sets none."""
     current = getattr(settings, section)
     if not current.model_fields_set & set(names):
         return None
@@ -162,9 +162,8 @@ def plan_for_devices(run: Store, overrides: Sequence[str], here: RunDevices) -> 
 def resolve_plan(plan: Plan, here: RunDevices) -> tuple[Plan, list[str]]:
     """Return the plan with every automatic setting resolved, and a list of warnings to print.
 
-    The list has one warning if no micro-batch size could be chosen for the CUDA device, else it is empty.
-    On a CUDA device whose profile is known, an unset micro-batch size is searched for together with the recomputation
-    mode. Raises ConfigError if the device cannot train with these settings.
+    On a CUDA device, an unset micro-batch size is searched for. If none is found, the list has one warning. Raises
+    ConfigError if the device cannot train with these settings.
     """
     settings = plan.settings.with_precisions_for(here.kind, here.capability)
     check_document_mask(plan.shape, settings, here.kind)

@@ -27,7 +27,7 @@ from train.plan.target import check_size_reached, read_own_law, target_of, token
 
 
 def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
-    """Return the plan for a dataset; write the index of packed rows if the settings require it and none exists.
+    """Return the plan for a dataset. Write the index of packed rows if it is required and missing.
 
     Raises ConfigError if settings contradict each other, or if the dataset is too small for them.
     """
@@ -97,10 +97,8 @@ def _offered(
 
 
 def _power_of_two(sequences: float, most: int) -> int:
-    """Return the power of two nearest to `sequences` by ratio, at most `most`.
-
-    Batches of such a size can be divided evenly among ranks.
-    """
+    """Return the power of two nearest to `sequences` by ratio, or `most` if `most` is smaller."""
+    # Batches of such a size can be divided evenly among ranks.
     return max(1, min(1 << max(0, round(math.log2(sequences))), most))
 
 
@@ -123,10 +121,10 @@ def _check_epochs(streams: Mapping[str, RowOrder], stages: tuple[StagePlan, ...]
 
 
 def _check_memory(shape: ModelShape, settings: Settings, stages: tuple[StagePlan, ...]) -> None:
-    """Check that the run fits into the memory of its devices, `plan.device_memory`.
+    """Check that the run fits into `plan.device_memory`.
 
-    The number of ranks is the largest of `plan.world_sizes` that works with the layout and the global batch. Raises
-    ConfigError if the run does not fit, or if no number works.
+    The check is for the largest of `plan.world_sizes` that works with the layout and the global batch. Raises
+    ConfigError if the run does not fit, or if none of `plan.world_sizes` works.
     """
     limit = settings.plan.device_memory
     if limit is None or settings.cluster.device:  # the layout search applies the limit itself

@@ -83,7 +83,8 @@ class Plan(BaseModel):
 
     @field_serializer("settings")
     def _given(self, settings: Settings) -> dict[str, Any]:
-        """Return only the settings that were set: a stored default would be rejected where it has no effect."""
+        """Return only the settings that were set."""
+        # A stored default would be rejected where it has no effect.
         return settings.to_json()
 
     @property
@@ -108,7 +109,7 @@ class Plan(BaseModel):
 
     @property
     def course(self) -> ScheduleInputs:
-        """The training stages and the peak learning rate, which with `[optim]` set the learning rate of each step."""
+        """The inputs of the learning rate schedule, besides `[optim]`."""
         given = self.settings.train.stages
         stages = [
             StageSchedule(plan.first_step + 1, plan.num_steps, own.learning_rate, own.schedule, own.final_lr_share)
@@ -145,9 +146,10 @@ def read_plan(run: Store, dataset: Dataset | None = None) -> Plan:
 
 
 def read_settings(run: Store, dataset: Dataset, overrides: Sequence[str]) -> Settings:
-    """Return the settings of the stored plan, else of the run's recipe, with `section.key=value` overrides applied.
+    """Return the settings of the stored plan, or of the run's recipe if there is no plan.
 
-    Raises ConfigError that lists every wrong name, ContractError if the plan was made for a different dataset.
+    `overrides`: settings to change, as `section.key=value`. Raises ConfigError that lists every wrong name. Raises
+    ContractError if the plan was made for a different dataset.
     """
     raw = read_plan(run, dataset).settings.to_json() if run.exists(PLAN_NAME) else read_run(run).recipe
     check_mix_overrides(raw, overrides)
@@ -167,9 +169,9 @@ def read_settings(run: Store, dataset: Dataset, overrides: Sequence[str]) -> Set
 
 
 def check_overrides(run: Store, overrides: Sequence[str]) -> None:
-    """Check that overrides can be applied to the stored plan, whatever dataset it is for.
+    """Check that overrides can be applied to the stored plan. The dataset of the plan is not checked.
 
-    Raises ConfigError if they cannot be applied.
+    Raises ConfigError if the overrides cannot be applied.
     """
     if run.exists(PLAN_NAME):
         settings = run.read_json(PLAN_NAME)["settings"]
@@ -229,7 +231,7 @@ def skip_name(settings: Settings) -> str:
 
 
 def read_skips(run: Store, settings: Settings) -> SkipList:
-    """Return the current skip list of a run; empty before the first rewind of a run that rewinds after spikes."""
+    """Return the current skip list of a run; empty if rewinds write the list and there was no rewind yet."""
     name = skip_name(settings)
     if name == SKIPS_OF_REWINDS and not run.exists(f"train/{name}"):
         return NO_SKIPS
@@ -249,9 +251,10 @@ WEIGHTS, MIX = "train.weights", "train.mix"
 
 
 def mix_overrides(path: str, dataset: Dataset, overrides: Sequence[str] = ()) -> list[str]:
-    """Return a mix file as overrides `section.key=value`: the shares of a dataset's sources, and the file's digest.
+    """Return the settings of a mix file as overrides `section.key=value`.
 
-    Raises ConfigError if the file is not a mix or is for other sources, or if `overrides` also set shares.
+    The settings are the share of each source of the dataset, and the digest of the file. Raises ConfigError if the file
+    is not a mix or is for other sources, or if `overrides` also set shares.
     """
     if conflicts := [text for text in overrides if _key(text) in (WEIGHTS, MIX)]:
         raise ConfigError(
@@ -266,7 +269,7 @@ def mix_overrides(path: str, dataset: Dataset, overrides: Sequence[str] = ()) ->
 def copy_mix(run: Store, path: str) -> str:
     """Copy a mix file into the run folder; return the path of the copy relative to that folder.
 
-    Its name contains the digest of the file, so a later plan with a different mix does not overwrite it.
+    The copy's name contains the digest of the file, so a later plan with a different mix does not overwrite it.
     """
     name = mix_path(_digest(path))
     run.write_atomic(name, Path(path).read_bytes())
@@ -279,12 +282,15 @@ def mix_path(digest: str) -> str:
 
 
 def check_mix_overrides(settings: Mapping[str, Any], overrides: Sequence[str]) -> None:
-    """Raise ConfigError if overrides change the shares of a plan with a mix; `settings`: those of the plan."""
+    """Check that overrides do not change the shares of a plan with a mix; `settings`: settings of the plan.
+
+    Raises ConfigError if an override changes the shares.
+    """
     mix = settings.get("train", {}).get("mix")
     if mix and (conflicts := [text for text in overrides if _key(text) in (WEIGHTS, MIX)]):
         raise ConfigError(
-            f"--set {' and '.join(conflicts)}: expected no change of the shares, which mix {mix[:12]} of the plan "
-            "sets, got other shares. Remove it, or run `penstock plan` again without --mix or with another --mix file."
+            f"--set {' and '.join(conflicts)}: expected the shares of mix {mix[:12]} in the plan, got other "
+            "shares. Remove these --set flags, or run `penstock plan` again without --mix or with another --mix file."
         )
 
 
@@ -312,7 +318,7 @@ def heldout_loss_users(settings: Settings) -> list[str]:
 
 
 def check_settings_used(settings: Settings, dataset: Dataset) -> None:
-    """Check that every setting has an effect under the settings of the other sections.
+    """Check that no setting is without effect because of another setting.
 
     Raises ConfigError that names every setting without effect.
     """
@@ -332,9 +338,9 @@ def check_settings_used(settings: Settings, dataset: Dataset) -> None:
 
 
 def check_document_mask(shape: ModelShape, settings: Settings, kind: str) -> None:
-    """Check that train.precision uses a 16-bit dtype if a CUDA kernel for document masks is needed.
+    """Check that `train.precision` is not fp32 if document masks need a CUDA kernel.
 
-    Raises ConfigError for fp32, which that kernel does not support.
+    Raises ConfigError for fp32, which the kernel does not support.
     """
     layout, train = settings.layout, settings.train
     blocks = train.document_mask and shape.positions == "rope" and shape.head_dim >= MIN_BLOCKS_HEAD

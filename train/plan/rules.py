@@ -86,11 +86,12 @@ SOURCE = "Hoffmann et al. 2022, arXiv 2203.15556, appendix F"
 
 
 def forward_flops(shape: ModelShape, seq_len: int, ends: bool = True) -> int:
-    """Return the FLOPs of a forward pass of one sequence; attention counts all pairs, without a causal mask.
+    """Return the FLOPs of a forward pass of one sequence. Attention counts all pairs, without a causal mask.
 
-    `ends`: include the embedding and the logits. Shared key heads and a gate, which Hoffmann et al. do not have, are
-    counted in the same way; norms, biases and positions are left out, as in their count.
+    `ends`: include the embedding and the logits.
     """
+    # Shared key heads and a gate, which Hoffmann et al. do not have, are counted in the same way. Norms, biases and
+    # positions are left out, as in their count.
     d, q, kv, s = shape.d_model, shape.query_width, shape.key_width, seq_len
     projections = 2 * s * d * (q + 2 * kv) + 2 * s * q * d
     square = 2 * s * s * q + 3 * shape.num_heads * s * s + 2 * s * s * q
@@ -100,5 +101,5 @@ def forward_flops(shape: ModelShape, seq_len: int, ends: bool = True) -> int:
 
 
 def training_flops(shape: ModelShape, seq_len: int, ends: bool = True) -> int:
-    """Return the FLOPs of a forward and backward pass of one sequence, three times those of the forward pass."""
+    """Return the FLOPs of a forward and backward pass of one sequence; `ends` as in `forward_flops`."""
     return 3 * forward_flops(shape, seq_len, ends)

@@ -58,7 +58,7 @@ class Target:
 
 
 def read_own_law(sizing: PlanConfig) -> PlanConfig:
-    """Return the settings with `law_file` replaced by the law in that file, so that the file is not read again.
+    """Return the settings with `law_file` replaced by the law in the file.
 
     Raises ConfigError if the file holds no law.
     """
@@ -101,11 +101,10 @@ def hours_of(sizing: PlanConfig, cluster: ClusterConfig) -> float | None:
 def target_of(
     settings: Settings, vocab_size: int, unique: float, most: float, peak: float | None, seq_len: int
 ) -> Target:
-    """Return the target size, as `choose_target` does; `peak`: peak of one device [FLOP/s], None = unknown.
+    """Return the target size of the model and its run.
 
-    Device hours are converted to FLOPs with cluster.mfu. These FLOPs include attention over rows of `seq_len`, which C
-    = 6ND does not count, so C is only a share of these FLOPs. Raises ConfigError as `choose_target` does, and if hours
-    or money are set without a known peak.
+    `unique`, `most`: token counts as in `choose_target`. `peak`: peak of one device [FLOP/s]; None = unknown. Raises
+    ConfigError as `choose_target` does, and if hours or money are set without a known peak.
     """
     sizing, cluster = settings.plan, settings.cluster
     hours = hours_of(sizing, cluster)
@@ -117,6 +116,7 @@ def target_of(
             "neither cluster.device nor train.peak_flops. Set one of these, or set plan.compute instead of "
             f"{_setting_of(sizing)}."
         )
+    # These FLOPs include attention over rows of `seq_len`, which C = 6ND does not count, so C is only a share of them.
     flops, counts_all = hours * SECONDS * peak * cluster.mfu, law_of(sizing).counts == "all"
     target = choose_target(sizing, vocab_size, unique, most, flops)
     for _ in range(ROUNDS):
@@ -127,11 +127,11 @@ def target_of(
 
 
 def choose_target(sizing: PlanConfig, vocab_size: int, unique: float, most: float, budget: float | None) -> Target:
-    """Return the target size; `unique`: tokens of one pass over the dataset, `most`: tokens of `max_epochs` passes.
+    """Return the target size of the model and its run.
 
-    `budget`: C [FLOPs, as 6ND], None = the size follows from `plan.params` or the tokens. If there are too few tokens
-    to spend the budget, the model gets more parameters than is optimal. Raises ConfigError if the law or the budget
-    leads to no valid size.
+    `unique`: tokens of one pass over the dataset. `most`: tokens of `max_epochs` passes. `budget`: C [FLOPs, as 6ND];
+    None = the size follows from `plan.params` or the tokens. Raises ConfigError if the law or the budget leads to no
+    valid size.
     """
     law, once = law_of(sizing), min(unique, most)
     if sizing.params is not None:
@@ -151,6 +151,7 @@ def choose_target(sizing: PlanConfig, vocab_size: int, unique: float, most: floa
     if sizing.inference_tokens is not None:
         asked = _for_use(law, asked, sizing.inference_tokens)
     tokens = min(asked.tokens, most)
+    # If there are too few tokens to spend the budget, the model gets more parameters than is optimal.
     counted = asked.params if tokens == asked.tokens else budget / 6 / tokens
     params = _total(counted, vocab_size, sizing) if law.counts == "body" else counted
     if params < sizing.min_params:
@@ -213,7 +214,7 @@ def formula_for_tokens(target: Target, sizing: PlanConfig) -> tuple[str, str]:
 
 
 def tokens_of_shape(target: Target, sizing: PlanConfig, shape: ModelShape, most: float) -> float:
-    """Return D for the chosen shape, whose N differs slightly from the target."""
+    """Return the number of training tokens D for the chosen shape, at most `most`."""
     law = law_of(sizing)
     params = num_parameters(shape, law.counts == "all")
     if target.budget is None:
@@ -224,13 +225,13 @@ def tokens_of_shape(target: Target, sizing: PlanConfig, shape: ModelShape, most:
 
 
 def _for_use(law: Law, asked: Allocation, inference_tokens: float) -> Allocation:
-    """Return the size with the same loss as `asked` whose training and inference together cost the least."""
+    """Return the size that has the loss of `asked` at the lowest total cost of training and inference."""
     loss_law = law if isinstance(law, LossLaw) else laws.APPROACH_3
     return for_lifetime(loss_law, loss_law.loss(asked.params, asked.tokens), inference_tokens).size
 
 
 def _total(body: float, vocab_size: int, sizing: PlanConfig) -> float:
-    """Return N with embeddings of the model that has `body` parameters outside the embeddings."""
+    """Return N, embeddings included, of the model with `body` parameters outside the embeddings."""
     return _solve(lambda total: _body_of(total, vocab_size, sizing), body)
 
 
@@ -239,7 +240,10 @@ def _body_of(total: float, vocab_size: int, sizing: PlanConfig) -> float:
 
 
 def _solve(function: Callable[[float], float], value: float) -> float:
-    """Return the argument at which an increasing function reaches `value`, to within 0.1 %; it may have jumps."""
+    """Return the argument at which an increasing function reaches `value`, to within 0.1 %.
+
+    The function may have jumps.
+    """
     low, high = value, 2 * value
     while function(high) < value:
         low, high = high, 2 * high

@@ -81,7 +81,7 @@ def _on_devices(plan: Plan) -> Iterator[str]:
 
 
 class _Notes:
-    """The numbered list of sources, in order of first use; figures that are counted or set have no source."""
+    """The numbered list of sources, in order of first use."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
@@ -194,9 +194,10 @@ SHOWN_GROUPS = 4
 
 
 def describe_run(plan: Plan, settings: Settings, world_size: int, device: str = "cuda") -> str:
-    """Return a description of a plan's run under `settings`; a line that starts with `!!` names what does not fit.
+    """Return a description of a plan's run under `settings` on `world_size` ranks.
 
-    Memory is estimated for `device` ("cpu", "cuda") and compared with `plan.device_memory` if that is set.
+    A line that starts with `!!` names a problem. Memory is estimated for `device` ("cpu", "cuda") and compared with
+    `plan.device_memory` if that is set.
     """
     settings = settings.for_device(device)
     lengths, batches = [stage.seq_len for stage in plan.stages], [stage.global_batch for stage in plan.stages]
@@ -238,7 +239,7 @@ def _axes(settings: Settings, axes: dict[str, int]) -> Iterator[str]:
 
 
 def groups_along(axes: dict[str, int], axis: str) -> Iterator[list[int]]:
-    """Yield the groups of ranks that differ on one axis only; the first axis is the outermost."""
+    """Yield the groups of ranks that differ only on `axis`; `axes`: sizes of the axes, outermost first."""
     sizes = list(axes.values())
     index = list(axes).index(axis)
     stride, size = math.prod(sizes[index + 1 :]), sizes[index]

@@ -158,7 +158,7 @@ def test_the_smallest_size_is_no_bare_embedding(vocab_size: int) -> None:
         ("--tokens-per-size 1", "ladder --tokens-per-size: expected 2 to 6 runs of each model size, got 1"),
         ("--smallest 4e4 --largest 4e4", "expected more parameters than the smallest proxy's 40,000, got 40,000"),
         ("--largest 1e6", "expected at least 1,000,000 unique training tokens, 1 for each parameter of the largest"),
-        ("--sizes 5 --largest 5e4", "expected 5 different sizes, got models of 30,880, 30,880, "),
+        ("--sizes 5 --largest 5e4", "expected 5 different model sizes, got shapes of 30,880, 30,880, "),
         (
             "--set train.global_batch=64",
             "expected at least 20 steps in every proxy run, got 4 steps in ",

@@ -295,7 +295,7 @@ def test_a_plan_that_follows_a_mix_keeps_its_shares(given_run: Path, tmp_path: P
     standing = plan.settings.to_json()
     check_mix_overrides(standing, ["train.eval_every=7"])
     with pytest.raises(
-        ConfigError, match=r"shares, which mix [0-9a-f]{12} of the plan sets, got other shares\. .*run `penstock plan`"
+        ConfigError, match=r"the shares of mix [0-9a-f]{12} in the plan, got other shares\. .*run `penstock plan`"
     ):
         check_mix_overrides(standing, ['train.weights={"web+head"=1,"web+tail"=1}'])
     check_mix_overrides(planned(folder).settings.to_json(), ['train.weights={"web+head"=1,"web+tail"=1}'])

@@ -281,7 +281,7 @@ def test_memory_is_that_of_the_layout_found(run: Store, capsys) -> None:
         ("--gpu h100-sxm --gpus 0", "cluster.gpus"),
         ("--gpu h100-sxm --gpus 8 --set layout.tensor=3", "expected axis sizes that together divide 8 devices"),
         ("--gpu h100-sxm --gpus 8 --set layout.tensor=4 --set layout.context=4", "got context = 4, tensor = 4"),
-        ("--gpu a100-80gb --set train.precision=fp8", "expected one that a100-80gb computes in"),
+        ("--gpu a100-80gb --set train.precision=fp8", "expected a precision that a100-80gb computes in"),
         ("--gpu h100-sxm --gpus 1 --params 2e10 --set train.precision=bf16", "got none among"),
     ],
 )

@@ -471,7 +471,7 @@ def test_torch_sums_before_its_hook_if_the_mesh_has_replicas(played: list[dict])
         own = 11.0 if rank < 2 else 1100.0
         assert results["native"]["native"] == ([[1111.0, 1111.0]], [11110.0, 11110.0])
         assert results["native"]["own"] == ([[own, own]], [own * 10, own * 10])
-        assert "sharded over one axis, got a mesh with a replicate axis" in results["native"]["refusal"]
+        assert "expected a mesh without a replicate axis, got one with it" in results["native"]["refusal"]
         assert "got a gradient before the first step. Call Compressor.start(step)." in results["unstarted"]
 
 

@@ -290,7 +290,7 @@ def test_shards_share_the_parameters_memory(played: list[dict]) -> None:
     for results in played:
         sharing = results["sharing"]
         assert (sharing["own"], sharing["all"], sharing["others"]) == (True, True, True)
-        assert "expected contiguous parameters, got w with strides (1, 2). Set its data to a" in sharing["refusal"]
+        assert "expected contiguous parameters, got w with strides (1, 2). Set parameter.data = " in sharing["refusal"]
 
 
 def test_few_collectives(played: list[dict]) -> None:

@@ -91,7 +91,7 @@ def test_a_wrong_table_names_device_key_and_value(tmp_path: Path, right: str, wr
     path = tmp_path / "devices.toml"
     assert right in GPU
     path.write_text(GPU.replace(right, wrong))
-    with pytest.raises(ConfigError, match=rf"devices.toml: expected a device in \[devices.one\], got {message}"):
+    with pytest.raises(ConfigError, match=rf"devices.toml: expected valid values in \[devices.one\], got {message}"):
         read_devices(path)
 
 

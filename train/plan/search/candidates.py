@@ -103,7 +103,7 @@ class RejectedLayouts:
         self.counted: dict[str, tuple[int, str]] = {}
 
     def add(self, reason: str, count: int, example: Callable[[], str]) -> None:
-        """Count `count` more layouts rejected for a reason; `example` is called only if the reason is new."""
+        """Add `count` layouts rejected for `reason`. `example` is called only if the reason is new."""
         if count:
             before, first = self.counted.get(reason) or (0, example())
             self.counted[reason] = before + count, first
@@ -123,7 +123,7 @@ class LayoutSpace:
         self._problem = cache(self._find_problem)
 
     def splits(self) -> Iterator[LayoutSplit]:
-        """Yield every valid split of model, sequences and batch; count the others in `self.refusals` by reason."""
+        """Yield every valid split of model, sequences and batch. Invalid splits are counted in `self.refusals`."""
         for split in self._all():
             groups = split.replicate * split.shard
             leaves = max(1, len(self.sizes(groups)) * len(self.modes))
@@ -177,9 +177,9 @@ class LayoutSpace:
         return SCHEDULES
 
     def _fixed(self, name: str, options: Sequence[Any]) -> Sequence[Any]:
-        """Return only the value that the recipe sets for `name`; all of `options` if the recipe does not set `name`.
+        """Return the values to try for setting `name`: the value in the recipe, else all `options`.
 
-        Return an empty list if the recipe sets the size of an axis that does not divide the number of ranks.
+        Empty if the recipe sets an axis size that does not divide the number of ranks.
         """
         if name not in self._given:
             return options
@@ -187,12 +187,10 @@ class LayoutSpace:
         return [value] if isinstance(value, str) or self.cluster.world_size % value == 0 else []
 
     def sizes(self, groups: int) -> list[int]:
-        """Return the micro-batch sizes to try for a number of data-parallel groups.
-
-        They are powers of two, and the rows of a group divided by powers of two, which need the least padding.
-        """
+        """Return the micro-batch sizes to try for `groups` data-parallel groups, ascending."""
         if "micro_batch" in self._given:
             return [self.settings.layout.rows_at_once]
+        # Powers of two, and the rows of a group divided by powers of two, which need the least padding.
         rows = -(-self._most_rows // groups)
         powers = {1 << power for power in range(rows.bit_length())}
         return sorted(powers | {-(-rows // number) for number in powers})
@@ -206,10 +204,8 @@ class LayoutSpace:
     # Checks that reject a split before it is timed.
 
     def _refused(self, split: LayoutSplit) -> tuple[str, str] | None:
-        """Return the kind of problem that makes a split invalid, and an example of it; None if the split is valid.
-
-        The axes are checked separately, which keeps the number of distinct checks small.
-        """
+        """Return (kind of problem, example) if a split is invalid, else None."""
+        # The axes are checked separately, which keeps the number of distinct checks small.
         single = split._replace(replicate=1, shard=1)
         return self._problem(single._replace(pipeline=1, schedule="1f1b", stages=1)) or self._problem(
             single._replace(context=1, context_by="heads", tensor=1)
@@ -228,7 +224,7 @@ class LayoutSpace:
         return (DIVISION, problems[0]) if problems else None
 
     def problem(self, split: LayoutSplit, size: int, mode: str) -> str | None:
-        """Return why a split cannot use micro-batches of `size` rows or a recomputation mode; None if it can."""
+        """Return why a split cannot use this micro-batch size and recomputation mode; None if it can."""
         if split.pipeline == 1:
             return None
         groups = split.replicate * split.shard

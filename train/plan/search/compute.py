@@ -32,7 +32,7 @@ class ForwardCost(NamedTuple):
 
 
 class MicroBatchCost(NamedTuple):
-    """Seconds of a micro-batch on the busiest rank of a pipeline, and of computation on the other ranks."""
+    """Predicted times of a micro-batch in a pipeline, on the busiest rank unless a field says otherwise."""
 
     parts: dict[str, float]
     """Seconds by component."""
@@ -46,11 +46,9 @@ class MicroBatchCost(NamedTuple):
 
 
 def loss_bytes_per_logit(width: int, compiled: bool) -> int:
-    """Return the bytes that the loss and its gradient read and write for each logit of `width` bytes.
-
-    Compiled, a logit is read twice and written once. Eager passes are in float32: maximum 4, difference 8, exponential
-    8, sum 4, product 8 bytes. A 16-bit dtype adds a copy to float32 and one back, 6 bytes each.
-    """
+    """Return the bytes that the loss and its gradient read and write for each logit of `width` bytes."""
+    # Compiled, a logit is read twice and written once. Eager passes are in float32: maximum 4, difference 8,
+    # exponential 8, sum 4, product 8 bytes. A 16-bit dtype adds a copy to float32 and one back, 6 bytes each.
     return 3 * width if compiled else 32 + (12 if width == 2 else 0)
 
 
@@ -79,7 +77,7 @@ class Compute:
     def traffic(self, size: float, tensor: float | None = None) -> float:
         """Return the seconds to move `size` bytes to or from the device's memory.
 
-        `tensor`: bytes of each tensor, on which the bandwidth of some devices depends; None = ignore this dependence.
+        `tensor`: bytes of each tensor; None = ignore that the bandwidth may depend on the tensor size.
         """
         sizes = self.device.by_size
         if not sizes or tensor is None:
@@ -96,10 +94,8 @@ class Compute:
         return rows * self.seq_len / split.context
 
     def _layer(self, split: LayoutSplit, rows: float) -> ForwardCost:
-        """Return the cost of a forward pass of one layer over `rows` rows.
-
-        Of the mesh axes, only tensor and context change this cost.
-        """
+        """Return the cost of a forward pass of one layer over `rows` rows."""
+        # Of the mesh axes, only tensor and context change this cost.
         positions = self.positions(split, rows)
         products, number = self._products(positions, split.tensor)
         attention = self._attention(split, rows)
@@ -110,7 +106,7 @@ class Compute:
         return ForwardCost(products, attention, traffic, self._launches(split, number, products + attention + traffic))
 
     def _products(self, positions: float, tensor: int) -> tuple[float, int]:
-        """Return the seconds of the matrix products in a layer's forward pass, and the number of these products."""
+        """Return the seconds of a layer's matrix products in a forward pass, and the number of products."""
         shape = self.shape
         d, q, kv, ffw = shape.d_model, shape.query_width, shape.key_width, shape.d_ffw
         gated = 2 if shape.activation == "swiglu" else 1
@@ -120,7 +116,7 @@ class Compute:
         return seconds, sum(count for *_, count in sizes)
 
     def product(self, m: float, k: float, n: float, flops: float) -> float:
-        """Return the seconds of an m x k by k x n product: the longer of math at `flops` FLOP/s and memory traffic."""
+        """Return the seconds of an m x k by k x n product at `flops` FLOP/s, or of its memory traffic if longer."""
         return max(2 * m * k * n / flops, self.traffic(self.width * (m * k + k * n + m * n)))
 
     def _attention(self, split: LayoutSplit, rows: float) -> float:
@@ -134,22 +130,18 @@ class Compute:
         return products * pairs * shape.query_width / split.tensor / self._attention_flops
 
     def _squares(self, split: LayoutSplit, rows: float) -> float:
-        """Return the seconds to read and write the (query, key) matrices that attention stores in memory.
-
-        With relative positions these are the scores; if the context axis divides keys, a mask; otherwise none.
-        """
+        """Return the seconds to read and write the (query, key) matrices of attention; 0 if none are stored."""
         pairs = rows * self.seq_len * self.seq_len / split.context
+        # With relative positions, the scores are stored. If the context axis divides keys, a mask is stored.
         if self.shape.positions == "relative":
             return self.traffic(24 * pairs * self.shape.num_heads / split.tensor)
         by_keys = split.context > 1 and split.context_by == "keys"
         return self.traffic(self.width * pairs * self.shape.num_heads / split.tensor) if by_keys else 0.0
 
     def _bytes_of_position(self, split: LayoutSplit) -> float:
-        """Return the bytes per position that a layer's element-wise operations read and write in a forward pass.
-
-        These are norms, residuals, rotary embedding and activation.
-        """
+        """Return the bytes per position that a layer's element-wise operations read and write in a forward pass."""
         shape, width = self.shape, self.width
+        # Norms, residuals, rotary embedding and activation.
         residual = 4 if split.whole else width
         compiled = self.compiled
         norms = 6 * residual if compiled else 10 * residual if self.device.kind == "cuda" else 6 * residual + 40
@@ -159,7 +151,7 @@ class Compute:
         return (norms * shape.d_model + width * (heads + gate * shape.d_ffw)) / split.tensor
 
     def _launches(self, split: LayoutSplit, products: int, busy: float) -> float:
-        """Return the seconds of launching a layer's operations, and of the device waiting for the host."""
+        """Return the seconds that launching a layer's operations takes, with the device's waits for the host."""
         device, compiled = self.device, self.compiled
         if device.layer_seconds:
             kind = "plain" if split.whole else "tensor" if split.tensor > 1 else "sharded"
@@ -171,7 +163,7 @@ class Compute:
         return on_device + max(0.0, host * device.host_seconds - busy - on_device)
 
     def _head(self, split: LayoutSplit, rows: float) -> float:
-        """Return the seconds of computing logits and loss; each chunk of positions runs forward, then backward."""
+        """Return the seconds of computing logits and loss, forward and backward."""
         positions, here = self.positions(split, rows), -(-self.shape.vocab_size // split.tensor)
         columns = padded_columns(here, self.device.kind == "cuda")
         products = 3 * self.product(positions, self.shape.d_model, columns, self._outside_flops)
@@ -180,7 +172,7 @@ class Compute:
         return products + self.traffic(positions * columns * size, tensor)
 
     def _pages(self, split: LayoutSplit, rows: float) -> tuple[float, float]:
-        """Return the seconds of page faults for the widest tensors of a layer, and for one chunk of logits."""
+        """Return the seconds of page faults in a layer, and in the computation of logits and loss."""
         tensor = split.tensor
         widest = self.width * self.positions(split, rows) * self.shape.d_ffw / tensor
         logits = 4 * min(self.positions(split, rows), self._chunk) * self.shape.vocab_size / tensor
@@ -212,7 +204,7 @@ class Compute:
     def _matrix_flops(self, flops: Callable[[int, int], int]) -> int:
         """Return the FLOPs of one optimizer update of the matrices of all layers.
 
-        `flops`: function of the shorter and the longer side of a matrix that returns the FLOPs of its update.
+        `flops(shorter, longer)`: FLOPs to update a matrix with sides of these lengths.
         """
         shape = self.shape
         d, q, kv, ffw = shape.d_model, shape.query_width, shape.key_width, shape.d_ffw
@@ -221,7 +213,7 @@ class Compute:
         return shape.num_layers * sum(count * flops(min(m, n), max(m, n)) for m, n, count in sides)
 
     def params(self, split: LayoutSplit, layers: int, ends: tuple[bool, bool]) -> tuple[float, float]:
-        """Return the number of parameters of a layer, and of those outside the layers, on a rank of the tensor axis.
+        """Return (parameters of a layer, parameters outside the layers) on one rank of the tensor axis.
 
         `ends`: whether the rank has the first pipeline stage, and whether it has the last.
         """

@@ -68,7 +68,7 @@ class ClusterRings:
     def ring(self, axes: Mapping[str, int], *names: str) -> Ring:
         """Return the communication ring of the ranks that differ only on the axes `names`.
 
-        `axes`: sizes of all axes, outermost first; `names` are adjacent there.
+        `axes`: sizes of all axes, outermost first. `names` must be adjacent in `axes`.
         """
         order, last = list(axes), names[-1]
         stride = math.prod(axes[name] for name in order[order.index(last) + 1 :])
@@ -87,7 +87,7 @@ class ClusterRings:
         return Ring(size, per_node, nodes, bandwidth, hops, device.collective_seconds)
 
     def send(self, ring: Ring, size: float) -> float:
-        """Return the seconds to send `size` bytes to the next rank of a pipeline; `ring`: the pipeline's ranks."""
+        """Return the seconds to send `size` bytes to the next rank of a pipeline, whose ranks form `ring`."""
         if ring.size == 1:
             return 0.0
         # The slowest transfer counts: the one between nodes, over the rank's own adapter.
@@ -120,9 +120,9 @@ STEP_COMPONENTS = {
 def bubble_share(schedule: str, stages: int) -> float:
     """Return the bubble of a pipeline, the time in which its ranks wait, relative to that of 1F1B.
 
-    Sources: Narayanan et al. 2021, arXiv 2104.04473, section 2.2.2 (interleaved: 1/stages); Qi et al. 2023, arXiv
-    2401.10241, table 2 (computing the gradients of weights fills two thirds of the bubble; with zbv, most of it).
+    Sources: Narayanan et al. 2021, arXiv 2104.04473, section 2.2.2; Qi et al. 2023, arXiv 2401.10241, table 2.
     """
+    # Computing the gradients of weights fills two thirds of the bubble; with zbv, most of it.
     if schedule == "zbv":
         return 1 / 6
     return 1 / (3 * stages) if schedule == "zero_bubble" else 1 / stages
@@ -149,7 +149,7 @@ class StepCost:
         self._weigh()
 
     def _weigh(self) -> None:
-        """Compute the seconds of gathering weights and reducing gradients, in a layer and outside the layers."""
+        """Set the seconds of gathering weights and reducing gradients, in a layer and outside the layers."""
         compute, split = self._compute, self._split
         self._layers = max(layers for layers, *_ in self._places)
         ends = (True, True) if split.pipeline == 1 else (False, True)
@@ -164,12 +164,13 @@ class StepCost:
         """Parameters of a rank before they are sharded."""
 
     def states_bytes(self) -> float:
-        """Return the bytes of weights, and of the state that the optimizer has for every parameter, on a rank."""
+        """Return a lower bound on the bytes of weights and optimizer states on a rank."""
+        # Only states that the optimizer has for every parameter are counted.
         state = OPTIMIZERS[self._compute.settings.optim.optimizer].state
         return self.params * (4 / self._shares + min(state.matrix, state.vector) / self._update_shares())
 
     def _moved(self, ring: Ring, size: float, copies: int) -> float:
-        """Return the seconds of a collective over shards, including FSDP2's copies into a buffer and out of it."""
+        """Return the seconds of a collective over shards, with the copies into and out of its buffer."""
         if self._split.whole or ring.size == 1:
             return 0.0
         return ring.gather(size) + self._compute.traffic(copies * size)
@@ -191,7 +192,8 @@ class StepCost:
         return parts
 
     def _turn(self, size: int, recompute: str) -> MicroBatchCost:
-        """Return the cost of a micro-batch. It is cached for all splits that differ only in replicas and shards."""
+        """Return the cost of a micro-batch."""
+        # Splits that differ only in replicas and shards share the cached cost.
         split, turns = self._split, self._compute.turns
         key = (self._key, split.pipeline, split.schedule, split.stages, size, recompute)
         if key not in turns:
@@ -233,13 +235,11 @@ class StepCost:
         return self._replicas.size if self._split.data == "zero1" else self._shares
 
     def _waiting(self, parts: dict[str, float], mean: float) -> float:
-        """Return the seconds that ranks wait for a CPU core if a machine has more ranks than cores.
-
-        A rank in the pipeline bubble leaves its core to the others.
-        """
+        """Return the seconds that ranks wait for a CPU core if a machine has more ranks than cores."""
         at_once, ranks = self._links.cluster.device.at_once, self._links.cluster.gpus_per_node
         if at_once is None or ranks <= at_once:
             return 0.0
+        # A rank in the pipeline bubble leaves its core to the other ranks.
         path = sum(parts.values())
         return max(0.0, (path - parts["bubble"]) * mean * ranks / at_once - path)
 
@@ -252,9 +252,10 @@ class StepCost:
     def _stream_seconds(self, rows: float, recompute: str) -> float:
         """Return the seconds of a layer's collectives along the tensor axis, forward and backward.
 
-        Each pass has two all-gathers and two reduce-scatters of activations; recomputation repeats those of the forward
-        pass. Source: Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2.
+        Source: Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2.
         """
+        # Each pass has two all-gathers and two reduce-scatters of activations. Recomputation repeats those of the
+        # forward pass.
         passes = 2 if recompute == "none" else 3
         return passes * 4 * self._along_tensor.gather(self._stream_bytes(rows))
 
@@ -262,18 +263,16 @@ class StepCost:
         return 2 * self._along_tensor.gather(self._stream_bytes(rows))
 
     def _context_seconds(self, rows: float, recompute: str) -> float:
-        """Return the seconds of a layer's collectives along the context axis.
-
-        If the axis divides heads: all-to-alls of queries, keys, values and results. If it divides keys: all-gathers of
-        keys and values, and the reduction of their gradients.
-        """
+        """Return the seconds of a layer's collectives along the context axis, forward and backward."""
         ring, compute, split = self._along_context, self._compute, self._split
         if ring.size == 1:
             return 0.0
         shape, passes = compute.shape, 3 if recompute == "full" else 2
         numbers = compute.positions(split, rows) * compute.width / split.tensor
+        # Keys and values are all-gathered, and their gradients are reduced.
         if split.context_by == "keys":
             return passes * ring.gather(2 * shape.key_width * numbers * split.context)
+        # All-to-alls exchange queries, keys, values and results.
         kv_heads = shape.num_kv_heads // split.tensor
         keys = shape.key_width if kv_heads % split.context == 0 else shape.query_width
         return passes * 2 * (ring.exchange(shape.query_width * numbers) + ring.exchange(keys * numbers))
@@ -323,7 +322,7 @@ class StepCost:
         }
 
     def _sent_share(self) -> float:
-        """Return the gradient bytes that replicas exchange, as a share of the bytes without compression."""
+        """Return the gradient bytes that replicas exchange, as a share of those without compression."""
         layout = self._layout
         if layout.compress in ("topk", "randomk"):
             return min(1.0, layout.compress_share * self._replicas.size)
@@ -343,7 +342,7 @@ def _again(layer: ForwardCost, recompute: str) -> float:
 
 @cache
 def _places(num_layers: int, ranks: int, schedule: str, stages: int) -> list[tuple[int, bool, bool]]:
-    """Return for every rank of a pipeline the number of its layers, and whether it has the first and the last stage."""
+    """Return for every pipeline rank (number of layers, has the first stage, has the last stage)."""
     if ranks == 1:
         return [(num_layers, True, True)]
     layout = LayoutConfig.model_validate(

@@ -29,7 +29,7 @@ SHOWN_PARTS = 6
 
 @dataclass(frozen=True)
 class Candidate:
-    """A layout that fits, with its predicted step time and memory."""
+    """A layout with its predicted step time and memory."""
 
     split: LayoutSplit
     layout: LayoutConfig
@@ -139,10 +139,10 @@ def search(
     cluster: Cluster,
     top: int = 5,
 ) -> SearchResult:
-    """Return the `top` fastest layouts of a run on a cluster, each with different axes, and counts of rejected ones.
+    """Return the `top` fastest layouts of a run on a cluster, and the counts of rejected layouts.
 
-    `run`: training stages, or one batch shape: (positions of a row, rows of a step). Settings of `[layout]` that the
-    recipe sets are kept; automatic ones get the value for the device. Raises ConfigError if the device does not support
+    Each of the fastest layouts has different axes. `run`: training stages, or one batch shape (positions of a row, rows
+    of a step). Settings of `[layout]` in the recipe are kept. Raises ConfigError if the device does not support
     `train.precision`.
     """
     return _Search(shape, settings, run, cluster).best_layouts(top)
@@ -157,7 +157,7 @@ def batches_of(settings: Settings, run: Sequence[StagePlan] | tuple[int, int]) -
 
 
 def axes_as_settings(layout: LayoutConfig) -> dict[str, Any]:
-    """Return the axes of a layout as settings of `[layout]`; a search with these settings does not vary them."""
+    """Return the axes of a layout as settings of `[layout]`, so that a search keeps these axes."""
     sharded = layout.data in ("zero2", "zero3")
     names = ("data", *(["replicate"] if sharded else []), "context", "tensor", "pipeline")
     axes = {name: getattr(layout, name) for name in names}
@@ -215,17 +215,18 @@ class _Search:
         self._steps = sum(batch.steps for batch in self.batches)
 
     def _costs(self, compiled: bool) -> list[Compute]:
-        """Return, for each training stage, the predictor of computation times, with compiled or eager layers."""
+        """Return the `Compute` of each training stage; `compiled`: whether layers are compiled."""
         layout = self.settings.layout.model_copy(update={"compile": compiled})
         settings, device = self.settings.model_copy(update={"layout": layout}), self.cluster.device
         return [Compute(self.shape, settings, device, batch.seq_len) for batch in self.batches]
 
     def best_layouts(self, top: int) -> SearchResult:
-        """Return the `top` fastest layouts that fit: predict all step times, then check memory, fastest first."""
+        """Return the `top` fastest layouts that fit into memory."""
         best: list[Candidate] = []
         taken: set[LayoutSplit] = set()
         least: dict[LayoutSplit, tuple[_Leaf, int]] = {}
         refusals = self.space.refusals
+        # All step times are predicted; then memory is checked, fastest layout first.
         leaves = sorted(self.leaves())
         for index, leaf in enumerate(leaves):
             if len(best) == top:
@@ -315,11 +316,9 @@ class _Search:
         return self.settings.model_copy(update={"layout": self.space.layout(leaf.split, leaf.size, leaf.mode)})
 
     def _least(self, leaf: _Leaf) -> tuple[_Leaf, int]:
-        """Return the layout of a split that needs the least memory, and that memory [bytes].
-
-        This layout uses the mode that recomputes the most, and a micro-batch of one row. If that does not fit, a
-        micro-batch of all rows is tried too: it needs no memory to accumulate gradients.
-        """
+        """Return the layout of a split that needs the least memory, and its memory [bytes]."""
+        # The mode that recomputes the most, and a micro-batch of one row. If that does not fit, a micro-batch of all
+        # rows is tried too: it needs no memory to accumulate gradients.
         sizes = self.space.sizes(leaf.split.replicate * leaf.split.shard)
         single = leaf._replace(size=sizes[0], mode=self.space.modes[-1])
         need = self._first_place(single)
@@ -335,10 +334,8 @@ class _Search:
         return f"{_name(leaf)}: {peak / 1e9:.4g} of {self._limit / 1e9:.4g} GB"
 
     def _first_place(self, leaf: _Leaf) -> int:
-        """Return the peak memory of the first rank of a pipeline [bytes], a lower bound on that of all ranks.
-
-        No other rank holds the activations of more micro-batches.
-        """
+        """Return the peak memory of the first pipeline rank [bytes], a lower bound on the layout's peak memory."""
+        # No other rank holds the activations of more micro-batches.
         settings, cuda = self._settings(leaf), self.cluster.device.kind == "cuda"
         if settings.layout.offload:
             return 0
