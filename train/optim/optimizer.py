@@ -76,19 +76,19 @@ def _update_rule(declared: DeclaredOptimizer, members: Sequence[ShardedParameter
 
 
 def state_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
-    """Return the optimizer state for a checkpoint, by `<state>.<parameter>`.
+    """Return the optimizer state for a checkpoint, by `<state>.<parameter>`, without the number of updates.
 
-    Reading a checkpoint into these tensors restores all state except the number of updates, for which see `set_step`.
-    Each tensor is sharded like its parameter, except Adafactor's `row_mean` and `column_mean`. Those are plain
-    tensors of the whole matrix, the same on every rank with a shard of it.
+    Each tensor is sharded like its parameter. Adafactor's `row_mean` and `column_mean` are instead plain tensors of the
+    whole matrix.
     """
     return {f"{key}.{member.name}": value for member in optimizer.members for key, value in member.state.items()}
 
 
 def set_step(optimizer: Optimizer, step: int) -> None:
-    """Set the number of updates made, and look up all local tensors again, because state may have been restored."""
+    """Set the number of updates made. Call it after a checkpoint was read into the optimizer state."""
     optimizer.count.fill_(step)
     for member in optimizer.members:
+        # State may have been restored.
         member.reset_lookups()
 
 
@@ -100,12 +100,12 @@ def update(
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
 ) -> None:
-    """Update all parameters once at learning rate `rate`, overwriting the gradients; then clear the gradients.
+    """Update all parameters once at learning rate `rate`, then clear the gradients.
 
-    `gradients`: local tensors by name from `Gradients.take`; None = read them from the parameters now. They are divided
-    by `grad_scale`. If `found_inf` is not 0, weights, states and the number of updates are unchanged to the bit.
-    `grad_scale` and `found_inf` are 0-d float32 tensors on the parameters' device, so the host never waits. Raises
-    ContractError, before anything changes, if a parameter has no gradient, or one whose placement differs from its own.
+    `gradients`: local tensors by name from `Gradients.take`, to be overwritten; None = take the gradients now.
+    `grad_scale`: divisor of the gradients, 0-d float32; None = 1.
+    `found_inf`: 1 = change no weight, state or count, 0-d float32; None = 0.
+    Raises ContractError before any change if a parameter has no gradient, or if `take` rejects one.
     """
     if gradients is None:
         gradients = Gradients({member.name: member.parameter for member in optimizer.members}).take()

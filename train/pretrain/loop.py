@@ -25,9 +25,9 @@ from train.pretrain.setup import TrainingSetup, describe, prepare
 
 
 def pretrain(setup: TrainingSetup, ranks: Ranks) -> int:
-    """Train to the end of the run; return 0, or 128 + SIGINT after an interrupt.
+    """Train to the end of the run, or to SIGTERM or SIGINT, and write a last checkpoint.
 
-    SIGTERM and SIGINT both write a checkpoint first; SIGTERM returns 0.
+    Return the exit code: 128 + SIGINT after SIGINT, else 0.
     """
     torch.set_num_threads(setup.layout.threads)
     settings, plan = setup.settings, setup.plan

@@ -139,7 +139,9 @@ class TraceAnswers:
         except ValueError as error:
             raise ConfigError(f"--doc: expected 32 hex digits, got {doc_id!r} ({error}). Give the whole id.") from error
         if len(identifier) != 16:
-            raise ConfigError(f"--doc: expected 32 hex digits, got {len(doc_id)}: {doc_id!r}. Give the whole id.")
+            raise ConfigError(
+                f"--doc: expected 32 hex digits, got {doc_id!r} of length {len(doc_id)}. Give the whole id."
+            )
         return self._documents(self.trace.steps_of_document(identifier), None)
 
     def domain(self, host: str, limit: int | None) -> DocumentsAnswer:
@@ -286,7 +288,7 @@ def present_step(answer: StepAnswer) -> str:
 
 
 def present_documents(answer: DocumentsAnswer, nothing: str) -> str:
-    """Return, as text, a `DocumentsAnswer`; `nothing`: the text to return if it has no documents."""
+    """Return a `DocumentsAnswer` as text; `nothing` = the text for an answer without documents."""
     if not answer.documents:
         return nothing
     blocks = []
