@@ -147,7 +147,10 @@ def _sum_over_parts(sums_n: Tensor, at_target_n: Tensor, part: VocabularyPart | 
 
 
 def _target_columns(targets_n: Tensor, num_here: int, part: VocabularyPart | None) -> tuple[Tensor, Tensor]:
-    """Return each target's column in this rank's logits (0 if another rank has it), and whether this rank has it."""
+    """Return each target's column in this rank's logits, and a mask: True if this rank has the column.
+
+    The column is 0 where the mask is False.
+    """
     columns_n = targets_n - (part.first if part else 0)
     own_n = (columns_n >= 0) & (columns_n < num_here)
     return columns_n.masked_fill(~own_n, 0), own_n
@@ -221,7 +224,7 @@ class HeadLoss:
         row."""
 
     def __call__(self, x_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor, sources_B: Tensor | None) -> Tensor:
-        """Return the sum of (cross-entropy + z_loss · log² Z) · scale, 0-d, with gradients for both inputs."""
+        """Return the sum of (cross-entropy + z_loss · log² Z) · scale, 0-d; `x_BTD` and `weight_VD` get gradients."""
         # Inside of `forward` gradients are always disabled, so whether one is required is determined here.
         needs_gradient = torch.is_grad_enabled() and (x_BTD.requires_grad or weight_VD.requires_grad)
         rows = (x_BTD.flatten(0, 1), weight_VD, targets_BT.flatten())
@@ -273,7 +276,7 @@ def _counted_targets(targets_N: Tensor, number: int | None) -> Tensor | None:
 
 
 def _scatter_rows(rows: Tensor, indices_n: Tensor | None, number: int) -> Tensor:
-    """Return zeros of `number` rows with `rows` at `indices_n`; None = return `rows` unchanged."""
+    """Return `number` rows: `rows` at `indices_n`, zeros elsewhere. Without `indices_n`, return `rows`."""
     return rows if indices_n is None else rows.new_zeros(number, *rows.shape[1:]).index_copy_(0, indices_n, rows)
 
 

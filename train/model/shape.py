@@ -115,9 +115,9 @@ def num_parameters(shape: ModelShape, embeddings: bool = True) -> int:
 
 
 def padded_columns(columns: int, cuda: bool) -> int:
-    """Return how many columns of logits a device computes: on CUDA the vocabulary, padded to a multiple of LOGIT_TILE.
+    """Return how many columns of logits a device computes: on CUDA, `columns` rounded up to a multiple of LOGIT_TILE.
 
-    The padding is not counted in FLOPs.
+    FLOPs do not count the padding.
     """
     return -(-columns // LOGIT_TILE) * LOGIT_TILE if cuda else columns
 
@@ -174,7 +174,7 @@ def _best(shapes: list[ModelShape], num_params: float) -> ModelShape:
 
 
 def _shapes(num_params: float, vocab_size: int, plan: PlanConfig, tied: bool) -> Iterator[ModelShape]:
-    """Yield two shapes for each number of layers: the widest within `num_params`, and the next wider."""
+    """Yield, for each number of layers, the widest shape within `num_params`, and the next wider shape."""
     widths = [plan.d_model] if plan.d_model else [d for d in range(32, 32768, 16) if _heads_fit(d, plan)]
     if not widths:
         raise ConfigError(

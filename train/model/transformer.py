@@ -182,7 +182,6 @@ class Transformer(nn.Module):
         return self.loss(x_BTD, weight_VD, targets_BT, sources_B)  # type: ignore[arg-type]
 
     def _run_layer(self, block: nn.Module, x_BTD: Tensor, mask: AttentionMask) -> Tensor:
-        """Return the residual stream after a layer."""
         y_BTD: Tensor
         if not self._compiled or torch.is_grad_enabled():
             y_BTD = block(x_BTD, mask)

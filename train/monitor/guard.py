@@ -159,7 +159,7 @@ def after_stage_change(state: GuardState) -> GuardState:
 
 
 def stop_error(state: GuardState, config: GuardConfig, step: int) -> ContractError:
-    """Return the error that ends a run at `step`, for the state that came with Verdict.STOP."""
+    """Return the error that ends a run at `step`; `state`: the state that `after_step` returned with Verdict.STOP."""
     if state.non_finite > config.max_non_finite:
         return ContractError(
             f"step {step}: expected at most guard.max_non_finite = {config.max_non_finite} steps in a row whose loss "

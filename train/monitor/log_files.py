@@ -113,7 +113,7 @@ def _field(name: str, kind: Any, text: str) -> pa.Field:
 
 
 class StepTable:
-    """The metrics of a run's steps as an Arrow table; each step is converted once."""
+    """The metrics of a run's steps as an Arrow table."""
 
     def __init__(self, sources: Sequence[str]):
         self._schema = metrics_schema(sources)

@@ -108,7 +108,7 @@ class StepMetrics(BaseModel):
         return self.model_dump_json(exclude_defaults=True).encode()
 
     def flat(self, separator: str) -> dict[str, Any]:
-        """Return a flat mapping of names to values or None; values of a source have names such as `loss.web`."""
+        """Return the values of the step by name; `separator` joins the parts of names such as `loss.web`."""
         values = {name: getattr(self, name) for name in SCALARS}
         values |= {f"loss{separator}{name}": loss for name, loss in self.losses.items()}
         values |= {f"tokens{separator}{name}": number for name, number in self.source_tokens.items()}

@@ -23,7 +23,7 @@ class UpdateRule(Protocol):
         """The parameters that this rule updates, in the order of the model."""
 
     def update(self, inputs: UpdateInputs) -> None:
-        """Update weights and states once; if `inputs.found_inf` is 1, every bit of them is unchanged."""
+        """Update weights and states once, or change nothing if `inputs.found_inf` is 1."""
 
 
 @dataclass
@@ -50,10 +50,11 @@ class Optimizer:
 
 
 def make_optimizer(parameters: Mapping[str, nn.Parameter], config: OptimConfig) -> Optimizer:
-    """Return the optimizer of these parameters; its state is allocated, so that a checkpoint can be read into it.
+    """Return the optimizer of these parameters, with its state allocated.
 
     Parameters, by name, are plain tensors or DTensors on any meshes. Ranks with shards of the same parameters must pass
-    them in the same order. Weight decay applies to matrices, but to the embedding only with `decay_embeddings`.
+    the parameters in the same order. Weight decay applies to matrices, but to the embedding only with
+    `decay_embeddings`.
     """
     members = [ShardedParameter(name, parameter, region_of(name, parameter)) for name, parameter in parameters.items()]
     for member in members:
@@ -70,7 +71,6 @@ def make_optimizer(parameters: Mapping[str, nn.Parameter], config: OptimConfig) 
 
 
 def _update_rule(declared: DeclaredOptimizer, members: Sequence[ShardedParameter], config: OptimConfig) -> UpdateRule:
-    """Return the update rule of an optimizer for some parameters, with its settings."""
     make: Callable[..., UpdateRule] = resolve_name(declared.rule)
     return make(members, **{name: getattr(config, name) for name in declared.settings})
 

@@ -83,7 +83,7 @@ def region_at(tensor: DTensor, coordinate: Coordinate) -> Region:
 
 
 def region_of(name: str, tensor: Tensor) -> Region:
-    """Return this rank's region of a tensor. Raises ContractError if the local tensor has a different shape."""
+    """Return this rank's region of a tensor. Raises ContractError if the local tensor's shape is not the region's."""
     if not isinstance(tensor, DTensor):
         return tuple(slice(0, size) for size in tensor.shape)
     region = region_at(tensor, _coordinate(tensor))
@@ -235,7 +235,8 @@ class Gradients:
     def take(self) -> dict[str, Tensor]:
         """Return the local tensors of all gradients, by name, with the strides of their parameters.
 
-        An update may overwrite them. Raises ContractError for a gradient whose placement differs from its parameter's.
+        An update may overwrite the tensors. Raises ContractError for a gradient whose placement differs from its
+        parameter's.
         """
         if not self._strides:
             self._look_up()

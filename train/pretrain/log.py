@@ -152,7 +152,7 @@ class TrainingLog:
     # ---------------------------------------------------------------------------------------------------- checkpoints
 
     def sync(self) -> None:
-        """Flush all metrics lines to disk: a checkpoint must not have steps without metrics."""
+        """Flush all metrics lines to disk. Call it before a checkpoint is written."""
         if self._log is not None:
             self._log.sync()
 

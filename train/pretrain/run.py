@@ -38,7 +38,7 @@ class LaunchedStep:
 
 
 class TrainingRun:
-    """A training loop: its data, model, log and current step; `stack` closes the files and threads that it opens."""
+    """A training loop: its data, model, log and current step. `stack` closes the loop's files and threads."""
 
     def __init__(self, setup: TrainingSetup, ranks: Ranks, stack: ExitStack, stop_signals: StopSignals):
         """`stop_signals`: function that returns whether this process received SIGTERM, and whether SIGINT."""
@@ -70,7 +70,7 @@ class TrainingRun:
         return self.batches.batch(step, self.learner.model.rows_here(number))
 
     def _load_state(self, checkpoint: CheckpointMetadata | None) -> None:
-        """Load the trained tensors and trainer state of a checkpoint; None = set the initial state of a run."""
+        """Load the trained tensors and trainer state of a checkpoint; without one, set the initial state of a run."""
         self.step = self.saved = checkpoint.step if checkpoint else 0
         if checkpoint is None:
             self.saved = -1
@@ -223,7 +223,10 @@ class TrainingRun:
         return ends
 
     def _measure_heldout(self) -> tuple[float | None, dict[str, HeldoutMetrics]]:
-        """Return the mean held-out loss [nats/token] and the metrics of each source; (None, {}) if none is held out."""
+        """Return the mean held-out loss [nats/token] and the metrics of each source.
+
+        (None, {}) if nothing is held out.
+        """
         if self._heldout is None or not len(self._heldout.rows):
             return None, {}
         tally = self.learner.measure(self._heldout)

@@ -89,7 +89,7 @@ def samples_to_skip(trace: Trace, doc_ids: Iterable[str], samples: Sequence[int]
 
 def skip_quarantined(setup: TrainingSetup, after: int) -> int:
     """Add the samples after step `after` that hold a quarantined document to the skip list; return their number."""
-    # A killed process had just written the list, or it was copied from another run.
+    # The list may come from a killed process or another run, so its samples may not be skipped yet.
     doc_ids = [document.doc_id for document in read_quarantine(setup.run)]
     order = open_order(setup.run, setup.dataset, setup.plan)
     samples = samples_to_skip(_trace(setup, order), doc_ids, [], after) if doc_ids else []

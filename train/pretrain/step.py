@@ -39,7 +39,7 @@ class StepResult:
     """
 
     def __init__(self, tally: LossTally, norm: Tensor, scale: float):
-        """`norm`: Euclidean norm of the gradient of the scaled loss, 0-d; `scale`: the loss scale, 1 without one."""
+        """`norm`: Euclidean norm of the gradient of the scaled loss, 0-d; `scale`: the loss scale, or 1 for none."""
         figures = torch.cat((tally.losses_S, tally.counts_S, norm[None].to(tally.losses_S.device)))
         self._number, self._scale = len(tally.losses_S), scale
         self.norm = norm
@@ -145,7 +145,7 @@ class Learner:
         return self.model.compressor.state_tensors() if self.model.compressor else {}
 
     def _reset_compression(self) -> None:
-        """Reset the compression state to that before the first step; PowerSGD starts from a random factor."""
+        # PowerSGD starts from a random factor, the other states from 0.
         for name, value in self._compression_state().items():
             value.copy_(self._first.get(name, torch.zeros(())))
 

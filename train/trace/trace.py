@@ -321,11 +321,11 @@ class Exposure:
 def exposure_of(appearances: Iterable[Appearance], checkpoints: Iterable[int]) -> Exposure:
     """Return the steps and checkpoints that were trained on any document of a set.
 
-    `appearances`: the documents' spans in batches; `checkpoints`: steps of the existing checkpoints. A checkpoint of
-    step s is the result of updates 1 to s, so it was trained on the documents of steps up to s.
+    `appearances`: the documents' spans in batches; `checkpoints`: steps of the existing checkpoints.
     """
     uses = [(part.step, part.epoch) for part in appearances]
     steps, saved = sorted({step for step, _ in uses}), sorted(checkpoints)
+    # A checkpoint of step s is the result of updates 1 to s.
     saw = [step for step in saved if steps and step >= steps[0]]
     clean = [step for step in saved if not steps or step < steps[0]]
     return Exposure(
