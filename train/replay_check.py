@@ -21,8 +21,8 @@ Span = tuple[str, int, int]
 def differences(before: Batches, after: Batches, documents: Sequence[Span], tombstone: int, step: int) -> Iterator[str]:
     """Yield each unexpected difference between the batches of a step before and after a takedown.
 
-    It is expected that a removed token is the token id `tombstone` in the inputs, and ignored in the targets. `step`
-    counts from 0. Works only for train.objective = causal.
+    A removed token must be the token id `tombstone` in the inputs, and be ignored in the targets. `step` counts from 0.
+    Works only for train.objective = causal.
     """
     samples, again = before.samples(step), after.samples(step)
     if not np.array_equal(samples.index, again.index) or not np.array_equal(samples.source, again.source):

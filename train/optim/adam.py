@@ -85,10 +85,9 @@ def trust_ratios(
 
 @dataclass(frozen=True)
 class AdamW:
-    """AdamW's update rule for some parameters.
+    """AdamW's update rule for some parameters, with decoupled weight decay.
 
-    Sources: Kingma 2014, arXiv 1412.6980, algorithm 1; Loshchilov 2019, arXiv 1711.05101, algorithm 2 (each update
-    shrinks the weights by learning rate x decay).
+    Sources: Kingma 2014, arXiv 1412.6980, algorithm 1; Loshchilov 2019, arXiv 1711.05101, algorithm 2.
     """
 
     members: Sequence[ShardedParameter]

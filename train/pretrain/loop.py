@@ -117,7 +117,10 @@ def write_end(setup: TrainingSetup, checkpoint: CheckpointMetadata | None, step:
 
 
 def train(run: Store, overrides: Sequence[str], ranks: Ranks) -> int:
-    """Check a run, train it to its end or resume it, and write its manifest; return the exit code of `pretrain`."""
+    """Check a run and train it, unless it is already complete.
+
+    Return the exit code of `pretrain`, or 0 for a complete run.
+    """
     setup = prepare(run, overrides, ranks)
     ranks.on_first(lambda: print("already trained to the end" if setup.done else describe(setup), flush=True))
     return 0 if setup.done else pretrain(setup, ranks)

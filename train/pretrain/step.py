@@ -203,7 +203,7 @@ class Learner:
             parameter.grad = None
 
     def measure(self, heldout: HeldoutRows) -> LossTally:
-        """Return, by source, the sum of the losses [nats] and the number of targets of held-out rows."""
+        """Return the sum of the losses [nats] and the number of targets of held-out rows, by source."""
         return self.model.measure(self.model.part_of(heldout.rows), len(heldout.sources))
 
     def measure_groups(self, rows: Rows, groups_BT: Tensor, number: int, num_rows: int) -> LossTally:

@@ -230,7 +230,10 @@ def print_documents(appearances: Sequence[Appearance]) -> str:
 
 
 def print_steps(documents: Sequence[FoundDocument], listed: int = LISTED) -> str:
-    """Return, as text, documents and the steps that were trained on them; at most `listed` spans of each document."""
+    """Return documents and the steps that were trained on them as text.
+
+    `listed`: maximum number of spans of each document.
+    """
     if not documents:
         return "no document has this URL; URLs are stored with personal data replaced, compare with `penstock show`"
     blocks = []
@@ -270,7 +273,7 @@ def replace_control_characters(text: str) -> str:
 
 
 def present_step(answer: StepAnswer) -> str:
-    """Return, as text, a `StepAnswer`: the table of spans, then title, signals and text as far as requested."""
+    """Return a `StepAnswer` as text: the table of spans, then the title, signals and text that were requested."""
     rows = answer.rows
     head = [f"step {answer.step}, rows {rows.start} to {rows.stop - 1} of the global batch, {len(answer.parts)} spans"]
     if not rows:

@@ -106,7 +106,7 @@ class DetailReader:
 
 
 class _PartFile:
-    """One part file of a table, sorted by offset if it has that column."""
+    """One part file of a table, sorted by offset if the table has that column."""
 
     def __init__(self, name: str, folder: Store, path: str):
         self._file = _open_parquet(name, folder, path)

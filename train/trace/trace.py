@@ -203,7 +203,7 @@ class Trace:
         return [self._with_appearances(placed) for placed in self.documents.of_url(url)]
 
     def steps_of_document(self, doc_id: bytes) -> list[FoundDocument]:
-        """Return a list of the document with this id, with all its spans; empty if the dataset has no such document."""
+        """Return the document with this id and all its spans, in a list; empty if the dataset has no such document."""
         placed = self.documents.of_id(doc_id)
         return [] if placed is None else [self._with_appearances(placed)]
 
