@@ -19,11 +19,10 @@ Span = tuple[str, int, int]
 
 
 def differences(before: Batches, after: Batches, documents: Sequence[Span], tombstone: int, step: int) -> Iterator[str]:
-    """Yield each difference between a step's batch after a takedown and the batch that is expected.
+    """Yield each unexpected difference between the batches of a step before and after a takedown.
 
-    The expected batch is that of `before`, changed where a token belongs to a removed document. As an input it is
-    replaced by the token id `tombstone`; as a target it is ignored. `step` counts from 0. Works only for
-    train.objective = causal.
+    A removed token must be the token id `tombstone` in the inputs, and be ignored in the targets. `step` counts from 0.
+    Works only for train.objective = causal.
     """
     samples, again = before.samples(step), after.samples(step)
     if not np.array_equal(samples.index, again.index) or not np.array_equal(samples.source, again.source):
@@ -45,7 +44,7 @@ def differences(before: Batches, after: Batches, documents: Sequence[Span], tomb
 
 
 def removed_positions(samples: Samples, sources: Sequence[str], documents: Sequence[Span], ahead: int) -> Mask:
-    """Return a mask (B, T): True where the token `ahead` (0 or 1) positions later is in one of the documents."""
+    """Return a mask (B, T): True where the input (`ahead` = 0) or target (`ahead` = 1) is a token of `documents`."""
     pieces = samples.pieces
     mask = np.zeros((len(samples.index), samples.seq_len), np.bool_)
     columns = (pieces.row, pieces.column, pieces.start, pieces.length)

@@ -84,9 +84,9 @@ def _notes_aside(run: Store) -> Iterator[tuple[str, CheckpointMetadata]]:
 
 
 def steps_with_documents(order: SampleOrder, documents: Iterable[Span], next_tokens: int = 1) -> list[int]:
-    """Return the steps, from 1, whose batch contains a token of the documents.
+    """Return the steps (1 = first) whose batch contains a token of the documents.
 
-    `next_tokens`: 1 = also count a token that is only a target, after the last input of a row; 0 = do not.
+    `next_tokens`: 1 = the token after the last input of a row counts, as a target; 0 = it does not.
     """
     steps: set[int] = set()
     for stream, start, num_tokens in documents:
@@ -103,10 +103,11 @@ def steps_with_documents(order: SampleOrder, documents: Iterable[Span], next_tok
 
 
 def begin_replay(run: Store, choice: str) -> Replay:
-    """Change the plan of a run to the dataset without the removed documents, and move later checkpoints to REPLACED.
+    """Prepare a run to train again on its dataset without the removed documents.
 
-    `choice`: where to resume: `clean`, 0, or the step of an existing checkpoint. Repeating the call completes an
-    interrupted one. Raises ConfigError or ContractError before anything is written.
+    `choice`: where to resume: `clean`, 0, or the step of an existing checkpoint. The plan gets the new dataset.
+    Later checkpoints move to REPLACED. A second call completes an interrupted one. Raises ConfigError or ContractError
+    before anything is written.
     """
     local_path(run, "train")
     with lock_training(run, "penstock train --replay-from"):
@@ -135,8 +136,8 @@ def _begin(run: Store, choice: str) -> Replay:
         )
     if moved := [certificate.id for certificate in since if certificate.mode == "compact"]:
         raise ConfigError(
-            f"train --replay-from: expected a dataset whose takedowns kept every token position, got positions that "
-            f"takedown {moved[-1]} has moved (--compact). Remove {CHECKPOINTS} and run `penstock plan` again."
+            f"train --replay-from: expected takedowns that keep every token position, got takedown {moved[-1]} with "
+            f"--compact. Remove {CHECKPOINTS} and run `penstock plan` again."
         )
     bound = plan.model_copy(update={"dataset": dataset.digest})
     order = open_order(run, dataset, bound).digest
@@ -186,7 +187,8 @@ def _chosen(
 
 
 def _set_aside(run: Store, later: list[str], before: str) -> None:
-    """Move the checkpoints `later` to REPLACED, the newest first, so that a kill leaves no gap in the series."""
+    """Move the checkpoints `later` to REPLACED."""
+    # The newest first, so that a kill leaves no gap in the series.
     for name in sorted(later, reverse=True):
         target = f"{REPLACED}/{before[:12]}/{name.rpartition('/')[2]}"
         number = 0

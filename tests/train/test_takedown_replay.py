@@ -352,7 +352,7 @@ def test_compacted_positions_end_the_old_checkpoints(old: Path, chosen: Removed,
     assert take_down(folder, doc=[row["doc_id"].hex() for row in chosen], compact=True) == 0
     assert "existing checkpoints cannot resume on the new dataset" in capsys.readouterr().out
     run, dataset = Store(str(folder)), opened(folder)
-    with pytest.raises(ConfigError, match="whose takedowns kept every token position"):
+    with pytest.raises(ConfigError, match="takedowns that keep every token position"):
         begin_replay(run, "clean")
     write_plan(run, make_plan(run, dataset, load_settings(read_run(run).recipe, [], run.uri)))
     assert f"takedown {certificates(folder)[0].id} has moved positions" in train(folder, 1)[0].error

@@ -82,9 +82,9 @@ class Learning:
 
 
 def final_loss(tokens: Sequence[float], losses: Sequence[float], last: int = LAST) -> FinalLoss:
-    """Return the loss at the last measurement from a least-squares line through the last `last` measurements.
+    """Return the loss at the last measurement, from a least-squares line through the latest measurements.
 
-    At least FEWEST_OF_LINE measurements are required.
+    `last`: number of measurements to use. At least FEWEST_OF_LINE are required.
     """
     x, y = np.array(tokens[-last:], np.float64), np.array(losses[-last:], np.float64)
     number, middle = len(x), x.mean()
@@ -97,13 +97,14 @@ def final_loss(tokens: Sequence[float], losses: Sequence[float], last: int = LAS
 
 
 def fit_power_law(tokens: Floats, losses: Floats, end: float, exponent: float | None = None) -> LossCurveLaw:
-    """Return the least-squares power law with floor and rest at least 0; `exponent` None = fitted too.
+    """Return the least-squares power law whose floor and rest are at least 0.
 
-    For a given exponent, floor and rest have a closed form, so only the exponent is searched for (variable projection:
-    Golub and Pereyra 1973, SIAM Journal on Numerical Analysis 10(2)).
+    `end`: tokens of the run; `exponent`: None = fitted too.
+    Source: Golub and Pereyra 1973, SIAM Journal on Numerical Analysis 10(2) (variable projection).
     """
     if exponent is not None:
         return _for_exponent(exponent, tokens, losses, end)[1]
+    # For a given exponent, floor and rest have a closed form, so only the exponent is searched for.
     errors = [_for_exponent(float(trial), tokens, losses, end)[0] for trial in EXPONENTS]
     best = int(np.argmin(errors))
     low, high = EXPONENTS[max(best - 1, 0)], EXPONENTS[min(best + 1, len(EXPONENTS) - 1)]
@@ -131,12 +132,12 @@ def _for_exponent(exponent: float, tokens: Floats, losses: Floats, end: float) -
 
 
 def learning_of(tokens: Sequence[float], losses: Sequence[float], exponent: float | None = None) -> Learning:
-    """Fit the power law of a source's loss against trained tokens; return its speed with a jackknife error too.
+    """Return the power law of a source's loss against trained tokens, and the jackknife error of its speed.
 
-    The jackknife leaves out adjacent measurements together, as they share the noise of the updates between them.
     Sources: Jiang et al. 2024, arXiv 2410.11820 (the law by source); Efron and Stein 1981, Annals of Statistics 9(3).
     """
     x, y = np.array(tokens, np.float64), np.array(losses, np.float64)
+    # Adjacent measurements are left out together, as they share the noise of the updates between them.
     parts = np.array_split(np.arange(len(x)), min(len(x), GROUPS))
     kept = [np.delete(np.arange(len(x)), part) for part in parts]
     speeds = np.array([fit_power_law(x[rows], y[rows], x[-1], exponent).speed for rows in kept])
@@ -199,7 +200,10 @@ class MeasuredRun:
         )
 
     def training(self, source: str) -> LossCurve:
-        """Return the last training losses of a source: LAST_SHARE of the steps, at least FEWEST_OF_LINE."""
+        """Return the last training losses of a source.
+
+        Their number is LAST_SHARE of the steps, but at least FEWEST_OF_LINE if the run has as many.
+        """
         last = max(FEWEST_OF_LINE, round(LAST_SHARE * len(self.steps)))
         points = self._points([step.losses.get(source) for step in self.steps], 1)
         return LossCurve(points.tokens[-last:], points.losses[-last:])
@@ -233,8 +237,8 @@ class MeasuredRun:
 def measured_run(run: Store) -> MeasuredRun:
     """Return the metrics of a run folder with its dataset and plan.
 
-    Raises ContractError if no step was trained. Raises ConfigError if fewer than two sources are in use, or if the
-    steps of the plan read no row of one of them.
+    Raises ContractError if no step was trained. Raises ConfigError if fewer than two sources are in use, or if the plan
+    reads no row of a source in use.
     """
     dataset = open_dataset(run)
     plan, steps = read_plan(run, dataset), read_metrics(run)
@@ -259,7 +263,7 @@ def measured_run(run: Store) -> MeasuredRun:
 
 
 def _rows(run: Store, dataset: Dataset, plan: Plan) -> dict[str, int]:
-    """Return the number of unique tokens of every source in use, as the plan counts them."""
+    """Return the number of unique tokens of every source in use, counted in whole rows."""
     train = plan.settings.train
     streams = open_streams(dataset, train, open_packings(run, dataset, train))
     return {name: stream.num_units * plan.seq_len // stream.width(plan.seq_len) for name, stream in streams.items()}

@@ -46,15 +46,15 @@ Shares = dict[str, float]
 def significant_figures(
     figures: Mapping[str, float], errors: Mapping[str, float], shares: Mapping[str, float]
 ) -> Shares:
-    """Return the entries of `figures` that differ significantly from their mean, which is weighted by `shares`.
+    """Return the `figures` that differ significantly from the mean of all sources, weighted by `shares`.
 
-    `figures`: excess loss or learning speed of each source; `errors`: their standard errors. The error of a difference
-    includes the error of the mean, to which all sources contribute.
+    `figures`: excess loss or learning speed of each source; `errors`: standard error of each figure.
     """
     mean = math.fsum(shares[name] * figure for name, figure in figures.items())
     of_mean = {name: (shares[name] * error) ** 2 for name, error in errors.items()}
     significant = {}
     for name, figure in figures.items():
+        # The error of a difference includes the error of the mean, to which all sources contribute.
         others = math.fsum(square for other, square in of_mean.items() if other != name)
         if (
             abs(figure - mean)
@@ -65,11 +65,12 @@ def significant_figures(
 
 
 def by_excess(shares: Mapping[str, float], excess: Mapping[str, float], step_size: float = STEP_SIZE) -> Shares:
-    """Return new shares from excess losses [nats/token] by one round of exponentiated gradient.
+    """Return new shares from excess losses [nats/token], by one round of exponentiated gradient.
 
-    A negative excess counts as 0. Source: Xie et al. 2023, arXiv 2305.10429, Algorithm 1, which trains on the new
-    shares after each round. Because the measured run trained on fixed shares, only one round is possible.
+    A negative excess counts as 0. Source: Xie et al. 2023, arXiv 2305.10429, Algorithm 1.
     """
+    # The algorithm trains on the new shares after each round. The measured run had fixed shares, so one round is
+    # possible.
     highest = max(excess.values())  # subtracted from every exponent to avoid overflow
     raised = {
         name: share * math.exp(step_size * (max(excess[name], 0.0) - max(highest, 0.0)))
@@ -79,14 +80,14 @@ def by_excess(shares: Mapping[str, float], excess: Mapping[str, float], step_siz
 
 
 def by_learning(shares: Mapping[str, float], speeds: Mapping[str, float]) -> Shares:
-    """Return new shares in proportion to share · speed, where speed is -dL/d ln n at the end of the run.
+    """Return new shares in proportion to share · speed; if no source learns, return the same shares.
 
-    The tokens of a source are share · n of all n tokens. One more token lowers the source's own loss by speed / (share
-    · n). That token lowers the mean loss, in which the source has weight `share`, by speed / n. Sources whose tokens
-    lower the mean loss most get more. Source: Jiang et al. 2024, arXiv 2410.11820, section 3, without the terms for a
-    mixture that changes during training. If no source learns, the shares stay as they are. The rule is first-order: it
-    does not limit how far the loss of a source rises when its share falls.
+    `speeds`: -dL/d ln n of each source at the end of the run, with n tokens of all sources.
+    Source: Jiang et al. 2024, arXiv 2410.11820, section 3, without the terms for a changing mixture.
     """
+    # A source has share · n of all n tokens, so one more token lowers its own loss by speed / (share · n). The mean
+    # loss, in which the source has weight `share`, falls by speed / n. The rule is first-order: it does not limit how
+    # far the loss of a source rises when its share falls.
     raised = {name: share * max(speeds[name], 0.0) for name, share in shares.items()}
     return _smoothed(raised) if any(raised.values()) else dict(shares)
 
@@ -107,9 +108,9 @@ def worth_of_pass(passes: float) -> float:
 def most_passes(max_epochs: float, worth: float = LEAST_WORTH) -> float:
     """Return the maximum number of passes over a source, at most `max_epochs`.
 
-    A token of the last pass is worth at least `worth` new tokens. By the inverse of `worth_of_pass`, the number of
-    passes is 1 - R* · ln(worth), which is 11.7 for worth = 0.5.
+    A token of the last pass must be worth at least `worth` new tokens.
     """
+    # The inverse of `worth_of_pass`: 11.7 passes for worth = 0.5.
     return min(max_epochs, 1 - LIFE_OF_REPEATS * math.log(worth))
 
 
@@ -134,7 +135,7 @@ def clip_shares(shares: Mapping[str, float], limits: Mapping[str, float]) -> Sha
 def round_shares(shares: Mapping[str, float], full: Collection[str]) -> Shares:
     """Return the shares as multiples of 1/UNITS with sum 1, by largest remainder; a positive share stays positive.
 
-    `full`: sources whose share is at its limit; such a share is rounded down, unless all sources are full.
+    `full`: sources at their limit. Their shares are rounded down, unless all sources are full.
     """
     exact = {name: share * UNITS for name, share in shares.items()}
     counts = {name: max(int(value + TINY), 1 if value > 0 else 0) for name, value in exact.items()}
@@ -171,10 +172,11 @@ class Finding:
 def suggest_by_reference(
     run: MeasuredRun, reference: MeasuredRun, tokens: float | None = None, step_size: float = STEP_SIZE
 ) -> Mix:
-    """Return a mix with larger shares for sources with a higher excess loss of `run` over `reference` at their ends.
+    """Return a mix with larger shares for sources with a higher excess loss.
 
-    `tokens`: length of the run that the mix is for; None = as long as `run`. Raises ConfigError if the runs are not
-    comparable, or have too few measurements.
+    The excess loss of a source is its final loss in `run` minus its final loss in `reference`. `tokens`: length of the
+    run that the mix is for; None = as long as `run`. Raises ConfigError if the runs are not comparable, or have too few
+    measurements.
     """
     check_comparable(run, reference)
     findings = {name: _against(run, reference, name) for name, share in run.shares.items() if share}
@@ -194,9 +196,9 @@ def suggest_by_law(
 ) -> Mix:
     """Return a mix with larger shares for sources whose held-out loss falls faster, by a power law of each source.
 
-    `exponent`: exponent of the number of tokens in these laws; None = fitted to each source. `source`: the citation of
-    the scaling law that the exponent is from. Measurements before `from_step` are left out. Raises ConfigError if too
-    few remain.
+    `exponent`: exponent of the number of tokens in these laws; None = fitted to each source. `source`: the citation for
+    `exponent`. `tokens`: length of the run that the mix is for; None = as long as `run`. `from_step`: first step whose
+    losses are used. Raises ConfigError if a source has too few losses.
     """
     fitted = _fitted(run, exponent, from_step)
     findings = {name: _of_law(run, name, learning, exponent is not None) for name, learning in fitted.items()}
@@ -216,7 +218,7 @@ def _used(run: MeasuredRun) -> Shares:
 def _figures(findings: Mapping[str, Finding], shares: Mapping[str, float]) -> tuple[Shares, set[str]]:
     """Return the excess loss or learning speed of each source, and the sources that differ significantly from the mean.
 
-    For the other sources, the value is replaced by the mean, which is weighted by `shares`.
+    A source that does not differ significantly gets the mean of all sources, weighted by `shares`.
     """
     figures = {name: finding.figure for name, finding in findings.items()}
     apart = significant_figures(figures, {name: finding.error for name, finding in findings.items()}, shares)
@@ -341,15 +343,14 @@ def _left_out(run: MeasuredRun, name: str) -> SourceMix:
 
 
 def _limit(run: MeasuredRun, name: str, length: float, most: float) -> float:
-    """Return the largest permitted share of a source: `most` passes over its data, less one row.
+    """Return the largest permitted share of a source in a run of `length` tokens.
 
-    Within a block of the mixture, a source may be ahead of its share by up to one row.
-
-    `length`: tokens of the new run. If the new run is not longer, the share in the measured run's plan is permitted
-    too, provided it needs at most `most` passes. A source of only a row or two keeps a share of 1/UNITS.
+    `most`: maximum number of passes over the source.
     """
+    # Less one row, by which a source may be ahead of its share within a block. A source of a row or two keeps 1/UNITS.
     limit = max((most * run.unique[name] - run.plan.seq_len) / length, 1 / UNITS)
     before = run.shares[name]
+    # The measured run's share is permitted too, if the new run is not longer.
     was_well = length <= run.plan.num_tokens and before * length <= most * run.unique[name]
     return max(limit, before) if was_well else limit
 

@@ -67,7 +67,7 @@ def uses_flash_attention(device: torch.device, shape: ModelShape, dtype: torch.d
 
 
 def uses_blocks(device: torch.device, shape: ModelShape, dtype: torch.dtype) -> bool:
-    """Return True if a kernel can mask documents without a mask matrix: FlexAttention on CUDA, tiles on a CPU."""
+    """Return True if the device has a kernel that masks documents without a T × T matrix."""
     if device.type == "cuda":
         return shape.positions == "rope" and shape.head_dim >= MIN_FLEX_HEAD and dtype in KERNEL_DTYPES
     return shape.positions == "rope" and device.type == "cpu"
@@ -88,14 +88,15 @@ def activate_flash_3(device: torch.device) -> bool:
 
 
 def attend_varlen(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, starts_N: Tensor, causal: bool) -> Tensor:
-    """Return the attention output within documents, (B, H, T, K), from FlashAttention's variable-length kernel.
+    """Return FlashAttention's output within documents, (B, H, T, K).
 
-    The row length is passed as the length of the longest document, which only sets the size of the kernel's grid. The
-    true length would become a constant of the compiled graph.
+    `starts_N`: offset of each document's start in the concatenated rows, then their end, int32.
     """
     rows, length = q_BHTK.shape[0], q_BHTK.shape[2]
     q_NHK, k_NGK, v_NGK = (x.transpose(1, 2).flatten(0, 1) for x in (q_BHTK, k_BGTK, v_BGTK))
     window = (-1, 0) if causal else (-1, -1)
+    # The row length in place of the longest document's length, which would become a constant of the compiled graph. The
+    # kernel only sets the size of its grid by it.
     y_NHK = varlen_attn(q_NHK, k_NGK, v_NGK, starts_N, starts_N, length, length, window_size=window, **_GROUPED)
     y_BHTK: Tensor = y_NHK.unflatten(0, (rows, length)).transpose(1, 2)  # type: ignore[union-attr]
     return y_BHTK
@@ -116,15 +117,12 @@ def document_blocks(documents_BT: Tensor, causal: bool) -> BlockMask | Tensor:
 
 
 def flex_block_mask(documents_BT: Tensor, causal: bool) -> BlockMask:
-    """Return `document_mask` as blocks for FlexAttention, without making the T × T matrix.
-
-    Blocks with some visible pairs are listed apart from those with visible pairs only. Document numbers never decrease
-    in a row, so the numbers at both ends of each block are enough for this.
-    """
+    """Return `document_mask` as blocks for FlexAttention, without making the T × T matrix."""
     length = documents_BT.shape[1]
     num_blocks = -(-length // BLOCK)
     ends_N = torch.arange(1, num_blocks + 1, device=documents_BT.device) * BLOCK
     first_BN, last_BN = documents_BT[:, ends_N - BLOCK], documents_BT[:, ends_N.clamp(max=length) - 1]
+    # Document numbers never decrease in a row, so the numbers at both ends of a block are enough.
     some_BNN = (first_BN[:, :, None] <= last_BN[:, None, :]) & (last_BN[:, :, None] >= first_BN[:, None, :])
     # A block that the row does not fill counts as partial: positions after the row's end are masked.
     single_BN = (first_BN == last_BN) & (ends_N <= length)
@@ -141,7 +139,7 @@ def flex_block_mask(documents_BT: Tensor, causal: bool) -> BlockMask:
 
 
 def _list_blocks(chosen_BNN: Tensor) -> tuple[Tensor, Tensor]:
-    """Return, for every query block, the number of chosen key blocks, and all key blocks with the chosen ones first."""
+    """Return each query block's number of chosen key blocks, and the indices of all key blocks, chosen ones first."""
     chosen_B1NN = chosen_BNN[:, None].int()
     places_B1NN = chosen_B1NN.argsort(dim=-1, descending=True, stable=True).int()
     return chosen_B1NN.sum(-1, dtype=torch.int32), places_B1NN
@@ -202,29 +200,26 @@ def attend(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, mask: AttentionMask) 
 
 
 def additive_mask(mask: AttentionMask, x_BTD: Tensor) -> AttentionMask:
-    """Return the mask with its boolean matrix replaced by an additive one (0 or -inf), in the dtype of attention.
+    """Return the mask with 0 and -inf in place of True and False, in the dtype of attention.
 
-    This is done once for all layers: torch's attention would convert a boolean matrix in every layer and keep each
-    result.
+    Masks without a boolean matrix, and those of relative positions, are returned unchanged.
     """
     if mask.mask_B1TT is None or mask.distances_LD is not None:
         return mask
+    # Once for all layers: torch's attention would convert a boolean matrix in every layer and keep each result.
     added_B1TT = torch.zeros_like(mask.mask_B1TT, dtype=compute_dtype(x_BTD)).masked_fill_(~mask.mask_B1TT, -torch.inf)
     return replace(mask, mask_B1TT=added_B1TT)
 
 
 def compute_dtype(x_BTD: Tensor) -> torch.dtype:
-    """Return the dtype of matrix products with the residual stream: that of autocast if it is on, else the stream's."""
+    """Return the dtype of matrix products: that of autocast if autocast is on, else that of `x_BTD`."""
     kind = x_BTD.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x_BTD.dtype
 
 
 @cache
 def _flex(device_type: str) -> Any:
-    """Return FlexAttention, compiled on CUDA, where it would otherwise hold the T × T scores.
-
-    On a CPU it is not compiled and has no backward pass.
-    """
+    """Return FlexAttention: compiled on CUDA; on a CPU not compiled and without a backward pass."""
     # Compiled for each row length and number of rows: a run has few, and dynamic kernels did not compile (torch 2.13).
     if device_type != "cuda":
         return flex_attention
@@ -305,22 +300,24 @@ class RelativeAttention(nn.Module):
 
 
 def align_distances(by_distance_BHTL: Tensor) -> Tensor:
-    """Return scores by query and key, (B, H, T, T), from scores by query and distance, with distance T - 1 first.
+    """Return the scores (B, H, T, T) of each query and key from the scores (B, H, T, L) of each query and distance.
 
-    Query i and key j have the distance i - j, which is column T - 1 - i + j. The same memory is read as rows of
-    L - 1 columns, so that each row starts one column earlier than the row before.
+    Column 0 of `by_distance_BHTL` is the distance T - 1; each next column is one distance less.
     """
     length, number = by_distance_BHTL.shape[-2:]
+    # Query i and key j have the column T - 1 - i + j. The same memory is read as rows of L - 1 columns, so that each
+    # row starts one column earlier than the row before.
     flat = by_distance_BHTL.flatten(-2)[..., length - 1 : -1]
     return flat.view(*flat.shape[:-1], length, number - 1)[..., :length]
 
 
 def sinusoids(length: int, causal: bool, width: int, device: torch.device) -> Tensor:
-    """Return sines, then cosines of the distances from length - 1 down to -1 or -length, float32, (L, D).
+    """Return the sinusoids of distances, float32, (L, D): the sines in the first columns, the cosines in the others.
 
-    No query and key have the last distance, but `align_distances` requires its column. Source: Vaswani et al. 2017,
-    arXiv 1706.03762, 3.5.
+    The first distance is length - 1. The last one is -1 if `causal`, else -length.
+    Source: Vaswani et al. 2017, arXiv 1706.03762, section 3.5.
     """
+    # No query and key have the last distance, but `align_distances` requires its column.
     distances_L = torch.arange(length - 1, -2 if causal else -length - 1, -1, dtype=torch.float32, device=device)
     pairs = torch.arange(0, width, 2, dtype=torch.float32, device=device)
     angles = distances_L[:, None] * 10_000.0 ** (-pairs / width)

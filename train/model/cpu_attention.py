@@ -37,7 +37,10 @@ class Tile(NamedTuple):
 def attend_in_tiles(
     q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, documents_BT: Tensor | None, causal: bool
 ) -> Tensor:
-    """Return the output of attention within documents, (B, H, T, K); `documents_BT` = None: within whole rows."""
+    """Return the attention output within documents, (B, H, T, K).
+
+    `documents_BT`: document number of each position; None = every row is one document.
+    """
     y_BHTK: Tensor = _forward(q_BHTK, k_BGTK, v_BGTK, documents_BT, causal)[0]
     return y_BHTK
 
@@ -46,8 +49,7 @@ def attend_in_tiles(
 def tiles_of(documents: bytes | None, num_rows: int, length: int, causal: bool) -> tuple[Tile, ...]:
     """Return the tiles of all rows; adjacent rows with the same document borders share their tiles.
 
-    `documents`: the int32 document numbers of all positions, as bytes; None = every row is one document. The result
-    is cached for the layers of a micro-batch and their backward passes.
+    `documents`: int32 document numbers of all positions, as bytes; None = every row is one document.
     """
     if documents is None:
         borders = [(0, length)] * num_rows
@@ -65,13 +67,10 @@ def tiles_of(documents: bytes | None, num_rows: int, length: int, causal: bool) 
 
 
 def _cut_row(borders: tuple[int, ...], causal: bool) -> list[tuple[int, int, int, bool]]:
-    """Return the tiles of a row, each a tuple of the fields of `Tile` after `rows`.
-
-    Documents share a tile of up to MAX_TILE_QUERIES positions. A longer document has its own tiles: several if
-    `causal`, else one.
-    """
+    """Return the tiles of a row, each a tuple of the fields of `Tile` after `rows`."""
     tiles: list[tuple[int, int, int, bool]] = []
     open_at, number = borders[0], 0
+    # Documents share a tile of up to MAX_TILE_QUERIES positions. A longer document has its own: several if `causal`.
     for begin, stop in pairwise(borders):
         if number and stop - open_at > MAX_TILE_QUERIES:
             tiles.append((open_at, open_at, begin, number > 1))
@@ -88,7 +87,7 @@ def _cut_row(borders: tuple[int, ...], causal: bool) -> list[tuple[int, int, int
 
 
 def _tiles(q_BHTK: Tensor, documents_BT: Tensor | None, causal: bool) -> Iterator[tuple[Tile, bool, Tensor | None]]:
-    """Yield every tile, True if the kernel masks the tile causally, or else its additive mask (None = no mask)."""
+    """Yield each tile, whether the kernel masks it causally, and its additive mask (None = no mask)."""
     num_rows, _, length, _ = q_BHTK.shape
     documents = None if documents_BT is None else documents_BT.to(torch.int32).contiguous().numpy().tobytes()
     tiles = tiles_of(documents, num_rows, length, causal)
@@ -114,7 +113,6 @@ def _mask(q_BHTK: Tensor, documents_Bn: Tensor, causal: bool) -> Tensor:
 
 
 def _empty_like_stored(x_BHTK: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Return an uninitialized tensor in the shape of `x_BHTK`, with the heads of a position adjacent in memory."""
     return x_BHTK.new_empty(x_BHTK.transpose(1, 2).shape, dtype=dtype).transpose(1, 2)
 
 
@@ -143,7 +141,10 @@ def _(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, causal: bool) -
 def _backward(
     gradient: Tensor, saved: list[Tensor], documents: Tensor | None, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of queries, keys and values; `saved`: these three, the output and log Z."""
+    """Return the gradients of queries, keys and values.
+
+    `saved`: queries, keys, values, attention output and log Z.
+    """
     q, k, v, y, log_z = saved
     wide = torch.promote_types(q.dtype, torch.float32)
     gradient_of_q, gradient_of_k, gradient_of_v = (

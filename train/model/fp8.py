@@ -28,7 +28,7 @@ MIN_CAPABILITY = (8, 9)
 
 
 def check_fp8(device: torch.device) -> None:
-    """Raise ConfigError if the device cannot compute fp8 products; a CPU can, but slowly, for tests."""
+    """Raise ConfigError if the device cannot compute fp8 products. A CPU can compute them slowly, for tests."""
     if device.type == "cpu":
         return
     if device.type != "cuda":
@@ -52,8 +52,8 @@ def has_torchao() -> bool:
 def enable_fp8(model: Transformer, scaling: str = "tensor", emulated: bool = False) -> None:
     """Compute the matrix products of the layers in fp8, except those of `unquantized_matrices`.
 
-    `scaling`: tensor = this module's products; row or gather = torchao, with a scale per row or an all-gather in fp8.
-    `emulated`: torchao runs without fp8 matrix units, as on a CPU. Raises ConfigError if torchao is required and is
+    `scaling`: tensor = without torchao; row = torchao with a scale per row; gather = torchao with fp8 all-gathers.
+    `emulated`: run torchao on a device without fp8 matrix units. Raises ConfigError if torchao is required and is
     not installed.
     """
     wide = set(unquantized_matrices(model))
@@ -88,7 +88,7 @@ def compute_scales(model: Transformer) -> None:
 
 
 def unquantized_matrices(model: Transformer) -> list[str]:
-    """Return the names of the layers' matrices with a size that is no multiple of 16, which fp8 excludes."""
+    """Return the names of the layers' matrices that stay out of fp8: those with a size that is no multiple of 16."""
     return [
         name for name, module in _matrices(model) if module.in_features % MULTIPLE or module.out_features % MULTIPLE
     ]
@@ -112,16 +112,13 @@ class Fp8Linear(nn.Linear):
 
 
 class _Product(torch.autograd.Function):
-    """x @ weight.T, with its three products in fp8.
-
-    The backward pass keeps x in fp8 and a reference to the weight: a copy would outlive the gathered weights of a
-    sharded layer.
-    """
+    """x @ weight.T, with its forward product and both backward products in fp8."""
 
     @staticmethod
     def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor, dtype: torch.dtype) -> Tensor:
         x8_NI, x_scale = _quantize(x_NI, FORWARD)
         weight8_OI, weight_scale = _quantize(weight_OI, FORWARD)
+        # A reference to the weight: a copy would outlive the gathered weights of a sharded layer.
         ctx.save_for_backward(x8_NI, x_scale, weight_OI)
         ctx.formats = (x_NI.dtype, dtype)
         return _scaled_product(x8_NI, weight8_OI, x_scale * weight_scale, dtype, fast=True)
@@ -168,5 +165,6 @@ def _scaled_product(left: Tensor, right: Tensor, scale: Tensor, dtype: torch.dty
 
 
 def _pad_rows(x: Tensor, padding: int) -> Tensor:
-    """Return the matrix with contiguous rows and `padding` zeros at the end of each; an fp8 zero is a zero byte."""
+    """Return the fp8 matrix with contiguous rows and `padding` zeros appended to each row."""
+    # An fp8 zero is a zero byte.
     return F.pad(x.contiguous().view(torch.uint8), (0, padding)).view(x.dtype)

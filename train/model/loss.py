@@ -55,7 +55,7 @@ class PlainChunkLoss:
         self._sums_m = self._own_m = self._columns_m1 = logits_nV.new_empty(0)
 
     def losses(self, targets_m: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cross-entropy and log Z of each token; exponentials overwrite the float32 logits."""
+        """Return cross-entropy and log Z of each token; overwrites the logits if they are float32."""
         row = slice(len(targets_m))
         powers_mV = self._wide_nV[row]
         if self._wide_nV is not self._logits_nV:
@@ -72,7 +72,7 @@ class PlainChunkLoss:
         return log_z_m - at_target_m, log_z_m
 
     def write_gradient(self, shares_m: Tensor, factors_m: Tensor) -> None:
-        """Replace the logits by their gradient, from the exponentials that `losses` computed."""
+        """Overwrite the logits with their gradient; call `losses` first."""
         row = slice(len(shares_m))
         powers_mV = self._wide_nV[row].mul_((shares_m / self._sums_m)[:, None])
         powers_mV.scatter_add_(1, self._columns_m1, -(factors_m * self._own_m)[:, None])
@@ -81,7 +81,7 @@ class PlainChunkLoss:
 
 
 class FusedChunkLoss:
-    """The loss of a chunk of logits in two compiled functions, always over the whole chunk, to avoid recompilation."""
+    """The loss of a chunk of logits in two compiled functions."""
 
     def __init__(self, logits_nV: Tensor, part: VocabularyPart | None):
         """`part`: the rows of the output matrix on this rank; None = all rows."""
@@ -91,6 +91,7 @@ class FusedChunkLoss:
     def losses(self, targets_m: Tensor) -> tuple[Tensor, Tensor]:
         """Return cross-entropy and log Z of each token; the logits do not change."""
         number, size = len(targets_m), len(self._logits_nV)
+        # Always the whole chunk, to avoid recompilation.
         targets_n = F.pad(targets_m, (0, size - number), value=IGNORED) if number < size else targets_m
         columns_n, own_n = _target_columns(targets_n, self._logits_nV.shape[1], self._part)
         most_n, sums_n, at_target_n = compiled_functions()[0](self._logits_nV, columns_n)
@@ -104,7 +105,7 @@ class FusedChunkLoss:
         return (self._log_z_n - at_target_n)[:number], self._log_z_n[:number]
 
     def write_gradient(self, shares_m: Tensor, factors_m: Tensor) -> None:
-        """Replace the logits by their gradient."""
+        """Overwrite the logits with their gradient; call `losses` first."""
         padding = len(self._logits_nV) - len(shares_m)
         shares_n, factors_n = (F.pad(x, (0, padding)) if padding else x for x in (shares_m, factors_m))
         compiled_functions()[1](self._logits_nV, self._log_z_n, shares_n, self._columns_n, factors_n)
@@ -121,7 +122,10 @@ def softmax_sums(logits_nV: Tensor, columns_n: Tensor) -> tuple[Tensor, Tensor, 
 
 
 def write_gradient(logits_nV: Tensor, log_z_n: Tensor, shares_n: Tensor, columns_n: Tensor, factors_n: Tensor) -> None:
-    """Replace each logit by exp(logit − log Z) · share; in column `columns_n` (−1 = none), subtract the factor too."""
+    """Overwrite the logits with their gradient: exp(logit − log Z) · share, minus the factor in column `columns_n`.
+
+    `columns_n`: column of each token's target; −1 = no column on this rank.
+    """
     columns_V = torch.arange(logits_nV.shape[1], device=logits_nV.device)
     at_target_nV = torch.where(columns_V == columns_n[:, None], factors_n[:, None], 0.0)
     powers_nV = (logits_nV.to(log_z_n.dtype) - log_z_n[:, None]).exp()
@@ -135,7 +139,6 @@ def compiled_functions() -> tuple[SumsFunction, GradientFunction]:
 
 
 def _sum_over_parts(sums_n: Tensor, at_target_n: Tensor, part: VocabularyPart | None) -> tuple[Tensor, Tensor]:
-    """Return both tensors summed over the ranks that split the vocabulary; `part` = None: return them unchanged."""
     if part is None:
         return sums_n, at_target_n
     both_2n = torch.stack((sums_n, at_target_n))
@@ -144,7 +147,10 @@ def _sum_over_parts(sums_n: Tensor, at_target_n: Tensor, part: VocabularyPart | 
 
 
 def _target_columns(targets_n: Tensor, num_here: int, part: VocabularyPart | None) -> tuple[Tensor, Tensor]:
-    """Return each target's column in this rank's logits (0 if another rank has it), and whether this rank has it."""
+    """Return each target's column in this rank's logits, and a mask: True if this rank has the column.
+
+    The column is 0 where the mask is False.
+    """
     columns_n = targets_n - (part.first if part else 0)
     own_n = (columns_n >= 0) & (columns_n < num_here)
     return columns_n.masked_fill(~own_n, 0), own_n
@@ -156,7 +162,7 @@ MAX_GROUPS = 64
 
 @dataclass
 class LossTally:
-    """Sums of losses, and numbers of targets, added so far on this rank, by source or another group; float64."""
+    """Sums of losses and numbers of targets on this rank, by source or another group, in float64."""
 
     losses_S: Tensor
     """Sum of cross-entropies [nats]."""
@@ -170,8 +176,10 @@ class LossTally:
         return cls(zeros[0], zeros[1])
 
     def add(self, losses_BT: Tensor, targets_BT: Tensor, groups: Tensor) -> None:
-        """Add the losses of rows, which are 0 where the target is IGNORED; `groups`: source or other group of each row
-        (B,) or position (B, T)."""
+        """Add the losses and targets of rows; a loss must be 0 where its target is IGNORED.
+
+        `groups`: source or other group of each row (B,), or of each position (B, T).
+        """
         counts_BT = (targets_BT != IGNORED).double()
         if groups.dim() == 2:
             self._add_positions(losses_BT.double().flatten(), counts_BT.flatten(), groups.flatten())
@@ -194,7 +202,7 @@ class LossTally:
 
 
 class HeadLoss:
-    """The output projection and the loss; before use set `scale`, `tally` (if sums are needed), and `num_targets`."""
+    """The output projection and the loss. Set `scale`, and optionally `tally` and `num_targets`, before use."""
 
     def __init__(
         self,
@@ -204,9 +212,8 @@ class HeadLoss:
         fused: bool = False,
         multiple: int = 1,
     ):
-        """`part`: the rows of the output matrix on this rank; None = all rows. `fused`: whether compiled functions
-        compute the chunks, which then all have the same size. `multiple`: the logits are padded to a multiple of this
-        many columns.
+        """`part`: the rows of the output matrix on this rank; None = all rows. `fused`: compute the loss in compiled
+        functions. `multiple`: pad the columns of the logits to a multiple of this number.
         """
         self.z_loss, self.chunk_tokens, self.part = z_loss, chunk_tokens, part
         self.fused, self.multiple = fused, multiple
@@ -217,7 +224,7 @@ class HeadLoss:
         row."""
 
     def __call__(self, x_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor, sources_B: Tensor | None) -> Tensor:
-        """Return the sum of (cross-entropy + z_loss · log² Z) · scale, 0-d, with gradients for both inputs."""
+        """Return the sum of (cross-entropy + z_loss · log² Z) · scale, 0-d; `x_BTD` and `weight_VD` get gradients."""
         # Inside of `forward` gradients are always disabled, so whether one is required is determined here.
         needs_gradient = torch.is_grad_enabled() and (x_BTD.requires_grad or weight_VD.requires_grad)
         rows = (x_BTD.flatten(0, 1), weight_VD, targets_BT.flatten())
@@ -249,21 +256,18 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of the residual stream and of the output matrix.
-
-        They are those computed in the forward pass, times the gradient of the total loss. The losses of single tokens
-        have no gradient.
-        """
+        """Return the gradients of the residual stream and of the output matrix."""
         gradient_ND, gradient_VD = (saved * gradients[0].to(saved.dtype) for saved in ctx.saved_tensors)
         return gradient_ND, gradient_VD, None, None, None
 
 
 def _counted_targets(targets_N: Tensor, number: int | None) -> Tensor | None:
-    """Return the indices of the `number` targets that are not IGNORED; None = the losses of all positions are computed.
+    """Return the indices of the targets that are not IGNORED; None = compute the losses of all positions.
 
-    Masked language models ignore five of six targets. Counting the remaining ones on a CUDA device requires a
-    synchronization, so all positions are computed there unless `number` is known.
+    `number`: number of targets that are not IGNORED; None = unknown.
     """
+    # Masked language models ignore five of six targets. Counting the others on a CUDA device requires a
+    # synchronization.
     if number is None and not targets_N.is_cuda:
         number = int((targets_N != IGNORED).sum())
     if number is None or number == len(targets_N):
@@ -272,17 +276,17 @@ def _counted_targets(targets_N: Tensor, number: int | None) -> Tensor | None:
 
 
 def _scatter_rows(rows: Tensor, indices_n: Tensor | None, number: int) -> Tensor:
-    """Return `number` rows: the given ones at their indices and zeros elsewhere; without indices, the given rows."""
+    """Return `number` rows: `rows` at `indices_n`, zeros elsewhere. Without `indices_n`, return `rows`."""
     return rows if indices_n is None else rows.new_zeros(number, *rows.shape[1:]).index_copy_(0, indices_n, rows)
 
 
 def _chunked_loss(
     x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, settings: tuple[HeadLoss, int], needs_gradient: bool
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
-    """Return the total loss, the cross-entropy of each token, and if `needs_gradient` the gradients of the total.
+    """Return the total loss, the cross-entropy of each token, and the gradients of the total loss.
 
-    The gradients are those of the stream and of the output matrix. `settings`: the `HeadLoss`, and the tokens per
-    chunk.
+    The gradients are those of `x_ND` and `weight_VD`; None without `needs_gradient`.
+    `settings`: the `HeadLoss`, and the tokens per chunk.
     """
     head, size = settings
     dtype = compute_dtype(x_ND)

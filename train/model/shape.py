@@ -85,7 +85,7 @@ class ModelShape(BaseModel):
 
 
 def matrix_params_of_layer(shape: ModelShape) -> int:
-    """Return the number of matrix weights of one layer that every token uses: q, k, v, out and the feed-forward's."""
+    """Return the number of matrix weights in one layer: q, k, v, out and the matrices of the feed-forward."""
     attention = 2 * shape.d_model * (shape.query_width + shape.key_width)
     return attention + (3 if shape.activation == "swiglu" else 2) * shape.d_model * shape.d_ffw
 
@@ -115,49 +115,49 @@ def num_parameters(shape: ModelShape, embeddings: bool = True) -> int:
 
 
 def padded_columns(columns: int, cuda: bool) -> int:
-    """Return how many columns of logits a device computes: on CUDA the vocabulary, padded to a multiple of LOGIT_TILE.
+    """Return how many columns of logits a device computes: on CUDA, `columns` rounded up to a multiple of LOGIT_TILE.
 
-    The padding is not counted in FLOPs.
+    FLOPs do not count the padding.
     """
     return -(-columns // LOGIT_TILE) * LOGIT_TILE if cuda else columns
 
 
 def flops_per_token(shape: ModelShape, seq_len: int, logits: bool = True) -> int:
-    """Return FLOPs per token, forward and backward: 6 per matrix weight, and 12·layers·q·seq_len for attention.
+    """Return FLOPs per token, forward and backward, as counted for MFU; `logits=False` excludes the output projection.
 
-    q is the width of all heads. The attention term counts the full T × T scores, as is usual for MFU. Relative
-    positions add half as much for a third product. They also add 4·d·q for the projection of the distances, counted
-    for every sequence; the distances have no gradient. `logits=False` excludes the output projection. Sources: Kaplan
-    et al. 2020, arXiv 2001.08361, section 2.1; Chowdhery et al. 2022, arXiv 2204.02311, appendix B; Dai et al. 2019,
-    arXiv 1901.02860, section 3.3.
+    A matrix weight counts 6 FLOPs. Attention counts 12·q·seq_len per layer, over the full T × T scores; q is the width
+    of all heads.
+    Sources: Kaplan et al. 2020, arXiv 2001.08361, section 2.1; Chowdhery et al. 2022, arXiv 2204.02311, appendix B; Dai
+    et al. 2019, arXiv 1901.02860, section 3.3 (relative positions).
     """
     layer = 6 * matrix_params_of_layer(shape) + 12 * shape.query_width * seq_len
     if shape.positions == "relative":
+        # The projection of the distances, which have no gradient, and a third product with the scores.
         layer += 4 * shape.d_model * shape.query_width + 6 * shape.query_width * seq_len
     head = shape.vocab_size * shape.d_model if logits else 0
     return shape.num_layers * layer + 6 * head
 
 
 def choose_shape(num_params: float, vocab_size: int, plan: PlanConfig) -> ModelShape:
-    """Return the shape with every value set in `[plan]` that is nearest to `num_params` and to their `aspect` ratio.
+    """Return the shape that is nearest to `num_params` parameters and to their usual `aspect` ratio.
 
-    Input and output embedding are tied if the two would hold over a fifth of the parameters. Source: Liu et al. 2024
-    (MobileLLM), arXiv 2402.14905, section 2.2. Raises ConfigError if no shape has the values set.
+    The shape has every value that is set in `[plan]`. Raises ConfigError if no such shape exists.
     """
     tied = plan.tie_embeddings
     shapes = list(_shapes(num_params, vocab_size, plan, bool(tied)))
     best = _best(shapes, num_params)
+    # Source: Liu et al. 2024 (MobileLLM), arXiv 2402.14905, section 2.2.
     if tied is None and 2 * vocab_size * best.d_model > TIED_SHARE * num_parameters(best):
         best = _best(list(_shapes(num_params, vocab_size, plan, True)), num_params)
     return best
 
 
 def aspect(num_params: float) -> float:
-    """Return the usual aspect ratio, width per layer, of models of this size.
+    """Return the usual aspect ratio, d_model / layers, of models with `num_params` parameters.
 
-    Source: least squares over the 50 models of Hoffmann et al. 2022, arXiv 2203.15556, Table A9 (deviation 15 %);
-    a factor of two costs little (Kaplan et al. 2020, arXiv 2001.08361, section 3.1).
+    Source: least squares over the 50 models of Hoffmann et al. 2022, arXiv 2203.15556, Table A9.
     """
+    # Deviation 15 %; a factor of two costs little (Kaplan et al. 2020, arXiv 2001.08361, section 3.1).
     return 55 * math.pow(num_params / 1e8, 0.125)
 
 
@@ -174,7 +174,7 @@ def _best(shapes: list[ModelShape], num_params: float) -> ModelShape:
 
 
 def _shapes(num_params: float, vocab_size: int, plan: PlanConfig, tied: bool) -> Iterator[ModelShape]:
-    """Yield, for every number of layers, the widest shape within `num_params`, and the shape with the next width."""
+    """Yield, for each number of layers, the widest shape within `num_params`, and the next wider shape."""
     widths = [plan.d_model] if plan.d_model else [d for d in range(32, 32768, 16) if _heads_fit(d, plan)]
     if not widths:
         raise ConfigError(
@@ -198,11 +198,7 @@ def _head_dim(d_model: int) -> int:
 
 
 def _heads_fit(d_model: int, plan: PlanConfig) -> bool:
-    """Return True if a d_model divides into heads whose number is a multiple of the key-value heads.
-
-    Without `plan.num_kv_heads`, the number of heads must be a multiple of 2; of 4 from 16 heads on; of 8 from 32 heads
-    on. With `plan.num_heads` and no `plan.head_dim`, the width of a head must be even.
-    """
+    """Return True if `d_model` divides into heads of a width and number that `plan` allows."""
     if plan.num_heads:
         return plan.head_dim is not None or d_model % (2 * plan.num_heads) == 0
     heads, rest = divmod(d_model, plan.head_dim or _head_dim(d_model))

@@ -129,10 +129,7 @@ _PRODUCTS = {
 
 
 class Transformer(nn.Module):
-    """The model, which maps token ids to logits or the loss; or a range of its layers, for a pipeline stage.
-
-    A range maps the residual stream before its first layer to the residual stream after its last layer.
-    """
+    """The model, or a range of its layers for a pipeline stage."""
 
     def __init__(self, shape: ModelShape, span: LayerSpan, causal: bool, recompute: Callable[[int], Recompute]):
         """`recompute` returns the recomputation mode of a layer from the number of the layer."""
@@ -151,7 +148,7 @@ class Transformer(nn.Module):
         self._compiled = False
 
     def compile_layers(self) -> None:
-        """Compile the layers with torch.compile, each to one graph, for a fixed number and length of rows."""
+        """Compile each layer with torch.compile."""
         self._compiled = True
         for block in self.layers:
             # Sizes are constants: FlexAttention's kernels did not compile for dynamic sizes (torch 2.13).
@@ -165,11 +162,11 @@ class Transformer(nn.Module):
         sources_B: Tensor | None = None,
         starts_N: Tensor | None = None,
     ) -> Tensor:
-        """Return the output of these layers for ids (B, T), or for the residual stream (B, T, D) of the layers before.
+        """Return the residual stream, the loss or the logits of this part of the model.
 
-        If other layers follow, the output is the residual stream (B, T, D). Otherwise, with targets, it is the total
-        loss, 0-d, computed by `loss`. Without targets it is the float32 logits (B, T, V) of the token at each position
-        (mlm), or of the token after it (other objectives).
+        `x`: ids (B, T), or the residual stream (B, T, D) if other layers come before. If other layers follow, the
+        result is the residual stream (B, T, D). Otherwise, with targets, the result is the total loss, 0-d. Without
+        targets it is the float32 logits (B, T, V) of the next token, or with mlm of the token at the position.
         """
         x_BTD: Tensor = x if self.embedding is None else self.embedding(x)
         documents = None if documents_BT is None else RowDocuments(documents_BT, starts_N, compute_dtype(x_BTD))
@@ -185,7 +182,6 @@ class Transformer(nn.Module):
         return self.loss(x_BTD, weight_VD, targets_BT, sources_B)  # type: ignore[arg-type]
 
     def _run_layer(self, block: nn.Module, x_BTD: Tensor, mask: AttentionMask) -> Tensor:
-        """Return the residual stream after a layer."""
         y_BTD: Tensor
         if not self._compiled or torch.is_grad_enabled():
             y_BTD = block(x_BTD, mask)
@@ -216,7 +212,10 @@ class Transformer(nn.Module):
         return replace(self.mask_of_positions(positions_T, None), blocks=blocks)
 
     def mask_of_positions(self, positions_T: Tensor, documents_BT: Tensor | None) -> AttentionMask:
-        """Return the attention mask of these positions as a matrix: within documents, or within the whole row."""
+        """Return the attention mask of some positions in matrix form.
+
+        `documents_BT`: document number of each position; None = every row is one document.
+        """
         shape, device = self.shape, positions_T.device
         mask_B1TT = None if documents_BT is None else document_mask(documents_BT, self.causal)
         if shape.positions == "relative":
@@ -239,9 +238,9 @@ def build_model(
 def initial_weight(name: str, size: torch.Size, shape: ModelShape, seed: int) -> Tensor:
     """Return the initial value of one parameter, float32 on the CPU, a function of (seed, name, size) alone.
 
-    Gains are 1 and biases 0, also those of relative positions. Matrices are normal with deviation sqrt(2 / 5D), divided
-    by sqrt(2 * layers) if they write into the residual stream. Sources: Nguyen 2019, 1910.05895, 2.2 (small init);
-    Radford 2019 (GPT-2), 2.3.
+    Gains are 1 and biases 0. Matrices are normal with deviation sqrt(2 / 5D). Matrices that write into the residual
+    stream are divided by sqrt(2 * layers).
+    Sources: Nguyen 2019, 1910.05895, 2.2 (small init); Radford 2019 (GPT-2), 2.3.
     """
     if name.endswith("bias"):
         return torch.zeros(size)

@@ -24,7 +24,7 @@ MAX_SPIKES_IN_A_ROW = 8
 
 
 class Verdict(StrEnum):
-    """The action for a step whose loss and gradient are known, before the update."""
+    """What to do with a step, decided before its update from its loss and gradient norm."""
 
     PROCEED = "proceed"
     """Make the update."""
@@ -81,7 +81,7 @@ class Band(NamedTuple):
 
 
 class Bands(NamedTuple):
-    """The bands of loss and gradient norm; None = not watched, or fewer than `spike_window` values so far."""
+    """The bands of loss and gradient norm; a band is None if not watched, or if the window is not full yet."""
 
     loss: Band | None
     gradient: Band | None
@@ -117,12 +117,9 @@ def _level(values: Sequence[float], sigmas: float | None, number: int, least: Ca
 def after_step(
     state: GuardState, config: GuardConfig, loss: float, grad_norm: float, loss_scale: float = 1.0
 ) -> tuple[GuardState, Verdict]:
-    """Return the state after a step and the verdict on it; `loss` [nats/token] and `grad_norm` are unscaled.
-
-    With a loss scale above 1, a gradient may overflow although the loss is finite. That step is skipped but does not
-    count towards `max_non_finite`, because the scale is then halved. Overflows count only at a scale of 1.
-    """
+    """Return the state after a step and the verdict on the step; `loss` [nats/token] and `grad_norm` are unscaled."""
     if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+        # An overflow at a loss scale above 1 does not count, because the scale is then halved.
         counted = state.non_finite + (loss_scale <= 1 or not math.isfinite(loss))
         state = state.model_copy(update={"non_finite": counted, "skipped": state.skipped + 1})
         return state, Verdict.STOP if counted > config.max_non_finite else Verdict.SKIP
@@ -141,10 +138,7 @@ def after_step(
 
 
 def after_heldout(state: GuardState, config: GuardConfig, loss: float) -> tuple[GuardState, bool]:
-    """Return the state after a held-out loss [nats/token]; and True if the run ends because it has stopped falling.
-
-    A loss that is not finite is never the lowest.
-    """
+    """Return the state after a held-out loss [nats/token], and True if early stopping ends the run."""
     best = state.best_heldout
     falls = best is None or (loss < best and loss <= best - config.min_improvement)
     if falls and math.isfinite(loss):
@@ -154,20 +148,18 @@ def after_heldout(state: GuardState, config: GuardConfig, loss: float) -> tuple[
 
 
 def after_rewind(state: GuardState, restored: GuardState) -> GuardState:
-    """Return `restored`, the guard state of the checkpoint, with the number of rewinds in `state` plus 1."""
+    """Return the guard state after a rewind: `restored` from the checkpoint, with one rewind more than `state`."""
     return restored.model_copy(update={"rewinds": state.rewinds + 1})
 
 
 def after_stage_change(state: GuardState) -> GuardState:
-    """Return the state at the start of a training stage, without the losses and gradient norms of earlier stages.
-
-    Those are not comparable, because a stage may have other data or another row length.
-    """
+    """Return the state at the start of a training stage, without the losses and gradient norms of earlier stages."""
+    # Losses of other data or another row length are not comparable.
     return state.model_copy(update={"losses": (), "norms": (), "spikes": 0})
 
 
 def stop_error(state: GuardState, config: GuardConfig, step: int) -> ContractError:
-    """Return the error that ends a run at `step`, for the state that came with Verdict.STOP."""
+    """Return the error that ends a run at `step`; `state`: the state that `after_step` returned with Verdict.STOP."""
     if state.non_finite > config.max_non_finite:
         return ContractError(
             f"step {step}: expected at most guard.max_non_finite = {config.max_non_finite} steps in a row whose loss "

@@ -39,7 +39,7 @@ class Journal:
             self._waiting = b"" if self._file.read(1) == NEWLINE else NEWLINE
 
     def append(self, line: bytes, durable: bool = False) -> None:
-        """Append a line, given without its newline; `durable` also flushes it to disk."""
+        """Append a line, given without its newline; with `durable`, also flush the line to disk."""
         self._waiting += line + NEWLINE
         try:
             if durable:
@@ -55,7 +55,7 @@ class Journal:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Close the file; lines that still cannot be written are lost, with a warning."""
+        """Close the file. If lines in memory cannot be written, discard them with a warning."""
         try:
             self._write()
         except OSError as error:
@@ -113,7 +113,7 @@ def _field(name: str, kind: Any, text: str) -> pa.Field:
 
 
 class StepTable:
-    """The metrics of a run's steps as an Arrow table; each step is converted once."""
+    """The metrics of a run's steps as an Arrow table."""
 
     def __init__(self, sources: Sequence[str]):
         self._schema = metrics_schema(sources)
@@ -122,7 +122,7 @@ class StepTable:
         self._rows: list[dict[str, Any]] = []
 
     def add(self, record: StepMetrics) -> None:
-        """Append the metrics of a step. Raises ContractError if they have a source without columns in the table."""
+        """Append the metrics of a step. Raises ContractError if the metrics name a source that the table lacks."""
         row = record.flat(".")
         if unknown := row.keys() - self._names:
             raise ContractError(
@@ -146,7 +146,7 @@ class StepTable:
 
 
 class Scalars:
-    """An open TensorBoard event file; TensorBoard discards values of earlier files from `first_step` on."""
+    """An open TensorBoard event file for the steps from `first_step` on."""
 
     def __init__(self, run: Store, first_step: int):
         from tensorboard.compat.proto import event_pb2, summary_pb2
@@ -154,6 +154,7 @@ class Scalars:
 
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         self._writer = EventFileWriter(run.path(TENSORBOARD_NAME))
+        # TensorBoard discards values of earlier files from this step on.
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._writer.add_event(self._event(wall_time=time.time(), step=first_step, session_log=start))
 
@@ -176,7 +177,7 @@ class MetricsLog:
     """The open metrics files of a run; `close` after use."""
 
     def __init__(self, run: Store, sources: Sequence[str], after_step: int):
-        """Open the files; the metrics of steps after `after_step` are dropped."""
+        """Open the files, and remove the metrics of steps after `after_step`."""
         self._run, self._table, self._problems = run, StepTable(sources), set[str]()
         kept = [record for record in read_metrics(run) if record.step <= after_step]
         for record in kept:
@@ -196,7 +197,7 @@ class MetricsLog:
             self._warn(TENSORBOARD_NAME, error, SCALARS_STOPPED)
 
     def write(self, record: StepMetrics) -> None:
-        """Append the metrics of a step; a full disk causes a warning and does not end the run."""
+        """Append the metrics of a step. A full disk causes only a warning."""
         self._table.add(record)
         self._journal.append(record.line())
         values = record.flat("/") | {"data/wait_share": record.wait_share}
@@ -205,15 +206,15 @@ class MetricsLog:
     def sync(self) -> None:
         """Flush the metrics of all steps so far to disk, then write metrics.parquet.
 
-        A checkpoint must not have steps without metrics. Raises OSError if the disk rejects them. If only
-        metrics.parquet cannot be written, a warning is printed and the previous file stays.
+        Raises OSError if metrics.jsonl cannot be flushed. If metrics.parquet cannot be written, only prints a warning.
         """
+        # A checkpoint must not have steps without metrics.
         self._journal.sync()
         self._on_scalars(Scalars.flush)
         self._write_table()
 
     def after(self, step: int) -> list[StepMetrics]:
-        """Return the metrics of the steps after `step`, which a rewind to `step` removes."""
+        """Return the metrics of the steps after `step`."""
         return [record for record in read_metrics(self._run) if record.step > step]
 
     def rewind(self, to_step: int) -> None:
@@ -254,11 +255,8 @@ class MetricsLog:
 
 
 def write_table(run: Store, table: pa.Table) -> None:
-    """Replace metrics.parquet atomically: a reader gets the old or the new file.
-
-    Each call writes the whole file. 32 columns take 0.1 s at 100,000 steps. With a checkpoint every 200 steps, the
-    calls take 25 s in total over such a run.
-    """
+    """Replace metrics.parquet atomically with the whole table."""
+    # 32 columns take 0.1 s at 100,000 steps. With a checkpoint every 200 steps: 25 s in total over such a run.
     sink = pa.BufferOutputStream()
     # Measurements rarely repeat: dictionary encoding would take four times as long, for a larger file.
     pq.write_table(table, sink, compression="zstd", use_dictionary=False)

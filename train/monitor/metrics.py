@@ -108,7 +108,7 @@ class StepMetrics(BaseModel):
         return self.model_dump_json(exclude_defaults=True).encode()
 
     def flat(self, separator: str) -> dict[str, Any]:
-        """Return a flat mapping of names to values or None; values of a source have names such as `loss.web`."""
+        """Return the values of the step by name; `separator` joins the parts of names such as `loss.web`."""
         values = {name: getattr(self, name) for name in SCALARS}
         values |= {f"loss{separator}{name}": loss for name, loss in self.losses.items()}
         values |= {f"tokens{separator}{name}": number for name, number in self.source_tokens.items()}
@@ -190,13 +190,12 @@ def _exp(loss: float) -> float | None:
 def flops_utilisation(
     positions_per_second: float, flops_per_token: float, ranks: int, peak_flops: float | None
 ) -> float | None:
-    """Return model FLOPs utilization: flops_per_token · positions_per_second / (ranks · peak_flops); None = no peak.
+    """Return model FLOPs utilization, 0 to 1; None = the peak is not known.
 
-    `flops_per_token` is that of the plan: 6 per matrix weight used for a token, logits included, plus 12·d·L per layer
-    for attention. There is no discount for the causal mask. Positions are those of the global batch (sequences ·
-    seq_len), with or without a target, because the model computes all of them. Recomputation (activation checkpointing)
-    does not count. `peak_flops` is the dense bf16 peak of a GPU in every precision. Source: Chowdhery et al. 2022,
-    arXiv 2204.02311, appendix B.
+    `positions_per_second`: positions of global batches, with or without a target. `flops_per_token`: FLOPs of the plan,
+    without a discount for the causal mask and without recomputation. `peak_flops`: dense bf16 peak of a GPU [FLOPs/s],
+    in every precision.
+    Source: Chowdhery et al. 2022, arXiv 2204.02311, appendix B.
     """
     return None if peak_flops is None else flops_per_token * positions_per_second / (ranks * peak_flops)
 

@@ -79,10 +79,7 @@ class ProgressPrinter:
         return "  ".join(parts) + (f"  <- {mark}" if mark else "")
 
     def _seconds_of_step(self) -> float:
-        """Return the mean wall time of recent steps [s].
-
-        The first step, which includes setup, counts only until the second step ends.
-        """
+        # The first step includes setup, so it counts only until the second step ends.
         if len(self._ends) == 1:
             return self._ends[0] - self._started
         return (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)

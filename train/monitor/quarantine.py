@@ -70,7 +70,7 @@ class Exclusion:
 def read_quarantine(run: Store) -> list[Quarantined]:
     """Return every document of a run's quarantine list, in order. Raises ContractError if a line is invalid.
 
-    A line that a killed process left incomplete is ignored: it starts with `{` and does not end with `"}`.
+    Lines that a killed process left incomplete are ignored.
     """
     if not run.exists(QUARANTINE_NAME):
         return []
@@ -80,6 +80,7 @@ def read_quarantine(run: Store) -> list[Quarantined]:
         try:
             documents.append(Quarantined.model_validate_json(line))
         except ValidationError as error:
+            # A whole line ends with `"}`; the next process adds a newline to an incomplete one.
             is_half = not line or (line.startswith(b"{") and not line.rstrip().endswith(b'"}'))
             if not is_half or any(problem["type"] != "json_invalid" for problem in error.errors()):
                 raise ContractError(
@@ -146,7 +147,7 @@ class SourceLevels:
     """The mean loss of each source over some steps [nats/token]."""
 
     def __init__(self, records: Iterable[StepMetrics]):
-        """`records`: metrics of the steps. A source without targets in them gets the mean loss over all sources."""
+        """`records`: metrics of the steps."""
         sums, counts = dict[str, float](), dict[str, int]()
         for record in records:
             for source, loss in record.losses.items():
@@ -157,7 +158,7 @@ class SourceLevels:
         self._all = sum(sums.values()) / max(1, sum(counts.values()))
 
     def of(self, source: str) -> float:
-        """Return the mean loss of a source [nats/token]."""
+        """Return the mean loss of a source [nats/token]; without targets of the source, that of all sources."""
         return self._levels.get(source, self._all)
 
 
@@ -186,10 +187,10 @@ def merge_parts(parts: Iterable[tuple[str, str, float | None, int]], levels: Sou
 
 
 def attribute_spike(documents: Sequence[OwnLoss]) -> Attribution:
-    """Attribute a spike to the documents whose excess is an outlier, at most a tenth of all.
+    """Attribute a spike to the documents whose excess is an outlier, at most a tenth of `documents`.
 
-    If there is no outlier, choose the document with the largest excess. If no document has a higher loss than its
-    source, choose none. Raises ValueError if `documents` is empty.
+    Without an outlier, choose the document with the largest excess. If no excess is above 0, choose none.
+    Raises ValueError if `documents` is empty.
     """
     if not documents:
         raise ValueError("documents: expected at least 1, got 0. Pass the documents of the spike's batch.")

@@ -18,10 +18,9 @@ from train.optim.parameter import (
 
 @dataclass(frozen=True)
 class Lamb:
-    """LAMB's update rule for some parameters.
+    """LAMB's update rule for some parameters; vectors are updated at the plain learning rate.
 
-    Source: You et al. 2020, arXiv 1904.00962, algorithm 2, with φ(z) = z. Vectors are updated at the plain learning
-    rate: with a rate in proportion to its norm, a bias that is initially zero would remain zero.
+    Source: You et al. 2020, arXiv 1904.00962, algorithm 2, with φ(z) = z.
     """
 
     members: Sequence[ShardedParameter]
@@ -68,14 +67,15 @@ class Lamb:
 def trust_ratios(
     members: Sequence[ShardedParameter], values: Sequence[Tensor], directions: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Return, for each parameter, the norm of the whole matrix divided by that of its update direction, 0-d.
+    """Return the norm of each parameter divided by the norm of its update direction, 0-d.
 
-    The ratio is 1 for a vector, and for a matrix if either norm is zero.
+    The norms are those of whole matrices. The ratio is 1 for a vector, and for a matrix if either norm is zero.
     """
     squares = torch.stack([squared_norms(values), squared_norms(directions)], dim=1)
     totals = torch.stack(total_over_shards(members, list(squares)))
     ratios = (totals[:, 0] / totals[:, 1]).sqrt()
     ratios = torch.where((totals > 0).all(dim=1), ratios, 1.0).float()
+    # With a rate in proportion to its norm, a bias that is initially zero would remain zero.
     unit = torch.ones((), device=ratios.device)
     return [ratio if m.is_matrix else unit for m, ratio in zip(members, ratios, strict=True)]
 
@@ -85,10 +85,9 @@ def trust_ratios(
 
 @dataclass(frozen=True)
 class AdamW:
-    """AdamW's update rule for some parameters.
+    """AdamW's update rule for some parameters, with decoupled weight decay.
 
-    Sources: Kingma 2014, arXiv 1412.6980, algorithm 1; Loshchilov 2019, arXiv 1711.05101, algorithm 2 (each update
-    shrinks the weights by learning rate x decay).
+    Sources: Kingma 2014, arXiv 1412.6980, algorithm 1; Loshchilov 2019, arXiv 1711.05101, algorithm 2.
     """
 
     members: Sequence[ShardedParameter]
@@ -102,10 +101,7 @@ class AdamW:
                 member.state[key] = torch.zeros_like(member.parameter)
 
     def update(self, inputs: UpdateInputs) -> None:
-        """Update the parameters and their optimizer state once.
-
-        torch's kernel divides the gradients by their scale, and changes nothing if the update is skipped.
-        """
+        """Update the parameters and their optimizer state once."""
         for decay in dict.fromkeys(member.weight_decay for member in self.members):
             members = [m for m in self.members if m.weight_decay == decay and m.values.numel()]
             if not members:
@@ -124,6 +120,7 @@ class AdamW:
                 eps=self.eps,
                 amsgrad=False,
                 maximize=False,
+                # The kernel divides the gradients by their scale, and changes nothing if `found_inf` is 1.
                 grad_scale=inputs.grad_scale,
                 found_inf=inputs.found_inf,
             )
@@ -144,8 +141,6 @@ class Adafactor:
     """Adafactor's update rule for some parameters; learning rates are absolute, not scaled by the weights.
 
     Source: Shazeer and Stern 2018, arXiv 1804.04235, algorithms 4 (matrices) and 5 (vectors), with decoupled decay.
-    The means of a matrix's rows and columns are whole plain tensors, equal on all ranks with a shard of the matrix. A
-    checkpoint of these means can therefore be read into any layout.
     """
 
     members: Sequence[ShardedParameter]
@@ -154,6 +149,8 @@ class Adafactor:
         for member in self.members:
             if member.is_matrix:
                 num_rows, num_columns = member.parameter.shape
+                # Whole plain tensors, equal on all ranks with a shard: a checkpoint of them can be read into any
+                # layout.
                 member.state["row_mean"] = local_tensor(member.parameter).new_zeros(num_rows)
                 member.state["column_mean"] = local_tensor(member.parameter).new_zeros(num_columns)
             else:
@@ -187,9 +184,9 @@ class Adafactor:
 
 
 def _sum_squares(member: ShardedParameter, gradient: Tensor) -> Tensor:
-    """Return the squared gradients of this rank's shard, summed over each row and over each column, 1-D, float64.
+    """Return the sum of squared gradients of each row, then of each column, of the whole matrix, 1-D, float64.
 
-    The sums of all rows of the whole matrix come first, then those of all columns; they are 0 outside the shard.
+    Only elements in this rank's shard are summed; rows and columns outside the shard have the sum 0.
     """
     num_rows, num_columns = member.parameter.shape
     rows, columns = member.region

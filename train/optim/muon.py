@@ -36,8 +36,7 @@ ShardKey = tuple[int, int]
 class MatrixExchange:
     """The all-to-alls that gather some matrices from their shards, and scatter them back.
 
-    All the matrices are sharded over the same axes of the same mesh. The shards that each pair of ranks exchanges are
-    computed once.
+    All matrices must be sharded over the same axes of the same mesh.
     """
 
     def __init__(self, members: Sequence[ShardedParameter]) -> None:
@@ -58,7 +57,7 @@ class MatrixExchange:
         self._routes = [self._route(stops[hop], stops[hop + 1], axis) for hop, axis in enumerate(self.axes)]
 
     def gather(self, pieces: Sequence[Tensor]) -> dict[int, Tensor]:
-        """Send `pieces`, this rank's shards of all matrices; return by index the whole matrices that this rank owns."""
+        """Return, by index, the whole matrices that this rank owns. `pieces`: this rank's shards of all matrices."""
         held = {(i, self.here): shard for i, shard in enumerate(pieces)}
         for axis, (leaving, coming) in zip(self.axes, self._routes, strict=True):
             held = self._hop(axis, held, leaving, coming, pieces[0])
@@ -68,17 +67,16 @@ class MatrixExchange:
         return wholes
 
     def scatter(self, wholes: Mapping[int, Tensor], like: Tensor) -> list[Tensor]:
-        """Send the whole matrices of this rank; return its shards of all matrices, with dtype and device of `like`."""
+        """Return this rank's shards of all matrices, in dtype and device of `like`; `wholes`: the matrices it owns."""
         held = {(i, r): wholes[i][region] for (i, r), region in self.regions.items() if i in wholes}
         for axis, (leaving, coming) in reversed(list(zip(self.axes, self._routes, strict=True))):
             held = self._hop(axis, held, coming, leaving, like)
         return [held[i, self.here] for i in range(len(self.members))]
 
     def _stops(self, hops: int) -> dict[ShardKey, Coordinate]:
-        """Return the coordinate of the rank that holds each shard after the all-to-alls along the first `hops` axes.
-
-        Along those axes it is the owner's coordinate, along the others that of the rank where the shard started.
-        """
+        """Return the coordinate of the rank that holds each shard after the first `hops` all-to-alls."""
+        # Along the completed axes it is the owner's coordinate, along the others that of the rank where the shard
+        # started.
         completed = self.axes[:hops]
         return {
             (i, r): tuple(
@@ -91,7 +89,7 @@ class MatrixExchange:
     def _route(
         self, before: Mapping[ShardKey, Coordinate], after: Mapping[ShardKey, Coordinate], axis: int
     ) -> tuple[list[list[ShardKey]], list[list[ShardKey]]]:
-        """Return the shards that this rank sends to, and receives from, each rank along an axis in one all-to-all.
+        """Return the shards that this rank sends to each rank along an axis, and those that it receives from each.
 
         `before`, `after`: coordinate of the rank that holds each shard before and after the all-to-all.
         """
@@ -141,9 +139,8 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 class Muon:
     """Muon's update rule for some matrices.
 
-    The update of an m x n matrix is 0.2·√max(m, n) times an orthogonal matrix. Its root mean square is about 0.2,
-    like that of AdamW, so both work with the same learning rate and decay. The iteration runs on whole matrices, each
-    on one of the ranks with a shard of it; matrices of equal shape form a batch.
+    The update of an m x n matrix is 0.2·√max(m, n) times an orthogonal matrix. Its root mean square is about 0.2, like
+    that of AdamW, so Muon works with AdamW's learning rate and decay.
     Sources: Jordan 2024, "Muon: An optimizer for hidden layers in neural networks"; Liu et al. 2025, arXiv 2502.16982,
     section 2.2.
     """
@@ -168,7 +165,7 @@ class Muon:
             self.exchanges.extend(MatrixExchange(run) for run in chunk_members(members, num_ranks * NUMBERS_AT_ONCE))
 
     def update(self, inputs: UpdateInputs) -> None:
-        """Update the matrices and their momentum once; unlike in Adam, the number of the step has no effect."""
+        """Update the matrices and their momentum once."""
         for exchange in self.exchanges:
             members, pieces = exchange.members, self._orthogonal_shards(exchange, inputs)
             # The memory of the shards receives the decayed weights minus the update.
@@ -200,8 +197,8 @@ class Muon:
 def orthogonalize(matrices: Tensor) -> Tensor:
     """Return nearly orthogonal matrices with the same singular vectors, (number, m, n), in the same precision.
 
-    Their singular values are roughly between 0.7 and 1.2; those below a thousandth of the matrix's norm become
-    smaller. Source: Jordan 2024 (Newton-Schulz iteration of fifth order).
+    The new singular values are roughly 0.7 to 1.2. They are smaller where the old ones are below a thousandth of the
+    matrix's norm. Source: Jordan 2024 (Newton-Schulz iteration of fifth order).
     """
     a, b, c = QUINTIC
     tall = matrices.shape[1] > matrices.shape[2]

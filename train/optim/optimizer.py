@@ -23,7 +23,7 @@ class UpdateRule(Protocol):
         """The parameters that this rule updates, in the order of the model."""
 
     def update(self, inputs: UpdateInputs) -> None:
-        """Update weights and states once; if `inputs.found_inf` is 1, every bit of them is unchanged."""
+        """Update weights and states once, or change nothing if `inputs.found_inf` is 1."""
 
 
 @dataclass
@@ -50,10 +50,11 @@ class Optimizer:
 
 
 def make_optimizer(parameters: Mapping[str, nn.Parameter], config: OptimConfig) -> Optimizer:
-    """Return the optimizer of these parameters; its state is allocated, so that a checkpoint can be read into it.
+    """Return the optimizer of these parameters, with its state allocated.
 
     Parameters, by name, are plain tensors or DTensors on any meshes. Ranks with shards of the same parameters must pass
-    them in the same order. Weight decay applies to matrices, but to the embedding only with `decay_embeddings`.
+    the parameters in the same order. Weight decay applies to matrices, but to the embedding only with
+    `decay_embeddings`.
     """
     members = [ShardedParameter(name, parameter, region_of(name, parameter)) for name, parameter in parameters.items()]
     for member in members:
@@ -70,25 +71,24 @@ def make_optimizer(parameters: Mapping[str, nn.Parameter], config: OptimConfig) 
 
 
 def _update_rule(declared: DeclaredOptimizer, members: Sequence[ShardedParameter], config: OptimConfig) -> UpdateRule:
-    """Return the update rule of an optimizer for some parameters, with its settings."""
     make: Callable[..., UpdateRule] = resolve_name(declared.rule)
     return make(members, **{name: getattr(config, name) for name in declared.settings})
 
 
 def state_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
-    """Return the optimizer state for a checkpoint, by `<state>.<parameter>`.
+    """Return the optimizer state for a checkpoint, by `<state>.<parameter>`, without the number of updates.
 
-    Reading a checkpoint into these tensors restores all state except the number of updates, for which see `set_step`.
-    Each tensor is sharded like its parameter, except Adafactor's `row_mean` and `column_mean`. Those are plain
-    tensors of the whole matrix, the same on every rank with a shard of it.
+    Each tensor is sharded like its parameter. Adafactor's `row_mean` and `column_mean` are instead plain tensors of the
+    whole matrix.
     """
     return {f"{key}.{member.name}": value for member in optimizer.members for key, value in member.state.items()}
 
 
 def set_step(optimizer: Optimizer, step: int) -> None:
-    """Set the number of updates made, and look up all local tensors again, because state may have been restored."""
+    """Set the number of updates made. Call it after a checkpoint was read into the optimizer state."""
     optimizer.count.fill_(step)
     for member in optimizer.members:
+        # State may have been restored.
         member.reset_lookups()
 
 
@@ -100,12 +100,12 @@ def update(
     grad_scale: Tensor | None = None,
     found_inf: Tensor | None = None,
 ) -> None:
-    """Update all parameters once at learning rate `rate`, overwriting the gradients; then clear the gradients.
+    """Update all parameters once at learning rate `rate`, then clear the gradients.
 
-    `gradients`: local tensors by name from `Gradients.take`; None = read them from the parameters now. They are divided
-    by `grad_scale`. If `found_inf` is not 0, weights, states and the number of updates are unchanged to the bit.
-    `grad_scale` and `found_inf` are 0-d float32 tensors on the parameters' device, so the host never waits. Raises
-    ContractError, before anything changes, if a parameter has no gradient, or one whose placement differs from its own.
+    `gradients`: local tensors by name from `Gradients.take`, to be overwritten; None = take the gradients now.
+    `grad_scale`: divisor of the gradients, 0-d float32; None = 1.
+    `found_inf`: 1 = change no weight, state or count, 0-d float32; None = 0.
+    Raises ContractError before any change if a parameter has no gradient, or if `take` rejects one.
     """
     if gradients is None:
         gradients = Gradients({member.name: member.parameter for member in optimizer.members}).take()

@@ -38,7 +38,7 @@ def without_wrapper(tensor: Tensor) -> Tensor:
 
 
 def without_torchao_wrapper(tensor: Tensor) -> Tensor:
-    """Return the same tensor for a checkpoint: without torchao's wrapper, with the same placement."""
+    """Return a tensor as a checkpoint stores it: without torchao's wrapper, with the same placement."""
     if not isinstance(tensor, DTensor) or (held := tensor.to_local()) is (plain := without_wrapper(held)):
         return tensor
     mesh, placements = tensor.device_mesh, tensor.placements
@@ -66,12 +66,10 @@ def shard_axes(tensor: Tensor) -> tuple[int, ...]:
 
 
 def region_at(tensor: DTensor, coordinate: Coordinate) -> Region:
-    """Return the region of a tensor that the rank at this mesh coordinate holds.
-
-    FSDP shards what tensor parallelism has sharded already, although FSDP's mesh axis comes first. FSDP's placements
-    are then strided, and apply after the others of the same dimension. torch's own offsets are wrong if an uneven split
-    leaves a rank without elements.
-    """
+    """Return the region of a tensor that the rank at a mesh coordinate holds."""
+    # FSDP shards what tensor parallelism has sharded already, although FSDP's mesh axis comes first. FSDP's placements
+    # are then strided, and apply after the others of the same dimension. torch's own offsets are wrong if an uneven
+    # split leaves a rank without elements.
     bounds = [(0, size) for size in tensor.shape]
     axes = shard_axes(tensor)
     strided = [axis for axis in axes if isinstance(tensor.placements[axis], _StridedShard)]
@@ -85,7 +83,7 @@ def region_at(tensor: DTensor, coordinate: Coordinate) -> Region:
 
 
 def region_of(name: str, tensor: Tensor) -> Region:
-    """Return this rank's region of a tensor. Raises ContractError if the local tensor has a different shape."""
+    """Return this rank's region of a tensor. Raises ContractError if the local tensor's shape is not the region's."""
     if not isinstance(tensor, DTensor):
         return tuple(slice(0, size) for size in tensor.shape)
     region = region_at(tensor, _coordinate(tensor))
@@ -109,7 +107,7 @@ def _coordinate(tensor: DTensor) -> Coordinate:
 
 
 def sharing_coordinates(tensor: DTensor) -> list[Coordinate]:
-    """Return the mesh coordinates, in order, of the ranks, this one included, whose shards form a whole tensor."""
+    """Return, in order, the mesh coordinates of this rank and of the ranks with the remaining shards of its tensor."""
     here, axes = _coordinate(tensor), shard_axes(tensor)
     sizes = [range(tensor.device_mesh.size(axis)) if axis in axes else (here[axis],) for axis in range(len(here))]
     return list(product(*sizes))
@@ -132,16 +130,16 @@ class ShardedParameter:
 
     @property
     def is_matrix(self) -> bool:
-        """True for a matrix, False for gains and biases (which may have a row per head)."""
+        """True for a matrix; False for gains and biases, even for a bias with two dimensions."""
         return self.parameter.ndim == 2 and not self.name.endswith("bias")
 
     @property
     def values(self) -> Tensor:
-        """This rank's shard of the parameter as a plain tensor, looked up once."""
+        """This rank's shard of the parameter as a plain tensor."""
         return self._once("", self.parameter)
 
     def held(self, key: str) -> Tensor:
-        """Return this rank's shard of the optimizer state `key` as a plain tensor, looked up once."""
+        """Return this rank's shard of the optimizer state `key` as a plain tensor."""
         return self._once(key, self.state[key])
 
     def _once(self, key: str, tensor: Tensor) -> Tensor:
@@ -151,20 +149,20 @@ class ShardedParameter:
         return shard
 
     def reset_lookups(self) -> None:
-        """Discard the local tensors that were looked up, so that the next use looks them up again."""
+        """Discard the cached local tensors."""
         self._locals.clear()
 
 
 def chunk_members(
     members: Sequence[ShardedParameter], max_numel: int = NUMBERS_AT_ONCE
 ) -> Iterator[list[ShardedParameter]]:
-    """Yield consecutive parameters in groups of at most `max_numel` elements, or of one parameter that has more.
+    """Yield consecutive parameters in groups of at most `max_numel` elements; a larger parameter is a group of its own.
 
-    This bounds the temporary memory of an update. Elements of whole parameters are counted, not those of shards, so
-    that all ranks with shards of the same parameters form the same groups.
+    The elements of whole parameters are counted, not those of shards.
     """
     run: list[ShardedParameter] = []
     for member in members:
+        # Not shards: all ranks with shards of the same parameters form the same groups.
         if run and sum(m.parameter.numel() for m in run) + member.parameter.numel() > max_numel:
             yield run
             run = []
@@ -174,8 +172,7 @@ def chunk_members(
 
 
 def total_over_shards(members: Sequence[ShardedParameter], parts: Sequence[Tensor]) -> list[Tensor]:
-    """Return the element-wise sum of each parameter's partial result (1-D, float64) over the ranks that hold its
-    shards."""
+    """Return each parameter's partial results (1-D, float64), summed element-wise over the ranks with its shards."""
     totals = list(parts)
     groups: dict[tuple[DeviceMesh, tuple[int, ...]], list[int]] = {}
     for place, member in enumerate(members):
@@ -224,10 +221,8 @@ class Gradients:
     def __init__(
         self, parameters: Mapping[str, Tensor], num_stages: int = 1, copies: Mapping[str, int] | None = None
     ) -> None:
-        """The ranks form `num_stages` groups of equal size, the pipeline stages.
-
-        All ranks of a group hold the same parameters, sharded or not. `copies`: the number of groups that hold a
-        parameter, if there are several (2 for an embedding that the first and last stage both use).
+        """`num_stages`: number of pipeline stages; each has the same number of ranks. `copies`: number of stages that
+        hold a parameter, by name; 1 if not listed.
         """
         self._parameters = parameters
         self._num_stages, self._copies = num_stages, copies or {}
@@ -240,7 +235,8 @@ class Gradients:
     def take(self) -> dict[str, Tensor]:
         """Return the local tensors of all gradients, by name, with the strides of their parameters.
 
-        An update may overwrite them. Raises ContractError for a gradient whose placement differs from its parameter's.
+        An update may overwrite the tensors. Raises ContractError for a gradient whose placement differs from its
+        parameter's.
         """
         if not self._strides:
             self._look_up()
@@ -258,7 +254,7 @@ class Gradients:
         return self.taken
 
     def _look_up(self) -> None:
-        """Compute the strides of each shard, and the number of ranks that hold a copy of each element."""
+        """Store the strides of each shard, and the number of ranks that hold each element."""
         world_size = dist.get_world_size() if dist.is_initialized() else 1
         for name, parameter in self._parameters.items():
             num_shards = 1
@@ -269,9 +265,9 @@ class Gradients:
 
     @torch.no_grad()
     def norm(self) -> Tensor:
-        """Return the Euclidean norm of the gradients of all ranks, 0-d float64, the same on every rank.
+        """Return the Euclidean norm of the gradients of all ranks, 0-d float64.
 
-        Every rank of the default group must call it; each shard counts once, however many ranks hold it.
+        Every rank of the default group must call it.
         """
         by_count: dict[float, list[Tensor]] = {}
         for name, gradient in self.taken.items():
@@ -279,6 +275,7 @@ class Gradients:
         device = next((local_tensor(parameter).device for parameter in self._parameters.values()), torch.device("cpu"))
         total = torch.zeros((), dtype=torch.float64, device=device)
         for count, gradients in by_count.items():
+            # Each shard counts once, however many ranks hold it.
             total += squared_norms(gradients).sum() / count
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(total)
@@ -329,7 +326,7 @@ class UpdateInputs:
         return self.found_inf > 0
 
     def store(self, targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-        """Write values into targets; if the update is skipped, every bit of the targets is unchanged."""
+        """Write `values` into `targets`, or change nothing if the update is skipped."""
         # A product with 0 would be wrong: 0 * nan is nan, and -0.0 + 0.0 is 0.0.
         for target, value in zip(targets, values, strict=True):
             torch.where(self.skipped, target, value, out=target)

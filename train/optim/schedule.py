@@ -87,7 +87,7 @@ def _progress(step: int, begin: float, end: int) -> float:
 
 
 def _decay(schedule: str, progress: float, final_share: float) -> float:
-    """Return the rate after the share `progress` (0 to 1) of the schedule's steps, as a share of the full rate."""
+    """Return the rate at `progress` through a schedule (0 = start, 1 = end), as a share of the rate at its start."""
     if schedule == "constant":
         return 1.0
     left = (1 + math.cos(math.pi * progress)) / 2 if schedule == "cosine" else 1 - progress
@@ -97,7 +97,8 @@ def _decay(schedule: str, progress: float, final_share: float) -> float:
 def _reductions(step: int, heldout: HeldoutLosses, patience: int) -> int:
     """Return how often the learning rate has been reduced before update `step`.
 
-    It is reduced after every `patience` consecutive held-out losses without a new minimum."""
+    The rate is reduced after every `patience` consecutive held-out losses without a new minimum.
+    """
     lowest, without, reductions = math.inf, 0, 0
     for _, loss in (entry for entry in heldout if entry[0] < step):
         without = 0 if loss < lowest else without + 1
@@ -128,12 +129,13 @@ class LossScale:
     """Number of such steps after which the factor is doubled."""
 
     def after(self, finite: bool) -> "LossScale":
-        """Return the scale of the next step: halved after a gradient that is not finite, whose update is skipped.
+        """Return the loss scale of the next step, 1 to 2^24.
 
-        The scale is doubled after `growth_steps` finite gradients in a row. The minimum is 1, because a scale of 1
-        cannot cause an overflow; the maximum is 2^24.
+        The scale is halved after a gradient that is not finite. It is doubled after `growth_steps` finite gradients
+        in a row.
         """
         if not finite:
+            # A scale of 1 cannot cause an overflow.
             return LossScale(max(1.0, self.scale / 2), 0, self.growth_steps)
         if self.finite_steps + 1 < self.growth_steps:
             return LossScale(self.scale, self.finite_steps + 1, self.growth_steps)

@@ -49,7 +49,7 @@ class TrainingLog:
     """The log of a run that starts from a checkpoint or from step 0; leaving the context closes it."""
 
     def __init__(self, setup: TrainingSetup, ranks: Ranks, sources: Sequence[str], rewinds: int):
-        """`rewinds`: number of rewinds of the run, also those that a killed process made after its last checkpoint."""
+        """`rewinds`: number of rewinds of the run, including those after its last checkpoint."""
         checkpoint = setup.checkpoint
         self.guard = (checkpoint.progress.guard if checkpoint else GuardState()).model_copy(update={"rewinds": rewinds})
         self.heldout: tuple[tuple[int, float], ...] = checkpoint.progress.heldout if checkpoint else ()
@@ -152,7 +152,7 @@ class TrainingLog:
     # ---------------------------------------------------------------------------------------------------- checkpoints
 
     def sync(self) -> None:
-        """Flush all metrics lines to disk: a checkpoint must not have steps without metrics."""
+        """Flush all metrics lines to disk. Call it before a checkpoint is written."""
         if self._log is not None:
             self._log.sync()
 
@@ -185,7 +185,7 @@ class TrainingLog:
 
 
 def spike_of(step: int, loss: float, grad_norm: float, known: Bands) -> Spike | None:
-    """Return the spike event of a step, without documents; None if loss and norm are within the limits of `known`."""
+    """Return the spike event of a step, without documents; None if no value is above its limit in `known`."""
     exceeded, grad_limit = known.left(loss, grad_norm), known.gradient.limit if known.gradient else None
     first = known.loss if "loss" in exceeded else known.gradient
     if not exceeded or first is None:
@@ -212,8 +212,7 @@ def step_metrics(
 ) -> StepMetrics:
     """Return the metrics of a step.
 
-    `values`: fields of the metrics that the other arguments do not give: step, learning_rate, loss_scale, skipped,
-    step_seconds and data_seconds.
+    `values`: step, learning_rate, loss_scale, skipped, step_seconds and data_seconds.
     """
     step, seconds = int(values["step"]), max(float(values["step_seconds"]), 1e-9)
     stage = batches.order.place(step - 1)[0]

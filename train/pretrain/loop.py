@@ -25,9 +25,9 @@ from train.pretrain.setup import TrainingSetup, describe, prepare
 
 
 def pretrain(setup: TrainingSetup, ranks: Ranks) -> int:
-    """Train to the end of the run; return 0, or 128 + SIGINT after an interrupt.
+    """Train to the end of the run, or to SIGTERM or SIGINT, and write a last checkpoint.
 
-    SIGTERM and SIGINT both write a checkpoint first; SIGTERM returns 0.
+    Return the exit code: 128 + SIGINT after SIGINT, else 0.
     """
     torch.set_num_threads(setup.layout.threads)
     settings, plan = setup.settings, setup.plan
@@ -117,7 +117,10 @@ def write_end(setup: TrainingSetup, checkpoint: CheckpointMetadata | None, step:
 
 
 def train(run: Store, overrides: Sequence[str], ranks: Ranks) -> int:
-    """Check a run, train it to its end or resume it, and write its manifest; return the exit code of `pretrain`."""
+    """Check a run and train it, unless it is already complete.
+
+    Return the exit code of `pretrain`, or 0 for a complete run.
+    """
     setup = prepare(run, overrides, ranks)
     ranks.on_first(lambda: print("already trained to the end" if setup.done else describe(setup), flush=True))
     return 0 if setup.done else pretrain(setup, ranks)

@@ -38,10 +38,10 @@ class LaunchedStep:
 
 
 class TrainingRun:
-    """A training loop: its data, model, log and current step; `stack` closes the files and threads that it opens."""
+    """A training loop: its data, model, log and current step. `stack` closes the loop's files and threads."""
 
     def __init__(self, setup: TrainingSetup, ranks: Ranks, stack: ExitStack, stop_signals: StopSignals):
-        """`stop_signals`: function that returns two booleans: this process received SIGTERM, it received SIGINT."""
+        """`stop_signals`: function that returns whether this process received SIGTERM, and whether SIGINT."""
         self.setup, self._ranks, self._stack, self._stop_signals = setup, ranks, stack, stop_signals
         self._pending: LaunchedStep | None = None
         self._clock = 0.0
@@ -70,7 +70,7 @@ class TrainingRun:
         return self.batches.batch(step, self.learner.model.rows_here(number))
 
     def _load_state(self, checkpoint: CheckpointMetadata | None) -> None:
-        """Load the trained tensors and trainer state of a checkpoint; None = set the initial state of a run."""
+        """Load the trained tensors and trainer state of a checkpoint; without one, set the initial state of a run."""
         self.step = self.saved = checkpoint.step if checkpoint else 0
         if checkpoint is None:
             self.saved = -1
@@ -90,22 +90,22 @@ class TrainingRun:
 
     @property
     def defers(self) -> bool:
-        """True if loss and gradient norm of a step are read only while the next step computes.
+        """True if the loss and gradient norm of a step are read only while the next step computes.
 
-        The host then never waits for the device. False if the step itself depends on the two values, as with spike
-        detection, an fp16 loss scale or compressed gradients. False on a CPU, where there is nothing to wait for.
+        False on a CPU, and with spike detection, an fp16 loss scale or compressed gradients.
         """
         settings = self.setup.settings
+        # These need both values within the step. Otherwise the host never waits for the device.
         decides = settings.guard.watches or settings.train.precision == "fp16" or settings.layout.compress != "none"
         return self._ranks.device.type == "cuda" and not decides
 
     def begin_step(self) -> None:
-        """Start to time a step. If the loss of the previous step is still pending, its clock keeps running instead."""
+        """Start to time a step, unless the clock of the previous step is still running."""
         if self._pending is None:
             self._clock = time.perf_counter()
 
     def judge(self, made: LaunchedStep) -> list[SpikeDocument]:
-        """Apply the guard to a step; return the document spans in its batch if the step is a spike, else none.
+        """Apply the guard to a step; return the document spans in its batch after a spike, else an empty list.
 
         Raises ContractError if the guard stops the run.
         """
@@ -119,12 +119,12 @@ class TrainingRun:
         return documents
 
     def launched(self, made: LaunchedStep) -> None:
-        """Write the metrics line of the previous step, and keep this step until its loss and gradient norm are read."""
+        """Write the metrics line of the previous step, and make `made` the pending step."""
         self.settle()
         self.step, self._pending = made.step, made
 
     def line(self) -> StepMetrics | None:
-        """Read loss and gradient norm of the pending step, apply the guard and return the step's metrics.
+        """Apply the guard to the pending step, if not applied yet, and return the step's metrics.
 
         None = no step is pending.
         """
@@ -165,7 +165,7 @@ class TrainingRun:
         self.record.add_stall(time.perf_counter() - began)
 
     def poll_saves(self) -> None:
-        """If a background save has ended, log its failure, if any."""
+        """Log the failure of a background save that has ended."""
         self.record.log_saves(self._saver.poll())
 
     def finish_saves(self) -> CheckpointMetadata | None:
@@ -178,16 +178,16 @@ class TrainingRun:
     # --------------------------------------------------------------------------------------------------------- rewind
 
     def _measure_spike(self, step: int, rows: Rows) -> list[SpikeDocument]:
-        """Measure the loss of each document in a spike's batch and log it; the gradient of the step is unchanged."""
+        """Measure the document spans in a spike's batch, log the spike with them, and return them."""
         documents = measure_documents(self.setup, self._ranks, self.learner, step, rows)
         self.record.report_spike(step, documents)
         return documents
 
     def rewind(self, documents: Sequence[SpikeDocument]) -> None:
-        """Load the newest checkpoint before the current step, and exclude the samples of that step from training.
+        """Load the newest checkpoint before the step with the spike, or start again from step 0.
 
-        Without such a checkpoint, start again from step 0. `documents`: the document spans in the step's batch; if
-        `guard.quarantine` is set, the worst documents are quarantined.
+        The samples of that step are excluded from training. `documents`: the document spans in that step's batch. The
+        worst documents are quarantined if `guard.quarantine` is set.
         """
         self.record.log_saves(self._saver.wait())
         self.feed.drop()
@@ -223,7 +223,10 @@ class TrainingRun:
         return ends
 
     def _measure_heldout(self) -> tuple[float | None, dict[str, HeldoutMetrics]]:
-        """Return the mean held-out loss [nats/token] and the metrics of each source; (None, {}) if none is held out."""
+        """Return the mean held-out loss [nats/token] and the metrics of each source.
+
+        (None, {}) if nothing is held out.
+        """
         if self._heldout is None or not len(self._heldout.rows):
             return None, {}
         tally = self.learner.measure(self._heldout)

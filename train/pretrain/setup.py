@@ -119,8 +119,8 @@ def check_run(run: Store, overrides: Sequence[str], ranks: Ranks) -> tuple[Plan,
 def current_plan(run: Store, dataset: Dataset, overrides: Sequence[str], here: RunDevices) -> tuple[Plan, list[str]]:
     """Return the plan for these settings and devices, and the warnings of the planner to print.
 
-    The plan is the stored one, verified, or a new one if there is none with these settings. Raises ConfigError if a
-    setting is wrong, ContractError if `plan.json` does not match the dataset.
+    The stored plan is used if it has these settings; otherwise a new plan is made. Raises ConfigError if a setting is
+    wrong, ContractError if `plan.json` does not match the dataset.
     """
     settings = settings_at_start(run, dataset, overrides, here)
     resolved = settings.for_device(here.kind, here.capability)
@@ -167,7 +167,7 @@ def devices_of(ranks: Ranks) -> RunDevices:
 
 
 def stage_position(stages: Sequence[StagePlan], step: int) -> tuple[int, int]:
-    """Return the index of the training stage reached after `step` updates, and how many of its samples they used."""
+    """Return the index of the training stage after `step` updates, and how many samples of the stage were used."""
     number = max(i for i, stage in enumerate(stages) if stage.first_step <= step)
     return number, (step - stages[number].first_step) * stages[number].global_batch
 

@@ -45,10 +45,9 @@ def source_levels_before(setup: TrainingSetup, step: int) -> SourceLevels:
 def measure_documents(
     setup: TrainingSetup, ranks: Ranks, learner: Learner, step: int, rows: Rows
 ) -> list[SpikeDocument]:
-    """Return each span of a document in the batch of a step with its loss under the current weights, worst first.
+    """Return each document span in the batch of a step with its loss under the current weights, worst first.
 
-    `rows`: the rows of this rank. All ranks run one forward pass that leaves the gradient unchanged, and return the
-    same result.
+    `rows`: the rows of this rank. Call it on all ranks; the result is the same on each. The gradient does not change.
     """
     # This needs its own reader and order: those of the run are used by the prefetch thread.
     batches = setup.open_batches()
@@ -69,12 +68,12 @@ def measure_documents(
 
 
 def samples_to_skip(trace: Trace, doc_ids: Iterable[str], samples: Sequence[int], after: int) -> list[int]:
-    """Return `samples`, followed by the samples of all steps after `after` that hold tokens of the documents.
+    """Return `samples`, then the samples of the steps after `after` that hold tokens of the documents.
 
-    The samples that take the place of skipped ones are checked too. Raises ContractError if more samples would be
-    skipped than the plan has after that step.
+    Raises ContractError if the result has more samples than the steps after `after`.
     """
     skipped, documents = list(samples), [bytes.fromhex(doc_id) for doc_id in doc_ids]
+    # Repeated, because the samples that take the place of skipped ones may hold tokens of the documents too.
     while more := trace.skipping(skipped).samples_with(documents, after):
         # Skipping samples of a stage changes which samples later stages use, so each stage is completed first.
         stage = more[0] >> STAGE_BITS
@@ -89,10 +88,8 @@ def samples_to_skip(trace: Trace, doc_ids: Iterable[str], samples: Sequence[int]
 
 
 def skip_quarantined(setup: TrainingSetup, after: int) -> int:
-    """Add the samples after step `after` that hold a quarantined document to the skip list; return their number.
-
-    This applies a quarantine list that a killed process had just written, or that was copied from another run.
-    """
+    """Add the samples after step `after` that hold a quarantined document to the skip list; return their number."""
+    # The list may come from a killed process or another run, so its samples may not be skipped yet.
     doc_ids = [document.doc_id for document in read_quarantine(setup.run)]
     order = open_order(setup.run, setup.dataset, setup.plan)
     samples = samples_to_skip(_trace(setup, order), doc_ids, [], after) if doc_ids else []
@@ -106,9 +103,8 @@ def exclude_spike(
 ) -> Exclusion:
     """Add the samples of the spike in `step` to the skip list, and quarantine its worst documents if that is enabled.
 
-    Call it on one rank. `documents`: the spans of documents in the step's batch; `after`: the step from which training
-    resumes; `rewind`: the number of this rewind in the run. If the process is killed between the two writes, the
-    quarantine list is complete, and the next start applies it.
+    Call it on one rank. `documents`: the document spans in the batch of `step`. `after`: the step from which training
+    resumes. `rewind`: the number of this rewind in the run (1 = first).
     """
     order = open_order(setup.run, setup.dataset, setup.plan)
     samples, listed = order.samples(step - 1).index.tolist(), list[Quarantined]()
@@ -149,6 +145,7 @@ def _write(setup: TrainingSetup, listed: Sequence[Quarantined], samples: list[in
     try:
         if listed:
             quarantine(setup.run, listed)
+        # If the process is killed before this, the next start applies the quarantine list.
         append_to_skip_list(setup.run, name, samples, reason)
     except OSError as error:
         raise ContractError(

@@ -39,7 +39,7 @@ class StepResult:
     """
 
     def __init__(self, tally: LossTally, norm: Tensor, scale: float):
-        """`norm`: Euclidean norm of the gradient of the scaled loss, 0-d; `scale`: the loss scale, 1 without one."""
+        """`norm`: Euclidean norm of the gradient of the scaled loss, 0-d; `scale`: the loss scale, or 1 for none."""
         figures = torch.cat((tally.losses_S, tally.counts_S, norm[None].to(tally.losses_S.device)))
         self._number, self._scale = len(tally.losses_S), scale
         self.norm = norm
@@ -145,7 +145,7 @@ class Learner:
         return self.model.compressor.state_tensors() if self.model.compressor else {}
 
     def _reset_compression(self) -> None:
-        """Reset the compression state to that before the first step; PowerSGD starts from a random factor."""
+        # PowerSGD starts from a random factor, the other states from 0.
         for name, value in self._compression_state().items():
             value.copy_(self._first.get(name, torch.zeros(())))
 
@@ -171,8 +171,7 @@ class Learner:
     def update(self, rate: float, measured: StepResult) -> None:
         """Clip the gradient and update the weights at learning rate `rate`.
 
-        Skip the update if loss or gradient norm is not finite. The host waits for the two values only with a loss scale
-        or compressed gradients, which depend on them.
+        Skip the update if loss or gradient norm is not finite.
         """
         scale, clip = self.loss_scale.scale if self.loss_scale else 1.0, self.settings.optim.clip_norm
         divisor = None if scale == 1.0 else torch.full((), scale, device=measured.norm.device)
@@ -184,6 +183,7 @@ class Learner:
             gradients = self._gradients.taken if self._updated is self._gradients else self._updated.take()
             update(self.optimizer, rate, gradients, divisor, measured.found_inf)
         self._clear()
+        # `finite` makes the host wait for the device, so it is read only where the state depends on it.
         if self.settings.layout.compress != "none" and self.model.compressor is not None and measured.finite:
             self.model.compressor.keep()
         if self.loss_scale is None:
@@ -203,14 +203,14 @@ class Learner:
             parameter.grad = None
 
     def measure(self, heldout: HeldoutRows) -> LossTally:
-        """Return, by source, the sum of the losses [nats] and the number of targets of held-out rows."""
+        """Return the sum of the losses [nats] and the number of targets of held-out rows, by source."""
         return self.model.measure(self.model.part_of(heldout.rows), len(heldout.sources))
 
     def measure_groups(self, rows: Rows, groups_BT: Tensor, number: int, num_rows: int) -> LossTally:
         """Return the losses of a global batch of `num_rows` rows, summed over the positions of each group.
 
-        `rows`: the rows of this rank; `groups_BT`: the group, 0 to `number` - 1, of each position in them. The
-        gradients are unchanged.
+        `rows`: the rows of this rank. `groups_BT`: the group, 0 to `number` - 1, of each position in `rows`. The
+        gradients do not change.
         """
         return self.model.measure(self.model.micro_batches(rows.grouped(groups_BT), num_rows), number)
 
@@ -255,16 +255,15 @@ class Feed:
     """The source of the input of each step, requested one step ahead. Every rank requests the same steps in order."""
 
     def __init__(self, rows: Prefetch, ranks: Ranks, counts: bool, stop_signals: StopSignals):
-        """`counts`: True if this rank adds its targets to the sum; of ranks that read the same rows, only one does."""
+        """`counts`: True if this rank adds its targets to the sum. Of ranks that read the same rows, only one does."""
         self._rows, self._ranks, self._counts, self._stop_signals = rows, ranks, counts, stop_signals
         self._ahead: RequestedStep | None = None
         self._waited = 0.0
 
     def request(self, step: int) -> RequestedStep:
-        """Wait for the rows of a step (0 = first), start to sum targets and stop signals over the ranks; return both.
+        """Wait for the rows of a step (0 = first), and start to sum targets and stop signals over the ranks.
 
-        The sums are started even if reading the rows fails, because every rank takes part in the sums. `take` raises
-        the error of the read later.
+        If reading the rows fails, `take` raises the error.
         """
         rows: Rows | Exception
         try:
@@ -272,6 +271,7 @@ class Feed:
             self._waited += seconds
         except Exception as error:
             rows = error
+        # The sums start even after an error, because every rank takes part in them.
         number = rows.num_targets if isinstance(rows, Rows) and self._counts else 0
         self._ahead = RequestedStep(step, rows, self._ranks.start_total(number, *self._stop_signals()))
         return self._ahead
@@ -289,7 +289,7 @@ class Feed:
         return StepInput(ahead.rows, num_targets, bool(by_sigterm), bool(by_sigint))
 
     def drop(self) -> None:
-        """Discard the requested step; call it on every rank. It returns after all ranks have requested the step."""
+        """Discard the requested step. Call it on every rank: it waits until all ranks have requested the step."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             ahead.total.wait()
@@ -300,7 +300,8 @@ class Feed:
         return seconds
 
     def close(self) -> None:
-        """Stop reading rows; do not wait for the pending sums, because another rank may have failed."""
+        """Stop reading rows, without waiting for the pending sums."""
+        # Another rank may have failed, so the pending sums may never complete.
         self._ahead = None
         self._rows.close()
 

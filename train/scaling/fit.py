@@ -98,7 +98,7 @@ class Fit:
 def starts(held: Exponents | None = None) -> Floats:
     """Return the starting points (ln A, ln B, ln E, alpha, beta) of L-BFGS as rows of an array.
 
-    There are 4,500 as in Hoffmann et al. 2022, or 180 if `held` gives the exponents.
+    The array has 4,500 rows, as in Hoffmann et al. 2022, or 180 if `held` gives the exponents.
     """
     logs, floors, exponents = np.arange(0, 26, 5.0), np.arange(-1, 1.1, 0.5), np.arange(0, 2.1, 0.5)
     alphas, betas = ([held.alpha], [held.beta]) if held else (exponents, exponents)
@@ -106,7 +106,7 @@ def starts(held: Exponents | None = None) -> Floats:
 
 
 def objective(theta: Floats, runs: Floats) -> tuple[Floats, Floats]:
-    """Return the sum of Huber losses over the runs for each row of parameters, and its gradient.
+    """Return the sum of Huber losses over the runs, for each row of `theta`, and the gradient of each sum.
 
     `theta`: (rows, 5), as in `starts`; `runs`: (runs, 3) of ln N, ln D and ln L.
     """
@@ -151,7 +151,7 @@ def _law(theta: Floats, name: str, source: str) -> LossLaw:
 
 
 def _exp(value: float) -> float:
-    """Return exp, bounded by the range of a float: in a bootstrap sample with a single size, A is unbounded."""
+    # In a bootstrap sample with a single size, A is unbounded.
     return math.exp(min(value, LARGEST))
 
 

@@ -64,9 +64,9 @@ class LawFile(_Block):
 
 
 def law_in(own: OwnLaw) -> LossLaw:
-    """Return, as a LossLaw, a law that was fitted to the user's runs.
+    """Return the law that was fitted to the user's runs as a LossLaw.
 
-    Raises ConfigError unless the law gives a positive, finite N and D for the largest compute, N and D of these runs.
+    Raises ConfigError unless its N and D are positive and finite at the largest compute, N and D of these runs.
     """
     numbers = {name: getattr(own, name) for name in NAMES}
     law = LossLaw(name="own law", source=own.source, counts=own.counts, **numbers)
@@ -144,7 +144,7 @@ def write_law(path: str, content: LawFile) -> None:
 
 
 def _spread(sizes: Sequence[float], exponent: float) -> float:
-    """Return how much N^-alpha, or D^-beta, falls from the smallest to the largest of `sizes`."""
+    """Return how much size^-exponent falls from the smallest to the largest of `sizes`."""
     return float(min(sizes) ** -exponent - max(sizes) ** -exponent)
 
 

@@ -37,22 +37,25 @@ LAW = LossLaw(
 
 
 def worth_of_tokens(unique: float, tokens: float) -> float:
-    """Return D', the number of new tokens that `tokens` drawn from `unique` ones are worth: at most 16.4 · `unique`."""
+    """Return D', the number of new tokens that have the effect of `tokens` training tokens.
+
+    `unique`: number of unique tokens that the training tokens are drawn from. D' is at most 16.4 · `unique`.
+    """
     repeats = max(0.0, tokens / unique - 1)
     return min(tokens, unique) + unique * LIFE_OF_REPEATS * -math.expm1(-repeats / LIFE_OF_REPEATS)
 
 
 def worth_of_params(unique: float, params: float) -> float:
-    """Return N', the effective number of parameters: those beyond the optimum for `unique` tokens count less."""
+    """Return N', the effective number of parameters; parameters beyond the optimum for `unique` tokens count less."""
     carried = LAW.for_tokens(unique).params
     excess = max(0.0, params / carried - 1)
     return min(params, carried) + carried * LIFE_OF_EXCESS * -math.expm1(-excess / LIFE_OF_EXCESS)
 
 
 def expected_loss(params: float, tokens: float, unique: float) -> float:
-    """Return the loss L(N', D') [nats/token] after `tokens` training tokens drawn from `unique` ones.
+    """Return the loss [nats/token] on the law's corpus, C4, after training on repeated tokens.
 
-    This loss is that on the law's corpus (C4), with its tokenizer.
+    `tokens`: number of training tokens; `unique`: number of unique tokens that they are drawn from.
     """
     return LAW.loss(worth_of_params(unique, params), worth_of_tokens(unique, tokens))
 
@@ -82,7 +85,10 @@ class RepeatedData:
 
 
 def count_repeated_tokens(drawn: Mapping[str, float], unique: Mapping[str, float]) -> RepeatedData:
-    """Return the token counts of a run; `drawn`, `unique`: training tokens and unique tokens of each source."""
+    """Return the token counts of a run.
+
+    `drawn`: training tokens of each source; `unique`: unique tokens of each source.
+    """
     worth = math.fsum(worth_of_tokens(unique[source], tokens) for source, tokens in drawn.items())
     seen = math.fsum(min(unique[source], tokens) for source, tokens in drawn.items())
     return RepeatedData(math.fsum(drawn.values()), math.fsum(unique[source] for source in drawn), worth, seen)

@@ -139,7 +139,9 @@ class TraceAnswers:
         except ValueError as error:
             raise ConfigError(f"--doc: expected 32 hex digits, got {doc_id!r} ({error}). Give the whole id.") from error
         if len(identifier) != 16:
-            raise ConfigError(f"--doc: expected 32 hex digits, got {len(doc_id)}: {doc_id!r}. Give the whole id.")
+            raise ConfigError(
+                f"--doc: expected 32 hex digits, got {doc_id!r} of length {len(doc_id)}. Give the whole id."
+            )
         return self._documents(self.trace.steps_of_document(identifier), None)
 
     def domain(self, host: str, limit: int | None) -> DocumentsAnswer:
@@ -228,7 +230,10 @@ def print_documents(appearances: Sequence[Appearance]) -> str:
 
 
 def print_steps(documents: Sequence[FoundDocument], listed: int = LISTED) -> str:
-    """Return, as text, documents and the steps that were trained on them; at most `listed` spans of each document."""
+    """Return documents and the steps that were trained on them as text.
+
+    `listed`: maximum number of spans of each document.
+    """
     if not documents:
         return "no document has this URL; URLs are stored with personal data replaced, compare with `penstock show`"
     blocks = []
@@ -268,7 +273,7 @@ def replace_control_characters(text: str) -> str:
 
 
 def present_step(answer: StepAnswer) -> str:
-    """Return, as text, a `StepAnswer`: the table of spans, then title, signals and text as far as requested."""
+    """Return a `StepAnswer` as text: the table of spans, then the title, signals and text that were requested."""
     rows = answer.rows
     head = [f"step {answer.step}, rows {rows.start} to {rows.stop - 1} of the global batch, {len(answer.parts)} spans"]
     if not rows:
@@ -286,7 +291,7 @@ def present_step(answer: StepAnswer) -> str:
 
 
 def present_documents(answer: DocumentsAnswer, nothing: str) -> str:
-    """Return, as text, a `DocumentsAnswer`; `nothing`: the text to return if it has no documents."""
+    """Return a `DocumentsAnswer` as text; `nothing` = the text for an answer without documents."""
     if not answer.documents:
         return nothing
     blocks = []

@@ -45,10 +45,9 @@ class DocumentDetail:
 
 
 def origin_table(folder: Store, made: Manifest, name: str) -> tuple[Store, Manifest] | None:
-    """Return folder and manifest of that version of the table `name` from which the table in `folder` was made.
+    """Return folder and manifest of the version of table `name` that the table in `folder` was made from.
 
-    None if the version was deleted, or if no such table was used. `made`: the manifest in `folder`. The version is in
-    the same run, or in another run whose tables this run uses.
+    `made`: the manifest in `folder`. None if no such table was used, or if its version was deleted.
     """
     if (version := made.run.lineage.get(name)) is None:
         return None
@@ -95,7 +94,7 @@ class DetailReader:
         return self._part("documents", self._parts[split]).row(bytes.fromhex(doc_id), offset, DOCUMENTS.names)
 
     def _add(self, name: str, made: tuple[Store, Manifest]) -> None:
-        """Open the version of the table `name` from which the table `made` was made, if it still exists."""
+        """Open the version of table `name` that the table `made` was made from, if the version still exists."""
         if (origin := origin_table(*made, name)) is not None:
             self._tables[name] = origin
 
@@ -107,7 +106,7 @@ class DetailReader:
 
 
 class _PartFile:
-    """One part file of a table, sorted by offset if it has that column."""
+    """One part file of a table, sorted by offset if the table has that column."""
 
     def __init__(self, name: str, folder: Store, path: str):
         self._file = _open_parquet(name, folder, path)
@@ -164,7 +163,7 @@ Decode = Callable[[list[int]], str]
 
 
 class Texts:
-    """Decodes token spans of a dataset. Reserved tokens except separators appear by name, such as `<tombstone>`."""
+    """Decodes token spans of a dataset. Reserved tokens appear by name, such as `<tombstone>`; separators do not."""
 
     def __init__(self, dataset: Dataset):
         """Open the tokenizer. Raises ContractError if its model file does not match the tokenizer contract."""
@@ -196,7 +195,7 @@ class Texts:
 
 
 def open_decoder(dataset: Dataset) -> Decode:
-    """Return the function that decodes token ids of a dataset to text; none of the ids may be reserved.
+    """Return the function that decodes token ids of a dataset to text; it does not accept reserved ids.
 
     Raises ContractError if the tokenizer's model file does not match the tokenizer contract.
     """

@@ -195,14 +195,15 @@ class Trace:
         )
 
     def steps_of_url(self, url: str) -> list[FoundDocument]:
-        """Return every document with this URL, as stored (redacted), with all its spans by step and row.
+        """Return every document with this URL, with all its spans by step and row; empty if the dataset has none.
 
-        If there is none, return the documents whose canonical URL is the same; empty if there are none of these either.
+        `url`: the URL as the dataset stores it, after redaction. If no document has it, documents with the same
+        canonical URL are returned.
         """
         return [self._with_appearances(placed) for placed in self.documents.of_url(url)]
 
     def steps_of_document(self, doc_id: bytes) -> list[FoundDocument]:
-        """Return a list of the document with this id, with all its spans; empty if the dataset has no such document."""
+        """Return the document with this id and all its spans, in a list; empty if the dataset has no such document."""
         placed = self.documents.of_id(doc_id)
         return [] if placed is None else [self._with_appearances(placed)]
 
@@ -213,9 +214,9 @@ class Trace:
     def _covering(
         self, source: str, pieces: Sequence[TokenRange]
     ) -> tuple[list[tuple[Row, int]], list[int], list[int]]:
-        """Return the documents that overlap token ranges of a source, and lists of their start and end in the stream.
+        """Return the documents in the token ranges of a source, and lists of the documents' start and end tokens.
 
-        `pieces`: token ranges of any sources; only those of `source` are used.
+        `pieces`: token ranges; those of other sources are ignored.
         """
         ranges = [(piece.start, piece.stop) for piece in pieces if piece.source == source]
         documents = self.documents.covering(f"{source}/{TRAIN}", ranges)
@@ -274,9 +275,10 @@ def documents_of_step(run: Store, step: int) -> list[Appearance]:
 
 
 def steps_of_url(run: Store, url: str) -> list[FoundDocument]:
-    """Return every document with this URL, as stored (redacted), with all its spans by step and row.
+    """Return every document with this URL, with all its spans by step and row; empty if the dataset has none.
 
-    Empty if the dataset has no such URL. Raises ContractError if the plan was made for a different dataset.
+    `url`: the URL as the dataset stores it, after redaction. Raises ContractError if the plan was made for a different
+    dataset.
     """
     return open_trace(run).steps_of_url(url)
 
@@ -319,11 +321,11 @@ class Exposure:
 def exposure_of(appearances: Iterable[Appearance], checkpoints: Iterable[int]) -> Exposure:
     """Return the steps and checkpoints that were trained on any document of a set.
 
-    `appearances`: the documents' spans in batches; `checkpoints`: steps of the existing checkpoints. A checkpoint of
-    step s is the result of updates 1 to s, so it was trained on the documents of steps up to s.
+    `appearances`: the documents' spans in batches; `checkpoints`: steps of the existing checkpoints.
     """
     uses = [(part.step, part.epoch) for part in appearances]
     steps, saved = sorted({step for step, _ in uses}), sorted(checkpoints)
+    # A checkpoint of step s is the result of updates 1 to s.
     saw = [step for step in saved if steps and step >= steps[0]]
     clean = [step for step in saved if not steps or step < steps[0]]
     return Exposure(
@@ -377,10 +379,9 @@ class StepLayout:
         return place["replicate"] * self.axes["shard"] + place["shard"]
 
     def rows(self, num_rows: int, rank: int, micro_batch: int | None = None) -> range:
-        """Return the rows of a global batch that a rank reads, or only those of one of its micro-batches (from 0).
+        """Return the rows of a global batch that a rank reads, or only those of one of its micro-batches (0 = first).
 
-        Empty if the micro-batch has only padding rows; padding gives every rank the same number of micro-batches.
-        Raises ConfigError if there is no such rank or micro-batch.
+        Empty if the micro-batch has only padding rows. Raises ConfigError if there is no such rank or micro-batch.
         """
         own_rows = rows_of(num_rows, data_ranks(self.axes), self.data_rank(rank))
         if micro_batch is None:
@@ -396,10 +397,11 @@ class StepLayout:
 
 
 def layout_of_step(run: Store, plan: Plan, step: int, ranks: int | None = None) -> StepLayout:
-    """Return the layout of a step: as stored in the first checkpoint from this step on, else the last, else the plan.
+    """Return the layout of a step, from the first checkpoint at or after the step.
 
-    `ranks`: use the plan's layout on this number of ranks instead. Raises ConfigError if that layout does not work with
-    `ranks` ranks.
+    If there is no such checkpoint, return the layout of the last checkpoint; without checkpoints, that of the plan.
+    `ranks`: return the plan's layout on this number of ranks instead. Raises ConfigError if the plan's layout does not
+    work with `ranks` ranks.
     """
     layout = plan.settings.layout.for_device("cpu")  # rows are the same on every type of device
     notes = list_checkpoints(run) if run.is_local and ranks is None else []

@@ -264,7 +264,7 @@ def test_a_domain_is_summed_over_all_and_listed_in_part(run: Store, trace: Calla
         (["--step", "1", "--limit", "0"], "trace --limit: expected at least 1 document, got 0"),
         (["--step", "1", "--set", "source.paths=[]"], "trace: expected --set only together with --refetch"),
         (["--doc", "xyz"], "--doc: expected 32 hex digits, got 'xyz'"),
-        (["--doc", "abcd"], "--doc: expected 32 hex digits, got 4: 'abcd'. Give the whole id"),
+        (["--doc", "abcd"], "--doc: expected 32 hex digits, got 'abcd' of length 4. Give the whole id"),
         (["--domain", "http://site1.co.uk/"], "--domain: expected a host such as example.com"),
         (["--contains", ""], "--contains: expected a string to look for, got an empty one"),
     ],
