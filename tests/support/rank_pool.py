@@ -20,7 +20,7 @@ from typing import Any
 SECONDS = 300
 SECONDS_AFTER_FAILURE = 5
 MOST = 8
-PRELOADED = ["tests.support.tiny_runs", "torch.distributed.checkpoint", "torch.utils.tensorboard"]
+PRELOADED = ["tests.support.tiny_runs", "torch.distributed.checkpoint", "torch.utils.tensorboard", "pandas"]
 """Modules that the server of the processes imports once; a process that imported them itself would need a second."""
 
 

@@ -126,30 +126,42 @@ def test_the_place_is_that_of_torchrun_and_not_of_the_hostname(monkeypatch: pyte
 
 # ----------------------------------------------------------------------------------------------- the allocator of CUDA
 
+GIVEN_AND_EXPECTED = [
+    ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
+    ({"PYTORCH_ALLOC_CONF": ""}, {"PYTORCH_ALLOC_CONF": ""}),
+    ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}),
+    ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}),
+]
+"""Settings of the CUDA allocator in the environment, and those after the ranks have opened."""
 CHILD = """
-import json, os
+import json, os, sys
+import torch
 from train.parallel.ranks import open_ranks
-with open_ranks():
-    import torch
-    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-    print(json.dumps([{name: os.environ[name] for name in names if name in os.environ}, torch.cuda.is_initialized()]))
+names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+for given in json.loads(sys.argv[1]):
+    if os.fork():  # torch is imported once
+        os.wait()
+        continue
+    os.environ.update(given)
+    with open_ranks():
+        after = {name: os.environ[name] for name in names if name in os.environ}
+        print(json.dumps([after, torch.cuda.is_initialized()]), flush=True)
+    os._exit(0)
 """
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
-        ({"PYTORCH_ALLOC_CONF": ""}, {"PYTORCH_ALLOC_CONF": ""}),
-        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}, {"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}, {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}),
-    ],
-)
-def test_ranks_set_expandable_segments_before_cuda_starts(given: dict[str, str], expected: dict[str, str]) -> None:
+@pytest.fixture(scope="module")
+def allocator_settings() -> list[list[object]]:
+    """Return for each of GIVEN_AND_EXPECTED the settings after the ranks have opened, and if CUDA has started."""
     plain = {name: value for name, value in os.environ.items() if name not in ALLOCATOR_SETTINGS}
-    command = [sys.executable, "-c", CHILD]
-    actual = subprocess.run(command, env=plain | given, capture_output=True, text=True, timeout=120, check=True)
-    assert json.loads(actual.stdout) == [expected, False]
+    command = [sys.executable, "-c", CHILD, json.dumps([given for given, _ in GIVEN_AND_EXPECTED])]
+    actual = subprocess.run(command, env=plain, capture_output=True, text=True, timeout=120, check=True)
+    return [json.loads(line) for line in actual.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("number", range(len(GIVEN_AND_EXPECTED)))
+def test_ranks_set_expandable_segments_before_cuda_starts(allocator_settings: list[list[object]], number: int) -> None:
+    assert allocator_settings[number] == [GIVEN_AND_EXPECTED[number][1], False]
 
 
 PROBE = """

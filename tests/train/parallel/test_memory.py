@@ -128,7 +128,7 @@ def test_the_budget_decides_how_many_layers_compute_again() -> None:
     assert layers(4 * saved - 1) == 1
     assert layers(2 * saved + 2 * entry) == 2
     assert layers(4 * entry) == 4
-    with pytest.raises(ConfigError, match=f"expected {4 * entry - 1:,} bytes .* got {4 * entry:,} although"):
+    with pytest.raises(ConfigError, match=f"expected at most {4 * entry - 1:,} bytes .* got {4 * entry:,} although"):
         layers(4 * entry - 1)
 
 

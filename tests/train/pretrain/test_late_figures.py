@@ -166,7 +166,7 @@ def test_a_late_run_stops_with_the_same_files(tmp_path: Path) -> None:
     assert_same_bits(tmp_path / "late", tmp_path / "prompt")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_stops_a_late_run_with_all_its_lines(tmp_path: Path, number: signal.Signals) -> None:
     run = make_run(tmp_path / "run")
     answers = tiny_runs.train(run, 2, during=[LATE, (signalled, (11, int(number), 1))])

@@ -156,8 +156,15 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained(make_run(tmp_path_factory.mktemp("whole") / "run"), 2)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code", "rank"),
+    [
+        (signal.SIGTERM, 0, 1),
+        (signal.SIGINT, 130, 0),
+        pytest.param(signal.SIGTERM, 0, 0, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, 130, 1, marks=pytest.mark.slow),
+    ],
+)
 def test_a_signal_to_one_rank_stops_all_after_the_step(
     whole: Path, tmp_path: Path, number: signal.Signals, code: int, rank: int
 ) -> None:
