@@ -285,6 +285,6 @@ def check_inputs(folder: Store, table: str, built: TableResult, identities: Mapp
         same = earlier.run.lineage.get(key) == identities.get(key)
         if same and digests.get(name, now) != now:
             raise ContractError(
-                f"input {name}: expected SHA-256 {digests[name][:16]}…, because name, size and time are unchanged, "
-                f"got {now[:16]}…. Restore the file, or name another folder with --out."
+                f"input {name}: expected the recorded SHA-256 {digests[name][:16]}…, got {now[:16]}… although size "
+                "and modification time are unchanged. Restore the file, or name another folder with --out."
             )

@@ -446,7 +446,8 @@ def open_heldout_datasets(names: Sequence[str]) -> dict[str, Dataset]:
     """Return the datasets of the runs `names`. Raises ConfigError if a name is `with` or `without`."""
     if taken := [name for name in names if name in (WITH, WITHOUT)]:
         raise ConfigError(
-            f"--on {taken[0]}: expected the path of a run, got the name of one of the two datasets. Use ./{taken[0]}."
+            f"--on {taken[0]}: expected the path of a run, got a name that ablate gives to a dataset of its own. For a "
+            f"folder of this name, set --on ./{taken[0]}."
         )
     return {name: open_dataset(Store(name)) for name in names}
 

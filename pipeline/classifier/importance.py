@@ -104,9 +104,9 @@ def _log_shares(counts: Counts, smoothing: float) -> Floats:
 
 
 def poisson_log_ratio(words: int, target: float, raw: float) -> float:
-    """Return ln(P / Q): P and Q are the probabilities of `words` words in the target and in the raw sample.
+    """Return ln(P / Q), where P and Q are the probabilities that a text has `words` words.
 
-    Each is a Poisson probability, with the mean `target` or `raw`, plus FLOOR.
+    P is a Poisson probability with the mean `target`, Q one with the mean `raw`. FLOOR is added to both.
     """
 
     def log_probability(mean: float) -> float:

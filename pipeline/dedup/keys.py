@@ -139,7 +139,7 @@ def _scoped(keys: npt.NDArray[np.uint64], batch: pa.RecordBatch, dedup: DedupCon
 
 
 def payloads_of(batch: pa.RecordBatch, dedup: DedupConfig) -> npt.NDArray[np.uint8]:
-    """Return the data by which each document is compared: text digest and signature (documents, bytes)."""
+    """Return text digest and signature of each document, by which it is compared: a (documents, bytes) array."""
     parts = [digests_of(batch, dedup)] if dedup.exact != "off" else []
     if dedup.near:
         signatures = b"".join(batch.column("signature").to_pylist())

@@ -237,7 +237,7 @@ def parts_of(tables: Mapping[str, TableVersion]) -> list[Part]:
 def read_measured(
     part: Part, columns: Mapping[str, Sequence[str]], rows_at_once: int = ROWS_AT_ONCE
 ) -> Iterator[pa.RecordBatch]:
-    """Yield batches of the documents of a part that have no drop in `documents`, with columns of several tables.
+    """Yield batches of the documents of a part that `documents` did not drop, with columns of several tables.
 
     `columns` maps each table to the columns to read. `doc_id` is the first column of the batches. If two tables have a
     column of the same name, the column of the later table is named `table.column`. Raises ContractError if the tables

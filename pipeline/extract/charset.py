@@ -198,9 +198,10 @@ def _rivals(payload: bytes, declared: list[Candidate], ascii_only: bool) -> Iter
 
 
 def _decode_legacy(payload: bytes, declared: list[Candidate]) -> Decoded:
-    """Decode a page that is not valid UTF-8 by the first charset with few errors and the detected alphabet.
+    """Decode a page that is not valid UTF-8.
 
-    If no charset has both, the charset with the smallest share of errors is used.
+    The first charset is used that gives few errors and text in the detected alphabet. If there is none, the charset
+    with the smallest share of errors is used.
     """
     detected = codec_of(detect_encoding(payload, html5_compatible=False) or "")
     candidates: list[Candidate] = [("utf-8", _named_by("utf-8", declared, "utf-8"))]

@@ -54,7 +54,7 @@ def words_of(text: str, language: str) -> list[str]:
 def shingle_units(text: str, language: str, words: Codes | None, config: SignatureConfig) -> tuple[Codes, int]:
     """Return the units of a text's shingles (word keys or code points), and the number of units in a shingle.
 
-    There is at least one unit. `words` are the keys of the text's normalized words; if None, they are computed here.
+    There is at least one unit. `words` are the hash keys of the text's normalized words; None = compute them.
     """
     size = config.shingle_words
     if uses_characters(language, config):
@@ -190,8 +190,8 @@ def shingles(units: Codes, size: int, seed: int) -> Codes:
 def hashes(text: str, language: str, words: Codes | None, config: SignatureConfig) -> Codes:
     """Return the hash of every shingle of a text, in text order.
 
-    `words` are the keys of the text's normalized words; if None, they are computed here. A text shorter than a shingle
-    is one shingle. A text of punctuation alone is hashed as a whole.
+    `words` are the hash keys of the text's normalized words; None = compute them. A text shorter than a shingle is one
+    shingle. A text of punctuation alone is hashed as a whole.
     """
     return shingles(*shingle_units(text, language, words, config), config.seed)
 

@@ -328,10 +328,7 @@ def _lost(window: DecodedWindow, start: int, plain: bool, reason: str, reason_if
 
 
 def _fault_of(window: DecodedWindow, start: int) -> str | None:
-    """Move past the damage that ends the run, if the frame at `start` is damaged.
-
-    Return the kind of damage, else None.
-    """
+    """Return the kind of damage if the frame at `start` is damaged, and move past the damage; else return None."""
     piece = window.next
     if piece is None or piece.fault is None or piece.start != start:
         return None

@@ -79,7 +79,7 @@ class HostCopies:
             self.values, self.problem = {}, error
 
     def remember(self, names: set[str]) -> None:
-        """Store the names of the tensors that this rank writes; they are the same while all shapes are the same."""
+        """Store the names of the tensors that this rank writes, for the following saves."""
         self._written = self._taken, names
 
     def _buffer(self, name: str, value: Tensor) -> Tensor:

@@ -263,7 +263,7 @@ def measured_run(run: Store) -> MeasuredRun:
 
 
 def _rows(run: Store, dataset: Dataset, plan: Plan) -> dict[str, int]:
-    """Return the number of unique tokens of every source in use, counted in whole rows."""
+    """Return the number of unique tokens of every source in use; only tokens of whole rows count."""
     train = plan.settings.train
     streams = open_streams(dataset, train, open_packings(run, dataset, train))
     return {name: stream.num_units * plan.seq_len // stream.width(plan.seq_len) for name, stream in streams.items()}

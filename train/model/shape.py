@@ -139,7 +139,7 @@ def flops_per_token(shape: ModelShape, seq_len: int, logits: bool = True) -> int
 
 
 def choose_shape(num_params: float, vocab_size: int, plan: PlanConfig) -> ModelShape:
-    """Return the shape that is nearest to `num_params` parameters and to their usual `aspect` ratio.
+    """Return the shape that is nearest to `num_params` parameters and to the usual `aspect` ratio for this size.
 
     The shape has every value that is set in `[plan]`. Raises ConfigError if no such shape exists.
     """

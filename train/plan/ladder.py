@@ -89,7 +89,7 @@ def sizes_of(smallest: float, largest: float | None, number: int, unique: float)
 def plan_proxies(sizes: Mapping[int, int], number: int, unique: float) -> list[ProxyRun]:
     """Return `number` proxy runs of every model size, the shortest run of a size first.
 
-    `sizes`: requested N -> N of the nearest shape. `unique`: number of unique tokens, the most that a run reads. Raises
+    `sizes`: requested N -> N of the nearest shape. `unique`: number of unique tokens; no run reads more. Raises
     ConfigError if `number` is outside LENGTHS, or if two sizes have the same shape.
     """
     if not LENGTHS[0] <= number <= LENGTHS[1]:

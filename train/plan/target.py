@@ -73,8 +73,8 @@ def law_of(sizing: PlanConfig) -> Law:
     if sizing.law == "own":
         if sizing.own_law is None:
             raise ConfigError(
-                f"plan.law_file = {sizing.law_file}: expected the law that `penstock plan` reads from this file, got "
-                "only its path. Make the plan with `penstock plan`."
+                f"plan.law_file = {sizing.law_file}: expected a plan that holds the law in this file, got one that "
+                "holds only the path. Make the plan again with `penstock plan`."
             )
         return law_in(sizing.own_law)
     return (

@@ -163,7 +163,7 @@ class TrainingLog:
                 self.log_events(FailedSave(step=outcome.step, error=outcome.reason))
 
     def add_stall(self, seconds: float) -> None:
-        """Add time [s] for which a save stopped training to the `checkpoint_stall` of the next metrics line."""
+        """Add the time [s] that a save delayed training to `checkpoint_stall` in the next line of metrics."""
         self._stall += seconds
 
     def rewind(self, step: int, to_step: int, checkpoint: str, left_out: Exclusion, restored: GuardState) -> None:
@@ -185,7 +185,10 @@ class TrainingLog:
 
 
 def spike_of(step: int, loss: float, grad_norm: float, known: Bands) -> Spike | None:
-    """Return the spike event of a step, without documents; None if no value is above its limit in `known`."""
+    """Return the spike event of a step; None if loss and gradient norm are within their bands in `known`.
+
+    The event lists no documents yet.
+    """
     exceeded, grad_limit = known.left(loss, grad_norm), known.gradient.limit if known.gradient else None
     first = known.loss if "loss" in exceeded else known.gradient
     if not exceeded or first is None:

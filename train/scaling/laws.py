@@ -308,8 +308,8 @@ def for_lifetime(law: LossLaw, loss: float, inference_tokens: float) -> Lifetime
     """
     if loss <= law.floor:
         raise ConfigError(
-            f"plan.inference_tokens: expected a budget with a loss above {law.floor:.4g}, the irreducible loss of "
-            f"the scaling law `{law.name}`, got a loss of {loss:.4g}. Lower the budget: plan.compute, "
+            f"plan.inference_tokens: expected a compute budget whose loss is above {law.floor:.4g}, the irreducible "
+            f"loss of the scaling law `{law.name}`, got a loss of {loss:.4g}. Lower the budget: plan.compute, "
             "plan.gpu_hours or plan.usd."
         )
 

@@ -109,7 +109,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 class KnownRepeats:
-    """The sorted repeated keys of one part, and the first occurrences that are in this part.
+    """The sorted keys of one part that occur more than once, and those first occurrences that are in this part.
 
     All keys have the same length: one or two 64-bit numbers.
     """

@@ -355,7 +355,9 @@ def _around_separator(text: str, region: Span, spaces: Sequence[Span]) -> list[S
 
 
 def _by_owner(owner: npt.NDArray[np.uint8]) -> list[tuple[int, int, int]]:
-    """Return the runs (start, end, kind) of characters of equal kind; `owner` is the kind number of each character.
+    """Return the runs (start, end, kind) of consecutive characters of equal kind.
+
+    `owner` has the kind of each character, as a number.
 
     Whitespace, whose kind is 0, gets the kind of the text before it. If there is none before, it gets the kind of the
     text after it.

@@ -628,7 +628,7 @@ def test_what_would_fail_at_the_end_is_refused_at_the_beginning(run: Store, tmp_
     refused(
         ConfigError, "the run: expected a source with held-out text for a row of 131072 tokens", "train.seq_len=131072"
     )
-    taken = "--on with: expected the path of a run, got the name of one of the two datasets. Use ./with"
+    taken = "--on with: expected the path of a run, got a name that ablate gives to a dataset of its own"
     refused(ConfigError, taken, on=["with"])
     other = make_tiny_dataset(tmp_path / "other")
     refused(ContractError, f"{other.uri}: expected the tokenizer contract of the run .*, got another", on=[other.uri])

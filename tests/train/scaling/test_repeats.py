@@ -77,7 +77,7 @@ def test_use_makes_models_smaller_and_nothing_is_cheaper(law) -> None:
 def test_a_loss_below_the_floor_is_refused() -> None:
     assert tokens_to_reach(APPROACH_3, 1e6, 2.0) == math.inf
     with pytest.raises(
-        ConfigError, match=r"expected a budget with a loss above 1\.693, the irreducible loss .* got a loss of 1\.5"
+        ConfigError, match=r"expected a compute budget whose loss is above 1\.693, .* got a loss of 1\.5"
     ):
         for_lifetime(APPROACH_3, 1.5, 1e9)
 
