@@ -428,7 +428,7 @@ def test_an_input_that_changed_its_content_and_kept_its_looks_is_refused(finishe
     identities = {name: value for name, value in manifest.run.lineage.items() if name.startswith("input:")}
     check_inputs(finished, "documents", TableResult(sources=sources), identities)
     changed = [sources[0] | {"sha256": "0" * 64}, *sources[1:]]
-    with pytest.raises(ContractError, match=f"expected SHA-256 {sources[0]['sha256'][:16]}.*got 0000"):
+    with pytest.raises(ContractError, match=f"expected the recorded SHA-256 {sources[0]['sha256'][:16]}.*got 0000"):
         check_inputs(finished, "documents", TableResult(sources=changed), identities)
     touched = identities | {f"input:{sources[0]['name']}": "another size and time"}
     check_inputs(finished, "documents", TableResult(sources=changed), touched)

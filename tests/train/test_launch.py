@@ -40,7 +40,7 @@ def launched(folder: Path, word: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize("code", [2, 7])
+@pytest.mark.parametrize("code", [pytest.param(2, marks=pytest.mark.slow), 7])
 def test_the_exit_code_is_that_of_the_ranks(tmp_path: Path, code: int) -> None:
     process = launched(tmp_path, str(code))
     _, errors = process.communicate(timeout=120)

@@ -252,7 +252,9 @@ def test_files_of_a_checkpoint(tmp_path: Path) -> None:
         "checkpoint/.metadata": f"{tmp_path}/.metadata",
         "checkpoint/b.distcp": f"{tmp_path}/b.distcp",
     }
-    with pytest.raises(ConfigError, match=r"expected a checkpoint folder with checkpoint\.json, got .*FileNotFound"):
+    with pytest.raises(
+        ConfigError, match=r"expected a checkpoint folder, got one without a valid checkpoint\.json \(FileNotFound"
+    ):
         PERPLEXITY.models(PerplexityConfig(scorer=f"checkpoint:{tmp_path}/none"))
 
 

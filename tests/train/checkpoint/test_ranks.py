@@ -154,6 +154,8 @@ LAYOUTS: dict[str, tuple[int, Callable[[], State]]] = {
     "4 pipeline": (4, pipeline),
     "4 pipeline x fsdp": (4, pipeline_of_fsdp),
 }
+LONG = ("4 plain", "4 fsdp")
+"""Layouts that only the long tests read in: each of them is part of another layout. Every test run writes in all."""
 
 
 # ------------------------------------------------------------------------------------------- what the processes play
@@ -284,7 +286,9 @@ def savers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 # ------------------------------------------------------------------------------------------------------------ the tests
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout", [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in LAYOUTS]
+)
 def test_a_layout_reads_what_every_layout_wrote(layouts: str, layout: str) -> None:
     for actual in shared_pool().play(LAYOUTS[layout][0], play_read, layouts, layout):
         assert actual == dict.fromkeys((f"{written} -> {layout}" for written in LAYOUTS), True)

@@ -82,7 +82,7 @@ RUNS: dict[str, tuple[int, dict[str, dict[str, Any]], tuple[str, ...]]] = {
 }
 
 
-OFTEN = ("one rank", "nothing saved or evaluated", "zero1, sync saves")
+OFTEN = ("one rank", "zero1, sync saves")
 """The runs of every test run; the others are long."""
 
 

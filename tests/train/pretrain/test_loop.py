@@ -326,7 +326,7 @@ def test_half_precision_stays_near_fp32(
     assert {record.loss_scale for record in metrics(run)} == ({65536.0} if precision == "fp16" else {None})
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_fp16_halves_the_scale_where_it_overflows_and_doubles_it_again(tmp_path: Path, ranks: int) -> None:
     changes = {
         "train": {"precision": "fp16", "eval_every": 0, "eval_sequences": None},

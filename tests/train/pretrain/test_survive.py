@@ -313,7 +313,7 @@ def test_a_spike_is_reported_with_the_documents_of_its_batch(whole: Path, tmp_pa
     assert all(torch.equal(state[name], other[name]) for name in other)
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", [pytest.param("sync", marks=pytest.mark.slow), "async"])
 def test_a_spike_is_rewound_and_its_samples_are_skipped(whole: Path, tmp_path: Path, mode: str) -> None:
     changes = REWINDING | {"checkpoint": {"mode": mode, "keep": 9}}
     bad = rows_of_step(whole, 13)
@@ -478,7 +478,7 @@ def test_training_continues_while_the_disk_is_full(whole: Path, tmp_path: Path, 
     assert_same_bits(run, whole)
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", [pytest.param("sync", marks=pytest.mark.slow), "async"])
 def test_a_last_save_that_fails_is_an_error(whole: Path, tmp_path: Path, mode: str) -> None:
     run = make_run(tmp_path / "run", {"checkpoint": {"mode": mode}})
     results = tiny_runs.train(run, 2, during=[(files_at_most, (100_000, 17, STEPS + 1))])
