@@ -4,7 +4,6 @@ An environment without Spark has the training half alone, such as a GPU's image:
 is missing there are skipped, with its name. Where Spark is installed a missing package is an error.
 """
 
-import os
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -46,12 +45,6 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """With `--dist loadgroup`, start one process more than there are cores: heavy tests often leave a core idle."""
-    return len(os.sched_getaffinity(0)) + 1 if config.getoption("dist") == "loadgroup" else None
-
-
-@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With `--dist loadgroup`, files are distributed whole, and at most two processes run files with heavy tests.
 
@@ -68,7 +61,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         def _next_group(self, node: Any) -> str | None:
             """Return the group that a process should run next; None if it has run all that it may."""
             place = [*self.assigned_work].index(node)
-            kinds = [("spark", "dist", "light"), ("dist", "light", "spark"), ("light",)][min(place, 2)]
+            kinds = [("spark", "light", "dist"), ("dist", "light", "spark"), ("light",)][min(place, 2)]
             groups = (group for kind in kinds for group in self.workqueue if kind_of(group) == kind)
             return next(groups, None)
 
