@@ -2,7 +2,8 @@
 
 Neutral rules do not depend on the language (repetition; number of words; symbols, bullets, ellipses; placeholder text
 and brackets) and hold for every language. The limits of all others were set on English text: another language has them
-only if its profile or the recipe sets a value. Limits and their order are those of the published configurations.
+only if its profile or `quality.by_language` sets a value. Limits and their order are those of the published
+configurations.
 """
 
 from collections.abc import Callable, Mapping
