@@ -385,7 +385,7 @@ def test_the_same_dataset_as_on_a_local_disk(finished: Store, workers, crawl: Pa
 def test_again_does_nothing(finished: Store, workers, capsys: pytest.CaptureFixture[str]) -> None:
     before = {name: finished.fs.get_file_info(finished.path(name)).mtime for name in finished.walk()}
     run_it(workers, "s3://bucket/the crawl/*.warc.gz", finished.uri)
-    made = set(re.findall(r"^(\w+) +stands", capsys.readouterr().err, re.MULTILINE))
+    made = set(re.findall(r"^(\w+) +is complete", capsys.readouterr().err, re.MULTILINE))
     assert made == {*NAMES} - {"text"}
     after = {name: finished.fs.get_file_info(finished.path(name)).mtime for name in finished.walk()}
     assert before.keys() == after.keys()
@@ -401,7 +401,7 @@ def test_every_verb_that_reads_reads_it(finished: Store, tmp_path: Path, capsys:
         assert main(list(arguments)) == 0, capsys.readouterr().err
         return capsys.readouterr().out
 
-    assert "were read now, 0 have not changed" in tells("verify", run)
+    assert "were read now, 0 were verified before" in tells("verify", run)
     assert "0 were read now" in tells("verify", run)
     assert finished.exists("report.html") is False
     assert f"report: {run}/report.html" in tells("report", run)

@@ -25,6 +25,7 @@ from train.config.settings import load_settings
 from train.data.batches import HeldoutRows
 from train.data.rows import IGNORED, Rows
 from train.data.stages import StagePlan
+from train.model.fp8 import has_torchao
 from train.model.shape import ModelShape, num_parameters
 from train.model.transformer import Transformer, build_model, initial_weight
 from train.parallel.layout import axes_of, check_layout
@@ -190,6 +191,8 @@ def deviation(actual: RunResult, reference: RunResult) -> tuple[float, float]:
 )
 def test_every_layout_equals_a_plain_loop(seeds, name: str) -> None:
     case = (CASES | SLOW)[name]
+    if case.train.get("fp8_scaling", "tensor") != "tensor" and not has_torchao():
+        pytest.skip("torchao is not installed")
     seed = seeds(case.of_shape())
     if case.refused:
         with pytest.raises(RankFailed, match=r"layout\.schedule: expected torch 2\.13 or newer"):
