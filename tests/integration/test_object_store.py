@@ -407,7 +407,7 @@ def test_every_verb_that_reads_reads_it(finished: Store, tmp_path: Path, capsys:
     assert f"report: {run}/report.html" in tells("report", run)
     assert finished.size("report.html") > 100_000
     assert digest[:12] in tells("lineage", run, "--out", str(tmp_path / "lineage.json"))
-    assert "equal: one digest" in tells("diff", run, f"{run}@{digest[:12]}")
+    assert "equal: the digests are the same" in tells("diff", run, f"{run}@{digest[:12]}")
     assert "1 document(s)" in tells("show", run, "--where", "drop_stage is null", "--limit", "1", "--text")
     assert "documents" in tells("export", run, "--format", "megatron", "--out", str(tmp_path / "megatron"))
     tells("plan", run, "--quiet")
