@@ -68,7 +68,7 @@ def test_a_rerun_brings_nothing_back(run: Store, run_at, tmp_path: Path) -> None
     assert read_run(store).tables == after
     with pytest.raises(ContractError, match="documents: expected unchanged settings after the takedowns"):
         run_at(2, [*SETTINGS, 'language.languages=["de"]'], folder)
-    run_at(2, [*SETTINGS, "tokens.seed=5"], folder)  # a later step reads the tables as they stand
+    run_at(2, [*SETTINGS, "tokens.seed=5"], folder)  # a later step reads the current tables
     left = {row["doc_id"] for row in documents_of(opened(folder))}
     assert gone not in left
     assert len(left) == len({row["doc_id"] for row in documents_of(opened(Path(run.root)))}) - 1

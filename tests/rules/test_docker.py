@@ -1,6 +1,6 @@
 """The images and the compose file, linted as far as can be without an engine.
 
-What is parsed here is read from the files as they stand: the names an image installs are compared with setup.cfg and
+What is parsed here is read from the files as they are: the names an image installs are compared with setup.cfg and
 with what the modules in it import, and every path named must exist in the repository.
 """
 

@@ -223,7 +223,7 @@ def test_a_kill_between_the_checkpoints_set_aside_is_refused_until_ended(new: Pa
 
 def test_nothing_goes_on_undeclared(old: Path, new: Path) -> None:
     run, before, after = Store(str(new)), opened(old).digest, opened(new).digest
-    told = train(new, 1)[0]  # the plan that stands is for the old dataset
+    told = train(new, 1)[0]  # the existing plan is for the old dataset
     assert before in told.error
     assert after in told.error
     write_plan(run, read_plan(Store(str(old))).model_copy(update={"dataset": after}))
