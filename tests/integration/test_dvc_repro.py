@@ -80,8 +80,8 @@ class Project:
         self.recipe.write_text(text.replace(before, after))
 
 
-def ran(told: str) -> list[str]:
-    return re.findall(r"Running stage '(\w+)'", told)
+def ran(output: str) -> list[str]:
+    return re.findall(r"Running stage '(\w+)'", output)
 
 
 @pytest.fixture(scope="module")
@@ -125,9 +125,9 @@ def test_the_run_holds_a_dataset_a_model_and_a_report(finished: Project) -> None
 
 
 def test_what_stands_is_not_run_again(finished: Project, wanted: list[str]) -> None:
-    told = finished.must(finished.dvc, "repro")
-    assert ran(told) == []
-    assert all(f"Stage '{name}' didn't change, skipping" in told for name in [*wanted, "train", "report"])
+    output = finished.must(finished.dvc, "repro")
+    assert ran(output) == []
+    assert all(f"Stage '{name}' didn't change, skipping" in output for name in [*wanted, "train", "report"])
     assert "Data and pipelines are up to date." in finished.must(finished.dvc, "status")
 
 

@@ -157,7 +157,7 @@ def test_places_as_people_write_them(server: int, uri: str, root: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("uri", "told"),
+    ("uri", "message"),
     [
         ("s3://", "expected a bucket after s3://, got none"),
         ("s3:///run", "expected a bucket after s3://, got none"),
@@ -168,8 +168,8 @@ def test_places_as_people_write_them(server: int, uri: str, root: str) -> None:
         ("s3a://bucket/run", "s3a://bucket/run: expected a URI that pyarrow.fs can open .*Unrecognized"),
     ],
 )
-def test_places_that_are_none(server: int, uri: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ConfigError, match=told) as caught:
+def test_places_that_are_none(server: int, uri: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
         Store(uri)
     assert "secret@" not in str(caught.value)
     assert main(["report", uri]) == 2
@@ -225,8 +225,8 @@ def test_a_server_that_is_gone_is_told_in_seconds(
 ) -> None:
     started = time.monotonic()
     with elsewhere(silent_port):
-        told = said(capsys, "verify", "s3://bucket/run")
-    assert told.startswith("penstock: s3://bucket/run/run.json: expected an object store that answers, got NETWORK")
+        message = said(capsys, "verify", "s3://bucket/run")
+    assert message.startswith("penstock: s3://bucket/run/run.json: expected an object store that answers, got NETWORK")
     assert time.monotonic() - started < 60
 
 
@@ -235,10 +235,12 @@ def test_an_error_of_a_worker_is_found_in_what_spark_says() -> None:
         "[PYTHON_EXCEPTION] An exception was thrown\nOSError: When reading information for key 'run/it's/x' in bucket "
         "'b': AWS Error SLOW_DOWN during GetObject operation: Reduce (Request ID: 12)\n SQLSTATE: 38000"
     )
-    told = str(describe_remote_error(RuntimeError(text)))
-    assert told.startswith("s3://b/run/it's/x: expected an object store that answers, got SLOW_DOWN during GetObject")
-    assert "Request ID" not in told
-    assert "SQLSTATE" not in told
+    message = str(describe_remote_error(RuntimeError(text)))
+    assert message.startswith(
+        "s3://b/run/it's/x: expected an object store that answers, got SLOW_DOWN during GetObject"
+    )
+    assert "Request ID" not in message
+    assert "SQLSTATE" not in message
     assert str(describe_remote_error(OSError("google::cloud::Status(UNAVAILABLE: x"))).startswith("gs://: expected")
     assert describe_remote_error(OSError("No space left on device")) is None
 
@@ -303,12 +305,12 @@ def test_a_dataset_is_verified_planned_and_traced(
     ):
         assert main(arguments) == 0
     assert run.exists(PLAN_NAME)
-    told = []
+    outputs = []
     for uri in (run.uri, "s3://bucket/beside it"):
         capsys.readouterr()
         assert main(["trace", uri, "--step", "1", "--text", "--brief"]) == 0
-        told.append(capsys.readouterr().out)
-    assert told[0] == told[1] != ""
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1] != ""
     before = {*run.walk()}
     assert "expected a run folder on a mounted filesystem" in said(capsys, "train", run.uri)
     assert {*run.walk()} == before

@@ -1,4 +1,4 @@
-"""What `train.launch` answers for its ranks: their exit code, and whether a run that was told to stop stopped well."""
+"""The exit code of `train.launch`: that of its ranks, and success for a run that stopped as requested."""
 
 import signal
 import subprocess

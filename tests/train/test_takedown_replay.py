@@ -127,12 +127,12 @@ def test_a_packed_row_is_not_told_for_the_document_behind_its_last(tmp_path: Pat
     order = open_order(run, dataset, plan)
     batches, tombstone = Batches(dataset, plan.settings.train, order), dataset.tokenizer.reserved["tombstone"]
     rows = [row for row in documents_of(dataset) if row["stream"] == "web/train"][:8]
-    told = [find_effects(run, dataset, spans_of([row])).steps for row in rows]
-    assert told == [
+    actual = [find_effects(run, dataset, spans_of([row])).steps for row in rows]
+    assert actual == [
         [step + 1 for step in range(60) if any(differences(batches, batches, spans_of([row]), tombstone, step))]
         for row in rows
     ]
-    assert told != [steps_with_documents(order, spans_of([row]), next_tokens=1) for row in rows]
+    assert actual != [steps_with_documents(order, spans_of([row]), next_tokens=1) for row in rows]
 
 
 def test_runs_on_the_same_tables_are_named_and_change_nothing_of_them(
@@ -215,36 +215,36 @@ def test_a_kill_between_the_checkpoints_set_aside_is_refused_until_ended(new: Pa
 
     with mock.patch("train.takedown_replay.os.rename", once), pytest.raises(KeyboardInterrupt):
         begin_replay(run, "clean")
-    told = train(new, 1)[0]
-    assert "ContractError" in told.error
+    answer = train(new, 1)[0]
+    assert "ContractError" in answer.error
     assert begin_replay(run, "clean").from_step == 10
     trained(new, 1)
 
 
 def test_nothing_goes_on_undeclared(old: Path, new: Path) -> None:
     run, before, after = Store(str(new)), opened(old).digest, opened(new).digest
-    told = train(new, 1)[0]  # the existing plan is for the old dataset
-    assert before in told.error
-    assert after in told.error
+    answer = train(new, 1)[0]  # the existing plan is for the old dataset
+    assert before in answer.error
+    assert after in answer.error
     write_plan(run, read_plan(Store(str(old))).model_copy(update={"dataset": after}))
-    told = train(new, 1)[0]
-    assert f"step-000020: expected dataset {before}, got {after}" in told.error
-    assert "--replay-from clean" in told.error
+    answer = train(new, 1)[0]
+    assert f"step-000020: expected dataset {before}, got {after}" in answer.error
+    assert "--replay-from clean" in answer.error
     # The certificate no longer says that the new version comes of the old one.
     name = next(path for path in (new / "takedowns").glob("*.json"))
     name.write_text(name.read_text().replace(before, "0" * 64))
-    told = train(new, 1)[0]
-    assert before in told.error
-    assert "Restore the certificate" in told.error
+    answer = train(new, 1)[0]
+    assert before in answer.error
+    assert "Restore the certificate" in answer.error
 
 
 def test_a_dataset_that_only_claims_to_come_of_another_is_refused(old: Path, new: Path) -> None:
     # Positions kept, a parent named, but one token of another document differs: a new digest, which no certificate has.
     begin_replay(Store(str(new)), "clean")
     forge_only_manifest(new)
-    told = train(new, 1)[0]
-    assert "ContractError" in told.error
-    assert opened(new).digest in told.error
+    answer = train(new, 1)[0]
+    assert "ContractError" in answer.error
+    assert opened(new).digest in answer.error
 
 
 def forge_only_manifest(folder: Path) -> None:
@@ -279,7 +279,7 @@ def test_a_second_takedown_of_a_replayed_run(new: Path, old: Path) -> None:
 
 
 def test_two_takedowns_before_a_replay_are_both_told_and_both_left_behind(new: Path, old: Path) -> None:
-    """The plan is still that of the dataset before both of them; what its steps saw is told all the same."""
+    """The plan is still that of the dataset before both of them; what its steps saw is reported nevertheless."""
     run, order = Store(str(new)), batches_of(old).order
     rows = [row for row in documents_of(opened(new)) if row["stream"] == "web/train" and row["url"]]
     one = next(row for row in rows if (seen := steps_with_documents(order, spans_of([row]))) and 5 < seen[0] <= 10)

@@ -328,9 +328,9 @@ def together(**sets: list[float]) -> str:
 
 def test_the_answer_says_what_many_comparisons_at_once_mean() -> None:
     sure, none = [0.010, 0.011, 0.012], [-0.010, 0.020, 0.060]
-    told = together(here=sure, there=none)
-    assert "Each of 2 intervals holds by itself at 95%" in told
-    assert told.endswith("beyond zero: 1 do, and 1 would if all 2 were to hold at once (97.5% each).")
+    sentence = together(here=sure, there=none)
+    assert "Each of 2 intervals holds by itself at 95%" in sentence
+    assert sentence.endswith("beyond zero: 1 do, and 1 would if all 2 were to hold at once (97.5% each).")
     # Mean 0.0105, deviation 0.003: half widths 4.302653 and 6.205347 (t of 2 degrees at 97.5 and 98.75 %) by sqrt(3).
     barely = [0.0075, 0.0105, 0.0135]
     assert interval_of(barely).low == pytest.approx(0.0105 - 0.003 * 4.302653 / math.sqrt(3), abs=1e-8)

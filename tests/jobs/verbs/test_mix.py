@@ -107,8 +107,8 @@ def test_the_loop_is_closed(dataset: Path, first: Path, tmp_path: Path, capsys: 
     """By its own curves a run takes share from noise; a run of the mix learns more of the rest in as many tokens."""
     out = tmp_path / "mix.toml"
     assert suggest(str(first), "--out", str(out)) == 0
-    told = capsys.readouterr().out
-    assert "noise   0.5000  -> 0." in told
+    output = capsys.readouterr().out
+    assert "noise   0.5000  -> 0." in output
     mix = read_mix(str(out))
     assert mix.sources["noise"].share < 0.2
     assert mix.sources["words"].evidence["speed"] > 5 * mix.sources["noise"].evidence["speed"]

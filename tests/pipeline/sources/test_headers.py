@@ -1,4 +1,4 @@
-"""Record headers: what is read from good and odd ones, and what is told apart from other bytes."""
+"""Record headers: what is read from good and odd ones, and what is distinguished from other bytes."""
 
 from datetime import UTC, datetime
 

@@ -1,4 +1,4 @@
-"""Splits: canonical names, their order, and every mistake in `source.paths` told before anything runs."""
+"""Splits: canonical names, their order, and every mistake in `source.paths`, reported before anything runs."""
 
 import os
 

@@ -23,8 +23,8 @@ def test_clean_text_stays(shared_data: Path) -> None:
     documents = [document for document in reference(shared_data, known) if document.half == 1]
     found = dropped(document for document in documents if document.origin != PAGES and document.lang != "en")
     profiled = {lang: answer for lang, answer in found.items() if lang in load_profiles(None)}
-    told = {lang: answer for lang, answer in profiled.items() if answer.documents >= ENOUGH}
-    assert len(told) >= 30
+    reliable = {lang: answer for lang, answer in profiled.items() if answer.documents >= ENOUGH}
+    assert len(reliable) >= 30
     assert {
         "ar",
         "de",
@@ -44,7 +44,7 @@ def test_clean_text_stays(shared_data: Path) -> None:
         "uk",
         "vi",
         "zh",
-    } <= set(told)
-    assert {lang: answer.share for lang, answer in told.items() if answer.share >= 0.05}.keys() <= KNOWN_ABOVE
+    } <= set(reliable)
+    assert {lang: answer.share for lang, answer in reliable.items() if answer.share >= 0.05}.keys() <= KNOWN_ABOVE
     together = sum(answer.rules.total() for answer in profiled.values()) / sum(a.documents for a in profiled.values())
     assert together < 0.02

@@ -36,8 +36,8 @@ def test_what_is_in_proportion_needs_no_word(plan: Plan) -> None:
 def test_tokens_for_a_parameter(plan: Plan, params: float, found: list[str]) -> None:
     stage = plan.stages[0].model_copy(update={"global_batch": 10**9})
     wanted = round(stage.num_tokens / params)
-    told = list(unusual_proportions(plan.model_copy(update={"num_params": wanted, "stages": (stage,)})))
-    said = [line for line in told if "for each of" in line]
+    sentences = list(unusual_proportions(plan.model_copy(update={"num_params": wanted, "stages": (stage,)})))
+    said = [line for line in sentences if "for each of" in line]
     assert len(said) == len(found)
     assert all(part in line for line, part in zip(said, found, strict=True))
 
@@ -50,5 +50,5 @@ def test_few_steps_and_large_embeddings(plan: Plan) -> None:
     shape = plan.shape.model_copy(update={"num_layers": 1})
     body = num_parameters(shape, False)
     for params, said in ((2 * body, False), (2 * body + 2, True)):
-        told = " ".join(unusual_proportions(plan.model_copy(update={"shape": shape, "num_params": params})))
-        assert ("% of the parameters are embeddings" in told) == said
+        text = " ".join(unusual_proportions(plan.model_copy(update={"shape": shape, "num_params": params})))
+        assert ("% of the parameters are embeddings" in text) == said

@@ -162,8 +162,8 @@ def test_title_signals_and_text_are_those_of_the_document(run: Store, trace: Cal
 def test_every_document_is_told_of_with_the_checkpoints_that_saw_it(run: Store) -> None:
     answers = TraceAnswers(run, AnswerOptions(text=True))
     for row in rows_of(run):
-        (told, seen), *_ = answers.document(row["doc_id"].hex()).documents
-        assert (told.detail.title, told.text) == (f"Title of {row['doc_id'].hex()}", text_of(row))
+        (described, seen), *_ = answers.document(row["doc_id"].hex()).documents
+        assert (described.detail.title, described.text) == (f"Title of {row['doc_id'].hex()}", text_of(row))
         steps = seen.steps
         first = next((step for step in (5, 12) if steps and step >= steps[0]), None)
         clean = [step for step in (5, 12) if not steps or step < steps[0]]

@@ -203,14 +203,14 @@ def test_what_does_not_fit_is_named_with_its_own_bytes() -> None:
     """Not with those of another micro-batch of the same axes."""
     chosen, cluster = {"data": "zero2", "tensor": 1, "pipeline": 1, "context": 1}, Cluster.of("h100-sxm", 8, 4)
     found = search(LLAMA_70B, settings(chosen, precision="bf16"), (8192, 128), cluster)
-    told = re.fullmatch(
+    match = re.fullmatch(
         r"zero2, shard 32, micro-batches of (\d+), (\w+) recomputed: ([\d.]+) of 73.6 GB",
         found.refused["does not fit into memory"][1],
     )
-    assert told is not None
-    layout = chosen | {"micro_batch": int(told[1]), "activation_checkpointing": told[2]}
+    assert match is not None
+    layout = chosen | {"micro_batch": int(match[1]), "activation_checkpointing": match[2]}
     again = predict(LLAMA_70B, settings(layout, precision="bf16"), (8192, 128), cluster)
-    assert f"{again.memory.peak / 1e9:.4g}" == told[3]
+    assert f"{again.memory.peak / 1e9:.4g}" == match[3]
 
 
 def _every_layout() -> list[dict[str, Any]]:
