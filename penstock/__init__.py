@@ -1,0 +1,1 @@
+"""Penstock from Python: the public functions over both halves."""
