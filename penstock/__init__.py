@@ -1,1 +1,77 @@
-"""Penstock from Python: the public functions over both halves."""
+"""Penstock from Python: single texts, whole runs, and what a run has stored.
+
+    import penstock
+
+    penstock.extract(html).text                     # what the pipeline does to one page or one text
+    penstock.signals("some text", language="en")
+    penstock.redact("write to jane@example.org")
+    penstock.detect_language("Guten Morgen")
+
+    run = penstock.run("recipe.toml", out="run")    # every data step, on Spark
+    run = penstock.open("s3://bucket/run")          # or a run that exists
+    run.documents.where("drop_rule = 'gopher_short_doc'").to_pandas()
+    run.whatif({"quality.min_words": 30})
+    run.tokens.torch_dataset()
+    run.trace(step=12)
+
+Importing it takes a few milliseconds. Spark and torch are imported by the functions that need them.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.runs import Rows, Run, Tokens, WhatIf
+    from penstock.runs import open_run as open
+    from penstock.runs import run_recipe as run
+    from penstock.text import Extracted, Language, Redacted, detect_language, extract, redact, signals
+    from pipeline.engine.stage import Drop
+    from schemas.errors import ConfigError, ContractError, PenstockError
+
+__all__ = [
+    "ConfigError",
+    "ContractError",
+    "Drop",
+    "Extracted",
+    "Language",
+    "PenstockError",
+    "Redacted",
+    "Rows",
+    "Run",
+    "Tokens",
+    "WhatIf",
+    "__version__",
+    "detect_language",
+    "extract",
+    "open",
+    "redact",
+    "run",
+    "signals",
+]
+
+_PLACES = {
+    **dict.fromkeys(("Extracted", "Language", "Redacted"), "penstock.text"),
+    **dict.fromkeys(("detect_language", "extract", "redact", "signals"), "penstock.text"),
+    **dict.fromkeys(("Rows", "Run", "Tokens", "WhatIf"), "penstock.runs"),
+    **dict.fromkeys(("ConfigError", "ContractError", "PenstockError"), "schemas.errors"),
+    "Drop": "pipeline.engine.stage",
+    "open": "penstock.runs:open_run",
+    "run": "penstock.runs:run_recipe",
+}
+"""Public name → module that defines it, or module:name where the names differ."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import and return a public name at its first use."""
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version("penstock")
+    if name not in _PLACES:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    module, _, other = _PLACES[name].partition(":")
+    value = getattr(importlib.import_module(module), other or name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

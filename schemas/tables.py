@@ -72,6 +72,16 @@ def lookup_entry(column: pa.ListArray, name: str) -> pa.Array:
     return flat.values.take(pa.array(indices, mask=indices < 0))
 
 
+def with_hex_ids(table: pa.Table) -> pa.Table:
+    """Return the table with hexadecimal texts in place of its columns of bytes, such as ids and digests."""
+    for number, column in enumerate(table.schema):
+        if pa.types.is_fixed_size_binary(column.type) or pa.types.is_binary(column.type):
+            values = [None if value is None else value.hex() for value in table.column(number).to_pylist()]
+            texts = pa.field(column.name, pa.string(), metadata=column.metadata)
+            table = table.set_column(number, texts, pa.array(values, pa.string()))
+    return table
+
+
 def field(name: str, kind: pa.DataType, meaning: str, unit: str = "") -> pa.Field:
     """Return an Arrow field that carries its meaning and unit as metadata."""
     return pa.field(name, kind, metadata={"meaning": meaning} | ({"unit": unit} if unit else {}))

@@ -105,6 +105,7 @@ def spark():
     quick = {
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
         "spark.python.daemon.module": "tests.support.spark_daemon",
+        "spark.executorEnv.PYTHONSAFEPATH": "",  # this module is in the current folder
     }
     config = SparkConfig(master="local[2,4]", driver_memory="1g", shuffle_partitions=4, settings=quick)
     session = open_session(config, "tests")

@@ -177,7 +177,7 @@ def export_command(arguments: Arguments) -> int:
 
 def _in_torch(*command: str) -> int:
     """Run a module of `train` in a child process and return its exit code."""
-    return subprocess.run([sys.executable, "-m", *command], check=False).returncode
+    return subprocess.run([sys.executable, "-m", *command], env=worker_environment(), check=False).returncode
 
 
 def _step(arguments: Arguments) -> list[str]:

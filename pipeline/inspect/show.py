@@ -31,7 +31,11 @@ COLUMNS = pa.schema([t.schema.field(name) for t in TABLES.values() if t.schema i
 def columns_of_run(run: Store) -> pa.Schema:
     """Return the columns that a condition of `--where` may name in this run, including columns that stages added."""
     tables = current_tables(run)
-    return pa.schema([*COLUMNS, *_own_columns(tables["documents"])]) if "documents" in tables else COLUMNS
+    if "documents" not in tables:
+        return COLUMNS
+    known = {name: table.schema for name, table in TABLES.items() if name in tables and table.schema is not None}
+    columns = [schema.field(column) for name, schema in known.items() for column in TABLES[name].searchable]
+    return pa.schema([*columns, *_own_columns(tables["documents"])])
 
 
 def _own_columns(documents: TableVersion) -> list[pa.Field]:
@@ -106,11 +110,11 @@ def find_documents(run: Store, condition: pc.Expression, limit: int) -> Iterator
     columns are those of the last step that judged the document.
     """
     tables = current_tables(run)
-    sorting = _mix_of(run, tables)
+    sorting = mix_of(run, tables)
     _, manifest = open_table(run, "documents")
     num_found = 0
     for number in range(len(manifest.content.files)):
-        part = _judged_part(tables, number, sorting)
+        part = judged_part(tables, number, sorting)
         rows = part.filter(condition).slice(0, limit - num_found).to_pylist()
         for name in JOINED:
             if rows and name in tables:
@@ -121,7 +125,7 @@ def find_documents(run: Store, condition: pc.Expression, limit: int) -> Iterator
             return
 
 
-def _mix_of(run: Store, tables: Mapping[str, TableVersion]) -> Sorting | None:
+def mix_of(run: Store, tables: Mapping[str, TableVersion]) -> Sorting | None:
     """Return the `Sorting` that decides which documents the mix leaves out of the dataset.
 
     None if the mix leaves no document out, if the dataset was not made from the current `clean`, or if there is no
@@ -132,7 +136,7 @@ def _mix_of(run: Store, tables: Mapping[str, TableVersion]) -> Sorting | None:
     return mixed_sorting(open_table(run, TOKENS.name)[1], tables["clean"].manifest.digest)
 
 
-def _judged_part(tables: Mapping[str, TableVersion], number: int, sorting: Sorting | None) -> pa.Table:
+def judged_part(tables: Mapping[str, TableVersion], number: int, sorting: Sorting | None) -> pa.Table:
     """Return one part of `documents` with final verdicts and with the searchable columns of all tables.
 
     `sorting` decides which documents the mix leaves out of the dataset; None = no document is left out.

@@ -241,7 +241,8 @@ def score_with_checkpoint(config: PerplexityConfig, inputs: Sequence[str], outpu
     Raises ConfigError or ContractError with the last error line of the process.
     """
     checkpoint = (config.scorer or "").removeprefix(CHECKPOINT)
-    command = [config.python or sys.executable, "-m", "train.eval.score", "--checkpoint", checkpoint]
+    # -P: a `train.py` in the current folder does not hide ours.
+    command = [config.python or sys.executable, "-P", "-m", "train.eval.score", "--checkpoint", checkpoint]
     for start in range(0, len(inputs), FILES_AT_ONCE):
         batch = slice(start, start + FILES_AT_ONCE)
         files = ["--in", *inputs[batch], "--out", *outputs[batch]]

@@ -34,7 +34,7 @@ TEXTS = {path.name: path.read_text(encoding="utf-8") for path in sorted(FOLDER.g
 PAGES = [name for name in TEXTS if name != "index.md"]
 ON_SPARK = [name for name in PAGES if "```console spark" in TEXTS[name]]
 """Pages that show the new thing in a run."""
-COPIED = ("schemas", "pipeline", "train", "jobs", "tests", "bench", "docs")
+COPIED = ("penstock", "schemas", "pipeline", "train", "jobs", "tests", "bench", "docs")
 FENCE = re.compile(r"^```(\w+)(?: +([^\n]+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PROGRAMS = {"python": [sys.executable], "penstock": [sys.executable, "-m", "jobs.cli"]}
 

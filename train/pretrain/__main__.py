@@ -1,4 +1,7 @@
-"""The command `torchrun … -m train.pretrain RUN`: its arguments and exit codes."""
+"""The command `torchrun … $(command -v penstock-rank) RUN`: its arguments and exit codes.
+
+`-m train.pretrain` is the same, but Python then searches the current folder first, and a `train.py` there hides ours.
+"""
 
 import argparse
 import os
@@ -53,7 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 128 + signal.SIGINT
 
 
-if __name__ == "__main__":
+def run_rank() -> None:
+    """Run one rank and end the process. It is the command `penstock-rank`, which torchrun starts as a script."""
     code = main()
     # Skip the shutdown of the interpreter: on a busy machine some processes aborted in it ("terminate called without an
     # active exception", exit code 134), although their runs had written everything. Presumably a thread of torch
@@ -61,3 +65,7 @@ if __name__ == "__main__":
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+if __name__ == "__main__":
+    run_rank()

@@ -1,0 +1,152 @@
+"""What the pipeline does to one page or one text: extraction, language, quality signals, removal of personal data.
+
+The functions run the stages of the pipeline on a single row, so their results are those of a run with the same
+settings. Settings are passed by name, as in the section of the recipe that a function names.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from pipeline.engine.stage import Drop, PerDocument, Row, RowFunction
+from pipeline.extract.extract import EXTRACT
+from pipeline.language import LANGUAGE
+from pipeline.models import ModelsConfig, ensure_model
+from pipeline.pii.stage import PII
+from pipeline.quality.stage import QUALITY
+from schemas.config import build_recipe
+from schemas.errors import ConfigError
+
+NOT_SIGNALS = ("text", "language", "cuts", "lines", "num_bytes")
+"""Columns in a row of the quality stage that are not measurements of the text."""
+CACHED = 32
+"""Number of stages with different settings that stay loaded."""
+
+
+@dataclass(frozen=True)
+class Extracted:
+    """The main text of a page."""
+
+    text: str
+    """Main text, in NFC and with `\\n` as the only line end; empty if the page was dropped."""
+    title: str | None
+    """Content of the element `title`."""
+    charset: str | None
+    """Encoding that the page was decoded with, by its WHATWG name."""
+    drop: Drop | None
+    """Rule that would drop the page in a run, such as `no_text`, with value and limit; None if it is kept."""
+
+
+class Redacted(str):
+    """A text with personal data replaced by placeholders such as `<EMAIL>`. It is a `str` with two attributes."""
+
+    counts: Mapping[str, int]
+    """Number of replacements by type, such as {"email": 1}."""
+
+    def __new__(cls, text: str, counts: Mapping[str, int]) -> "Redacted":
+        """Return the text with the numbers of replacements attached."""
+        redacted = super().__new__(cls, text)
+        redacted.counts = counts
+        return redacted
+
+    @property
+    def text(self) -> str:
+        """The text as a plain `str`."""
+        return str.__str__(self)
+
+
+class Language(str):
+    """The code of a language, such as "de". It is a `str` with further attributes."""
+
+    score: float
+    """Probability of the language, in 0..1."""
+    share: float | None
+    """Share of the text's excerpts that are in this language; None if the text is too short to tell."""
+    second: str | None
+    """Second language of a text in several languages, else None."""
+
+    def __new__(cls, code: str, score: float, share: float | None, second: str | None) -> "Language":
+        """Return the code with the measurements attached."""
+        language = super().__new__(cls, code)
+        language.score, language.share, language.second = score, share, second
+        return language
+
+
+def extract(html: str | bytes, charset: str | None = None, **settings: Any) -> Extracted:
+    """Return the main text and the title of an HTML page.
+
+    `html`: the page as bytes, whose encoding is detected, or as decoded text. `charset`: the encoding that the HTTP
+    header declares, if there is one. `settings`: of the section `[extract]`, such as `extractor="trafilatura"`. Raises
+    ConfigError for a wrong setting.
+    """
+    if isinstance(html, str):
+        html, charset = html.encode("utf-8", "replace"), "utf-8"
+    row: Row = {"_payload": html, "_http_charset": charset, "mime": "text/html", "text": None}
+    drop = _stage(EXTRACT, settings)(row)
+    text = row["text"] if drop is None else ""
+    return Extracted(text, row.get("title"), row.get("charset"), drop)
+
+
+def detect_language(text: str, **settings: Any) -> Language:
+    """Return the most probable language of a text, with its probability.
+
+    `settings`: of the section `[language]`. The model is fetched to the model store at the first call. Raises
+    ConfigError for a wrong setting, or if the model can neither be found nor fetched.
+    """
+    row: Row = {"text": text}
+    _stage(LANGUAGE, {"languages": (), "min_score": 0.0} | settings)(row)
+    return Language(row["language"], row["language_score"], row["language_share"], row["second_language"])
+
+
+def signals(text: str, language: str | None = None, **settings: Any) -> dict[str, Any]:
+    """Return the quality signals of a text by name, such as `gopher_num_words`.
+
+    `penstock settings quality` prints the families of signals; `families=[...]` chooses some. `language`: its code;
+    None = detect it. `settings`: of the section `[quality]`. Signals that are not defined for the language are left
+    out. Raises ConfigError for a wrong setting.
+    """
+    code = str(detect_language(text)) if language is None else language
+    row: Row = {"text": text, "language": code}
+    rules = {"rules": ()} if "families" in settings else {}  # no rule is checked here, so none needs its family
+    _stage(QUALITY, rules | settings)(row)
+    return {
+        name: value
+        for name, value in row.items()
+        if name not in NOT_SIGNALS and not name.startswith("_") and value is not None
+    }
+
+
+def redact(text: str, language: str | None = None, **settings: Any) -> Redacted:
+    """Return the text with personal data replaced by placeholders, such as `<EMAIL>`.
+
+    `language`: code of the text's language, by which phone numbers without a country code are read; None = unknown.
+    `settings`: of the section `[pii]`, such as `types=["email", "phone"]`. Raises ConfigError for a wrong setting.
+    """
+    row: Row = {"text": text, "title": None, "url": None, "language": language}
+    _stage(PII, settings)(row)
+    return Redacted(row["text"], row["pii_counts"])
+
+
+def _stage(stage: PerDocument, settings: Mapping[str, Any]) -> RowFunction:
+    try:
+        return _loaded(stage.name, json.dumps(settings, sort_keys=True))
+    except TypeError as error:
+        raise ConfigError(
+            f"penstock [{stage.name}]: expected settings that a recipe can hold, got {settings} ({error}). Use "
+            "numbers, texts, lists and dictionaries."
+        ) from error
+
+
+STAGES: Mapping[str, PerDocument] = {stage.name: stage for stage in (EXTRACT, LANGUAGE, QUALITY, PII)}
+
+
+@lru_cache(CACHED)
+def _loaded(name: str, settings: str) -> RowFunction:
+    """Return the function of a stage, with its models loaded."""
+    stage = STAGES[name]
+    recipe = build_recipe({name: json.loads(settings)}, {name: stage.config}, f"penstock [{name}]")
+    config = recipe[name]
+    models = {model: str(ensure_model(place, ModelsConfig()).path) for model, place in stage.models(config).items()}
+    return stage.make(config, models)

@@ -1,0 +1,121 @@
+"""`penstock.extract`, `detect_language`, `signals` and `redact`: the stages of the pipeline on single texts."""
+
+import subprocess
+import sys
+
+import pytest
+
+import penstock
+from schemas.errors import ConfigError
+
+PAGE = """<html><head><title>A&nbsp;title</title></head><body><nav><a href="/">Home</a></nav><article><h1>Heading</h1>
+<p>The first paragraph of this page has enough words to be its main text.</p><p>Größe: 3 m².</p></article></body></html>
+"""
+ENGLISH = "The quick brown fox jumps over the lazy dog, and that is the end of the story that we have to tell."
+
+
+def test_extract_returns_text_title_and_charset() -> None:
+    page = penstock.extract(PAGE)
+    assert page.text.split("\n\n")[-2:] == [
+        "The first paragraph of this page has enough words to be its main text.",
+        "Größe: 3 m².",
+    ]
+    assert (page.title, page.charset, page.drop) == ("A title", "utf-8", None)
+
+
+@pytest.mark.parametrize("charset", ["iso-8859-1", None])
+def test_extract_decodes_bytes(charset: str | None) -> None:
+    page = penstock.extract(PAGE.replace("²", "").encode("windows-1252"), charset)
+    assert "Größe: 3 m." in page.text
+    assert page.charset == "windows-1252"  # what WHATWG calls iso-8859-1
+
+
+def test_extract_names_the_rule_that_drops_a_page() -> None:
+    page = penstock.extract("<html><body></body></html>")
+    assert page.text == ""
+    assert page.drop is not None
+    assert (page.drop.rule, page.drop.value, page.drop.limit) == ("no_text", 0, 1)
+
+
+def test_extract_takes_the_settings_of_the_recipe() -> None:
+    page = penstock.extract(PAGE, max_text_chars=10)
+    assert page.drop is not None
+    assert page.drop.rule == "text_too_long"
+
+
+def test_detect_language_is_a_code_with_a_score() -> None:
+    language = penstock.detect_language("Guten Morgen, meine Damen und Herren, wie geht es Ihnen heute Abend?")
+    assert language == "de"
+    assert 0.9 < language.score <= 1
+
+
+def test_detect_language_names_the_second_language() -> None:
+    german = "Der Ausschuss hat in seiner Sitzung am Montag beschlossen, die Arbeiten im Frühjahr fortzusetzen. " * 4
+    language = penstock.detect_language(f"{ENGLISH} " * 8 + german)
+    assert {language, language.second} == {"en", "de"}
+    assert language.share is not None
+    assert 0.2 < language.share < 0.8
+
+
+def test_signals_are_those_of_the_stage() -> None:
+    measured = penstock.signals("one two three four\none two three four", language="en")
+    assert measured["gopher_num_words"] == 8
+    assert measured["gopher_dup_line_frac"] == 0.5
+    assert not {"text", "cuts", "_body"} & measured.keys()
+
+
+def test_signals_detect_the_language_if_none_is_given() -> None:
+    assert penstock.signals(ENGLISH) == penstock.signals(ENGLISH, language="en")
+
+
+def test_signals_of_other_families() -> None:
+    assert "dolma_num_words" not in penstock.signals(ENGLISH, language="en")
+    assert any(name.startswith("dolma") for name in penstock.signals(ENGLISH, language="en", families=["dolma"]))
+
+
+def test_redact_returns_a_text_with_counts() -> None:
+    redacted = penstock.redact("Write to jane.doe@mail.example.com, or call +1 202-456-1111.", language="en")
+    assert redacted == "Write to <EMAIL>, or call <PHONE>."
+    assert redacted.text == redacted
+    assert dict(redacted.counts) == {"email": 1, "phone": 1}
+    assert type(redacted.text) is str
+
+
+def test_redact_only_some_types() -> None:
+    text = "Write to jane.doe@mail.example.com, or call +1 202-456-1111."
+    assert penstock.redact(text, language="en", types=["phone"]).counts == {"phone": 1}
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: penstock.signals("x", "en", min_wrds=3), "quality.min_wrds: no such key (did you mean 'min_words'?)"),
+        (lambda: penstock.extract("x", max_depth=0), "extract.max_depth"),
+        (lambda: penstock.redact("x", types=["mail"]), "'mail' (did you mean 'email'?)"),
+        (lambda: penstock.signals("x", "en", min_words={1, 2}), "expected settings that a recipe can hold"),
+    ],
+)
+def test_wrong_settings_are_reported(call: object, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        call()  # type: ignore[operator]
+    assert message in str(error.value)
+
+
+def test_unknown_names_and_listed_names() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'extrct'"):
+        _ = penstock.extrct
+    assert {"extract", "open", "run", "signals"} <= set(dir(penstock))
+    assert all(getattr(penstock, name) is not None for name in penstock.__all__)
+
+
+def test_the_import_is_cheap_and_loads_neither_spark_nor_torch() -> None:
+    code = (
+        "import sys, time; start = time.process_time(); import penstock; seconds = time.process_time() - start\n"
+        "assert not {'pyspark', 'torch', 'pyarrow', 'pandas', 'numpy'} & sys.modules.keys(), 'heavy imports'\n"
+        "penstock.extract('<p>some text</p>'); penstock.signals('some text', language='en')\n"
+        "assert not {'pyspark', 'torch', 'pandas'} & sys.modules.keys(), 'heavy imports of the functions'\n"
+        "print(seconds)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert float(done.stdout) < 0.2  # [s] of CPU time; measured: 0.01
