@@ -49,6 +49,9 @@ def test_a_page_becomes_title_and_main_text(extractor: str) -> None:
         "title": "A page",
         "text": (SENTENCE * 3).strip(),
         "num_chars": 3 * len(SENTENCE) - 1,
+        "unicode_repairs": None,
+        "mojibake": None,
+        "replacement_chars": 0,
     }
 
 
