@@ -117,7 +117,7 @@ def repair_mojibake(text: str) -> tuple[str, int, int]:
 
     A line is repaired if ftfy finds a decoding that leaves at most a tenth of the mojibake, and if the line does not
     already contain a character that the repair would produce: a text that shows `Ã©` beside `é` is about mojibake. In a
-    text that names encodings, only lines with C1 characters are repaired, because nobody types these. Nothing is
+    text that names encodings, only lines with C1 characters are repaired, because no one types these. Nothing is
     repaired if more is left than repaired, as in Chinese that was decoded as windows-1252. ftfy counts the sequences.
     """
     fix, count = _ftfy()
