@@ -14,6 +14,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from pipeline.quality.boilerplate import labels_of
 from pipeline.text.spans import Span, append_span, complement, lines_without, trim, union, without
 from pipeline.text.words import ENDS_SENTENCE, MARK, SENTENCE_ENDS, Words
 
@@ -28,6 +29,8 @@ SCRIPT_NOTICE = re.compile(
 """What a notice to switch JavaScript on says. Of 128 English lines with `javascript` on 3,383 real pages, 22 are such
 notices or links, all of at most 21 words; the others are articles, on which C4's rule cuts whole paragraphs."""
 MAX_NOTICE_WORDS = 25
+MAX_LABEL = 40
+"""Maximum length of a line that may be a label, with bullets and spaces [code points]."""
 POLICIES = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
 
 
@@ -129,21 +132,21 @@ def _spans(text: str, lines: Sequence[str], kept: Sequence[int], cited: bool) ->
 def structure_cuts(text: str, lines: Sequence[str], rules: C4LineRules) -> list[Span]:
     """Return the spans to cut by those of C4's line rules that look at what a line says, in order.
 
-    They cut notices about JavaScript, lines with the phrase of a policy or too long a word, and citations. Other lines
-    with `javascript`, short lines, lines without end punctuation, indentation and paragraph breaks stay. `lines` are
-    the text's lines with their line ends.
+    They cut notices about JavaScript, lines with the phrase of a policy or too long a word, citations, and short lines
+    that are only a label such as `Share`. Other lines with `javascript`, other short lines, lines without end
+    punctuation, indentation and paragraph breaks stay. `lines` are the text's lines with their line ends.
     """
+    labels = labels_of("en")
     lowered = text.lower()
     phrases = [phrase for phrase in (SCRIPT, *POLICIES) if phrase in lowered]
     cited = "[" in text and CITATION.search(text) is not None
-    if not phrases and not cited and max(map(len, lines), default=0) <= rules.max_word_length:
-        return []
-    cut: set[int] = set()
+    has_debris = bool(phrases) or max(map(len, lines), default=0) > rules.max_word_length
+    cut = {n for n, line in enumerate(lines) if len(line) <= MAX_LABEL and _label(line) in labels}
     citations: list[Span] = []
     end = 0
-    for number, line in enumerate(lines):
+    for number, line in enumerate(lines) if has_debris or cited else ():
         start, end = end, end + len(line)
-        if _is_debris(line, phrases, rules.max_word_length):
+        if has_debris and _is_debris(line, phrases, rules.max_word_length):
             cut.add(number)
         elif cited and "[" in line:
             spans = _citations(text, start, end)
@@ -154,6 +157,11 @@ def structure_cuts(text: str, lines: Sequence[str], rules: C4LineRules) -> list[
         return []
     kept = lines_without(lines, cut)
     return complement(trim(text, complement(union(complement(kept, len(text)), citations), len(text))), len(text))
+
+
+def _label(line: str) -> str:
+    """Return a line in lower case without bullets and outer punctuation, as labels are listed."""
+    return line.strip().strip("•…»«›‹.:>< ").lower()
 
 
 def _is_debris(line: str, phrases: Sequence[str], max_word_length: int) -> bool:

@@ -47,7 +47,8 @@ class QualityConfig(QualityLimits):
     """Line rules that cut lines from the text. If not set: those of the dialect's published pipeline."""
     keep_structure: bool = False
     """True to keep headings, list items and paragraph breaks: line rules then cut a line for what it says, but not
-    because it is short or has no end punctuation, and a run of cut lines leaves at most one paragraph break. Signals
+    because it is short or has no end punctuation. Of short lines, C4's rules cut only labels such as `Share`, and of
+    lines with `javascript` only notices. A run of cut lines leaves at most one paragraph break. Signals
     are measured on what the published rules leave in both cases, so that published limits apply. False: the text is as
     published; C4 leaves lines of three words and more without paragraph breaks."""
     profiles: str | None = location(None)

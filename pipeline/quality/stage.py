@@ -5,6 +5,7 @@ text. A limit applies to the language for which it was set: English has the publ
 of their profiles. A neutral rule has the same limit in every language.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -31,7 +32,7 @@ from pipeline.quality.rules import NEW_SIGNALS, OWN_FAMILIES, REASONS, QualityLi
 from pipeline.quality.text import TextView
 from pipeline.text.profiles import LanguageProfile, load_profiles
 from pipeline.text.spacy_tokens import UNSPACED_LANGUAGES, splitter_of
-from pipeline.text.spans import Span, complement, union, without
+from pipeline.text.spans import Span, complement, map_visible_spans, union, without
 from pipeline.text.words import CAPACITY, Codes, Vocabulary
 from schemas.errors import ConfigError
 from schemas.signals import LINE_SIGNALS, SIGNALS
@@ -39,6 +40,7 @@ from schemas.tables import field as column
 
 ENGLISH = "en"
 NO_CODES: Codes = np.zeros(0, np.uint64)
+_EMPTY_LINES = re.compile(r"\n\n(\n+)")
 _RATIOS = tuple(signal.name for signal in (*SIGNALS, *NEW_SIGNALS) if signal.kind == pa.float32())
 
 
@@ -157,8 +159,15 @@ def _structure_cuts(whole: TextView, lines: LineCounts | None, language: str, me
         cuts = structure_cuts(whole.text, whole.lines, measures.lines)
     if lines is not None and "refinedweb" in measures.cut_lines:
         rules = replace(measures.refinedweb, keep_structure=True)
-        cuts = union(cuts, apply_refinedweb(lines, rules, language == ENGLISH)[0])
+        others = apply_refinedweb(lines, rules, language == ENGLISH)[0]
+        cuts = _at_most_one_break(whole.text, union(cuts, others)) if cuts and others else cuts or others
     return cuts
+
+
+def _at_most_one_break(text: str, cuts: list[Span]) -> list[Span]:
+    """Return the cuts of two rule sets, extended so that adjacent cuts do not leave two paragraph breaks together."""
+    extra = [match.span(1) for match in _EMPTY_LINES.finditer(without(text, cuts))]
+    return union(cuts, map_visible_spans(complement(cuts, len(text)), extra))
 
 
 # The vocabularies (caches of word properties) of a worker: languages with the same tokenizer share one, so that their

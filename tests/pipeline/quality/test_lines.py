@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.quality.c4_fineweb import C4LineRules
+from pipeline.quality.boilerplate import labels_of
+from pipeline.quality.c4_fineweb import MAX_LABEL, C4LineRules, _label
 from pipeline.quality.redpajama import COUNTER
 from pipeline.quality.refinedweb import RefinedWebRules
 from pipeline.quality.stage import QualityMeasures, measure
@@ -247,6 +248,31 @@ def test_only_notices_about_javascript_are_cut(line: str, stays: bool) -> None:
     assert kept(f"first\n{line}\nlast") == (f"first\n{line}\nlast" if stays else "first\nlast")
 
 
+@pytest.mark.parametrize(
+    ("line", "stays"),
+    [
+        ("ADVERTISEMENT", False),
+        ("  • Read more…", False),
+        ("Share:", False),
+        ("Share the bread", True),
+        ("Ingredients", True),
+        ("}", True),
+        ("* * *", True),
+        ("×", False),
+    ],
+)
+def test_labels_are_cut_from_english(line: str, stays: bool) -> None:
+    assert kept(f"first\n\n{line}\nlast") == (f"first\n\n{line}\nlast" if stays else "first\n\nlast")
+    assert kept(f"first\n\n{line}\nlast", language="de") == f"first\n\n{line}\nlast"
+
+
+def test_labels_are_what_a_line_is_compared_with() -> None:
+    labels = labels_of("en")
+    assert labels_of("xx") == frozenset()
+    assert {label: _label(f" • {label.upper()} …\n") for label in labels} == {label: label for label in labels}
+    assert max(map(len, labels)) + 4 < MAX_LABEL
+
+
 def test_refinedweb_keeps_short_lines_and_at_most_one_paragraph_break() -> None:
     measures = QualityMeasures(CUT.families, CUT.cut_lines, keep_structure=True)
     text = "Method\n\n3 likes\n\n1234\n\nFry the leeks.\nSign-in now please\nitems in cart\nEnjoy"
@@ -257,6 +283,7 @@ def test_refinedweb_keeps_short_lines_and_at_most_one_paragraph_break() -> None:
 def test_both_line_rules_keep_structure_together() -> None:
     measures = QualityMeasures(cut_lines=frozenset(("c4", "refinedweb")), keep_structure=True)
     assert kept("one\n\nLOUD\n\ncookie policy\n\ntwo", measures) == "one\n\ntwo"
+    assert kept("one\n\ncookie policy\nLOUD\n\ntwo", measures) == "one\n\ntwo"
 
 
 @settings(deadline=None, max_examples=100)
