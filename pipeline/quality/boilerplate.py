@@ -30,6 +30,11 @@ def phrases_of(language: str) -> tuple[str, ...]:
     return tuple(_lists()["phrases"].get(language, ()))
 
 
+def labels_of(language: str) -> frozenset[str]:
+    """Return the labels of buttons and links of a language, in lower case; empty if `phrases.toml` has none for it."""
+    return frozenset(_lists()["labels"].get(language, ()))
+
+
 def function_words() -> frozenset[str]:
     """Return the function words of English, such as articles and pronouns: the stop words of RedPajama-V2's signals."""
     return frozenset(_lists()["function_words"].split())

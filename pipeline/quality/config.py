@@ -7,7 +7,7 @@ verdicts only, so others can be tried on a finished run. Families, cuts and line
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from pipeline.quality.rules import (
     DEFAULT_RULES,
@@ -45,6 +45,12 @@ class QualityConfig(QualityLimits):
     stored with the text: 1.1 kB of the 6.2 kB stored per page, where all other families together take 0.3 kB."""
     cut_lines: tuple[LineRuleSet, ...] = ()
     """Line rules that cut lines from the text. If not set: those of the dialect's published pipeline."""
+    keep_structure: bool = False
+    """True to keep headings, list items and paragraph breaks: line rules then cut a line for what it says, but not
+    because it is short or has no end punctuation. Of short lines, C4's rules cut only labels such as `Share`, and of
+    lines with `javascript` only notices. A run of cut lines leaves at most one paragraph break. Signals
+    are measured on what the published rules leave in both cases, so that published limits apply. False: the text is as
+    published; C4 leaves lines of three words and more without paragraph breaks."""
     profiles: str | None = location(None)
     """File of language profiles (stop words, limits) from `penstock derive-profiles`. If not set: the built-in ones."""
     by_language: Mapping[str, Mapping[str, float]] = decision({})
@@ -53,7 +59,7 @@ class QualityConfig(QualityLimits):
     c4_terminal_punctuation: bool = False
     """True to keep only lines that end in . ? ! or a quote: true in C4, false in FineWeb's recipe. This and the next
     two change which lines are cut from the stored text, so other values cannot be tried on a finished run."""
-    c4_min_line_words: int = 3
+    c4_min_line_words: int = Field(default=3, ge=1)
     """Minimum number of whitespace-separated words of a kept line [words]. Source: C4."""
     c4_max_word_length: int = 1000
     """Maximum length of a whitespace-separated word on a kept line [code points]. Source: C4's reference code."""
@@ -125,6 +131,10 @@ class QualityConfig(QualityLimits):
                     f"{where}: expected the limit of a rule in use, got one that no chosen rule of the dialect "
                     f"{self.dialect!r} uses. Remove quality.{where}."
                 )
+        if self.keep_structure and not self.cut_lines:
+            problems.append(
+                "keep_structure: expected line rules in cut_lines, got none. Remove quality.keep_structure."
+            )
         for name in sorted(self.model_fields_set):
             rules = name.partition("_")[0]
             if rules in CUTTING and rules not in (*self.families, *self.cut_lines):

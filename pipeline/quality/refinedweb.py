@@ -8,6 +8,7 @@ Source: Penedo et al. 2023, arXiv 2306.01116, appendix G.2; Li et al. 2024, arXi
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,7 @@ import numpy.typing as npt
 from pipeline.quality.dclm_dolma import ASCII_SPACE, num_words
 from pipeline.quality.redpajama import LineCounts
 from pipeline.quality.text import TextView
-from pipeline.text.spans import Span, complement, trim, union, without
+from pipeline.text.spans import Span, complement, lines_without, trim, union, without
 
 MAX_DIGITS = 0.999999
 PHRASE_WORDS = 10
@@ -36,6 +37,8 @@ class RefinedWebRules:
     """Maximum share of upper-case characters of a kept line."""
     min_words: int = 2
     """Minimum number of whitespace-separated words of a kept line [words]; empty lines are kept."""
+    keep_structure: bool = False
+    """True to keep short lines, and to leave at most one paragraph break where lines are cut."""
 
 
 def apply_refinedweb(lines: LineCounts, rules: RefinedWebRules, english: bool) -> tuple[list[Span], int]:
@@ -48,9 +51,10 @@ def apply_refinedweb(lines: LineCounts, rules: RefinedWebRules, english: bool) -
     keep = lines.upper <= rules.max_uppercase * lengths
     keep &= ~_numbers(lines, keep)
     if english:
-        keep &= ~lines.counters() & ((lines.counts >= rules.min_words) | (lengths == 0))
-    cuts = [(int(edges[number]), int(edges[number + 1])) for number in np.flatnonzero(~keep).tolist()]
-    num_cut = len(cuts)
+        keep &= ~lines.counters()
+        keep &= rules.keep_structure | (lines.counts >= rules.min_words) | (lengths == 0)
+    cut = set(np.flatnonzero(~keep).tolist())
+    cuts: list[Span] = []
     if english and any(phrase in lines.whole.lowered for phrase in _PHRASES):
         for number in np.flatnonzero(keep & (lines.counts <= PHRASE_WORDS)).tolist():
             line = lines.texts[number]
@@ -58,10 +62,19 @@ def apply_refinedweb(lines: LineCounts, rules: RefinedWebRules, english: bool) -
                 continue
             start, stop = int(edges[number]), int(edges[number] + lengths[number])
             phrases, left = _phrases_in(text[start:stop])
-            num_cut += not left.strip()
-            cuts += [(start + a, start + b) for a, b in phrases] if left.strip() else [(start, int(edges[number + 1]))]
+            if left.strip():
+                cuts += [(start + a, start + b) for a, b in phrases]
+            else:
+                cut.add(number)
+    if not rules.keep_structure:
+        cuts += [(int(edges[number]), int(edges[number + 1])) for number in cut]
+    elif cut:
+        with_ends = [text[int(start) : int(end)] for start, end in pairwise(edges)]
+        cuts += complement(lines_without(with_ends, cut), len(text))
+    elif not cuts:
+        return [], 0
     kept = complement(union(cuts, []), len(text))
-    return complement(trim(text, kept), len(text)), num_cut
+    return complement(trim(text, kept), len(text)), len(cut)
 
 
 def _numbers(lines: LineCounts, kept: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:

@@ -5,8 +5,9 @@ text. A limit applies to the language for which it was set: English has the publ
 of their profiles. A neutral rule has the same limit in every language.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,14 @@ import pyarrow as pa
 
 from pipeline.engine.stage import EVERY, Check, Cutoffs, PerDocument, Row, RowFunction
 from pipeline.quality.boilerplate import function_words
-from pipeline.quality.c4_fineweb import C4LineRules, apply_line_rules, fineweb_signals, keep_all_lines, num_sentences
+from pipeline.quality.c4_fineweb import (
+    C4LineRules,
+    apply_line_rules,
+    fineweb_signals,
+    keep_all_lines,
+    num_sentences,
+    structure_cuts,
+)
 from pipeline.quality.config import QualityConfig
 from pipeline.quality.dclm_dolma import dclm_lines, dclm_words, dolma_lines, dolma_words
 from pipeline.quality.gopher import STOP_WORDS, gopher_signals, repetition_signals, stop_codes
@@ -24,7 +32,7 @@ from pipeline.quality.rules import NEW_SIGNALS, OWN_FAMILIES, REASONS, QualityLi
 from pipeline.quality.text import TextView
 from pipeline.text.profiles import LanguageProfile, load_profiles
 from pipeline.text.spacy_tokens import UNSPACED_LANGUAGES, splitter_of
-from pipeline.text.spans import Span, complement, union, without
+from pipeline.text.spans import Span, complement, map_visible_spans, union, without
 from pipeline.text.words import CAPACITY, Codes, Vocabulary
 from schemas.errors import ConfigError
 from schemas.signals import LINE_SIGNALS, SIGNALS
@@ -32,6 +40,7 @@ from schemas.tables import field as column
 
 ENGLISH = "en"
 NO_CODES: Codes = np.zeros(0, np.uint64)
+_EMPTY_LINES = re.compile(r"\n\n(\n+)")
 _RATIOS = tuple(signal.name for signal in (*SIGNALS, *NEW_SIGNALS) if signal.kind == pa.float32())
 
 
@@ -44,6 +53,8 @@ class QualityMeasures:
     """Names of the line rules that cut lines from the text; other line rules only count them."""
     lines: C4LineRules = field(default_factory=C4LineRules)
     refinedweb: RefinedWebRules = field(default_factory=RefinedWebRules)
+    keep_structure: bool = False
+    """True if the cuts keep short lines and paragraph breaks; the signals do not depend on it."""
     stop_words: Mapping[str, Codes] = field(default_factory=lambda: {ENGLISH: stop_codes(STOP_WORDS)})
     """Sorted codes of the stop words of each language."""
 
@@ -80,6 +91,9 @@ def measure(text: str, language: str, measures: QualityMeasures, vocabulary: Voc
             cuts = all_cuts
     if "fineweb" in measures.families:
         row |= fineweb_signals(body.text, len(body.words.flags))
+    if measures.keep_structure:
+        cuts = _structure_cuts(whole, lines, language, measures)
+        body = TextView(without(text, cuts), vocabulary) if cuts else whole
     row["cuts"], row["_body"], row["_words"] = cuts, body.text, vocabulary.keys(body.numbers)
     row["num_bytes"] = len(body.text.encode("utf-8", "surrogatepass"))
     # The table stores float32. Values are rounded here too, so that checks on new and on stored values agree.
@@ -138,6 +152,24 @@ def _refinedweb(
     return signals, cuts, left
 
 
+def _structure_cuts(whole: TextView, lines: LineCounts | None, language: str, measures: QualityMeasures) -> list[Span]:
+    """Return the spans to cut by the rules in `cut_lines`, without the rules on the length or the end of a line."""
+    cuts: list[Span] = []
+    if "c4" in measures.cut_lines and language == ENGLISH:
+        cuts = structure_cuts(whole.text, whole.lines, measures.lines)
+    if lines is not None and "refinedweb" in measures.cut_lines:
+        rules = replace(measures.refinedweb, keep_structure=True)
+        others = apply_refinedweb(lines, rules, language == ENGLISH)[0]
+        cuts = _at_most_one_break(whole.text, union(cuts, others)) if cuts and others else cuts or others
+    return cuts
+
+
+def _at_most_one_break(text: str, cuts: list[Span]) -> list[Span]:
+    """Return the cuts of two rule sets, extended so that adjacent cuts do not leave two paragraph breaks together."""
+    extra = [match.span(1) for match in _EMPTY_LINES.finditer(without(text, cuts))]
+    return union(cuts, map_visible_spans(complement(cuts, len(text)), extra))
+
+
 # The vocabularies (caches of word properties) of a worker: languages with the same tokenizer share one, so that their
 # number does not grow with the number of languages.
 
@@ -182,7 +214,7 @@ def measures_of(config: QualityConfig, stop_words: Mapping[str, Codes]) -> Quali
     english = {ENGLISH: stop_codes(STOP_WORDS)}
     refinedweb = RefinedWebRules(config.refinedweb_max_uppercase, config.refinedweb_min_line_words)
     families, cut_lines = frozenset(config.families), frozenset(config.cut_lines)
-    return QualityMeasures(families, cut_lines, lines, refinedweb, {**stop_words, **english})
+    return QualityMeasures(families, cut_lines, lines, refinedweb, config.keep_structure, {**stop_words, **english})
 
 
 def checks(config: QualityConfig, models: Mapping[str, str], cutoffs: Cutoffs) -> Sequence[Check]:

@@ -127,6 +127,8 @@ def write_row(row: Row, output: PartOutput, config: TextConfig) -> None:
             books.tally("mixed_languages", f"{row['language']}+{row['second_language']}")
     if row.get("charset") is not None:
         books.tally("charsets", row["charset"])
+    for kind, number in (row.get("unicode_repairs") or {}).items():
+        books.tally("unicode_repairs", kind, number)
     books.tally("record_types", row["record_type"] or "?")
     cause = f"gap/{row.get('drop_rule')}" if row["record_type"] == "gap" else row["record_type"] or "?"
     books.tally("stored_bytes", cause, row["length"] or 0)

@@ -3,7 +3,7 @@
 The stored text is never rewritten: cuts are stored with it, and later stages read the text without them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 Span = tuple[int, int]
 
@@ -41,6 +41,30 @@ def map_visible_spans(visible: Sequence[Span], chosen: Iterable[Span]) -> list[S
             append_span(selected, low + start - passed, low + stop - passed)
             start = stop
     return selected
+
+
+def lines_without(lines: Sequence[str], cut: Collection[int]) -> list[Span]:
+    """Return the spans of a text that remain without the lines of these indices, and without outer blank lines.
+
+    `lines` are the text's lines with their line ends. Blank lines stay. Where lines are cut, the first blank line stays
+    of those between the kept lines on both sides, so that a run of cut lines leaves at most one paragraph break.
+    """
+    spans: list[Span] = []
+    blank: list[Span] = []
+    is_cut = False
+    start = end = 0
+    for number, line in enumerate(lines):
+        start, end = end, end + len(line)
+        if number in cut:
+            is_cut = True
+        elif not line or line.isspace():
+            blank.append((start, end))
+        else:
+            for span in () if not spans else blank[:1] if is_cut else blank:
+                append_span(spans, *span)
+            append_span(spans, start, end)
+            blank, is_cut = [], False
+    return spans
 
 
 def union(cuts: Iterable[Span], others: Iterable[Span]) -> list[Span]:

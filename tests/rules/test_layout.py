@@ -109,6 +109,7 @@ REGISTRIES = ("pipeline.stages", "pipeline.sources.formats")
 HEAVY = {
     "datasketch",
     "fasttext",
+    "ftfy",
     "icu4py",
     "kenlm",
     "matplotlib",

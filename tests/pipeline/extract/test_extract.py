@@ -49,6 +49,9 @@ def test_a_page_becomes_title_and_main_text(extractor: str) -> None:
         "title": "A page",
         "text": (SENTENCE * 3).strip(),
         "num_chars": 3 * len(SENTENCE) - 1,
+        "unicode_repairs": None,
+        "mojibake": None,
+        "replacement_chars": 0,
     }
 
 
@@ -119,7 +122,17 @@ def test_trafilatura_finds_no_text() -> None:
     assert run(row("<html></html>"), extractor="trafilatura") == Drop("no_text", 0, 1)
 
 
+def test_trafilatura_favors_precision_by_choice() -> None:
+    page = PAGE.replace("</article>", f"</article><div class='comments'><p>{'A comment on this. ' * 9}</p></div>")
+    default, precise = row(page), row(page)
+    assert run(default, extractor="trafilatura") is run(precise, extractor="trafilatura", favor_precision=True) is None
+    assert "A comment" in default["text"]
+    assert precise["text"] == (SENTENCE * 3).strip()
+
+
 def test_wrong_settings_are_refused() -> None:
+    with pytest.raises(ValidationError, match="favor_precision: expected extractor = 'trafilatura', got 'resiliparse'"):
+        ExtractConfig(favor_precision=True)
     with pytest.raises(ValidationError, match="'resiliparse' or 'trafilatura'"):
         ExtractConfig(extractor="justext")
     with pytest.raises(ValidationError, match="greater than or equal to 1"):

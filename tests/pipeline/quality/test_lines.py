@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.quality.boilerplate import labels_of
+from pipeline.quality.c4_fineweb import MAX_LABEL, C4LineRules, _label
 from pipeline.quality.redpajama import COUNTER
 from pipeline.quality.refinedweb import RefinedWebRules
 from pipeline.quality.stage import QualityMeasures, measure
@@ -165,3 +167,143 @@ def test_cuts_are_those_of_the_definition(parts: list[str]) -> None:
     row = measure(text, "en", CUT, VOCABULARY)
     assert row["_body"] == without(text, row["cuts"]) == dclm_left(text)
     assert all(left[1] < right[0] for left, right in zip(row["cuts"], row["cuts"][1:]))
+
+
+# ------------------------------------------------------------------------------------------- cuts that keep structure
+
+STRUCTURE = QualityMeasures(keep_structure=True)
+RECIPE = """# Green Shakshuka
+
+Serves 4
+
+Ingredients:
+- 2 leeks [edit]
+- salt
+
+Privacy Policy
+Please enable JavaScript
+
+Method
+
+    Fry the leeks.[1] Add the
+    eggs, and wait.[2]
+[edit]
+
+We use cookies.
+
+Enjoy"""
+
+
+def kept(text: str, measures: QualityMeasures = STRUCTURE, language: str = "en") -> str:
+    row = measure(text, language, measures, VOCABULARY)
+    assert row["_body"] == without(text, row["cuts"])
+    assert row["num_bytes"] == len(row["_body"].encode())
+    return str(row["_body"])
+
+
+def test_headings_lists_and_paragraph_breaks_stay() -> None:
+    assert kept(RECIPE) == (
+        "# Green Shakshuka\n\nServes 4\n\nIngredients:\n- 2 leeks\n- salt\n\nMethod\n\n"
+        "    Fry the leeks. Add the\n    eggs, and wait.\n\nEnjoy"
+    )
+    assert kept(RECIPE, QualityMeasures()) == ("# Green Shakshuka\n- 2 leeks \nFry the leeks. Add the\neggs, and wait.")
+    assert kept(RECIPE, language="de") == RECIPE
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ("a\ncookie policy\nb", "a\nb"),
+        ("a\n\ncookie policy\nb", "a\n\nb"),
+        ("a\ncookie policy\n\nb", "a\n\nb"),
+        ("a\n\ncookie policy\n\nuse cookies\n\nb", "a\n\nb"),
+        ("a\n\nb\ncookie policy\nc\n\n\nd", "a\n\nb\nc\n\n\nd"),
+        ("cookie policy\n\n a\n\ncookie policy", "a"),
+        ("cookie policy", ""),
+        ("\n a \n", "\n a \n"),  # nothing is cut
+        (f"a\n{'x' * 1001}\nb", "a\nb"),
+        (f"a\n{'x' * 1000}\nb", f"a\n{'x' * 1000}\nb"),
+        ("see [1], and [citation needed] [2]\n[3] [4]\nb", "see, and\nb"),
+        ("a [1] b[2]. c [3]d\n  [4] e", "a b. c d\n e"),
+        ("", ""),
+    ],
+)
+def test_a_run_of_cut_lines_leaves_at_most_one_paragraph_break(text: str, left: str) -> None:
+    assert kept(text) == left
+
+
+@pytest.mark.parametrize(
+    ("line", "stays"),
+    [
+        ("Please enable JavaScript to view the comments.", False),
+        ("This slideshow requires JavaScript.", False),
+        ("href=javascript:void(0)", False),
+        ("JavaScript", True),
+        ("We learned JavaScript and Rust at school.", True),
+        ("You need JavaScript" + " word" * 22, False),
+        ("You need JavaScript" + " word" * 23, True),
+    ],
+)
+def test_only_notices_about_javascript_are_cut(line: str, stays: bool) -> None:
+    assert kept(f"first\n{line}\nlast") == (f"first\n{line}\nlast" if stays else "first\nlast")
+
+
+@pytest.mark.parametrize(
+    ("line", "stays"),
+    [
+        ("ADVERTISEMENT", False),
+        ("  • Read more…", False),
+        ("Share:", False),
+        ("Share the bread", True),
+        ("Ingredients", True),
+        ("}", True),
+        ("* * *", True),
+        ("×", False),
+    ],
+)
+def test_labels_are_cut_from_english(line: str, stays: bool) -> None:
+    assert kept(f"first\n\n{line}\nlast") == (f"first\n\n{line}\nlast" if stays else "first\n\nlast")
+    assert kept(f"first\n\n{line}\nlast", language="de") == f"first\n\n{line}\nlast"
+
+
+def test_labels_are_what_a_line_is_compared_with() -> None:
+    labels = labels_of("en")
+    assert labels_of("xx") == frozenset()
+    assert {label: _label(f" • {label.upper()} …\n") for label in labels} == {label: label for label in labels}
+    assert max(map(len, labels)) + 4 < MAX_LABEL
+
+
+def test_refinedweb_keeps_short_lines_and_at_most_one_paragraph_break() -> None:
+    measures = QualityMeasures(CUT.families, CUT.cut_lines, keep_structure=True)
+    text = "Method\n\n3 likes\n\n1234\n\nFry the leeks.\nSign-in now please\nitems in cart\nEnjoy"
+    assert kept(text, measures) == "Method\n\nFry the leeks.\nnow please\nEnjoy"
+    assert kept("alone\ntwo words", measures) == "alone\ntwo words"
+
+
+def test_both_line_rules_keep_structure_together() -> None:
+    measures = QualityMeasures(cut_lines=frozenset(("c4", "refinedweb")), keep_structure=True)
+    assert kept("one\n\nLOUD\n\ncookie policy\n\ntwo", measures) == "one\n\ntwo"
+    assert kept("one\n\ncookie policy\nLOUD\n\ntwo", measures) == "one\n\ntwo"
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.sampled_from(["", "one", "one two three.", "use cookies", "12 [1]", "LOUD LOUD", "{javascript}"])))
+def test_signals_do_not_depend_on_the_structure_of_the_text(parts: list[str]) -> None:
+    text = "\n".join(parts)
+    both = frozenset(("c4", "refinedweb"))
+    families = frozenset(("c4", "fineweb", "refinedweb"))
+    published, structured = (
+        measure(text, "en", QualityMeasures(families, both, keep_structure=keeps), VOCABULARY)
+        for keeps in (False, True)
+    )
+    own = {"cuts", "_body", "_words", "num_bytes"}
+    assert {
+        name: value.tolist() if name == "_words" else value for name, value in published.items() if name not in own
+    } == {name: value for name, value in structured.items() if name not in own}
+    assert "\n\n\n" not in structured["_body"] or "\n\n\n" in text
+    assert (structured["_body"] == text) or structured["cuts"]
+
+
+def test_other_settings_of_the_lines_do_not_change_what_stays() -> None:
+    rules = C4LineRules(terminal_punctuation=True, min_words=5)
+    assert kept(RECIPE, QualityMeasures(lines=rules, keep_structure=True)) == kept(RECIPE)

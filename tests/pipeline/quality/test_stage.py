@@ -167,6 +167,12 @@ def test_reasons_are_closed_and_columns_are_declared() -> None:
         ),
         ({"dialect": "dolma", "families": ["c4"]}, "'dolma', which the rules compare, got .'c4'.. Add 'dolma' to"),
         ({"rules": ["c4"], "max_code_signs": 0.2}, "max_code_signs: .* no chosen rule of"),
+        (
+            {"cut_lines": [], "keep_structure": True},
+            "keep_structure: expected line rules in cut_lines, got none. Remove",
+        ),
+        ({"dialect": "dolma", "keep_structure": True}, "keep_structure: expected line rules"),
+        ({"c4_min_line_words": 0}, "c4_min_line_words\\n.*greater than or equal to 1"),
         ({"dialect": "gopher"}, "dialect"),
     ],
 )
