@@ -3,7 +3,8 @@
 import argparse
 
 from jobs.arguments import Command, add_run
-from pipeline.report.page import write_report
+from jobs.recipe import recipe_sections
+from pipeline.report.page import ReportOptions, write_report
 from schemas.storage import Store
 
 VERBS = {
@@ -20,7 +21,8 @@ def add_report_arguments(parser: argparse.ArgumentParser) -> None:
 
 def report_command(arguments: argparse.Namespace) -> int:
     """Write the report of a run as one HTML page."""
-    print(f"report: {write_report(Store(arguments.run), arguments.truth)}")
+    options = ReportOptions(arguments.truth, arguments.run, recipe_sections())
+    print(f"report: {write_report(Store(arguments.run), options=options)}")
     return 0
 
 
