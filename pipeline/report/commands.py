@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.report.facts import RunFacts
+from pipeline.report.facts import RunFacts, is_earlier_drop
 from pipeline.report.funnel import DROPPING_TABLES, RuleDrops
 from pipeline.report.judged import MAX_ROWS, is_plain
 from pipeline.report.signals import OTHER, Chart, Histogram
@@ -55,7 +55,8 @@ class Commands:
         total = 0
         for table in (table for table in DROPPING_TABLES if table in self.facts.tables):
             dropped = self.facts.tables[table].content.counts.dropped
-            total += sum(number for rule, number in dropped.items() if rule.partition("/")[0] == name)
+            counted = (rule for rule in dropped if rule.partition("/")[0] == name and not is_earlier_drop(rule))
+            total += sum(dropped[rule] for rule in counted)
         stage = TOKENS.name if name == "mix" else name
         return self.where(count, {"drop_stage": stage}) if total == count or stage == TOKENS.name else ""
 

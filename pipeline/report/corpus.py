@@ -53,6 +53,8 @@ class Lengths:
     """What a row is: `language` or `source`."""
     all: LengthRow
     rows: tuple[LengthRow, ...]
+    bins: Mapping[int, int]
+    """Number of all documents by COARSE bin."""
     spread: Spread
 
 
@@ -194,7 +196,7 @@ class CorpusCounts:
             total = sum(self.sums[unit, group] for group in bins)
             histograms = [Histogram(group, coarse_bins(counts)) for group, counts in bins.items()]
             spread = make_spread(histograms, "max", True, ())
-            yield Lengths(unit, of, _length_row("all", whole, total), tuple(rows), spread)
+            yield Lengths(unit, of, _length_row("all", whole, total), tuple(rows), coarse_bins(whole), spread)
 
     def _top_domains(self) -> Iterator[Share]:
         named = [name for name in self.domains if name]

@@ -109,7 +109,9 @@ def _uneven(page: Measured) -> Iterator[Finding]:
     for row in rows:
         rate, others = (row.passed or 0) / row.documents, passed / (extracted or 1)
         if row.passed and row.documents >= MIN_DOCUMENTS and rate < MIN_PASS_RATIO * others:
-            text = f"{percent(rate)} of the documents in {row.code} pass every rule, {percent(others)} of all documents."
+            text = (
+                f"{percent(rate)} of the documents in {row.code} pass every rule, {percent(others)} of all documents."
+            )
             yield Finding(text, "languages")
     kept = page.kept
     for domain in kept.domains if kept and kept.documents >= MIN_DOCUMENTS else ():

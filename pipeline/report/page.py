@@ -85,6 +85,10 @@ class ReportOptions:
     """The run folder as the user names it, for the commands of the page; None = its absolute path or URI."""
     sections: Mapping[str, type[Section]] | None = None
     """The class of every section of a recipe, for its defaults; None = those of the data steps."""
+    output: Store | None = None
+    """The folder to write to; None = the run folder."""
+    name: str = ""
+    """The name of the file in `output`."""
 
 
 def write_report(run: Store, truth: str | None = None, options: ReportOptions | None = None) -> str:
@@ -97,16 +101,20 @@ def write_report(run: Store, truth: str | None = None, options: ReportOptions | 
     facts = collect_facts(run)
     scores = score(facts, options.truth) if options.truth is not None else []
     page = render("page.html", _view(facts, scores, options))
-    run.write_atomic(REPORT_NAME, page)
-    return f"{run.uri}/{REPORT_NAME}"
+    folder, name = (run, REPORT_NAME) if options.output is None else (options.output, options.name)
+    folder.write_atomic(name, page)
+    return f"{folder.uri}/{name}"
 
 
 def render(template: str, values: Mapping[str, Any]) -> bytes:
     """Return a page as UTF-8; its templates get the values, and the digest of the script for the page's policy."""
-    environment = _environment()
-    script = environment.get_template(SCRIPT).render()
-    page = environment.get_template(template).render(values, script_hash=script_hash(script))
+    page = _environment().get_template(template).render(values, script_hash=script_hash(template_text(SCRIPT)))
     return page.encode("utf-8", "replace")
+
+
+def template_text(name: str) -> str:
+    """Return the text of a template without values, such as a script."""
+    return _environment().get_template(name).render()
 
 
 def script_hash(script: str) -> str:
