@@ -114,10 +114,11 @@ class Training:
 def read_training(run: Store) -> Training:
     """Read the train folder of a run. Raises ContractError if a file does not have the expected fields."""
     outcome = run.read_json(OUTCOME_NAME) if run.exists(OUTCOME_NAME) else None
-    return Training(_read_plan(run), _read_metrics(run), _read_events(run), outcome, _read_checkpoints(run))
+    return Training(read_plan(run), _read_metrics(run), _read_events(run), outcome, _read_checkpoints(run))
 
 
-def _read_plan(run: Store) -> PlanSummary | None:
+def read_plan(run: Store) -> PlanSummary | None:
+    """Return the plan of a run; None if there is none yet. Raises ContractError if the file is no plan."""
     if not run.exists(PLAN_NAME):
         return None
     plan = run.read_json(PLAN_NAME)

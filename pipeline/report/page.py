@@ -1,9 +1,14 @@
-"""The report of a run: a single self-contained HTML file without scripts or network requests.
+"""The report of a run: a single self-contained HTML file without network requests.
 
-All values pass through the escaping of the templates, since text comes from the web; none is ever marked as safe.
+All values pass through the escaping of the templates, since text comes from the web; none is ever marked as safe. The
+policy of the page allows one script, by its digest: it sorts tables, and shows the command after a click on a number.
 """
 
-from collections.abc import Sequence
+import base64
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +16,16 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from pipeline.report import facts as numbers
 from pipeline.report.charts import training_plots
+from pipeline.report.commands import Commands
 from pipeline.report.dedup import deduplication
 from pipeline.report.facts import PlanFigure, RunFacts, collect_facts
+from pipeline.report.findings import Measured, findings, main_reasons
 from pipeline.report.funnel import checks, drops_by_rule, funnel_rows
 from pipeline.report.ground_truth import Score, score
 from pipeline.report.lineage import lineage_drawing
 from pipeline.report.losses import SHOWN_VERDICTS, ablations, by_source, describe_events, waiting
-from pipeline.report.samples import draw_samples
+from pipeline.report.recipe import package_versions, recipe_sections, recipe_text
+from pipeline.report.samples import NearLimit, survey
 from pipeline.report.signals import STAGES_WITH_SECTION, bucket_chart, buckets, charts
 from pipeline.report.tallies import (
     canaries,
@@ -34,6 +42,7 @@ from pipeline.report.tallies import (
     wordlists,
 )
 from pipeline.stages import all_stages
+from schemas.config import Section
 from schemas.storage import Store
 from schemas.text import format_bytes, format_duration, format_short
 
@@ -58,16 +67,59 @@ MEMORY = "memory."
 """Prefix of the plan's figures that are in a section to expand: a few for each number of ranks."""
 
 
-def write_report(run: Store, truth: str | None) -> str:
-    """Write the report of a run and return its path; `truth` is the truth file of a demo crawl, or None.
+SCRIPT = "script.html"
+"""Template of the script that the page contains."""
+PIECES = re.compile(r"[^_./:-]*[_./:-]*")
+"""A part of a name with the signs after it; a line may break after such a part."""
+EXCERPT_CHARS = 240
+"""Number of characters of a kept sample that are visible before it is expanded."""
 
-    Raises ConfigError if the folder is not a run folder or the truth file is missing.
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """What a report shows besides the run folder."""
+
+    truth: str | None = None
+    """Path of the truth file of a demo crawl; None = there is none."""
+    address: str | None = None
+    """The run folder as the user names it, for the commands of the page; None = its absolute path or URI."""
+    sections: Mapping[str, type[Section]] | None = None
+    """The class of every section of a recipe, for its defaults; None = those of the data steps."""
+    output: Store | None = None
+    """The folder to write to; None = the run folder."""
+    name: str = ""
+    """The name of the file in `output`."""
+
+
+def write_report(run: Store, truth: str | None = None, options: ReportOptions | None = None) -> str:
+    """Write the report of a run and return its path.
+
+    `truth` is the truth file of a demo crawl, or None; `options` replaces it. Raises ConfigError if the folder is not a
+    run folder or the truth file is missing.
     """
+    options = options or ReportOptions(truth)
     facts = collect_facts(run)
-    scores = score(facts, truth) if truth is not None else []
-    page = _environment().get_template("page.html").render(_view(facts, scores))
-    run.write_atomic(REPORT_NAME, page.encode("utf-8", "replace"))
-    return f"{run.uri}/{REPORT_NAME}"
+    scores = score(facts, options.truth) if options.truth is not None else []
+    page = render("page.html", _view(facts, scores, options))
+    folder, name = (run, REPORT_NAME) if options.output is None else (options.output, options.name)
+    folder.write_atomic(name, page)
+    return f"{folder.uri}/{name}"
+
+
+def render(template: str, values: Mapping[str, Any]) -> bytes:
+    """Return a page as UTF-8; its templates get the values, and the digest of the script for the page's policy."""
+    page = _environment().get_template(template).render(values, script_hash=script_hash(template_text(SCRIPT)))
+    return page.encode("utf-8", "replace")
+
+
+def template_text(name: str) -> str:
+    """Return the text of a template without values, such as a script."""
+    return _environment().get_template(name).render()
+
+
+def script_hash(script: str) -> str:
+    """Return the source expression by which a Content-Security-Policy allows one inline script."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
 
 
 def _environment() -> Environment:
@@ -81,11 +133,29 @@ def _environment() -> Environment:
     for name in ("number", "estimate", "brief", "percent", "digest"):
         environment.filters[name] = getattr(numbers, name)
     environment.filters |= {"short": format_short, "size": format_bytes, "seconds": format_duration}
-    environment.filters["figure"] = figure_text
+    environment.filters |= {"figure": figure_text, "pieces": name_pieces, "excerpt": excerpt}
     return environment
 
 
-def _view(facts: RunFacts, scores: Sequence[Score]) -> dict[str, Any]:
+def name_pieces(name: str) -> list[str]:
+    """Return a name as the parts between which a line may break: after underscores, dots, slashes and hyphens."""
+    return [piece for piece in PIECES.findall(name) if piece]
+
+
+def excerpt(text: str) -> str:
+    """Return at most EXCERPT_CHARS characters of a text."""
+    return text if len(text) <= EXCERPT_CHARS else f"{text[:EXCERPT_CHARS]}…"
+
+
+def _near_by_rule(near: Mapping[str, NearLimit]) -> dict[str, list[NearLimit]]:
+    """Return the documents near limits by `stage/rule`; a rule with several checks has several limits."""
+    by_rule: dict[str, list[NearLimit]] = {}
+    for name, pair in near.items():
+        by_rule.setdefault(name.partition(" ")[0], []).append(pair)
+    return by_rule
+
+
+def _view(facts: RunFacts, scores: Sequence[Score], options: ReportOptions) -> dict[str, Any]:
     """Return the variables of the page's templates, by name."""
     reasons = {stage.name: {**stage.reasons, **getattr(stage, "verdicts", {})} for stage in all_stages()}
     drops = drops_by_rule(facts, reasons)
@@ -95,7 +165,22 @@ def _view(facts: RunFacts, scores: Sequence[Score]) -> dict[str, Any]:
     figures = training.plan.figures if training.plan else ()
     named = {figure.name: figure for figure in figures}
     steps = costs(facts)
+    kept, samples = survey(facts)
+    commands = Commands(options.address or facts.run.address, facts)
+    recipe = recipe_sections(facts, options.sections)
+    copies, checked, pages = deduplication(facts), checks(facts), num_pages(facts)
+    measured = Measured(facts, drops, checked, kept, copies, pages, commands)
     return {
+        "commands": commands,
+        "findings": findings(measured) if pages else [],
+        "reasons": main_reasons(drops),
+        "kept": kept,
+        "near_limits": _near_by_rule(samples.near),
+        "recipe": recipe,
+        "recipe_text": recipe_text(recipe),
+        "num_set": sum(len(part.set_lines) for part in recipe),
+        "num_settings": sum(len(part.lines) for part in recipe),
+        "versions": package_versions(),
         "name": facts.run.uri.rstrip("/").rpartition("/")[2],
         "facts": facts,
         "tables": facts.tables,
@@ -110,13 +195,13 @@ def _view(facts: RunFacts, scores: Sequence[Score]) -> dict[str, Any]:
         "canaries": canaries(facts),
         "mixtures": ranked_counts(documents.get("mixed_languages", {})),
         "max_mixtures": MAX_MIXTURES,
-        "samples": draw_samples(facts),
-        "checks": checks(facts),
+        "samples": samples,
+        "checks": checked,
         "stored": ranked_counts(documents.get("stored_bytes", {})),
         "record_types": ranked_counts(documents.get("record_types", {})),
         "languages": languages(facts),
         "charsets": ranked_counts(documents.get("charsets", {})),
-        "dedup": deduplication(facts),
+        "dedup": copies,
         "toxicity": facts.settings("toxicity"),
         "wordlists": wordlists(facts),
         "without_wordlist": without_wordlist(facts),
@@ -128,7 +213,7 @@ def _view(facts: RunFacts, scores: Sequence[Score]) -> dict[str, Any]:
         "mix_shares": mix_shares(facts),
         "costs": steps,
         "cpu_seconds": sum(cost.cpu_seconds for cost in steps),
-        "num_pages": num_pages(facts),
+        "num_pages": pages,
         "headline": [(label, named[name]) for name, label in HEADLINE.items() if name in named],
         "figures": [figure for figure in figures if not figure.name.startswith(MEMORY)],
         "memory": [figure for figure in figures if figure.name.startswith(MEMORY)],

@@ -202,6 +202,69 @@ def _quantile_bin(bins: Mapping[int, int], share: float) -> tuple[float, float]:
     return low, 0.0 if low == 0 else lower_edge(key + 1, COARSE)
 
 
+@dataclass(frozen=True)
+class PairedSpread:
+    """The histograms of one signal in kept documents (upwards) and in dropped ones (downwards), on a common axis."""
+
+    height: int
+    """Height of one of the two histograms [px]."""
+    kept: str
+    dropped: str
+    """SVG paths over the same base line; the one of `dropped` is mirrored when it is drawn."""
+    cuts: tuple[str, ...]
+    grid: str
+    labels: tuple[Label, ...]
+    unit: str
+    meaning: str
+    note: str
+
+
+PAIRED_HEIGHT = 34
+"""Height of each of the two histograms of a `PairedSpread` [px]."""
+
+
+def make_paired_spread(
+    column: str, kept: Mapping[int, int], dropped: Mapping[int, int], limits: Sequence[float]
+) -> PairedSpread:
+    """Return the drawing of the COARSE bins of a column in kept and in dropped documents.
+
+    Heights are cube roots of the shares of the kept, or of the dropped documents, on one scale.
+    """
+    field = _field(column)
+    total = {key: kept.get(key, 0) + dropped.get(key, 0) for key in {*kept, *dropped}}
+    axis = make_axis(total, limits, _is_whole(field))
+    shares = [_slot_shares(axis, bins) for bins in (kept, dropped)]
+    most = max(share for by_slot in shares for share in by_slot.values())
+    paths = []
+    for by_slot in shares:
+        bars = [
+            (slot.left, slot.right, max(MIN_BAR_HEIGHT, (PAIRED_HEIGHT - 2) * (share / most) ** (1 / 3)))
+            for slot, share in by_slot.items()
+        ]
+        paths.append(_outline(_between(bars, -math.inf, math.inf), PAIRED_HEIGHT))
+    described, labelled = _described(field), labels(axis)
+    middles = [_text(_quantile_bin(bins, 0.5)[0]) for bins in (kept, dropped)]
+    return PairedSpread(
+        height=PAIRED_HEIGHT,
+        kept=paths[0],
+        dropped=paths[1],
+        cuts=tuple(dict.fromkeys(f"{axis.place(limit):.0f}" for limit in limits if math.isfinite(limit))),
+        grid="".join(f"M{10 * label.at:.0f} 0V{2 * PAIRED_HEIGHT}" for label in labelled),
+        labels=tuple(labelled),
+        unit=described["unit"],
+        meaning=described["column_meaning"],
+        note=f"{column}: half of the kept documents are below about {middles[0]}, of the dropped below {middles[1]}",
+    )
+
+
+def _slot_shares(axis: Axis, bins: Mapping[int, int]) -> dict[Slot, float]:
+    shares: dict[Slot, float] = {}
+    for key in sorted(bins):
+        slot = axis.slot(key)
+        shares[slot] = shares.get(slot, 0.0) + bins[key] / sum(bins.values())
+    return shares
+
+
 STAGES_WITH_SECTION = ("decontaminate", "toxicity", "perplexity", "classifier", "importance")
 """Stages whose charts are in a section of their own."""
 BUCKET_CLASSES = ("kept", "part", "lost")

@@ -120,8 +120,9 @@ def languages(facts: RunFacts) -> tuple[list[Language], int]:
 
 
 def wordlists(facts: RunFacts) -> list[str]:
-    """Return the languages for which the run used a list of toxic words."""
-    return [name.removeprefix(WORDLIST) for name in facts.models("toxicity") if name.startswith(WORDLIST)]
+    """Return the languages for which the run used a list of toxic words, each once, sorted."""
+    names = (name for name in facts.models("toxicity") if name.startswith(WORDLIST))
+    return sorted({name.removeprefix(WORDLIST) for name in names})
 
 
 def without_wordlist(facts: RunFacts) -> int:

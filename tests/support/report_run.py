@@ -390,5 +390,5 @@ def whole_run(folder: Path) -> Store:
 
 def words_of(page: str) -> str:
     """Return the visible text of a page on one line."""
-    text = re.sub(r"<(style|title)>.*?</\1>", " ", page, flags=re.DOTALL)
+    text = re.sub(r"<(style|title|script)>.*?</\1>", " ", page, flags=re.DOTALL).replace("<wbr>", "")
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", text)).split())

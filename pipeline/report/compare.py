@@ -1,0 +1,202 @@
+"""Two runs on one page: settings that differ, funnels, documents that only one run keeps, lengths, domains and tokens.
+
+Differences are those that `penstock diff` prints; all other figures are those of the reports of the two runs.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pipeline.inspect.diff import Difference, Example, compare_runs, open_compared_run
+from pipeline.report.charts import LinePlot, line_plot
+from pipeline.report.commands import Commands
+from pipeline.report.corpus import Kept, LengthRow
+from pipeline.report.facts import RunFacts, collect_facts
+from pipeline.report.funnel import drops_by_rule, funnel_rows
+from pipeline.report.page import render
+from pipeline.report.recipe import to_toml
+from pipeline.report.samples import survey
+from pipeline.report.signals import Histogram, Spread, make_spread
+from pipeline.report.tallies import languages
+from pipeline.stages import all_stages
+from schemas.storage import Store
+
+NAMES = ("A", "B")
+EXAMPLES = 3
+"""Number of example documents of each source and rule."""
+
+
+@dataclass(frozen=True)
+class PairRow:
+    """One figure of both runs; None where a run does not have it."""
+
+    name: str
+    a: float | None
+    b: float | None
+    meaning: str = ""
+
+    @property
+    def change(self) -> float | None:
+        """B minus A; None if a run does not have the figure."""
+        return None if self.a is None or self.b is None else self.b - self.a
+
+    @property
+    def share(self) -> float | None:
+        """The change as a share of A; None if A is zero."""
+        return None if self.change is None or not self.a else self.change / self.a
+
+
+@dataclass(frozen=True)
+class MovedRow:
+    """Documents that only one run keeps: their source, and the rule that dropped them in the other run."""
+
+    source: str
+    rule: str
+    documents: int
+    examples: tuple[Example, ...]
+
+
+@dataclass(frozen=True)
+class PairedLengths:
+    """The lengths of the kept documents of both runs in one unit."""
+
+    unit: str
+    rows: tuple[LengthRow, ...]
+    spread: Spread
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two runs."""
+
+    name: str
+    """`A` or `B`."""
+    title: str
+    address: str
+    digest: str
+    is_dataset: bool
+    facts: RunFacts
+    kept: Kept | None
+    commands: Commands
+
+
+def write_comparison(a: tuple[str, Store], b: tuple[str, Store], output: Store, name: str) -> str:
+    """Write the page that compares two runs, each given as (name by the user, run), and return its path.
+
+    Raises ContractError if a run has no table `clean` yet.
+    """
+    compared = [open_compared_run(run) for _, run in (a, b)]
+    difference = compare_runs(compared[0], compared[1], EXAMPLES)
+    sides = []
+    for label, (address, run), side in zip(NAMES, (a, b), compared, strict=True):
+        facts = collect_facts(run)
+        title = address.rstrip("/").rpartition("/")[2]
+        commands = Commands(address, facts)
+        sides.append(
+            Side(label, title, address, side.digest, side.dataset is not None, facts, survey(facts)[0], commands)
+        )
+    output.write_atomic(name, render("compare.html", _view(sides[0], sides[1], difference)))
+    return f"{output.uri}/{name}"
+
+
+def _view(a: Side, b: Side, difference: Difference) -> dict[str, Any]:
+    reasons = {stage.name: {**stage.reasons, **getattr(stage, "verdicts", {})} for stage in all_stages()}
+    return {
+        "sides": (a, b),
+        "is_equal": a.digest == b.digest,
+        "kept_documents": PairRow("documents kept", *difference.kept),
+        "tokens_total": _sum(difference.tokens),
+        "settings": [(name, *(_text(value) for value in pair)) for name, pair in difference.settings.items()],
+        "funnel": _joined(_funnel(a, reasons), _funnel(b, reasons)),
+        "drops": sorted(
+            _joined(_drops(a, reasons), _drops(b, reasons)), key=lambda row: (-abs(row.change or 0), row.name)
+        ),
+        "moved": [("A", _moved(difference, True)), ("B", _moved(difference, False))],
+        "both_dropped": sum(count for (_, *pair), count in difference.documents.items() if "kept" not in pair),
+        "languages": _joined(_languages(a), _languages(b)),
+        "lengths": list(_lengths(a, b)),
+        "domains": _joined(_domains(a), _domains(b)),
+        "streams": [PairRow(name, *pair) for name, pair in difference.tokens.items()],
+        "plot": _loss_plot(a, b),
+        "outcomes": [
+            PairRow(label, _outcome(a, key), _outcome(b, key))
+            for label, key in (("loss of the last step", "loss"), ("held-out loss", "heldout_loss"), ("steps", "steps"))
+        ],
+    }
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else to_toml(value)
+
+
+def _sum(tokens: Mapping[str, tuple[int, int]]) -> PairRow | None:
+    if not tokens:
+        return None
+    return PairRow("tokens", sum(pair[0] for pair in tokens.values()), sum(pair[1] for pair in tokens.values()))
+
+
+Figures = Mapping[str, tuple[float | None, str]]
+"""Name → (value, meaning)."""
+
+
+def _joined(a: Figures, b: Figures) -> list[PairRow]:
+    """Return the figures of both runs by name, in the order of A, followed by those that only B has."""
+    nothing: tuple[float | None, str] = (None, "")
+    rows = []
+    for name in {**a, **b}:
+        (left, meaning), (right, other) = a.get(name, nothing), b.get(name, nothing)
+        rows.append(PairRow(name, left, right, meaning or other))
+    return rows
+
+
+def _funnel(side: Side, reasons: Mapping[str, Mapping[str, str]]) -> Figures:
+    return {row.name: (row.documents, row.meaning) for row in funnel_rows(side.facts, reasons)}
+
+
+def _drops(side: Side, reasons: Mapping[str, Mapping[str, str]]) -> Figures:
+    rows = (row for rows in drops_by_rule(side.facts, reasons).values() for row in rows)
+    return {row.name: (row.count, row.meaning) for row in rows if row.count}
+
+
+def _languages(side: Side) -> Figures:
+    return {row.code: (row.clean, "") for row in languages(side.facts)[0] if row.clean is not None}
+
+
+def _domains(side: Side) -> Figures:
+    return {row.name: (row.documents, "") for row in (side.kept.domains if side.kept else ())}
+
+
+def _moved(difference: Difference, out: bool) -> list[MovedRow]:
+    """Return the documents that only A keeps (`out`), or that only B keeps, most documents first."""
+    moved = sorted(difference.moved(out).items(), key=lambda item: (-item[1], item[0]))
+    rows = []
+    for (source, rule), count in moved:
+        key = (source, "kept", rule) if out else (source, rule, "kept")
+        rows.append(MovedRow(source, rule, count, tuple(difference.examples.get(key, ()))))
+    return rows
+
+
+def _lengths(a: Side, b: Side) -> Iterator[PairedLengths]:
+    by_unit = [{row.unit: row for row in side.kept.lengths} if side.kept else {} for side in (a, b)]
+    for unit in (unit for unit in by_unit[0] if unit in by_unit[1]):
+        pair = [lengths[unit] for lengths in by_unit]
+        rows = tuple(replace(lengths.all, name=name) for name, lengths in zip(NAMES, pair, strict=True))
+        histograms = [Histogram(name, lengths.bins) for name, lengths in zip(NAMES, pair, strict=True)]
+        yield PairedLengths(unit, rows, make_spread(histograms, "max", True, ()))
+
+
+def _loss_plot(a: Side, b: Side) -> LinePlot | None:
+    """Return the training losses of both runs in one plot; None if a run has none."""
+    series: list[tuple[str, Sequence[tuple[float, float]], bool]] = []
+    for side in (a, b):
+        losses = [(step.step, step.loss) for step in side.facts.training.steps if step.loss is not None]
+        series.append((side.name, losses, False))
+    if not all(points for _, points, _ in series):
+        return None
+    plot = line_plot("Training loss", "nats per token", series)
+    return replace(plot, curves=(plot.curves[0], replace(plot.curves[1], accent=True)))
+
+
+def _outcome(side: Side, key: str) -> float | None:
+    value = (side.facts.training.outcome or {}).get(key)
+    return None if value is None else float(value)
