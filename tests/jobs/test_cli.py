@@ -28,7 +28,7 @@ EXPECTED = ("run", "stage", "plan", "train", "report", "show", "models", "trace"
 EXPECTED += ("whatif", "train-lm", "train-classifier", "train-importance", "derive-profiles")
 EXPECTED += ("calibrate", "fit-scaling", "verify", "takedown", "lineage", "diff", "dvc")
 EXPECTED += ("ladder", "ablate", "mix", "evaluate")
-"""The verbs that README and the guides use."""
+"""The verbs that the pages use."""
 
 
 @pytest.mark.parametrize("verb", list_verbs())
@@ -190,13 +190,6 @@ def test_what_is_wrong_or_missing_is_told_before_spark_starts(arguments, message
 def test_recipes_name_settings_that_exist(path):
     settings = settings_of(read_recipe(str(path), ["source.paths=['x']"]))
     assert settings.train.seq_len >= 256
-
-
-def test_settings_that_the_readme_names_exist():
-    known = recipe_sections()
-    named = set(re.findall(r"\b(\w+)\.(\w+) ?=(?!=)", (ROOT / "README.md").read_text(encoding="utf-8")))
-    assert {("layout", "replicate"), ("train", "precision"), ("quality", "min_words")} <= named
-    assert [(name, key) for name, key in named if name in known and key not in known[name].model_fields] == []
 
 
 # ---------------------------------------------------------------------------------------------------- training a model
