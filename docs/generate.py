@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import pyarrow as pa
-from mkdocs.structure.files import File, Files
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -49,6 +48,24 @@ FENCE = re.compile(r"^```(\w+) +(\S.*)$", re.MULTILINE)
 WIDTH = 100
 """Columns of a usage line [characters]."""
 
+CLI_INTRODUCTION = """\
+# Command line
+
+`penstock VERB --help` prints the same text. Exit codes: 0 success, 1 nothing found or a difference, 2 an error with its
+explanation, 130 interrupted."""
+SETTINGS_INTRODUCTION = """\
+# Settings
+
+A recipe is a TOML file with the sections below; every field has a default unless it says otherwise.
+`--set section.field=value` replaces one field. A wrong name is reported before anything starts, with the most similar
+valid name."""
+TABLES_INTRODUCTION = """\
+# Tables and columns
+
+A null value was not measured, because the document was dropped before; it never means zero. The metadata of each column
+of the Parquet files has the same text. An *entries* column holds a list of (name, value), sorted by name; DuckDB reads
+it with `map_from_entries`."""
+
 # ------------------------------------------------------------------------------------------------------------- MkDocs
 
 
@@ -63,8 +80,10 @@ def on_config(config: Any) -> Any:
     return config
 
 
-def on_files(files: Files, config: Any) -> Files:
+def on_files(files: Any, config: Any) -> Any:
     """Return the files of the site with the generated pages added."""
+    from mkdocs.structure.files import File  # tests read the pages where MkDocs is not installed
+
     for path, text in pages().items():
         files.append(File.generated(config, path, content=text))
     return files
@@ -85,12 +104,9 @@ def _title(words: str) -> str:
 
 def pages() -> dict[str, str]:
     """Return the generated pages: path below `docs/` -> Markdown."""
-    made = {
-        "reference/cli.md": cli_page(),
-        "reference/tables.md": tables_page(),
-        "reference/recipes.md": recipes_page(),
-    }
     sections = all_sections()
+    made = {"reference/cli.md": cli_page(), "reference/tables.md": tables_page()}
+    made["reference/recipes.md"] = recipes_page()
     made["reference/settings/index.md"] = settings_index(sections)
     made |= {f"reference/settings/{name}.md": section_page(name, kind) for name, kind in sections.items()}
     return made
@@ -101,17 +117,7 @@ def pages() -> dict[str, str]:
 
 def cli_page() -> str:
     """Return the page of the command line."""
-    lines = [
-        "# Command line",
-        "",
-        "`penstock VERB --help` prints the same text. Exit codes: 0 success, 1 nothing found",
-    ]
-    lines += [
-        "or a difference, 2 an error with its explanation, 130 interrupted.",
-        "",
-        "| verb | what it does |",
-        "|---|---|",
-    ]
+    lines = [*CLI_INTRODUCTION.splitlines(), "", "| verb | what it does |", "|---|---|"]
     verbs = list_verbs()
     lines += [f"| [`{verb}`](#{verb}) | {cell(text)} |" for verb, (_, text) in verbs.items()]
     for verb, (_, text) in verbs.items():
@@ -164,15 +170,7 @@ def all_sections() -> dict[str, type[Section]]:
 
 def settings_index(sections: Mapping[str, type[BaseModel]]) -> str:
     """Return the page that lists the sections of a recipe."""
-    lines = [
-        "# Settings",
-        "",
-        "A recipe is a TOML file with the sections below; every field has a default unless it says",
-    ]
-    lines += [
-        "otherwise. `--set section.field=value` replaces one field. A wrong name is reported before anything starts,"
-    ]
-    lines += ["with the most similar valid name.", "", "| role of a field | meaning |", "|---|---|"]
+    lines = [*SETTINGS_INTRODUCTION.splitlines(), "", "| role of a field | meaning |", "|---|---|"]
     lines += [f"| {role} | {text} |" for role, text in ROLES.items()]
     lines += ["", "| section | subject | fields |", "|---|---|--:|"]
     for name, kind in sections.items():
@@ -183,9 +181,8 @@ def settings_index(sections: Mapping[str, type[BaseModel]]) -> str:
 
 def section_page(name: str, kind: type[BaseModel]) -> str:
     """Return the page of one section of a recipe, with every field."""
-    return (
-        "\n".join([f"# [{name}] {{ #{name} }}", "", (kind.__doc__ or "").strip(), "", *_fields(name, kind, 2)]) + "\n"
-    )
+    lines = [f"# [{name}] {{ #{name} }}", "", " ".join((kind.__doc__ or "").split()), "", *_fields(name, kind, 2)]
+    return "\n".join(lines) + "\n"
 
 
 def _fields(name: str, kind: type[BaseModel], level: int) -> Iterator[str]:
@@ -266,15 +263,7 @@ def toml(value: Any) -> str:
 
 def tables_page() -> str:
     """Return the page of the tables of a run and of the files of the dataset, with meaning and unit of each column."""
-    lines = [
-        "# Tables and columns",
-        "",
-        "A null value was not measured, because the document was dropped before; it never",
-    ]
-    lines += [
-        "means zero. The same text is in the metadata of each column of the Parquet files. An *entries* column holds"
-    ]
-    lines += ["a list of (name, value), sorted by name; DuckDB reads it with `map_from_entries`.", ""]
+    lines = [*TABLES_INTRODUCTION.splitlines(), ""]
     lines += ["| table | meaning | a row is a |", "|---|---|---|"]
     lines += [f"| [`{name}`](#{name}) | {cell(table.meaning)} | {table.rows} |" for name, table in TABLES.items()]
     for name, table in TABLES.items():

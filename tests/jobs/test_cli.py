@@ -11,7 +11,7 @@ import pytest
 import jobs.verbs
 from jobs import run_all
 from jobs.cli import build_parser, import_job, list_verbs, main, read_verbs
-from jobs.recipe import read_recipe, recipe_sections
+from jobs.recipe import read_recipe
 from jobs.verbs import inspect
 from jobs.verbs import models as learning
 from jobs.verbs import train as training

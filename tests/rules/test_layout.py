@@ -718,7 +718,7 @@ def test_imports(path: str, source: str, expected: list[str]) -> None:
     assert [target for _, target, _ in Module(path, source).imports] == expected
 
 
-# ------------------------------------------------------------------------------------------------- pages and other files
+# ------------------------------------------------------------------------------------------------ pages and other files
 
 
 def test_the_files_that_the_pages_name_exist() -> None:
