@@ -54,7 +54,7 @@ def test_the_metadata_is_complete(wheel: Path) -> None:
     for line in (
         "Name: penstock",
         "Author: Penstock developers",
-        "License-Expression: Apache-2.0",
+        "License: Apache-2.0",
         "Requires-Python: <3.14,>=3.11",
         "Classifier: Typing :: Typed",
         "Provides-Extra: data",
