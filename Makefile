@@ -70,7 +70,7 @@ lint: setup ## ruff and mypy
 
 docs: setup ## the documentation as a site in build/site, with the reference pages of this checkout; a broken link fails
 	PYTHONPATH=. $(BIN)/mkdocs build --strict --quiet
-	@echo "The documentation: $(CURDIR)/build/site/index.html"
+	@echo "The documentation: $(CURDIR)/build/site/index.html; with its search: python3 -m http.server -d build/site"
 
 wheel: setup ## build the wheel into dist/ and check its list of files
 	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
