@@ -117,6 +117,6 @@ def test_the_demo_runs_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
     )
     assert Path(imported.stdout.strip()).is_relative_to(site)
     call("demo-crawl", "demo/crawl", "--pages", "120")
-    call("run", "demo", "--out", "demo/run", "--set", "tokenizer.vocab_size=1024")
+    call("run", "demo", "--out", "demo/run", "--set", "tokenizer.vocab_size=1600")
     assert "demo/run/report.html" in call("report", "demo/run", "--truth", "demo/crawl/truth.jsonl")
     assert (outside / "demo" / "run" / "train" / "plan.json").is_file()
