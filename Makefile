@@ -19,7 +19,7 @@ FAST_TESTS := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile -
 QUICK := tests/rules tests/schemas tests/pipeline/engine tests/jobs/test_cli.py --ignore=tests/rules/test_extend.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup requirements demo test check coverage versions bench lint report clean
+.PHONY: help setup requirements demo test check coverage versions bench lint docs wheel report clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,7 +28,7 @@ setup: requirements $(INSTALLED) ## check the machine, then install everything, 
 
 demo: setup ## a demo crawl, every stage, a small model in two processes, the report; again: resume (DEMO_PAGES=N pages)
 	$(BIN)/penstock demo-crawl demo/crawl $(if $(DEMO_PAGES),--pages $(DEMO_PAGES))
-	$(BIN)/penstock run jobs/recipes/demo.toml --out demo/run
+	$(BIN)/penstock run demo --out demo/run
 	$(BIN)/penstock plan demo/run
 	$(BIN)/penstock train demo/run --ranks 2
 	$(BIN)/penstock report demo/run --truth demo/crawl/truth.jsonl
@@ -67,6 +67,14 @@ lint: setup ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: setup ## the documentation as a site in build/site, with the reference pages of this checkout; a broken link fails
+	PYTHONPATH=. $(BIN)/mkdocs build --strict --quiet
+	@echo "The documentation: $(CURDIR)/build/site/index.html; with its search: python3 -m http.server -d build/site"
+
+wheel: setup ## build the wheel into dist/ and check its list of files
+	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	$(BIN)/python -m pytest tests/packaging -m "not slow"
 
 report: setup ## write the report of a run again (RUN=folder, demo/run unless named)
 	$(BIN)/penstock report $(RUN)

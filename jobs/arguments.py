@@ -37,6 +37,6 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
 
 def add_recipe(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of a verb that runs the data steps: the recipe, the run folder and `--set`."""
-    parser.add_argument("recipe", help="recipe: a TOML file of settings")
+    parser.add_argument("recipe", help="recipe: a TOML file of settings, or the name of a shipped one, such as web")
     parser.add_argument("--out", required=True, help=RUN_HELP)
     add_overrides(parser)

@@ -19,18 +19,39 @@ def recipe_sections() -> Mapping[str, type[Section]]:
     return {**sections(), "models": ModelsConfig, "spark": SparkConfig, **SECTIONS}
 
 
+RECIPES = Path(__file__).parent / "recipes"
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """Return the recipes that are installed with the package: name, such as `web` -> TOML file."""
+    return {path.stem: path for path in sorted(RECIPES.glob("*.toml"))}
+
+
+def recipe_file(recipe: str) -> str:
+    """Return the path of a recipe: an existing file, or else the shipped recipe that is named, as `web` or `web.toml`.
+
+    A recipe that is neither is returned unchanged.
+    """
+    shipped = shipped_recipes().get(recipe.removesuffix(".toml"))
+    return str(shipped) if shipped and not Path(recipe).is_file() else recipe
+
+
 def read_recipe(path: str, overrides: Sequence[str]) -> Recipe:
     """Return the recipe in a TOML file with overrides applied. Raises ConfigError that lists every wrong setting."""
     return load_recipe(read_values(path), overrides, recipe_sections(), path)
 
 
 def read_values(path: str) -> dict[str, Any]:
-    """Return the values of a TOML file. Raises ConfigError if the file cannot be read or is not TOML."""
+    """Return the values of a TOML file, or of a shipped recipe by its name.
+
+    Raises ConfigError if the file cannot be read or is not TOML.
+    """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(recipe_file(path)).read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(
-            f"recipe {path}: expected a readable TOML file, got an error: {error.strerror}. Correct the path."
+            f"recipe {path}: expected a readable TOML file, got an error: {error.strerror}. Correct the path, or name "
+            f"a shipped recipe: {', '.join(shipped_recipes())}."
         ) from error
     return parse_recipe(text, path)
 

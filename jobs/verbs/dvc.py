@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.arguments import Command, add_recipe
-from jobs.recipe import read_recipe
+from jobs.recipe import read_recipe, recipe_file
 from jobs.run_all import run_recipe
 from pipeline.engine.stage import Source
 from pipeline.engine.step import Step
@@ -67,7 +67,7 @@ def add_dvc_arguments(parser: argparse.ArgumentParser) -> None:
 
 def dvc_command(arguments: argparse.Namespace) -> int:
     """Write dvc.yaml into the current folder, with a stage for each step of a recipe, for `dvc repro`."""
-    recipe_path, out, overrides = arguments.recipe, arguments.out, arguments.overrides
+    recipe_path, out, overrides = recipe_file(arguments.recipe), arguments.out, arguments.overrides
     if arguments.stage is not None:
         run_and_repair(recipe_path, out, overrides, arguments.stage)
         return 0

@@ -50,13 +50,7 @@ def demo_crawl_command(arguments: argparse.Namespace) -> int:
 
 
 COMMANDS = {
-    "run": Command(
-        (add_recipe,), run_command, "run jobs/recipes/web.toml --out run --set source.paths='[\"crawl/*.warc.gz\"]'"
-    ),
-    "stage": Command(
-        (add_stage_arguments, add_recipe),
-        stage_command,
-        "stage dedup jobs/recipes/web.toml --out run",
-    ),
+    "run": Command((add_recipe,), run_command, "run web --out run --set source.paths='[\"crawl/*.warc.gz\"]'"),
+    "stage": Command((add_stage_arguments, add_recipe), stage_command, "stage dedup web --out run"),
     "demo-crawl": Command((add_demo_crawl_arguments,), demo_crawl_command, "demo-crawl demo/crawl --pages 3000"),
 }

@@ -11,7 +11,7 @@ import pytest
 import jobs.verbs
 from jobs import run_all
 from jobs.cli import build_parser, import_job, list_verbs, main, read_verbs
-from jobs.recipe import read_recipe, recipe_sections
+from jobs.recipe import read_recipe
 from jobs.verbs import inspect
 from jobs.verbs import models as learning
 from jobs.verbs import train as training
@@ -28,7 +28,7 @@ EXPECTED = ("run", "stage", "plan", "train", "report", "show", "models", "trace"
 EXPECTED += ("whatif", "train-lm", "train-classifier", "train-importance", "derive-profiles")
 EXPECTED += ("calibrate", "fit-scaling", "verify", "takedown", "lineage", "diff", "dvc")
 EXPECTED += ("ladder", "ablate", "mix", "evaluate")
-"""The verbs that README and the guides use."""
+"""The verbs that the pages use."""
 
 
 @pytest.mark.parametrize("verb", list_verbs())
@@ -190,13 +190,6 @@ def test_what_is_wrong_or_missing_is_told_before_spark_starts(arguments, message
 def test_recipes_name_settings_that_exist(path):
     settings = settings_of(read_recipe(str(path), ["source.paths=['x']"]))
     assert settings.train.seq_len >= 256
-
-
-def test_settings_that_the_readme_names_exist():
-    known = recipe_sections()
-    named = set(re.findall(r"\b(\w+)\.(\w+) ?=(?!=)", (ROOT / "README.md").read_text(encoding="utf-8")))
-    assert {("layout", "replicate"), ("train", "precision"), ("quality", "min_words")} <= named
-    assert [(name, key) for name, key in named if name in known and key not in known[name].model_fields] == []
 
 
 # ---------------------------------------------------------------------------------------------------- training a model

@@ -724,13 +724,14 @@ def test_imports(path: str, source: str, expected: list[str]) -> None:
     assert [target for _, target, _ in Module(path, source).imports] == expected
 
 
-# --------------------------------------------------------------------------------------------- README and other files
+# ------------------------------------------------------------------------------------------------ pages and other files
 
 
-def test_the_files_that_the_readme_names_exist() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"`((?:tests|bench)/[\w/]+\.py)\b", text))
-    assert len(named) > 40
+def test_the_files_that_the_pages_name_exist() -> None:
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs").glob("[gr]*/*.md"))]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    named = set(re.findall(r"`((?:tests|bench|examples)/[\w/]+(?:\.py|/))(?=[` ])", text))
+    assert len(named) > 80
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
 
 
@@ -821,5 +822,5 @@ def test_make_names_all_that_lacks_and_starts_nothing(tmp_path: Path) -> None:
 def test_make_help_lists_the_verbs() -> None:
     done = subprocess.run(["make", "-s"], cwd=ROOT, capture_output=True, text=True, check=True)
     listed = [line.split()[1] for line in done.stdout.splitlines()]
-    verbs = "help setup demo test check coverage versions bench lint report clean"
+    verbs = "help setup demo test check coverage versions bench lint docs wheel report clean"
     assert listed == verbs.split()

@@ -1,0 +1,127 @@
+"""The site: `mkdocs build --strict` finds no broken link, every generated page is filled, and nothing is remote."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from docs.generate import arrow, cell, limits, pages, toml, type_text
+from jobs.cli import list_verbs
+from jobs.recipe import recipe_sections, shipped_recipes
+from schemas.tables import TABLES, entries_of
+from schemas.tokens import BY_URL, SHARD_DOCS
+from tests.support.paths import ROOT
+
+REMOTE = re.compile(r"<(?:script|img|iframe|source)[^>]+src=[\"']?(?:https?:)?//|<link[^>]+href=[\"']?(?:https?:)?//")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site, without access to a network."""
+    if not find_spec("mkdocs") or not find_spec("material"):
+        pytest.skip("mkdocs-material is not installed: pip install 'penstock[docs]'")
+    folder = tmp_path_factory.mktemp("site")
+    for name in ("docs", "mkdocs.yml", "penstock", "schemas", "train"):
+        source = ROOT / name
+        (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / name)
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder / "site")],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "NO_MKDOCS_2_WARNING": "1", "https_proxy": "http://127.0.0.1:9"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder / "site"
+
+
+def test_a_strict_build_has_every_page(site: Path) -> None:
+    built = {path.relative_to(site).as_posix() for path in site.rglob("*.html")}
+    expected = {f"reference/settings/{name}.html" for name in recipe_sections()}
+    expected |= {"index.html", "reference/cli.html", "reference/tables.html", "reference/recipes.html", "glossary.html"}
+    assert expected <= built
+    assert "ConfigError" in (site / "reference/api.html").read_text(encoding="utf-8")
+
+
+def test_nothing_is_loaded_from_another_host(site: Path) -> None:
+    texts = {path: path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
+    assert [str(path) for path, text in texts.items() if REMOTE.search(text)] == []
+
+
+def test_the_titles_of_blocks_are_not_lost(site: Path) -> None:
+    page = (site / "extend/rule.html").read_text(encoding="utf-8")
+    assert 'class="filename"' in page
+    assert "```" not in page
+
+
+def test_every_verb_argument_and_setting_has_an_entry() -> None:
+    made = pages()
+    for verb in list_verbs():
+        assert f"## {verb} {{ #{verb} }}" in made["reference/cli.md"]
+    for name, kind in recipe_sections().items():
+        text = made[f"reference/settings/{name}.md"]
+        assert [field for field in kind.model_fields if f"## {field} {{ #{field} }}" not in text] == []
+    assert "| `--out OUT` | Run folder: a local path or s3://, gs://, hdfs://. Required. |" in made["reference/cli.md"]
+
+
+def test_every_column_has_a_meaning() -> None:
+    schemas = {name: table.schema for name, table in TABLES.items() if table.schema is not None}
+    schemas |= {"docs": SHARD_DOCS, "by_url": BY_URL}
+    text = pages()["reference/tables.md"]
+    for name, schema in schemas.items():
+        for column in schema:
+            meaning = (column.metadata or {}).get(b"meaning", b"").decode()
+            assert meaning, f"{name}.{column.name}"
+            assert f"| `{column.name}` | {arrow(column.type)} | {cell(meaning)} |" in text
+
+
+def test_a_section_states_type_limit_default_and_role() -> None:
+    text = pages()["reference/settings/quality.md"]
+    assert "## min_words { #min_words }\n\ninteger or none · " in text
+    assert "## rules { #rules }" in text
+    assert " · decision\n" in text
+    train = pages()["reference/settings/train.md"]
+    assert "## Fields of train.stages { #train-stages }" in train
+    assert "### tokens { #train-stages-tokens }" in train
+
+
+def test_every_shipped_recipe_is_shown() -> None:
+    text = pages()["reference/recipes.md"]
+    for name, path in shipped_recipes().items():
+        assert f"## {name} {{ #{name} }}" in text
+        assert path.read_text(encoding="utf-8").rstrip() in text
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, "none"),
+        (True, "true"),
+        (0.01, "0.01"),
+        (64_000_000, "64_000_000"),
+        (("a", 1), '["a", 1]'),
+        ({"a": 2}, "{a = 2}"),
+    ],
+)
+def test_toml(value: object, expected: str) -> None:
+    assert toml(value) == expected
+
+
+def test_type_text() -> None:
+    assert type_text(tuple[str, ...]) == "list of text"
+    assert type_text(dict[str, float] | None) == "table of number by name or none"
+
+
+def test_arrow_and_cell() -> None:
+    assert arrow(entries_of(pa.int32())) == "entries of int32"
+    assert arrow(pa.binary(16)) == "binary[16]"
+    assert cell("a | b <c> `<d>`") == "a \\| b &lt;c> `<d>`"
+    assert limits(recipe_sections()["language"].model_fields["min_score"]) == ["at least 0", "at most 1"]

@@ -1,0 +1,43 @@
+"""Recipes by path, and shipped recipes by name."""
+
+import pytest
+
+from jobs.recipe import RECIPES, read_recipe, recipe_file, shipped_recipes
+from pipeline.sources.config import SourceConfig
+from schemas.errors import ConfigError
+
+
+def test_the_shipped_recipes_have_the_names_of_their_files():
+    shipped = shipped_recipes()
+    assert {"demo", "web"} <= {*shipped}
+    assert list(shipped) == sorted(shipped)
+    assert shipped["web"] == RECIPES / "web.toml"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "expected"),
+    [
+        ("web", str(RECIPES / "web.toml")),
+        ("web.toml", str(RECIPES / "web.toml")),
+        ("jobs/recipes/web.toml", "jobs/recipes/web.toml"),
+        ("folder/web", "folder/web"),
+        ("wiki", "wiki"),
+    ],
+)
+def test_a_name_without_a_folder_is_a_shipped_recipe(recipe, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "web").mkdir()  # a run folder of this name is no recipe
+    assert recipe_file(recipe) == expected
+
+
+def test_a_file_here_precedes_the_shipped_recipe_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "web.toml").write_text('[source]\nname = "mine"\n')
+    assert recipe_file("web.toml") == "web.toml"
+    assert read_recipe("web.toml", ["source.paths=['x']"]).section("source", SourceConfig).name == "mine"
+    assert read_recipe("web", ["source.paths=['x']"]).section("source", SourceConfig).name == "web"
+
+
+def test_an_unknown_recipe_is_an_error_that_lists_the_shipped_ones():
+    with pytest.raises(ConfigError, match=r"recipe wiki: expected a readable TOML file, got .* shipped recipe: demo, "):
+        read_recipe("wiki", [])
