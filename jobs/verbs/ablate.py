@@ -45,7 +45,7 @@ from schemas.ablation import (
     ProxySettings,
     VerdictChange,
 )
-from schemas.config import Recipe, load_recipe
+from schemas.config import Recipe, add_override_options, load_recipe
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json, digest_of
 from schemas.manifest import RUN_NAME, Manifest, open_table, read_run
@@ -331,13 +331,8 @@ def add_ablate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--without", action="append", default=[], metavar="SECTION.RULE", help="rule to remove; may be repeated"
     )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="SECTION.KEY=VALUE",
-        dest="overrides",
-        help="a data setting applies to the branch, a training setting to the proxy runs of both datasets",
+    add_override_options(
+        parser, "override a data setting of the branch, or a training setting of the proxy runs of both datasets"
     )
     parser.add_argument("--seeds", type=int, default=3, help="number of pairs of proxy runs; default 3")
     parser.add_argument("--params", type=float, help=f"parameters of a proxy run; default: {describe_default_size()}")

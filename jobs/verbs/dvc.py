@@ -24,7 +24,7 @@ from pipeline.engine.step import Step
 from pipeline.run import settings_of
 from pipeline.sources.config import SourceConfig
 from pipeline.stages import STEPS
-from schemas.config import Recipe
+from schemas.config import Recipe, override_words
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json
 from schemas.manifest import MANIFEST_NAME, RUN_NAME, TableVersion, open_table, read_run
@@ -95,7 +95,7 @@ def dvc_stages(recipe_path: str, out: str, overrides: Sequence[str]) -> list[Dvc
     """Return the stages of the dvc.yaml of a recipe. Raises ConfigError if DVC cannot track the run folder `out`."""
     recipe = read_recipe(recipe_path, overrides)
     run = _below_here(out)
-    flags = tuple(word for override in overrides for word in ("--set", override))
+    flags = tuple(override_words(overrides))
     call = ("penstock", "dvc", recipe_path, "--out", run, *flags)
     steps = _steps_of(recipe)
     written = {name for step in steps for name in step.writes}
