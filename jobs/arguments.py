@@ -35,3 +35,18 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", help="recipe: a TOML file of settings")
     parser.add_argument("--out", required=True, help=RUN_HELP)
     add_overrides(parser)
+    add_verbose(parser)
+
+
+def add_reuse(parser: argparse.ArgumentParser) -> None:
+    """Add the option for another run whose tables a new run uses."""
+    parser.add_argument(
+        "--reuse",
+        metavar="RUN",
+        help="another run on the same filesystem: tables with the same settings and inputs are used, not copied",
+    )
+
+
+def add_verbose(parser: argparse.ArgumentParser) -> None:
+    """Add the option `--verbose` of a verb that starts Spark."""
+    parser.add_argument("--verbose", action="store_true", help="print the messages of Spark too")

@@ -186,7 +186,7 @@ def load_recipe(
 ) -> Recipe:
     """Return the recipe of the values `raw` with overrides applied: `section.key=value`, or an `Unset` key.
 
-    A key that the file sets is removed if an override sets a key that replaces it (see `Section.REPLACES`), and a note of
+    A key that the file sets is removed if an override sets a key that replaces it (see `Section.REPLACES`); a note of
     the recipe names it. Raises ConfigError that lists every wrong setting.
     """
     values = {name: dict(section) if isinstance(section, Mapping) else section for name, section in raw.items()}
