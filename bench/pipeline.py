@@ -11,7 +11,6 @@ import argparse
 import glob
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -98,13 +97,9 @@ def bench_pass(one: list[Path], many: list[Path], folder: Path) -> None:
 def chain(paths: list[Path], out: Path, tokenizer: str | None) -> tuple[float, int, str]:
     """CPU seconds of the machine and rows of a whole run in a process of its own, and its tokenizer's path."""
     overrides = [f"source.paths={[str(path) for path in paths]}", LANGUAGES]
-    recipe = RECIPE
     if tokenizer:
-        # settings of a training would be ignored with a given model, so they are refused
-        recipe = out.parent / "given.toml"
-        recipe.write_text(re.sub(r"\[tokenizer\][^\[]*", "", RECIPE.read_text()))
         overrides.append(f"tokenizer.model={tokenizer}")
-    command = [sys.executable, "-m", "jobs.run_all", str(recipe), "--out", str(out)]
+    command = [sys.executable, "-m", "jobs.run_all", str(RECIPE), "--out", str(out)]
     for override in overrides:
         command += ["--set", override]
     started = machine_cpu()

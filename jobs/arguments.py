@@ -4,6 +4,8 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from schemas.config import add_override_options
+
 RUN_HELP = "run folder: a local path or s3://, gs://, hdfs://"
 
 
@@ -24,19 +26,27 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:
-    """Add the repeatable option `--set`, which overrides settings."""
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="SECTION.KEY=VALUE",
-        dest="overrides",
-        help="override a setting of the recipe; may be repeated",
-    )
+    """Add the repeatable options `--set` and `--unset`, which override settings."""
+    add_override_options(parser)
 
 
 def add_recipe(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of a verb that runs the data steps: the recipe, the run folder and `--set`."""
+    """Add the arguments of a verb that runs the data steps: the recipe, the run folder, `--set` and `--unset`."""
     parser.add_argument("recipe", help="recipe: a TOML file of settings, or the name of a shipped one, such as web")
     parser.add_argument("--out", required=True, help=RUN_HELP)
     add_overrides(parser)
+    add_verbose(parser)
+
+
+def add_reuse(parser: argparse.ArgumentParser) -> None:
+    """Add the option for another run whose tables a new run uses."""
+    parser.add_argument(
+        "--reuse",
+        metavar="RUN",
+        help="another run on the same filesystem: tables with the same settings and inputs are used, not copied",
+    )
+
+
+def add_verbose(parser: argparse.ArgumentParser) -> None:
+    """Add the option `--verbose` of a verb that starts Spark."""
+    parser.add_argument("--verbose", action="store_true", help="print the messages of Spark too")

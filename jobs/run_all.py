@@ -1,38 +1,131 @@
 """The spark-submit entry point: `spark-submit … jobs/run_all.py RECIPE --out RUN` runs every data step."""
 
 import argparse
+import shlex
 import sys
+import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
+from jobs.arguments import add_recipe, add_reuse
 from jobs.exit_codes import exit_code_of
 from jobs.recipe import read_recipe
-from jobs.spark_session import SparkConfig, open_session
-from pipeline.run import prepare, run_steps
+from jobs.spark_session import SparkConfig, spark_session
+from pipeline.run import Prepared, forecast, prepare, run_locked_steps
+from schemas.config import override_words
+from schemas.errors import ConfigError
+from schemas.locks import lock_tables
+from schemas.manifest import RUN_NAME
 from schemas.storage import Store
+from train.checkpoint.folder import CHECKPOINTS, list_checkpoints
 
 
-def run_recipe(recipe_path: str, out: str, overrides: Sequence[str], until: str | None = None) -> None:
-    """Run the data steps of a recipe into the run folder `out`, up to the step `until` (None: all of them)."""
+def run_recipe(
+    recipe_path: str,
+    out: str,
+    overrides: Sequence[str],
+    until: str | None = None,
+    reuse: str | None = None,
+    verbose: bool = False,
+) -> None:
+    """Run the data steps of a recipe into the run folder `out`, up to the step `until` (None: all of them).
+
+    `reuse`: another run folder, whose complete tables are used in place of building the same ones. `verbose`: print the
+    messages of Spark. Raises ConfigError or ContractError before Spark starts if a setting is wrong, the folder cannot
+    be written, another process uses it, or the run would take away the dataset of a trained model.
+    """
     recipe = read_recipe(recipe_path, overrides)
     folder = Store(out)
-    folder.check_bucket()
-    prepared = prepare(recipe, until)  # every wrong setting is reported before Spark starts
+    check_writable(folder)
+    others = () if reuse is None else (open_reused(reuse, folder),)
+    prepared = replace(prepare(recipe, until), reuse=others)
+    for note in recipe.notes:
+        print(f"penstock: {note}", file=sys.stderr)
     config = recipe.section("spark", SparkConfig)
-    spark = open_session(config)
+    folder.make_parent(RUN_NAME)  # the folder of the lock file
+    with lock_tables(folder, "penstock run", others):
+        verb = ["run"] if until is None else ["stage", until]
+        check_trained(prepared, folder, [*verb, recipe_path, *override_words(overrides)])
+        with spark_session(config, verbose=verbose) as spark:
+            run_locked_steps(spark, prepared, folder, config.partitions)
+
+
+def check_writable(folder: Store) -> None:
+    """Raise ConfigError if a run folder cannot be created or written to."""
+    if not folder.is_local:
+        folder.check_bucket()
+        return
+    path = Path(folder.root)
     try:
-        run_steps(spark, prepared, folder, config.partitions)
-    finally:
-        spark.stop()
+        if path.is_file():
+            raise ConfigError(f"--out {folder.uri}: expected a folder, got a file. Name another folder.")
+        existing = next(parent for parent in (path, *path.parents) if parent.exists())
+        with tempfile.TemporaryFile(dir=existing):  # permissions alone do not show if a filesystem is read-only
+            return
+    except OSError as error:
+        raise ConfigError(
+            f"--out {folder.uri}: expected a folder that can be written, got an error: {error.strerror}. Name another "
+            "folder, or change its permissions."
+        ) from error
+
+
+def open_reused(address: str, folder: Store) -> Store:
+    """Return the run of `--reuse`. Raises ConfigError if `folder` cannot refer to its tables."""
+    run = Store(address)
+    if not run.exists(RUN_NAME):
+        raise ConfigError(f"--reuse {address}: expected a run folder, got one without {RUN_NAME}. Correct the path.")
+    if run.uri == folder.uri:
+        raise ConfigError(f"--reuse {address}: expected another run than --out, got the same. Remove --reuse.")
+    if run.fs != folder.fs:
+        raise ConfigError(
+            f"--reuse {address}: expected a run on the filesystem of {folder.uri}, got one on another filesystem. Set "
+            "--out to a folder on the filesystem of the run."
+        )
+    return run
+
+
+def check_trained(prepared: Prepared, folder: Store, command: Sequence[str]) -> None:
+    """Check that a run does not replace the dataset that the checkpoints of its folder were trained on.
+
+    `command`: the words after `penstock`, without folders. Raises ConfigError with the command for a new run folder.
+    """
+    if not folder.is_local or not (checkpoints := list_checkpoints(folder)):
+        return
+    expected = forecast(prepared, folder)
+    dataset, checkpoint = expected.complete.get("tokens"), checkpoints[-1]
+    if not expected.changes or (dataset is not None and dataset.manifest.digest == checkpoint.identity.dataset):
+        return
+    steps = [change.step for change in expected.changes]
+    reasons = [f"\n  {reason}" for change in expected.changes for reason in change.reasons]
+    words = [*command, "--out", _new_name(folder)]
+    if expected.complete:
+        words += ["--reuse", folder.uri]
+    raise ConfigError(
+        f"{folder.uri}: expected the settings and inputs of the dataset that {checkpoint.name} was trained on, got "
+        f"others, which replace {', '.join(steps)}{''.join(reasons)}\nNothing was started. Use a new run folder"
+        f"{', which shares the unchanged tables' if expected.complete else ''}:\n  penstock {shlex.join(words)}\n"
+        f"Or undo the change, or remove {CHECKPOINTS} to train from the beginning."
+    )
+
+
+def _new_name(folder: Store) -> str:
+    """Return the path of a folder beside a run folder that does not exist."""
+    number = 2
+    while Path(name := f"{folder.root}-{number}").exists():
+        number += 1
+    return name
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the arguments, run the recipe and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("recipe", help="TOML file")
-    parser.add_argument("--out", required=True, help="run folder: a local path or s3://, gs://, hdfs://")
-    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="overrides")
-    arguments = parser.parse_args(argv)
-    return exit_code_of(lambda: run_recipe(arguments.recipe, arguments.out, arguments.overrides))
+    add_recipe(parser)
+    add_reuse(parser)
+    given = parser.parse_args(argv)
+    return exit_code_of(
+        lambda: run_recipe(given.recipe, given.out, given.overrides, reuse=given.reuse, verbose=given.verbose)
+    )
 
 
 if __name__ == "__main__":

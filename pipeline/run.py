@@ -31,6 +31,7 @@ from schemas.manifest import (
     FROM_INPUT,
     MANIFEST_NAME,
     RUN_NAME,
+    Content,
     InputEntry,
     RunFile,
     TableVersion,
@@ -54,6 +55,8 @@ class Prepared:
     steps: Sequence[Step]
     splits: Sequence[Split]
     models: Models
+    reuse: tuple[Store, ...] = ()
+    """Other runs whose complete tables are used in place of building the same ones."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ class Run:
     splits: Sequence[Split]
     models: Models
     partitions: int | None
+    reuse: tuple[Store, ...] = ()
 
 
 def prepare(recipe: Recipe, until: str | None) -> Prepared:
@@ -90,13 +94,14 @@ def run_steps(spark: SparkSession, prepared: Prepared, folder: Store, partitions
     process writes to the run folder.
     """
     folder.make_parent(RUN_NAME)  # the folder of the lock file
-    with lock_tables(folder, "penstock run"):
-        return _run_steps(spark, prepared, folder, partitions)
+    with lock_tables(folder, "penstock run", prepared.reuse):
+        return run_locked_steps(spark, prepared, folder, partitions)
 
 
-def _run_steps(spark: SparkSession, prepared: Prepared, folder: Store, partitions: int | None) -> RunFile:
+def run_locked_steps(spark: SparkSession, prepared: Prepared, folder: Store, partitions: int | None) -> RunFile:
+    """Do the same as `run_steps`, for a caller that holds the lock on the tables of the run folder."""
     recipe, steps = prepared.recipe, prepared.steps
-    run = Run(spark, recipe, folder, prepared.splits, prepared.models, partitions)
+    run = Run(spark, recipe, folder, prepared.splits, prepared.models, partitions, prepared.reuse)
     unused = {name for step in STEPS if not step.is_used(recipe) for name in step.writes}
     existing = {name: version for name, version in read_run(folder).tables.items() if name not in unused}
     state = RunFile(tables=existing, recipe=recipe.to_json())
@@ -162,7 +167,7 @@ def run_step(run: Run, step: Step, inputs: Mapping[str, TableVersion]) -> dict[s
     The complete tables may be in this run, or in another run that this run's `run.json` refers to.
     """
     identity = step_identity(run, step, inputs)
-    searched = run_folders(run.folder)
+    searched = run_folders(run.folder, run.reuse)
     versions = [version_folders(other, step, f"v-{identity[:12]}") for other in searched]
     for other, folders in zip(searched, versions, strict=True):
         if all(folder.exists(MANIFEST_NAME) for folder in folders.values()):
@@ -184,11 +189,16 @@ def run_step(run: Run, step: Step, inputs: Mapping[str, TableVersion]) -> dict[s
     return folders
 
 
-def run_folders(folder: Store) -> list[Store]:
-    """Return the run folder, and the folders of other runs whose tables its `run.json` refers to."""
-    paths = [f"{name}/{path}" for name, path in read_run(folder).tables.items() if "/" in path]
-    others = [folder.child(f"{path}/../..") for path in paths]
-    return [folder, *{other.uri: other for other in others}.values()]
+def run_folders(folder: Store, reuse: Sequence[Store] = ()) -> list[Store]:
+    """Return the run folder, the folders of other runs whose tables its `run.json` refers to, and the same of `reuse`.
+
+    No folder is listed twice.
+    """
+    folders = {folder.uri: folder}
+    for run in (folder, *reuse):
+        paths = [f"{name}/{path}" for name, path in read_run(run).tables.items() if "/" in path]
+        folders |= {other.uri: other for other in (run, *(run.child(f"{path}/../..") for path in paths))}
+    return list(folders.values())
 
 
 def version_folders(folder: Store, step: Step, version: str) -> dict[str, Store]:
@@ -202,12 +212,12 @@ def relative_path(folder: Store, table: str, written: Store) -> str:
     return posixpath.relpath(written.root, folder.child(table).root)
 
 
-def models_of(run: Run, step: Step) -> Models:
+def models_of(run: Run | Prepared, step: Step) -> Models:
     """Return the models of a step's stages."""
     return {stage.name: run.models[stage.name] for stage in step.stages if stage.name in run.models}
 
 
-def step_identity(run: Run, step: Step, inputs: Mapping[str, TableVersion]) -> str:
+def step_identity(run: Run | Prepared, step: Step, inputs: Mapping[str, TableVersion]) -> str:
     """Return the digest that identifies a step's output.
 
     The digest depends on the versions, columns, settings and model digests of the step's stages, and on the step's
@@ -221,7 +231,7 @@ def step_identity(run: Run, step: Step, inputs: Mapping[str, TableVersion]) -> s
     return digest_of({"table": step.name, **step_content(run, step), "reads": reads, **more})
 
 
-def step_content(run: Run, step: Step) -> dict[str, Any]:
+def step_content(run: Run | Prepared, step: Step) -> dict[str, Any]:
     """Return the versions, content settings and model digests of a step's stages."""
     models = models_of(run, step)
     return {
@@ -288,3 +298,138 @@ def check_inputs(folder: Store, table: str, built: TableResult, identities: Mapp
                 f"input {name}: expected the recorded SHA-256 {digests[name][:16]}…, got {now[:16]}… although size "
                 "and modification time are unchanged. Restore the file, or name another folder with --out."
             )
+
+
+# What a run would change in its folder, found before Spark starts.
+#
+# The identity of a step follows from its settings, models and inputs, so it is known until the first step that must be
+# built. The steps after that one change too, because they read a table of another version.
+
+
+@dataclass(frozen=True)
+class StepChange:
+    """A step that would replace the current version of its tables."""
+
+    step: str
+    reasons: tuple[str, ...]
+    """The settings, stages, models and inputs that differ from those of the current version, as lines of text. Empty if
+    the step only follows a changed one."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a run would do in its folder."""
+
+    changes: tuple[StepChange, ...]
+    """The steps that would replace a current version, in order."""
+    complete: Mapping[str, TableVersion]
+    """The versions that the run would use as they are, by table."""
+
+
+def forecast(prepared: Prepared, folder: Store) -> Forecast:
+    """Return what a run would change in its folder, of the tables that its token dataset is made from.
+
+    A step whose current version is damaged would build the same version again, which is no change.
+    """
+    current = {name: folder.child(f"{name}/{version}") for name, version in read_run(folder).tables.items()}
+    complete: dict[str, TableVersion] = {}
+    replaced: set[str] = set()
+    changes = []
+    for step in dataset_steps(prepared):
+        reads = step.inputs(prepared.recipe)
+        reasons = _differences(prepared, step, current.get(step.name))
+        if not replaced.isdisjoint(reads):
+            is_changed = True
+        elif all(name in complete for name in reads if name in _written(prepared)):
+            inputs = {name: complete[name] for name in reads if name in complete}
+            inputs |= step.external_inputs(prepared.recipe, prepared.splits)
+            folders = _find_version(prepared, step, inputs, folder)
+            complete |= {name: table for name, table in folders.items() if isinstance(table, TableVersion)}
+            roots = {name: _root(table) for name, table in folders.items()}
+            is_changed = any(name in current and current[name].root != root for name, root in roots.items())
+            is_changed |= step.name not in current and step.name not in complete
+        else:  # an input would be built again with the same content
+            is_changed = bool(reasons)
+        if is_changed:
+            replaced |= {*step.writes} - complete.keys()
+            changes.append(StepChange(step.name, tuple(reasons)))
+    return Forecast(tuple(changes), complete)
+
+
+def dataset_steps(prepared: Prepared) -> list[Step]:
+    """Return the steps of a run that its token dataset depends on, in order."""
+    used = [step for step in STEPS if step.is_used(prepared.recipe)]
+    tables = {"tokens"}
+    for step in reversed(used):
+        if not tables.isdisjoint(step.writes):
+            tables |= {*step.inputs(prepared.recipe)}
+    return [step for step in prepared.steps if not tables.isdisjoint(step.writes)]
+
+
+def _written(prepared: Prepared) -> set[str]:
+    return {name for step in prepared.steps for name in step.writes}
+
+
+def _find_version(
+    prepared: Prepared, step: Step, inputs: Mapping[str, TableVersion], folder: Store
+) -> dict[str, TableVersion | Store]:
+    """Return the complete version of each table of a step, or the folders in which the run would build the tables."""
+    version = f"v-{step_identity(prepared, step, inputs)[:12]}"
+    searched = [version_folders(run, step, version) for run in run_folders(folder, prepared.reuse)]
+    for folders in searched:
+        if all(table.exists(MANIFEST_NAME) for table in folders.values()):
+            return {name: TableVersion(table, read_manifest(table)) for name, table in folders.items()}
+    return dict(searched[0])
+
+
+def _root(table: TableVersion | Store) -> str:
+    return (table.folder if isinstance(table, TableVersion) else table).root
+
+
+# Reasons.
+
+
+def _differences(prepared: Prepared, step: Step, current: Store | None) -> list[str]:
+    """Return how a step's settings, stages, models and files differ from those of the current version."""
+    if current is None or not current.exists(MANIFEST_NAME):
+        return []
+    manifest = read_manifest(current)
+    now = step_content(prepared, step)
+    lines = _settings(manifest.content, now["config"])
+    for kind, old, new in (
+        ("stage", manifest.content.stages, now["stages"]),
+        ("model", manifest.content.models, now["models"]),
+    ):
+        names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+        lines += [f"{kind} {name}: {_short(old.get(name))} → {_short(new.get(name))}" for name in names]
+    if not step.reads:
+        recorded = {name: at for name, at in manifest.run.lineage.items() if name.startswith(FROM_INPUT)}
+        lines += _files(recorded, {f"{FROM_INPUT}{split.name}": split.identity for split in prepared.splits})
+    return lines
+
+
+def _settings(content: Content, now: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the settings that differ, as `section.key: old → new`."""
+    lines = []
+    for section, settings in now.items():
+        old = content.config.get(section, {})
+        names = [name for name in {**old, **settings} if old.get(name) != settings.get(name)]
+        lines += [f"{section}.{name}: {_short(old.get(name))} → {_short(settings.get(name))}" for name in names]
+    return lines
+
+
+def _files(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    """Return a line about the input files that were added, removed or changed; empty if there are none."""
+    changed = sum(old[name] != new[name] for name in old.keys() & new.keys())
+    counts = {"added": len(new.keys() - old.keys()), "removed": len(old.keys() - new.keys()), "changed": changed}
+    words = [f"{number} {what}" for what, number in counts.items() if number]
+    return [f"input files: {', '.join(words)}"] if words else []
+
+
+SHOWN_CHARS = 60
+"""Maximum length of a value in a reason."""
+
+
+def _short(value: object) -> str:
+    text = "nothing" if value is None else str(value)
+    return text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS - 1]}…"

@@ -1,4 +1,4 @@
-"""Recipes: a TOML file of sections describes a run, and `section.key=value` overrides one of its settings.
+"""Recipes: a TOML file of sections describes a run; `--set` and `--unset` override single settings.
 
 Each section is an immutable pydantic model. A field is *content* unless it is declared otherwise: content changes the
 result and enters its fingerprint. `decision(...)` declares a threshold on stored measurements, and `execution(...)` a
@@ -6,10 +6,11 @@ number of partitions, an amount of memory or a cache. `location(...)` declares t
 file enters the fingerprint, not the path. One error reports all wrong names, each with the most similar valid name.
 """
 
+import argparse
 import difflib
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -24,6 +25,8 @@ class Section(BaseModel):
     """A section of a recipe: immutable, without unknown keys, and with a string under each field that describes it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    REPLACES: ClassVar[Mapping[str, Set[str]]] = {}
+    """Key -> keys that the recipe may not set beside it. `--set` of the key removes those that only the file sets."""
 
     @classmethod
     def fields_of(cls, role: str) -> set[str]:
@@ -59,8 +62,10 @@ def location(default: Any, **constraints: Any) -> Any:
 class Recipe(Mapping[str, Section]):
     """The validated sections of a run by name; a section that is absent from the file has its defaults."""
 
-    def __init__(self, sections: Mapping[str, Section]):
+    def __init__(self, sections: Mapping[str, Section], notes: Sequence[str] = ()):
         self._sections = dict(sections)
+        self.notes = tuple(notes)
+        """Sentences to print: the settings of the file that an override has removed."""
 
     def __getitem__(self, name: str) -> Section:
         return self._sections[name]
@@ -94,12 +99,14 @@ def suggest_name(name: str, valid: Iterable[str]) -> str:
     return f" (valid: {', '.join(valid[:SHOWN_NAMES])}{more})"
 
 
-def build_recipe(raw: Mapping[str, Any], kinds: Mapping[str, type[Section]], where: str) -> Recipe:
+def build_recipe(
+    raw: Mapping[str, Any], kinds: Mapping[str, type[Section]], where: str, wrong: Sequence[str] = ()
+) -> Recipe:
     """Return the recipe of the values `raw`, validated by the section classes `kinds`.
 
-    Raises ConfigError that lists every wrong setting.
+    Raises ConfigError that lists every wrong setting, after those in `wrong`.
     """
-    problems: list[str] = []
+    problems = list(wrong)
     sections: dict[str, Section] = {}
     for name, values in raw.items():
         if name not in kinds:
@@ -118,7 +125,7 @@ def build_recipe(raw: Mapping[str, Any], kinds: Mapping[str, type[Section]], whe
         raise ConfigError(
             f"{where}: expected valid settings, got {len(problems)} wrong:\n  "
             + "\n  ".join(problems)
-            + "\nNothing was started. Correct them in the recipe or with --set."
+            + "\nNothing was started. Correct them in the recipe, or with --set and --unset."
         )
     return Recipe(sections)
 
@@ -144,25 +151,101 @@ def parse_recipe(text: str, where: str) -> dict[str, Any]:
         raise ConfigError(f"{where}: expected valid TOML, got an error: {error}. Correct the TOML there.") from error
 
 
+class Unset(str):
+    """The override `--unset section.key`, as the text `section.key`: it removes a key that the recipe sets."""
+
+
+def add_override_options(parser: argparse.ArgumentParser, effect: str = "override a setting of the recipe") -> None:
+    """Add the repeatable options `--set` and `--unset`, in one list `overrides` in the order of the command line."""
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        dest="overrides",
+        help=f"{effect}; may be repeated",
+    )
+    parser.add_argument(
+        "--unset",
+        action="append",
+        default=[],
+        type=Unset,
+        metavar="SECTION.KEY",
+        dest="overrides",
+        help="remove a setting of the recipe, so that its default applies; may be repeated",
+    )
+
+
+def override_words(overrides: Iterable[str]) -> list[str]:
+    """Return overrides as words of a command line, such as `["--set", "train.steps=3", "--unset", "plan.compute"]`."""
+    return [word for text in overrides for word in ("--unset" if isinstance(text, Unset) else "--set", str(text))]
+
+
 def load_recipe(
     raw: Mapping[str, Any], overrides: Iterable[str], kinds: Mapping[str, type[Section]], where: str
 ) -> Recipe:
-    """Return the recipe of the values `raw` with `section.key=value` overrides applied.
+    """Return the recipe of the values `raw` with overrides applied: `section.key=value`, or an `Unset` key.
 
-    Raises ConfigError that lists every wrong setting.
+    A key that the file sets is removed if an override sets a key that replaces it (see `Section.REPLACES`); a note of
+    the recipe names it. Raises ConfigError that lists every wrong setting.
     """
     values = {name: dict(section) if isinstance(section, Mapping) else section for name, section in raw.items()}
+    wrong: list[str] = []
+    given: dict[str, list[str]] = {}
     for override in overrides:
-        path, equals, value = override.partition("=")
-        section, dot, key = path.strip().partition(".")
-        if not (equals and dot and section and key):
-            raise ConfigError(
-                f"--set: expected section.key=value, got {override!r}. Write it as --set quality.min_words=30."
-            )
+        section, key, value = _parse_override(override)
+        if isinstance(override, Unset):
+            wrong += _unknown_key(section, key, kinds)
+            if isinstance(values.get(section), dict):
+                values[section].pop(key, None)
+            continue
+        given.setdefault(section, []).append(key)
         target = values.setdefault(section, {})
         if isinstance(target, dict):
             target[key] = parse_value(value)
-    return build_recipe(values, kinds, where)
+    notes = [note for section, keys in given.items() for note in _drop_replaced(values, kinds, section, keys)]
+    return Recipe(build_recipe(values, kinds, where, wrong), notes)
+
+
+def _parse_override(override: str) -> tuple[str, str, str]:
+    """Return the section, key and value of an override; the value of an `Unset` is empty."""
+    path, equals, value = override.partition("=")
+    section, dot, key = path.strip().partition(".")
+    if isinstance(override, Unset):
+        if equals or not (dot and section and key):
+            raise ConfigError(
+                f"--unset: expected section.key, got {str(override)!r}. Write it as --unset quality.min_words."
+            )
+    elif not (equals and dot and section and key):
+        raise ConfigError(
+            f"--set: expected section.key=value, got {override!r}. Write it as --set quality.min_words=30."
+        )
+    return section, key, value
+
+
+def _unknown_key(section: str, key: str, kinds: Mapping[str, type[Section]]) -> list[str]:
+    """Return a line of text about an `Unset` that names no setting; empty if the setting exists."""
+    if section not in kinds:
+        return [f"--unset {section}.{key}: no such section{suggest_name(section, kinds)}"]
+    fields = kinds[section].model_fields
+    return [] if key in fields else [f"--unset {section}.{key}: no such key{suggest_name(key, fields)}"]
+
+
+def _drop_replaced(
+    values: dict[str, Any], kinds: Mapping[str, type[Section]], section: str, keys: Sequence[str]
+) -> Iterator[str]:
+    """Remove the keys of a section that the overridden `keys` replace; yield a sentence about each removal."""
+    target = values[section]
+    if section not in kinds or not isinstance(target, dict):
+        return
+    for key in dict.fromkeys(keys):
+        replaced = [name for name in target if name in kinds[section].REPLACES.get(key, ()) and name not in keys]
+        if replaced and target.get(key) is not None:
+            for name in replaced:
+                del target[name]
+            names = " and ".join(f"{section}.{name}" for name in replaced)
+            verb = "are" if replaced[1:] else "is"
+            yield f"{names} of the recipe {verb} not used, because --set gives {section}.{key}"
 
 
 def parse_value(text: str) -> Any:

@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,15 +30,17 @@ LOCKLESS_ERRORS = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.E
 
 
 @contextmanager
-def lock_tables(run: Store, what: str) -> Iterator[None]:
+def lock_tables(run: Store, what: str, others: Sequence[Store] = ()) -> Iterator[None]:
     """Hold an exclusive lock on the tables of a run, and shared locks on the tables of other runs that it reads.
 
-    `what`: the name of this command in the errors of other processes. Raises ContractError if another process holds a
+    `what`: the name of this command in the errors of other processes. `others`: further runs that the command reads.
+    Raises ContractError if another process holds a
     lock.
     """
     with ExitStack() as locks:
         _take(locks, run, TABLES_LOCK, what)
-        for source in _source_runs(run):
+        sources = {source.uri: source for source in (*_source_runs(run), *others)}
+        for source in sources.values():
             _take(locks, source, TABLES_LOCK, what, shared=True)
         yield
 

@@ -12,9 +12,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from jobs.arguments import Command, add_run
+from jobs.arguments import Command, add_run, add_verbose
 from jobs.recipe import recipe_sections, stored_recipe
-from jobs.spark_session import SparkConfig, open_session
+from jobs.spark_session import SparkConfig, spark_session
 from jobs.verbs.proxies import (
     Pair,
     ProxySize,
@@ -30,7 +30,7 @@ from jobs.verbs.proxies import (
 from pipeline.engine.step import Step
 from pipeline.inspect.diff import KEPT, Difference, compare_runs, open_compared_run
 from pipeline.inspect.without_rules import leave_out_rules
-from pipeline.run import prepare, run_folders, run_steps, settings_of
+from pipeline.run import prepare, run_folders, run_locked_steps, settings_of
 from pipeline.stages import STEPS
 from pipeline.tokens.tokenizer import TRAIN_SETTINGS
 from schemas.ablation import (
@@ -45,9 +45,10 @@ from schemas.ablation import (
     ProxySettings,
     VerdictChange,
 )
-from schemas.config import Recipe, load_recipe
+from schemas.config import Recipe, add_override_options, load_recipe
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json, digest_of
+from schemas.locks import lock_tables
 from schemas.manifest import RUN_NAME, Manifest, open_table, read_run
 from schemas.storage import Store
 from schemas.text import format_duration, text_table
@@ -157,17 +158,17 @@ def _settings_differ(step: Step, before: Recipe, after: Recipe) -> bool:
     return any(settings(before, stage.name) != settings(after, stage.name) for stage in step.stages)
 
 
-def make_branch(run: Store, folder: Store, recipe: Recipe) -> None:
-    """Compute the dataset of a recipe in `folder`, and reuse the tables of `run` that do not change."""
+def make_branch(run: Store, folder: Store, recipe: Recipe, verbose: bool = False) -> None:
+    """Compute the dataset of a recipe in `folder`, and reuse the tables of `run` that do not change.
+
+    `verbose`: print the messages of Spark.
+    """
     prepared = prepare(recipe, None)  # every wrong setting is reported before Spark starts
     if not folder.exists(RUN_NAME):
         attach_run(folder, run)
     config = recipe.section("spark", SparkConfig)
-    spark = open_session(config, "penstock ablate")
-    try:
-        run_steps(spark, prepared, folder, config.partitions)
-    finally:
-        spark.stop()
+    with lock_tables(folder, "penstock ablate"), spark_session(config, "penstock ablate", verbose) as spark:
+        run_locked_steps(spark, prepared, folder, config.partitions)
 
 
 def same_dataset(first: Manifest, second: Manifest) -> bool:
@@ -331,13 +332,8 @@ def add_ablate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--without", action="append", default=[], metavar="SECTION.RULE", help="rule to remove; may be repeated"
     )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="SECTION.KEY=VALUE",
-        dest="overrides",
-        help="a data setting applies to the branch, a training setting to the proxy runs of both datasets",
+    add_override_options(
+        parser, "override a data setting of the branch, or a training setting of the proxy runs of both datasets"
     )
     parser.add_argument("--seeds", type=int, default=3, help="number of pairs of proxy runs; default 3")
     parser.add_argument("--params", type=float, help=f"parameters of a proxy run; default: {describe_default_size()}")
@@ -377,7 +373,7 @@ def ablate_command(arguments: argparse.Namespace) -> int:
         return 0
     folder = branch_folder(run, change)
     started = time.monotonic()
-    make_branch(run, folder, after)
+    make_branch(run, folder, after, arguments.verbose)
     sides = {WITH: open_dataset(run), WITHOUT: open_dataset(folder)}
     if same_dataset(sides[WITH].manifest, sides[WITHOUT].manifest):
         print(f"{change.name}: both datasets have the same files; nothing is trained")
@@ -487,7 +483,7 @@ def check_tokenizers(datasets: Mapping[str, Dataset]) -> None:
 
 COMMANDS = {
     "ablate": Command(
-        (add_run, add_ablate_arguments),
+        (add_run, add_ablate_arguments, add_verbose),
         ablate_command,
         "ablate run --without quality.fineweb --seeds 3",
     ),

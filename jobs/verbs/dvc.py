@@ -24,7 +24,7 @@ from pipeline.engine.step import Step
 from pipeline.run import settings_of
 from pipeline.sources.config import SourceConfig
 from pipeline.stages import STEPS
-from schemas.config import Recipe
+from schemas.config import Recipe, override_words
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json
 from schemas.manifest import MANIFEST_NAME, RUN_NAME, TableVersion, open_table, read_run
@@ -69,7 +69,7 @@ def dvc_command(arguments: argparse.Namespace) -> int:
     """Write dvc.yaml into the current folder, with a stage for each step of a recipe, for `dvc repro`."""
     recipe_path, out, overrides = recipe_file(arguments.recipe), arguments.out, arguments.overrides
     if arguments.stage is not None:
-        run_and_repair(recipe_path, out, overrides, arguments.stage)
+        run_and_repair(recipe_path, out, overrides, arguments.stage, arguments.verbose)
         return 0
     stages, run = dvc_stages(recipe_path, out, overrides), _below_here(out)
     text = "\n".join([FIRST_LINE, *_yaml(stages)]) + "\n"
@@ -95,7 +95,7 @@ def dvc_stages(recipe_path: str, out: str, overrides: Sequence[str]) -> list[Dvc
     """Return the stages of the dvc.yaml of a recipe. Raises ConfigError if DVC cannot track the run folder `out`."""
     recipe = read_recipe(recipe_path, overrides)
     run = _below_here(out)
-    flags = tuple(word for override in overrides for word in ("--set", override))
+    flags = tuple(override_words(overrides))
     call = ("penstock", "dvc", recipe_path, "--out", run, *flags)
     steps = _steps_of(recipe)
     written = {name for step in steps for name in step.writes}
@@ -247,16 +247,19 @@ def fixed_folder(pattern: str) -> str:
 # Running a stage.
 
 
-def run_and_repair(recipe_path: str, out: str, overrides: Sequence[str], step_name: str) -> None:
-    """Run the recipe up to a step, and rebuild the tables of the step if one of their files is missing or changed."""
+def run_and_repair(recipe_path: str, out: str, overrides: Sequence[str], step_name: str, verbose: bool = False) -> None:
+    """Run the recipe up to a step, and rebuild the tables of the step if one of their files is missing or changed.
+
+    `verbose`: print the messages of Spark.
+    """
     # DVC starts this command if a file has changed, but `run_recipe` skips a complete table without reading its files.
-    run_recipe(recipe_path, out, overrides, until=step_name)
+    run_recipe(recipe_path, out, overrides, until=step_name, verbose=verbose)
     run = Store(out)
     tables = next(step.writes for step in STEPS if step.name == step_name)
     tables_by_name = {name: TableVersion(*open_table(run, name)) for name in tables if name in read_run(run).tables}
     if damaged := [file for table in tables_by_name.values() for file in damaged_files(table)]:
         _remove_versions(run, tables_by_name, damaged)
-        run_recipe(recipe_path, out, overrides, until=step_name)
+        run_recipe(recipe_path, out, overrides, until=step_name, verbose=verbose)
 
 
 def damaged_files(table: TableVersion) -> list[str]:

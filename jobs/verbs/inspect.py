@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jobs.arguments import Command, add_overrides, add_run
+from jobs.arguments import Command, add_overrides, add_run, add_verbose
 from jobs.recipe import stored_recipe
-from jobs.spark_session import SparkConfig, open_session
+from jobs.spark_session import SparkConfig, spark_session
 from pipeline.engine.spark import ship_models
 from pipeline.engine.stage import no_checks
 from pipeline.inspect.diff import KEPT, ComparedRun, Difference, Example, compare_runs, open_compared_run
@@ -173,7 +173,7 @@ def add_whatif_arguments(parser: argparse.ArgumentParser) -> None:
 def whatif_command(arguments: argparse.Namespace) -> int:
     """Predict what a finished run would keep with other thresholds, without reading texts or changing the run."""
     run = Store(arguments.run)
-    prediction, changed = predict_run(run, arguments.overrides)
+    prediction, changed = predict_run(run, arguments.overrides, arguments.verbose)
     print(format_prediction(prediction, changed))
     if arguments.json:
         folder, _, name = arguments.json.rpartition("/")
@@ -181,21 +181,20 @@ def whatif_command(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def predict_run(run: Store, overrides: Sequence[str]) -> tuple[Prediction, dict[str, tuple[object, object]]]:
+def predict_run(
+    run: Store, overrides: Sequence[str], verbose: bool = False
+) -> tuple[Prediction, dict[str, tuple[object, object]]]:
     """Return the prediction for a run, and the changed settings as name → (old value, new value).
 
-    Raises ConfigError if a what-if cannot change one of the settings.
+    `verbose`: print the messages of Spark. Raises ConfigError if a what-if cannot change one of the settings.
     """
     committed, proposed = stored_recipe(run, []), stored_recipe(run, overrides)
     changed = changed_settings(committed, proposed)
     models = deciding_models(proposed)
     open_tables(run)  # a missing or inconsistent run is rejected before Spark starts
-    spark = open_session(proposed.section("spark", SparkConfig), "penstock what-if")
-    try:
+    with spark_session(proposed.section("spark", SparkConfig), "penstock what-if", verbose) as spark:
         ship_models(spark, [path for paths in models.values() for path in paths.values()])
         return predict(spark, run, proposed, models), changed
-    finally:
-        spark.stop()
 
 
 def deciding_models(recipe: Recipe) -> dict[str, dict[str, str]]:
@@ -216,7 +215,7 @@ COMMANDS = {
         "show run --where 'language = de and drop_rule = gopher_short_doc' --limit 3",
     ),
     "whatif": Command(
-        (add_run, add_overrides, add_whatif_arguments),
+        (add_run, add_overrides, add_verbose, add_whatif_arguments),
         whatif_command,
         "whatif run --set quality.min_words=30 --set toxicity.max_words=0",
     ),

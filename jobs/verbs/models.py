@@ -5,9 +5,9 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from jobs.arguments import Command, add_overrides
+from jobs.arguments import Command, add_overrides, add_verbose
 from jobs.recipe import read_values
-from jobs.spark_session import SparkConfig, open_session
+from jobs.spark_session import SparkConfig, spark_session
 from pipeline.fit.classifier import TrainClassifierConfig, summary, train_classifier
 from pipeline.fit.importance import TrainImportanceConfig, train_importance
 from pipeline.fit.language_model import LmConfig, checked_target, describe_model, make_language_model
@@ -41,13 +41,10 @@ def read_settings(arguments: Arguments, sections: Sections) -> Recipe:
     return load_recipe(values, arguments.overrides, {**sections, **SHARED}, arguments.recipe or "settings")
 
 
-def with_spark(recipe: Recipe, name: str, work: Callable[[Any], Any]) -> Any:
+def with_spark(arguments: Arguments, recipe: Recipe, name: str, work: Callable[[Any], Any]) -> Any:
     """Call `work` with a Spark session, close the session, and return the result."""
-    spark = open_session(recipe.section("spark", SparkConfig), name)
-    try:
+    with spark_session(recipe.section("spark", SparkConfig), name, arguments.verbose) as spark:
         return work(spark)
-    finally:
-        spark.stop()
 
 
 def add_fit_settings(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +72,9 @@ def train_lm_command(arguments: Arguments) -> int:
     recipe = read_settings(arguments, {"lm": LmConfig, "train_lm": TrainLmConfig})
     config, training = recipe.section("lm", LmConfig), recipe.section("train_lm", TrainLmConfig)
     checked_target(config, training, arguments.out)
-    result = with_spark(recipe, "train-lm", lambda spark: make_language_model(spark, config, training, arguments.out))
+    result = with_spark(
+        arguments, recipe, "train-lm", lambda spark: make_language_model(spark, config, training, arguments.out)
+    )
     print(f"{arguments.out}: {describe_model(result)}")
     use = f"--set perplexity.scorer=ngram --set 'perplexity.models={{{config.language}=\"{arguments.out}\"}}'"
     print(f"to use it: penstock run RECIPE --out RUN {use}")
@@ -87,9 +86,10 @@ def train_classifier_command(arguments: Arguments) -> int:
     recipe = read_settings(arguments, {"train_classifier": TrainClassifierConfig})
     config, models = recipe.section("train_classifier", TrainClassifierConfig), recipe.section("models", ModelsConfig)
     runs = config.positives.run or config.negatives.run
-    print(
-        summary(_maybe_with_spark(recipe, runs, lambda spark: train_classifier(config, arguments.out, spark, models)))
+    trained = _maybe_with_spark(
+        arguments, recipe, runs, lambda spark: train_classifier(config, arguments.out, spark, models)
     )
+    print(summary(trained))
     return 0
 
 
@@ -98,7 +98,9 @@ def train_importance_command(arguments: Arguments) -> int:
     recipe = read_settings(arguments, {"train_importance": TrainImportanceConfig})
     config, models = recipe.section("train_importance", TrainImportanceConfig), recipe.section("models", ModelsConfig)
     runs = config.target.run or config.raw.run
-    importance = _maybe_with_spark(recipe, runs, lambda spark: train_importance(config, arguments.out, spark, models))
+    importance = _maybe_with_spark(
+        arguments, recipe, runs, lambda spark: train_importance(config, arguments.out, spark, models)
+    )
     print(json.dumps(importance["counted"], indent=1))
     return 0
 
@@ -107,12 +109,14 @@ def derive_profiles_command(arguments: Arguments) -> int:
     """Derive the stop words and thresholds of each language from clean reference text."""
     recipe = read_settings(arguments, {"derive": DeriveConfig})
     config = recipe.section("derive", DeriveConfig)
-    profiles = _maybe_with_spark(recipe, config.run, lambda spark: derive_profiles(config, arguments.out, spark))
+    profiles = _maybe_with_spark(
+        arguments, recipe, config.run, lambda spark: derive_profiles(config, arguments.out, spark)
+    )
     print(f"{arguments.out}: profiles of {len(profiles)} languages: {', '.join(sorted(profiles))}")
     return 0
 
 
-def _maybe_with_spark(recipe: Recipe, run: str | None, work: Callable[[Any], Any]) -> Any:
+def _maybe_with_spark(arguments: Arguments, recipe: Recipe, run: str | None, work: Callable[[Any], Any]) -> Any:
     """Return the result of `work`, called with a Spark session, or with None if `run` is None.
 
     Raises ContractError before Spark starts if the run has no clean text.
@@ -120,7 +124,7 @@ def _maybe_with_spark(recipe: Recipe, run: str | None, work: Callable[[Any], Any
     if run is None:
         return work(None)
     open_table(Store(run), "clean")
-    return with_spark(recipe, "penstock", work)
+    return with_spark(arguments, recipe, "penstock", work)
 
 
 def add_models_arguments(parser: argparse.ArgumentParser) -> None:
@@ -147,23 +151,23 @@ def models_command(arguments: argparse.Namespace) -> int:
 COMMANDS = {
     "models": Command((add_models_arguments,), models_command, "models fetch lid.176.ftz"),
     "train-lm": Command(
-        (add_fit_settings, add_model_file, add_overrides),
+        (add_fit_settings, add_model_file, add_overrides, add_verbose),
         train_lm_command,
         "train-lm --out en.lm --set lm.run=wiki",
     ),
     "train-classifier": Command(
-        (add_fit_settings, add_model_folder, add_overrides),
+        (add_fit_settings, add_model_folder, add_overrides, add_verbose),
         train_classifier_command,
         "train-classifier --out models --set 'train_classifier.labelled=[\"pages.jsonl\"]'",
     ),
     "train-importance": Command(
-        (add_fit_settings, add_model_folder, add_overrides),
+        (add_fit_settings, add_model_folder, add_overrides, add_verbose),
         train_importance_command,
         "train-importance --out models --set 'train_importance.target={run=\"wiki\"}' --set "
         "'train_importance.raw={run=\"crawl\"}'",
     ),
     "derive-profiles": Command(
-        (add_fit_settings, add_profiles_file, add_overrides),
+        (add_fit_settings, add_profiles_file, add_overrides, add_verbose),
         derive_profiles_command,
         "derive-profiles --out languages.toml --set derive.run=wiki",
     ),

@@ -3,11 +3,14 @@
 import argparse
 from pathlib import Path
 
-from jobs.arguments import Command, add_recipe
+from jobs.arguments import Command, add_recipe, add_reuse
 from jobs.run_all import run_recipe
 from jobs.verbs.plan import plan_command
 from pipeline.demo_crawl.build import build_demo_crawl
 from pipeline.stages import STEPS
+from schemas.storage import Store
+from train.checkpoint.folder import list_checkpoints
+from train.plan.plan import PLAN_NAME
 
 VERBS = {
     "run": "Run every data step, then plan the training run.",
@@ -22,15 +25,28 @@ def add_stage_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_command(arguments: argparse.Namespace) -> int:
-    """Run every data step, then plan the training run."""
-    run_recipe(arguments.recipe, arguments.out, arguments.overrides)
+    """Run every data step, then plan the training run. The plan of a run that has checkpoints is kept."""
+    _run(arguments)
+    run = Store(arguments.out)
+    checkpoints = list_checkpoints(run) if run.is_local and run.exists(PLAN_NAME) else []
+    if checkpoints:
+        print(
+            f"{run.uri}/{PLAN_NAME} is kept, because {checkpoints[-1].name} was trained with it; `penstock plan` would "
+            "change it"
+        )
+        return 0
     return plan_command(argparse.Namespace(run=arguments.out, overrides=[], quiet=True, dry_run=False))
 
 
 def stage_command(arguments: argparse.Namespace) -> int:
     """Run the data steps up to one step."""
-    run_recipe(arguments.recipe, arguments.out, arguments.overrides, until=arguments.step)
+    _run(arguments, until=arguments.step)
     return 0
+
+
+def _run(arguments: argparse.Namespace, until: str | None = None) -> None:
+    recipe, out, overrides = arguments.recipe, arguments.out, arguments.overrides
+    run_recipe(recipe, out, overrides, until, arguments.reuse, arguments.verbose)
 
 
 def add_demo_crawl_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +66,9 @@ def demo_crawl_command(arguments: argparse.Namespace) -> int:
 
 
 COMMANDS = {
-    "run": Command((add_recipe,), run_command, "run web --out run --set source.paths='[\"crawl/*.warc.gz\"]'"),
-    "stage": Command((add_stage_arguments, add_recipe), stage_command, "stage dedup web --out run"),
+    "run": Command(
+        (add_recipe, add_reuse), run_command, "run web --out run --set source.paths='[\"crawl/*.warc.gz\"]'"
+    ),
+    "stage": Command((add_stage_arguments, add_recipe, add_reuse), stage_command, "stage dedup web --out run"),
     "demo-crawl": Command((add_demo_crawl_arguments,), demo_crawl_command, "demo-crawl demo/crawl --pages 3000"),
 }

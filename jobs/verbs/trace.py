@@ -11,6 +11,7 @@ from jobs.recipe import stored_recipe
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.source import RefetchedRecord, refetch
 from pipeline.sources.splits import find_splits
+from schemas.config import add_override_options
 from schemas.errors import ConfigError, ContractError
 from schemas.versions import open_run
 from train.trace.answer import (
@@ -70,7 +71,9 @@ def check_trace(arguments: Arguments) -> None:
     if arguments.limit < 1:
         raise ConfigError(f"trace --limit: expected at least 1 document, got {arguments.limit}. Give a larger number.")
     if arguments.overrides and not arguments.refetch:
-        raise ConfigError("trace: expected --set only together with --refetch, got no --refetch. Add --refetch.")
+        raise ConfigError(
+            "trace: expected --set and --unset only together with --refetch, got no --refetch. Add --refetch."
+        )
 
 
 def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
@@ -106,14 +109,7 @@ def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--refetch", action="store_true", help="read the original records again by byte range and compare them"
     )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="SECTION.KEY=VALUE",
-        dest="overrides",
-        help="override a setting of [source] for --refetch",
-    )
+    add_override_options(parser, "override a setting of [source] for --refetch")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

@@ -11,6 +11,7 @@ import tempfile
 
 from jobs.arguments import Command, add_overrides, add_run
 from jobs.spark_session import worker_environment
+from schemas.config import override_words
 from schemas.errors import ConfigError
 from schemas.locks import lock_training
 from schemas.storage import Store
@@ -104,7 +105,7 @@ def train_command(arguments: Arguments) -> int:
     except ConfigError as error:
         kept = ", ".join(settings_beyond_recipe(run))
         raise ConfigError(f"{error}" + (f"\n  (kept from earlier commands: {kept})" if kept else "")) from error
-    words = [word for override in arguments.overrides for word in ("--set", override)]
+    words = override_words(arguments.overrides)
     command, environment = ["train.pretrain", arguments.run, *words], worker_environment()
     if arguments.ranks > 1 or arguments.restarts:
         options = {"nproc-per-node": arguments.ranks, "max-restarts": arguments.restarts}

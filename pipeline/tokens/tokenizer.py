@@ -10,7 +10,7 @@ import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -56,6 +56,8 @@ LOAD_SETTINGS = frozenset({"special", "allow_lossy"})
 class TokenizerConfig(Section):
     """Settings of the tokenizer: a model to train or to load, and the separators before and after each document."""
 
+    REPLACES: ClassVar = {"model": TRAIN_SETTINGS}
+
     model: str | None = location(None)
     """Path of a SentencePiece model or a Hugging Face `tokenizer.json`; None = train one on a sample of clean text."""
     algorithm: Literal["bpe", "unigram"] = "bpe"
@@ -94,7 +96,8 @@ class TokenizerConfig(Section):
             if self.model is None:
                 raise ValueError(f"{names} would be ignored, because tokenizer.model is not set. Set tokenizer.model.")
             raise ValueError(
-                f"{names} would be ignored, because tokenizer.model is set. Remove {names} from [tokenizer]."
+                f"{names} would be ignored, because tokenizer.model is set. Remove {names} from [tokenizer], or "
+                f"add {' '.join(f'--unset tokenizer.{name}' for name in ignored)}."
             )
         return self
 

@@ -1,8 +1,22 @@
 """Recipes: every wrong name at once with the nearest valid one, content and execution fields apart."""
 
+import argparse
+from typing import ClassVar
+
 import pytest
 
-from schemas.config import Section, build_recipe, execution, load_recipe, location, parse_recipe, parse_value
+from schemas.config import (
+    Section,
+    Unset,
+    add_override_options,
+    build_recipe,
+    execution,
+    load_recipe,
+    location,
+    override_words,
+    parse_recipe,
+    parse_value,
+)
 from schemas.errors import ConfigError
 
 
@@ -17,7 +31,16 @@ class Language(Section):
     threads: int = execution(1)
 
 
-KINDS = {"quality": Quality, "language": Language}
+class Vocabulary(Section):
+    REPLACES: ClassVar = {"file": {"size", "sample"}}
+
+    file: str | None = location(None)
+    size: int = 100
+    sample: int = 7
+    lower: bool = False
+
+
+KINDS = {"quality": Quality, "language": Language, "vocabulary": Vocabulary}
 
 
 def test_every_wrong_name_is_reported_with_the_nearest_valid_one():
@@ -26,7 +49,7 @@ def test_every_wrong_name_is_reported_with_the_nearest_valid_one():
         build_recipe(raw, KINDS, "r.toml")
     message = str(error.value)
     assert message.startswith("r.toml: expected valid settings, got 4 wrong:\n  ")
-    assert message.endswith("\nNothing was started. Correct them in the recipe or with --set.")
+    assert message.endswith("\nNothing was started. Correct them in the recipe, or with --set and --unset.")
     assert "[qualty]: no such section (did you mean 'quality'?)" in message
     assert "quality.min_word: no such key (did you mean 'min_words'?)" in message
     assert "quality.max_words" in message
@@ -47,6 +70,66 @@ def test_overrides_win_over_the_file_and_take_toml_values_or_plain_text():
 def test_an_override_of_another_form_is_rejected(override):
     with pytest.raises(ConfigError, match=rf"expected section\.key=value, got {override!r}\. Write it as --set"):
         load_recipe({}, [override], KINDS, "r")
+
+
+def parsed(*words: str) -> list[str]:
+    """The overrides that a command line gives."""
+    parser = argparse.ArgumentParser()
+    add_override_options(parser)
+    return parser.parse_args(words).overrides
+
+
+def test_unset_removes_a_key_and_the_order_of_the_command_line_counts():
+    raw = {"quality": {"min_words": 10, "max_words": 20}}
+    unset, reset = ["--unset", "quality.min_words"], ["--set", "quality.min_words=30"]
+    assert load_recipe(raw, parsed(*unset), KINDS, "r").to_json() == {"quality": {"max_words": 20}}
+    assert load_recipe(raw, parsed(*unset), KINDS, "r")["quality"] == Quality(max_words=20)
+    assert load_recipe(raw, parsed(*unset, *reset), KINDS, "r")["quality"] == Quality(min_words=30, max_words=20)
+    assert load_recipe(raw, parsed(*reset, *unset), KINDS, "r")["quality"] == Quality(max_words=20)
+    # A key that is not set stays so, and the same command can be repeated on what the first one stored.
+    assert load_recipe({}, parsed(*unset), KINDS, "r").to_json() == {}
+    assert raw == {"quality": {"min_words": 10, "max_words": 20}}
+
+
+def test_overrides_become_words_of_a_command_line_again():
+    words = ["--set", "quality.min_words=3", "--unset", "quality.max_words", "--set", "language.model=a b"]
+    assert override_words(parsed(*words)) == words
+    assert parsed(*override_words(parsed(*words))) == ["quality.min_words=3", Unset("quality.max_words"), words[-1]]
+
+
+def test_a_wrong_unset_is_listed_with_the_other_wrong_settings():
+    with pytest.raises(ConfigError) as error:
+        load_recipe(
+            {}, [Unset("qualty.min_words"), Unset("quality.min_word"), "language.langages=['de']"], KINDS, "r.toml"
+        )
+    lines = str(error.value).splitlines()
+    assert lines[0] == "r.toml: expected valid settings, got 3 wrong:"
+    assert lines[1] == "  --unset qualty.min_words: no such section (did you mean 'quality'?)"
+    assert lines[2] == "  --unset quality.min_word: no such key (did you mean 'min_words'?)"
+    assert lines[3].startswith("  language.langages: no such key (did you mean 'languages'?)")
+
+
+@pytest.mark.parametrize("override", ["quality", "quality.", ".min_words", "quality.min_words=3"])
+def test_an_unset_of_another_form_is_rejected(override):
+    with pytest.raises(ConfigError, match=rf"--unset: expected section\.key, got {override!r}\. Write it as --unset"):
+        load_recipe({}, [Unset(override)], KINDS, "r")
+
+
+def test_a_key_on_the_command_line_replaces_those_of_the_file_that_exclude_it():
+    raw = {"vocabulary": {"size": 300, "sample": 9, "lower": True}}
+    recipe = load_recipe(raw, ["vocabulary.file=a.json"], KINDS, "r")
+    assert recipe.to_json() == {"vocabulary": {"file": "a.json", "lower": True}}
+    assert recipe.notes == (
+        "vocabulary.size and vocabulary.sample of the recipe are not used, because --set gives vocabulary.file",
+    )
+    # What the command line sets itself is kept, so that the section can reject the contradiction.
+    recipe = load_recipe(raw, ["vocabulary.file=a.json", "vocabulary.size=5"], KINDS, "r")
+    assert recipe.to_json() == {"vocabulary": {"file": "a.json", "size": 5, "lower": True}}
+    assert recipe.notes == ("vocabulary.sample of the recipe is not used, because --set gives vocabulary.file",)
+    written = {"vocabulary": {"file": "a.json", "size": 300}}
+    assert load_recipe(written, ["vocabulary.lower=true"], KINDS, "r").notes == ()
+    unset = load_recipe(raw, ["vocabulary.file=a.json", Unset("vocabulary.file")], KINDS, "r")
+    assert (unset.to_json(), unset.notes) == (raw, ())
 
 
 def test_only_content_fields_enter_the_fingerprint():

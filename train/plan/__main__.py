@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from schemas.config import add_override_options
 from schemas.errors import PenstockError
 from schemas.storage import Store
 from train.parallel.devices import RunDevices
@@ -26,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run", metavar="RUN", help="run folder with the tokens")
     parser.add_argument("--devices", required=True, help="the devices of the ranks, as JSON")
     parser.add_argument("--out", required=True, type=Path, help="JSON file to write")
-    parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="SECTION.KEY=VALUE")
+    add_override_options(parser)
     arguments = parser.parse_args(argv)
     try:
         here = TypeAdapter(RunDevices).validate_json(arguments.devices)

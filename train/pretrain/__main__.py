@@ -13,6 +13,7 @@ from contextlib import ExitStack
 
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
+from schemas.config import add_override_options
 from schemas.errors import PenstockError
 from schemas.locks import lock_training
 from schemas.storage import Store
@@ -30,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = parser.add_mutually_exclusive_group(required=True)
     folder.add_argument("run", nargs="?", default=argparse.SUPPRESS, metavar="RUN", help="run folder with the tokens")
     folder.add_argument("--run", dest="run", default=argparse.SUPPRESS, metavar="RUN", help="the same")
-    parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="SECTION.KEY=VALUE")
+    add_override_options(parser)
     arguments = parser.parse_args(argv)
     run = Store(arguments.run)
     ranks: Ranks | None = None

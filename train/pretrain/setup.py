@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from pydantic import TypeAdapter
 
+from schemas.config import override_words
 from schemas.errors import ConfigError, ContractError
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
@@ -144,7 +145,7 @@ def call_planner(run: Store, overrides: Sequence[str], here: RunDevices) -> tupl
 
     Raises ConfigError or ContractError with the planner's message.
     """
-    words = [word for override in overrides for word in ("--set", override)]
+    words = override_words(overrides)
     devices = TypeAdapter(RunDevices).dump_json(here).decode()
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "plan.json"

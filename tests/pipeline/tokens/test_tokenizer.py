@@ -322,7 +322,8 @@ def test_errors_of_an_empty_and_of_a_failing_sample() -> None:
         ({"special": {"eos": "</s>"}}, "special would be ignored, because tokenizer.model is not set. Set tokenizer"),
         (
             {"model": "a.json", "vocab_size": 32000, "algorithm": "bpe"},
-            "algorithm, vocab_size would be ignored, because tokenizer.model is set. Remove algorithm, vocab_size",
+            "algorithm, vocab_size would be ignored, because tokenizer.model is set. Remove algorithm, vocab_size from "
+            "[tokenizer], or add --unset tokenizer.algorithm --unset tokenizer.vocab_size.",
         ),
         ({"vocab_size": 399}, "greater than or equal to 400"),
     ],
