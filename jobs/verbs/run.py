@@ -23,13 +23,17 @@ def add_stage_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_command(arguments: argparse.Namespace) -> int:
     """Run every data step, then plan the training run."""
-    run_recipe(arguments.recipe, arguments.out, arguments.overrides)
-    return plan_command(argparse.Namespace(run=arguments.out, overrides=[], quiet=True, dry_run=False))
+    summary = run_recipe(arguments.recipe, arguments.out, arguments.overrides)
+    print(summary.text())
+    code = plan_command(argparse.Namespace(run=arguments.out, overrides=[], quiet=True, dry_run=False))
+    print(summary.next_text())
+    return code
 
 
 def stage_command(arguments: argparse.Namespace) -> int:
     """Run the data steps up to one step."""
-    run_recipe(arguments.recipe, arguments.out, arguments.overrides, until=arguments.step)
+    summary = run_recipe(arguments.recipe, arguments.out, arguments.overrides, until=arguments.step)
+    print(f"{summary.text()}\n{summary.next_text()}")
     return 0
 
 

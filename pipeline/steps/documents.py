@@ -14,6 +14,7 @@ from pydantic import Field
 
 from pipeline.decontaminate.stage import DECONTAMINATE, contamination_table, figures_of, set_sizes
 from pipeline.engine.part import PartOutput, PartResult, PartTarget, TableTarget, write_part
+from pipeline.engine.progress import WorkTotal
 from pipeline.engine.spark import run_parts
 from pipeline.engine.stage import PerDocument, Relation, Row, Source, Split, extend_schema
 from pipeline.engine.step import StepContext, TableResult, combine_parts
@@ -60,7 +61,8 @@ def build_documents(build: StepContext) -> dict[str, TableResult]:
     (source,) = (stage for stage in build.stages if isinstance(stage, Source))
     models, folders = build.model_paths(), (build.folders["documents"], build.folders["text"])
     tasks = [DocumentsTask(split, source, build.per_document, build.recipe, models, *folders) for split in build.splits]
-    results = run_parts(build.spark, documents_part, tasks, "documents", build.partitions)
+    size = WorkTotal(bytes=sum(split.size for split in build.splits))
+    results = run_parts(build.spark, documents_part, tasks, "documents", build.partitions, size)
     built = combine_parts(results, ("documents", "text"))
     index = build.model_paths().get(DECONTAMINATE.name, {}).get("index")
     if index is not None:
@@ -79,6 +81,7 @@ def documents_part(task: DocumentsTask, retried: bool) -> PartResult:
         fused = FusedStages(task.stages, task.recipe, local_models(task.models))
         config = task.recipe.section("text", TextConfig)
         with closing(open_stream(task.split)) as stream:
+            output.meter.position = stream.tell
             rows = task.source.open(task.split, stream, task.recipe[task.source.name])
             for row in run_rows(rows, fused, (task.source.name, task.stages[0].name), retried):
                 check_columns(row, columns)

@@ -112,6 +112,7 @@ HEAVY = {
     "phonenumbers",
     "presidio_analyzer",
     "pyspark",
+    "rich",
     "safetensors",
     "scipy",
     "sentencepiece",
