@@ -4,6 +4,7 @@ import argparse
 import shlex
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from jobs.exit_codes import exit_code_of
 from jobs.recipe import read_recipe
 from jobs.spark_session import SparkConfig, spark_session
 from pipeline.run import Prepared, forecast, prepare, run_locked_steps
+from pipeline.summary import Summary, closing_summary
 from schemas.config import override_words
 from schemas.errors import ConfigError
 from schemas.locks import lock_tables
@@ -28,13 +30,15 @@ def run_recipe(
     until: str | None = None,
     reuse: str | None = None,
     verbose: bool = False,
-) -> None:
+) -> Summary:
     """Run the data steps of a recipe into the run folder `out`, up to the step `until` (None: all of them).
 
-    `reuse`: another run folder, whose complete tables are used in place of building the same ones. `verbose`: print the
-    messages of Spark. Raises ConfigError or ContractError before Spark starts if a setting is wrong, the folder cannot
-    be written, another process uses it, or the run would take away the dataset of a trained model.
+    Return the closing summary. `reuse`: another run folder, whose complete tables are used in place of building the
+    same ones. `verbose`: print the messages of Spark. Raises ConfigError or ContractError before Spark starts if a
+    setting is wrong, the folder cannot be written, another process uses it, or the run would take away the dataset of a
+    trained model.
     """
+    started = time.monotonic()
     recipe = read_recipe(recipe_path, overrides)
     folder = Store(out)
     check_writable(folder)
@@ -48,7 +52,9 @@ def run_recipe(
         verb = ["run"] if until is None else ["stage", until]
         check_trained(prepared, folder, [*verb, recipe_path, *override_words(overrides)])
         with spark_session(config, verbose=verbose) as spark:
-            run_locked_steps(spark, prepared, folder, config.partitions)
+            run_locked_steps(spark, prepared, folder, config.partitions, shlex.join(["penstock", *verb]))
+    words = ["penstock", "run", recipe_path, "--out", out, *override_words(overrides)]
+    return closing_summary(folder, until, time.monotonic() - started, shlex.join(words) if until else None)
 
 
 def check_writable(folder: Store) -> None:
@@ -123,9 +129,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_recipe(parser)
     add_reuse(parser)
     given = parser.parse_args(argv)
-    return exit_code_of(
-        lambda: run_recipe(given.recipe, given.out, given.overrides, reuse=given.reuse, verbose=given.verbose)
-    )
+
+    def run() -> None:
+        summary = run_recipe(given.recipe, given.out, given.overrides, reuse=given.reuse, verbose=given.verbose)
+        print(summary.text())
+
+    return exit_code_of(run)
 
 
 if __name__ == "__main__":

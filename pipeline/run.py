@@ -16,9 +16,10 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from pipeline.engine.part import delete_part_results
-from pipeline.engine.spark import ship_models
+from pipeline.engine.progress import Progress, reasons_text, step_line, without_earlier_drops
+from pipeline.engine.spark import ship_models, show_progress
 from pipeline.engine.stage import PerDocument, Source, Split
-from pipeline.engine.step import Model, Stage, Step, StepContext, TableResult
+from pipeline.engine.step import Model, Stage, Step, StepContext, TableResult, add_figures
 from pipeline.models import ModelsConfig, ensure_model
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.splits import find_splits
@@ -32,6 +33,7 @@ from schemas.manifest import (
     MANIFEST_NAME,
     RUN_NAME,
     Content,
+    Counts,
     InputEntry,
     RunFile,
     TableVersion,
@@ -43,8 +45,11 @@ from schemas.manifest import (
 )
 from schemas.storage import Store
 from schemas.takedown import check_no_takedowns, origin_digest, resolve_version
+from schemas.versions import DATASET
 
 Models = dict[str, dict[str, Model]]
+DROPPING_STEPS = ("documents", "verdicts", "dedup", "repeats", "clean")
+"""The steps that drop documents. If one of them keeps none, a run that builds a token dataset stops there."""
 
 
 @dataclass(frozen=True)
@@ -87,35 +92,65 @@ def prepare(recipe: Recipe, until: str | None) -> Prepared:
     return Prepared(recipe, steps, splits, find_models(recipe, steps))
 
 
-def run_steps(spark: SparkSession, prepared: Prepared, folder: Store, partitions: int | None) -> RunFile:
+def run_steps(
+    spark: SparkSession, prepared: Prepared, folder: Store, partitions: int | None, command: str = "penstock run"
+) -> RunFile:
     """Build the tables of a run that do not exist yet, and return the content of its `run.json`.
 
-    A complete step is skipped. An interrupted step resumes from its completed parts. Raises ContractError if another
-    process writes to the run folder.
+    A complete step is skipped. An interrupted step resumes from its completed parts. `command` names this command in
+    the lock file and in `progress.json`. Raises ContractError if another process writes to the run folder, or if no
+    document is left for the tokenizer.
     """
     folder.make_parent(RUN_NAME)  # the folder of the lock file
-    with lock_tables(folder, "penstock run", prepared.reuse):
-        return run_locked_steps(spark, prepared, folder, partitions)
+    with lock_tables(folder, command, prepared.reuse):
+        return run_locked_steps(spark, prepared, folder, partitions, command)
 
 
-def run_locked_steps(spark: SparkSession, prepared: Prepared, folder: Store, partitions: int | None) -> RunFile:
+def run_locked_steps(
+    spark: SparkSession, prepared: Prepared, folder: Store, partitions: int | None, command: str = "penstock run"
+) -> RunFile:
     """Do the same as `run_steps`, for a caller that holds the lock on the tables of the run folder."""
-    recipe, steps = prepared.recipe, prepared.steps
-    run = Run(spark, recipe, folder, prepared.splits, prepared.models, partitions, prepared.reuse)
+    names = [step.name for step in prepared.steps]
+    with show_progress(spark, command, names, folder) as progress:
+        run = Run(spark, prepared.recipe, folder, prepared.splits, prepared.models, partitions, prepared.reuse)
+        return _run_steps(run, prepared.steps, progress)
+
+
+def _run_steps(run: Run, steps: Sequence[Step], progress: Progress) -> RunFile:
+    recipe, folder = run.recipe, run.folder
     unused = {name for step in STEPS if not step.is_used(recipe) for name in step.writes}
     existing = {name: version for name, version in read_run(folder).tables.items() if name not in unused}
     state = RunFile(tables=existing, recipe=recipe.to_json())
     write_run(folder, state)
-    ship_models(spark, [model.path for named in run.models.values() for model in named.values() if model.shipped])
+    ship_models(run.spark, [model.path for named in run.models.values() for model in named.values() if model.shipped])
     tables: dict[str, TableVersion] = {}
     for step in steps:
         inputs = {name: tables[name] for name in step.inputs(recipe) if name in tables}
-        folders = run_step(run, step, inputs | step.external_inputs(recipe, prepared.splits))
+        folders = run_step(run, step, inputs | step.external_inputs(recipe, run.splits), progress)
         tables |= {name: TableVersion(written, read_manifest(written)) for name, written in folders.items()}
         pointers = {name: relative_path(folder, name, written) for name, written in folders.items()}
         state = RunFile(tables=state.tables | pointers, recipe=state.recipe)
         write_run(folder, state)
+        if steps[-1].name == DATASET:
+            check_some_kept(step.name, {name: table.manifest.content.counts for name, table in tables.items()})
     return state
+
+
+def check_some_kept(step: str, counts: Mapping[str, Counts]) -> None:
+    """Raise ContractError if no document is left after a step, with the largest reasons of all tables built so far.
+
+    `counts`: the row counts of the tables by name. A token dataset needs at least one document.
+    """
+    if step not in DROPPING_STEPS or counts[step].rows_kept:
+        return
+    dropped: dict[str, int] = {}
+    for table in counts.values():
+        dropped = add_figures(dropped, without_earlier_drops(table).dropped)
+    raise ContractError(
+        f"{step}: expected at least one document to be left, got none of {counts['documents'].rows_in:,} rows. "
+        f"Dropped: {reasons_text(dropped) or 'none, because no row came in'}. Correct the settings of these stages, or "
+        "source.paths; `penstock show RUN --where 'drop_rule = NAME'` prints dropped documents."
+    )
 
 
 def find_models(recipe: Recipe, steps: Sequence[Step]) -> Models:
@@ -161,10 +196,11 @@ def compiled(stage: PerDocument, config: Section, models: Mapping[str, Model], s
     return {name: Model(path, file_sha256(Path(path))) for name, path in made.items()}
 
 
-def run_step(run: Run, step: Step, inputs: Mapping[str, TableVersion]) -> dict[str, Store]:
+def run_step(run: Run, step: Step, inputs: Mapping[str, TableVersion], progress: Progress) -> dict[str, Store]:
     """Return the folder of each table that a step writes. The tables are built unless all of them are complete.
 
-    The complete tables may be in this run, or in another run that this run's `run.json` refers to.
+    The complete tables may be in this run, or in another run that this run's `run.json` refers to. One line about the
+    step is printed: that it is complete, or what it kept and dropped.
     """
     identity = step_identity(run, step, inputs)
     searched = run_folders(run.folder, run.reuse)
@@ -172,12 +208,23 @@ def run_step(run: Run, step: Step, inputs: Mapping[str, TableVersion]) -> dict[s
     for other, folders in zip(searched, versions, strict=True):
         if all(folder.exists(MANIFEST_NAME) for folder in folders.values()):
             where = "" if other.uri == run.folder.uri else f" in {other.uri}"
-            print(f"{step.name:<10} is complete ({identity[:12]}){where}", file=sys.stderr)
+            progress.say(f"{step.name:<10} is complete ({identity[:12]}){where}")
+            manifest = read_manifest(folders[step.name])
+            progress.finish(step.name, "complete", manifest.content.counts, manifest.run.wall_seconds)
             return folders
     if not step.reads:
         for other in searched:
             check_no_takedowns(other, step.name)
-    folders = versions[0]
+    with progress.step(step.name):
+        build_step(run, step, inputs, versions[0])
+    manifest = read_manifest(versions[0][step.name])
+    progress.finish(step.name, "done", manifest.content.counts, manifest.run.wall_seconds)
+    progress.say(step_line(step.name, manifest.content.counts, manifest.run.wall_seconds))
+    return versions[0]
+
+
+def build_step(run: Run, step: Step, inputs: Mapping[str, TableVersion], folders: Mapping[str, Store]) -> None:
+    """Build and commit the tables of a step in `folders`, by table."""
     started, clock = datetime.now(UTC), time.monotonic()
     models = models_of(run, step)
     built = step.build(
@@ -186,7 +233,6 @@ def run_step(run: Run, step: Step, inputs: Mapping[str, TableVersion]) -> dict[s
     timing = {"started": started.isoformat(timespec="seconds"), "wall_seconds": round(time.monotonic() - clock, 3)}
     for table in reversed(step.writes):
         commit(run, step, folders[table], (table, built[table], inputs, timing))
-    return folders
 
 
 def run_folders(folder: Store, reuse: Sequence[Store] = ()) -> list[Store]:

@@ -8,6 +8,7 @@ from jobs.run_all import run_recipe
 from jobs.verbs.plan import plan_command
 from pipeline.demo_crawl.build import build_demo_crawl
 from pipeline.stages import STEPS
+from pipeline.summary import Summary
 from schemas.storage import Store
 from train.checkpoint.folder import list_checkpoints
 from train.plan.plan import PLAN_NAME
@@ -26,27 +27,31 @@ def add_stage_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_command(arguments: argparse.Namespace) -> int:
     """Run every data step, then plan the training run. The plan of a run that has checkpoints is kept."""
-    _run(arguments)
-    run = Store(arguments.out)
+    summary = _run(arguments)
+    print(summary.text())
+    run, code = Store(arguments.out), 0
     checkpoints = list_checkpoints(run) if run.is_local and run.exists(PLAN_NAME) else []
     if checkpoints:
         print(
             f"{run.uri}/{PLAN_NAME} is kept, because {checkpoints[-1].name} was trained with it; `penstock plan` would "
             "change it"
         )
-        return 0
-    return plan_command(argparse.Namespace(run=arguments.out, overrides=[], quiet=True, dry_run=False))
+    else:
+        code = plan_command(argparse.Namespace(run=arguments.out, overrides=[], quiet=True, dry_run=False))
+    print(summary.next_text())
+    return code
 
 
 def stage_command(arguments: argparse.Namespace) -> int:
     """Run the data steps up to one step."""
-    _run(arguments, until=arguments.step)
+    summary = _run(arguments, until=arguments.step)
+    print(f"{summary.text()}\n{summary.next_text()}")
     return 0
 
 
-def _run(arguments: argparse.Namespace, until: str | None = None) -> None:
+def _run(arguments: argparse.Namespace, until: str | None = None) -> Summary:
     recipe, out, overrides = arguments.recipe, arguments.out, arguments.overrides
-    run_recipe(recipe, out, overrides, until, arguments.reuse, arguments.verbose)
+    return run_recipe(recipe, out, overrides, until, arguments.reuse, arguments.verbose)
 
 
 def add_demo_crawl_arguments(parser: argparse.ArgumentParser) -> None:

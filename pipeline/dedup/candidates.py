@@ -87,7 +87,8 @@ def find_copies(search: CopySearch) -> CopySearchOutcome:
             rows = rows.union(search.earlier.bands.where(F.col("position") == number).select("key", "order"))
         pairs = bucket_pairs(search, rows, number, outcome)
         joined = join_payloads(search, pairs, rest)
-        kept = search.scratch.store_each(f"round-{number}", joined, partial(outcomes_of, compare=compare), OUTCOMES)
+        outcomes, what = partial(outcomes_of, compare=compare), f"compare candidate pairs, round {number + 1}"
+        kept = search.scratch.store_each(f"round-{number}", joined, outcomes, OUTCOMES, what)
         outcome.rounds.append(kept)
         rest = kept[FAILED]
         if not rest.rows:
@@ -107,7 +108,7 @@ def bucket_pairs(search: CopySearch, rows: DataFrame, number: int, outcome: Copy
     if not config.write_index and config.verify != "jaccard":
         return in_order.mapInArrow(partial(pairs_of_buckets, width=width), PAIRS_DDL)
     streamed = partial(rows_of_buckets, width=width)
-    kept = search.scratch.store_each(f"buckets-{number}", in_order, streamed, KINDS)
+    kept = search.scratch.store_each(f"buckets-{number}", in_order, streamed, KINDS, "fill buckets")
     if config.write_index:
         own = kept[LEADERS].frame.where(part_number("order") != EARLIER)
         outcome.leads.append(own.withColumn("position", F.lit(number)))

@@ -22,6 +22,7 @@ from pipeline.dedup.verify import BEST, FAILED, JOINED
 from pipeline.engine.materialize import FrameStore, shuffled_bytes
 from pipeline.engine.parquet import parts_of
 from pipeline.engine.part import PartOutput, PartResult, PartTarget, TableTarget, write_part
+from pipeline.engine.progress import doing
 from pipeline.engine.spark import dataframe_from_tasks, run_part_writers
 from pipeline.engine.stage import Row
 from pipeline.engine.step import StepContext, TableResult, combine_parts
@@ -142,7 +143,7 @@ def write_parts(build: StepContext, rows: DataFrame, task: ClustersTask) -> list
     def write(number: int, batches: Iterator[pa.RecordBatch]) -> PartResult:
         return write_clusters(shared.value, number, links_of(batches))
 
-    return run_part_writers(rows, len(task.tasks), write)
+    return run_part_writers(rows, len(task.tasks), write, "write clusters")
 
 
 def links_of(batches: Iterator[pa.RecordBatch]) -> ClusterLinks:
@@ -240,6 +241,7 @@ def build_index(
     earlier snapshots: those that contain a copy of a document of this snapshot, each with its new cluster.
     """
     built = TableResult()
+    doing("write the snapshot index")
     if task.tasks and task.tasks[0].dedup.indexes:
         earlier = links.where(part_number("node") == EARLIER).select(
             F.substring("node", 1, DOC_ID_BYTES).alias("earlier"),

@@ -87,7 +87,7 @@ def components(edges: DataFrame, scratch: FrameStore, finish_edges: int, partiti
     if nodes differ in length, or if edges are left after MAX_ROUNDS.
     """
     scratch = FrameStore(scratch.spark, scratch.folder.child("components"))
-    left = scratch.store_each(EDGES, edges, _first_stars, {EDGES: PAIRS_DDL})[EDGES]
+    left = scratch.store_each(EDGES, edges, _first_stars, {EDGES: PAIRS_DDL}, "collect pairs of copies")[EDGES]
     counts, levels, written = [left.rows], list[StoredFrame](), left.bytes
     while left.rows > finish_edges:
         if len(levels) == MAX_ROUNDS:
@@ -98,7 +98,8 @@ def components(edges: DataFrame, scratch: FrameStore, finish_edges: int, partiti
         number = _sized(partitions, left.rows)
         step = functools.partial(_small_star, number)
         schemas = {EDGES: PAIRS_DDL, LEAVES: PAIRS_DDL}
-        kept = scratch.store_each(f"round-{len(counts):02}", _large_stars(left, number), step, schemas)
+        what = f"join clusters, round {len(counts)}"
+        kept = scratch.store_each(f"round-{len(counts):02}", _large_stars(left, number), step, schemas, what)
         left = kept[EDGES]
         levels.append(kept[LEAVES])
         counts.append(left.rows)
@@ -106,11 +107,12 @@ def components(edges: DataFrame, scratch: FrameStore, finish_edges: int, partiti
     # The names contain the number of rounds: a run that resumes with a different `finish_edges` must not read links
     # that were stored after a different round.
     after = f"after-{len(levels):02}"
-    links = scratch.store_each(f"finish-{after}", _to_one_task(left), _finish, {LINKS: PAIRS_DDL})[LINKS]
+    last, schema = _to_one_task(left), {LINKS: PAIRS_DDL}
+    links = scratch.store_each(f"finish-{after}", last, _finish, schema, "join the last clusters")[LINKS]
     written += links.bytes
     if levels:
         followed = _followed(links, levels, partitions)
-        links = scratch.store_each(f"links-{after}", followed, _write_links, {LINKS: PAIRS_DDL})[LINKS]
+        links = scratch.store_each(f"links-{after}", followed, _write_links, schema, "assign clusters")[LINKS]
         written += links.bytes
     return Components(links.frame, tuple(counts), written)
 

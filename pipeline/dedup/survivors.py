@@ -182,7 +182,7 @@ def write_parts(build: StepContext, rows: DataFrame, tasks: Sequence[SurvivorsTa
     def write(number: int, batches: Iterator[pa.RecordBatch]) -> PartResult:
         return write_survivors(shared.value[number], known_totals_of(batches))
 
-    return run_part_writers(rows, len(tasks), write)
+    return run_part_writers(rows, len(tasks), write, "choose survivors")
 
 
 def write_survivors(task: SurvivorsTask, known: KnownTotals) -> PartResult:

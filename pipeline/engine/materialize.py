@@ -100,17 +100,19 @@ class FrameStore:
         """
         return self.store_each(name, frame, functools.partial(_one_kind, name), {name: frame.schema.toDDL()})[name]
 
-    def store_each(self, name: str, frame: DataFrame, step: Step, schemas: Mapping[str, str]) -> dict[str, StoredFrame]:
+    def store_each(
+        self, name: str, frame: DataFrame, step: Step, schemas: Mapping[str, str], what: str = ""
+    ) -> dict[str, StoredFrame]:
         """Apply `step` to each partition of a frame, store the batches that it yields, and return one frame per kind.
 
-        `schemas` maps each kind of batch to its columns as Spark DDL. If an interrupted run has stored `name` already,
-        the stored frames are returned and `step` is not called.
+        `schemas` maps each kind of batch to its columns as Spark DDL. `what` is shown as the work of the current step.
+        If an interrupted run has stored `name` already, the stored frames are returned and `step` is not called.
         """
         listing = f"{name}.json"
         if not self.folder.exists(listing):
             write = functools.partial(_write, self.folder, name, step)
             files: dict[str, list[TaskResult]] = {kind: [] for kind in schemas}
-            for answer in run_partitions(frame, write):
+            for answer in run_partitions(frame, write, what):
                 for kind, file in answer["files"].items():
                     files[kind].append(file)
             kinds = {kind: {"schema": schema, "files": files[kind]} for kind, schema in schemas.items()}

@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from pipeline.engine.live_counts import PartMeter, current_meter
 from pipeline.engine.parquet import PartWriter, WrittenFile
 from pipeline.engine.stage import Drop, Row
 from schemas.errors import ContractError
@@ -114,7 +115,7 @@ class PartResult:
         """Return the result as JSON values."""
         return {
             "files": {table: written.to_json() for table, written in self.files.items()},
-            "rows": self.counts.rows_in,  # for the progress line
+            "rows": self.counts.rows_in,  # for the display of progress
             "counts": self.counts.model_dump(),
             "figures": dict(self.figures),
             "errors": dict(self.errors),
@@ -166,11 +167,14 @@ class PartOutput:
     """Further files besides those of the tables, by kind, such as those of a snapshot index."""
     counts: Counts | None = None
     """Row counts of a table whose rows have no verdict; None uses the counts of `books`."""
+    meter: PartMeter = field(default_factory=current_meter)
+    """The counts of this part that are displayed while it is written."""
 
     def write(self, row: Row) -> None:
         """Append a finished row to every table."""
         for writer in self.writers.values():
             writer.add(row)
+        self.meter.add()
 
 
 def write_part(target: PartTarget, fill: Callable[[PartOutput], None]) -> PartResult:

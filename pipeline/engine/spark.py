@@ -7,31 +7,96 @@ the user can fix is returned as a result, because Spark would otherwise run the 
 import functools
 import json
 import os
+import sys
+import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from itertools import chain
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark import SparkFiles, TaskContext
+from pyspark import AccumulatorParam, SparkFiles, TaskContext
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
+from pipeline.engine.live_counts import CountsListener, PartMeter, WorkCounts, counting
 from pipeline.engine.part import PartResult, TaskResult
+from pipeline.engine.progress import CountSources, Progress, WorkTotal, current_progress
 from schemas.errors import ConfigError, ContractError, PenstockError, describe_storage_error
-from schemas.text import ProgressLine, time_left
-
-
-def progress_line(label: str, done: int, total: int, rows: int, seconds: float) -> str:
-    """Return a progress line such as `documents  3/8 parts  1,203 rows  240 rows/s  0:00:12 left`."""
-    rate = rows / seconds if seconds > 0 else 0.0
-    return f"{label:<10} {done}/{total} parts  {rows:,} rows  {rate:,.0f} rows/s  {time_left(done, total, seconds)}"
-
+from schemas.storage import Store
 
 T = TypeVar("T")
 ANSWER = pa.schema([pa.field("ordinal", pa.int64()), pa.field("answer", pa.string())])
 KINDS = {"ConfigError": ConfigError, "ContractError": ContractError}
+
+
+@contextmanager
+def show_progress(
+    spark: SparkSession, command: str, steps: Sequence[str], folder: Store | None = None
+) -> Iterator[Progress]:
+    """Show the progress of steps in the `with` block. `folder`: the run folder, which gets `progress.json`."""
+    conf = spark.sparkContext.getConf()
+    host = conf.get("spark.driver.host") or "127.0.0.1"
+    listener: CountsListener | None = None
+    try:
+        listener = CountsListener((conf.get("spark.driver.bindAddress") or host).strip("[]"), host.strip("[]"))
+    except OSError as error:
+        print(f"progress: rows inside a part are not shown, because no UDP port opened: {error}", file=sys.stderr)
+    sources = CountSources(listener, functools.partial(active_tasks, spark))
+    open_port = closing(listener) if listener is not None else nullcontext()
+    with open_port, Progress(command, steps, sources, folder) as shown:
+        yield shown
+
+
+def active_tasks(spark: SparkSession) -> tuple[int, int]:
+    """Return the numbers of complete and of all tasks of the Spark stages that are running."""
+    tracker = spark.sparkContext.statusTracker()
+    stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+    known = [stage for stage in stages if stage is not None]
+    return sum(stage.numCompletedTasks for stage in known), sum(stage.numTasks for stage in known)
+
+
+class _FirstText(AccumulatorParam[str]):
+    """Keeps one of the texts that are added to an accumulator."""
+
+    def zero(self, value: str) -> str:
+        return ""
+
+    def addInPlace(self, value1: str, value2: str) -> str:
+        return value1 or value2
+
+
+class _JobWatch:
+    """What is known about a job of `run_tasks` whenever one of its Spark tasks ends.
+
+    Accumulators count the parts of attempts that were repeated twice, so they are only displayed. An error that the
+    user can fix cancels the job, because the other parts would take their time for a run that fails anyway.
+    """
+
+    def __init__(self, spark: SparkSession):
+        self._context = spark.sparkContext
+        self.rows, self.bytes, self.parts = (self._context.accumulator(0) for _ in range(3))
+        self.error = self._context.accumulator("", _FirstText())
+        self._tag = f"penstock-{uuid.uuid4().hex}"
+        self._is_cancelled = False
+
+    @contextmanager
+    def tagged(self) -> Iterator[None]:
+        """Mark the jobs that the `with` block starts as those that an error cancels."""
+        self._context.addJobTag(self._tag)
+        try:
+            yield
+        finally:
+            self._context.removeJobTag(self._tag)
+
+    def poll(self) -> WorkCounts:
+        """Return the counts of the parts whose Spark task has ended. Cancel the job if one of them has an error."""
+        if self.error.value and not self._is_cancelled:
+            self._is_cancelled = True
+            self._context.cancelJobsWithTag(self._tag)
+        return WorkCounts(self.rows.value, self.bytes.value, self.parts.value)
 
 
 def run_tasks(
@@ -40,36 +105,61 @@ def run_tasks(
     tasks: Sequence[T],
     label: str,
     partitions: int | None,
+    total: WorkTotal | None = None,
 ) -> list[TaskResult]:
     """Run `function(task, retried)` for every task and return the results in task order.
 
     `retried` is True in a second or later attempt. `partitions` is the number of Spark partitions; None = one per task.
-    The progress line shows the sum of `rows` over the results. Raises the PenstockError that a task raised.
+    `label` and `total` are for the display of progress, which shows the rows that the tasks count in their
+    `PartMeter`, or else the sum of `rows` over the results. Raises the PenstockError that a task raised; tasks that
+    have not ended by then are cancelled.
     """
     if not tasks:
         return []
+    if current_progress() is None:  # outside of a run, such as in `penstock whatif`
+        with show_progress(spark, label, [label]) as progress, progress.step(label):
+            results = run_tasks(spark, function, tasks, label, partitions, total)
+            progress.say(progress.last_line())
+        return results
     context = spark.sparkContext
     shared = context.broadcast(list(tasks))
-    rows_done, parts_done = context.accumulator(0), context.accumulator(0)
+    watch = _JobWatch(spark)
+    rows_done, bytes_done, parts_done, first_error = watch.rows, watch.bytes, watch.parts, watch.error
+    size = WorkTotal(len(tasks), total.rows if total else None, total.bytes if total else None)
+    address = _begin(label, size, watch.poll)
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for ordinal in batch.column(0).to_pylist():
-                answer = catch_user_errors(functools.partial(function, shared.value[ordinal], is_retry()))
+                with counting(address, ordinal):
+                    answer = catch_user_errors(functools.partial(function, shared.value[ordinal], is_retry()))
+                text = json.dumps(answer)
                 rows_done.add(int(answer.get("rows", 0)))
+                bytes_done.add(int((answer.get("source") or {}).get("bytes", 0)))
                 parts_done.add(1)
-                yield pa.RecordBatch.from_pydict({"ordinal": [ordinal], "answer": [json.dumps(answer)]}, schema=ANSWER)
+                yield pa.RecordBatch.from_pydict({"ordinal": [ordinal], "answer": [text]}, schema=ANSWER)
+                if "error" in answer:
+                    first_error.add(text)
+                    return
 
     frame = spark.range(0, len(tasks), 1, numPartitions=min(partitions or len(tasks), len(tasks)))
-
-    def describe(seconds: float) -> str:
-        return progress_line(label, parts_done.value, len(tasks), rows_done.value, seconds)
-
-    with ProgressLine(describe, always=True):
-        rows = frame.mapInArrow(work, "ordinal long, answer string").collect()
+    try:
+        with watch.tagged():
+            rows = frame.mapInArrow(work, "ordinal long, answer string").collect()
+        answers = {row.ordinal: json.loads(row.answer) for row in rows}
+    except Exception:  # of the cancelled job, or another error
+        if not watch.error.value:
+            raise
+        answers = {0: json.loads(watch.error.value)}
     shared.unpersist()
-    answers = {row.ordinal: json.loads(row.answer) for row in rows}
-    return [raise_if_error(answers[ordinal]) for ordinal in range(len(tasks))]
+    for ordinal in sorted(answers):
+        raise_if_error(answers[ordinal])
+    return [answers[ordinal] for ordinal in range(len(tasks))]
+
+
+def _begin(what: str, total: WorkTotal, poll: Callable[[], WorkCounts]) -> Any:
+    progress = current_progress()
+    return progress.begin_work(what, total, poll) if progress is not None else None
 
 
 def run_parts(
@@ -78,13 +168,14 @@ def run_parts(
     tasks: Sequence[T],
     label: str,
     partitions: int | None,
+    total: WorkTotal | None = None,
 ) -> list[PartResult]:
     """Run tasks that write one part each and return their results in task order. See `run_tasks`."""
 
     def write(task: T, retried: bool) -> TaskResult:
         return function(task, retried).to_json()
 
-    return [PartResult.from_json(result) for result in run_tasks(spark, write, tasks, label, partitions)]
+    return [PartResult.from_json(result) for result in run_tasks(spark, write, tasks, label, partitions, total)]
 
 
 def dataframe_from_tasks(
@@ -92,26 +183,36 @@ def dataframe_from_tasks(
 ) -> DataFrame:
     """Return a DataFrame of the rows that `function(task)` yields for every task; `schema` is its Spark schema."""
     shared = spark.sparkContext.broadcast(list(tasks))
+    progress = current_progress()
+    address = progress.address() if progress is not None else None
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for ordinal in batch.column(0).to_pylist():
-                yield from function(shared.value[ordinal])
+                meter = PartMeter(address, ordinal)
+                for made in function(shared.value[ordinal]):
+                    meter.add(made.num_rows)
+                    yield made
+                meter.send(done=True)
 
     return spark.range(0, len(tasks), 1, numPartitions=max(1, len(tasks))).mapInArrow(work, schema)
 
 
 def run_partitions(
-    frame: DataFrame, function: Callable[[int, Iterator[pa.RecordBatch]], TaskResult]
+    frame: DataFrame, function: Callable[[int, Iterator[pa.RecordBatch]], TaskResult], what: str = ""
 ) -> list[TaskResult]:
     """Run `function(partition number, batches)` on each partition of a frame.
 
-    Return the results in the order of the partitions. `function` is also called for empty partitions.
+    Return the results in the order of the partitions. `function` is also called for empty partitions. `what` is shown
+    as the work of the current step; if it is empty, the display does not change.
     """
+    progress = current_progress()
+    address = progress.begin_work(what) if what and progress is not None else None
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         number = task_context().partitionId()
-        answer = catch_user_errors(functools.partial(function, number, batches))
+        with counting(address, number):
+            answer = catch_user_errors(functools.partial(function, number, batches))
         yield pa.RecordBatch.from_pydict({"ordinal": [number], "answer": [json.dumps(answer)]}, schema=ANSWER)
 
     rows = frame.mapInArrow(work, "ordinal long, answer string").collect()
@@ -204,18 +305,18 @@ def map_parts(
 
 
 def run_part_writers(
-    frame: DataFrame, parts: int, function: Callable[[int, Iterator[pa.RecordBatch]], PartResult]
+    frame: DataFrame, parts: int, function: Callable[[int, Iterator[pa.RecordBatch]], PartResult], what: str
 ) -> list[PartResult]:
     """Call `function(part number, batches)`, which writes a part, for each part of a frame.
 
-    Return the results in the order of the parts. `function` is also called for parts without rows. Raises ContractError
-    if a part has no result.
+    Return the results in the order of the parts. `function` is also called for parts without rows. `what` is shown as
+    the work of the current step. Raises ContractError if a part has no result.
     """
 
     def write(number: int, batches: Iterator[pa.RecordBatch]) -> TaskResult:
         return function(number, map(_without_marks, batches)).to_json()
 
-    results = run_partitions(_by_part(frame, parts), write)
+    results = run_partitions(_by_part(frame, parts), write, what)
     if len(results) != parts:
         raise ContractError(f"spark: expected results of {parts} parts, got {len(results)}. Run `penstock run` again.")
     return [PartResult.from_json(result) for result in results]

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from pipeline.engine.part import PartOutput, PartResult, PartTarget, TableTarget, write_part
+from pipeline.engine.progress import WorkTotal
 from pipeline.engine.spark import run_parts
 from pipeline.engine.stage import PerDocument, Row
 from pipeline.engine.step import StepContext, TableResult, combine_parts
@@ -48,7 +49,9 @@ def build_clean(build: StepContext) -> dict[str, TableResult]:
         CleanTask(ordinal, build.per_document, build.recipe, build.model_paths(), folders, path, build.folders["clean"])
         for ordinal, path in enumerate(paths)
     ]
-    return combine_parts(run_parts(build.spark, clean_part, tasks, "clean", build.partitions), ("clean",))
+    last = build.inputs.get("repeats") or build.inputs["dedup"]
+    size = WorkTotal(rows=last.manifest.content.counts.rows_kept)
+    return combine_parts(run_parts(build.spark, clean_part, tasks, "clean", build.partitions, size), ("clean",))
 
 
 def num_parts(table: TableVersion) -> int:

@@ -14,10 +14,13 @@ from pydantic import Field
 
 from pipeline.decontaminate.stage import DECONTAMINATE, contamination_table, figures_of, set_sizes
 from pipeline.engine.part import PartOutput, PartResult, PartTarget, TableTarget, write_part
+from pipeline.engine.progress import WorkTotal
 from pipeline.engine.spark import run_parts
 from pipeline.engine.stage import PerDocument, Relation, Row, Source, Split, extend_schema
 from pipeline.engine.step import StepContext, TableResult, combine_parts
 from pipeline.engine.worker import FusedStages, local_models, run_rows
+from pipeline.sources.config import SourceConfig
+from pipeline.sources.first_rows import TextWatch, spread
 from pipeline.sources.splits import open_stream
 from schemas.config import Recipe, Section
 from schemas.errors import ContractError
@@ -53,14 +56,21 @@ class DocumentsTask:
     models: dict[str, dict[str, str]]
     documents: Store
     text: Store
+    others: tuple[Split, ...] = ()
+    """Files of the same source whose first rows are read if this split has no text."""
 
 
 def build_documents(build: StepContext) -> dict[str, TableResult]:
     """Build the tables `documents` and `text`, with one part for each split, and return their results."""
     (source,) = (stage for stage in build.stages if isinstance(stage, Source))
     models, folders = build.model_paths(), (build.folders["documents"], build.folders["text"])
-    tasks = [DocumentsTask(split, source, build.per_document, build.recipe, models, *folders) for split in build.splits]
-    results = run_parts(build.spark, documents_part, tasks, "documents", build.partitions)
+    others = spread(build.splits)
+    tasks = [
+        DocumentsTask(split, source, build.per_document, build.recipe, models, *folders, others)
+        for split in build.splits
+    ]
+    size = WorkTotal(bytes=sum(split.size for split in build.splits))
+    results = run_parts(build.spark, documents_part, tasks, "documents", build.partitions, size)
     built = combine_parts(results, ("documents", "text"))
     index = build.model_paths().get(DECONTAMINATE.name, {}).get("index")
     if index is not None:
@@ -71,7 +81,10 @@ def build_documents(build: StepContext) -> dict[str, TableResult]:
 
 
 def documents_part(task: DocumentsTask, retried: bool) -> PartResult:
-    """Run the rows of one split through the per-document stages, and write them to `documents` and `text`."""
+    """Run the rows of one split through the per-document stages, and write them to `documents` and `text`.
+
+    Raises ConfigError if neither this split nor the first rows of the other ones have a text; see `TextWatch`.
+    """
     schema = extend_schema(DOCUMENTS, task.stages)
     columns = frozenset((*schema.names, *TEXT.names))
 
@@ -79,10 +92,15 @@ def documents_part(task: DocumentsTask, retried: bool) -> PartResult:
         fused = FusedStages(task.stages, task.recipe, local_models(task.models))
         config = task.recipe.section("text", TextConfig)
         with closing(open_stream(task.split)) as stream:
-            rows = task.source.open(task.split, stream, task.recipe[task.source.name])
+            output.meter.position = stream.tell
+            settings = task.recipe.section(task.source.name, SourceConfig)
+            rows = task.source.open(task.split, stream, settings)
+            watch = TextWatch(task.split, task.others, settings, task.source.open)
             for row in run_rows(rows, fused, (task.source.name, task.stages[0].name), retried):
                 check_columns(row, columns)
+                watch.see(row)
                 write_row(row, output, config)
+            watch.end()
             sha256, size = stream.finish()
         check_size(task.split, size)
         output.source = {"name": task.split.name, "bytes": size, "sha256": sha256}

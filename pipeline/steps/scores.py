@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from pipeline.engine.parquet import TEXTS_AT_ONCE, Part, PartWriter, apply_cuts, parts_of, read_measured, unique_name
 from pipeline.engine.part import PartOutput, PartResult, PartTarget, TableTarget, TaskResult, write_part
+from pipeline.engine.progress import WorkTotal, doing
 from pipeline.engine.spark import run_parts, run_tasks
 from pipeline.engine.stage import PerDocument, Row
 from pipeline.engine.step import StepContext, TableResult, combine_parts
@@ -51,7 +52,8 @@ def build_scores(build: StepContext) -> dict[str, TableResult]:
     if (perplexity.scorer or "").startswith(CHECKPOINT):
         scored = scored_by_checkpoint(build, perplexity, tasks)
         tasks = [replace(task, scored=name) for task, name in zip(tasks, scored)]
-    built = combine_parts(run_parts(build.spark, scores_part, tasks, "scores", build.partitions), ("scores",))
+    size = WorkTotal(rows=build.inputs["documents"].manifest.content.counts.rows_kept)
+    built = combine_parts(run_parts(build.spark, scores_part, tasks, "scores", build.partitions, size), ("scores",))
     for name in scored:
         folder.delete(name)
     return built
@@ -64,10 +66,11 @@ def scored_by_checkpoint(build: StepContext, config: PerplexityConfig, tasks: Se
     files in this folder.
     """
     folder = build.folders["scores"]
-    texts = [result["path"] for result in run_tasks(build.spark, texts_part, tasks, "texts", build.partitions)]
+    texts = [result["path"] for result in run_tasks(build.spark, texts_part, tasks, "write texts", build.partitions)]
     scored = [unique_name(f"scored/{part_key(task.part.ordinal)}", "parquet") for task in tasks]
     for name in scored:
         folder.make_parent(name)
+    doing("score texts with the checkpoint")
     score_with_checkpoint(config, [folder.path(name) for name in texts], [folder.path(name) for name in scored])
     for name in texts:
         folder.delete(name)

@@ -25,6 +25,7 @@ from pipeline.engine.part import (
     set_verdict,
     write_part,
 )
+from pipeline.engine.progress import WorkTotal
 from pipeline.engine.rules import (
     COARSE,
     FINE,
@@ -73,11 +74,13 @@ def build_verdicts(build: StepContext) -> dict[str, TableResult]:
     measures: dict[str, Any] = {}
     quantiles = quantiles_of(build.per_document, build.recipe)
     if quantiles:
-        answers = run_tasks(build.spark, histograms_of_part, tasks, "cut-offs", build.partitions)
+        answers = run_tasks(build.spark, histograms_of_part, tasks, "compute cut-offs", build.partitions)
         histograms = [answer["histograms"] for answer in answers]
         cutoffs, measures = cutoffs_of(quantiles, histograms), measures_of(quantiles, histograms)
     tasks = [replace(task, cutoffs=cutoffs) for task in tasks]
-    built = combine_parts(run_parts(build.spark, verdicts_part, tasks, "verdicts", build.partitions), ("verdicts",))
+    size = WorkTotal(rows=build.inputs["documents"].manifest.content.counts.rows_kept)
+    results = run_parts(build.spark, verdicts_part, tasks, "verdicts", build.partitions, size)
+    built = combine_parts(results, ("verdicts",))
     figures = built["verdicts"].figures
     figures["cutoffs"] = cutoffs
     figures["limits"] = limits_of(checks_of(build.per_document, build.recipe, build.model_paths(), cutoffs))

@@ -20,6 +20,7 @@ from pyspark.sql import functions as F
 
 from pipeline.engine.parquet import Part
 from pipeline.engine.part import PartResult, TaskResult, complete_part
+from pipeline.engine.progress import doing
 from pipeline.engine.spark import dataframe_from_tasks, persist_on_disk, run_partitions
 from pipeline.engine.stage import Row
 from pipeline.engine.step import StepContext, TableResult
@@ -117,6 +118,7 @@ def build_tokens(build: StepContext) -> dict[str, TableResult]:
     sorting = Sorting(config, {name: part.keep for name, part in mix.sources.items()} if mix else {})
     tasks = encode_tasks(build, contract, sorting)
     encoded = persist_on_disk(dataframe_from_tasks(build.spark, encode_part, tasks, ENCODED_DDL))
+    doing("encode texts")
     totals = stream_totals(encoded)
     if not totals:
         raise ContractError(
@@ -261,7 +263,7 @@ def write_shards(
         shard = partial(write_shard, folder, *shared.value[number], batches, contract.dtype)
         return complete_part(folder, number, shard).to_json()
 
-    return [PartResult.from_json(result) for result in run_partitions(frame, write)]
+    return [PartResult.from_json(result) for result in run_partitions(frame, write, "write shards")]
 
 
 def write_index(
@@ -279,7 +281,7 @@ def write_index(
     def write(number: int, batches: Iterator[pa.RecordBatch]) -> TaskResult:
         return complete_part(folder, first_part + number, partial(write_by_url, folder, number, batches)).to_json()
 
-    return [PartResult.from_json(result) for result in run_partitions(frame, write)]
+    return [PartResult.from_json(result) for result in run_partitions(frame, write, "write the URL index")]
 
 
 def collect_results(results: Sequence[PartResult], totals: Mapping[str, StreamTotal], rows_in: int) -> TableResult:

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from pipeline.engine.parquet import FileWriter
 from pipeline.engine.part import PartOutput, PartResult, PartTarget, TableTarget, write_part
+from pipeline.engine.progress import doing
 from pipeline.engine.spark import run_parts
 from pipeline.engine.stage import Relation
 from pipeline.engine.step import StepContext, TableResult
@@ -55,6 +56,7 @@ def build_tokenizer(build: StepContext) -> dict[str, TableResult]:
     built = TableResult()
     if config.model is None:
         samples = sample_files(build, config, folder)
+        doing("train the tokenizer")
         data = train_tokenizer(sample_texts(folder, samples, built), config)
         kind: Kind = "sentencepiece"
     else:
@@ -102,7 +104,7 @@ def sample_files(build: StepContext, config: TokenizerConfig, folder: Store) -> 
     share = min(1.0, config.sample_bytes / total)
     paths = clean.manifest.paths_of()
     tasks = [TokenizerSampleTask(ordinal, clean.folder, path, share, folder) for ordinal, path in enumerate(paths)]
-    results = run_parts(build.spark, sample_part, tasks, "tokenizer", build.partitions)
+    results = run_parts(build.spark, sample_part, tasks, "sample texts", build.partitions)
     return [result.files["sample"].path for result in results]
 
 

@@ -116,6 +116,7 @@ HEAVY = {
     "phonenumbers",
     "presidio_analyzer",
     "pyspark",
+    "rich",
     "safetensors",
     "scipy",
     "sentencepiece",

@@ -46,6 +46,7 @@ from pipeline.dedup.config import AuditConfig, DedupConfig
 from pipeline.dedup.keys import layout
 from pipeline.engine.parquet import parts_of
 from pipeline.engine.part import PartOutput, PartResult, PartTarget, TableTarget, write_part
+from pipeline.engine.progress import doing
 from pipeline.engine.spark import dataframe_from_tasks, persist_on_disk, run_partitions
 from pipeline.engine.stage import Row
 from pipeline.engine.step import StepContext, TableResult, combine_parts
@@ -243,6 +244,7 @@ def build_audit(build: StepContext) -> dict[str, TableResult]:
     sizes = clusters.counts.rows_in, int(clusters.figures["joined_documents"])
     tasks = [ProposeTask(part, audit, dedup, *sizes) for part in parts]
     proposals = persist_on_disk(dataframe_from_tasks(build.spark, propose, tasks, PROPOSALS_DDL))
+    doing("draw samples")
     chosen = choose(lowest_proposals(proposals, audit), audit, *sizes)
     proposals.unpersist()
     documents = chosen.wanted()
@@ -250,7 +252,7 @@ def build_audit(build: StepContext) -> dict[str, TableResult]:
     texts = dataframe_from_tasks(build.spark, read_sampled, fetches, SAMPLED_DDL)
     task = ExamineTask(chosen, audit, dedup, signature, build.folders["audit"])
     one = texts.repartitionById(1, F.lit(0))
-    answers = run_partitions(one, lambda number, batches: examine(task, batches).to_json())
+    answers = run_partitions(one, lambda number, batches: examine(task, batches).to_json(), "compare the samples")
     return combine_parts([PartResult.from_json(answer) for answer in answers], ("audit",))
 
 

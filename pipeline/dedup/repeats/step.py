@@ -211,7 +211,8 @@ def build_repeats(build: StepContext, make_reevaluator: MakeReevaluator) -> dict
     def write(number: int, batches: Iterator[pa.RecordBatch]) -> PartResult:
         return write_repeats(shared.value[number], batches, is_retry())
 
-    return combine_parts(run_part_writers(repeats_of(build, tasks), len(tasks), write), (REPEATS.name,))
+    repeats = repeats_of(build, tasks)
+    return combine_parts(run_part_writers(repeats, len(tasks), write, "cut repeated passages"), (REPEATS.name,))
 
 
 def repeats_of(build: StepContext, tasks: list[RepeatsTask]) -> DataFrame:

@@ -3,13 +3,27 @@
 import ast
 import errno
 import os
+import re
 import signal
+import time
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
-from pipeline.engine.spark import catch_user_errors, raise_if_error, run_partitions, run_tasks, ship_models
+from pipeline.engine.live_counts import current_meter
+from pipeline.engine.progress import WorkTotal
+from pipeline.engine.spark import (
+    catch_user_errors,
+    dataframe_from_tasks,
+    raise_if_error,
+    run_partitions,
+    run_tasks,
+    ship_models,
+    show_progress,
+)
 from schemas.errors import ConfigError, ContractError, PenstockError
+from schemas.storage import Store
 from tests.support.paths import ROOT
 
 PIPELINE = ROOT / "pipeline"
@@ -83,6 +97,74 @@ def test_a_tasks_error_reaches_the_user_as_it_is(spark):
     with pytest.raises(ConfigError, match=r"^five is wrong$"):
         run_tasks(spark, make_task(), [0, 5], "test", None)
     assert run_tasks(spark, make_task(), [], "test", None) == []
+
+
+def make_slow_task():
+    """A task whose number 0 has a wrong setting, while the others would take minutes."""
+
+    def task(number: int, retried: bool) -> dict:
+        if number == 0:
+            raise ConfigError("zero is wrong")
+        time.sleep(300)
+        return {"rows": 1}
+
+    return task
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("partitions", [None, 2])
+def test_an_error_of_one_part_cancels_the_others(spark, partitions):
+    started = time.monotonic()
+    with pytest.raises(ConfigError, match=r"^zero is wrong$"):
+        run_tasks(spark, make_slow_task(), [0, 1, 2, 3], "test", partitions)
+    assert time.monotonic() - started < 120
+    assert [answer["number"] for answer in run_tasks(spark, make_task(), [0, 1], "test", None)] == [0, 1]
+
+
+def make_counting_task():
+    """A task that counts 40 rows in its meter, and waits until the driver has shown some of them."""
+
+    def task(number: int, retried: bool) -> dict:
+        meter = current_meter()
+        meter.position = lambda: 100 * meter.rows
+        for _ in range(40):
+            meter.add()
+            meter.send()
+            time.sleep(0.1)
+        return {"rows": 40, "source": {"bytes": 4000}}
+
+    return task
+
+
+@pytest.mark.spark
+def test_rows_and_bytes_inside_a_part_reach_the_driver(spark, tmp_path):
+    seen = []
+    with show_progress(spark, "penstock run", ["documents"], Store(str(tmp_path))) as progress:
+        say = progress._view.show
+        progress._view.show = lambda text, fraction, seconds: (seen.append((text, fraction)), say(text, None, 0))
+        with progress.step("documents") as status:
+            total = WorkTotal(rows=80, bytes=8000)
+            run_tasks(spark, make_counting_task(), [0, 1], "documents", None, total)
+        assert (status.rows, status.bytes, status.parts, status.total_parts) == (80, 8000, 2, 2)
+    inside = [text for text, _ in seen if " rows  " in text and "  0/2 parts  " in text]
+    assert inside, seen
+    assert re.search(r"documents   [\d.]+ (kB|bytes) of 8 kB  \d+ %  0/2 parts  \d+ rows  ", inside[0])
+    assert max(fraction for _, fraction in seen if fraction is not None) <= 1
+
+
+@pytest.mark.spark
+def test_a_dataframe_step_shows_its_rows_and_tasks(spark, tmp_path):
+    def slow(number: int):
+        for _ in range(4):
+            time.sleep(1)
+            yield pa.RecordBatch.from_pydict({"id": [number] * 5})
+
+    with show_progress(spark, "penstock run", ["clusters"]) as progress, progress.step("clusters") as status:
+        frame = dataframe_from_tasks(spark, slow, [0, 1], "id long")
+        answers = run_partitions(frame, lambda _, batches: {"rows": sum(b.num_rows for b in batches)}, "join clusters")
+        assert sorted(answer["rows"] for answer in answers) == [20, 20]
+        assert (status.what, status.total_parts) == ("join clusters", 2)
+        assert "join clusters  " in progress.last_line()
 
 
 @pytest.mark.spark

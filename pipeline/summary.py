@@ -1,0 +1,115 @@
+"""The closing summary of a run: documents in and kept, why the others were dropped, tokens by source, and what is next.
+
+All numbers are sums over the manifests of the run's current tables; no row is read.
+"""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pipeline.engine.progress import largest, reasons_text, without_earlier_drops
+from pipeline.engine.step import add_figures
+from pipeline.stages import STEPS
+from schemas.manifest import Manifest, current_tables
+from schemas.storage import Store
+from schemas.tables import LATER_VERDICTS
+from schemas.text import format_bytes, format_duration, text_table
+from schemas.tokens import TRAIN
+from schemas.versions import DATASET
+
+DROPPING_TABLES = ("documents", *LATER_VERDICTS, DATASET)
+"""Tables whose rows may be dropped, in the order in which a run builds them."""
+WITHOUT_TEXT = ("source/", "extract/")
+"""Stages whose dropped rows have no text that one could read."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The closing summary of a command."""
+
+    lines: tuple[str, ...]
+    """What exists now."""
+    next: tuple[tuple[str, str], ...]
+    """Commands with their purpose."""
+
+    def text(self) -> str:
+        """Return the summary as lines to print."""
+        return "\n".join(self.lines)
+
+    def next_text(self) -> str:
+        """Return the commands as lines to print."""
+        return "\n".join(["next:", *text_table(self.next, indent="  ")])
+
+
+def closing_summary(run: Store, until: str | None, seconds: float, rest: str | None = None) -> Summary:
+    """Return the summary of a run folder after its steps up to `until` (None: all) were run in `seconds` [s].
+
+    `rest`: the command line that runs all steps; None after a run of all steps.
+    """
+    names = [step.name for step in STEPS]
+    shown = names[: names.index(until) + 1] if until else names
+    written = {table for step in STEPS if step.name in shown for table in step.writes}
+    tables = {name: table for name, table in current_tables(run).items() if name in written}
+    manifests = {name: table.manifest for name, table in tables.items()}
+    rows = [("documents", _documents(manifests)), ("dropped", _dropped(manifests)), *_token_rows(manifests)]
+    size = sum(file.bytes for manifest in manifests.values() for file in manifest.content.files)
+    rows.append(("written", f"{run.uri} ({len(tables)} tables, {format_bytes(size)})"))
+    rows.append(("dataset", tables[DATASET].folder.uri if DATASET in tables else ""))
+    title = f"{'run' if until is None else f'stage {until}'} complete in {format_duration(seconds)}"
+    lines = (title, *text_table([row for row in rows if row[1]], indent="  "))
+    return Summary(lines, tuple(_next_commands(run, manifests, rest)))
+
+
+def drops_of_run(manifests: Mapping[str, Manifest]) -> dict[str, int]:
+    """Return the number of rows that each `stage/rule` dropped in the whole run, the largest first."""
+    total: dict[str, int] = {}
+    for name in DROPPING_TABLES:
+        if name in manifests:
+            total = add_figures(total, without_earlier_drops(manifests[name].content.counts).dropped)
+    return largest(total)
+
+
+def _documents(manifests: Mapping[str, Manifest]) -> str:
+    if "documents" not in manifests:
+        return ""
+    rows_in = manifests["documents"].content.counts.rows_in
+    kept = [manifests[name].content.counts.rows_kept for name in DROPPING_TABLES if name in manifests][-1]
+    share = f" ({100 * kept / rows_in:.1f} %)" if rows_in else ""
+    return f"{rows_in:,} rows read, {kept:,} documents kept{share}"
+
+
+def _dropped(manifests: Mapping[str, Manifest]) -> str:
+    whole = manifests["documents"].content.counts.rows_in if "documents" in manifests else 0
+    return reasons_text(drops_of_run(manifests), whole)
+
+
+def _token_rows(manifests: Mapping[str, Manifest]) -> list[tuple[str, str]]:
+    """Return a row for each source with its tokens to train on and its held-out tokens."""
+    if DATASET not in manifests:
+        return []
+    streams: Mapping[str, Sequence[int]] = manifests[DATASET].content.figures.get("streams", {})
+    by_source: dict[str, dict[str, list[int]]] = {}
+    for stream, tokens in streams.items():
+        source, _, kind = stream.rpartition("/")
+        by_source.setdefault(source, {})[kind] = list(tokens)
+    rows = []
+    for source, kinds in sorted(by_source.items()):
+        shards = kinds.get(TRAIN, [])
+        heldout = sum(sum(tokens) for kind, tokens in kinds.items() if kind != TRAIN)
+        text = f"{source}: {sum(shards):,} in {len(shards):,} shard{'s' if len(shards) != 1 else ''}"
+        rows.append(("tokens", f"{text}, {heldout:,} held out"))
+    return rows
+
+
+def _next_commands(run: Store, manifests: Mapping[str, Manifest], rest: str | None) -> list[tuple[str, str]]:
+    folder = shlex.quote(run.uri)
+    commands = []
+    dropped = drops_of_run(manifests)
+    readable = [name for name in dropped if not name.startswith(WITHOUT_TEXT)] or [*dropped]
+    if readable:
+        rule = readable[0].partition("/")[2]
+        command = f"penstock show {folder} --where {shlex.quote(f'drop_rule = {rule}')} --limit 5 --text"
+        commands.append((command, "examples of dropped documents"))
+    commands.append((f"penstock report {folder}", "the report as one HTML page"))
+    commands.append((f"penstock train {folder}", "train the planned model") if rest is None else (rest, "all steps"))
+    return commands
