@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.engine.stage import Row
+from pipeline.stages import declared_reasons
 from pipeline.tokens.streams import STREAM_TABLES, TOKENS, Sorting, mix_drops, mixed_sorting
 from schemas.expressions import equality, parse_expression
 from schemas.manifest import TableVersion, current_tables, open_table, read_run
@@ -146,12 +147,28 @@ def _join(name: str, table: TableVersion, number: int, rows: list[Row]) -> None:
                 row[f"{name}.{column}"] = value
 
 
-def format_document(row: Row, with_text: bool, columns: pa.Schema = COLUMNS) -> str:
+def reasons_of_run(run: Store) -> dict[str, str]:
+    """Return the meanings of the reasons that the run's recipe declares, by `stage/reason`."""
+    tables = {name: table.manifest for name, table in current_tables(run).items()}
+    known, built_in = declared_reasons(tables), declared_reasons({})
+    return {
+        f"{stage}/{reason}": meaning
+        for stage, reasons in known.items()
+        for reason, meaning in reasons.items()
+        if reason not in built_in.get(stage, {})
+    }
+
+
+def format_document(
+    row: Row, with_text: bool, columns: pa.Schema = COLUMNS, reasons: Mapping[str, str] | None = None
+) -> str:
     """Format a document as text: its verdict, its provenance, and every measured signal with its unit.
 
-    `with_text` adds the cleaned text. `columns` has the units of columns that are in no standard table.
+    `with_text` adds the cleaned text. `columns` has the units of columns that are in no standard table. `reasons` has
+    the meanings that are printed with verdicts, by `stage/reason`.
     """
-    lines = [f"document {row['doc_id'].hex()}  {verdict_of(row)}"]
+    meaning = (reasons or {}).get(f"{row.get('drop_stage')}/{row.get('drop_rule')}")
+    lines = [f"document {row['doc_id'].hex()}  {verdict_of(row)}{f': {meaning}' if meaning else ''}"]
     fields = {
         field.name: field
         for schema in (columns, *(table.schema or () for table in TABLES.values()))
