@@ -262,7 +262,8 @@ def _verdicts(stage: Stage) -> Mapping[str, str]:
 
 def _recipe_stages(recipe: Recipe) -> tuple[PerDocument, ...]:
     """Return the stages of the recipe. Raises ConfigError if one has the name of another stage or column."""
-    taken = {name for table in TABLES.values() for name in (table.schema or pa.schema([])).names}
+    schemas = [table.schema for table in TABLES.values() if table.describes_documents and table.schema is not None]
+    taken = {name for schema in schemas for name in schema.names}
     taken |= {*DOCUMENT_COLUMNS.names, *(name for stage in all_stages() for name in getattr(stage, "adds", ()))}
     problems: list[str] = []
     stages: list[PerDocument] = []

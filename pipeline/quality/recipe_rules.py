@@ -131,15 +131,15 @@ def _drops(condition: Expression, batch: pa.RecordBatch) -> npt.NDArray[np.bool_
 
 
 def check_rules(
-    signals: Mapping[str, Any], config: QualityConfig, language: str, columns: pa.Schema | None = None
+    signals: Mapping[str, Any], config: QualityConfig, language: str, more: Sequence[pa.Field] = ()
 ) -> list[BrokenRule]:
     """Return every quality rule, built-in or of the recipe, that a document breaks, in the order of the checks.
 
     `signals` are the document's measured values by column name, such as `code_lines`. A missing one is null, and a rule
-    that compares it is not broken. `columns` are the names and types of the columns; None = those of every run.
+    that compares it is not broken. `more` are the columns of stages of the recipe, which signals and rules may name.
     Raises ConfigError if a rule or a signal names a column that does not exist.
     """
-    known = rule_columns(pa.schema([*DOCUMENTS, *QUALITY.columns]) if columns is None else columns)
+    known = rule_columns(pa.schema([*DOCUMENTS, *QUALITY.columns, *more]))
     unknown = sorted(set(signals) - set(known.names))
     if unknown:
         close = suggest_name(unknown[0], known.names)
