@@ -6,6 +6,7 @@ from typing import Any
 
 from jobs.spark_session import SparkConfig
 from pipeline.models import ModelsConfig
+from pipeline.recipe_stages import resolve_functions
 from pipeline.stages import sections
 from schemas.config import Recipe, Section, load_recipe, parse_recipe
 from schemas.errors import ConfigError
@@ -38,7 +39,8 @@ def recipe_file(recipe: str) -> str:
 
 def read_recipe(path: str, overrides: Sequence[str]) -> Recipe:
     """Return the recipe in a TOML file with overrides applied. Raises ConfigError that lists every wrong setting."""
-    return load_recipe(read_values(path), overrides, recipe_sections(), path)
+    values = resolve_functions(read_values(path), str(Path(path).parent))
+    return load_recipe(values, overrides, recipe_sections(), path)
 
 
 def read_values(path: str) -> dict[str, Any]:

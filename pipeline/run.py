@@ -23,7 +23,7 @@ from pipeline.engine.step import Model, Stage, Step, StepContext, TableResult, a
 from pipeline.models import ModelsConfig, ensure_model
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.splits import find_splits
-from pipeline.stages import STEPS
+from pipeline.stages import STEPS, canonical_recipe, steps_for
 from schemas.config import Recipe, Section
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import digest_of, file_sha256
@@ -80,12 +80,15 @@ class Run:
 def prepare(recipe: Recipe, until: str | None) -> Prepared:
     """Return the steps up to and including `until` (None: all), with their inputs and models.
 
-    Raises ConfigError if there is no such step, or if an input or a model is missing.
+    Raises ConfigError if there is no such step, if an input or a model is missing, or if a rule or stage of the recipe
+    is wrong.
     """
     names = [step.name for step in STEPS]
     if until is not None and until not in names:
         raise ConfigError(f"--until: expected one of the steps {', '.join(names)}, got {until!r}. Name one of them.")
-    steps = [step for step in STEPS[: names.index(until) + 1 if until else None] if step.is_used(recipe)]
+    recipe = canonical_recipe(recipe)
+    known = steps_for(recipe)
+    steps = [step for step in known[: names.index(until) + 1 if until else None] if step.is_used(recipe)]
     splits = find_splits(recipe.section("source", SourceConfig))
     for step in steps:
         step.external_inputs(recipe, splits)

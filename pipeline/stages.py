@@ -4,8 +4,10 @@ A stage processes one document, or declares the settings of a step that needs al
 are listed only here: a step gets its stages from this list, and the report, what-if and takedown read it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
 
@@ -27,7 +29,11 @@ from pipeline.language import LANGUAGE
 from pipeline.minhash.stage import SIGNATURE
 from pipeline.perplexity.stage import PERPLEXITY
 from pipeline.pii.stage import PII
+from pipeline.quality.config import QualityConfig
+from pipeline.quality.recipe_rules import canonical_rules, rule_columns, with_rules
+from pipeline.quality.rules import SIGNALS_OF
 from pipeline.quality.stage import QUALITY
+from pipeline.recipe_stages import FUNCTION, SECTION, StagesConfig, columns_of_stage, make_stage
 from pipeline.sources.source import SOURCE
 from pipeline.steps.clean import build_clean
 from pipeline.steps.documents import KEEP_TEXT, build_documents
@@ -38,8 +44,11 @@ from pipeline.tokens.dataset import build_tokens
 from pipeline.tokens.streams import TOKENS
 from pipeline.tokens.train_tokenizer import TOKENIZER, build_tokenizer
 from pipeline.toxicity import TOXICITY
-from schemas.config import Section
-from schemas.tables import DOCUMENTS
+from schemas.config import Recipe, Section
+from schemas.errors import ConfigError
+from schemas.manifest import Manifest
+from schemas.tables import DOCUMENTS, TABLES, VERDICT_COLUMNS
+from schemas.takedown import STAGE as TAKEDOWN
 
 MEASURED: tuple[PerDocument, ...] = (
     EXTRACT,
@@ -56,6 +65,14 @@ SCORED: tuple[PerDocument, ...] = (PERPLEXITY, CLASSIFIER, IMPORTANCE)
 """Stages that score the stored text with models."""
 CHECKED: tuple[PerDocument, ...] = (*MEASURED, *SCORED)
 """Stages whose checks decide, in this order, whether a document is kept."""
+
+NEEDED_SETTINGS = (
+    (TOXICITY.name, "wordlists", ("toxic_words", "toxic_word_share")),
+    (TOXICITY.name, "classifier", ("toxicity_score",)),
+    (DECONTAMINATE.name, "evaluation_sets", ("contamination", "contaminated_share", "contaminated_pieces")),
+    (DECONTAMINATE.name, "canaries", ("canaries",)),
+)
+"""(section, setting, columns): the columns are null in every row if the setting is empty."""
 
 STEPS: tuple[Step, ...] = (
     Step(
@@ -104,7 +121,7 @@ STEPS: tuple[Step, ...] = (
         writes=("repeats",),
         stages=(REPEATS, *CHECKED),
         reads=("documents", "text", "scores", "verdicts", "dedup"),
-        build=partial(build_repeats, make_reevaluator=partial(Reevaluation, CHECKED)),
+        build=partial(build_repeats, make_reevaluator=Reevaluation),
         is_used=cuts_repeats,
     ),
     Step(
@@ -142,5 +159,142 @@ def all_stages() -> list[Stage]:
 
 
 def sections() -> Mapping[str, type[Section]]:
-    """Return the class of each recipe section of the data steps, by name; every stage has one section."""
-    return {stage.name: stage.config for stage in all_stages()}
+    """Return the class of each recipe section of the data steps, by name: one for each stage, and `[[stage]]`."""
+    return {stage.name: stage.config for stage in all_stages()} | {SECTION: StagesConfig}
+
+
+# A recipe may extend these lists: by stages of its own, [[stage]], and by rules of the quality stage, [[quality.rule]].
+
+
+def document_columns(recipe: Recipe) -> pa.Schema:
+    """Return the columns of the table `documents` of this recipe's runs: DOCUMENT_COLUMNS and those of its stages."""
+    return extend_schema(DOCUMENT_COLUMNS, _recipe_stages(recipe))
+
+
+def checked_stages(recipe: Recipe) -> tuple[PerDocument, ...]:
+    """Return the stages whose checks decide, in this order, whether a document is kept with this recipe.
+
+    Raises ConfigError if a stage or rule of the recipe is wrong.
+    """
+    return (*_measured_stages(recipe), *SCORED)
+
+
+def steps_for(recipe: Recipe) -> tuple[Step, ...]:
+    """Return the steps of this recipe's runs: STEPS with the stages and rules of the recipe.
+
+    Raises ConfigError if a stage or rule of the recipe is wrong.
+    """
+    measured = _measured_stages(recipe)
+    return tuple(replace(step, stages=_extended(step.stages, measured)) for step in STEPS)
+
+
+def canonical_recipe(recipe: Recipe) -> Recipe:
+    """Return the recipe with the conditions of its rules in canonical form, so that spelling changes no fingerprint.
+
+    Raises ConfigError if a rule of the recipe is wrong.
+    """
+    rules = canonical_rules(_quality(recipe), rule_columns(document_columns(recipe)), dict(_unmeasured(recipe)))
+    return recipe.with_section(QUALITY.name, rules) if rules.rule else recipe
+
+
+# The stages and rules of a run's recipe, as the manifests of its tables declare them.
+
+
+def declared_reasons(tables: Mapping[str, Manifest]) -> dict[str, dict[str, str]]:
+    """Return the meaning of every reason by stage, in the order of a run; stages and rules of the recipe included."""
+    reasons = {stage.name: {**stage.reasons, **_verdicts(stage)} for stage in all_stages()}
+    own = {name: settings["reasons"] for name, settings in _declared_stages(tables).items()}
+    last = MEASURED[-1].name
+    ordered = [pair for name in reasons for pair in ((name, reasons[name]), *(own.items() if name == last else ()))]
+    found = dict(ordered)
+    for table in tables.values():
+        for rule in table.content.config.get(QUALITY.name, {}).get("rule", ()):
+            found[QUALITY.name][rule["name"]] = rule["reason"]
+    return found
+
+
+def declared_columns(tables: Mapping[str, Manifest]) -> pa.Schema:
+    """Return the columns of the table `documents` of a run, those of the recipe's stages included."""
+    declared = _declared_stages(tables).values()
+    return pa.schema(
+        [*DOCUMENT_COLUMNS, *(column for each in declared for column in columns_of_stage(each["columns"]))]
+    )
+
+
+def _declared_stages(tables: Mapping[str, Manifest]) -> dict[str, dict[str, Any]]:
+    known = {stage.name for stage in all_stages()}
+    config = tables["documents"].content.config if "documents" in tables else {}
+    return {name: settings for name, settings in config.items() if name not in known and FUNCTION in settings}
+
+
+def _quality(recipe: Recipe) -> QualityConfig:
+    return recipe.section(QUALITY.name, QualityConfig)
+
+
+def _extended(stages: Sequence[Stage], measured: Sequence[PerDocument]) -> tuple[Stage, ...]:
+    """Return the stages of a step, with `measured` in place of MEASURED."""
+    names, known = [stage.name for stage in stages], [stage.name for stage in MEASURED]
+    first = names.index(known[0]) if known[0] in names else len(names)
+    if names[first : first + len(known)] != known:
+        return tuple(stages)
+    return (*stages[:first], *measured, *stages[first + len(known) :])
+
+
+def _measured_stages(recipe: Recipe) -> tuple[PerDocument, ...]:
+    own = _recipe_stages(recipe)
+    config, columns = _quality(recipe), rule_columns(document_columns(recipe))
+    canonical_rules(config, columns, dict(_unmeasured(recipe)))  # reports wrong rules
+    measured = (*(with_rules(config, columns) if stage is QUALITY else stage for stage in MEASURED), *own)
+    names = {rule.name for rule in config.rule}
+    taken = {reason: stage.name for stage in (*all_stages(), *own) for reason in (*stage.reasons, *_verdicts(stage))}
+    problems = [
+        f"quality.rule: expected a new name, got {name!r}, which is a reason of [{taken[name]}]. Rename the rule."
+        for name in sorted(names & taken.keys())
+    ]
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return measured
+
+
+def _verdicts(stage: Stage) -> Mapping[str, str]:
+    return stage.verdicts if isinstance(stage, PerDocument) else {}
+
+
+def _recipe_stages(recipe: Recipe) -> tuple[PerDocument, ...]:
+    """Return the stages of the recipe. Raises ConfigError if one has the name of another stage or column."""
+    schemas = [table.schema for table in TABLES.values() if table.describes_documents and table.schema is not None]
+    taken = {name for schema in schemas for name in schema.names}
+    taken |= {*DOCUMENT_COLUMNS.names, *(name for stage in all_stages() for name in getattr(stage, "adds", ()))}
+    problems: list[str] = []
+    stages: list[PerDocument] = []
+    rows = pa.schema([column for column in DOCUMENT_COLUMNS if column.name not in VERDICT_COLUMNS])
+    unmeasured = dict(_unmeasured(recipe)).keys() | _unmeasured_signals(recipe)
+    for config in recipe.section(SECTION, StagesConfig).stages:
+        where = f"[[{SECTION}]] {config.name}"
+        if config.name == TAKEDOWN:
+            problems.append(f"{where}: expected another name, got that of takedowns. Rename the stage.")
+        problems += [
+            f"{where}: expected new names of columns, got {name!r}, which a table has already. Rename the column."
+            for name in sorted(config.columns.keys() & taken)
+        ]
+        stages.append(make_stage(config, rows, unmeasured))
+        taken |= config.columns.keys()
+        rows = extend_schema(rows, stages[-1:])
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return tuple(stages)
+
+
+def _unmeasured_signals(recipe: Recipe) -> set[str]:
+    families = _quality(recipe).families
+    return {signal.name for name, signals in SIGNALS_OF.items() if name not in families for signal in signals}
+
+
+def _unmeasured(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Yield (column, fix) of each column, other than quality signals, that is null in every row with this recipe."""
+    for stage in SCORED:
+        if not stage.models(recipe[stage.name]):
+            yield from ((name, f"Set the models of [{stage.name}]") for name in stage.adds)
+    for section, setting, columns in NEEDED_SETTINGS:
+        if not getattr(recipe[section], setting):
+            yield from ((name, f"Set {section}.{setting}") for name in columns)

@@ -10,7 +10,7 @@ import argparse
 import difflib
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -27,6 +27,8 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
     REPLACES: ClassVar[Mapping[str, Set[str]]] = {}
     """Key -> keys that the recipe may not set beside it. `--set` of the key removes those that only the file sets."""
+    array: ClassVar[str] = ""
+    """For a section that a recipe writes as tables `[[section]]`: the field that holds them; each has a `name`."""
 
     @classmethod
     def fields_of(cls, role: str) -> set[str]:
@@ -60,15 +62,19 @@ def location(default: Any, **constraints: Any) -> Any:
 
 
 class Recipe(Mapping[str, Section]):
-    """The validated sections of a run by name; a section that is absent from the file has its defaults."""
+    """The validated sections of a run by name; a section that is absent from the file has its defaults.
+
+    The tables of an array `[[section]]` can be looked up by their names too. They are not listed as sections.
+    """
 
     def __init__(self, sections: Mapping[str, Section], notes: Sequence[str] = ()):
         self._sections = dict(sections)
+        self._named = {table.name: table for section in sections.values() for table in _tables_of(section)}
         self.notes = tuple(notes)
         """Sentences to print: the settings of the file that an override has removed."""
 
     def __getitem__(self, name: str) -> Section:
-        return self._sections[name]
+        return self._sections[name] if name in self._sections else self._named[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._sections)
@@ -83,10 +89,18 @@ class Recipe(Mapping[str, Section]):
             raise TypeError(f"recipe section [{name}]: expected a {kind.__name__}, got a {type(section).__name__}.")
         return section
 
+    def with_section(self, name: str, section: Section) -> "Recipe":
+        """Return the recipe with another section of this name."""
+        return Recipe({**self._sections, name: section})
+
     def to_json(self) -> dict[str, Any]:
         """Return the values that the recipe sets, by section, without defaults."""
         sections = {name: section.model_dump(mode="json", exclude_unset=True) for name, section in self.items()}
         return {name: values for name, values in sections.items() if values}
+
+
+def _tables_of(section: Section) -> Sequence[Any]:
+    return getattr(section, section.array) if section.array else ()
 
 
 def suggest_name(name: str, valid: Iterable[str]) -> str:
@@ -108,6 +122,7 @@ def build_recipe(
     """
     problems = list(wrong)
     sections: dict[str, Section] = {}
+    raw = {name: _as_section(values, kinds.get(name)) for name, values in raw.items()}
     for name, values in raw.items():
         if name not in kinds:
             problems.append(f"[{name}]: no such section{suggest_name(name, kinds)}")
@@ -121,6 +136,12 @@ def build_recipe(
             sections[name] = kind.model_validate(dict(values))
         except ValidationError as error:
             problems.extend(_problem(name, kind, item) for item in error.errors())
+    for name, section in sections.items():
+        problems += [
+            f"[[{name}]] {table.name}: expected a name that no section has, got {table.name!r}. Rename it."
+            for table in _tables_of(section)
+            if table.name in kinds
+        ]
     if problems:
         raise ConfigError(
             f"{where}: expected valid settings, got {len(problems)} wrong:\n  "
@@ -130,17 +151,39 @@ def build_recipe(
     return Recipe(sections)
 
 
+def _as_section(values: Any, kind: type[Section] | None) -> Any:
+    """Return an array of tables `[[section]]` as the section that holds it; other values as they are."""
+    return {kind.array: values} if kind is not None and kind.array and isinstance(values, list) else values
+
+
 def _problem(section: str, kind: type[Section], item: Any) -> str:
     """Return one of pydantic's validation errors in a section as a line of text."""
     field = ".".join(str(part) for part in item["loc"])
     if item["type"] == "extra_forbidden":
-        return f"{section}.{field}: no such key{suggest_name(str(item['loc'][-1]), kind.model_fields)}"
+        return f"{section}.{field}: no such key{suggest_name(str(item['loc'][-1]), _fields_at(kind, item['loc']))}"
     message = item["msg"].removeprefix("Value error, ")
     states_value = item["type"] == "missing" or ", got " in message
     got = "" if states_value else f", got {item.get('input')!r}"
     if isinstance(item.get("input"), str) and item["type"] in ("dict_type", "tuple_type", "list_type"):
         got += " (not TOML: put quotes around names of tables and around texts inside lists)"
     return f"{section}.{field}: {message}{got}" if field else f"[{section}]: {message}"
+
+
+def _fields_at(kind: type[Section], path: tuple[int | str, ...]) -> Iterable[str]:
+    """Return the names of the fields of the section, or of the section inside it, that a path of keys leads into."""
+    for part in path[:-1]:
+        info = kind.model_fields.get(str(part))
+        inner = (
+            []
+            if info is None
+            else [each for each in (info.annotation, *get_args(info.annotation)) if _is_section(each)]
+        )
+        kind = inner[0] if inner else kind
+    return kind.model_fields
+
+
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Section)
 
 
 def parse_recipe(text: str, where: str) -> dict[str, Any]:
@@ -189,7 +232,8 @@ def load_recipe(
     A key that the file sets is removed if an override sets a key that replaces it (see `Section.REPLACES`); a note of
     the recipe names it. Raises ConfigError that lists every wrong setting.
     """
-    values = {name: dict(section) if isinstance(section, Mapping) else section for name, section in raw.items()}
+    sections = {name: _as_section(section, kinds.get(name)) for name, section in raw.items()}
+    values = {name: dict(section) if isinstance(section, Mapping) else section for name, section in sections.items()}
     wrong: list[str] = []
     given: dict[str, list[str]] = {}
     for override in overrides:

@@ -31,7 +31,7 @@ from pipeline.engine.step import Step
 from pipeline.inspect.diff import KEPT, Difference, compare_runs, open_compared_run
 from pipeline.inspect.without_rules import leave_out_rules
 from pipeline.run import prepare, run_folders, run_locked_steps, settings_of
-from pipeline.stages import STEPS
+from pipeline.stages import steps_for
 from pipeline.tokens.tokenizer import TRAIN_SETTINGS
 from schemas.ablation import (
     ABLATIONS,
@@ -143,19 +143,23 @@ def steps_of(before: Recipe, after: Recipe) -> list[tuple[str, bool]]:
     """
     made: set[str] = set()
     steps = []
-    for step in (step for step in STEPS if step.is_used(after)):
-        again = not step.is_used(before) or not made.isdisjoint(step.reads) or _settings_differ(step, before, after)
+    earlier = {step.name: step for step in steps_for(before)}
+    for step in (step for step in steps_for(after) if step.is_used(after)):
+        again = not step.is_used(before) or not made.isdisjoint(step.reads)
+        again = again or _settings_differ((earlier[step.name], before), (step, after))
         made |= set(step.writes) if again else set()
         steps.append((step.name, again))
     return steps
 
 
-def _settings_differ(step: Step, before: Recipe, after: Recipe) -> bool:
-    def settings(recipe: Recipe, name: str) -> tuple[object, object]:
-        places = recipe[name].model_dump(mode="json", include=recipe[name].fields_of("location"))
-        return settings_of(recipe[name], step), places
+def _settings_differ(before: tuple[Step, Recipe], after: tuple[Step, Recipe]) -> bool:
+    def settings(step: Step, recipe: Recipe) -> list[tuple[object, ...]]:
+        sections = {stage.name: recipe[stage.name] for stage in step.stages}
+        places = [each.model_dump(mode="json", include=each.fields_of("location")) for each in sections.values()]
+        own = [settings_of(section, step) for section in sections.values()]
+        return list(zip(sections, own, places, strict=True))
 
-    return any(settings(before, stage.name) != settings(after, stage.name) for stage in step.stages)
+    return settings(*before) != settings(*after)
 
 
 def make_branch(run: Store, folder: Store, recipe: Recipe, verbose: bool = False) -> None:

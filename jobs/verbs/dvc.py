@@ -23,7 +23,7 @@ from pipeline.engine.stage import Source
 from pipeline.engine.step import Step
 from pipeline.run import settings_of
 from pipeline.sources.config import SourceConfig
-from pipeline.stages import STEPS
+from pipeline.stages import STEPS, steps_for
 from schemas.config import Recipe, override_words
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json
@@ -160,7 +160,7 @@ def _below_here(out: str) -> str:
 
 
 def _steps_of(recipe: Recipe) -> list[Step]:
-    return [step for step in STEPS if step.is_used(recipe)]
+    return [step for step in steps_for(recipe) if step.is_used(recipe)]
 
 
 def _dependencies(step: Step, recipe: Recipe) -> list[Step]:
@@ -169,7 +169,7 @@ def _dependencies(step: Step, recipe: Recipe) -> list[Step]:
     # settings are restored. DVC notices the settings of all steps that determine the version.
     steps, read = _steps_of(recipe), {*step.inputs(recipe)}
     dependencies = [step]
-    for before in reversed(steps[: steps.index(step)]):
+    for before in reversed(steps[: [each.name for each in steps].index(step.name)]):
         if read & {*before.writes}:
             read |= {*before.inputs(recipe)}
             dependencies.insert(0, before)

@@ -13,11 +13,18 @@ from jobs.spark_session import SparkConfig, spark_session
 from pipeline.engine.spark import ship_models
 from pipeline.engine.stage import no_checks
 from pipeline.inspect.diff import KEPT, ComparedRun, Difference, Example, compare_runs, open_compared_run
-from pipeline.inspect.show import column_equals, columns_of_run, find_documents, format_document, parse_where
+from pipeline.inspect.show import (
+    column_equals,
+    columns_of_run,
+    find_documents,
+    format_document,
+    parse_where,
+    reasons_of_run,
+)
 from pipeline.inspect.whatif import Prediction, format_prediction, open_tables, predict, to_json
 from pipeline.inspect.whatif_limits import changed_settings
 from pipeline.models import ModelsConfig, ensure_model
-from pipeline.stages import CHECKED
+from pipeline.stages import checked_stages
 from schemas.config import Recipe
 from schemas.errors import ConfigError
 from schemas.ids import canonical_json
@@ -157,9 +164,10 @@ def show_command(arguments: argparse.Namespace) -> int:
     if not conditions:
         raise ConfigError("show: expected --doc, --url or --where, got none of them. Add one.")
     condition = functools.reduce(operator.and_, conditions)
+    reasons = reasons_of_run(run)
     number = 0
     for row in find_documents(run, condition, arguments.limit):
-        print(format_document(row, arguments.text, columns) + "\n")
+        print(format_document(row, arguments.text, columns, reasons) + "\n")
         number += 1
     print(f"{number} document(s)")
     return 0 if number else 1
@@ -202,7 +210,7 @@ def deciding_models(recipe: Recipe) -> dict[str, dict[str, str]]:
     config = recipe.section("models", ModelsConfig)
     return {
         stage.name: {name: str(ensure_model(place, config).path) for name, place in places.items()}
-        for stage in CHECKED
+        for stage in checked_stages(recipe)
         if stage.checks is not no_checks and (places := stage.models(recipe[stage.name]))
     }
 

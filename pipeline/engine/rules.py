@@ -40,12 +40,14 @@ class CheckResults:
 
 def columns_of(checks: Sequence[Check | Quantile]) -> list[str]:
     """Return `language` and the stored columns that checks or quantiles read, each column once."""
-    names = [name for check in checks for name in (check.needs if check.value else (check.column,))]
+    names = [name for check in checks for name in (check.needs or (check.column,))]
     return list(dict.fromkeys(["language", *names]))
 
 
 def values_of(check: Check | Quantile, batch: pa.RecordBatch) -> Floats:
-    """Return the values that a check or quantile uses, in float32; shape (documents,), NaN where not measured."""
+    """Return the values that a check or quantile uses, in float32; shape (documents,), NaN where there is none."""
+    if not check.column:
+        return np.full(batch.num_rows, np.nan)
     if check.value is not None:
         values = check.value(batch)
     else:
@@ -73,7 +75,10 @@ def evaluate_checks(checks: Sequence[Check], batch: pa.RecordBatch) -> CheckResu
         by_language = np.array([limit_of(check, name) for name in names], np.float64)
         limits[row] = by_language.astype(np.float32)[numbers]
         values[row] = values_of(check, batch)
-        broken[row] = values[row] < limits[row] if is_minimum(check) else values[row] > limits[row]
+        if check.drops is not None:
+            broken[row] = check.drops(batch)
+        else:
+            broken[row] = values[row] < limits[row] if is_minimum(check) else values[row] > limits[row]
     return CheckResults(broken, values, limits)
 
 
@@ -82,11 +87,18 @@ def limit_of(check: Check, language: str) -> float:
     return check.limits.get(language, check.limits.get(EVERY, np.nan))
 
 
-def is_minimum(check: Check) -> bool:
-    """Return True if the name of the check's setting starts with min_, False if it starts with max_.
+def has_limit(check: Check) -> bool:
+    """Return True if the check compares one value of a document with a minimum or a maximum."""
+    return check.drops is None or check.side is not None
 
-    Raises ContractError for any other name.
+
+def is_minimum(check: Check) -> bool:
+    """Return True if the limit of a check is a minimum, False if it is a maximum.
+
+    Without a `side`, the name of the check's setting starts with min_ or max_. Raises ContractError for another name.
     """
+    if check.side is not None:
+        return check.side == "min"
     side = check.setting.rpartition(".")[2][:4]
     if side not in ("min_", "max_"):
         raise ContractError(

@@ -71,6 +71,13 @@ class Check:
     """The stored columns that `value` reads."""
     label: str = ""
     """Text that distinguishes checks with the same reason, such as the name of a model."""
+    drops: Callable[[pa.RecordBatch], npt.NDArray[np.bool_]] | None = None
+    """Decides from the stored columns `needs` whether each document is dropped, in place of a comparison. `column` and
+    `limits` then only describe the decision, if it is a comparison with a number; else they are empty."""
+    side: Literal["min", "max"] | None = None
+    """With `drops`: the kind of the limit that `column` is compared with; None: there is no limit."""
+    inclusive: bool = True
+    """False if a value equal to the limit is dropped."""
 
 
 @dataclass(frozen=True, slots=True)

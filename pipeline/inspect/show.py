@@ -3,7 +3,6 @@
 Raw text is never printed: `--text` prints the text of the table `clean`, in which personal data is replaced.
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,16 +11,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.engine.stage import Row
+from pipeline.stages import declared_reasons
 from pipeline.tokens.streams import STREAM_TABLES, TOKENS, Sorting, mix_drops, mixed_sorting
-from schemas.config import suggest_name
-from schemas.errors import ConfigError
+from schemas.expressions import equality, parse_expression
 from schemas.manifest import TableVersion, current_tables, open_table, read_run
 from schemas.storage import Store
 from schemas.tables import DOCUMENTS, DROPPED_BEFORE, NAME, TABLES, VALUE, VERDICT_COLUMNS
 
-CONDITION = re.compile(r"\s*(\w+)\s*(==|!=|<=|>=|<|>|=|is null|is not null)\s*(.*?)\s*$", re.IGNORECASE)
-COMPARE = {"==": pc.equal, "=": pc.equal, "!=": pc.not_equal}
-COMPARE |= {"<=": pc.less_equal, ">=": pc.greater_equal, "<": pc.less, ">": pc.greater}
 JOINED = tuple(name for name, table in TABLES.items() if table.rows in ("document", "survivor"))
 """Tables whose rows are joined by doc_id to the rows of `documents`."""
 COLUMNS = pa.schema([t.schema.field(name) for t in TABLES.values() if t.schema is not None for name in t.searchable])
@@ -45,62 +41,20 @@ def _own_columns(documents: TableVersion) -> list[pa.Field]:
 
 
 def parse_where(text: str, columns: pa.Schema = COLUMNS) -> pc.Expression:
-    """Return the filter of a condition such as `language = de and gopher_num_words < 60`.
+    """Return the filter of a condition such as `language = de and gopher_num_words < 60`; see `schemas/expressions.py`.
 
     Raises ConfigError if the condition cannot be parsed, a column does not exist, or a value is not of the column's
-    type.
+    kind.
     """
-    expression: pc.Expression | None = None
-    for part in re.split(r"\s+and\s+", text.strip(), flags=re.IGNORECASE):
-        match = CONDITION.match(part)
-        if match is None:
-            raise ConfigError(
-                "--where: expected terms such as `column < value` or `column is null`, joined by `and`, "
-                f"got {part!r}. Write each term as `column operator value`."
-            )
-        name, operator, value = match.groups()
-        if name not in columns.names:
-            close = suggest_name(name, columns.names)
-            raise ConfigError(
-                f"--where {part!r}: expected a column of documents or scores, got {name!r}{close}. "
-                "Name a column that `penstock show` prints without a table name."
-            )
-        term = _term(columns.field(name), operator.lower(), value)
-        expression = term if expression is None else expression & term
-    if expression is None:
-        raise ConfigError("--where: expected a condition, got none. Write one such as --where 'language = de'.")
-    return expression
-
-
-def _term(column: pa.Field, operator: str, value: str) -> pc.Expression:
-    if operator.startswith("is"):
-        is_null = pc.field(column.name).is_null()
-        return is_null if operator == "is null" else ~is_null
-    return compare_column(column, operator, value.strip("'\""))
+    return parse_expression(text, columns, "--where", VERDICT_COLUMNS).to_filter()
 
 
 def column_equals(name: str, value: str) -> pc.Expression:
-    """Return the filter `name = value`. Raises ConfigError if the value is not of the column's type."""
-    return compare_column(COLUMNS.field(name), "=", value)
+    """Return the filter `name = value`. An id may be given by its first 12 or more hexadecimal digits.
 
-
-def compare_column(column: pa.Field, operator: str, value: str) -> pc.Expression:
-    """Return the filter `column operator value`. For a column of bytes, such as doc_id, the value is hexadecimal.
-
-    Raises ConfigError if the value is not of the column's type.
+    Raises ConfigError if the value cannot be compared with the column.
     """
-    name, kind = column.name, column.type
-    try:
-        if pa.types.is_fixed_size_binary(kind) or pa.types.is_binary(kind):
-            scalar = pa.scalar(bytes.fromhex(value), kind)
-        else:
-            scalar = pc.cast(pa.scalar(value), kind)
-    except (pa.ArrowInvalid, ValueError) as error:
-        raise ConfigError(
-            f"--where {name} {operator} {value}: expected a value of type {kind}, got {value!r} ({error}). "
-            f"Write a value of type {kind}."
-        ) from error
-    return COMPARE[operator](pc.field(name), scalar)
+    return equality(name, value, COLUMNS, f"{name} {value}").to_filter()
 
 
 def find_documents(run: Store, condition: pc.Expression, limit: int) -> Iterator[Row]:
@@ -197,12 +151,28 @@ def _join(name: str, table: TableVersion, number: int, rows: list[Row]) -> None:
                 row[f"{name}.{column}"] = value
 
 
-def format_document(row: Row, with_text: bool, columns: pa.Schema = COLUMNS) -> str:
+def reasons_of_run(run: Store) -> dict[str, str]:
+    """Return the meanings of the reasons that the run's recipe declares, by `stage/reason`."""
+    tables = {name: table.manifest for name, table in current_tables(run).items()}
+    known, built_in = declared_reasons(tables), declared_reasons({})
+    return {
+        f"{stage}/{reason}": meaning
+        for stage, reasons in known.items()
+        for reason, meaning in reasons.items()
+        if reason not in built_in.get(stage, {})
+    }
+
+
+def format_document(
+    row: Row, with_text: bool, columns: pa.Schema = COLUMNS, reasons: Mapping[str, str] | None = None
+) -> str:
     """Format a document as text: its verdict, its provenance, and every measured signal with its unit.
 
-    `with_text` adds the cleaned text. `columns` has the units of columns that are in no standard table.
+    `with_text` adds the cleaned text. `columns` has the units of columns that are in no standard table. `reasons` has
+    the meanings that are printed with verdicts, by `stage/reason`.
     """
-    lines = [f"document {row['doc_id'].hex()}  {verdict_of(row)}"]
+    meaning = (reasons or {}).get(f"{row.get('drop_stage')}/{row.get('drop_rule')}")
+    lines = [f"document {row['doc_id'].hex()}  {verdict_of(row)}{f': {meaning}' if meaning else ''}"]
     fields = {
         field.name: field
         for schema in (columns, *(table.schema or () for table in TABLES.values()))

@@ -26,7 +26,7 @@ from pipeline.engine.rules import KEPT, columns_of, evaluate_checks
 from pipeline.engine.spark import dataframe_from_tasks, persist_on_disk, run_tasks
 from pipeline.engine.worker import local_models
 from pipeline.inspect.whatif_limits import SensitivityCurve, curves_of, sensitivity_part
-from pipeline.stages import CHECKED, STEPS
+from pipeline.stages import STEPS, checked_stages
 from pipeline.steps.verdicts import (
     VerdictsTask,
     checks_of,
@@ -99,9 +99,10 @@ def predict(spark: SparkSession, run: Store, recipe: Recipe, models: Mapping[str
     """
     tables = open_tables(run)
     parts = parts_of({name: table for name, table in tables.items() if name != "index"})
-    empty = VerdictsTask(parts[0], CHECKED, recipe, models, {}, run)
+    stages = checked_stages(recipe)
+    empty = VerdictsTask(parts[0], stages, recipe, models, {}, run)
     tasks = [replace(empty, part=part) for part in parts]
-    quantiles = quantiles_of(CHECKED, recipe)
+    quantiles = quantiles_of(stages, recipe)
     if quantiles:
         answers = run_tasks(spark, histograms_of_part, tasks, "cut-offs", None)
         cutoffs = cutoffs_of(quantiles, [answer["histograms"] for answer in answers])

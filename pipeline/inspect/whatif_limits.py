@@ -15,11 +15,12 @@ import pyarrow as pa
 from pipeline.dedup.config import DEDUP
 from pipeline.engine.parquet import read_measured
 from pipeline.engine.part import TaskResult
-from pipeline.engine.rules import columns_of, count_bins, evaluate_checks, is_minimum, lower_edge
+from pipeline.engine.rules import columns_of, count_bins, evaluate_checks, has_limit, is_minimum, lower_edge
 from pipeline.engine.stage import Check
 from pipeline.engine.step import add_figures
 from pipeline.engine.worker import local_models
-from pipeline.stages import CHECKED, DOCUMENT_COLUMNS, SCORED, stages_of
+from pipeline.recipe_stages import SECTION
+from pipeline.stages import CHECKED, SCORED, document_columns, stages_of
 from pipeline.steps.verdicts import VerdictsTask, checks_of, split_columns
 from schemas.config import Recipe
 from schemas.errors import ConfigError
@@ -43,9 +44,13 @@ class SensitivityCurve:
 
 
 def curves_of(tasks: Sequence[VerdictsTask], answers: Sequence[TaskResult]) -> list[SensitivityCurve]:
-    """Return the sensitivity curve of every check; `answers` are the results of `sensitivity_part` for all parts."""
+    """Return the sensitivity curve of every check that keeps documents up to its limit, or from its limit on.
+
+    `answers` are the results of `sensitivity_part` for all parts.
+    """
     first = tasks[0]
     named = checks_of(first.stages, first.recipe, first.models, first.cutoffs)
+    columns = pa.schema([*document_columns(first.recipe), *(field for field in SCORES if field.name != "doc_id")])
     total: Any = {}
     for answer in answers:
         total = add_figures(total, answer["alone"])
@@ -54,16 +59,16 @@ def curves_of(tasks: Sequence[VerdictsTask], answers: Sequence[TaskResult]) -> l
             f"{stage}.{check.setting} {check.label}".strip(),
             check.reason,
             dict(check.limits),
-            points(total[str(row)]["bins"], total[str(row)]["free"], is_minimum(check), is_whole(check)),
+            points(total[str(row)]["bins"], total[str(row)]["free"], is_minimum(check), is_whole(check, columns)),
         )
         for row, (stage, check) in enumerate(named)
+        if has_limit(check) and check.inclusive
     ]
 
 
-def is_whole(check: Check) -> bool:
-    """Return True if the check compares whole numbers."""
-    schema = DOCUMENT_COLUMNS if check.column in DOCUMENT_COLUMNS.names else SCORES
-    return check.value is None and pa.types.is_integer(schema.field(check.column).type)
+def is_whole(check: Check, columns: pa.Schema) -> bool:
+    """Return True if the check compares whole numbers; `columns` has the types of the stored columns."""
+    return check.value is None and pa.types.is_integer(columns.field(check.column).type)
 
 
 def points(bins: Mapping[str, int], free: int, minimum: bool, whole: bool) -> tuple[tuple[float, int], ...]:
@@ -126,6 +131,7 @@ SURVIVOR_SETTINGS = {("dedup", "keep"), ("dedup", "source_ranks")}
 that the others are compared with, so its clusters could differ slightly. A what-if uses the existing clusters."""
 REJECTION_REASONS = {
     **{stage.name: "it changes what is measured, or the text itself" for stage in stages_of("documents")},
+    SECTION: "it changes what is measured, or the text itself",
     **{stage.name: "it changes the scores" for stage in SCORED},
     "dedup": "it changes which documents are copies of one another",
     "pii": "it changes the text that is kept, not which documents are",

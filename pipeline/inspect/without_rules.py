@@ -104,20 +104,25 @@ def _of_language(config: LanguageConfig) -> Edits:
 
 
 def _of_quality(config: QualityConfig) -> Edits:
-    """Yield (name, edit) of each group of rules in quality.rules, then of each single rule.
+    """Yield (name, edit) of each group of rules in quality.rules, then of each single rule, then of the recipe's own.
 
-    The edit of a single rule sets a limit that every document passes.
+    The edit of a single built-in rule sets a limit that every document passes.
     """
     names = DEFAULT_RULES[config.dialect] if config.rules is None else config.rules
     for name in names:
         left = [other for other in names if other != name]
         rules = [rule for other in left for rule in RULES[config.dialect].get(other, ())]
-        yield name, {"rules": left, **_remove_unused(config, {rule.setting for rule in rules})}
+        skipped = [reason for reason in config.skip_rules if reason in {rule.reason for rule in rules}]
+        edit = {"rules": left, **_remove_unused(config, {rule.setting for rule in rules})}
+        yield name, edit | ({"skip_rules": skipped or USE_DEFAULT} if config.skip_rules else {})
     others = {rule.setting for rule in config.chosen_rules()}
     for rule in config.chosen_rules():
         if not _is_off(config, rule):
             limit = 0 if rule.setting.startswith("min_") else UNREACHABLE_LIMIT
             yield rule.reason, {**_remove_unused(config, others - {rule.setting}), rule.setting: limit}
+    for own in config.rule:
+        rest = [other.model_dump() for other in config.rule if other.name != own.name]
+        yield own.name, {"rule": rest or USE_DEFAULT}
 
 
 def _is_off(config: QualityConfig, rule: QualityRule) -> bool:

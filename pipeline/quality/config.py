@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from pipeline.quality.rules import (
     DEFAULT_RULES,
+    REASONS,
     RULES,
     SIGNALS_OF,
     Dialect,
@@ -19,7 +20,7 @@ from pipeline.quality.rules import (
     QualityRule,
     RuleSet,
 )
-from schemas.config import decision, location, suggest_name
+from schemas.config import Section, decision, location, suggest_name
 
 LineRuleSet = Literal["c4", "refinedweb"]
 CUTS: Mapping[Dialect, tuple[LineRuleSet, ...]] = {
@@ -30,6 +31,18 @@ CUTS: Mapping[Dialect, tuple[LineRuleSet, ...]] = {
 }
 """Dialect → the line rules with which its published pipeline cuts lines."""
 CUTTING = get_args(LineRuleSet)
+
+
+class RecipeRule(Section):
+    """A rule of the recipe, `[[quality.rule]]`: a condition on stored columns that drops a document."""
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,59}$")
+    """The name of the rule in verdicts and reports: lower-case letters, digits and _. No other rule may have it."""
+    when: str
+    """The condition under which a document is dropped, such as "code_lines > 0.3 and language != 'en'". It may name the
+    columns of `documents` and `scores`; `schemas/expressions.py` describes the language."""
+    reason: str = Field(min_length=1, max_length=200)
+    """One sentence that states why such a document is dropped; the report and `penstock show` print it."""
 
 
 class QualityConfig(QualityLimits):
@@ -55,6 +68,12 @@ class QualityConfig(QualityLimits):
     """File of language profiles (stop words, limits) from `penstock derive-profiles`. If not set: the built-in ones."""
     by_language: Mapping[str, Mapping[str, float]] = decision({})
     """Limits for single languages, such as {"de": {"min_words": 30}}; they override all other limits."""
+    skip_rules: tuple[str, ...] = decision(())
+    """Names of built-in rules that drop no document, such as ["c4_curly_bracket"]. Their signals are still measured, so
+    that a rule of the recipe can compare them."""
+    rule: tuple[RecipeRule, ...] = decision(())
+    """Rules of the recipe, `[[quality.rule]]` with `name`, `when` and `reason`. They are checked in this order, after
+    the built-in rules of this section."""
 
     c4_terminal_punctuation: bool = False
     """True to keep only lines that end in . ? ! or a quote: true in C4, false in FineWeb's recipe. This and the next
@@ -86,7 +105,7 @@ class QualityConfig(QualityLimits):
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> "QualityConfig":
         """Raise ValueError if a rule set cannot be evaluated with these settings, or if a setting has no effect."""
-        problems = [*self._idle_rule_sets(), *self._idle_settings()]
+        problems = [*self._idle_rule_sets(), *self._idle_settings(), *self._wrong_names()]
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -143,8 +162,47 @@ class QualityConfig(QualityLimits):
                 )
         return problems
 
+    def _wrong_names(self) -> list[str]:
+        """Return the problems of `skip_rules` and of the names in `rule`."""
+        chosen = {rule.reason for rule in self._rules_of_sets()}
+        problems = []
+        for name in dict.fromkeys(self.skip_rules):
+            if name not in REASONS:
+                close = suggest_name(name, chosen)
+                problems.append(
+                    f"skip_rules: expected names of rules, got {name!r}{close}. Correct quality.skip_rules."
+                )
+            elif name not in chosen:
+                problems.append(
+                    f"skip_rules: expected rules in use, got {name!r}, which no chosen rule set of the dialect "
+                    f"{self.dialect!r} has. Remove it from quality.skip_rules."
+                )
+        names = [rule.name for rule in self.rule]
+        for listed, where in ((self.skip_rules, "skip_rules"), (names, "rule")):
+            twice = sorted({name for name in listed if listed.count(name) > 1})
+            problems += [
+                f"{where}: expected each name once, got {name!r} more than once. Remove one." for name in twice
+            ]
+        problems += [
+            f"rule: expected a new name, got {name!r}, which is a built-in rule. Rename the rule."
+            for name in dict.fromkeys(names)
+            if name in REASONS
+        ]
+        return problems
+
+    def decisions(self) -> dict[str, Any]:
+        """Return the fields that only change decisions, as JSON values.
+
+        `rule` and `skip_rules` are omitted if they are empty: tables that were built before they existed stay valid.
+        """
+        values = super().decisions()
+        return {name: value for name, value in values.items() if value or name not in ("rule", "skip_rules")}
+
     def chosen_rules(self) -> list[QualityRule]:
-        """Return the rules that may drop a document, in the order in which they are checked."""
+        """Return the built-in rules that may drop a document, in the order in which they are checked."""
+        return [rule for rule in self._rules_of_sets() if rule.reason not in self.skip_rules]
+
+    def _rules_of_sets(self) -> list[QualityRule]:
         names = DEFAULT_RULES[self.dialect] if self.rules is None else self.rules
         return [rule for name in names for rule in RULES[self.dialect].get(name, ())]
 

@@ -41,7 +41,7 @@ from pipeline.report.tallies import (
     without_wordlist,
     wordlists,
 )
-from pipeline.stages import all_stages
+from pipeline.stages import declared_reasons
 from schemas.config import Section
 from schemas.storage import Store
 from schemas.text import format_bytes, format_duration, format_short
@@ -157,7 +157,7 @@ def _near_by_rule(near: Mapping[str, NearLimit]) -> dict[str, list[NearLimit]]:
 
 def _view(facts: RunFacts, scores: Sequence[Score], options: ReportOptions) -> dict[str, Any]:
     """Return the variables of the page's templates, by name."""
-    reasons = {stage.name: {**stage.reasons, **getattr(stage, "verdicts", {})} for stage in all_stages()}
+    reasons = declared_reasons(facts.tables)
     drops = drops_by_rule(facts, reasons)
     drawn = charts(facts, drops)
     documents = facts.figures("documents")

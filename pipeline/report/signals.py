@@ -18,7 +18,7 @@ from pipeline.perplexity.stage import ALL, BUCKETS, HEAD_CUT, MIDDLE_CUT
 from pipeline.report.charts import Axis, Label, LimitSide, Slot, labels, make_axis
 from pipeline.report.facts import RunFacts, number, percent
 from pipeline.report.funnel import RuleDrops
-from pipeline.stages import DOCUMENT_COLUMNS
+from pipeline.stages import DOCUMENT_COLUMNS, declared_columns
 from schemas.tables import SCORES, value_type
 from schemas.text import format_short
 
@@ -328,17 +328,20 @@ def charts(facts: RunFacts, drops: Mapping[str, Sequence[RuleDrops]]) -> dict[st
     limits: Mapping[str, Any] = facts.figures("verdicts").get("limits", {})
     counted = {row.name: row for rows in drops.values() for row in rows}
     by_stage: dict[str, list[Chart]] = {stage: [] for stage in drops}
+    columns = declared_columns(facts.tables)
     for name, check in limits.items():
         measured = _measured(facts, name, check["limits"])
         if measured:
             by_stage.setdefault(name.partition("/")[0], []).append(
-                _chart(name, check, measured, counted.get(name.partition(" ")[0]))
+                _chart(name, check, measured, counted.get(name.partition(" ")[0]), columns)
             )
     return {stage: sorted(rows, key=lambda row: (-row.dropped, row.name)) for stage, rows in by_stage.items() if rows}
 
 
-def _chart(name: str, check: Mapping[str, Any], measured: Sequence[Histogram], drops: RuleDrops | None) -> Chart:
-    field = _field(check["column"])
+def _chart(
+    name: str, check: Mapping[str, Any], measured: Sequence[Histogram], drops: RuleDrops | None, columns: pa.Schema
+) -> Chart:
+    field = _field(check["column"], columns)
     classes = ("beyond", "kept") if check["side"] == "min" else ("kept", "beyond")
     return Chart(
         name=name,
@@ -384,13 +387,13 @@ def _limit_of(language: str, limits: Mapping[str, float], shown: Mapping[str, An
     return () if limit is None else (limit,)
 
 
-def _field(column: str) -> pa.Field | None:
+def _field(column: str, documents: pa.Schema = DOCUMENT_COLUMNS) -> pa.Field | None:
     """Return the Arrow field of a column; for a score, the field of the column that contains all scores.
 
     None if there is no such column.
     """
     name = re.split(r"[^\w]", column)[0]
-    return next((schema.field(name) for schema in (DOCUMENT_COLUMNS, SCORES) if name in schema.names), None)
+    return next((schema.field(name) for schema in (documents, SCORES) if name in schema.names), None)
 
 
 def _described(field: pa.Field | None) -> dict[str, str]:

@@ -34,6 +34,7 @@ from pipeline.engine.rules import (
     columns_of,
     count_bins,
     evaluate_checks,
+    has_limit,
     is_minimum,
     languages_of,
     quantile,
@@ -46,7 +47,7 @@ from pipeline.engine.worker import Crashed, FusedStages, ModelPaths, Sandbox, lo
 from pipeline.perplexity.stage import ALL, HEAD_CUT, MIDDLE_CUT, perplexity_buckets
 from schemas.config import Recipe
 from schemas.storage import Store
-from schemas.tables import DOC_ID, DOCUMENTS, SCORES, VERDICTS, to_entries
+from schemas.tables import DOC_ID, DOCUMENTS, SCORES, VERDICT_COLUMNS, VERDICTS, to_entries
 
 SHOWN_LANGUAGES = 12
 FACTS = ["source", "body_chars", "perplexity"]
@@ -111,7 +112,7 @@ def names_of(named: Sequence[tuple[str, Check]]) -> list[str]:
 
 
 def limits_of(named: Sequence[tuple[str, Check]]) -> dict[str, Any]:
-    """Return the setting, column, kind (min or max) and limits of each check, by `stage/reason`."""
+    """Return the setting, column, kind (min or max) and limits of each check that has a limit, by `stage/reason`."""
     return {
         name: {
             "setting": f"{stage}.{check.setting}",
@@ -120,6 +121,7 @@ def limits_of(named: Sequence[tuple[str, Check]]) -> dict[str, Any]:
             "limits": dict(sorted(check.limits.items())),
         }
         for name, (stage, check) in zip(names_of(named), named)
+        if has_limit(check)
     }
 
 
@@ -211,13 +213,14 @@ def distributions_of(
     """Return histograms for plots, by check and language, of the values that the check compares with its limit."""
     numbers, languages = languages_of(batch)
     found: dict[str, Any] = {}
-    for check, values, limits in zip(names_of(named), judgement.values, judgement.limits):
+    rows = zip(named, names_of(named), judgement.values, judgement.limits)
+    for name, values, limits in (row[1:] for row in rows if has_limit(row[0][1])):
         applies = ~np.isnan(values) & ~np.isnan(limits)
         by_language = {
-            name: {str(key): count for key, count in count_bins(values[applies & (numbers == number)], COARSE).items()}
-            for number, name in enumerate(languages)
+            language: {str(key): count for key, count in count_bins(values[applies & (numbers == at)], COARSE).items()}
+            for at, language in enumerate(languages)
         }
-        found[check] = {name: counts for name, counts in by_language.items() if counts}
+        found[name] = {language: counts for language, counts in by_language.items() if counts}
     return found
 
 
@@ -263,8 +266,13 @@ def rows_of(
         chars = row.pop("body_chars")
         if check != KEPT:
             stage, broken = named[check]
-            row.update(drop_stage=stage, drop_rule=broken.reason, drop_value=value, drop_limit=limit)
+            numbers = _or_none(value), _or_none(limit)
+            row.update(zip(VERDICT_COLUMNS, (stage, broken.reason, *numbers), strict=True))
         yield row, chars
+
+
+def _or_none(value: float) -> float | None:
+    return None if np.isnan(value) else value
 
 
 def buckets_of(batch: pa.RecordBatch, cutoffs: Cutoffs) -> list[str]:
@@ -364,8 +372,8 @@ class Reevaluation:
         for number, (row, first) in enumerate(zip(rows, judgement.first.tolist())):
             if first != KEPT:
                 stage, check = self._named[first]
-                value, limit = float(judgement.values[first, number]), float(judgement.limits[first, number])
-                set_verdict(row, stage, Drop(check.reason, value, limit))
+                value, limit = (float(numbers[first, number]) for numbers in (judgement.values, judgement.limits))
+                set_verdict(row, stage, Drop(check.reason, _or_none(value), _or_none(limit)))
 
     def _measured(self, row: Row) -> Row:
         row = self._of_text(row)

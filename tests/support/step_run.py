@@ -9,7 +9,7 @@ from jobs.recipe import recipe_sections
 from pipeline.engine.part import PartResult
 from pipeline.engine.step import StepContext
 from pipeline.run import Run, commit
-from pipeline.stages import STEPS
+from pipeline.stages import steps_for
 from schemas.config import build_recipe
 from schemas.manifest import RunFile, TableVersion, open_table, read_run, write_run
 from schemas.storage import Store
@@ -17,8 +17,8 @@ from schemas.storage import Store
 
 def add_step(run: Store, name: str, settings: Mapping[str, Mapping[str, Any]]) -> None:
     """Build the tables of a step with these settings, commit them and make them current."""
-    (step,) = [step for step in STEPS if step.name == name]
     recipe = build_recipe({"source": {"paths": ["none"]}, **settings}, recipe_sections(), "test")
+    (step,) = [step for step in steps_for(recipe) if step.name == name]
     state = read_run(run)
     inputs = {read: TableVersion(*open_table(run, read)) for read in step.inputs(recipe) if read in state.tables}
     folders = {table: run.child(f"{table}/v-step") for table in step.writes}

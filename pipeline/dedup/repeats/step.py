@@ -1,7 +1,7 @@
 """The step `repeats` on Spark: count keys over all parts, return repeated keys to their parts, and write the parts."""
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ from pipeline.dedup.repeats.keys import (
     SUBSTRING,
     Document,
     KnownRepeats,
-    MakeReevaluator,
     Reevaluator,
     RepeatsTask,
     known_repeats,
@@ -197,12 +196,18 @@ def is_enabled(recipe: Recipe) -> bool:
     return bool(recipe.section(REPEATS.name, RepeatsConfig).units)
 
 
-def build_repeats(build: StepContext, make_reevaluator: MakeReevaluator) -> dict[str, TableResult]:
-    """Build the table `repeats`, one part for each part of `documents`."""
+def build_repeats(build: StepContext, make_reevaluator: Callable[..., Reevaluator]) -> dict[str, TableResult]:
+    """Build the table `repeats`, one part for each part of `documents`.
+
+    `make_reevaluator` gets the stages of the step, and then the arguments of a `MakeReevaluator`.
+    """
     cutoffs = build.inputs["verdicts"].manifest.content.figures["cutoffs"]
     folder, models = build.folders[REPEATS.name], build.model_paths()
     tasks = [
-        RepeatsTask(part, build.recipe, models, cutoffs, folder, make_reevaluator) for part in parts_of(build.inputs)
+        RepeatsTask(
+            part, build.recipe, models, cutoffs, folder, functools.partial(make_reevaluator, build.per_document)
+        )
+        for part in parts_of(build.inputs)
     ]
     if not tasks:
         return combine_parts([], (REPEATS.name,))

@@ -369,9 +369,8 @@ def test_the_step_on_spark_is_the_step_without(spark, tmp_path):
     assert same == expected
     tables.root = tmp_path / "c"
     folders = {"repeats": Store(str(tables.root / "repeats"))}
-    built = build_repeats(StepContext(spark, recipe(*overrides), (), folders, tables.inputs, (), {}, None), REEVALUATE)[
-        "repeats"
-    ]
+    context = StepContext(spark, recipe(*overrides), CHECKED, folders, tables.inputs, (), {}, None)
+    built = build_repeats(context, Reevaluation)["repeats"]
     paths = [tables.root / "repeats" / built.paths[key] for key in sorted(built.paths)]
     assert [row for path in paths for row in pq.read_table(path).to_pylist()] == expected
     assert [entry.sha256 for entry in built.files] == [answer.files["repeats"].sha256 for answer in answers]
