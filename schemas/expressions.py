@@ -107,7 +107,7 @@ class Expression:
 _NUMBER = r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.])"
 _QUOTED = r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\""
 _TOKEN = re.compile(
-    rf"\s*(?:(?P<number>{_NUMBER})|(?P<word>[^\W\d]\w*)|(?P<quoted>{_QUOTED})|(?P<sign>==|!=|<>|<=|>=|[=<>()+\-*/,])|$)"
+    rf"\s*(?:(?P<number>{_NUMBER})|(?P<word>[^\W\d]\w*(?:\.\w+)*)|(?P<quoted>{_QUOTED})|(?P<sign>==|!=|<>|<=|>=|[=<>()+\-*/,])|$)"
 )
 _BARE = re.compile(r"\s*([^\s()'\",]+)")
 

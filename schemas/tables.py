@@ -106,9 +106,22 @@ PROVENANCE = [
     ),
     field("url", pa.string(), "target URI of the record"),
     field("domain", pa.string(), "registrable domain of the URL, by the bundled public suffix snapshot"),
-    field("date", pa.timestamp("ms", tz="UTC"), "capture date (WARC-Date)"),
+    field("date", pa.timestamp("ms", tz="UTC"), "capture date (WARC-Date), or the value of source.date_field"),
     field("snapshot", pa.string(), "crawl it belongs to, by the recipe or the name of its split; null: unnamed"),
 ]
+
+LICENCE = field("licence", pa.string(), "licence of the document, as source.licence_field states it; null: unknown")
+META = field(
+    "meta",
+    pa.string(),
+    "other fields of a JSON line or Parquet row, as a JSON object; null: none. RAW in `documents`: may hold personal "
+    "data; replaced in `clean`",
+)
+META_PREFIX = "meta."
+"""Prefix of the names of fields in the column `meta` where a condition names them, such as `meta.score`."""
+META_FIELDS, META_NUMBERS, META_CUT = "meta_fields", "meta_numbers", "meta_cut"
+"""Figures of `documents`: rows by field of `meta`, rows in which the field is a number, and rows whose fields were not
+all stored by cause."""
 
 VERDICT = [
     field("drop_stage", pa.string(), "stage that dropped the row; null when it was kept"),
@@ -126,6 +139,8 @@ DOCUMENTS = pa.schema(
         field(
             "record_type", pa.string(), "WARC record type, `row` for JSONL and Parquet, `gap` for bytes of no record"
         ),
+        LICENCE,
+        META,
         field("http_status", pa.int16(), "HTTP status code"),
         field("mime", pa.string(), "media type as declared"),
         field("page_bytes", pa.int64(), "size of the page after HTTP decoding", "bytes"),
@@ -315,6 +330,8 @@ REPEATS = pa.schema(
 CLEAN = pa.schema(
     [
         *PROVENANCE,
+        LICENCE,
+        META,
         field("language", pa.string(), "most probable language"),
         field("cluster", pa.binary(16), "duplicate cluster, decides between train and held-out"),
         field("cluster_size", pa.int64(), "number of copies found", "documents"),
@@ -327,8 +344,8 @@ CLEAN = pa.schema(
         *VERDICT,
     ]
 )
-"""One row for every survivor of deduplication. Source, split, offset and length locate its record; URL and title are
-redacted."""
+"""One row for every survivor of deduplication. Source, split, offset and length locate its record; URL, title, licence
+and meta are redacted."""
 
 Rows = Literal["record", "document", "survivor", "pair", "key", "other"]
 

@@ -1,10 +1,13 @@
-"""Output as plain text: tables, durations, sizes, and the progress line of long work."""
+"""Output as plain text: safe characters, tables, durations, sizes, JSON values, and the progress line of long work."""
 
+import json
+import math
+import re
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Self, TextIO
+from typing import Any, Self, TextIO
 
 PREFIXES = ("", "k", "M", "G", "T", "P")
 FIRST_SECONDS = 2.0
@@ -13,6 +16,53 @@ LINE_SECONDS = 10.0
 """Time between progress lines in a log file [s]; on a terminal the line is overwritten once a second."""
 CLEAR = "\r\x1b[K"
 """Control sequence that clears the current line of a terminal."""
+CONTROL_CHARACTERS = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
+    "\U000e0001-\U000e007f]"
+)
+"""Characters that a terminal executes, that reorder or hide other characters, or that cannot be encoded: C0 and C1
+controls, line and paragraph separators, marks and overrides of direction, invisible characters, surrogates and tags."""
+
+
+def printable(text: str) -> str:
+    r"""Return text that is safe to print on a terminal, with control characters as visible escapes such as `\x1b`.
+
+    CONTROL_CHARACTERS are replaced, line breaks and tabs included. Titles, URLs and texts of crawled documents may
+    contain such characters on purpose.
+    """
+    return CONTROL_CHARACTERS.sub(_escape, text)
+
+
+def _escape(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode("ascii")
+
+
+def printable_lines(text: str) -> list[str]:
+    """Return the lines of a text, each safe to print. Lines end at line feeds only; tabs become spaces."""
+    return [printable(line.removesuffix("\r").expandtabs(4)) for line in text.removesuffix("\n").split("\n")]
+
+
+def to_json_value(value: Any) -> Any:
+    """Return a value of a table as a JSON value; numbers that are not finite become null, and bytes become hex."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, dict):
+        return {str(name): to_json_value(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json_value(item) for item in value]
+    return value if isinstance(value, int | str | bool | None) else str(value)
+
+
+def printable_json(value: Any, indent: int | None = None) -> str:
+    """Return the JSON text of a value of a table, safe to print: control characters are escaped, letters are not."""
+    text = json.dumps(to_json_value(value), ensure_ascii=False, indent=indent)
+    return "\n".join(CONTROL_CHARACTERS.sub(_json_escape, line) for line in text.split("\n"))
+
+
+def _json_escape(match: re.Match[str]) -> str:
+    return json.dumps(match[0])[1:-1]
 
 
 def text_table(rows: Sequence[Sequence[str]], align: str = "<", indent: str = "") -> list[str]:

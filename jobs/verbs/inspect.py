@@ -3,9 +3,13 @@
 import argparse
 import functools
 import operator
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from jobs.arguments import Command, add_overrides, add_run, add_verbose
 from jobs.recipe import stored_recipe
@@ -14,22 +18,29 @@ from pipeline.engine.spark import ship_models
 from pipeline.engine.stage import no_checks
 from pipeline.inspect.diff import KEPT, ComparedRun, Difference, Example, compare_runs, open_compared_run
 from pipeline.inspect.show import (
+    WITH_TEXT,
     column_equals,
     columns_of_run,
+    document_json,
     find_documents,
     format_document,
+    has_raw_text,
     parse_where,
     reasons_of_run,
+    rule_equals,
+    sample_documents,
 )
 from pipeline.inspect.whatif import Prediction, format_prediction, open_tables, predict, to_json
 from pipeline.inspect.whatif_limits import changed_settings
 from pipeline.models import ModelsConfig, ensure_model
 from pipeline.stages import checked_stages
 from schemas.config import Recipe
+from schemas.document_ids import ID_HELP, resolve_doc_ids
 from schemas.errors import ConfigError
 from schemas.ids import canonical_json
 from schemas.storage import Store
-from schemas.text import text_table
+from schemas.text import printable, text_table
+from schemas.urls import canonical_url
 from schemas.versions import open_run
 
 VERBS = {
@@ -108,7 +119,7 @@ def _ordered(counts: Mapping[Any, int]) -> list[tuple[Any, int]]:
 def _describe_example(example: Example) -> str:
     limit = f", limit {example.limit:g}" if example.limit is not None else ""
     measured = f"  {example.value:g}{limit}" if example.value is not None else ""
-    return f"{example.doc_id}{measured}  {example.url or ''}".rstrip()
+    return f"{example.doc_id}{measured}  {printable(example.url or '')}".rstrip()
 
 
 def _tokens(tokens: Mapping[str, tuple[int, int]]) -> Iterator[str]:
@@ -142,35 +153,85 @@ def difference_to_json(difference: Difference, a: ComparedRun, b: ComparedRun) -
 
 def add_show_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `show` except the run."""
-    parser.add_argument("--doc", help="document id, 32 hex digits")
-    parser.add_argument("--url", help="URL as it was crawled")
+    parser.add_argument("--doc", metavar="ID", help=ID_HELP)
+    parser.add_argument("--url", help="URL as it was crawled; without an exact match, URLs of the same canonical form")
+    parser.add_argument("--rule", help="rule that dropped the documents, such as gopher_short_doc")
     parser.add_argument(
         "--where",
         action="append",
         default=[],
-        help="condition on columns of documents, such as 'language = de'; may be repeated",
+        metavar="CONDITION",
+        help="condition on columns, such as 'language = de' or 'meta.score > 3'; may be repeated",
     )
-    parser.add_argument("--limit", type=int, default=10, help="maximum number of documents; default 10")
-    parser.add_argument("--text", action="store_true", help="print the clean text too")
+    parser.add_argument("--limit", type=int, metavar="N", help="maximum number of documents; default 10")
+    parser.add_argument("--random", type=int, metavar="N", help="N documents at random, in place of the first ones")
+    parser.add_argument("--seed", type=int, help="seed of --random; the same seed gives the same documents; default 0")
+    parser.add_argument(
+        "--text",
+        action="store_true",
+        help="print the clean text too, or the raw text of dropped documents with the cut spans marked",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object per document and line")
 
 
 def show_command(arguments: argparse.Namespace) -> int:
     """Print documents with their verdicts, signals and provenance."""
+    check_show(arguments)
     run = open_run(arguments.run)
     columns = columns_of_run(run)
-    conditions = [parse_where(text, columns) for text in arguments.where]
-    conditions += [column_equals("doc_id", arguments.doc)] if arguments.doc else []
-    conditions += [column_equals("url", arguments.url)] if arguments.url else []
-    if not conditions:
-        raise ConfigError("show: expected --doc, --url or --where, got none of them. Add one.")
-    condition = functools.reduce(operator.and_, conditions)
     reasons = reasons_of_run(run)
-    number = 0
-    for row in find_documents(run, condition, arguments.limit):
-        print(format_document(row, arguments.text, columns, reasons) + "\n")
-        number += 1
-    print(f"{number} document(s)")
+    number = num_raw = 0
+    for row in _shown_documents(arguments, run, columns):
+        if arguments.text and has_raw_text(row) and not num_raw:
+            print("show: the text of dropped documents is raw and may hold personal data", file=sys.stderr, flush=True)
+        number, num_raw = number + 1, num_raw + has_raw_text(row)
+        if arguments.json:
+            print(document_json(row, arguments.text))
+        else:
+            print(format_document(row, arguments.text, columns, reasons) + "\n")
+    print(f"{number} document(s)", file=sys.stderr if arguments.json else sys.stdout)
     return 0 if number else 1
+
+
+def check_show(arguments: argparse.Namespace) -> None:
+    """Raise ConfigError if an option of `show` is out of range or would have no effect, or nothing is asked for."""
+    for name in ("limit", "random"):
+        if (value := getattr(arguments, name)) is not None and value < 1:
+            raise ConfigError(f"show --{name}: expected at least 1 document, got {value}. Give a larger number.")
+    if arguments.random is not None and arguments.limit is not None:
+        raise ConfigError("show: expected --random or --limit, got both. Remove --limit.")
+    if arguments.seed is not None and arguments.random is None:
+        raise ConfigError("show: expected --seed only together with --random, got no --random. Add --random.")
+    if arguments.random is not None and arguments.url is not None:
+        raise ConfigError("show: expected --random or --url, got both. Remove --random.")
+    if not (arguments.doc or arguments.url or arguments.rule or arguments.where or arguments.random):
+        raise ConfigError("show: expected --doc, --url, --rule, --where or --random, got none of them. Add one.")
+
+
+def _shown_documents(arguments: argparse.Namespace, run: Store, columns: pa.Schema) -> Iterator[dict[str, Any]]:
+    """Yield the documents that the arguments of `show` select."""
+    conditions = [parse_where(text, columns) for text in arguments.where]
+    if arguments.doc:
+        conditions.append(column_equals("doc_id", resolve_doc_ids(run, {arguments.doc: "--doc"})[0]))
+    conditions += [rule_equals(run, arguments.rule)] if arguments.rule else []
+    both = functools.partial(functools.reduce, operator.and_)
+    if arguments.random is not None:
+        seed = 0 if arguments.seed is None else arguments.seed
+        yield from sample_documents(run, both(conditions or [WITH_TEXT]), arguments.random, seed, arguments.text)
+        return
+    limit = 10 if arguments.limit is None else arguments.limit
+    if not arguments.url:
+        yield from find_documents(run, both(conditions), limit, with_text=arguments.text)
+        return
+    exact = both([*conditions, column_equals("url", arguments.url)])
+    row = None
+    for row in find_documents(run, exact, limit, with_text=arguments.text):
+        yield row
+    if row is None:
+        form = printable(canonical_url(arguments.url))
+        print(f"show: no document has exactly this URL; searching for the canonical form {form}", file=sys.stderr)
+        anything = both(conditions or [pc.field("url").is_valid()])
+        yield from find_documents(run, anything, limit, arguments.url, arguments.text)
 
 
 def add_whatif_arguments(parser: argparse.ArgumentParser) -> None:

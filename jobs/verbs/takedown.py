@@ -12,6 +12,7 @@ from pipeline.takedown.certificate import check_certificate, describe_check
 from pipeline.takedown.commit import begin_takedown, drop_old, finish_takedown, read_pending
 from pipeline.takedown.select import Selection, TakedownRequest, earlier_takedowns, select_documents
 from pipeline.takedown.shards import find_removed_rows
+from schemas.document_ids import ID_HELP, resolve_doc_ids
 from schemas.errors import ConfigError
 from schemas.locks import lock_tables
 from schemas.manifest import read_run
@@ -36,8 +37,8 @@ def add_takedown_arguments(parser: argparse.ArgumentParser) -> None:
     for name, description in (
         ("domain", "every document of a domain or host"),
         ("url", "every document of a URL"),
-        ("doc", "a document by its id, 32 hex digits"),
-        ("near", "a document by its id, with all its near-duplicates"),
+        ("doc", f"a document by {ID_HELP}"),
+        ("near", f"a document by {ID_HELP}, with all its near-duplicates"),
     ):
         parser.add_argument(f"--{name}", action="append", default=[], help=f"{description}; may be repeated")
     parser.add_argument("--docs", metavar="FILE", help="JSON lines with a doc_id each, such as quarantine.jsonl")
@@ -59,8 +60,9 @@ def takedown_command(arguments: Arguments) -> int:
     """Remove documents from the dataset, tables and indexes of a run, and write a certificate of the removal."""
     run = Store(arguments.run)
     listed = _listed(arguments.docs) if arguments.docs else ()
-    docs = (*arguments.doc, *listed)
-    request = TakedownRequest(tuple(arguments.domain), tuple(arguments.url), docs, tuple(arguments.near))
+    docs = resolve_doc_ids(run, dict.fromkeys(listed, "--docs") | dict.fromkeys(arguments.doc, "--doc"))
+    near = resolve_doc_ids(run, dict.fromkeys(arguments.near, "--near"))
+    request = TakedownRequest(tuple(arguments.domain), tuple(arguments.url), tuple(docs), tuple(near))
     alone = [name for name in ("check", "drop_old") if getattr(arguments, name)]
     others = [f"--{kind}" for kind, _ in request.items()]
     others += [f"--{name.replace('_', '-')}" for name in ("compact", "keep_old", "dry_run") if getattr(arguments, name)]

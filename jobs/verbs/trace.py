@@ -1,7 +1,6 @@
 """`penstock trace`: the documents of an optimizer step, the steps that saw a document, and the original records."""
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,7 +11,9 @@ from pipeline.sources.config import SourceConfig
 from pipeline.sources.source import RefetchedRecord, refetch
 from pipeline.sources.splits import find_splits
 from schemas.config import add_override_options
+from schemas.document_ids import ID_HELP
 from schemas.errors import ConfigError, ContractError
+from schemas.text import printable, printable_json, printable_lines
 from schemas.versions import open_run
 from train.trace.answer import (
     AnswerOptions,
@@ -22,8 +23,6 @@ from train.trace.answer import (
     TracedDocument,
     present_documents,
     present_step,
-    replace_control_characters,
-    to_json_value,
 )
 from train.trace.documents import describe_scan
 
@@ -86,7 +85,7 @@ def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOST",
         help="the steps and checkpoints that saw a registrable domain, or a host and its subdomains",
     )
-    either.add_argument("--doc", metavar="ID", help="the steps and checkpoints that saw this document, 32 hex digits")
+    either.add_argument("--doc", metavar="ID", help=f"the steps and checkpoints that saw this document; {ID_HELP}")
     either.add_argument(
         "--contains",
         metavar="TEXT",
@@ -133,11 +132,7 @@ def _print_answer(
     if arguments.json:
         known = {"run": answers.run.uri, "dataset": answers.dataset.digest, "steps": answers.trace.num_steps}
         again = {"records": [record | {"head": record["head"].decode("utf-8", "replace")} for record in records]}
-        print(
-            json.dumps(
-                to_json_value(known | values | (again if arguments.refetch else {})), ensure_ascii=False, indent=1
-            )
-        )
+        print(printable_json(known | values | (again if arguments.refetch else {}), indent=1))
     else:
         missing = [] if arguments.brief else answers.details.missing
         note = f"(without title or signals: the table {' and '.join(missing)} is missing)" if missing else ""
@@ -167,12 +162,11 @@ def _refetch_records(
 def _present_record(record: dict[str, Any]) -> str:
     where = f"{record['doc_id'][:12]}  {record['uri']}@{record['offset']}+{record['length']}"
     if record["changes"]:
-        return "\n".join(
-            [f"{where}: differs from the record that was read", *(f"  {change}" for change in record["changes"])]
-        )
+        changes = (f"  {printable(change)}" for change in record["changes"])
+        return "\n".join([f"{where}: differs from the record that was read", *changes])
     same = "the same record" if record["record_known"] else "a record (not compared: there is no documents table)"
-    lines = record["head"].decode("utf-8", "replace").splitlines()
-    return "\n".join([f"{where}: {same}; RAW:", *(f"  | {replace_control_characters(line)}" for line in lines)])
+    lines = printable_lines(record["head"].decode("utf-8", "replace"))
+    return "\n".join([f"{where}: {same}; RAW:", *(f"  | {line}" for line in lines)])
 
 
 COMMANDS = {

@@ -83,6 +83,17 @@ class DropCounter:
         """Add `amount` to the count `name` in the group of counts `figure`, such as `de` in `kept_languages`."""
         self._figures.setdefault(figure, Counter())[name] += amount
 
+    def tally_some(self, figure: str, name: str, most: int) -> bool:
+        """Add 1 to the count `name` of a group that has at most `most` names. Return False for a name beyond them.
+
+        For names that come from the data and could be many.
+        """
+        counter = self._figures.setdefault(figure, Counter())
+        if name not in counter and len(counter) >= most:
+            return False
+        counter[name] += 1
+        return True
+
     @property
     def counts(self) -> Counts:
         """Rows in, rows kept, and rows dropped by reason."""

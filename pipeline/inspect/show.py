@@ -1,8 +1,11 @@
-"""Search for documents, and their format with verdict, signals and provenance (`penstock show`).
+"""Search for documents, and their format with verdict, signals, provenance and text (`penstock show`).
 
-Raw text is never printed: `--text` prints the text of the table `clean`, in which personal data is replaced.
+The text of a kept document is that of the table `clean`, in which personal data is replaced. A dropped document has
+only its raw text, in which the spans that were cut are marked.
 """
 
+import heapq
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,26 +15,84 @@ import pyarrow.parquet as pq
 
 from pipeline.engine.stage import Row
 from pipeline.stages import declared_reasons
+from pipeline.text.spans import union
 from pipeline.tokens.streams import STREAM_TABLES, TOKENS, Sorting, mix_drops, mixed_sorting
+from schemas.config import suggest_name
+from schemas.errors import ConfigError
 from schemas.expressions import equality, parse_expression
+from schemas.ids import shuffle_key
 from schemas.manifest import TableVersion, current_tables, open_table, read_run
 from schemas.storage import Store
-from schemas.tables import DOCUMENTS, DROPPED_BEFORE, NAME, TABLES, VALUE, VERDICT_COLUMNS
+from schemas.tables import (
+    DOCUMENTS,
+    DROPPED_BEFORE,
+    META_FIELDS,
+    META_NUMBERS,
+    META_PREFIX,
+    NAME,
+    TABLES,
+    VALUE,
+    VERDICT_COLUMNS,
+    to_mapping,
+)
+from schemas.text import printable, printable_json, printable_lines
+from schemas.urls import canonical_url, host_suffixes
 
 JOINED = tuple(name for name, table in TABLES.items() if table.rows in ("document", "survivor"))
 """Tables whose rows are joined by doc_id to the rows of `documents`."""
 COLUMNS = pa.schema([t.schema.field(name) for t in TABLES.values() if t.schema is not None for name in t.searchable])
 """Columns that a condition of `--where` may name in every run."""
+WITH_TEXT = pc.field("num_chars").is_valid()
+"""The condition that is true of every document with a text."""
 
 
 def columns_of_run(run: Store) -> pa.Schema:
-    """Return the columns that a condition of `--where` may name in this run, including columns that stages added."""
+    """Return the columns that a condition of `--where` may name in this run.
+
+    They include the columns that stages added, and the fields of the column `meta`, such as `meta.score`.
+    """
     tables = current_tables(run)
     if "documents" not in tables:
         return COLUMNS
     known = {name: table.schema for name, table in TABLES.items() if name in tables and table.schema is not None}
     columns = [schema.field(column) for name, schema in known.items() for column in TABLES[name].searchable]
-    return pa.schema([*columns, *_own_columns(tables["documents"])])
+    documents = tables["documents"]
+    return pa.schema([*columns, *_own_columns(documents), *meta_columns(documents)])
+
+
+def meta_columns(documents: TableVersion) -> list[pa.Field]:
+    """Return a column for each field of `meta` that the manifest of `documents` counts, such as `meta.score`.
+
+    A field that is a number in every row is a column of numbers, any other a column of texts.
+    """
+    figures = documents.manifest.content.figures
+    numbers = figures.get(META_NUMBERS, {})
+    return [
+        pa.field(f"{META_PREFIX}{name}", pa.float64() if numbers.get(name) == count else pa.string())
+        for name, count in figures.get(META_FIELDS, {}).items()
+    ]
+
+
+def rules_of_run(run: Store) -> list[str]:
+    """Return `stage/rule` for every rule that may drop documents in this run, in the order of its tables."""
+    counted = [name for table in current_tables(run).values() for name in table.manifest.content.counts.dropped]
+    return [name for name in dict.fromkeys(counted) if name.partition("/")[2] != DROPPED_BEFORE]
+
+
+def rule_equals(run: Store, rule: str) -> pc.Expression:
+    """Return the condition that a rule dropped the document: `gopher_short_doc`, or with its stage before a slash.
+
+    Raises ConfigError if the run has no such rule.
+    """
+    known = rules_of_run(run)
+    names = {*known, *(name.partition("/")[2] for name in known)}
+    if rule not in names:
+        raise ConfigError(
+            f"--rule {rule}: expected a rule of {run.uri}, got none{suggest_name(rule, names)}. Correct --rule."
+        )
+    stage, slash, name = rule.rpartition("/")
+    is_rule = pc.field("drop_rule") == name
+    return is_rule & (pc.field("drop_stage") == stage) if slash else is_rule
 
 
 def _own_columns(documents: TableVersion) -> list[pa.Field]:
@@ -57,26 +118,100 @@ def column_equals(name: str, value: str) -> pc.Expression:
     return equality(name, value, COLUMNS, f"{name} {value}").to_filter()
 
 
-def find_documents(run: Store, condition: pc.Expression, limit: int) -> Iterator[Row]:
+def find_documents(
+    run: Store, condition: pc.Expression, limit: int, url: str | None = None, with_text: bool = False
+) -> Iterator[Row]:
     """Yield up to `limit` documents that meet the condition.
 
     A row has the searchable columns of all tables, and further columns of later tables as `table.column`. The verdict
-    columns are those of the last step that judged the document.
+    columns are those of the last step that judged the document. If `url` is given, the URL of a document must have the
+    same canonical form. `with_text` adds columns of the table `text` to documents without a clean text.
     """
-    tables = current_tables(run)
-    sorting = mix_of(run, tables)
-    _, manifest = open_table(run, "documents")
+    search = _Search(run, with_text)
     num_found = 0
-    for number in range(len(manifest.content.files)):
-        part = judged_part(tables, number, sorting)
-        rows = part.filter(condition).slice(0, limit - num_found).to_pylist()
-        for name in JOINED:
-            if rows and name in tables:
-                _join(name, tables[name], number, rows)
-        yield from rows
+    for number in range(search.num_parts):
+        part = search.part(number, condition, url)
+        rows = part.slice(0, limit - num_found).to_pylist()
+        yield from search.join(number, rows)
         num_found += len(rows)
         if num_found >= limit:
             return
+
+
+def sample_documents(
+    run: Store, condition: pc.Expression, number: int, seed: int, with_text: bool = False
+) -> Iterator[Row]:
+    """Yield `number` documents at random among those that meet the condition, as rows like those of `find_documents`.
+
+    They are the documents with the smallest hashes of (seed, doc_id), so the same seed gives the same documents.
+    """
+    search = _Search(run, with_text)
+    chosen: list[tuple[int, int, Row]] = []  # a heap of (-hash, number of the part, row)
+    for ordinal in range(search.num_parts):
+        part = search.part(ordinal, condition, None)
+        hashes = [shuffle_key(seed, identifier) for identifier in part.column("doc_id").to_pylist()]
+        for place in heapq.nsmallest(number, range(len(hashes)), key=hashes.__getitem__):
+            if len(chosen) == number and -hashes[place] <= chosen[0][0]:
+                break
+            entry = (-hashes[place], ordinal, part.slice(place, 1).to_pylist()[0])
+            if len(chosen) == number:
+                heapq.heapreplace(chosen, entry)
+            else:
+                heapq.heappush(chosen, entry)
+    for _, ordinal, row in sorted(chosen, key=lambda entry: -entry[0]):
+        yield from search.join(ordinal, [row])
+
+
+class _Search:
+    """The tables of a run, read part by part with the verdicts of the last step that judged each document."""
+
+    def __init__(self, run: Store, with_text: bool):
+        self._tables = current_tables(run)
+        self._sorting = mix_of(run, self._tables)
+        self._documents = TableVersion(*open_table(run, "documents"))
+        self._tables.setdefault("documents", self._documents)
+        self._with_text = with_text
+        self.num_parts = len(self._documents.manifest.content.files)
+
+    def part(self, number: int, condition: pc.Expression, url: str | None) -> pa.Table:
+        """Return the documents of one part that meet the condition and have the URL, by its canonical form."""
+        part = judged_part(self._tables, number, self._sorting)
+        names = part.schema.names
+        part = _with_meta(part, meta_columns(self._documents)).filter(condition).select(names)
+        if url is None:
+            return part
+        form = canonical_url(url)
+        hosts = [*host_suffixes(form), *(f"www.{host}" for host in host_suffixes(form)[:1])]
+        part = part.filter(pc.is_in(pc.field("domain"), value_set=pa.array(hosts, pa.string())))
+        return part.filter(pa.array([canonical_url(own) == form for own in part.column("url").to_pylist()], pa.bool_()))
+
+    def join(self, number: int, rows: list[Row]) -> list[Row]:
+        """Return rows of one part with the columns of later tables added."""
+        for name in JOINED:
+            if rows and name in self._tables:
+                _join(name, self._tables[name], number, rows)
+        without = [row for row in rows if row.get("clean.text") is None]
+        if self._with_text and without and "text" in self._tables:
+            _join("text", self._tables["text"], number, without)
+        return rows
+
+
+def _with_meta(part: pa.Table, columns: Sequence[pa.Field]) -> pa.Table:
+    """Return the rows with a column for each field of `meta`."""
+    if not columns:
+        return part
+    values = [json.loads(text) if text else {} for text in part.column("meta").to_pylist()]
+    for column in columns:
+        name, is_number = column.name.removeprefix(META_PREFIX), pa.types.is_floating(column.type)
+        own = [_meta_value(row.get(name), is_number) for row in values]
+        part = part.append_column(column, pa.array(own, column.type))
+    return part
+
+
+def _meta_value(value: Any, is_number: bool) -> float | str | None:
+    if value is None or (isinstance(value, str) and not is_number):
+        return value
+    return float(value) if is_number else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def mix_of(run: Store, tables: Mapping[str, TableVersion]) -> Sorting | None:
@@ -96,7 +231,8 @@ def judged_part(tables: Mapping[str, TableVersion], number: int, sorting: Sortin
     `sorting` decides which documents the mix leaves out of the dataset; None = no document is left out.
     """
     own = [field.name for field in _own_columns(tables["documents"])]
-    part = _read_part(tables["documents"], number, [*TABLES["documents"].searchable, *own])
+    known = TABLES["documents"].searchable
+    part = _read_part(tables["documents"], number, [*known, *own])
     row_of = {identifier: row for row, identifier in enumerate(part.column("doc_id").to_pylist())}
     final = part.select(VERDICT_COLUMNS).to_pylist()
     for name in (name for name in JOINED if name in tables):
@@ -130,8 +266,16 @@ def _with_columns(part: pa.Table, other: pa.Table, names: Sequence[str]) -> pa.T
 
 
 def _read_part(table: TableVersion, number: int, columns: Sequence[str] | None = None) -> pa.Table:
+    """Return one part of a table; columns that an earlier version of the table does not have are null."""
     with table.folder.open_input(table.manifest.paths_of()[number]) as stream:
-        return pq.read_table(stream, columns=None if columns is None else list(columns))
+        file = pq.ParquetFile(stream)
+        if columns is None:
+            return file.read()
+        names = file.schema_arrow.names
+        part = file.read([name for name in columns if name in names])
+        for column in (DOCUMENTS.field(name) for name in columns if name not in names):
+            part = part.append_column(column, pa.nulls(part.num_rows, column.type))
+        return part.select(list(columns))
 
 
 def _join(name: str, table: TableVersion, number: int, rows: list[Row]) -> None:
@@ -168,8 +312,8 @@ def format_document(
 ) -> str:
     """Format a document as text: its verdict, its provenance, and every measured signal with its unit.
 
-    `with_text` adds the cleaned text. `columns` has the units of columns that are in no standard table. `reasons` has
-    the meanings that are printed with verdicts, by `stage/reason`.
+    `with_text` adds the clean text, or the raw text of a dropped document with marked cuts. `columns` has the units of
+    columns that are in no standard table. `reasons` has the meanings that are printed with verdicts, by `stage/reason`.
     """
     meaning = (reasons or {}).get(f"{row.get('drop_stage')}/{row.get('drop_rule')}")
     lines = [f"document {row['doc_id'].hex()}  {verdict_of(row)}{f': {meaning}' if meaning else ''}"]
@@ -181,13 +325,64 @@ def format_document(
     for name, value in row.items():
         if value is None or name == "doc_id" or name.split(".")[-1].startswith("drop_"):
             continue
-        if name == "clean.text":
+        if name == "clean.text" or name.startswith("text."):
+            continue
+        if name == "meta":
+            stored = json.loads(value).items()
+            lines += [f"  {printable(META_PREFIX + own):<26} {printable(_shown(item))}" for own, item in stored]
             continue
         unit = (fields[name.split(".")[-1]].metadata or {}).get(b"unit", b"").decode()
-        lines.append(f"  {name:<26} {_shown(value)}{' ' + unit if unit and unit != 'ratio' else ''}")
-    if with_text and row.get("clean.text"):
-        lines += ["", *(f"  | {line}" for line in row["clean.text"].splitlines())]
-    return "\n".join(lines)
+        shown = printable(_shown(value))
+        lines.append(f"  {name:<26} {shown}{' ' + unit if unit and unit != 'ratio' else ''}")
+    return "\n".join([*lines, *(_text_lines(row) if with_text else ())])
+
+
+def has_raw_text(row: Row) -> bool:
+    """Return True if the text of a found document is raw, so that it may hold personal data."""
+    return row.get("clean.text") is None and row.get("text.text") is not None
+
+
+def _text_lines(row: Row) -> Iterator[str]:
+    yield ""
+    if row.get("clean.text") is not None:
+        yield from (f"  | {line}" for line in printable_lines(row["clean.text"]))
+    elif not has_raw_text(row):
+        yield "  no text is stored: the record has none, or `text.dropped` or a takedown left it out"
+    else:
+        cuts = raw_cuts(row)
+        yield "  raw text" + ("; [- and -] enclose the spans that were cut" if cuts else "")
+        if row.get("text.title"):
+            yield f"  title: {printable(row['text.title'])}"
+        yield from (f"  | {line}" for line in printable_lines(mark_spans(row["text.text"], cuts)))
+
+
+def raw_cuts(row: Row) -> list[tuple[int, int]]:
+    """Return the spans that line rules and repeats cut from the raw text of a found document [code points]."""
+    cuts = [(cut["start"], cut["end"]) for cut in row.get("text.cuts") or ()]
+    return union(cuts, [(cut["start"], cut["end"]) for cut in row.get("repeats.cuts") or ()])
+
+
+def mark_spans(text: str, spans: Sequence[tuple[int, int]]) -> str:
+    """Return the text with `[-` and `-]` around each of the sorted, disjoint spans [code points]."""
+    pieces, end = [], 0
+    for start, stop in spans:
+        pieces += [text[end:start], "[-", text[start:stop], "-]"]
+        end = stop
+    return "".join([*pieces, text[end:]])
+
+
+def document_json(row: Row, with_text: bool) -> str:
+    """Return a found document as one line of JSON with ids and digests in hex and without null values.
+
+    `with_text` adds the text: `clean.text`, or `text.text`, which is raw, with its `text.cuts`.
+    """
+    values: Row = {}
+    for name, value in row.items():
+        if value is None or (name in ("clean.text", "text.text", "text.title", "text.cuts") and not with_text):
+            continue
+        is_entries = isinstance(value, list) and value and isinstance(value[0], dict) and {*value[0]} == {NAME, VALUE}
+        values[name] = json.loads(value) if name == "meta" else to_mapping(value) if is_entries else value
+    return printable_json(values)
 
 
 def verdict_of(row: Row) -> str:
@@ -208,6 +403,6 @@ def _shown(value: Any) -> str:
         return ", ".join(map(_shown, value)) or "none"
     if isinstance(value, dict) and NAME in value:
         return f"{value[NAME]} {_shown(value[VALUE])}"
-    if isinstance(value, dict):  # a span; some have a reason
+    if isinstance(value, dict) and "start" in value:  # a span; some have a reason
         return f"{value['start']}-{value['end']}" + (f" {value['reason']}" if "reason" in value else "")
-    return str(value)
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | bool) else str(value)

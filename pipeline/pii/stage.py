@@ -4,12 +4,15 @@ It searches only the candidate windows of a text (`candidates`), runs the recogn
 (`types`, `phones`), and resolves overlaps deterministically. No detected value is stored anywhere.
 """
 
+import json
+import re
 import tempfile
 import zipfile
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from pydantic import field_validator, model_validator
 
@@ -22,6 +25,8 @@ from schemas.errors import ConfigError
 
 Span = tuple[int, int, str, float]
 """(start, end, type, score) of a value in a text."""
+PHONE_FIELD = re.compile("phone|tel|mobil|fax", re.IGNORECASE)
+"""Names of fields whose numbers may be phone numbers."""
 NER_CHARS = 100_000
 """Maximum length of text that a spaCy pipeline processes at once [characters]; its memory grows with this length."""
 NER_SCORE = 0.4
@@ -156,21 +161,63 @@ def load_name_finder(path: str, labels: Mapping[str, str]) -> Callable[[str], li
 
 
 def make_pii(config: PiiConfig, models: Mapping[str, str]) -> RowFunction:
-    """Load the recognizers and return the function that replaces personal data in text, title and URL of a row."""
+    """Load the recognizers and return the function that replaces personal data in a row.
+
+    Personal data is replaced in text, title, URL and licence, and in the names and values of the fields in `meta`.
+    """
     # The pipeline is loaded before presidio, whose import hides torch, because the pipeline may require torch.
     find_names = load_name_finder(models["ner"], config.ner_labels) if config.ner_model else None
     redactor = Redactor(config.types, find_names)
 
     def replace(row: Row) -> None:
         counts: Counter[str] = Counter()
-        for column in ("text", "title", "url"):
-            if row[column]:
+        for column in ("text", "title", "url", "licence"):
+            if row.get(column):
                 row[column], replaced = redactor.redact(row[column], row["language"])
                 counts.update(replaced)
+        if row.get("meta"):
+            row["meta"] = redact_json(row["meta"], lambda text: redactor.redact(text, row["language"]), counts)
         row["pii_counts"] = dict(sorted(counts.items()))
         row["num_chars"], row["num_bytes"] = len(row["text"]), len(row["text"].encode())
 
     return replace
+
+
+def redact_json(text: str, redact: Callable[[str], tuple[str, dict[str, int]]], counts: Counter[str]) -> str:
+    """Return the JSON text with personal data replaced in all names, texts and numbers; `counts` is increased by type.
+
+    A number that is personal data becomes a text. Digits alone can be a time or a count, so a number is a phone number
+    only in a field with such a name. If two names of an object become equal, the later one gets a number.
+    """
+
+    def replaced(value: str) -> str:
+        safe, found = redact(value)
+        counts.update(found)
+        return safe
+
+    def walk(value: Any, field: str) -> Any:
+        if isinstance(value, str):
+            return replaced(value)
+        if isinstance(value, list):
+            return [walk(item, field) for item in value]
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            written = json.dumps(value)
+            _, found = redact(written)
+            is_personal = found and ({*found} != {"phone"} or PHONE_FIELD.search(field) is not None)
+            return replaced(written) if is_personal else value
+        if not isinstance(value, dict):
+            return value
+        safe: dict[str, Any] = {}
+        for name, item in value.items():
+            own = plain = replaced(name)
+            number = 1
+            while own in safe:
+                number += 1
+                own = f"{plain} {number}"
+            safe[own] = walk(item, name)
+        return safe
+
+    return json.dumps(walk(json.loads(text), ""), ensure_ascii=False, separators=(",", ":"))
 
 
 def model_files(config: PiiConfig) -> dict[str, str]:
@@ -180,10 +227,10 @@ def model_files(config: PiiConfig) -> dict[str, str]:
 
 PII = PerDocument(
     name="pii",
-    version=2,
+    version=3,
     config=PiiConfig,
-    reads=("text", "title", "url", "language"),
-    adds=("text", "title", "url", "pii_counts", "num_chars", "num_bytes"),
+    reads=("text", "title", "url", "licence", "meta", "language"),
+    adds=("text", "title", "url", "licence", "meta", "pii_counts", "num_chars", "num_bytes"),
     reasons={},
     make=make_pii,
     models=model_files,

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from schemas.config import Section, execution
@@ -31,6 +31,16 @@ class SourceConfig(Section):
     """Field or column that holds the URL, if there is one."""
     id_field: str = "id"
     """Field or column whose value is used as the URL of a row that has none."""
+    meta_fields: tuple[str, ...] | None = None
+    """Fields or columns to store in the column `meta`, with which documents are filtered and cited. None: every field
+    whose value is not stored in another column; an empty list: none."""
+    max_meta_bytes: int = Field(4096, ge=0)
+    """Maximum size of the fields that `meta` holds of a row [bytes of JSON]. A field that does not fit is left out, and
+    the manifest counts such rows."""
+    date_field: str | None = None
+    """Field or column with the date of a row: ISO 8601, a year, or seconds since 1970. None: rows have no date."""
+    licence_field: str | None = None
+    """Field or column with the licence of a row. None: it is unknown."""
     max_page_bytes: int = Field(16 << 20, ge=1)
     """Maximum size of a page after HTTP decoding, or of a row's text [bytes]."""
     max_record_bytes: int = Field(32 << 20, ge=1 << 10)
@@ -59,6 +69,16 @@ class SourceConfig(Section):
                 "required", "expected at least one file, got none. Set source.paths, for example to crawl/*.warc.gz."
             )
         return value
+
+    @model_validator(mode="after")
+    def _text_is_no_meta(self) -> "SourceConfig":
+        if self.text_field in (self.meta_fields or ()):
+            raise PydanticCustomError(
+                "meta_fields",
+                "meta_fields: expected fields other than text_field, got {field}. Remove it from source.meta_fields.",
+                {"field": self.text_field},
+            )
+        return self
 
     @field_validator("mime_types")
     @classmethod

@@ -28,12 +28,15 @@ COLUMNS = (
     "date",
     "snapshot",
     "record_type",
+    "licence",
+    "meta",
     "http_status",
     "mime",
     "page_bytes",
     "text",
     "_payload",
     "_http_charset",
+    "_meta",
 )
 HOST = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://(?:[^/?#\\]*@)?(\[[^\]/]*\]|[^/?#\\:]*)")
 

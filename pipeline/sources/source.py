@@ -50,7 +50,7 @@ def open_split(split: Split, stream: ByteStream, config: SourceConfig) -> Iterat
 
 SOURCE = Source(
     name="source",
-    version=1,
+    version=2,
     config=SourceConfig,
     adds=COLUMNS,
     reasons=REASONS,

@@ -23,7 +23,8 @@ from schemas.manifest import TableVersion, part_key
 from schemas.storage import Store
 from schemas.tables import CLEAN
 
-FROM_DOCUMENTS = ["doc_id", "source", "split", "offset", "length", "url", "domain", "date", "snapshot", "language"]
+FROM_DOCUMENTS = ["doc_id", "source", "split", "offset", "length", "url", "domain", "date", "snapshot"]
+FROM_DOCUMENTS += ["licence", "meta", "language"]
 FROM_DEDUP = ["cluster", "cluster_size", "weight"]
 ROWS_AT_ONCE = 512
 
@@ -80,7 +81,7 @@ def clean_part(task: CleanTask, retried: bool) -> PartResult:
 
 
 def _count(row: Row, output: PartOutput) -> None:
-    """Count a row as kept or dropped. Remove the text and title of a dropped row."""
+    """Count a row as kept or dropped. Remove what may hold personal data from a dropped row."""
     books = output.books
     kept = row.get("drop_stage") is None
     # `_chars` is the length of the text before the stages ran [code points].
@@ -92,7 +93,7 @@ def _count(row: Row, output: PartOutput) -> None:
         books.tally("kept_documents", row["source"])
         books.tally("kept_languages", row["language"] or "?")
     else:
-        row["text"] = row["title"] = None
+        row |= dict.fromkeys(("text", "title", "url", "licence", "meta"))
 
 
 def survivors(task: CleanTask) -> Iterator[Row]:

@@ -8,12 +8,12 @@ import sys
 from collections.abc import Container
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from pipeline.decontaminate.stage import DECONTAMINATE, contamination_table, figures_of, set_sizes
-from pipeline.engine.part import PartOutput, PartResult, PartTarget, TableTarget, write_part
+from pipeline.engine.part import DropCounter, PartOutput, PartResult, PartTarget, TableTarget, write_part
 from pipeline.engine.progress import WorkTotal
 from pipeline.engine.spark import run_parts
 from pipeline.engine.stage import PerDocument, Relation, Row, Source, Split, extend_schema
@@ -26,7 +26,12 @@ from schemas.config import Recipe, Section
 from schemas.errors import ContractError
 from schemas.ids import is_in_share, shuffle_key
 from schemas.storage import Store
-from schemas.tables import DOCUMENTS, TEXT
+from schemas.tables import DOCUMENTS, META_CUT, META_FIELDS, META_NUMBERS, TEXT
+
+MAX_META_NAMES = 32
+"""Maximum number of fields of `meta` that the result of one part counts: the first in the part."""
+MAX_FIELDS = 256
+"""Maximum number of fields of `meta` that the manifest counts: the most frequent."""
 
 
 class TextConfig(Section):
@@ -72,6 +77,7 @@ def build_documents(build: StepContext) -> dict[str, TableResult]:
     size = WorkTotal(bytes=sum(split.size for split in build.splits))
     results = run_parts(build.spark, documents_part, tasks, "documents", build.partitions, size)
     built = combine_parts(results, ("documents", "text"))
+    _limit_names(built["documents"].figures)
     index = build.model_paths().get(DECONTAMINATE.name, {}).get("index")
     if index is not None:
         figures = built["documents"].figures
@@ -143,6 +149,7 @@ def write_row(row: Row, output: PartOutput, config: TextConfig) -> None:
             books.tally(*figure)
         if row.get("second_language") is not None:
             books.tally("mixed_languages", f"{row['language']}+{row['second_language']}")
+    _count_meta(row.get("_meta"), books)
     if row.get("charset") is not None:
         books.tally("charsets", row["charset"])
     for kind, number in (row.get("unicode_repairs") or {}).items():
@@ -153,6 +160,26 @@ def write_row(row: Row, output: PartOutput, config: TextConfig) -> None:
     if row.get("drop_stage") is not None and not _keeps_text(row, config):
         row["text"] = row["title"] = row["cuts"] = None
     output.write(row)
+
+
+def _count_meta(note: Any, books: DropCounter) -> None:
+    """Count the fields that `meta` holds of a row, and the causes for which fields were left out."""
+    if note is None:
+        return
+    for name, is_number in note.numbers.items():
+        if books.tally_some(META_FIELDS, name, MAX_META_NAMES) and is_number:
+            books.tally(META_NUMBERS, name)
+    for cause in note.cut:
+        books.tally(META_CUT, cause)
+
+
+def _limit_names(figures: dict[str, Any]) -> None:
+    """Keep the counts of the most frequent fields of `meta` only, so that the manifest stays small."""
+    counted = figures.get(META_FIELDS, {})
+    kept = sorted(counted, key=lambda name: (-counted[name], name))[:MAX_FIELDS]
+    for figure in (META_FIELDS, META_NUMBERS):
+        if figure in figures:
+            figures[figure] = {name: count for name, count in figures[figure].items() if name in kept}
 
 
 def _keeps_text(row: Row, config: TextConfig) -> bool:

@@ -22,6 +22,7 @@ from pipeline.engine.rules import COARSE, count_bins
 from pipeline.engine.stage import Drop, PerDocument, Relation
 from pipeline.engine.step import add_figures
 from pipeline.pii.stage import PiiConfig
+from pipeline.sources.provenance import domain_of
 from pipeline.stages import STEPS, all_stages
 from pipeline.toxicity import ToxicityConfig
 from schemas.ids import canonical_json, doc_id
@@ -98,6 +99,8 @@ class Record:
     cluster: int | None = None
     pii: dict[str, int] = field(default_factory=dict)
     length: int = 1000
+    cuts: tuple[tuple[int, int], ...] | None = None
+    meta: str | None = None
 
     @property
     def body_chars(self) -> int:
@@ -171,8 +174,10 @@ def add_record(tables: Tables, number: int, record: Record) -> None:
     part, offset = place_of(number)
     stage, _, rule = record.outcome.partition("/")
     row: dict[str, Any] = {"doc_id": identifier(number), "source": "web", "split": f"crawl-{part}.warc.gz"}
-    row |= {"offset": offset, "length": record.length, "url": record.url, "domain": None}
+    row |= {"offset": offset, "length": record.length, "url": record.url}
+    row["domain"] = domain_of(record.url) if record.url else None
     row |= {"date": datetime(2026, 1, 1, tzinfo=UTC), "language": record.language}
+    row["meta"] = record.meta
     first = dict(row, record_type=record.kind, num_chars=record.chars, drop_stage=None)
     first["charset"] = "utf-8" if record.chars else None
     if record.outcome != "kept" and stage != "dedup" and record.outcome not in VERDICTS:
@@ -189,7 +194,12 @@ def add_record(tables: Tables, number: int, record: Record) -> None:
         books.tally("charsets", "utf-8")
     tables.rows["documents"][part].append(first)
     tables.rows["text"][part].append(
-        {"doc_id": row["doc_id"], "title": record.title, "text": record.text, "cuts": None}
+        {
+            "doc_id": row["doc_id"],
+            "title": record.title,
+            "text": record.text,
+            "cuts": record.cuts and [{"start": start, "end": end} for start, end in record.cuts],
+        }
     )
 
 
@@ -228,6 +238,7 @@ def add_later(tables: Tables, part: int, row: dict[str, Any], record: Record) ->
         return
     third = row | members | {"drop_stage": None, "text": "…", "num_chars": CLEAN_CHARS, "num_bytes": CLEAN_BYTES}
     third["pii_counts"] = dict(record.pii)
+    third["title"] = record.title
     books = tables.books["clean"][part]
     books.tally("kept_bytes", "web", CLEAN_BYTES)
     books.tally("kept_languages", row["language"])

@@ -1,15 +1,15 @@
 """The answers of `penstock trace`: the documents of a step or the steps of a document, with title, signals and text."""
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import islice
 from typing import Any
 
+from schemas.document_ids import resolve_doc_ids
 from schemas.errors import ConfigError
 from schemas.storage import Store
-from schemas.text import LongWork, text_table
+from schemas.text import LongWork, printable, printable_lines, text_table, to_json_value
 from schemas.tokens import Dataset, open_dataset
 from train.plan.plan import Plan, read_plan
 from train.trace.documents import DetailReader, DocumentDetail, Texts, documents_containing
@@ -130,18 +130,12 @@ class TraceAnswers:
         return self._documents(self.trace.steps_of_url(url), None)
 
     def document(self, doc_id: str) -> DocumentsAnswer:
-        """Return the document with the id `doc_id` (32 hex digits), and the steps and checkpoints trained on it.
+        """Return the document with the id `doc_id`, and the steps and checkpoints trained on it.
 
-        Raises ConfigError if the text is not a document id.
+        `doc_id` has 32 hex digits, or the first 12 or more. Raises ConfigError if it is not the id of one document.
         """
-        try:
-            identifier = bytes.fromhex(doc_id)
-        except ValueError as error:
-            raise ConfigError(f"--doc: expected 32 hex digits, got {doc_id!r} ({error}). Give the whole id.") from error
-        if len(identifier) != 16:
-            raise ConfigError(
-                f"--doc: expected 32 hex digits, got {doc_id!r} of length {len(doc_id)}. Give the whole id."
-            )
+        (whole,) = resolve_doc_ids(self.run, {doc_id: "--doc"})
+        identifier = bytes.fromhex(whole)
         return self._documents(self.trace.steps_of_document(identifier), None)
 
     def domain(self, host: str, limit: int | None) -> DocumentsAnswer:
@@ -200,19 +194,6 @@ class TraceAnswers:
         return self._texts.read(stream, begin + first, begin + stop)
 
 
-def to_json_value(value: Any) -> Any:
-    """Return a value of a table as a JSON value; numbers that are not finite become null, and bytes become hex."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, dict):
-        return {str(name): to_json_value(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [to_json_value(item) for item in value]
-    return value if isinstance(value, int | str | bool | None) else str(value)
-
-
 # The answers of a trace as text: a table of spans or steps, then title, signals and text of each document.
 
 LISTED = 40
@@ -239,7 +220,7 @@ def print_steps(documents: Sequence[FoundDocument], listed: int = LISTED) -> str
     blocks = []
     for document in documents:
         head = f"{document.doc_id}  {document.stream}  {document.num_tokens} tokens  {record_of(document)}"
-        blocks.append(replace_control_characters(f"{head}  {document.url or ''}".rstrip()))
+        blocks.append(printable(f"{head}  {document.url or ''}".rstrip()))
         rows = [("step", "row", "sample", "epoch", "tokens of document", "tokens of row")]
         for seen in document.appearances[:listed]:
             place = (str(seen.step), str(seen.row), str(seen.sample), str(seen.epoch))
@@ -262,14 +243,7 @@ def span(start: int, stop: int) -> str:
 
 def table(rows: Sequence[tuple[str, ...]]) -> str:
     """Return cells aligned in columns, one line per row."""
-    return "\n".join(text_table([tuple(map(replace_control_characters, row)) for row in rows], indent="  "))
-
-
-def replace_control_characters(text: str) -> str:
-    """Return text with U+FFFD in place of each unprintable character; a terminal would execute control codes."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() else "\ufffd" for char in text)
+    return "\n".join(text_table([tuple(map(printable, row)) for row in rows], indent="  "))
 
 
 def present_step(answer: StepAnswer) -> str:
@@ -310,12 +284,12 @@ def _describe(described: TracedDocument, with_signals: bool) -> Iterator[str]:
     """Yield the lines of a document's title, signals and text, as far as they are known."""
     place, detail = described.place, described.detail
     if with_signals and (detail.title or detail.signals):
-        yield f"{place.doc_id[:12]}  {replace_control_characters(detail.title or 'no title')}"
+        yield f"{place.doc_id[:12]}  {printable(detail.title or 'no title')}"
         yield from _wrapped(f"{name} {_value(value)}" for name, value in detail.signals.items())
     if described.text is not None:
         part = f" [{place.doc_start}, {place.doc_stop})" if isinstance(place, Appearance) else ""
         yield f"{place.doc_id[:12]}{part} text:"
-        yield from (f"  | {replace_control_characters(line)}" for line in described.text.splitlines())
+        yield from (f"  | {line}" for line in printable_lines(described.text))
 
 
 def _wrapped(words: Iterator[str], width: int = 116) -> Iterator[str]:
@@ -334,7 +308,7 @@ def _value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, dict):
-        return replace_control_characters(" ".join(f"{name} {_value(item)}" for name, item in value.items())) or "none"
+        return printable(" ".join(f"{name} {_value(item)}" for name, item in value.items())) or "none"
     if isinstance(value, list | tuple):
         return " ".join(_value(item) for item in value) or "none"
-    return replace_control_characters(str(value))
+    return printable(str(value))

@@ -1,17 +1,37 @@
 """Documents as `penstock show` prints them: the verdict of the last table that has one, and columns of later tables."""
 
 import json
+from argparse import ArgumentParser
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pyarrow.compute as pc
+import pytest
 
-from pipeline.inspect.show import column_equals, find_documents, format_document, parse_where
+from jobs.exit_codes import exit_code_of
+from jobs.verbs.inspect import add_show_arguments, show_command
+from pipeline.extract.extract import ExtractConfig, make_extract
+from pipeline.inspect.show import (
+    WITH_TEXT,
+    column_equals,
+    columns_of_run,
+    find_documents,
+    format_document,
+    mark_spans,
+    parse_where,
+    sample_documents,
+)
+from schemas.ids import shuffle_key
 from schemas.manifest import current_tables
+from schemas.storage import Store
+from schemas.tables import META_FIELDS, META_NUMBERS
+from schemas.text import CONTROL_CHARACTERS
 from tests.pipeline.tokens.test_streams import leave_out
 from tests.support.lineage_run import edit
 from tests.support.report_repeats import add_repeats
-from tests.support.report_run import make_run
+from tests.support.report_run import Record, identifier, make_run
+from tests.support.tiny_archive import read, record
 
 
 def test_cuts_and_verdicts_of_repeats_are_shown(tmp_path: Path) -> None:
@@ -82,3 +102,179 @@ def test_values_by_name_are_shown_by_name(tmp_path: Path) -> None:
     lines = [line for row in rows for line in format_document(row, False).splitlines() if "pii_counts" in line]
     assert lines.count("  clean.pii_counts           email 2, phone 1 occurrences") == 3
     assert lines.count("  clean.pii_counts           none occurrences") == 17
+
+
+# ------------------------------------------------------------------------------------------------------- the command
+
+Answer = tuple[int, str, str]
+HOSTILE = "A\x1b]0;owned\x07\x9b31m\u202etitle"
+
+
+@pytest.fixture
+def show(capsys: pytest.CaptureFixture[str]) -> Callable[..., Answer]:
+    """`penstock show`: exit code, output and errors."""
+
+    def call(run: Store, *words: str) -> Answer:
+        parser = ArgumentParser()
+        parser.add_argument("run")
+        add_show_arguments(parser)
+        code = exit_code_of(lambda: show_command(parser.parse_args([run.uri, *words])))
+        return (code, *capsys.readouterr())
+
+    return call
+
+
+def test_the_raw_text_of_a_dropped_document_is_shown_with_its_cuts(tmp_path: Path, show: Callable[..., Answer]) -> None:
+    records = [
+        Record("quality/gopher_short_doc", title="T", text="Menu\nOne.\nEnd", chars=13, cuts=((0, 5), (10, 13))),
+        Record(title="Kept", text="raw", chars=3),
+        Record("source/http_status"),
+    ]
+    run = make_run(tmp_path / "run", "clean", records)
+    code, out, err = show(run, "--rule", "gopher_short_doc", "--text")
+    assert (code, err) == (0, "show: the text of dropped documents is raw and may hold personal data\n")
+    assert out.endswith(
+        "\n\n  raw text; [- and -] enclose the spans that were cut\n  title: T\n  | [-Menu\n  | -]One.\n  | [-End-]\n\n"
+        "1 document(s)\n"
+    )
+    assert "Menu" not in show(run, "--rule", "gopher_short_doc")[1]
+    code, out, err = show(run, "--where", "drop_stage is null", "--text")
+    assert (code, err) == (0, "")
+    assert out.endswith("\n\n  | …\n\n1 document(s)\n")
+    assert "no text is stored: the record has none" in show(run, "--rule", "source/http_status", "--text")[1]
+
+
+def test_marked_spans() -> None:
+    assert mark_spans("abcdef", [(0, 1), (3, 6)]) == "[-a-]bc[-def-]"
+    assert mark_spans("abc", []) == "abc"
+
+
+def test_short_ids(tmp_path: Path, show: Callable[..., Answer]) -> None:
+    run = make_run(tmp_path / "run", "clean")
+    whole = identifier(30).hex()
+    for digits in (12, 13, 31, 32):
+        code, out, _ = show(run, "--doc", whole[:digits].upper())
+        assert (code, out.partition("  ")[0]) == (0, f"document {whole}")
+    assert show(run, "--doc", "0" * 12)[2].startswith(
+        f"penstock: --doc 000000000000: expected the beginning of a document id of {run.uri}, got no document"
+    )
+    for text in (whole[:11], "x" * 12, f"{whole}0"):
+        expected = f"penstock: --doc: expected a document id of 12 to 32 hex digits, got {text!r}. Copy the id"
+        code, _, err = show(run, "--doc", text)
+        assert (code, err.startswith(expected)) == (2, True), err
+
+
+def test_rules_have_a_suggestion(tmp_path: Path, show: Callable[..., Answer]) -> None:
+    run = make_run(tmp_path / "run", "clean")
+    assert show(run, "--rule", "gopher_short_doc")[1].endswith("6 document(s)\n")
+    assert show(run, "--rule", "quality/gopher_short_doc", "--where", "language = de")[:2] == (1, "0 document(s)\n")
+    code, _, err = show(run, "--rule", "gopher_shrt_doc")
+    assert (code, "got none (did you mean 'gopher_short_doc'?). Correct --rule." in err) == (2, True)
+
+
+def test_a_url_is_also_found_by_its_canonical_form(tmp_path: Path, show: Callable[..., Answer]) -> None:
+    record = Record("extract/no_text", url="http://www.c.example/a/?utm_source=x")
+    run = make_run(tmp_path / "run", "documents", [record, Record("extract/no_text", url="http://c.example/b")])
+    assert show(run, "--url", record.url)[::2] == (0, "")
+    code, out, err = show(run, "--url", "https://c.example/a#top")
+    assert err == ("show: no document has exactly this URL; searching for the canonical form http://c.example/a\n")
+    assert (code, out.partition("  ")[0]) == (0, f"document {identifier(0).hex()}")
+    assert show(run, "--url", "https://c.example/c")[:2] == (1, "0 document(s)\n")
+
+
+def test_random_documents_are_those_with_the_smallest_hashes(tmp_path: Path, show: Callable[..., Answer]) -> None:
+    run = make_run(tmp_path / "run", "clean")
+    with_text = [row["doc_id"] for row in find_documents(run, WITH_TEXT, 999)]
+    assert len(with_text) == 42
+    for seed in (0, 7):
+        expected = sorted(with_text, key=lambda identifier: shuffle_key(seed, identifier))[:5]
+        assert [row["doc_id"] for row in sample_documents(run, WITH_TEXT, 5, seed)] == expected
+        out = show(run, "--random", "5", "--seed", str(seed), "--json")[1]
+        assert [json.loads(line)["doc_id"] for line in out.splitlines()] == [own.hex() for own in expected]
+    assert len(list(sample_documents(run, WITH_TEXT, 99, 0))) == 42
+    only = show(run, "--random", "3", "--rule", "http_status", "--json")
+    assert (only[0], only[1].count('"drop_rule": "http_status"'), only[2]) == (0, 3, "3 document(s)\n")
+
+
+def test_json_lines_have_hex_ids_and_objects(tmp_path: Path, show: Callable[..., Answer]) -> None:
+    meta = '{"score":3.5,"by":"x"}'
+    records = [Record(title="T", text="raw", chars=3, pii={"email": 2}, meta=meta)]
+    run = make_run(tmp_path / "run", "clean", records)
+    (line,) = show(run, "--where", "drop_stage is null", "--json", "--text")[1].splitlines()
+    row = json.loads(line)
+    assert (row["doc_id"], row["meta"], row["clean.pii_counts"]) == (
+        identifier(0).hex(),
+        {"score": 3.5, "by": "x"},
+        {"email": 2},
+    )
+    assert (row["clean.text"], row["clean.title"], row["date"]) == ("…", "T", "2026-01-01 00:00:00+00:00")
+    assert "drop_rule" not in row
+
+
+def test_fields_of_meta_are_columns_of_conditions(tmp_path: Path, show: Callable[..., Answer]) -> None:
+    metas = ['{"score":3.5,"by":"ann"}', '{"score":"2","by":7,"tags":["a"]}', '{"by":"bob"}', None]
+    records = [Record(text="raw", chars=3, meta=meta) for meta in metas]
+    figures = {META_FIELDS: {"score": 2, "by": 3, "tags": 1}, META_NUMBERS: {"score": 2, "by": 1}}
+    run = make_run(tmp_path / "run", "clean", records, {"documents": figures})
+    assert [str(columns_of_run(run).field(f"meta.{name}").type) for name in figures[META_FIELDS]] == [
+        "double",
+        "string",
+        "string",
+    ]
+    for condition, numbers in (
+        ("meta.score > 3", [0]),
+        ("meta.score <= 3.5", [0, 1]),
+        ("meta.score is null", [2, 3]),
+        ("meta.by = 'bob'", [2]),
+        ("meta.by = 7 and meta.score < 3", [1]),
+        ("meta.tags = '[\"a\"]'", [1]),
+    ):
+        out = show(run, "--where", condition, "--json")[1]
+        found = {json.loads(line)["doc_id"] for line in out.splitlines()}
+        assert found == {identifier(number).hex() for number in numbers}, condition
+    assert "  meta.by                    ann\n" in show(run, "--where", "meta.score > 3")[1]
+    assert "did you mean 'meta.score'?" in show(run, "--where", "meta.scor > 3")[2]
+
+
+def test_control_characters_of_a_page_do_not_reach_the_terminal(tmp_path: Path, show: Callable[..., Answer]) -> None:
+    html = f"<title>{HOSTILE}</title><p>{'words and words ' * 40}</p>"
+    block = f"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\n\r\n{html}".encode()
+    ((row, drop),) = read(record(block, WARC_Target_URI="http://c.example/\x1b[31m\u202e"))
+    assert drop is None
+    assert make_extract(ExtractConfig(), {})(row) is None
+    assert "\u202e" in row["title"]  # extraction removes the other control characters
+    meta = json.dumps({"by": HOSTILE})
+    records = [
+        Record(url=row["url"], title=row["title"], text="raw", chars=9, meta=meta),
+        Record(
+            "quality/gopher_short_doc", url=row["url"], title=HOSTILE, text=f"a\n{HOSTILE}\r\nb", chars=9, meta=meta
+        ),
+    ]
+    run = make_run(tmp_path / "run", "clean", records, {"documents": {META_FIELDS: {"by": 2}}})
+    for words in (["--text"], ["--text", "--json"]):
+        code, out, _ = show(run, "--random", "2", *words)
+        assert code == 0
+        assert CONTROL_CHARACTERS.findall(out.replace("\n", "")) == []
+    out = show(run, "--random", "2", "--text")[1]
+    assert "  meta.by                    A\\x1b]0;owned\\x07\\x9b31m\\u202etitle\n" in out
+    assert "  | A\\x1b]0;owned\\x07\\x9b31m\\u202etitle\n  | b\n" in out
+    assert f"{row['title'].replace(chr(0x202E), chr(92) + 'u202e')}\n" in out
+    assert json.loads(show(run, "--rule", "gopher_short_doc", "--json")[1])["meta"] == {"by": HOSTILE}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "show: expected --doc, --url, --rule, --where or --random, got none of them. Add one."),
+        (["--random", "0"], "show --random: expected at least 1 document, got 0"),
+        (["--rule", "x", "--limit", "0"], "show --limit: expected at least 1 document, got 0"),
+        (["--random", "1", "--limit", "2"], "show: expected --random or --limit, got both. Remove --limit."),
+        (["--rule", "x", "--seed", "1"], "show: expected --seed only together with --random, got no --random."),
+        (["--random", "1", "--url", "x"], "show: expected --random or --url, got both. Remove --random."),
+    ],
+)
+def test_options_without_an_effect_are_refused(
+    tmp_path: Path, show: Callable[..., Answer], words: list[str], message: str
+) -> None:
+    code, out, err = show(Store(str(tmp_path)), *words)
+    assert (code, out, err.startswith(f"penstock: {message}")) == (2, "", True), err

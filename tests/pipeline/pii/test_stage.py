@@ -347,11 +347,14 @@ def test_resident_id() -> None:
 # -------------------------------------------------------------------------------------------------------------- stage
 
 
-def test_the_stage_replaces_text_title_and_url() -> None:
+def test_the_stage_replaces_text_title_url_licence_and_meta() -> None:
     row = {
         "text": "Ruf an: +49 30 23125 559, a@example.com und ä@b",
         "title": "Von a@example.com",
         "url": "https://example.org/?u=b%40example.org",
+        "licence": "ask c@example.com",
+        "meta": '{"by":"ü d@example.com","n":{"e@example.com":[1.5,true,null],"f@example.com":"x"},"at":1700000000,'
+        '"Tel":1700000000}',
         "language": "de",
     }
     assert make_pii(PiiConfig(), {})(row) is None
@@ -359,14 +362,22 @@ def test_the_stage_replaces_text_title_and_url() -> None:
         "text": "Ruf an: <PHONE>, <EMAIL> und ä@b",
         "title": "Von <EMAIL>",
         "url": "https://example.org/?u=<EMAIL>",
+        "licence": "ask <EMAIL>",
+        "meta": '{"by":"ü <EMAIL>","n":{"<EMAIL>":[1.5,true,null],"<EMAIL> 2":"x"},"at":1700000000,"Tel":"<PHONE>"}',
         "language": "de",
-        "pii_counts": {"email": 3, "phone": 1},
+        "pii_counts": {"email": 7, "phone": 2},
         "num_chars": 32,
         "num_bytes": 33,
     }
     assert set(PII.adds) | {"language"} == set(row)
     stored = pa.array([to_entries(row["pii_counts"])], CLEAN.field("pii_counts").type)
-    assert stored.to_pylist() == [[{"name": "email", "value": 3}, {"name": "phone", "value": 1}]]
+    assert stored.to_pylist() == [[{"name": "email", "value": 7}, {"name": "phone", "value": 2}]]
+
+
+def test_a_number_that_is_personal_data_becomes_a_text() -> None:
+    row = {"text": "x", "title": None, "url": None, "language": "en", "meta": '{"card":4111111111111111,"n":41111}'}
+    make_pii(PiiConfig(types=("credit_card",)), {})(row)
+    assert row["meta"] == '{"card":"<CREDIT_CARD>","n":41111}'
 
 
 def test_a_page_without_title_or_url() -> None:

@@ -4,6 +4,7 @@ import bz2
 import gzip
 import io
 import json
+from datetime import UTC, date, datetime
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,10 +12,11 @@ import pytest
 from fastwarc.stream_io import ZstdWriter
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from pipeline.engine.stage import Drop, Split
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.jsonl_parquet import open_jsonl, open_parquet
+from pipeline.sources.jsonl_parquet import is_number, open_jsonl, open_parquet
 from pipeline.sources.provenance import COLUMNS
 from pipeline.sources.splits import HashedStream
 
@@ -204,3 +206,117 @@ def test_a_damaged_row_group_is_a_gap_of_its_rows():
     gaps = [(row["offset"], row["length"], drop) for row, drop in rows if drop]
     assert gaps == [(30, 30, Drop("unreadable_gap", 30.0))]
     assert [row["text"] for row, drop in rows if drop is None] == [f"text {n}" for n in range(90) if not 30 <= n < 60]
+
+
+# ------------------------------------------------------------------------------------------ fields beside the text
+
+
+def meta_of(line, **settings):
+    """`meta`, the causes of cuts, date and licence of one line with these settings."""
+    ((row, _),), _ = read(json.dumps(line).encode(), config=SourceConfig(paths=("x",), **settings))
+    date = row["date"].isoformat() if row["date"] else None
+    return row["meta"], row["_meta"].cut if row["_meta"] else (), date, row["licence"]
+
+
+ROW = {"text": "x", "url": "http://a.org/", "id": 7, "score": 3.5, "tags": ["a", "ü"], "none": None}
+
+
+@pytest.mark.parametrize(
+    ("line", "settings", "meta"),
+    [
+        (ROW, {}, '{"id":7,"score":3.5,"tags":["a","ü"]}'),  # the id is nowhere else
+        (ROW | {"url": ""}, {}, '{"score":3.5,"tags":["a","ü"]}'),  # the id is the URL
+        (ROW, {"meta_fields": ("tags", "absent")}, '{"tags":["a","ü"]}'),
+        (ROW, {"meta_fields": ("url",)}, '{"url":"http://a.org/"}'),
+        (ROW, {"meta_fields": ()}, None),
+        ({"text": "x"}, {}, None),
+        ({"text": "x", "n": 1 << 63, "big": float("inf"), "yes": True}, {}, '{"n":"9223372036854775808","yes":true}'),
+        ({"text": "x", "a\ud800": "\ud800\0"}, {}, '{"a\ufffd":"\ufffd\\u0000"}'),
+    ],
+)
+def test_fields_beside_the_text_are_stored_as_json(line, settings, meta):
+    assert meta_of(line, **settings)[:2] == (meta, ())
+
+
+def test_fields_that_do_not_fit_are_left_out_and_counted():
+    line = {"text": "x", "a": "1234", "b": "ü" * 9, "c": 5}
+    for size, meta in ((12, '{"a":"1234"}'), (11, '{"c":5}'), (18, '{"a":"1234","c":5}'), (6, None)):
+        assert meta_of(line, max_meta_bytes=size)[:2] == (meta, ("too_large",)), size
+    assert meta_of(line, max_meta_bytes=43)[:2] == ('{"a":"1234","b":"ü' + "ü" * 8 + '","c":5}', ())
+    deep = inner = {}
+    for _ in range(16):
+        inner["a"] = inner = {}
+    assert meta_of({"text": "x", "d": deep, "c": 5})[1] == ()
+    inner["a"] = {}
+    assert meta_of({"text": "x", "d": deep, "c": 5})[:2] == ('{"c":5}', ("too_deep",))
+
+
+@pytest.mark.parametrize(
+    ("value", "date"),
+    [
+        ("2024-05-06T07:08:09Z", "2024-05-06T07:08:09+00:00"),
+        ("2024-05-06T07:08:09.1234+02:00", "2024-05-06T05:08:09.123000+00:00"),
+        ("2024-05-06", "2024-05-06T00:00:00+00:00"),
+        ("2024-05", "2024-05-01T00:00:00+00:00"),
+        ("2024", "2024-01-01T00:00:00+00:00"),
+        (1_700_000_000, "2023-11-14T22:13:20+00:00"),
+    ],
+)
+def test_dates(value, date):
+    assert meta_of({"text": "x", "when": value}, date_field="when") == (None, (), date, None)
+
+
+@pytest.mark.parametrize("value", ["yesterday", "2024-13", 1e300, True, [], "0000"])
+def test_what_is_no_date_stays_in_meta_and_is_counted(value):
+    meta = json.dumps({"when": value}, separators=(",", ":"))
+    assert meta_of({"text": "x", "when": value}, date_field="when") == (meta, ("no_date",), None, None)
+
+
+def test_a_licence_has_a_column():
+    assert meta_of({"text": "x", "by": "CC0-1.0"}, licence_field="by") == (None, (), None, "CC0-1.0")
+    assert meta_of({"text": "x", "by": ["CC0", "MIT"]}, licence_field="by") == (None, (), None, '["CC0","MIT"]')
+    assert meta_of({"text": "x", "by": ""}, licence_field="by") == ('{"by":""}', (), None, None)
+
+
+def test_the_text_is_no_meta_field():
+    with pytest.raises(ValidationError, match="expected fields other than text_field, got text"):
+        SourceConfig(paths=("x",), meta_fields=("score", "text"))
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        *((value, True) for value in (1, 1.5, "3.50", "-2e5", "0.1")),
+        *((value, False) for value in ("007", "1.2.3", "", "2024-01-01", True, [1])),
+    ],
+)
+def test_values_that_are_compared_as_numbers(value, expected):
+    assert is_number(value) is expected
+
+
+def test_parquet_columns_beside_the_text():
+    when = pa.array([datetime(2024, 1, 2, 3, tzinfo=UTC), None], pa.timestamp("us", "UTC"))
+    far = pa.array([1 << 60, 0], pa.int64()).view(pa.timestamp("ms"))
+    table = pa.table(
+        {
+            "text": ["a", "b"],
+            "when": when,
+            "day": pa.array([date(2024, 1, 2), None]),
+            "far": far,
+            "raw": [b"\0\xff", None],
+            "pair": [{"x": 1, "y": [0.5]}, None],
+            "bad": pa.array([b"\xff", b"a"]).view(pa.string()),
+        }
+    )
+    config = SourceConfig(paths=("x",), date_field="when")
+    (first, second), _ = read(parquet(table), open_parquet, config)
+    assert first[0]["date"] == datetime(2024, 1, 2, 3, tzinfo=UTC)
+    assert json.loads(first[0]["meta"]) == {
+        "bad": "\ufffd",
+        "day": "2024-01-02",
+        "raw": "00ff",
+        "pair": {"x": 1, "y": [0.5]},
+    }
+    assert first[0]["_meta"].cut == ("unreadable",)
+    assert json.loads(second[0]["meta"]) == {"far": "1970-01-01T00:00:00", "bad": "a"}
+    assert [drop for _, drop in (first, second)] == [None, None]
