@@ -8,17 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from jobs.arguments import Command, add_overrides, add_run
-from jobs.recipe import stored_recipe
+from jobs.recipe import deciding_models, stored_recipe
 from jobs.spark_session import SparkConfig, open_session
 from pipeline.engine.spark import ship_models
-from pipeline.engine.stage import no_checks
 from pipeline.inspect.diff import KEPT, ComparedRun, Difference, Example, compare_runs, open_compared_run
 from pipeline.inspect.show import column_equals, columns_of_run, find_documents, format_document, parse_where
 from pipeline.inspect.whatif import Prediction, format_prediction, open_tables, predict, to_json
 from pipeline.inspect.whatif_limits import changed_settings
-from pipeline.models import ModelsConfig, ensure_model
-from pipeline.stages import CHECKED
-from schemas.config import Recipe
 from schemas.errors import ConfigError
 from schemas.ids import canonical_json
 from schemas.storage import Store
@@ -196,16 +192,6 @@ def predict_run(run: Store, overrides: Sequence[str]) -> tuple[Prediction, dict[
         return predict(spark, run, proposed, models), changed
     finally:
         spark.stop()
-
-
-def deciding_models(recipe: Recipe) -> dict[str, dict[str, str]]:
-    """Return stage -> model name -> local path, for the models of every stage that can drop documents."""
-    config = recipe.section("models", ModelsConfig)
-    return {
-        stage.name: {name: str(ensure_model(place, config).path) for name, place in places.items()}
-        for stage in CHECKED
-        if stage.checks is not no_checks and (places := stage.models(recipe[stage.name]))
-    }
 
 
 COMMANDS = {
