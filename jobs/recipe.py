@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from jobs.spark_session import SparkConfig
-from pipeline.models import ModelsConfig
+from pipeline.engine.stage import no_checks
+from pipeline.models import ModelsConfig, ensure_model
 from pipeline.recipe_stages import resolve_functions
-from pipeline.stages import sections
+from pipeline.stages import checked_stages, sections
 from schemas.config import Recipe, Section, load_recipe, parse_recipe
 from schemas.errors import ConfigError
 from schemas.manifest import read_run
@@ -66,3 +67,13 @@ def stored_recipe(run: Store, overrides: Sequence[str]) -> Recipe:
             f"{run.uri}: expected a run folder, got a folder without a recipe. Run `penstock run RECIPE --out …`."
         )
     return load_recipe(recipe, overrides, recipe_sections(), f"{run.uri}/run.json")
+
+
+def deciding_models(recipe: Recipe) -> dict[str, dict[str, str]]:
+    """Return stage -> model name -> local path, for the models of every stage that can drop documents."""
+    config = recipe.section("models", ModelsConfig)
+    return {
+        stage.name: {name: str(ensure_model(place, config).path) for name, place in places.items()}
+        for stage in checked_stages(recipe)
+        if stage.checks is not no_checks and (places := stage.models(recipe[stage.name]))
+    }

@@ -12,10 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jobs.arguments import Command, add_overrides, add_run, add_verbose
-from jobs.recipe import stored_recipe
+from jobs.recipe import deciding_models, stored_recipe
 from jobs.spark_session import SparkConfig, spark_session
 from pipeline.engine.spark import ship_models
-from pipeline.engine.stage import no_checks
 from pipeline.inspect.diff import KEPT, ComparedRun, Difference, Example, compare_runs, open_compared_run
 from pipeline.inspect.show import (
     WITH_TEXT,
@@ -32,9 +31,6 @@ from pipeline.inspect.show import (
 )
 from pipeline.inspect.whatif import Prediction, format_prediction, open_tables, predict, to_json
 from pipeline.inspect.whatif_limits import changed_settings
-from pipeline.models import ModelsConfig, ensure_model
-from pipeline.stages import checked_stages
-from schemas.config import Recipe
 from schemas.document_ids import ID_HELP, resolve_doc_ids
 from schemas.errors import ConfigError
 from schemas.ids import canonical_json
@@ -264,16 +260,6 @@ def predict_run(
     with spark_session(proposed.section("spark", SparkConfig), "penstock what-if", verbose) as spark:
         ship_models(spark, [path for paths in models.values() for path in paths.values()])
         return predict(spark, run, proposed, models), changed
-
-
-def deciding_models(recipe: Recipe) -> dict[str, dict[str, str]]:
-    """Return stage -> model name -> local path, for the models of every stage that can drop documents."""
-    config = recipe.section("models", ModelsConfig)
-    return {
-        stage.name: {name: str(ensure_model(place, config).path) for name, place in places.items()}
-        for stage in checked_stages(recipe)
-        if stage.checks is not no_checks and (places := stage.models(recipe[stage.name]))
-    }
 
 
 COMMANDS = {

@@ -5,7 +5,6 @@ result is compared with the run. No text is read: only the columns that the rule
 dataset.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -25,6 +24,7 @@ from pipeline.engine.parquet import Part, parts_of, read_measured
 from pipeline.engine.rules import KEPT, columns_of, evaluate_checks
 from pipeline.engine.spark import dataframe_from_tasks, persist_on_disk, run_tasks
 from pipeline.engine.worker import local_models
+from pipeline.inspect.cells import KEPT_VERDICT, PredictionCell, Rates, counts_of_shard, kept_tokens, token_rates
 from pipeline.inspect.whatif_limits import SensitivityCurve, curves_of, sensitivity_part
 from pipeline.stages import STEPS, checked_stages
 from pipeline.steps.verdicts import (
@@ -42,7 +42,6 @@ from schemas.manifest import TableVersion, open_table, read_run
 from schemas.storage import Store
 from schemas.text import text_table
 
-KEPT_VERDICT = "kept"
 JUDGED = pa.schema(
     [
         *(pa.field(name, pa.binary()) for name in ("doc", "cluster", "order", "url", "url_order")),
@@ -57,26 +56,6 @@ JUDGED_DDL = (
     "doc binary, cluster binary, order binary, url binary, url_order binary, language string, source string, "
     "before string, verdict string, joined boolean, dropped boolean, left_out boolean, chars long"
 )
-
-
-@dataclass(frozen=True)
-class PredictionCell:
-    """Counts of the documents with equal `before`, `after`, `language` and `source`.
-
-    `before` is the verdict in the run, `after` the verdict with the new settings. A verdict is `kept` or the
-    `stage/rule` that drops the documents.
-    """
-
-    before: str
-    after: str
-    language: str
-    source: str
-    documents: int
-    chars: int
-    tokens: int
-    """Number of tokens of the documents that are in the dataset."""
-    uncounted_chars: int
-    """Number of characters of the documents that are not in the dataset, so that their tokens are unknown."""
 
 
 @dataclass(frozen=True)
@@ -266,17 +245,6 @@ def token_counts(spark: SparkSession, run: Store) -> DataFrame:
     )
 
 
-def counts_of_shard(task: tuple[Store, str]) -> Iterator[pa.RecordBatch]:
-    """Yield the columns `doc` and `tokens` of one shard. `task` is (dataset folder, path of the document index)."""
-    folder, path = task
-    with folder.open_input(path) as stream:
-        reader = pa.ipc.open_file(stream)
-        indices = [reader.schema.get_field_index(name) for name in ("doc_id", "num_tokens")]
-        for number in range(reader.num_record_batches):
-            doc, tokens = (reader.get_batch(number).column(index) for index in indices)
-            yield pa.RecordBatch.from_arrays([doc.cast(pa.binary()), tokens], ["doc", "tokens"])
-
-
 def count_cells(verdicts: DataFrame, tokens: DataFrame | None) -> list[PredictionCell]:
     """Return the counts of documents by verdict in the run, new verdict, language and source, as sorted cells.
 
@@ -305,7 +273,6 @@ def count_cells(verdicts: DataFrame, tokens: DataFrame | None) -> list[Predictio
 # sensitivity curves.
 
 Row = tuple[str, ...]
-Rates = Mapping[tuple[str, str], float]
 CELL = [field.name for field in fields(PredictionCell)]
 
 
@@ -347,31 +314,6 @@ def format_prediction(prediction: Prediction, changed: Mapping[str, tuple[Any, A
     lines += [f"  {curve.setting} ({curve.reason}) = {_limits(curve)}: {_points(curve)}" for curve in shown]
     lines += ["", f"curves of all {len(prediction.curves)} limits: --json FILE"]
     return "\n".join(lines)
-
-
-def token_rates(cells: Sequence[PredictionCell]) -> Rates:
-    """Return the tokens per character by (language, source); the key ("", "") has the rate of all documents."""
-    tokens: Counter[tuple[str, str]] = Counter()
-    chars: Counter[tuple[str, str]] = Counter()
-    for cell in cells:
-        for key in ((cell.language, cell.source), ("", "")):
-            tokens[key] += cell.tokens
-            chars[key] += cell.chars - cell.uncounted_chars
-    return {key: tokens[key] / number for key, number in chars.items() if number}
-
-
-def kept_tokens(cells: Sequence[PredictionCell], after: bool, rates: Rates) -> tuple[int, bool]:
-    """Return the number of tokens of the kept documents, and True if the number is partly an estimate.
-
-    If `after` is True, the documents kept with the new settings are counted, else the documents kept in the run. The
-    tokens of a document that is not in the dataset are estimated from its length and `rates`.
-    """
-    exact, estimate = 0, 0.0
-    for cell in cells:
-        if (cell.after if after else cell.before) == KEPT_VERDICT:
-            exact += cell.tokens
-            estimate += cell.uncounted_chars * rates.get((cell.language, cell.source), rates.get(("", ""), 0.0))
-    return exact + round(estimate), estimate > 0
 
 
 def _language(cell: PredictionCell) -> str:

@@ -11,8 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.recipe import stored_recipe
-from jobs.verbs.inspect import deciding_models
+from jobs.recipe import deciding_models, stored_recipe
 from pipeline.engine.step import TableResult
 from pipeline.inspect.diff import compare_runs, open_compared_run
 from pipeline.inspect.show import column_equals, find_documents, format_document, parse_where

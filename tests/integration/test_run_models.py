@@ -8,8 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.recipe import recipe_sections, stored_recipe
-from jobs.verbs.inspect import deciding_models
+from jobs.recipe import deciding_models, recipe_sections, stored_recipe
 from pipeline.fit.classifier import TrainClassifierConfig, train_classifier
 from pipeline.fit.language_model import LmConfig, make_language_model
 from pipeline.inspect.diff import compare_runs, open_compared_run
