@@ -46,7 +46,8 @@ from pipeline.tokens.train_tokenizer import TOKENIZER, build_tokenizer
 from pipeline.toxicity import TOXICITY
 from schemas.config import Recipe, Section
 from schemas.errors import ConfigError
-from schemas.manifest import Manifest
+from schemas.manifest import Manifest, current_tables
+from schemas.storage import Store
 from schemas.tables import DOCUMENTS, TABLES, VERDICT_COLUMNS
 from schemas.takedown import STAGE as TAKEDOWN
 
@@ -211,6 +212,18 @@ def declared_reasons(tables: Mapping[str, Manifest]) -> dict[str, dict[str, str]
         for rule in table.content.config.get(QUALITY.name, {}).get("rule", ()):
             found[QUALITY.name][rule["name"]] = rule["reason"]
     return found
+
+
+def reasons_of_run(run: Store) -> dict[str, str]:
+    """Return the meanings of the reasons that the run's recipe declares, by `stage/reason`."""
+    tables = {name: table.manifest for name, table in current_tables(run).items()}
+    known, built_in = declared_reasons(tables), declared_reasons({})
+    return {
+        f"{stage}/{reason}": meaning
+        for stage, reasons in known.items()
+        for reason, meaning in reasons.items()
+        if reason not in built_in.get(stage, {})
+    }
 
 
 def declared_columns(tables: Mapping[str, Manifest]) -> pa.Schema:

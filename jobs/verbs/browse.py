@@ -10,8 +10,9 @@ from jobs.recipe import deciding_models, stored_recipe
 from pipeline.browse.rows import BrowsedRun, RunRules, open_browsed_run
 from pipeline.browse.server import BrowseServer
 from pipeline.inspect.whatif_limits import changed_settings
-from pipeline.stages import CHECKED, all_stages
+from pipeline.stages import checked_stages, declared_reasons
 from schemas.errors import ConfigError
+from schemas.manifest import current_tables
 from schemas.versions import open_run
 
 VERBS = {
@@ -56,12 +57,10 @@ def browse_command(arguments: argparse.Namespace) -> int:
 def open_run_of(address: str) -> BrowsedRun:
     """Open the run that `RUN` or `RUN@<digest>` names, with the rules of all stages."""
     store = open_run(address)
-    meanings = {
-        f"{stage.name}/{rule}": meaning
-        for stage in all_stages()
-        for rule, meaning in {**stage.reasons, **getattr(stage, "verdicts", {})}.items()
-    }
-    rules = RunRules(CHECKED, meanings, partial(stored_recipe, store), deciding_models, changed_settings)
+    declared = declared_reasons({name: table.manifest for name, table in current_tables(store).items()})
+    meanings = {f"{stage}/{rule}": meaning for stage, rules in declared.items() for rule, meaning in rules.items()}
+    checked = checked_stages(stored_recipe(store, []))
+    rules = RunRules(checked, meanings, partial(stored_recipe, store), deciding_models, changed_settings)
     return open_browsed_run(address, store, rules)
 
 

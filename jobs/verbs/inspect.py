@@ -25,12 +25,12 @@ from pipeline.inspect.show import (
     format_document,
     has_raw_text,
     parse_where,
-    reasons_of_run,
     rule_equals,
     sample_documents,
 )
 from pipeline.inspect.whatif import Prediction, format_prediction, open_tables, predict, to_json
 from pipeline.inspect.whatif_limits import changed_settings
+from pipeline.stages import reasons_of_run
 from schemas.document_ids import ID_HELP, resolve_doc_ids
 from schemas.errors import ConfigError
 from schemas.ids import canonical_json

@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.engine.stage import Row
-from pipeline.stages import declared_reasons
 from pipeline.text.spans import union
 from pipeline.tokens.streams import STREAM_TABLES, TOKENS, Sorting, mix_drops, mixed_sorting
 from schemas.config import suggest_name
@@ -293,18 +292,6 @@ def _join(name: str, table: TableVersion, number: int, rows: list[Row]) -> None:
         for column, value in by_id.get(row["doc_id"], {}).items():
             if column not in known:
                 row[f"{name}.{column}"] = value
-
-
-def reasons_of_run(run: Store) -> dict[str, str]:
-    """Return the meanings of the reasons that the run's recipe declares, by `stage/reason`."""
-    tables = {name: table.manifest for name, table in current_tables(run).items()}
-    known, built_in = declared_reasons(tables), declared_reasons({})
-    return {
-        f"{stage}/{reason}": meaning
-        for stage, reasons in known.items()
-        for reason, meaning in reasons.items()
-        if reason not in built_in.get(stage, {})
-    }
 
 
 def format_document(

@@ -13,7 +13,7 @@ from jobs.verbs.ablate import steps_of
 from jobs.verbs.dvc import deciding_settings
 from pipeline.engine.spark import run_tasks, ship_models
 from pipeline.engine.worker import FusedStages, local_models
-from pipeline.inspect.show import columns_of_run, find_documents, format_document, parse_where, reasons_of_run
+from pipeline.inspect.show import columns_of_run, find_documents, format_document, parse_where
 from pipeline.inspect.whatif import predict
 from pipeline.inspect.whatif_limits import changed_settings
 from pipeline.recipe_stages import FUNCTION, SECTION, RecipeStage, sample_row
@@ -25,6 +25,7 @@ from pipeline.stages import (
     declared_columns,
     declared_reasons,
     document_columns,
+    reasons_of_run,
     steps_for,
 )
 from schemas.config import build_recipe, load_recipe

@@ -8,7 +8,7 @@ import pytest
 
 from jobs.recipe import recipe_sections
 from pipeline.engine.parquet import Part
-from pipeline.inspect.show import find_documents, format_document, parse_where, reasons_of_run
+from pipeline.inspect.show import find_documents, format_document, parse_where
 from pipeline.inspect.whatif_limits import changed_settings, curves_of, sensitivity_part
 from pipeline.inspect.without_rules import leave_out_rules
 from pipeline.quality.config import QualityConfig
@@ -24,6 +24,7 @@ from pipeline.stages import (
     canonical_recipe,
     checked_stages,
     declared_reasons,
+    reasons_of_run,
     steps_for,
 )
 from pipeline.steps.verdicts import VerdictsTask, checks_of, limits_of, verdicts_part
