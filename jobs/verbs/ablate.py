@@ -59,8 +59,10 @@ from train.data.heldout import heldout_documents, trained_copies, trained_docume
 from train.data.order import tokens_by_source
 from train.eval.paired import SHARE, Losses, compare_sides, describe_heldout_set, summarize_comparisons
 
+GROUP = "training"
 VERBS = {
-    "ablate": "Train pairs of proxy runs with and without rules of a run, and compare their held-out losses.",
+    "ablate": "Measure what rules do to a model, by pairs of proxy runs. Proxy runs with and without the rules are "
+    "trained, and their held-out losses are compared.",
 }
 
 NAME = re.compile(r"[\w.+=-]{1,80}")

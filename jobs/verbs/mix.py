@@ -14,8 +14,10 @@ from train.mix.measured import MeasuredRun, measured_run
 from train.mix.suggest import STEP_SIZE, suggest_by_law, suggest_by_reference
 from train.scaling.own_law import read_law
 
+GROUP = "training"
 VERBS = {
-    "mix": "Suggest shares, repeats and amounts to crawl from the losses of each source, and write them to mix.toml.",
+    "mix": "Suggest shares of the sources for the next run. The shares, repeats and amounts to crawl follow from the "
+    "losses of each source, and are written to mix.toml.",
 }
 
 Arguments = argparse.Namespace

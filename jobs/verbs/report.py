@@ -6,6 +6,7 @@ from jobs.arguments import Command, add_run
 from pipeline.report.page import write_report
 from schemas.storage import Store
 
+GROUP = "inspect"
 VERBS = {
     "report": "Write the report of a run as one HTML page.",
 }
