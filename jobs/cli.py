@@ -25,6 +25,7 @@ GROUPS = {
     "inspect": "what a run keeps, drops and contains",
     "join": "from documents to optimizer steps and checkpoints, and back",
     "models": "models that data steps use",
+    "other": "verbs without a group",
 }
 """The groups of verbs in the help, in order, with what they are for."""
 
@@ -42,18 +43,11 @@ class Verb:
 
 
 def list_verbs() -> dict[str, Verb]:
-    """Return every verb by name, sorted by group, then by name.
-
-    Raises ValueError if a module has verbs but no valid group.
-    """
+    """Return every verb by name, sorted by group, then by name. The last group has the verbs of modules without one."""
     verbs: dict[str, Verb] = {}
     for module in pkgutil.iter_modules(jobs.verbs.__path__):
         literals = read_literals(Path(jobs.verbs.__path__[0], f"{module.name}.py").read_bytes())
-        group = str(literals.get("GROUP"))
-        if "VERBS" in literals and group not in GROUPS:
-            raise ValueError(
-                f"jobs/verbs/{module.name}.py: expected GROUP to be one of {', '.join(GROUPS)}, got {group!r}"
-            )
+        group = literals["GROUP"] if literals.get("GROUP") in GROUPS else [*GROUPS][-1]
         verbs |= {verb: Verb(module.name, group, text) for verb, text in literals.get("VERBS", {}).items()}
     return dict(sorted(verbs.items(), key=lambda item: ([*GROUPS].index(item[1].group), item[0])))
 
@@ -79,7 +73,8 @@ class PrintVersion(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *values: object) -> None:
         """Print the version of the package and exit."""
-        parser.exit(message=f"penstock {import_job('arguments').penstock_version()}\n")
+        print(f"penstock {import_job('arguments').penstock_version()}")
+        parser.exit()
 
 
 def build_parser(called: str | None) -> argparse.ArgumentParser:
@@ -118,8 +113,8 @@ def describe_verbs(verbs: Mapping[str, Verb]) -> str:
     """Return the list of verbs by group, with one line each."""
     width = max(map(len, verbs))
     lines = []
-    for group, purpose in GROUPS.items():
-        lines += ["", f"{group}: {purpose}"]
+    for group in dict.fromkeys(verb.group for verb in verbs.values()):
+        lines += ["", f"{group}: {GROUPS[group]}"]
         for name in (name for name, verb in verbs.items() if verb.group == group):
             lines.append(f"  {name:<{width}}  {verbs[name].text.partition('. ')[0].rstrip('.')}.")
     return "\n".join([*lines, "", "`penstock VERB --help` shows the options of a verb and an example."]).lstrip("\n")

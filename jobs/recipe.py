@@ -28,9 +28,10 @@ def read_values(path: str) -> dict[str, Any]:
     """Return the values of a TOML file. Raises ConfigError if the file cannot be read or is not TOML."""
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(
-            f"recipe {path}: expected a readable TOML file, got an error: {error.strerror}. Correct the path."
+            f"recipe {path}: expected a readable TOML file, got an error: {reason}. Correct the path."
         ) from error
     return parse_recipe(text, path)
 

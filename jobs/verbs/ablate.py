@@ -347,6 +347,7 @@ def add_ablate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="print the steps, the proxy runs and their cost, and run nothing"
     )
+    add_verbose(parser)
 
 
 def ablate_command(arguments: argparse.Namespace) -> int:
@@ -485,7 +486,7 @@ def check_tokenizers(datasets: Mapping[str, Dataset]) -> None:
 
 COMMANDS = {
     "ablate": Command(
-        (add_run, add_ablate_arguments, add_verbose),
+        (add_run, add_ablate_arguments),
         ablate_command,
         "ablate run --without quality.fineweb --seeds 3",
     ),

@@ -28,7 +28,7 @@ COLUMNS = ("source", "share", "", "passes", "", "loss", "against", "excess", "ke
 
 def add_mix_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `mix`."""
-    parser.add_argument("action", choices=("suggest",))
+    parser.add_argument("action", choices=("suggest",), help="what to do")
     parser.add_argument("run", help="folder of a trained run; its plan and losses are read")
     against = parser.add_mutually_exclusive_group()
     against.add_argument("--reference", metavar="RUN", help="another trained run, whose losses by source are compared")
