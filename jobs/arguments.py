@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 
 from schemas.config import add_override_options
 
@@ -18,6 +19,11 @@ class Command:
     """Runs the verb on its parsed arguments and returns the exit code."""
     example: str
     """A complete command line without `penstock`, shown at the end of the help text."""
+
+
+def penstock_version() -> str:
+    """Return the version of this package."""
+    return version("penstock")
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:

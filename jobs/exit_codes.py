@@ -33,5 +33,10 @@ def exit_code_of(call: Callable[[], int | None]) -> int:
         print(f"penstock: {problem}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("penstock: interrupted; the same command resumes where it stopped", file=sys.stderr)
-        return 130
+        return report_interrupt()
+
+
+def report_interrupt() -> int:
+    """Print that the command was interrupted, and return its exit code."""
+    print("penstock: interrupted; the same command resumes where it stopped", file=sys.stderr)
+    return 128 + signal.SIGINT

@@ -51,10 +51,11 @@ def read_values(path: str) -> dict[str, Any]:
     """
     try:
         text = Path(recipe_file(path)).read_text(encoding="utf-8")
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(
-            f"recipe {path}: expected a readable TOML file, got an error: {error.strerror}. Correct the path, or name "
-            f"a shipped recipe: {', '.join(shipped_recipes())}."
+            f"recipe {path}: expected a readable TOML file, got an error: {reason}. Correct the path, or name a "
+            f"shipped recipe: {', '.join(shipped_recipes())}."
         ) from error
     return parse_recipe(text, path)
 

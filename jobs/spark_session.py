@@ -14,8 +14,9 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from pydantic import Field
@@ -73,70 +74,155 @@ def spark_session(config: SparkConfig, name: str = "penstock", verbose: bool = F
     """Open a Spark session for a block, then stop it and end its JVM.
 
     `verbose`: print the messages of Spark; else they go to a file that is kept if the block raises an unknown error.
-    Raises ConfigError if Spark does not start, and PenstockError if its JVM has ended before the block.
+    Raises ConfigError if Spark does not start, PenstockError if its JVM has ended, and KeyboardInterrupt after SIGINT.
     """
     is_ours = SparkContext._gateway is None and SUBMITTED not in os.environ
     folder = Path(tempfile.mkdtemp(prefix="penstock-spark-"))
     log = None if verbose or not is_ours else folder / "spark.log"
     config = config.model_copy(update={"settings": {"spark.log.level": "WARN", **config.settings}})
     is_kept = False
-    previous = signal.getsignal(signal.SIGINT)
+    with _interrupts() as interrupted:
+        try:
+            if is_ours:
+                _start_java(config, log)
+            interrupted.check()
+            spark = open_session(config, name)
+            interrupted.install()  # the handler that PySpark has installed uses the connection that this thread reads
+            yield spark
+            interrupted.check()
+            spark.stop()
+        except Exception as error:
+            interrupted.check()
+            if isinstance(error, PenstockError):
+                raise
+            is_kept = log is not None
+            if is_ours and (end := _describe_end(log)) is not None:
+                raise PenstockError(end) from error
+            if is_kept:
+                error.add_note(f"The messages of Spark are in {log}.")
+            raise
+        finally:
+            interrupted.ignore()
+            if is_ours:
+                _end_java()
+            if not is_kept:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Interrupts:
+    """The handler of SIGINT while a session is open.
+
+    An interrupt raises KeyboardInterrupt and ends the JVM. Without the latter the block might not end: Python discards
+    an exception that is raised while an object is freed, and PySpark raises others when it cleans up.
+    """
+
+    def __init__(self) -> None:
+        self.is_set = False
+
+    def install(self) -> None:
+        """Handle SIGINT from now on."""
+        _set_handler(self._interrupt)
+
+    def ignore(self) -> None:
+        """Ignore SIGINT from now on: the end of the JVM takes seconds, in which another interrupt is of no use."""
+        _set_handler(signal.SIG_IGN)
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt if there was an interrupt."""
+        if self.is_set:
+            raise KeyboardInterrupt
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        self.is_set = True
+        logging.disable(logging.CRITICAL)  # py4j logs a traceback of an interrupt, and of requests without an answer
+        context, gateway = _context_and_gateway()
+        if gateway is None and SUBMITTED not in os.environ:
+            return  # the JVM is being started; when it runs, it can be ended
+        if context is not None and getattr(context, "_accumulatorServer", None) is not None:
+            context._accumulatorServer.handle_error = lambda *_: None  # its connection is closed by the JVM's end
+        if gateway is not None and gateway.proc is not None:
+            gateway.proc.terminate()
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def _interrupts() -> Iterator[_Interrupts]:
+    """Handle SIGINT in a block, and restore the handler, the logging and the hook for discarded exceptions after it."""
+    interrupts, handler, hook = _Interrupts(), signal.getsignal(signal.SIGINT), sys.unraisablehook
+
+    def report(discarded: Any) -> None:
+        if not issubclass(discarded.exc_type, KeyboardInterrupt):  # `check` raises it again
+            hook(discarded)
+
+    sys.unraisablehook = report
+    interrupts.install()
     try:
-        spark = open_session(config, name, log)
-        # The handler that PySpark installs uses the connection to the JVM while this thread reads from it, and fails.
-        _handle_interrupts(signal.default_int_handler)
-        yield spark
-        spark.stop()
-    except KeyboardInterrupt:
-        _handle_interrupts(signal.SIG_IGN)  # one interrupt is enough: the rest takes seconds
-        raise
-    except PenstockError:
-        raise
-    except Exception as error:
-        ended = _describe_end(log) if is_ours else None
-        is_kept = log is not None and log.exists()
-        if ended is not None:
-            raise PenstockError(ended) from error
-        if is_kept:
-            error.add_note(f"The messages of Spark are in {log}.")
-        raise
+        yield interrupts
     finally:
-        if is_ours:
-            _end_java()
-        if not is_kept:
-            shutil.rmtree(folder, ignore_errors=True)
-        _handle_interrupts(previous)
+        sys.unraisablehook = hook
+        logging.disable(logging.NOTSET)
+        _set_handler(handler)
 
 
-def _handle_interrupts(handler: Any) -> None:
+def _set_handler(handler: Any) -> None:
     """Set the handler of SIGINT, which only the main thread may do."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, handler)
 
 
-def open_session(config: SparkConfig, name: str = "penstock", log: Path | None = None) -> SparkSession:
+def _context_and_gateway() -> tuple[Any, Any]:
+    """Return the active SparkContext and the connection to the JVM of this process; None for what there is not."""
+    return SparkContext._active_spark_context, SparkContext._gateway
+
+
+def open_session(config: SparkConfig, name: str = "penstock") -> SparkSession:
     """Return the Spark session of this process, and start it if there is none.
 
-    `log`: file for the messages of a JVM that is started; None = standard error. Raises ConfigError if Spark does not
-    start.
+    Raises ConfigError if Spark does not start.
     """
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    _set_python()
     if SUBMITTED in os.environ:  # only the running JVM knows the settings of spark-submit
         SparkContext._ensure_initialized()
-    properties = _properties(config, SparkConf())
     builder = SparkSession.builder.appName(name)
-    for key, value in properties.items():
+    for key, value in _properties(config, SparkConf()).items():
         builder = builder.config(key, value)
     try:
-        if log is not None:
-            _start_java(properties, log)
         return builder.getOrCreate()
     except Exception as error:
-        raise ConfigError(
-            f"[spark]: expected settings that Spark starts with, got {_first_cause(error, log)}. Correct the section "
-            "[spark] of the recipe, or install Java 17 or 21; --verbose prints all messages of Spark."
-        ) from error
+        # The text of a Java exception has the line `: class: message`.
+        java = re.search(r"^: ?(?:[\w.$]+: )?(.+)$", str(error), re.MULTILINE)
+        raise _not_started(java[1] if java else str(error).partition("\n")[0]) from error
+
+
+def _start_java(config: SparkConfig, log: Path | None) -> None:
+    """Start the JVM of this process. Its output, and that of the Python workers, goes to a file (None: standard error).
+
+    Raises ConfigError if it does not start.
+    """
+    _set_python()
+    launch: Any = launch_gateway
+    properties = SparkConf().setAll(list(_properties(config, SparkConf()).items()))
+    with ExitStack() as files:
+        stream = None if log is None else files.enter_context(log.open("wb"))
+        try:
+            gateway = launch(properties, {"stdout": stream or sys.stderr, "stderr": stream or sys.stderr})
+        except Exception as error:
+            lines = _last_lines(log) if log is not None else ""
+            raise _not_started(lines or str(error).partition("\n")[0]) from error
+    SparkContext._ensure_initialized(gateway=gateway)
+
+
+def _not_started(reason: str) -> ConfigError:
+    return ConfigError(
+        f"[spark]: expected settings that Spark starts with, got {reason.rstrip('.')}. Correct the section [spark], or "
+        "install Java 17 or 21; --verbose prints all messages of Spark."
+    )
+
+
+def _set_python() -> None:
+    """Set the Python of the workers to that of this process."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
 
 
 def _properties(config: SparkConfig, conf: SparkConf) -> dict[str, str]:
@@ -159,24 +245,12 @@ def _properties(config: SparkConfig, conf: SparkConf) -> dict[str, str]:
     return properties | {f"spark.executorEnv.{key}": value for key, value in environment.items()} | config.settings
 
 
-def _start_java(properties: dict[str, str], log: Path) -> None:
-    """Start the JVM of this process, with its output in a file."""
-    with log.open("wb") as stream:
-        # Python workers are children of the JVM and write to the same file.
-        output = {"stdout": stream, "stderr": stream}
-        launch: Any = launch_gateway
-        gateway = launch(SparkConf().setAll(list(properties.items())), output)
-    SparkContext._ensure_initialized(gateway=gateway)
-
-
 def _end_java() -> None:
     """End the JVM that this process has started, if it runs; a later session starts another one."""
-    # From here on the JVM answers no request, not even those by which Python frees Java objects.
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    context: Any = SparkContext._active_spark_context
-    gateway: Any = SparkContext._gateway
-    if context is not None:
-        context._accumulatorServer.shutdown()  # before its connection closes, which it would report as an error
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # the requests by which Python frees Java objects fail now
+    context, gateway = _context_and_gateway()
+    if context is not None and getattr(context, "_accumulatorServer", None) is not None:
+        context._accumulatorServer.shutdown()
         context._jsc = context._accumulatorServer = None
     if gateway is not None:
         gateway.proc.terminate()
@@ -191,7 +265,7 @@ def _end_java() -> None:
 
 def _describe_end(log: Path | None) -> str | None:
     """Return a message that the JVM of this process has ended; None if it runs."""
-    gateway: Any = SparkContext._gateway
+    _, gateway = _context_and_gateway()
     code = gateway.proc.poll() if gateway is not None else None
     if code is None:
         return None
@@ -202,14 +276,6 @@ def _describe_end(log: Path | None) -> str | None:
         f"spark: expected a Java process that runs until the last step, got one that ended with {end}{lines}. Raise "
         f"spark.driver_memory if memory was short, and run the same command again{where}."
     )
-
-
-def _first_cause(error: Exception, log: Path | None) -> str:
-    """Return the reason in an error of PySpark: the message of the Java exception, or the last lines of the JVM."""
-    if SparkContext._gateway is None and log is not None and log.exists() and _last_lines(log):
-        return _last_lines(log)
-    java = re.search(r"^: ?(?:[\w.$]+: )?(.+)$", str(error), re.MULTILINE)
-    return (java[1] if java else str(error).partition("\n")[0]).rstrip(".")
 
 
 def _last_lines(log: Path) -> str:

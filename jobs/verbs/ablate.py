@@ -59,8 +59,10 @@ from train.data.heldout import heldout_documents, trained_copies, trained_docume
 from train.data.order import tokens_by_source
 from train.eval.paired import SHARE, Losses, compare_sides, describe_heldout_set, summarize_comparisons
 
+GROUP = "training"
 VERBS = {
-    "ablate": "Train pairs of proxy runs with and without rules of a run, and compare their held-out losses.",
+    "ablate": "Measure what rules do to a model, by pairs of proxy runs. Proxy runs with and without the rules are "
+    "trained, and their held-out losses are compared.",
 }
 
 NAME = re.compile(r"[\w.+=-]{1,80}")
@@ -349,6 +351,7 @@ def add_ablate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="print the steps, the proxy runs and their cost, and run nothing"
     )
+    add_verbose(parser)
 
 
 def ablate_command(arguments: argparse.Namespace) -> int:
@@ -487,7 +490,7 @@ def check_tokenizers(datasets: Mapping[str, Dataset]) -> None:
 
 COMMANDS = {
     "ablate": Command(
-        (add_run, add_ablate_arguments, add_verbose),
+        (add_run, add_ablate_arguments),
         ablate_command,
         "ablate run --without quality.fineweb --seeds 3",
     ),

@@ -32,8 +32,9 @@ from schemas.storage import Store
 from schemas.takedown import TAKEDOWNS
 from train.config.settings import SECTIONS
 
+GROUP = "data"
 VERBS = {
-    "dvc": "Write dvc.yaml into the current folder, with a stage for each step of a recipe, for `dvc repro`.",
+    "dvc": "Write dvc.yaml, with a stage for each step, for `dvc repro`. It is written into the current folder.",
 }
 
 DVC_NAME = "dvc.yaml"

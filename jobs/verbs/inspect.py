@@ -39,11 +39,12 @@ from schemas.text import printable, text_table
 from schemas.urls import canonical_url
 from schemas.versions import open_run
 
+GROUP = "inspect"
 VERBS = {
-    "diff": "Compare two runs or versions: documents that only one of them keeps, by source and rule, and tokens.",
+    "diff": "Compare two runs or versions: documents, rules and tokens. Documents that only one of them keeps are "
+    "counted by source and rule.",
     "show": "Print documents with their verdicts, signals and provenance.",
-    "whatif": "Predict what a finished run would keep with other thresholds, without reading texts or changing the "
-    "run.",
+    "whatif": "Predict what a run would keep with other thresholds. No text is read, and the run is not changed.",
 }
 
 MovedCounts = Mapping[tuple[str, str], int]

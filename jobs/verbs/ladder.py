@@ -32,8 +32,9 @@ from train.plan.plan import Plan, check_ranks, check_settings_used
 from train.scaling.fit import fit_or_hold_exponents
 from train.scaling.own_law import LawFile, law_file, write_law
 
+GROUP = "training"
 VERBS = {
-    "ladder": "Train proxy runs of several sizes and lengths on a run's dataset, and fit a scaling law to them.",
+    "ladder": "Fit a scaling law to proxy runs of several sizes. They are trained on a run's dataset.",
 }
 
 Arguments = argparse.Namespace

@@ -16,8 +16,9 @@ from schemas.storage import Store
 from schemas.text import text_table
 from schemas.versions import open_run
 
+GROUP = "join"
 VERBS = {
-    "lineage": "Print the lineage of a run, from input files to checkpoints. A digest that does not match is an error.",
+    "lineage": "Print the lineage of a run, from inputs to checkpoints. A digest that does not match is an error.",
 }
 
 LINES = (".jsonl", ".ndjson")

@@ -14,8 +14,10 @@ from train.mix.measured import MeasuredRun, measured_run
 from train.mix.suggest import STEP_SIZE, suggest_by_law, suggest_by_reference
 from train.scaling.own_law import read_law
 
+GROUP = "training"
 VERBS = {
-    "mix": "Suggest shares, repeats and amounts to crawl from the losses of each source, and write them to mix.toml.",
+    "mix": "Suggest shares of the sources for the next run. The shares, repeats and amounts to crawl follow from the "
+    "losses of each source, and are written to mix.toml.",
 }
 
 Arguments = argparse.Namespace
@@ -26,7 +28,7 @@ COLUMNS = ("source", "share", "", "passes", "", "loss", "against", "excess", "ke
 
 def add_mix_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `mix`."""
-    parser.add_argument("action", choices=("suggest",))
+    parser.add_argument("action", choices=("suggest",), help="what to do")
     parser.add_argument("run", help="folder of a trained run; its plan and losses are read")
     against = parser.add_mutually_exclusive_group()
     against.add_argument("--reference", metavar="RUN", help="another trained run, whose losses by source are compared")

@@ -19,12 +19,15 @@ from schemas.errors import ConfigError
 from schemas.manifest import open_table
 from schemas.storage import Store
 
+GROUP = "models"
 VERBS = {
     "models": "List, fetch or verify the models of the store.",
-    "train-lm": "Train an n-gram language model for perplexities, on the clean text of a run or on files of text.",
-    "train-classifier": "Train a quality classifier, measure it on held-out texts, and add it to the model store.",
-    "train-importance": "Train an importance model (DSIR) on a target and a raw sample, and add it to the model store.",
-    "derive-profiles": "Derive the stop words and thresholds of each language from clean reference text.",
+    "train-lm": "Train an n-gram language model for perplexities. It is trained on the clean text of a run or on "
+    "files of text.",
+    "train-classifier": "Train a quality classifier for the model store. It is measured on held-out texts.",
+    "train-importance": "Train an importance model (DSIR) for the model store. It is trained on a target and a raw "
+    "sample.",
+    "derive-profiles": "Derive stop words and limits of languages from clean text.",
 }
 
 Arguments = argparse.Namespace
@@ -129,7 +132,7 @@ def _maybe_with_spark(arguments: Arguments, recipe: Recipe, run: str | None, wor
 
 def add_models_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `models`."""
-    parser.add_argument("action", choices=("list", "fetch", "verify"))
+    parser.add_argument("action", choices=("list", "fetch", "verify"), help="what to do")
     parser.add_argument("name", nargs="?", help="name of a model, as `penstock models list` prints it")
 
 

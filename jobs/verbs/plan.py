@@ -18,6 +18,7 @@ from train.plan.make_plan import make_plan
 from train.plan.plan import copy_mix, mix_overrides, write_plan
 from train.plan.text import print_plan
 
+GROUP = "training"
 VERBS = {
     "plan": "Compute model size, batch and steps from the dataset. --dry-run prints the plan without writing it.",
 }

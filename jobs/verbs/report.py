@@ -12,6 +12,7 @@ from schemas.errors import ConfigError
 from schemas.storage import Store
 from schemas.versions import open_run
 
+GROUP = "inspect"
 VERBS = {
     "report": "Write the report of a run, or of two runs side by side, as one HTML page; or show a run live.",
 }

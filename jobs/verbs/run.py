@@ -13,10 +13,12 @@ from schemas.storage import Store
 from train.checkpoint.folder import list_checkpoints
 from train.plan.plan import PLAN_NAME
 
+GROUP = "data"
 VERBS = {
     "run": "Run every data step, then plan the training run.",
     "stage": "Run the data steps up to one step.",
-    "demo-crawl": "Build a demo crawl: WARC files, and truth.jsonl, which lists their planted duplicates and defects.",
+    "demo-crawl": "Build a small crawl with planted duplicates and defects. truth.jsonl lists what is planted in the "
+    "WARC files.",
 }
 
 

@@ -15,8 +15,10 @@ from train.scaling.fit import NAMES, Fit, MeasuredLoss, fit_or_hold_exponents, i
 from train.scaling.laws import LossLaw
 from train.scaling.own_law import MAX_EXTRAPOLATION, LawFile, law_file, law_in, write_law
 
+GROUP = "training"
 VERBS = {
-    "fit-scaling": "Fit the scaling law L(N, D) = E + A/N^alpha + B/D^beta to runs, and print it with intervals.",
+    "fit-scaling": "Fit a scaling law L(N, D) to measured runs. L(N, D) = E + A/N^alpha + B/D^beta is printed with "
+    "intervals.",
 }
 
 Arguments = argparse.Namespace

@@ -22,9 +22,10 @@ from schemas.tokens import open_dataset
 from schemas.versions import attached_runs, check_own_tables
 from train.takedown_replay import Span, find_effects
 
+GROUP = "join"
 VERBS = {
-    "takedown": "Remove documents from the dataset, tables and indexes of a run, and write a certificate of the "
-    "removal.",
+    "takedown": "Remove documents from a run, with a certificate. They are removed from its dataset, tables and "
+    "indexes.",
 }
 
 Arguments = argparse.Namespace

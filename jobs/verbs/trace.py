@@ -26,8 +26,10 @@ from train.trace.answer import (
 )
 from train.trace.documents import describe_scan
 
+GROUP = "join"
 VERBS = {
-    "trace": "Print the documents of a step, or the steps and checkpoints that saw a document.",
+    "trace": "Print the documents of a step, or the steps of a document. The checkpoints that saw a document are "
+    "listed too.",
 }
 
 Arguments = argparse.Namespace

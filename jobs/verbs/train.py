@@ -24,12 +24,14 @@ from train.plan.plan import check_overrides, check_ranks, check_settings_used, r
 from train.plan.text import describe_run
 from train.takedown_replay import begin_replay, describe_replay
 
+GROUP = "training"
 VERBS = {
     "train": "Start or resume training on this machine. --dry-run prints layout and memory without starting it.",
     "generate": "Sample text from a checkpoint.",
-    "export": "Export a checkpoint as a Llama folder for Hugging Face, or the dataset as Megatron's .bin and .idx.",
-    "evaluate": "Measure a checkpoint on the held-out text of other runs, except documents that it was trained on.",
-    "calibrate": "Measure the speed of this machine and write it as a device profile for `plan --gpu`.",
+    "export": "Export a model for Hugging Face or a dataset for Megatron. A checkpoint becomes a Llama folder, the "
+    "dataset .bin and .idx files.",
+    "evaluate": "Measure a checkpoint on held-out text of other runs. Documents that it was trained on are left out.",
+    "calibrate": "Measure the speed of this machine, for `plan --gpu`. It is written as a device profile.",
 }
 
 Arguments = argparse.Namespace

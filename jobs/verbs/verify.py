@@ -11,8 +11,10 @@ from train.data.packing import packed_files
 from train.data.verify import ExpectedFile, verify_dataset
 from train.plan.plan import PLAN_NAME, read_plan
 
+GROUP = "inspect"
 VERBS = {
-    "verify": "Compare every shard, index and tokenizer file with the manifest; unchanged files are not read again.",
+    "verify": "Compare the files of a dataset with its manifest. Files that have not changed since the last time are "
+    "not read again.",
 }
 
 Arguments = argparse.Namespace

@@ -201,7 +201,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_a_missing_bucket_is_named_before_spark_starts(server: int, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = ["run", str(RECIPE), "--out", "s3://none/run"]
-    with mock.patch("jobs.run_all.open_session", side_effect=AssertionError):
+    with mock.patch("jobs.run_all.spark_session", side_effect=AssertionError):
         assert "s3://none/run: expected a folder of a bucket, got no bucket none" in said(capsys, *recipe)
     with pytest.raises(OSError, match="NO_SUCH_BUCKET") as caught:
         Store("s3://none/run").write_atomic("run.json", b"{}")

@@ -1,17 +1,19 @@
 """The command: every verb has a help text with an example, and errors come as one message and exit code 2."""
 
+import argparse
 import os
 import pkgutil
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
 import jobs.verbs
 from jobs import run_all
-from jobs.cli import build_parser, import_job, list_verbs, main, read_verbs
-from jobs.recipe import read_recipe
+from jobs.cli import GROUPS, build_parser, import_job, list_verbs, main, read_literals
+from jobs.recipe import read_recipe, recipe_sections
 from jobs.verbs import inspect
 from jobs.verbs import models as learning
 from jobs.verbs import train as training
@@ -40,10 +42,36 @@ def test_every_verb_shows_one_example(verb, capsys):
     assert text.count(f"example: penstock {verb} ") == 1
 
 
+def parser_of(verb: str) -> argparse.ArgumentParser:
+    """The parser of a verb, with its arguments."""
+    return next(action for action in build_parser(verb)._actions if action.choices).choices[verb]
+
+
+@pytest.mark.parametrize("verb", list_verbs())
+def test_every_argument_has_a_help_text(verb):
+    without = [action.option_strings or action.dest for action in parser_of(verb)._actions if not action.help]
+    assert without == []
+
+
+@pytest.mark.parametrize("verb", list_verbs())
+def test_unset_is_accepted_beside_set(verb):
+    options = {option for action in parser_of(verb)._actions for option in action.option_strings}
+    assert ("--set" in options) is ("--unset" in options)
+
+
+def test_every_verb_that_starts_spark_can_print_its_messages():
+    modules = {verb.module: import_job(f"verbs.{verb.module}") for verb in list_verbs().values()}
+    starts = {name for name, module in modules.items() if {"spark_session", "run_recipe"} & {*vars(module)}}
+    verbose = {
+        verb.module for name, verb in list_verbs().items() if "--verbose" in parser_of(name)._option_string_actions
+    }
+    assert verbose == starts == {"ablate", "dvc", "inspect", "models", "run"}
+
+
 def test_every_example_parses():
     for verb in list_verbs():
         parser = build_parser(verb)
-        example = next(action for action in parser._actions if action.choices).choices[verb].epilog
+        example = parser_of(verb).epilog
         words = subprocess.run(["sh", "-c", f"printf '%s\\n' {example.split('penstock ')[1]}"], capture_output=True)
         arguments = parser.parse_args(words.stdout.decode().splitlines())
         assert arguments.verb == verb
@@ -54,9 +82,48 @@ def test_the_help_lists_every_verb_in_order(capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["--help"])
     assert stopped.value.code == 0
-    listed = re.findall(r"^    ([a-z][a-z-]+)(?:  |$)", capsys.readouterr().out, re.MULTILINE)
-    assert listed == sorted(list_verbs())
+    text = capsys.readouterr().out
+    listed = re.findall(r"^  ([a-z][a-z-]+)  ", text.partition("\ndata: ")[2], re.MULTILINE)
+    assert listed == [*list_verbs()]
     assert {*EXPECTED} <= {*listed}
+    assert re.findall(r"^([a-z]+): ", text.partition("options:")[2], re.MULTILINE) == [*GROUPS][:-1]
+    assert [line for line in text.splitlines() if len(line) > 80] == []
+    by_group = {verb.group: [] for verb in list_verbs().values()}
+    for name, verb in list_verbs().items():
+        by_group[verb.group].append(name)
+    assert [names == sorted(names) for names in by_group.values()] == [True] * (len(GROUPS) - 1)
+    assert by_group["join"] == ["lineage", "takedown", "trace"]
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["--version"])
+    assert (stopped.value.code, capsys.readouterr().out) == (0, f"penstock {version('penstock')}\n")
+
+
+@pytest.mark.parametrize(
+    ("verb", "hint"),
+    [
+        ("runn", "Did you mean `penstock run`?"),
+        ("train_lm", "Did you mean `penstock train-lm`?"),
+        ("xyzzy", "`penstock --help` lists them."),
+    ],
+)
+def test_a_mistyped_verb_is_answered_with_the_nearest(verb, hint, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main([verb, "run", "--out", "x"])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.splitlines()[1:] == [f"penstock: error: expected a verb, got {verb!r}. {hint}"]
+
+
+def test_an_interrupt_before_a_verb_has_started_is_one_sentence(monkeypatch, capsys):
+    def interrupted(name):
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("jobs.cli.build_parser", interrupted)
+    assert main(["run"]) == 130
+    assert capsys.readouterr().err == "penstock: interrupted; the same command resumes where it stopped\n"
 
 
 def test_a_module_declares_the_verbs_that_it_defines():
@@ -64,19 +131,22 @@ def test_a_module_declares_the_verbs_that_it_defines():
     declared = [module for module in modules if hasattr(module, "VERBS")]
     assert [list(module.VERBS) for module in declared] == [list(module.COMMANDS) for module in declared]
     verbs = [verb for module in declared for verb in module.VERBS]
-    assert sorted(verbs) == list(list_verbs())  # so no verb has two modules
+    assert sorted(verbs) == sorted(list_verbs())  # so no verb has two modules
 
 
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
-        ('"""A verb."""\nimport pyarrow\nVERBS = {"a": "One.", "b-c": "Two" " and three."}', ["a", "b-c"]),
-        ('"""Shared by verbs."""\nCOMMANDS = {"a": 1}', []),
-        ("def f():\n    VERBS = {'a': 'One.'}", []),
+        (
+            '"""A verb."""\nimport pyarrow\nGROUP = "data"\nVERBS = {"a": "One.", "b-c": "Two" " and three."}',
+            {"GROUP": "data", "VERBS": {"a": "One.", "b-c": "Two and three."}},
+        ),
+        ('"""Shared by verbs."""\nCOMMANDS = {"a": 1}', {}),
+        ("def f():\n    VERBS = {'a': 'One.'}", {}),
     ],
 )
 def test_verbs_are_read_without_an_import(source, expected):
-    assert list(read_verbs(source.encode())) == expected
+    assert read_literals(source.encode()) == expected
 
 
 @pytest.mark.parametrize("verb", [[], ["nonsense"], ["--nonsense"]])
@@ -84,7 +154,7 @@ def test_no_verb_or_an_unknown_verb_is_an_error(verb, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(verb)
     assert stopped.value.code == 2
-    assert "usage: penstock [-h] VERB ..." in capsys.readouterr().err
+    assert "usage: penstock [-h] [--version] VERB ..." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("words", "imported"), [(["--help"], False), (["show", "--help"], True)])
@@ -176,7 +246,7 @@ def test_what_is_wrong_or_missing_is_told_before_spark_starts(arguments, message
         raise RuntimeError("Spark was started")
 
     for module in (run_all, learning, inspect):
-        monkeypatch.setattr(module, "open_session", starts)
+        monkeypatch.setattr(module, "spark_session", starts)
     (tmp_path / "page.warc.gz").write_bytes(b"")
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(f'[source]\npaths = ["{tmp_path}/*.warc.gz"]\n')

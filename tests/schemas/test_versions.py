@@ -243,13 +243,13 @@ class Runs:
         self.steps: list[str] = []
         monkeypatch.setattr(versions, "run_recipe", self._run)
 
-    def _run(self, recipe_path: str, out: str, overrides: list[str], until: str) -> None:
+    def _run(self, recipe_path: str, out: str, overrides: list[str], until: str, verbose: bool) -> None:
         self.steps.append(until)
 
 
 def test_a_whole_version_is_left_as_it_is(run: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     runs, before = Runs(monkeypatch), sorted(run.walk())
-    dvc_command(argparse.Namespace(recipe="recipe.toml", out=run.uri, overrides=[], stage="tokens"))
+    dvc_command(argparse.Namespace(recipe="recipe.toml", out=run.uri, overrides=[], stage="tokens", verbose=False))
     assert (runs.steps, sorted(run.walk())) == (["tokens"], before)
 
 

@@ -4,6 +4,7 @@ import argparse
 import math
 import random
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -488,8 +489,7 @@ def run(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Store:
 @pytest.fixture
 def same_session(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Branches are made in the session of the tests, which continues."""
-    monkeypatch.setattr(branch, "open_session", lambda config, name: spark)
-    monkeypatch.setattr(spark, "stop", lambda: None)
+    monkeypatch.setattr(branch, "spark_session", lambda config, name, verbose: nullcontext(spark))
 
 
 def made_in(folder: Store) -> set[str]:
