@@ -20,7 +20,7 @@ LABEL_PREFIX = "__label__"
 
 
 class LanguageConfig(Section):
-    """The section `[language]` of a recipe."""
+    """The section `[language]` of a recipe: the languages to keep, and how the language of a text is determined."""
 
     model: str = location("lid.176.ftz")
     """Name in the model store, or path, of a fastText model whose labels are `__label__` and a language code."""

@@ -152,7 +152,7 @@ MAX_UNKNOWN_BYTES = 1 << 35
 
 
 class ModelsConfig(Section):
-    """The section `[models]` of a recipe."""
+    """The section `[models]` of a recipe: where model files are stored, and whether they may be downloaded."""
 
     cache: str = execution("~/.cache/penstock/models")
     """Folder in which fetched and trained models are stored; `~` is the user's home folder."""

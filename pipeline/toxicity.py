@@ -26,7 +26,10 @@ _PUNCTUATION = regex.compile(r"[\u0080-\u00bf\u2000-\u206f\u2e00-\u2e7f\u3000-\u
 
 
 class ToxicityConfig(Section):
-    """The section `[toxicity]` of a recipe. A document for which there is no word list and no classifier is kept."""
+    """The section `[toxicity]` of a recipe: word lists, a classifier, and the limits of toxic text.
+
+    A document for which there is no word list and no classifier is kept.
+    """
 
     wordlists: dict[str, str] = location(dict.fromkeys(LANGUAGES, BUILT_IN))
     """Word list by language: `builtin`, or the path of a text file with one word or phrase per line; `#` starts a

@@ -30,7 +30,7 @@ Counts = npt.NDArray[np.int64]
 
 
 class ImportanceConfig(Section):
-    """The section `[importance]` of a recipe."""
+    """The section `[importance]` of a recipe: models that compare a document with a target corpus, and their limits."""
 
     models: dict[str, str] = location({})
     """Name in the model store, or path, of the model of each target corpus, by a name for its weights. Empty computes

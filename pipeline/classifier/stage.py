@@ -23,7 +23,7 @@ SCORES = "classifier_scores"
 
 
 class ClassifierConfig(Section):
-    """The section `[classifier]` of a recipe."""
+    """The section `[classifier]` of a recipe: classifiers that score documents, and limits of their scores."""
 
     models: dict[str, str] = location({})
     """Name in the model store, or path, of each classifier, by a name for its scores. Empty scores no text."""

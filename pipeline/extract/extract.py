@@ -114,7 +114,7 @@ _UNCLEAN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\ud
 
 
 class ExtractConfig(Section):
-    """The section `[extract]` of a recipe."""
+    """The section `[extract]` of a recipe: how the main text of a page is extracted, and its least and most length."""
 
     extractor: Literal["resiliparse", "trafilatura"] = "resiliparse"
     """Library that extracts the main text; trafilatura is better on articles and takes about 13 times as long."""

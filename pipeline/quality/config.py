@@ -46,7 +46,10 @@ class RecipeRule(Section):
 
 
 class QualityConfig(QualityLimits):
-    """The section `[quality]` of a recipe; a value equal to a limit is kept. The defaults are FineWeb's recipe."""
+    """The section `[quality]` of a recipe: the quality rules and their limits; a value equal to a limit is kept.
+
+    The defaults are FineWeb's recipe.
+    """
 
     dialect: Dialect = decision("datatrove")
     """The implementation of the published rules whose signals and limits decide."""

@@ -12,7 +12,7 @@ AUTO = "auto"
 
 
 class SourceConfig(Section):
-    """The section `[source]` of a recipe."""
+    """The section `[source]` of a recipe: the input files, their format, and which records are pages."""
 
     name: str = Field("web", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name of the source. It is hashed into every doc_id, and it names the folder of the source's token shards."""

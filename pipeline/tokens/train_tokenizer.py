@@ -98,8 +98,8 @@ def sample_files(build: StepContext, config: TokenizerConfig, folder: Store) -> 
     total = sum(clean.manifest.content.figures.get("kept_bytes", {}).values())
     if not total:
         raise ContractError(
-            f"tokenizer: expected clean text, got none: all {clean.manifest.content.counts.rows_in} documents are "
-            "dropped or empty. Run `penstock report` to see which rules dropped them, then loosen those rules."
+            f"tokenizer: expected clean text, got none in {clean.manifest.content.counts.rows_kept} kept documents. "
+            "Run `penstock report` to see which rules dropped the others, then loosen those rules."
         )
     share = min(1.0, config.sample_bytes / total)
     paths = clean.manifest.paths_of()

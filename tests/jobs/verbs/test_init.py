@@ -1,0 +1,142 @@
+"""`penstock init`: recipes from flags and from questions, for archives and for rows with fields; and one that runs."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jobs.cli import main
+from jobs.recipe import read_recipe
+from pipeline.run import prepare, run_steps
+from schemas.manifest import open_table
+from schemas.storage import Store
+from tests.support.paths import ROOT
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    path = tmp_path / "page.warc.gz"
+    path.write_bytes(b"")
+    return path
+
+
+def written(recipe: Path) -> dict[str, dict[str, object]]:
+    """The keys that a recipe sets."""
+    return {name: section for name, section in tomllib.loads(recipe.read_text()).items() if section}
+
+
+def test_flags_become_settings(archive: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = tmp_path / "r.toml"
+    given = ["--source", str(archive), "--name", "crawl", "--language", "en", "--language", "de", "--vocab-size", "600"]
+    assert main(["init", str(recipe), *given]) == 0
+    assert written(recipe) == {
+        "source": {"name": "crawl", "paths": [str(archive)]},
+        "language": {"languages": ["en", "de"]},
+        "tokenizer": {"vocab_size": 600},
+    }
+    out = capsys.readouterr().out.splitlines()
+    assert out == [
+        "found 1 file (1 warc), 0 bytes",
+        f"recipe written to {recipe}",
+        f"next: penstock run {recipe} --out run",
+    ]
+
+
+def test_every_line_that_is_a_comment_is_a_valid_setting(archive: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "r.toml"
+    assert main(["init", str(recipe), "--source", str(archive)]) == 0
+    lines = recipe.read_text().splitlines()
+    keys = [number for number, line in enumerate(lines) if line.startswith("# ") and " = " in line]
+    keys = [number for number in keys if lines[number][2:].partition(" = ")[0].isidentifier()]
+    assert len(keys) > 20
+    sections = set(tomllib.loads(recipe.read_text()))
+    assert {"source", "extract", "language", "quality", "dedup", "pii", "tokenizer", "tokens", "train"} <= sections
+    for number in keys:
+        changed = tmp_path / "changed.toml"
+        changed.write_text("\n".join([*lines[:number], lines[number][2:], *lines[number + 1 :]]))
+        read_recipe(str(changed), [])
+    assert max(map(len, lines)) <= 110
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_fields_of_rows_are_detected(tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str) -> None:
+    rows = [{"uuid": "1", "title": "short", "body": "a much longer text", "page_url": "http://a.org/1"}] * 3
+    path = tmp_path / f"x.{suffix}"
+    if suffix == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    recipe = tmp_path / "r.toml"
+    assert main(["init", str(recipe), "--source", str(path)]) == 0
+    source = written(recipe)["source"]
+    assert (source["text_field"], source["url_field"], source["id_field"]) == ("body", "page_url", "uuid")
+    assert "fields of x." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["r.toml", "--source", "none.jsonl"], "no such file"),
+        (["r.toml"], "expected --source PATH, got none, and standard input is no terminal"),
+        (["r.txt", "--source", "x.jsonl"], "expected a name that ends with .toml, got "),
+        (["here.toml", "--source", "x.jsonl"], "which exists. Name another file, or remove it."),
+        (["none/r.toml", "--source", "x.jsonl"], "expected an existing folder, got "),
+        (["r.toml", "--source", "numbers.jsonl"], "expected a field with texts in numbers.jsonl, got n."),
+        (["r.toml", "--source", "x.jsonl", "--name", "a/b"], "source.name: "),
+        (["r.toml", "--source", "x.jsonl", "--vocab-size", "5"], "tokenizer.vocab_size: "),
+        (["r.toml", "--source", "x.jsonl", "--vocab-size", "600", "--tokenizer", "t.json"], "would be ignored"),
+    ],
+)
+def test_wrong_flags_write_nothing(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", open(os.devnull))  # noqa: SIM115
+    (tmp_path / "here.toml").write_text("x")
+    (tmp_path / "x.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "numbers.jsonl").write_text('{"n": 1}\n')
+    assert main(["init", *words]) == 2
+    assert message in capsys.readouterr().err
+    assert {path.name for path in tmp_path.iterdir()} == {"here.toml", "x.jsonl", "numbers.jsonl"}
+    assert (tmp_path / "here.toml").read_text() == "x"
+
+
+def test_questions_on_a_terminal(archive: Path, tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "jobs.cli", "init", str(tmp_path / "r.toml")]
+    started = subprocess.Popen(command, cwd=ROOT, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    os.write(ours, f"\n{archive}\ncrawl\nen, fr\n\n".encode())
+    out, _ = started.communicate(timeout=120)
+    os.close(ours)
+    os.close(theirs)
+    assert started.returncode == 0, out.decode()
+    assert written(tmp_path / "r.toml") == {
+        "source": {"name": "crawl", "paths": [str(archive)]},
+        "language": {"languages": ["en", "fr"]},
+    }
+    for question in ("Input files or patterns", "At least one file", "Name of the source [web]", "Languages to keep"):
+        assert question in out.decode()
+
+
+@pytest.mark.spark
+def test_the_recipe_runs(spark, crawl: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "r.toml"
+    source = str(crawl / "demo-001.warc.gz")
+    assert main(["init", str(recipe), "--source", source, "--language", "en", "--vocab-size", "600"]) == 0
+    run = Store(str(tmp_path / "run"))
+    run_steps(spark, prepare(read_recipe(str(recipe), []), None), run, 2)
+    tokens = open_table(run, "tokens")[1].content
+    assert tokens.counts.rows_kept > 3
+    assert set(tokens.figures["streams"]) <= {"web/train", "web/heldout"}
+    assert run.read_json("progress.json")["state"] == "finished"

@@ -1,0 +1,98 @@
+"""`penstock settings`: every key of every section, in words, as JSON and as Markdown, with the nearest name."""
+
+import json
+
+import pytest
+
+from jobs.cli import main
+from jobs.recipe import recipe_sections
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["settings", *words]) == 0
+    return capsys.readouterr().out
+
+
+def test_sections_are_listed_with_one_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(capsys).splitlines()[:-2]
+    assert [line.split()[0] for line in lines] == [f"[{name}]" for name in recipe_sections()]
+    assert all(len(line.split()) > 4 and line.endswith(".") for line in lines)
+
+
+def test_every_key_has_a_type_a_default_and_a_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+    sections = json.loads(printed(capsys, "--json"))
+    assert {name: [*section["keys"]] for name, section in sections.items()} == {
+        name: [*kind.model_fields] for name, kind in recipe_sections().items()
+    }
+    for section in sections.values():
+        for key in section["keys"].values():
+            assert len(key["meaning"]) > 10, key
+            assert key["type"]
+            assert key["default"]
+            assert key["role"] in ("content", "decision", "execution", "location")
+
+
+def test_one_section(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "source")
+    assert "  source.max_page_bytes = 16777216  (whole number, at least 1 [bytes])\n" in text
+    assert max(map(len, text.splitlines())) <= 110
+
+
+@pytest.mark.parametrize(
+    ("key", "effect"),
+    [
+        ("source.text_field", "Changing it reruns the step `documents` and the steps that read its tables."),
+        ("source.paths", "Other files rerun the step `documents`; the same files at another path rerun nothing."),
+        ("quality.min_words", "Changing it reruns the step `verdicts` and the steps that read its tables."),
+        ("dedup.by_url", "Changing it reruns the step `dedup` and the steps that read its tables."),
+        ("dedup.rounds", "Changing it reruns the step `clusters` and the steps that read its tables."),
+        (
+            "tokenizer.model",
+            "Changing the content of the file reruns the step `tokenizer` and the steps that read its tables.",
+        ),
+        ("spark.partitions", "Changing it reruns nothing: it does not change results."),
+        ("train.seq_len", "Changing it changes the plan or the training run, and reruns no data step."),
+    ],
+)
+def test_one_key_and_what_it_reruns(capsys: pytest.CaptureFixture[str], key: str, effect: str) -> None:
+    lines = printed(capsys, key).splitlines()
+    assert lines[2].startswith(f"  {key} = ")
+    assert lines[-1].strip() == effect
+
+
+def test_a_key_without_its_section_is_looked_up_in_all(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "max_words")
+    assert "  quality.max_words = unset" in text
+    assert "  toxicity.max_words = unset" in text
+
+
+def test_keys_of_tables_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "      learning_rate = unset  (number or unset, above 0)\n" in printed(capsys, "train.stages")
+
+
+def test_literals_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "(one of resiliparse, trafilatura)" in printed(capsys, "extract.extractor")
+    key = json.loads(printed(capsys, "extract.extractor", "--json"))["extract"]["keys"]["extractor"]
+    assert key["allowed"] == ["resiliparse", "trafilatura"]
+
+
+def test_markdown_is_one_table_for_each_section(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "--markdown")
+    assert text.count("\n| key | type | default | meaning |\n|---|---|---|---|\n") == len(recipe_sections())
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    assert len(rows) == sum(len(kind.model_fields) for kind in recipe_sections().values())
+    assert all(row.replace("\\|", "").count("|") == 5 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("sorce", "expected a section or a key, got 'sorce' (did you mean 'source'?)"),
+        ("source.txt_field", "expected a key of [source], got 'txt_field' (did you mean 'text_field'?)"),
+        ("min_word", "expected a section or a key, got 'min_word' (did you mean 'min_words'?)"),
+        ("trian.seq_len", "expected a section or a key, got 'trian.seq_len' (did you mean 'train.seq_len'?)"),
+    ],
+)
+def test_the_nearest_name_is_suggested(capsys: pytest.CaptureFixture[str], name: str, message: str) -> None:
+    assert main(["settings", name]) == 2
+    assert message in capsys.readouterr().err

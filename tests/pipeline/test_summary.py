@@ -1,0 +1,90 @@
+"""The closing summary: counts, shares, tokens by source and the next commands, computed by hand from manifests."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.run import check_some_kept
+from pipeline.summary import closing_summary, drops_of_run
+from schemas.errors import ContractError
+from schemas.manifest import Counts, RunFile, current_tables, make_manifest, write_manifest, write_run
+from schemas.storage import Store
+
+COUNTS = {
+    "documents": (1000, 700, {"source/not_a_page": 200, "extract/no_text": 60, "language/not_wanted": 40}),
+    "verdicts": (700, 500, {"quality/min_words": 150, "quality/max_words": 50, "quality/unused": 0}),
+    "dedup": (700, 450, {"dedup/dropped_before": 200, "dedup/exact_duplicate": 50}),
+    "clean": (450, 450, {"pii/failed": 0}),
+    "tokens": (450, 450, {}),
+}
+STREAMS = {"web/train": [1000, 500], "web/heldout": [20], "books/train": [300]}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Store:
+    """A run with the manifests of the tables in COUNTS, without files."""
+    store = Store(str(tmp_path / "a run"))
+    for name, (rows_in, kept, dropped) in COUNTS.items():
+        content: dict[str, Any] = {
+            **{"table": name, "stages": {}, "config": {}, "inputs": [], "files": []},
+            "counts": {"rows_in": rows_in, "rows_kept": kept, "dropped": dropped},
+            "figures": {"streams": STREAMS} if name == "tokens" else {},
+        }
+        block = {"paths": {}, "started": "", "wall_seconds": 1.0, "cpu_seconds": 1.0, "code_version": "0"}
+        folder = store.child(f"{name}/v-1")
+        write_manifest(folder, make_manifest(content, block, folder.uri))
+    write_run(store, RunFile(tables=dict.fromkeys(COUNTS, "v-1"), recipe={}))
+    return store
+
+
+def test_summary_of_a_run(run: Store) -> None:
+    summary = closing_summary(run, None, 75.0)
+    assert summary.text().splitlines() == [
+        "run complete in 75.0 s",
+        "  documents  1,000 rows read, 450 documents kept (45.0 %)",
+        "  dropped    source/not_a_page 200 (20.0 %), quality/min_words 150 (15.0 %), extract/no_text 60 (6.0 %) "
+        "and 3 other reasons 140 (14.0 %)",
+        "  tokens     books: 300 in 1 shard, 0 held out",
+        "  tokens     web: 1,500 in 2 shards, 20 held out",
+        f"  written    {run.uri} (5 tables, 0 bytes)",
+        f"  dataset    {run.uri}/tokens/v-1",
+    ]
+    assert [command for command, _ in summary.next] == [
+        f"penstock show '{run.uri}' --where 'drop_rule = min_words' --limit 5 --text",
+        f"penstock report '{run.uri}'",
+        f"penstock train '{run.uri}'",
+    ]
+    assert summary.next_text().startswith("next:\n  penstock show ")
+
+
+def test_summary_of_a_stage_ends_at_that_stage(run: Store) -> None:
+    summary = closing_summary(run, "verdicts", 3.0, "penstock run r.toml --out run")
+    assert summary.text().splitlines()[:3] == [
+        "stage verdicts complete in 3.0 s",
+        "  documents  1,000 rows read, 500 documents kept (50.0 %)",
+        "  dropped    source/not_a_page 200 (20.0 %), quality/min_words 150 (15.0 %), extract/no_text 60 (6.0 %) "
+        "and 2 other reasons 90 (9.0 %)",
+    ]
+    assert summary.next[-1][0] == "penstock run r.toml --out run"
+
+
+def test_drops_and_kept_rows_add_up(run: Store) -> None:
+    manifests = {name: table.manifest for name, table in current_tables(run).items()}
+    assert 1000 - sum(drops_of_run(manifests).values()) == 450
+
+
+def test_a_run_that_keeps_nothing_names_the_reasons() -> None:
+    counts = {
+        "documents": Counts(rows_in=1300, rows_kept=10, dropped={"source/no_text_field": 1290}),
+        "verdicts": Counts(rows_in=10, rows_kept=0, dropped={"quality/min_words": 7, "quality/max_words": 3}),
+    }
+    check_some_kept("documents", counts)
+    check_some_kept("clusters", counts)
+    with pytest.raises(ContractError) as caught:
+        check_some_kept("verdicts", counts)
+    assert str(caught.value) == (
+        "verdicts: expected at least one document to be left, got none of 1,300 rows. Dropped: source/no_text_field "
+        "1,290, quality/min_words 7, quality/max_words 3. Correct the settings of these stages, or source.paths; "
+        "`penstock show RUN --where 'drop_rule = NAME'` prints dropped documents."
+    )
