@@ -40,10 +40,15 @@ def repair_text(text: str, has_entities: bool = True) -> RepairedText:
     if not text.isascii():
         if _MOJIBAKE.search(text):
             text, repairs["mojibake_lines"], mojibake = repair_mojibake(text)
-        if _SPECIAL.search(text):
+        special = set(_SPECIAL.findall(text))
+        for char in special & SPACES:
+            repairs["spaces"] = repairs.get("spaces", 0) + text.count(char)
+            text = text.replace(char, " ")
+        if SOFT_HYPHEN in special:
+            repairs["soft_hyphens"] = text.count(SOFT_HYPHEN)
+            text = text.replace(SOFT_HYPHEN, "")
+        if special - SPACES:
             text, repairs["c1"] = _C1.subn(_as_windows_1252, text)
-            text, repairs["spaces"] = _SPACE.subn(" ", text)
-            text, repairs["soft_hyphens"] = _SOFT_HYPHEN.subn("", text)
             text, repairs["invisible"] = remove_invisible(text)
     return RepairedText(text, {kind: repairs[kind] for kind in REPAIRS if repairs.get(kind)}, mojibake)
 
@@ -177,9 +182,9 @@ _SPECIAL = re.compile(
     r"[\x80-\xa0\xad\u061c\u2000-\u200f\u202a-\u202f\u205f-\u206f\ufeff\ufff9-\ufffb\U000e0001-\U000e007f]"
 )
 _C1 = re.compile(r"[\x80-\x9f]")
-_SPACE = re.compile(r"[\xa0\u2000-\u200a\u202f\u205f]")
+SPACES = frozenset("\xa0\u202f\u205f").union(map(chr, range(0x2000, 0x200B)))
 """Spaces of other widths or without a line break. The ideographic space U+3000 is normal in Chinese and Japanese."""
-_SOFT_HYPHEN = re.compile("\xad")
+SOFT_HYPHEN = "\xad"
 
 # Scripts in which joiners are part of the spelling: Arabic to N'Ko, Indic, Tibetan, Myanmar, Khmer, Mongolian, others.
 _JOINING = "\u0600-\u08ff\u0900-\u0dff\u0f00-\u109f\u1780-\u18af\u1900-\u1c7f\ua800-\ua8ff\ua980-\uabff\ufb50-\ufefe"
@@ -187,16 +192,12 @@ _JOINING += "\U00010a00-\U00011fff"
 # Scripts without spaces, in which U+200B separates words: Thai, Lao, Tibetan, Myanmar, Khmer, New Tai Lue, Tai Tham.
 _UNSPACED = "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u1950-\u19df\u1a20-\u1aaf\ua9e0-\ua9ff\uaa60-\uaa7f"
 _EMOJI = "\u00a9\u00ae\u203c-\u3299\ufe0f\U0001f000-\U0001faff"
-_FLAG = "\U0001f3f4\U000e0001-\U000e007f"
 _RIGHT_TO_LEFT = re.compile("[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\U00010800-\U00010fff\U0001e800-\U0001efff]")
-_INVISIBLE = re.compile(
-    f"(?<![{_UNSPACED}])\u200b(?![{_UNSPACED}])"
-    f"|(?<![{_JOINING}])\u200c"
-    f"|(?<![{_JOINING}{_EMOJI}])\u200d"
-    f"|(?<=[{_EMOJI}])\u200d(?![{_EMOJI}])"
-    f"|(?<![{_FLAG}])[\U000e0001-\U000e007f]"
-    "|[\u2060-\u2064\ufeff\ufff9-\ufffb]"
-)
+_JOINER = re.compile(f"[{_JOINING}]")
+_WORD_BREAK = re.compile(f"[{_UNSPACED}]")
+_PICTURE = re.compile(f"[{_EMOJI}]")
+_BLACK_FLAG = "\U0001f3f4"
+_INVISIBLE = re.compile("[\u200b-\u200d\u2060-\u2064\ufeff\ufff9-\ufffb]|[\U000e0001-\U000e007f]+")
 _DIRECTION = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u206f]")
 
 
@@ -206,11 +207,26 @@ def remove_invisible(text: str) -> tuple[str, int]:
     Joiners stay where a script spells with them and inside emoji, U+200B stays where it separates words, and marks of
     direction stay in a text with letters that are written from right to left.
     """
-    text, num_removed = _INVISIBLE.subn("", text)
+    before = len(text)
+    text = _INVISIBLE.sub(_kept_invisible, text)
     if _DIRECTION.search(text) and not _RIGHT_TO_LEFT.search(text):
-        text, num_marks = _DIRECTION.subn("", text)
-        num_removed += num_marks
-    return text, num_removed
+        text = _DIRECTION.sub("", text)
+    return text, before - len(text)
+
+
+def _kept_invisible(match: re.Match[str]) -> str:
+    """Return a zero-width character, or a run of tags, if the characters beside it need it, else an empty text."""
+    chars, text = match.group(), match.string
+    previous, following = text[match.start() - 1 : match.start()], text[match.end() : match.end() + 1]
+    if chars == "\u200b":
+        needed = bool(_WORD_BREAK.match(previous) or _WORD_BREAK.match(following))
+    elif chars in "\u200c\u200d" and _JOINER.match(previous):
+        needed = True
+    elif chars == "\u200d":
+        needed = bool(_PICTURE.match(previous) and _PICTURE.match(following))
+    else:
+        needed = chars[0] >= "\U000e0001" and previous == _BLACK_FLAG
+    return chars if needed else ""
 
 
 def _as_windows_1252(match: re.Match[str]) -> str:

@@ -40,7 +40,7 @@ FAMILY = "\U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466"
         ("réac\u00adtion à la can\u00addi\u00adda\u00adture", "réaction à la candidature", {"soft_hyphens": 4}),
         ("zero\u200bwidth\u200c, joi\u200dner\ufeff\u2060", "zerowidth, joiner", {"invisible": 5}),
         ("left\u200eto\u202aright\u202c", "lefttoright", {"invisible": 3}),
-        ("\U000e0041tag", "tag", {"invisible": 1}),
+        ("\U000e0041\U000e0042tags", "tags", {"invisible": 2}),
         ("\U0001f600\u200d!", "\U0001f600!", {"invisible": 1}),
     ],
 )
