@@ -1,6 +1,6 @@
 // One document: its verdict, text with cuts and hits, clean text, signals, provenance, and its copies side by side.
 
-import { $, copyButton, el, number, pieces, plural, request, signed, verdictText, whole, wireTabs } from "./dom.js";
+import { $, breakable, copyButton, el, number, pieces, plural, request, signed, verdictText, whole, wireTabs } from "./dom.js";
 
 let current = null;
 let shownPart = "text";
@@ -121,12 +121,12 @@ function checkedRows(row) {
   return row.checks.map((check) => {
     const sign = check.side === "min" ? "≥" : "≤";
     const limit = el("span", { className: check.broken ? "loud" : "", textContent: `${sign} ${number(check.limit)}`, title: check.setting });
-    return [nameCell(row), valueCell(row, check.broken), limit, el("span", { className: check.broken ? "loud" : "quiet", textContent: `${check.rule}${check.broken ? ": broken" : ""}` })];
+    return [nameCell(row), valueCell(row, check.broken), limit, el("span", { className: check.broken ? "loud" : "quiet", title: check.setting }, ...breakable(check.rule), check.broken ? ": broken" : "")];
   });
 }
 
 function nameCell(row) {
-  return el("span", { title: row.meaning }, el("code", {}, row.name), el("small", {}, row.meaning));
+  return el("span", { title: row.meaning }, el("code", {}, ...breakable(row.name)), el("small", {}, row.meaning));
 }
 
 function valueCell(row, broken) {

@@ -60,6 +60,11 @@ export function pieces(list) {
   });
 }
 
+/** Return a name as text that may be broken after its underscores and slashes. */
+export function breakable(name) {
+  return name.split(/(?<=[_/])/).flatMap((part, index) => (index ? [document.createElement("wbr"), part] : [part]));
+}
+
 export const whole = (value) => Math.round(value).toLocaleString("en-US");
 
 /** Format a number with four significant digits, or with separators if it is whole. */

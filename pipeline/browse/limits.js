@@ -1,6 +1,6 @@
 // The view of limits: a slider with a histogram for each limit, and what the moved limits would keep.
 
-import { $, copyButton, el, number, plural, post, request, show, signed, svg, whole } from "./dom.js";
+import { $, breakable, copyButton, el, number, plural, post, request, show, signed, svg, whole } from "./dom.js";
 
 const STEPS = 1000;
 const POLL_MS = 400;
@@ -204,7 +204,7 @@ function drawAnswer(answer) {
 function counts(caption, label, rows) {
   const head = [label, "Run", "Tried", "Change"].map((text, index) => el("th", { className: index ? "num" : "", textContent: text, attrs: { scope: "col" } }));
   const lines = rows.map(([name, before, after]) =>
-    el("tr", { attrs: { "data-row": name } }, el("th", { attrs: { scope: "row" } }, el("code", {}, name)), el("td", { className: "num" }, whole(before)), el("td", { className: "num" }, whole(after)), el("td", { className: "num" }, before === after ? el("span", { className: "quiet" }, "same") : changed(after - before))),
+    el("tr", { attrs: { "data-row": name } }, el("th", { attrs: { scope: "row" } }, el("code", {}, ...breakable(name))), el("td", { className: "num" }, whole(before)), el("td", { className: "num" }, whole(after)), el("td", { className: "num" }, before === after ? el("span", { className: "quiet" }, "same") : changed(after - before))),
   );
   return el("div", { className: "sheet" }, el("table", { className: "data" }, caption ? el("caption", {}, caption) : null, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...lines)));
 }

@@ -180,6 +180,8 @@ def _axis(values: npt.NDArray[np.float64], spread: Sequence[float]) -> SliderAxi
     finite = values[np.isfinite(values)]
     ends = [*(float(end) for end in (finite.min(), finite.max()) if len(finite)), *spread] if len(finite) else [*spread]
     low, high = min(ends), max(ends)
+    if 0 < low <= high / 2:
+        low = 0.0  # so that a minimum can be moved below every value
     positive = finite[finite > low] - low
     middle = float(np.median(positive)) if len(positive) else 0.0
     knee = middle / 4 if middle > 0 and (high - low) / middle > LOG_RATIO else None

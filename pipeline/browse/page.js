@@ -1,6 +1,6 @@
 // The view of documents: search and filters, lists of hits, and the state of the page in its address.
 
-import { $, announce, copy, el, number, pieces, plural, request, show, verdictText, whole, wireTabs } from "./dom.js";
+import { $, announce, breakable, copy, el, number, pieces, plural, request, show, verdictText, whole, wireTabs } from "./dom.js";
 import { closeDocument, openDocument } from "./document.js";
 import { openLimits } from "./limits.js";
 
@@ -58,7 +58,9 @@ class List {
   }
 
   columns() {
-    return state.lists.length > 1 && innerWidth > 768 ? state.columns.slice(0, 1) : state.columns;
+    // Two lists have no room for columns, except for those that the reader has chosen.
+    const isDefault = state.columns.join() === state.facts.default_columns.join();
+    return this.verdict && isDefault ? [] : state.columns;
   }
 
   drawHead() {
@@ -146,7 +148,7 @@ class List {
     const title = el("td", { className: "title" }, link, el("small", {}, row.url ?? row.doc));
     if (row.snippet?.length) title.append(el("div", { className: "snippet" }, "… ", ...pieces(row.snippet), " …"));
     const verdict = verdictText(row.verdict);
-    const judged = row.verdict.kept ? el("td", { className: "verdict", textContent: "kept" }) : el("td", { className: "verdict dropped", title: `${verdict.stage}/${verdict.rule}` }, verdict.rule, el("small", {}, verdict.measured));
+    const judged = row.verdict.kept ? el("td", { className: "verdict", textContent: "kept" }) : el("td", { className: "verdict dropped", title: `${verdict.stage}/${verdict.rule}` }, ...breakable(verdict.rule), el("small", {}, verdict.measured));
     const values = this.columns().map((name) => {
       const value = row.values[name];
       const text = number(value);
@@ -168,7 +170,6 @@ const unitOf = (name) => columnOf(name)?.unit ?? "";
 function startSearch() {
   for (const list of state.lists) list.controller.abort();
   show($("search-message"), "");
-  state.lists = $("beside").checked ? [1, 2] : [1];
   state.lists = $("beside").checked ? [new List("kept", "Kept"), new List("dropped", "Dropped")] : [new List("", null)];
   $("verdict").disabled = $("beside").checked;
   $("lists").replaceChildren(...state.lists.map((list) => list.node));

@@ -32,7 +32,7 @@ MAX_TEXTS = 10_000
 TEXTS_AT_ONCE = 256
 """Number of texts that are in memory at a time."""
 VERDICTS = ("", "kept", "dropped")
-DEFAULT_COLUMNS = ("language", "num_chars", "domain")
+DEFAULT_COLUMNS = ("language", "num_chars")
 SHOWN_ALWAYS = ("url",)
 MAX_VALUE_CHARS = 300
 """Maximum length of a value in a page; longer values are shortened."""
@@ -147,11 +147,11 @@ def search(run: BrowsedRun, query: DocumentQuery, start: Place, limit: int) -> S
                 continue
             rows_read += end - max(first, batch.first_row)
             for chunk in _candidates(batch, condition, first, TEXTS_AT_ONCE if query.contains else end):
+                texts_read += chunk.rows.num_rows if query.contains else 0
                 for row in _hits_of(run, query, part, chunk):
                     hits.append(row)
                     if len(hits) == limit:
                         return SearchPage(hits, _after(run, part, _row_of(row)), rows_read, texts_read, part)
-                texts_read += chunk.rows.num_rows if query.contains else 0
                 if texts_read >= MAX_TEXTS:
                     last = int(chunk.numbers[-1])
                     return SearchPage(hits, _after(run, part, last), rows_read, texts_read, part)

@@ -36,6 +36,7 @@ FILES = {
     "/dom.js": ("dom.js", "text/javascript; charset=utf-8"),
     "/document.js": ("document.js", "text/javascript; charset=utf-8"),
     "/limits.js": ("limits.js", "text/javascript; charset=utf-8"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 """The files of the page, by path: name in this folder and media type. No other file can be requested."""
 POLICY = (

@@ -65,7 +65,7 @@ def snippet(text: str, hits: Hits) -> list[dict[str, Any]]:
     if not marks:
         return []
     start, end = max(0, marks[0].start - SNIPPET_CHARS), marks[0].end + SNIPPET_CHARS
-    moved = [Mark(max(0, mark.start - start), mark.end - start, mark.kind) for mark in marks if mark.start < end]
+    moved = [Mark(max(0, mark.start - start), mark.end - start, mark.kind) for mark in marks if mark.end <= end]
     return divide(text[start:end], moved)
 
 

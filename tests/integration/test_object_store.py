@@ -16,7 +16,13 @@ import pytest
 
 from jobs.cli import main
 from jobs.recipe import read_recipe
+from jobs.verbs.browse import open_run_of
 from pipeline import run as running
+from pipeline.browse.document import document_json
+from pipeline.browse.limits import limits_answer, open_limits
+from pipeline.browse.rows import Place
+from pipeline.browse.sample import SampleProgress
+from pipeline.browse.search import make_query, search
 from pipeline.demo_crawl.build import build_demo_crawl
 from pipeline.run import prepare, run_steps
 from pipeline.sources.config import SourceConfig
@@ -28,6 +34,7 @@ from schemas.storage import Store, describe_remote_error
 from schemas.takedown import REMOVED_ID
 from schemas.tokens import open_dataset
 from schemas.versions import open_run
+from tests.support.browse_run import make_browse_run
 from tests.support.paths import ROOT
 from tests.support.tiny_dataset import make_tiny_dataset
 from tests.support.tiny_takedown import documents_of, opened, take_down
@@ -348,6 +355,20 @@ def killed_and_run_again(spark, source: str, out: str, until: str | None = None)
     run = run_it(spark, source, out, until)
     assert {name for name in run.walk() if name.startswith(("documents/", "text/")) and ".parquet" in name} == parts
     return run
+
+
+def test_a_run_is_browsed_as_on_a_local_disk(server: int, tmp_path: Path) -> None:
+    store = make_browse_run(tmp_path / "run")
+    pafs.copy_files(str(tmp_path / "run"), "bucket/browsed", destination_filesystem=Store("s3://bucket").fs)
+    answers = []
+    for address in (store.uri, "s3://bucket/browsed"):
+        run = open_run_of(address)
+        page = search(run, make_query(run, {"contains": "javascript"}), Place(0, 0), 9)
+        shown = document_json(run, bytes.fromhex(page.rows[0]["doc"]), None, "javascript")
+        tried = limits_answer(open_limits(run, 99, SampleProgress()), ["quality.min_words=0"])
+        answers.append((page, shown | {"commands": None}, tried["totals"], tried["newly_kept"]))
+    assert answers[0] == answers[1]
+    assert len(answers[0][0].rows) == 1
 
 
 @pytest.mark.spark

@@ -13,7 +13,7 @@ import pytest
 import jobs.verbs
 from jobs import run_all
 from jobs.cli import GROUPS, build_parser, import_job, list_verbs, main, read_literals
-from jobs.recipe import read_recipe, recipe_sections
+from jobs.recipe import read_recipe
 from jobs.verbs import inspect
 from jobs.verbs import models as learning
 from jobs.verbs import train as training
