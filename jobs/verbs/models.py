@@ -99,7 +99,7 @@ def train_importance_command(arguments: Arguments) -> int:
     config, models = recipe.section("train_importance", TrainImportanceConfig), recipe.section("models", ModelsConfig)
     runs = config.target.run or config.raw.run
     importance = _maybe_with_spark(recipe, runs, lambda spark: train_importance(config, arguments.out, spark, models))
-    print(json.dumps(importance["counted"], indent=1))
+    print(json.dumps(importance["content"]["counted"], indent=1))
     return 0
 
 
