@@ -104,7 +104,7 @@ def train_importance_command(arguments: Arguments) -> int:
     importance = _maybe_with_spark(
         arguments, recipe, runs, lambda spark: train_importance(config, arguments.out, spark, models)
     )
-    print(json.dumps(importance["counted"], indent=1))
+    print(json.dumps(importance["content"]["counted"], indent=1))
     return 0
 
 

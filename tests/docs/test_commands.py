@@ -197,6 +197,8 @@ def workshop(crawl: Path, finished, tmp_path_factory: pytest.TempPathFactory) ->
     (folder / "gsm8k.jsonl").write_text('{"question": "How many apples does Anna have if she buys three more?"}\n')
     labelled = [f'{{"text": "{word} page {n} " , "label": "{word}"}}' for n in range(200) for word in ("good", "bad")]
     (folder / "pages.jsonl").write_text("\n".join(labelled) + "\n")
+    lines = [f'{{"text": "Chapter {n}. The ship left the harbour on day {n} of the month."}}' for n in range(200)]
+    (folder / "books.jsonl").write_text("\n".join(lines) + "\n")
     runs = [(n, d, 1.8 + 400 / n**0.34 + 410 / d**0.28) for n in (1e6, 4e6, 1.6e7, 6.4e7) for d in (1e7, 1e8, 1e9)]
     rows = [f"{n:.0f},{d:.0f},{loss:.4f}" for n, d, loss in runs]
     (folder / "runs.csv").write_text("\n".join(["params,tokens,loss", *rows]) + "\n")
