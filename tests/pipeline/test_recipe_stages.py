@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from pipeline.engine.worker import FusedStages, local_models
 from pipeline.inspect.show import columns_of_run, find_documents, format_document, parse_where
 from pipeline.inspect.whatif import predict
 from pipeline.inspect.whatif_limits import changed_settings
-from pipeline.recipe_stages import FUNCTION, SECTION, RecipeStage, sample_row
+from pipeline.recipe_stages import FUNCTION, SECTION, RecipeStage, load_function, sample_row
 from pipeline.report.facts import collect_facts
 from pipeline.report.funnel import checks, drops_by_rule
 from pipeline.run import Run, find_models, step_identity
@@ -31,6 +32,7 @@ from pipeline.stages import (
 from schemas.config import build_recipe, load_recipe
 from schemas.errors import ConfigError, ContractError, PenstockError
 from schemas.manifest import open_table, read_run
+from tests.support.paths import ROOT
 
 GOOD = """
 from dataclasses import dataclass
@@ -375,14 +377,33 @@ def test_a_what_if_rejects_another_stage_and_ablate_and_dvc_see_it(stage) -> Non
     assert json.dumps(settings)
 
 
+def test_the_examples_of_the_pages_are_valid(tmp_path) -> None:
+    code = 'def questions(text, row, sign="?"): return {"question_marks": text.count(sign)}\n'
+    (tmp_path / "my_filters.py").write_text(code)
+    for page, first in (("rule.md", "[quality]\nskip_rules"), ("stage.md", "[[stage]]")):
+        text = (ROOT / "docs/extend" / page).read_text()
+        (example,) = [
+            block for block in re.findall(r"^```text\n(.*?)^```", text, re.M | re.S) if block.startswith(first)
+        ]
+        assert page == "rule.md" or code.split(": return")[0] in example
+        path = tmp_path / "r.toml"
+        path.write_text('[source]\npaths = ["x"]\n' + example)
+        own = read_recipe(str(path), [f"models.cache={tmp_path}/cache"])
+        assert steps_for(own)
+        for stage in own[SECTION].stages:
+            (declared,) = [each for step in steps_for(own)[:1] for each in step.stages if each.name == stage.name]
+            assert load_function(declared.models(stage)[FUNCTION], stage)("a? b?", {}) == {"question_marks": 2}
+
+
 # On Spark.
 
 
 @pytest.mark.spark
 def test_workers_run_the_copy_of_the_file(spark, tmp_path, stage) -> None:
-    """Neither the user's file nor its copy on the driver exists when the workers start, as on a cluster."""
+    """Once Spark has sent the copy, neither the user's file nor the driver's copy is needed, as on a cluster."""
     own, stages, paths = prepared(tmp_path, stage())
     ship_models(spark, [paths["curiosity"][FUNCTION]])
+    run_tasks(spark, lambda task, retried: {}, [0], "test", None)  # Spark sends files with the first task
     for path in (tmp_path / "mine.py", Path(paths["curiosity"][FUNCTION])):
         os.unlink(path)
 
