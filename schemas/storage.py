@@ -160,6 +160,15 @@ class Store:
         if self.exists(name):
             self.fs.delete_file(self.path(name))
 
+    def move(self, name: str, new: str) -> None:
+        """Rename a file; an existing file of the new name is replaced. An object store copies and then deletes it."""
+        self.make_parent(new)
+        if self.is_local:
+            os.replace(self.path(name), self.path(new))
+            _fsync(os.path.dirname(self.path(new)))
+        else:
+            self.fs.move(self.path(name), self.path(new))
+
     def walk(self) -> Iterator[str]:
         """Yield the name of every file below this folder."""
         selector = pafs.FileSelector(self.root, recursive=True, allow_not_found=True)

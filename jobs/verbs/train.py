@@ -1,4 +1,4 @@
-"""`penstock train`, `generate`, `export`, `evaluate` and `calibrate`: the commands that use torch.
+"""`penstock train`, `generate`, `evaluate` and `calibrate`: the commands that use torch.
 
 Torch is imported in the child processes that they start, never in this one.
 """
@@ -18,7 +18,6 @@ from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
 from train.checkpoint.folder import local_path
 from train.config.settings import Settings
-from train.export.megatron import export_megatron
 from train.plan.make_plan import make_plan
 from train.plan.plan import check_overrides, check_ranks, check_settings_used, read_settings, settings_beyond_recipe
 from train.plan.text import describe_run
@@ -28,15 +27,11 @@ GROUP = "training"
 VERBS = {
     "train": "Start or resume training on this machine. --dry-run prints layout and memory without starting it.",
     "generate": "Sample text from a checkpoint.",
-    "export": "Export a model for Hugging Face or a dataset for Megatron. A checkpoint becomes a Llama folder, the "
-    "dataset .bin and .idx files.",
     "evaluate": "Measure a checkpoint on held-out text of other runs. Documents that it was trained on are left out.",
     "calibrate": "Measure the speed of this machine, for `plan --gpu`. It is written as a device profile.",
 }
 
 Arguments = argparse.Namespace
-FORMATS = ("huggingface", "megatron")
-"""Export formats: the model of a checkpoint as a Llama folder; the dataset as .bin and .idx files."""
 SHUTDOWN_SECONDS = 3600
 """Time that torchrun waits for the ranks to write their last checkpoint; its default is to kill them after 30 s."""
 
@@ -155,29 +150,6 @@ def generate_command(arguments: Arguments) -> int:
     return _in_torch("train.eval.generate", *command, *_step(arguments))
 
 
-def add_export_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `export` except the run and the step."""
-    parser.add_argument(
-        "--format", choices=FORMATS, required=True, help="huggingface exports a checkpoint, megatron the dataset"
-    )
-    parser.add_argument("--out", required=True, help="folder to write; huggingface requires a new one")
-
-
-def export_command(arguments: Arguments) -> int:
-    """Export a checkpoint as a Llama folder for Hugging Face, or the dataset as Megatron's .bin and .idx."""
-    if arguments.format == "huggingface":
-        return _in_torch("train.export.llama", arguments.run, "--out", arguments.out, *_step(arguments))
-    if arguments.step is not None:
-        raise ConfigError(
-            "export --step: expected --format huggingface, got megatron, which exports the dataset. Remove --step."
-        )
-    for exported in export_megatron(Store(arguments.run), Store(arguments.out)):
-        print(
-            f"{arguments.out}/{exported.prefix}: {exported.num_documents:,} documents, {exported.num_tokens:,} tokens"
-        )
-    return 0
-
-
 def _in_torch(*command: str) -> int:
     """Run a module of `train` in a child process and return its exit code."""
     return subprocess.run([sys.executable, "-m", *command], env=worker_environment(), check=False).returncode
@@ -218,11 +190,6 @@ COMMANDS = {
         (add_run, add_generate_arguments, add_step),
         generate_command,
         "generate run --prompt 'The function returns' --tokens 60",
-    ),
-    "export": Command(
-        (add_run, add_export_arguments, add_step),
-        export_command,
-        "export run --format huggingface --out llama",
     ),
     "evaluate": Command(
         (add_run, add_evaluate_arguments),

@@ -176,7 +176,7 @@ class _Search:
         """Return the documents of one part that meet the condition and have the URL, by its canonical form."""
         part = judged_part(self._tables, number, self._sorting)
         names = part.schema.names
-        part = _with_meta(part, meta_columns(self._documents)).filter(condition).select(names)
+        part = expand_meta(part, meta_columns(self._documents)).filter(condition).select(names)
         if url is None:
             return part
         form = canonical_url(url)
@@ -195,8 +195,8 @@ class _Search:
         return rows
 
 
-def _with_meta(part: pa.Table, columns: Sequence[pa.Field]) -> pa.Table:
-    """Return the rows with a column for each field of `meta`."""
+def expand_meta(part: pa.Table, columns: Sequence[pa.Field]) -> pa.Table:
+    """Return the rows with a column added for each of these fields of their column `meta`."""
     if not columns:
         return part
     values = [json.loads(text) if text else {} for text in part.column("meta").to_pylist()]

@@ -188,10 +188,10 @@ def test_all_wrong_names_at_once(tmp_path, capsys):
     [
         (["run", "no-such.toml", "--out", "x"], "recipe no-such.toml: expected a readable TOML file, got an error"),
         (["plan", "no-such-run"], "expected a run folder"),
-        (["show", "no-such-run"], "expected --doc, --url or --where"),
+        (["show", "no-such-run"], "expected --doc, --url, --rule, --where or --random"),
         (["show", "no-such-run", "--where", "langage = de"], "did you mean 'language'?"),
         (["show", "no-such-run", "--where", "gopher_num_words < many"], "a number or a column at character 20"),
-        (["show", "no-such-run", "--doc", "xyz"], "expected 32 hexadecimal digits, or the first 12 or more"),
+        (["show", "no-such-run", "--doc", "xyz"], "--doc: expected a document id of 12 to 32 hex digits, got 'xyz'"),
         (["models", "fetch", "lid.176.ftx"], "lid.176.ftz"),
         (["models", "verify"], "expected a name"),
         (["trace", "no-such-run", "--step", "1"], "no-such-run"),
@@ -201,7 +201,7 @@ def test_all_wrong_names_at_once(tmp_path, capsys):
         (["export", "no-such-run", "--out", "x", "--format", "megatron"], "no-such-run: expected a table 'tokens'"),
         (
             ["export", "no-such-run", "--out", "x", "--format", "megatron", "--step", "3"],
-            "got megatron, which exports the dataset",
+            "export --step: expected --format huggingface, got megatron",
         ),
     ],
 )

@@ -1,0 +1,176 @@
+"""`penstock export`: clean text or a table for other programs, a model for Hugging Face, or tokens for Megatron."""
+
+import argparse
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jobs.arguments import Command, add_run, add_verbose
+from jobs.recipe import stored_recipe
+from jobs.spark_session import SparkConfig, spark_session, worker_environment
+from pipeline.engine.part import TaskResult
+from pipeline.engine.spark import run_tasks
+from pipeline.export.card import CardText, published_recipe
+from pipeline.export.export import (
+    DATASET_FORMAT,
+    ExportOptions,
+    PreparedExport,
+    Runner,
+    export_table,
+    export_text,
+    prepare_export,
+    prepare_table_export,
+)
+from pipeline.export.export import FORMATS as TEXT_FORMATS
+from schemas.config import Recipe
+from schemas.errors import ConfigError
+from schemas.storage import Store
+from schemas.text import format_bytes
+from schemas.versions import open_run
+from train.export.megatron import export_megatron
+
+GROUP = "data"
+VERBS = {
+    "export": "Export clean text, a table, a model or tokens. Text becomes JSON lines, Parquet or a dataset for the "
+    "Hugging Face Hub; a model becomes a Llama folder, tokens the files of Megatron.",
+}
+
+Arguments = argparse.Namespace
+FORMATS = (*TEXT_FORMATS, "huggingface", "megatron")
+"""Formats of clean text; the model of a checkpoint as a Llama folder; the dataset as .bin and .idx files."""
+SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMG]?)B?", re.IGNORECASE)
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
+DEFAULT_SHARD = "256MB"
+OPTIONS = {
+    "step": ("huggingface",),
+    "table": ("jsonl", "parquet"),
+    "signals": TEXT_FORMATS,
+    "where": TEXT_FORMATS,
+    "shard_size": TEXT_FORMATS,
+    "name": (DATASET_FORMAT,),
+    "licence": (DATASET_FORMAT,),
+    "creator": (DATASET_FORMAT,),
+    "url": (DATASET_FORMAT,),
+}
+"""The formats for which each option has an effect."""
+
+
+def add_export_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `export` except the run."""
+    parser.add_argument(
+        "--format",
+        choices=FORMATS,
+        required=True,
+        help="jsonl, parquet: clean text, or --table; huggingface-dataset: clean text with a dataset card and "
+        "Croissant metadata; huggingface: a checkpoint; megatron: the token dataset",
+    )
+    parser.add_argument(
+        "--out", required=True, help="folder to write, new or empty: a local path or s3://, gs://, hdfs://"
+    )
+    parser.add_argument("--table", help="export this table of the run, such as documents, with ids in hexadecimal")
+    parser.add_argument("--signals", metavar="NAMES", help="measurements to add as fields, separated by commas, or all")
+    parser.add_argument("--where", metavar="CONDITION", help="only documents that meet it, such as 'language = de'")
+    parser.add_argument(
+        "--shard-size", metavar="SIZE", help=f"text of a shard before compression, such as 1GB; default {DEFAULT_SHARD}"
+    )
+    parser.add_argument("--step", type=int, help="huggingface: step of the checkpoint; default: the last")
+    parser.add_argument("--name", help="huggingface-dataset: name of the dataset; default: that of the folder")
+    parser.add_argument(
+        "--licence", metavar="ID", help="huggingface-dataset: licence of the whole dataset, such as odc-by"
+    )
+    parser.add_argument("--creator", help="huggingface-dataset: person or organization that publishes it")
+    parser.add_argument("--url", help="huggingface-dataset: address where it is published")
+
+
+def export_command(arguments: Arguments) -> int:
+    """Export clean text, a table, a model or tokens in the format of another program."""
+    check_export(arguments)
+    if arguments.format == "huggingface":
+        step = [] if arguments.step is None else ["--step", str(arguments.step)]
+        command = [sys.executable, "-m", "train.export.llama", arguments.run, "--out", arguments.out, *step]
+        return subprocess.run(command, env=worker_environment(), check=False).returncode
+    if arguments.format == "megatron":
+        return _export_megatron(arguments)
+    run, out = open_run(arguments.run), Store(arguments.out)
+    recipe = stored_recipe(run, [])
+    if arguments.table is not None:
+        return _export_table(arguments, run, out, recipe)
+    signals = tuple(name.strip() for name in (arguments.signals or "").split(",") if name.strip())
+    size = parse_size(DEFAULT_SHARD if arguments.shard_size is None else arguments.shard_size)
+    options = ExportOptions(arguments.format, signals, arguments.where, size)
+    prepared = prepare_export(run, out, options)
+    given = {name: value for name in ("licence", "creator", "url") if (value := getattr(arguments, name)) is not None}
+    name = arguments.name or out.uri.rstrip("/").rpartition("/")[2]
+    text = CardText(name=name, recipe=published_recipe(recipe), **given)
+    manifest = _in_spark(recipe, arguments.verbose, lambda run_all: export_text(prepared, options, text, run_all))
+    counts, files = manifest["content"]["counts"], manifest["content"]["files"]
+    left_out = f"; {counts['left_out_by_where']:,} did not meet --where" if arguments.where else ""
+    print(
+        f"{out.uri}: {counts['exported']:,} documents, {format_bytes(counts['text_bytes'])} of text, in {len(files):,} "
+        f"file(s){left_out}; export.json has their digests"
+    )
+    return 0
+
+
+def check_export(arguments: Arguments) -> None:
+    """Raise ConfigError if an option has no effect with the format."""
+    for name, formats in OPTIONS.items():
+        if getattr(arguments, name) is not None and arguments.format not in formats:
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(
+                f"export {flag}: expected --format {' or '.join(formats)}, got {arguments.format}. Remove {flag}."
+            )
+    unused = [name for name in ("signals", "where", "shard_size") if getattr(arguments, name) is not None]
+    if arguments.table is not None and unused:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
+        raise ConfigError(f"export --table: expected no option for clean text, got {flags}. Remove {flags}.")
+
+
+def parse_size(text: str) -> int:
+    """Return a size such as `256MB` in bytes; k, M and G are powers of 1000. Raises ConfigError if it is not one."""
+    match = SIZE.fullmatch(text.strip())
+    if match is None:
+        raise ConfigError(
+            f"export --shard-size: expected a size such as 256MB or 1GB, got {text!r}. Write a number and a unit."
+        )
+    return int(float(match[1]) * UNITS[match[2].lower()])
+
+
+def _export_table(arguments: Arguments, run: Store, out: Store, recipe: Recipe) -> int:
+    prepared: PreparedExport = prepare_table_export(run, arguments.table, out, arguments.format)
+    if arguments.table == "text":
+        print("export: the table `text` is raw and may hold personal data", file=sys.stderr)
+    manifest = _in_spark(recipe, arguments.verbose, lambda run_all: export_table(run, prepared, run_all))
+    rows, files = manifest["content"]["counts"]["rows"], manifest["content"]["files"]
+    print(f"{out.uri}: {rows:,} rows of {arguments.table} in {len(files):,} file(s)")
+    return 0
+
+
+def _in_spark(recipe: Recipe, verbose: bool, work: Callable[[Runner], dict[str, Any]]) -> dict[str, Any]:
+    """Return the result of `work`, which runs tasks in a Spark session with the settings of the recipe."""
+    config = recipe.section("spark", SparkConfig)
+    with spark_session(config, "penstock export", verbose) as spark:
+
+        def run_all(function: Callable[[Any, bool], TaskResult], tasks: Sequence[Any], label: str) -> list[TaskResult]:
+            return run_tasks(spark, function, tasks, label, config.partitions)
+
+        return work(run_all)
+
+
+def _export_megatron(arguments: Arguments) -> int:
+    for exported in export_megatron(Store(arguments.run), Store(arguments.out)):
+        print(
+            f"{arguments.out}/{exported.prefix}: {exported.num_documents:,} documents, {exported.num_tokens:,} tokens"
+        )
+    return 0
+
+
+COMMANDS = {
+    "export": Command(
+        (add_run, add_export_arguments, add_verbose),
+        export_command,
+        "export run --format jsonl --out clean --signals gopher_num_words --where 'language = de'",
+    ),
+}
