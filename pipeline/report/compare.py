@@ -13,12 +13,11 @@ from pipeline.report.commands import Commands
 from pipeline.report.corpus import Kept, LengthRow
 from pipeline.report.facts import RunFacts, collect_facts
 from pipeline.report.funnel import drops_by_rule, funnel_rows
-from pipeline.report.page import render
+from pipeline.report.page import declared_reasons, render
 from pipeline.report.recipe import to_toml
 from pipeline.report.samples import survey
 from pipeline.report.signals import Histogram, Spread, make_spread
 from pipeline.report.tallies import languages
-from pipeline.stages import all_stages
 from schemas.storage import Store
 
 NAMES = ("A", "B")
@@ -100,7 +99,7 @@ def write_comparison(a: tuple[str, Store], b: tuple[str, Store], output: Store, 
 
 
 def _view(a: Side, b: Side, difference: Difference) -> dict[str, Any]:
-    reasons = {stage.name: {**stage.reasons, **getattr(stage, "verdicts", {})} for stage in all_stages()}
+    reasons = declared_reasons()
     return {
         "sides": (a, b),
         "is_equal": a.digest == b.digest,
