@@ -15,6 +15,7 @@ from schemas.errors import ConfigError
 from schemas.manifest import current_tables
 from schemas.versions import open_run
 
+GROUP = "inspect"
 VERBS = {
     "browse": "Serve a local page to search, read and compare the documents of a run, and to try other limits.",
 }

@@ -19,6 +19,7 @@ from schemas.errors import ConfigError
 from schemas.field_docs import UNSET, SettingDoc, settings_of_section, summary_of, toml_value
 from schemas.text import format_bytes
 
+GROUP = "data"
 VERBS = {
     "init": "Write a commented recipe for some input files.",
 }

@@ -16,6 +16,7 @@ from schemas.errors import ConfigError
 from schemas.field_docs import SettingDoc, settings_of_section, summary_of
 from schemas.text import text_table
 
+GROUP = "data"
 VERBS = {
     "settings": "Print the sections and keys of a recipe: type, default, unit and meaning.",
 }

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pipeline.report.facts import RunFacts, is_earlier_drop
 from pipeline.report.funnel import DROPPING_TABLES, RuleDrops
-from pipeline.report.judged import MAX_ROWS, is_plain
+from pipeline.report.judged import MAX_ROWS
 from pipeline.report.signals import OTHER, Chart, Histogram
 from pipeline.tokens.streams import TOKENS
 from schemas.versions import DATASET
@@ -85,7 +85,7 @@ class Commands:
 
     def beyond(self, chart: Chart, measured: Histogram) -> str:
         """Return the command for the documents of one language beyond the limit of a rule."""
-        if measured.limit is None or measured.language == OTHER or not is_plain(chart.column):
+        if measured.limit is None or measured.language == OTHER or not self.facts.is_number(chart.column):
             return ""
         sign = "<" if chart.side == "min" else ">"
         return self.where(

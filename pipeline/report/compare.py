@@ -18,7 +18,7 @@ from pipeline.report.recipe import to_toml
 from pipeline.report.samples import survey
 from pipeline.report.signals import Histogram, Spread, make_spread
 from pipeline.report.tallies import languages
-from pipeline.stages import all_stages
+from pipeline.stages import declared_reasons
 from schemas.storage import Store
 
 NAMES = ("A", "B")
@@ -100,14 +100,13 @@ def write_comparison(a: tuple[str, Store], b: tuple[str, Store], output: Store, 
 
 
 def _view(a: Side, b: Side, difference: Difference) -> dict[str, Any]:
-    reasons = {stage.name: {**stage.reasons, **getattr(stage, "verdicts", {})} for stage in all_stages()}
     return {
         "sides": (a, b),
         "is_equal": a.digest == b.digest,
         "kept_documents": PairRow("documents kept", *difference.kept),
         "tokens_total": _sum(difference.tokens),
         "settings": [(name, *(_text(value) for value in pair)) for name, pair in difference.settings.items()],
-        "funnel": _joined(_funnel(a, reasons), _funnel(b, reasons)),
+        "funnel": _joined(*(_funnel(side, declared_reasons(side.facts.tables)) for side in (a, b))),
         "drops": sorted(
             _joined(_drops(a, reasons), _drops(b, reasons)), key=lambda row: (-abs(row.change or 0), row.name)
         ),

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from pipeline.engine.rules import COARSE, FINE, count_bins, quantile
 from pipeline.report.facts import RunFacts
-from pipeline.report.judged import Floats, JudgedPart, Reading, is_plain
+from pipeline.report.judged import Floats, JudgedPart, PartChoice
 from pipeline.report.signals import Histogram, PairedSpread, Spread, make_paired_spread, make_spread
 from schemas.ids import shuffle_key
 from schemas.tokens import HELDOUT, docs_key
@@ -83,7 +83,7 @@ class PairedChart:
 class Kept:
     """The kept documents among the rows that the report reads."""
 
-    reading: Reading
+    reading: PartChoice
     documents: int
     chars: int
     lengths: tuple[Lengths, ...]
@@ -107,6 +107,8 @@ class CorpusCounts:
 
     columns: Mapping[str, Mapping[str, float]]
     """Numeric columns that rules compare with limits → their limits by rule and language."""
+    fields: pa.Schema
+    """The columns with their meanings and units."""
     documents: int = 0
     chars: int = 0
     by_group: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -165,7 +167,7 @@ class CorpusCounts:
         for source, values in _token_counts(facts):
             self._count_lengths("tokens", source, values)
 
-    def result(self, reading: Reading) -> Kept:
+    def result(self, reading: PartChoice) -> Kept:
         """Return the figures of the counted parts."""
         return Kept(
             reading=reading,
@@ -214,7 +216,7 @@ class CorpusCounts:
         for column, limits in self.columns.items():
             kept, dropped = (self.signals.get((column, is_kept), Counter()) for is_kept in (True, False))
             if kept and dropped:
-                spread = make_paired_spread(column, kept, dropped, sorted(set(limits.values())))
+                spread = make_paired_spread(self.fields.field(column), kept, dropped, sorted(set(limits.values())))
                 yield PairedChart(column, kept.total(), dropped.total(), spread)
 
 
@@ -222,7 +224,7 @@ def limited_columns(facts: RunFacts) -> dict[str, dict[str, float]]:
     """Return the numeric columns that rules compare with limits, with their limits by rule and language."""
     columns: dict[str, dict[str, float]] = {}
     for name, check in facts.figures("verdicts").get("limits", {}).items():
-        if is_plain(check["column"]):
+        if facts.is_number(check["column"]):
             limits = {f"{name} {language}": limit for language, limit in check["limits"].items()}
             columns.setdefault(check["column"], {}).update(limits)
     return columns

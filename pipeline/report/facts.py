@@ -7,8 +7,10 @@ that the trainer writes, since this package must not import the training code.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.engine.stage import Drop
@@ -17,7 +19,7 @@ from schemas.errors import ConfigError, ContractError
 from schemas.ids import digest_of
 from schemas.manifest import RUN_NAME, Manifest, TableVersion, current_tables, read_run
 from schemas.storage import Store
-from schemas.tables import DROPPED_BEFORE, TABLES
+from schemas.tables import DOCUMENTS, DROPPED_BEFORE, SCORES, TABLES
 from schemas.text import format_short
 
 # Files that training writes into a run.
@@ -219,6 +221,22 @@ class RunFacts:
     folders: Mapping[str, Store]
     """Folders of the tables."""
     training: Training
+
+    @cached_property
+    def columns(self) -> pa.Schema:
+        """The columns of `documents`, as they are stored in the run, and those of `scores`."""
+        columns = {field.name: field for schema in (SCORES, DOCUMENTS) for field in schema}
+        if "documents" in self.tables and self.num_parts("documents"):
+            with self.open_part("documents", 0) as stream:
+                columns |= {field.name: field for field in pq.read_schema(stream)}
+        return pa.schema(list(columns.values()))
+
+    def is_number(self, column: str) -> bool:
+        """Return True if a column is a single number of `documents` or `scores`, not a list of entries."""
+        if column not in self.columns.names:
+            return False
+        kind = self.columns.field(column).type
+        return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
     def figures(self, table: str) -> Mapping[str, Any]:
         """Return the entry `figures` of a table's manifest; empty if the table does not exist yet."""

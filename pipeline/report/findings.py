@@ -33,7 +33,7 @@ FAILURES = ("failed", "crashed")
 
 
 @dataclass(frozen=True)
-class Finding:
+class Anomaly:
     """One measured value that deserves a look, as a sentence."""
 
     text: str
@@ -62,33 +62,33 @@ class Measured:
     commands: Commands
 
 
-def findings(page: Measured) -> list[Finding]:
+def findings(page: Measured) -> list[Anomaly]:
     """Return what deserves a look, the most severe first; empty if nothing does."""
     return [*_broken(page), *_lost(page), *_uneven(page), *_training(page)]
 
 
-def _broken(page: Measured) -> Iterator[Finding]:
+def _broken(page: Measured) -> Iterator[Anomaly]:
     failed = [check for check in page.checks if not check.holds]
     if failed:
         claims = "; ".join(check.claim for check in failed[:MAIN_REASONS])
-        yield Finding(f"{len(failed)} of {len(page.checks)} consistency checks failed: {claims}.", "identity")
+        yield Anomaly(f"{len(failed)} of {len(page.checks)} consistency checks failed: {claims}.", "identity")
     for rows in page.drops.values():
         for row in rows:
             if row.rule in FAILURES and row.count:
                 text = f"Stage {row.stage} could not process {number(row.count)} documents ({row.rule})."
-                yield Finding(text, "drops", page.commands.rule(row))
+                yield Anomaly(text, "drops", page.commands.rule(row))
     stored = page.facts.figures("documents").get("stored_bytes", {})
     gaps = sum(size for name, size in stored.items() if name.startswith("gap/"))
     total = sum(stored.values()) or 1
     if gaps / total > MAX_GAP_SHARE:
-        yield Finding(f"{percent(gaps / total)} of the bytes of the inputs belong to no readable record.", "bytes")
+        yield Anomaly(f"{percent(gaps / total)} of the bytes of the inputs belong to no readable record.", "bytes")
 
 
-def _lost(page: Measured) -> Iterator[Finding]:
+def _lost(page: Measured) -> Iterator[Anomaly]:
     for row in main_reasons(page.drops):
         if page.pages >= MIN_DOCUMENTS and row.count > MAX_RULE_SHARE * page.pages:
             share = percent(row.count / page.pages)
-            yield Finding(f"One rule, {row.rule}, drops {share} of the pages.", "drops", page.commands.rule(row))
+            yield Anomaly(f"One rule, {row.rule}, drops {share} of the pages.", "drops", page.commands.rule(row))
     kept = page.kept
     if kept and kept.large_pages and kept.without_text > MAX_HOLLOW_SHARE * kept.large_pages:
         text = (
@@ -96,14 +96,14 @@ def _lost(page: Measured) -> Iterator[Finding]:
             f"fewer than {LITTLE_TEXT} characters of text. Extraction may have lost their main text."
         )
         terms = (f"page_bytes > {LARGE_PAGE}", f"num_chars < {LITTLE_TEXT}")
-        yield Finding(text, "drops", page.commands.show(kept.without_text, *terms) if page.commands.reads_all else "")
+        yield Anomaly(text, "drops", page.commands.show(kept.without_text, *terms) if page.commands.reads_all else "")
     audit = page.dedup.audit
     precision = audit.precision[0].all if audit else None
     if precision and precision.value is not None and precision.value < MIN_PRECISION:
-        yield Finding(f"Only {precision.text} of the linked pairs of documents really are copies.", "dedup")
+        yield Anomaly(f"Only {precision.text} of the linked pairs of documents really are copies.", "dedup")
 
 
-def _uneven(page: Measured) -> Iterator[Finding]:
+def _uneven(page: Measured) -> Iterator[Anomaly]:
     rows = [row for row in languages(page.facts)[0] if row.passed is not None]
     extracted, passed = sum(row.documents for row in rows), sum(row.passed or 0 for row in rows)
     for row in rows:
@@ -112,27 +112,27 @@ def _uneven(page: Measured) -> Iterator[Finding]:
             text = (
                 f"{percent(rate)} of the documents in {row.code} pass every rule, {percent(others)} of all documents."
             )
-            yield Finding(text, "languages")
+            yield Anomaly(text, "languages")
     kept = page.kept
     for domain in kept.domains if kept and kept.documents >= MIN_DOCUMENTS else ():
         if domain.char_share > MAX_DOMAIN_SHARE:
             command = page.commands.domain(domain.documents, domain.name)
             text = f"{percent(domain.char_share)} of the kept characters are from one domain, {domain.name}."
-            yield Finding(text, "kept", command)
+            yield Anomaly(text, "kept", command)
 
 
-def _training(page: Measured) -> Iterator[Finding]:
+def _training(page: Measured) -> Iterator[Anomaly]:
     training = page.facts.training
     bad = [event for event in describe_events(training.events) if event.is_bad]
     if bad:
         kinds = ", ".join(dict.fromkeys(event.name for event in bad))
-        yield Finding(f"Training has {len(bad)} event{'s' if len(bad) != 1 else ''} to check: {kinds}.", "training")
+        yield Anomaly(f"Training has {len(bad)} event{'s' if len(bad) != 1 else ''} to check: {kinds}.", "training")
     losses = [step.loss for step in training.steps if step.loss is not None]
     if len(losses) > 1 and losses[-1] >= losses[0]:
         text = f"The training loss did not fall: {losses[0]:.4f} in the first step, {losses[-1]:.4f} in the last."
-        yield Finding(text, "training")
+        yield Anomaly(text, "training")
     outcome = training.outcome or {}
     heldout, loss = outcome.get("heldout_loss"), outcome.get("loss")
     if heldout is not None and loss is not None and heldout - loss > MAX_LOSS_GAP:
         text = f"The held-out loss is {format_short(heldout - loss)} nats per token above the training loss."
-        yield Finding(f"{text} The model may be overfitted.", "training")
+        yield Anomaly(f"{text} The model may be overfitted.", "training")

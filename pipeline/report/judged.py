@@ -15,11 +15,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.report.facts import RunFacts
-from pipeline.stages import DOCUMENT_COLUMNS
 from pipeline.tokens.streams import TOKENS
 from schemas.ids import shuffle_key
 from schemas.manifest import part_key
-from schemas.tables import DROPPED_BEFORE, LATER_VERDICTS, SCORES, VERDICT_COLUMNS, value_type
+from schemas.tables import DROPPED_BEFORE, LATER_VERDICTS, SCORES, VERDICT_COLUMNS
 
 MAX_ROWS = 200_000
 """Maximum number of rows of `documents` that a report reads."""
@@ -65,7 +64,7 @@ class JudgedPart:
 
 
 @dataclass(frozen=True)
-class Reading:
+class PartChoice:
     """The parts that a report reads, and the share of the run that they are."""
 
     parts: Sequence[int]
@@ -80,10 +79,10 @@ class Reading:
         return self.rows == self.all_rows
 
 
-def choose_parts(facts: RunFacts, limit: int = MAX_ROWS) -> Reading:
+def choose_parts(facts: RunFacts, limit: int = MAX_ROWS) -> PartChoice:
     """Return the parts to read: all of them, or as many as have `limit` rows, and at least one."""
     if "documents" not in facts.tables:
-        return Reading((), 0, 0, 0)
+        return PartChoice((), 0, 0, 0)
     sizes = [entry.rows for entry in facts.tables["documents"].content.files]
     chosen: list[int] = []
     rows = 0
@@ -92,19 +91,10 @@ def choose_parts(facts: RunFacts, limit: int = MAX_ROWS) -> Reading:
             break
         chosen.append(number)
         rows += sizes[number]
-    return Reading(sorted(chosen), min(rows, limit), len(sizes), sum(sizes))
+    return PartChoice(sorted(chosen), min(rows, limit), len(sizes), sum(sizes))
 
 
-def is_plain(column: str) -> bool:
-    """Return True if a column is a single number of `documents` or `scores`, not a list of entries."""
-    for schema in (DOCUMENT_COLUMNS, SCORES):
-        if column in schema.names:
-            kind = schema.field(column).type
-            return value_type(kind) is None and (pa.types.is_integer(kind) or pa.types.is_floating(kind))
-    return False
-
-
-def read_judged(facts: RunFacts, reading: Reading, columns: Sequence[str]) -> Iterator[JudgedPart]:
+def read_judged(facts: RunFacts, reading: PartChoice, columns: Sequence[str]) -> Iterator[JudgedPart]:
     """Yield the parts of a reading with the numeric `columns`, one part at a time."""
     left = reading.rows
     for number in reading.parts:

@@ -44,7 +44,7 @@ LIVE_SCRIPT = "live_script.html"
 
 
 @dataclass
-class LossCurve:
+class LiveCurve:
     """The metrics of a training run, read in pieces as the file grows."""
 
     offset: int = 0
@@ -67,7 +67,7 @@ class LossCurve:
         """
         size = run.size(METRICS_NAME)
         if size < self.offset:
-            vars(self).update(vars(LossCurve()))  # a rewind wrote the file anew
+            vars(self).update(vars(LiveCurve()))  # a rewind wrote the file anew
         with run.open_input(METRICS_NAME) as stream:
             stream.seek(self.offset)
             data = stream.read(size - self.offset)
@@ -120,7 +120,7 @@ class LiveRun:
 
     run: Store
     options: ReportOptions
-    curve: LossCurve = field(default_factory=LossCurve)
+    curve: LiveCurve = field(default_factory=LiveCurve)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def state(self, now: datetime) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow.fs as pafs
 
 from pipeline.report.charts import Tick, axis_label, nice_ticks
-from pipeline.report.facts import ReportedStep, number
+from pipeline.report.facts import NO_VALUE, ReportedStep, number
 from schemas.ablation import ABLATIONS, RESULT_NAME, WITH, WITHOUT, Ablation, Comparison, read_ablation
 from schemas.errors import ContractError
 from schemas.storage import Store
@@ -160,7 +160,13 @@ def _interrupted(event: Mapping[str, Any]) -> str:
     return f"{event['signal']}; " + (f"saved {event['checkpoint']}" if event["checkpoint"] else "no checkpoint exists")
 
 
+def _started(event: Mapping[str, Any]) -> str:
+    layout = event.get("layout", {})
+    return f"{number(layout.get('ranks'))} × {layout.get('device', NO_VALUE)}"
+
+
 EVENT_KINDS: dict[str, tuple[str, Any, bool]] = {
+    "begun": ("started", _started, False),
     "skipped": ("update skipped", _skipped, True),
     "spike": ("spike", _spike, True),
     "rewound": ("rewound", _rewound, True),

@@ -18,7 +18,7 @@ from pipeline.report import facts as numbers
 from pipeline.report.charts import training_plots
 from pipeline.report.commands import Commands
 from pipeline.report.dedup import deduplication
-from pipeline.report.facts import PlanFigure, RunFacts, collect_facts
+from pipeline.report.facts import PlanFigure, RunFacts, Training, collect_facts
 from pipeline.report.findings import Measured, findings, main_reasons
 from pipeline.report.funnel import checks, drops_by_rule, funnel_rows
 from pipeline.report.ground_truth import Score, score
@@ -41,7 +41,7 @@ from pipeline.report.tallies import (
     without_wordlist,
     wordlists,
 )
-from pipeline.stages import declared_reasons
+from pipeline.stages import STEPS, declared_reasons, sections
 from schemas.config import Section
 from schemas.storage import Store
 from schemas.text import format_bytes, format_duration, format_short
@@ -161,13 +161,9 @@ def _view(facts: RunFacts, scores: Sequence[Score], options: ReportOptions) -> d
     drops = drops_by_rule(facts, reasons)
     drawn = charts(facts, drops)
     documents = facts.figures("documents")
-    training = facts.training
-    figures = training.plan.figures if training.plan else ()
-    named = {figure.name: figure for figure in figures}
-    steps = costs(facts)
+    steps = costs(facts, {step.name for step in STEPS})
     kept, samples = survey(facts)
     commands = Commands(options.address or facts.run.address, facts)
-    recipe = recipe_sections(facts, options.sections)
     copies, checked, pages = deduplication(facts), checks(facts), num_pages(facts)
     measured = Measured(facts, drops, checked, kept, copies, pages, commands)
     return {
@@ -176,11 +172,6 @@ def _view(facts: RunFacts, scores: Sequence[Score], options: ReportOptions) -> d
         "reasons": main_reasons(drops),
         "kept": kept,
         "near_limits": _near_by_rule(samples.near),
-        "recipe": recipe,
-        "recipe_text": recipe_text(recipe),
-        "num_set": sum(len(part.set_lines) for part in recipe),
-        "num_settings": sum(len(part.lines) for part in recipe),
-        "versions": package_versions(),
         "name": facts.run.uri.rstrip("/").rpartition("/")[2],
         "facts": facts,
         "tables": facts.tables,
@@ -214,6 +205,22 @@ def _view(facts: RunFacts, scores: Sequence[Score], options: ReportOptions) -> d
         "costs": steps,
         "cpu_seconds": sum(cost.cpu_seconds for cost in steps),
         "num_pages": pages,
+        **_training_view(facts.training),
+        **_recipe_view(facts, options),
+        "ablations": ablations(facts.run, facts.tables["tokens"].digest if "tokens" in facts.tables else None),
+        "shown_verdicts": SHOWN_VERDICTS,
+        "scores": _by_group(scores),
+        "lineage": lineage_drawing(facts.run),
+        "max_inputs": MAX_INPUTS,
+        "max_shards": MAX_SHARDS,
+    }
+
+
+def _training_view(training: Training) -> dict[str, Any]:
+    """Return the variables of the sections on training and its plan."""
+    figures = training.plan.figures if training.plan else ()
+    named = {figure.name: figure for figure in figures}
+    return {
         "headline": [(label, named[name]) for name, label in HEADLINE.items() if name in named],
         "figures": [figure for figure in figures if not figure.name.startswith(MEMORY)],
         "memory": [figure for figure in figures if figure.name.startswith(MEMORY)],
@@ -223,12 +230,18 @@ def _view(facts: RunFacts, scores: Sequence[Score], options: ReportOptions) -> d
         "waiting": waiting(training.steps),
         "events": describe_events(training.events),
         "max_events": MAX_EVENTS,
-        "ablations": ablations(facts.run, facts.tables["tokens"].digest if "tokens" in facts.tables else None),
-        "shown_verdicts": SHOWN_VERDICTS,
-        "scores": _by_group(scores),
-        "lineage": lineage_drawing(facts.run),
-        "max_inputs": MAX_INPUTS,
-        "max_shards": MAX_SHARDS,
+    }
+
+
+def _recipe_view(facts: RunFacts, options: ReportOptions) -> dict[str, Any]:
+    """Return the variables of the section on the recipe."""
+    recipe = recipe_sections(facts, options.sections or sections())
+    return {
+        "recipe": recipe,
+        "recipe_text": recipe_text(recipe),
+        "num_set": sum(len(part.set_lines) for part in recipe),
+        "num_settings": sum(len(part.lines) for part in recipe),
+        "versions": package_versions(),
     }
 
 

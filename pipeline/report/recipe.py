@@ -13,7 +13,6 @@ from typing import Any
 from pydantic_core import PydanticUndefined
 
 from pipeline.report.facts import RunFacts
-from pipeline.stages import sections
 from schemas.config import Section
 
 PACKAGES = (
@@ -31,6 +30,10 @@ PACKAGES = (
 """Packages whose versions can change what a run writes."""
 
 
+UNSET = "not set"
+"""The default of a setting that has no value."""
+
+
 @dataclass(frozen=True)
 class SettingLine:
     """One setting of a recipe, as TOML."""
@@ -39,7 +42,7 @@ class SettingLine:
     value: str
     """The value; empty if the setting has none (off)."""
     default: str
-    """The default value; empty if there is none."""
+    """The default value; UNSET if it is None, and empty if a value is required."""
     is_set: bool
     """True if the recipe sets it."""
     is_changed: bool
@@ -60,13 +63,12 @@ class RecipeSection:
         return [line for line in self.lines if line.is_set]
 
 
-def recipe_sections(facts: RunFacts, kinds: Mapping[str, type[Section]] | None = None) -> list[RecipeSection]:
+def recipe_sections(facts: RunFacts, kinds: Mapping[str, type[Section]]) -> list[RecipeSection]:
     """Return the sections of a run's recipe.
 
-    `kinds` has the class of every section; None = the sections of the data steps. A section without a class is shown
-    with the settings that the recipe sets, and without defaults.
+    `kinds` has the classes of sections. A section without a class is shown with the settings that the recipe sets, and
+    without defaults.
     """
-    kinds = sections() if kinds is None else kinds
     shown = []
     for name in [*kinds, *(name for name in facts.recipe if name not in kinds)]:
         values = facts.recipe.get(name, {})
@@ -87,7 +89,7 @@ def _lines(values: Mapping[str, Any], kind: type[Section] | None) -> Iterator[Se
         yield SettingLine(
             key=key,
             value="" if value is PydanticUndefined else to_toml(value),
-            default=to_toml(default) if is_known else "",
+            default=(to_toml(default) or UNSET) if is_known else "",
             is_set=key in values,
             is_changed=key in values and (not is_known or value != default),
         )

@@ -18,7 +18,7 @@ from pipeline.engine.stage import EVERY, Row
 from pipeline.pii.stage import Redactor, load_name_finder
 from pipeline.report.corpus import OTHER_LANGUAGES, WORDS, CorpusCounts, Kept, limited_columns
 from pipeline.report.facts import RunFacts
-from pipeline.report.judged import Floats, JudgedPart, choose_parts, is_plain, read_judged
+from pipeline.report.judged import Floats, JudgedPart, choose_parts, read_judged
 from schemas.errors import ConfigError
 from schemas.ids import shuffle_key
 
@@ -102,7 +102,7 @@ class DrawnSamples:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class ExampleCandidate:
     """A document that may be shown. Candidates are sorted by `distance` and `key`."""
 
     distance: float
@@ -120,6 +120,8 @@ class LimitCheck:
     column: str
     is_minimum: bool
     limits: Mapping[str, float]
+    is_number: bool = True
+    """True if the column is a single number, not a list of entries."""
 
     def limits_of(self, languages: Sequence[str | None]) -> Floats:
         """Return the limit for a document in each language; NaN where the check does not apply."""
@@ -129,13 +131,13 @@ class LimitCheck:
 
 
 @dataclass
-class Selection:
+class SampleChoice:
     """The candidates so far: a few for each rule, limit, and pair of source and language; `add` adds one part."""
 
     checks: Sequence[LimitCheck]
-    dropped: dict[str, list[Candidate]] = field(default_factory=dict)
-    kept: dict[tuple[str, str], list[Candidate]] = field(default_factory=dict)
-    near: dict[tuple[str, bool], list[Candidate]] = field(default_factory=dict)
+    dropped: dict[str, list[ExampleCandidate]] = field(default_factory=dict)
+    kept: dict[tuple[str, str], list[ExampleCandidate]] = field(default_factory=dict)
+    near: dict[tuple[str, bool], list[ExampleCandidate]] = field(default_factory=dict)
     """(name of the check, whether kept) → candidates."""
 
     def add(self, part: JudgedPart) -> None:
@@ -170,7 +172,7 @@ class Selection:
             distances = _distances(values, limits)
             best = _smallest(dropped, distances, keys, PER_SIDE)
             _merge(self.near.setdefault((check.name, False), []), _candidates(part, keys, best), PER_SIDE)
-        if not is_plain(check.column):
+        if not check.is_number:
             return
         values, limits = part.numbers(check.column), check.limits_of(part.strings("language"))
         # No distance is relative to a limit of zero, and zero is the value of nearly every document.
@@ -202,17 +204,19 @@ def _smallest(
     return [(float(distances[index]), int(numbers[index])) for index in order if not np.isnan(distances[index])]
 
 
-def _candidates(part: JudgedPart, keys: npt.NDArray[np.int64], best: Sequence[tuple[float, int]]) -> list[Candidate]:
+def _candidates(
+    part: JudgedPart, keys: npt.NDArray[np.int64], best: Sequence[tuple[float, int]]
+) -> list[ExampleCandidate]:
     shown = part.table.select(["doc_id", "url", "language", "num_chars"])
-    candidates = []
+    candidates: list[ExampleCandidate] = []
     for distance, number in best:
         (row,) = shown.slice(number, 1).to_pylist()
         row |= {"drop_value": part.verdicts[number][2], "drop_limit": part.verdicts[number][3]}
-        candidates.append(Candidate(distance, int(keys[number]), part.number, row))
+        candidates.append(ExampleCandidate(distance, int(keys[number]), part.number, row))
     return candidates
 
 
-def _merge(held: list[Candidate], more: Iterable[Candidate], count: int) -> None:
+def _merge(held: list[ExampleCandidate], more: Iterable[ExampleCandidate], count: int) -> None:
     held.extend(more)
     held.sort(key=lambda candidate: (candidate.distance, candidate.key))
     del held[count:]
@@ -221,7 +225,7 @@ def _merge(held: list[Candidate], more: Iterable[Candidate], count: int) -> None
 def survey(facts: RunFacts) -> tuple[Kept | None, DrawnSamples]:
     """Read rows of a run once: return what it kept, and samples. What was kept is None if there is no table `clean`."""
     reading = choose_parts(facts)
-    counts, selection = CorpusCounts(limited_columns(facts)), Selection(_checks(facts))
+    counts, selection = CorpusCounts(limited_columns(facts), facts.columns), SampleChoice(_checks(facts))
     for part in read_judged(facts, reading, [*counts.columns, *WORDS]):
         counts.add(part)
         selection.add(part)
@@ -236,13 +240,13 @@ def draw_samples(facts: RunFacts) -> DrawnSamples:
 
 
 def _checks(facts: RunFacts) -> list[LimitCheck]:
-    figures = facts.figures("verdicts").get("limits", {})
     return [
-        LimitCheck(name, check["column"], check["side"] == "min", check["limits"]) for name, check in figures.items()
+        LimitCheck(name, check["column"], check["side"] == "min", check["limits"], facts.is_number(check["column"]))
+        for name, check in facts.figures("verdicts").get("limits", {}).items()
     ]
 
 
-def _drawn(facts: RunFacts, selection: Selection, counts: CorpusCounts, rows_read: int) -> DrawnSamples:
+def _drawn(facts: RunFacts, selection: SampleChoice, counts: CorpusCounts, rows_read: int) -> DrawnSamples:
     if "documents" not in facts.tables or "text" not in facts.tables:
         return DrawnSamples({}, 0)
     try:
@@ -253,7 +257,7 @@ def _drawn(facts: RunFacts, selection: Selection, counts: CorpusCounts, rows_rea
     shown = [*selection.dropped.values(), *(side for pair in near.values() for side in pair)]
     texts = _texts(facts, "text", [(one.part, one.row["doc_id"]) for group in shown for one in group])
 
-    def sample(candidate: Candidate) -> DroppedSample:
+    def sample(candidate: ExampleCandidate) -> DroppedSample:
         return _sample(candidate.row, texts.get(candidate.row["doc_id"], {}), redactor)
 
     return DrawnSamples(
@@ -264,7 +268,7 @@ def _drawn(facts: RunFacts, selection: Selection, counts: CorpusCounts, rows_rea
     )
 
 
-def _near_pairs(selection: Selection) -> dict[str, tuple[list[Candidate], list[Candidate]]]:
+def _near_pairs(selection: SampleChoice) -> dict[str, tuple[list[ExampleCandidate], list[ExampleCandidate]]]:
     return {
         check.name: (selection.near.get((check.name, False), []), selection.near.get((check.name, True), []))
         for check in selection.checks
@@ -272,7 +276,7 @@ def _near_pairs(selection: Selection) -> dict[str, tuple[list[Candidate], list[C
 
 
 def _kept_groups(
-    facts: RunFacts, selection: Selection, counts: CorpusCounts, redactor: Redactor
+    facts: RunFacts, selection: SampleChoice, counts: CorpusCounts, redactor: Redactor
 ) -> Iterator[KeptGroup]:
     ranked = sorted(selection.kept, key=lambda group: (-counts.by_group[group], group))[:MAX_GROUPS]
     chosen = [one for group in ranked for one in selection.kept[group]]

@@ -18,8 +18,7 @@ from pipeline.perplexity.stage import ALL, BUCKETS, HEAD_CUT, MIDDLE_CUT
 from pipeline.report.charts import Axis, Label, LimitSide, Slot, labels, make_axis
 from pipeline.report.facts import RunFacts, number, percent
 from pipeline.report.funnel import RuleDrops
-from pipeline.stages import DOCUMENT_COLUMNS, declared_columns
-from schemas.tables import SCORES, value_type
+from schemas.tables import value_type
 from schemas.text import format_short
 
 # Layout of the histograms: one row for each language, divided at its limits. Heights are cube roots of counts, so that
@@ -224,13 +223,12 @@ PAIRED_HEIGHT = 34
 
 
 def make_paired_spread(
-    column: str, kept: Mapping[int, int], dropped: Mapping[int, int], limits: Sequence[float]
+    field: pa.Field, kept: Mapping[int, int], dropped: Mapping[int, int], limits: Sequence[float]
 ) -> PairedSpread:
     """Return the drawing of the COARSE bins of a column in kept and in dropped documents.
 
     Heights are cube roots of the shares of the kept, or of the dropped documents, on one scale.
     """
-    field = _field(column)
     total = {key: kept.get(key, 0) + dropped.get(key, 0) for key in {*kept, *dropped}}
     axis = make_axis(total, limits, _is_whole(field))
     shares = [_slot_shares(axis, bins) for bins in (kept, dropped)]
@@ -253,7 +251,7 @@ def make_paired_spread(
         labels=tuple(labelled),
         unit=described["unit"],
         meaning=described["column_meaning"],
-        note=f"{column}: half of the kept documents are below about {middles[0]}, of the dropped below {middles[1]}",
+        note=f"{field.name}: half of the kept documents are below {middles[0]}, of the dropped ones below {middles[1]}",
     )
 
 
@@ -328,20 +326,18 @@ def charts(facts: RunFacts, drops: Mapping[str, Sequence[RuleDrops]]) -> dict[st
     limits: Mapping[str, Any] = facts.figures("verdicts").get("limits", {})
     counted = {row.name: row for rows in drops.values() for row in rows}
     by_stage: dict[str, list[Chart]] = {stage: [] for stage in drops}
-    columns = declared_columns(facts.tables)
     for name, check in limits.items():
         measured = _measured(facts, name, check["limits"])
         if measured:
             by_stage.setdefault(name.partition("/")[0], []).append(
-                _chart(name, check, measured, counted.get(name.partition(" ")[0]), columns)
+                _chart(name, check, _field(facts, check["column"]), measured, counted.get(name.partition(" ")[0]))
             )
     return {stage: sorted(rows, key=lambda row: (-row.dropped, row.name)) for stage, rows in by_stage.items() if rows}
 
 
 def _chart(
-    name: str, check: Mapping[str, Any], measured: Sequence[Histogram], drops: RuleDrops | None, columns: pa.Schema
+    name: str, check: Mapping[str, Any], field: pa.Field | None, measured: Sequence[Histogram], drops: RuleDrops | None
 ) -> Chart:
-    field = _field(check["column"], columns)
     classes = ("beyond", "kept") if check["side"] == "min" else ("kept", "beyond")
     return Chart(
         name=name,
@@ -387,13 +383,13 @@ def _limit_of(language: str, limits: Mapping[str, float], shown: Mapping[str, An
     return () if limit is None else (limit,)
 
 
-def _field(column: str, documents: pa.Schema = DOCUMENT_COLUMNS) -> pa.Field | None:
+def _field(facts: RunFacts, column: str) -> pa.Field | None:
     """Return the Arrow field of a column; for a score, the field of the column that contains all scores.
 
     None if there is no such column.
     """
     name = re.split(r"[^\w]", column)[0]
-    return next((schema.field(name) for schema in (documents, SCORES) if name in schema.names), None)
+    return facts.columns.field(name) if name in facts.columns.names else None
 
 
 def _described(field: pa.Field | None) -> dict[str, str]:
@@ -438,7 +434,7 @@ def bucket_chart(facts: RunFacts) -> Chart | None:
     if not rows:
         return None
     spread = make_spread(rows, "max", False, BUCKET_CLASSES)
-    return Chart("", "", "", "max", "perplexity", **_described(_field("perplexity")), dropped=0, spread=spread)
+    return Chart("", "", "", "max", "perplexity", **_described(_field(facts, "perplexity")), dropped=0, spread=spread)
 
 
 def _cuts(cutoffs: Mapping[str, Mapping[str, float]], language: str) -> Iterator[float]:

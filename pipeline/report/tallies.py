@@ -5,13 +5,12 @@ Everything here is a sum over manifests; no row is read.
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline.decontaminate.stage import CANARIES, DOCUMENTS, ITEMS, NGRAMS, SETS, WHOLE_ITEMS
 from pipeline.report.facts import RunFacts
-from pipeline.stages import STEPS
 from schemas.manifest import FileEntry
 from schemas.tokens import HELDOUT, docs_key, shard_key
 
@@ -188,9 +187,8 @@ def contract(facts: RunFacts) -> Mapping[str, Any]:
     return values | {"sample_bytes": figures.get("sample_bytes"), **rate}
 
 
-def costs(facts: RunFacts) -> list[Cost]:
-    """Return the rows and times of each step of the run, in order; a step that writes two tables is listed once."""
-    steps = {step.name for step in STEPS}
+def costs(facts: RunFacts, steps: Collection[str]) -> list[Cost]:
+    """Return the rows and times of the run's steps, in order; a step is named by the first table that it writes."""
     return [
         Cost(
             step=name,

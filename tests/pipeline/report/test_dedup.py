@@ -236,4 +236,4 @@ def test_passages_cut_by_repeats(tmp_path: Path) -> None:
         in words_of(page)
     )
     assert "line 500 76.9 % 12 4" in words_of(page)
-    assert "<script" not in page.lower()
+    assert page.lower().count("<script") == 1  # the script of the page itself

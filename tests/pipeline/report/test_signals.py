@@ -374,14 +374,14 @@ def test_the_cards_describe_their_drawings(tmp_path: Path) -> None:
         "share en 50 6 18.8 % ja 30 0 0.0 %",
         "gopher_num_words : words with at least one character that is not punctuation; limit quality.min_words",
         "toxic_word_share 3 dropped",
-        "1 more rule without drops gopher_long_doc 0 dropped",
+        "1 more rule dropped nothing. gopher_long_doc 0 dropped",
     ):
         assert expected in text
     assert (
         "<title>en: 32 documents, at least half of them from 256 to 320; 6 (18.8 %) beyond the limit of 50</title>"
         in page
     )
-    assert '<a class="plain" href="#rule-quality-gopher_short_doc"><code>gopher_short_doc</code></a>' in page
+    assert '<a class="plain" href="#rule-quality-gopher_short_doc"><code>gopher_<wbr>short_<wbr>doc</code></a>' in page
     quality, toxicity = page.index('id="signals"'), page.index('id="toxicity"')
     assert quality < page.index('id="rule-quality-gopher_short_doc"') < toxicity
     assert page.index('id="rule-toxicity-toxic_word_share"') > toxicity

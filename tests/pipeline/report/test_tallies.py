@@ -110,7 +110,7 @@ def test_unaccounted_bytes_are_reported(tmp_path: Path) -> None:
     manifest["content"]["inputs"][0]["bytes"] += 7
     path.write_text(json.dumps(manifest))
     text = words_of(Path(write_report(run, None)).read_text())
-    assert "1 of 2 checks failed" in text
+    assert "1 of 2 consistency checks failed: bytes of records and gaps = bytes of the inputs." in text
     assert "7 bytes are unaccounted for" in text
 
 
