@@ -106,10 +106,8 @@ def _view(a: Side, b: Side, difference: Difference) -> dict[str, Any]:
         "kept_documents": PairRow("documents kept", *difference.kept),
         "tokens_total": _sum(difference.tokens),
         "settings": [(name, *(_text(value) for value in pair)) for name, pair in difference.settings.items()],
-        "funnel": _joined(*(_funnel(side, declared_reasons(side.facts.tables)) for side in (a, b))),
-        "drops": sorted(
-            _joined(_drops(a, reasons), _drops(b, reasons)), key=lambda row: (-abs(row.change or 0), row.name)
-        ),
+        "funnel": _joined(*(_funnel(side) for side in (a, b))),
+        "drops": sorted(_joined(*(_drops(side) for side in (a, b))), key=lambda row: (-abs(row.change or 0), row.name)),
         "moved": [("A", _moved(difference, True)), ("B", _moved(difference, False))],
         "both_dropped": sum(count for (_, *pair), count in difference.documents.items() if "kept" not in pair),
         "languages": _joined(_languages(a), _languages(b)),
@@ -148,12 +146,14 @@ def _joined(a: Figures, b: Figures) -> list[PairRow]:
     return rows
 
 
-def _funnel(side: Side, reasons: Mapping[str, Mapping[str, str]]) -> Figures:
-    return {row.name: (row.documents, row.meaning) for row in funnel_rows(side.facts, reasons)}
+def _funnel(side: Side) -> Figures:
+    rows = funnel_rows(side.facts, declared_reasons(side.facts.tables))
+    return {row.name: (row.documents, row.meaning) for row in rows}
 
 
-def _drops(side: Side, reasons: Mapping[str, Mapping[str, str]]) -> Figures:
-    rows = (row for rows in drops_by_rule(side.facts, reasons).values() for row in rows)
+def _drops(side: Side) -> Figures:
+    by_stage = drops_by_rule(side.facts, declared_reasons(side.facts.tables))
+    rows = (row for rows in by_stage.values() for row in rows)
     return {row.name: (row.count, row.meaning) for row in rows if row.count}
 
 
