@@ -31,6 +31,12 @@ class Section(BaseModel):
     """For a section that a recipe writes as tables `[[section]]`: the field that holds them; each has a `name`."""
 
     @classmethod
+    def table_class(cls) -> "type[Section]":
+        """Return the class of the tables of an array `[[section]]`."""
+        kind: type[Section] = get_args(cls.model_fields[cls.array].annotation)[0]
+        return kind
+
+    @classmethod
     def fields_of(cls, role: str) -> set[str]:
         """Return the names of the fields with this role: `content`, `decision`, `execution` or `location`."""
         extras = {name: info.json_schema_extra for name, info in cls.model_fields.items()}

@@ -17,7 +17,8 @@ from schemas.versions import open_run
 
 GROUP = "inspect"
 VERBS = {
-    "browse": "Serve a local page to search, read and compare the documents of a run, and to try other limits.",
+    "browse": "Serve a local page to look at the data. It searches, shows and compares the documents of a run, and tries "
+    "other limits.",
 }
 MAX_PORT = 65535
 

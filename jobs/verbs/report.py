@@ -14,7 +14,7 @@ from schemas.versions import open_run
 
 GROUP = "inspect"
 VERBS = {
-    "report": "Write the report of a run, or of two runs side by side, as one HTML page; or show a run live.",
+    "report": "Write the report of a run as one HTML page. It can compare two runs, or show a run live.",
 }
 COMPARISON_NAME = "compare.html"
 

@@ -18,7 +18,7 @@ from schemas.text import text_table
 
 GROUP = "data"
 VERBS = {
-    "settings": "Print the sections and keys of a recipe: type, default, unit and meaning.",
+    "settings": "Print every setting. Each has a type, a default, a unit and a meaning.",
 }
 
 WIDTH = 110
@@ -48,7 +48,7 @@ def settings_command(arguments: argparse.Namespace) -> int:
     elif arguments.markdown:
         print("\n\n".join(section_markdown(name, *found) for name, found in chosen.items()))
     elif arguments.name is None:
-        rows = [(f"[{name}]", summary_of(kind)) for name, (kind, _) in chosen.items()]
+        rows = [(heading(name), summary_of(kind)) for name, (kind, _) in chosen.items()]
         print("\n".join([*text_table(rows), "", "penstock settings SECTION prints the keys of a section."]))
     else:
         print("\n\n".join(section_text(name, *found) for name, found in chosen.items()))
@@ -63,7 +63,8 @@ def choose(name: str | None, sections: Sections) -> dict[str, Chosen]:
 
     Raises ConfigError with the most similar name if there is no such section or key.
     """
-    documented = {section: (kind, settings_of_section(kind)) for section, kind in sections.items()}
+    kinds = {section: kind.table_class() if kind.array else kind for section, kind in sections.items()}
+    documented = {section: (kind, settings_of_section(kind)) for section, kind in kinds.items()}
     if name is None:
         return documented
     section, dot, key = name.strip("[]").partition(".")
@@ -80,7 +81,7 @@ def choose(name: str | None, sections: Sections) -> dict[str, Chosen]:
         return found
     if section in documented:
         raise ConfigError(
-            f"settings: expected a key of [{section}], got {key!r}{suggest_name(key, sections[section].model_fields)}. "
+            f"settings: expected a key of [{section}], got {key!r}{suggest_name(key, documented[section][0].model_fields)}. "
             f"Run `penstock settings {section}`, which lists the keys."
         )
     keys = [f"{place}.{item.key}" for place, (_, items) in documented.items() for item in items]
@@ -100,11 +101,18 @@ def effect(section: str, setting: SettingDoc) -> str:
         return "Changing it reruns nothing: it does not change results."
     if section not in data_sections():
         return "Changing it changes the plan or the training run, and reruns no data step."
+    if data_sections()[section].array:
+        return "Changing it reruns the step `documents` and the steps that read its tables."
     settings = "decision" if role == "decision" else "content"
     steps = [step for step in STEPS if any(stage.name == section for stage in step.stages)]
     first = next((step.name for step in steps if step.settings == settings), None) or steps[0].name
     what = "Changing the content of the file" if role == "location" else "Changing it"
     return f"{what} reruns the step `{first}` and the steps that read its tables."
+
+
+def heading(section: str) -> str:
+    """Return how a recipe writes a section, such as `[quality]`, or `[[stage]]` for one that has several tables."""
+    return f"[[{section}]]" if recipe_sections()[section].array else f"[{section}]"
 
 
 def facts(setting: SettingDoc) -> str:
@@ -114,7 +122,7 @@ def facts(setting: SettingDoc) -> str:
 
 def section_text(name: str, kind: type[Section], settings: tuple[SettingDoc, ...]) -> str:
     """Return a section and some of its settings as text."""
-    lines = [f"[{name}]  {summary_of(kind)}"]
+    lines = [f"{heading(name)}  {summary_of(kind)}"]
     for setting in settings:
         lines += ["", *_setting_lines(name, setting, "  ")]
         for key in setting.keys:
@@ -142,7 +150,14 @@ def section_json(name: str, kind: type[Section], settings: tuple[SettingDoc, ...
 
 def section_markdown(name: str, kind: type[Section], settings: tuple[SettingDoc, ...]) -> str:
     """Return a section and some of its settings as a Markdown table."""
-    lines = [f"## `[{name}]`", "", summary_of(kind), "", "| key | type | default | meaning |", "|---|---|---|---|"]
+    lines = [
+        f"## `{heading(name)}`",
+        "",
+        summary_of(kind),
+        "",
+        "| key | type | default | meaning |",
+        "|---|---|---|---|",
+    ]
     for setting in settings:
         nested = "".join(
             f"<br>`{key.key}` ({facts(key)}, default `{key.default}`): {key.meaning}" for key in setting.keys

@@ -259,11 +259,11 @@ def test_a_folder_without_write_permission_is_named(tmp_path: Path, capsys: pyte
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "recipe {}: expected a readable TOML file, got an error: No such file or directory. Correct the path."),
-        ("folder", "recipe {}: expected a readable TOML file, got an error: Is a directory. Correct the path."),
+        (None, "recipe {}: expected a readable TOML file, got an error: No such file or directory. Correct the path, "),
+        ("folder", "recipe {}: expected a readable TOML file, got an error: Is a directory. Correct the path, "),
         (
             b"\xff\xfe",
-            "recipe {}: expected a readable TOML file, got an error: it is not UTF-8 text. Correct the path.",
+            "recipe {}: expected a readable TOML file, got an error: it is not UTF-8 text. Correct the path, ",
         ),
         (b"[source\n", "{}: expected valid TOML, got an error: "),
     ],

@@ -31,7 +31,10 @@ RUNS = {"spark": ("schemas", "pipeline", "jobs"), "train": ("schemas", "train")}
 INSTRUCTIONS = {"CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHECK", "LABEL", "RUN", "USER", "WORKDIR"}
 """Those in use or of use here; ADD is not one of them, since it also unpacks and downloads."""
 SECRET = re.compile(r"(?i)passw(or)?d|secret|api_?key|access_?key|private_?key|credential|auth_?token")
-IMPORT_NAMES = {"presidio-analyzer": {"presidio_analyzer"}, "pydantic": {"pydantic", "pydantic_core"}}
+IMPORT_NAMES = {
+    "presidio-analyzer": {"presidio_analyzer"},
+    "pydantic": {"annotated_types", "pydantic", "pydantic_core"},
+}
 TORCH_SIDE = {"torch", "tensorboard", "safetensors"}
 
 
