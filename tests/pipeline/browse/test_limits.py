@@ -3,7 +3,6 @@
 import math
 import re
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -101,7 +100,7 @@ def test_a_moved_limit_keeps_what_it_compares(tried: limits.RunLimits) -> None:
 
 
 def test_an_estimate_has_its_error(tried: limits.RunLimits) -> None:
-    some = replace(tried, sample=open_limits(tried.run, 20, SampleProgress()).sample)
+    some = open_limits(tried.run, 20, SampleProgress())
     totals = limits_answer(some, ["quality.min_words=0"])["totals"]
     cells = try_limits(some, [])
     share = sum(cell.documents for cell in cells if cell.before == KEPT_VERDICT) / 20
