@@ -356,7 +356,7 @@ def _examples(sample: LimitSample, chosen: Bools) -> list[dict[str, str]]:
     """Return the first documents of the sample with this change, as links; the sample has a random order."""
     rows = np.flatnonzero(chosen)[:NUM_EXAMPLES].tolist()
     ids = sample.batch.column("doc_id")
-    return [{"doc": ids[row].as_py().hex(), "at": str(sample.places[row])} for row in rows]
+    return [{"doc": ids[row].as_py().hex(), "at": str(sample.positions[row])} for row in rows]
 
 
 @dataclass
