@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 
 from pipeline.browse.rows import (
     BrowsedRun,
-    Place,
-    find_place,
+    Position,
+    find_position,
     judged_batches,
     part_batches,
     read_row,
@@ -41,30 +41,30 @@ MAX_MEMBERS = 50
 MAX_MEMBER_ROWS = 2_000_000
 """Maximum number of rows that one request reads to find the documents of a cluster."""
 HIDDEN = ("signature", "paragraphs", "paragraph_perplexity", "cuts", "text", "title", "leader", "survivor")
-"""Columns that are not in the list of signals: bytes, long lists, and values that have a place of their own."""
+"""Columns that are not in the list of signals: bytes, long lists, and values that are shown elsewhere."""
 ORIGIN = (*(field.name for field in PROVENANCE), "record_type", "charset")
 """Columns of the provenance of a document."""
 WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]\s*|[^\s\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+\s*|\s+")
 """A word with the whitespace after it; a character in scripts that are written without spaces."""
 
 
-def document_json(run: BrowsedRun, doc_id: bytes, hint: Place | None, contains: str) -> dict[str, Any]:
+def document_json(run: BrowsedRun, doc_id: bytes, hint: Position | None, contains: str) -> dict[str, Any]:
     """Return everything that a page shows of a document, as a JSON value; hits of `contains` are marked.
 
-    `hint` is the place where a search returned the document; None = all parts may be searched. Raises ConfigError if
+    `hint` is the position where a search returned the document; None = all parts may be searched. Raises ConfigError if
     the run has no such document.
     """
-    place = find_place(run, doc_id, hint)
-    read = {name: read_row(run, name, place.part, doc_id) for name in ("documents", *JOINED, "text")}
+    position = find_position(run, doc_id, hint)
+    read = {name: read_row(run, name, position.part, doc_id) for name in ("documents", *JOINED, "text")}
     rows = {name: row for name, row in read.items() if row is not None}
-    documents = rows["documents"] | _final_verdict(run, place)
+    documents = rows["documents"] | _final_verdict(run, position)
     text, clean, identifier = rows.get("text", {}), rows.get("clean", {}), doc_id.hex()
     hits = Hits(contains)
     whole = text.get("text")
     cuts = _cuts(run, rows)
     return {
         "doc": identifier,
-        "at": str(place),
+        "at": str(position),
         "title": text.get("title"),
         "url": documents.get("url"),
         "verdict": verdict_json(documents) | _verdict_words(run, documents),
@@ -79,11 +79,11 @@ def document_json(run: BrowsedRun, doc_id: bytes, hint: Place | None, contains: 
     }
 
 
-def _final_verdict(run: BrowsedRun, place: Place) -> Row:
-    with closing(judged_batches(run, place.part, [])) as batches:
+def _final_verdict(run: BrowsedRun, position: Position) -> Row:
+    with closing(judged_batches(run, position.part, [])) as batches:
         for batch in batches:
-            if place.row < batch.first_row + batch.rows.num_rows:
-                row: Row = batch.rows.slice(place.row - batch.first_row, 1).to_pylist()[0]
+            if position.row < batch.first_row + batch.rows.num_rows:
+                row: Row = batch.rows.slice(position.row - batch.first_row, 1).to_pylist()[0]
                 return {name: row[name] for name in VERDICT_COLUMNS}
     return {}
 
@@ -200,10 +200,10 @@ def _cluster_json(rows: Mapping[str, Row]) -> dict[str, Any] | None:
 # The members of a cluster, and two of them side by side.
 
 
-def cluster_members(run: BrowsedRun, cluster: bytes, start: Place) -> dict[str, Any]:
-    """Return documents of a cluster as a JSON value, from a place in the table `dedup` (or `clusters`) on.
+def cluster_members(run: BrowsedRun, cluster: bytes, start: Position) -> dict[str, Any]:
+    """Return documents of a cluster as a JSON value, from a position in the table `dedup` (or `clusters`) on.
 
-    At most MAX_MEMBERS documents are returned, and at most about MAX_MEMBER_ROWS rows are read; `next` is the place
+    At most MAX_MEMBERS documents are returned, and at most about MAX_MEMBER_ROWS rows are read; `next` is the position
     from which the search continues, or None. Raises ConfigError if the run has no clusters.
     """
     table = "dedup" if "dedup" in run.tables else "clusters"
@@ -224,15 +224,15 @@ def cluster_members(run: BrowsedRun, cluster: bytes, start: Place) -> dict[str, 
             row_number += batch.num_rows
             if len(members) + len(chosen) >= MAX_MEMBERS:
                 chosen = chosen[: MAX_MEMBERS - len(members)]
-                next_place = Place(part, chosen[-1]["number"] + 1)
+                next_position = Position(part, chosen[-1]["number"] + 1)
                 return {
                     "members": members + _members(run, part, chosen),
-                    "next": str(next_place),
+                    "next": str(next_position),
                     "parts_done": part,
                 } | total
         members += _members(run, part, chosen)
         if rows_read >= MAX_MEMBER_ROWS and part + 1 < run.num_parts:
-            return {"members": members, "next": str(Place(part + 1, 0)), "parts_done": part + 1} | total
+            return {"members": members, "next": str(Position(part + 1, 0)), "parts_done": part + 1} | total
     return {"members": members, "next": None, "parts_done": run.num_parts} | total
 
 
@@ -249,7 +249,7 @@ def _members(run: BrowsedRun, part: int, chosen: Sequence[Row]) -> list[dict[str
             members.append(
                 {
                     "doc": row["doc_id"].hex(),
-                    "at": str(Place(part, batch.first_row + index)),
+                    "at": str(Position(part, batch.first_row + index)),
                     "title": text.get("title"),
                     "url": row["url"],
                     "num_chars": row["num_chars"],
@@ -269,11 +269,13 @@ class ComparedText:
     """False if the text has more than MAX_COMPARED_WORDS words."""
 
 
-def compare_documents(run: BrowsedRun, a: tuple[bytes, Place | None], b: tuple[bytes, Place | None]) -> dict[str, Any]:
+def compare_documents(
+    run: BrowsedRun, a: tuple[bytes, Position | None], b: tuple[bytes, Position | None]
+) -> dict[str, Any]:
     """Return the texts of two documents after all cuts, with the words that only one of them has marked.
 
-    Each document is given by its doc_id and the place where a search returned it. Raises ConfigError if the run has no
-    such document or its text is not stored.
+    Each document is given by its doc_id and the position at which a search returned it. Raises ConfigError if the run
+    has no such document or its text is not stored.
     """
     texts = [_compared_text(run, *document) for document in (a, b)]
     left, right, equal = word_differences(texts[0].words, texts[1].words)
@@ -287,8 +289,8 @@ def compare_documents(run: BrowsedRun, a: tuple[bytes, Place | None], b: tuple[b
     }
 
 
-def _compared_text(run: BrowsedRun, doc_id: bytes, hint: Place | None) -> ComparedText:
-    part = find_place(run, doc_id, hint).part
+def _compared_text(run: BrowsedRun, doc_id: bytes, hint: Position | None) -> ComparedText:
+    part = find_position(run, doc_id, hint).part
     text = read_row(run, "text", part, doc_id) or {}
     if text.get("text") is None:
         raise ConfigError(

@@ -201,10 +201,12 @@ function drawAnswer(answer) {
   ].filter(Boolean);
 }
 
+/** Return a table of counts; more documents that a rule drops are neither good nor bad, so only kept ones have colors. */
 function counts(caption, label, rows) {
+  const difference = (value) => (label === "Rule" ? el("b", { className: value < 0 ? "fewer" : "more-drops" }, signed(value)) : changed(value));
   const head = [label, "Run", "Tried", "Change"].map((text, index) => el("th", { className: index ? "num" : "", textContent: text, attrs: { scope: "col" } }));
   const lines = rows.map(([name, before, after]) =>
-    el("tr", { attrs: { "data-row": name } }, el("th", { attrs: { scope: "row" } }, el("code", {}, ...breakable(name))), el("td", { className: "num" }, whole(before)), el("td", { className: "num" }, whole(after)), el("td", { className: "num" }, before === after ? el("span", { className: "quiet" }, "same") : changed(after - before))),
+    el("tr", { attrs: { "data-row": name } }, el("th", { attrs: { scope: "row" } }, el("code", {}, ...breakable(name))), el("td", { className: "num" }, whole(before)), el("td", { className: "num" }, whole(after)), el("td", { className: "num" }, before === after ? el("span", { className: "quiet" }, "same") : difference(after - before))),
   );
   return el("div", { className: "sheet" }, el("table", { className: "data" }, caption ? el("caption", {}, caption) : null, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...lines)));
 }

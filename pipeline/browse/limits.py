@@ -48,6 +48,8 @@ class RunLimits:
     recipe: Recipe
     checks: tuple[tuple[str, Check], ...]
     sample: LimitSample
+    first: npt.NDArray[np.int64]
+    """Number of the first check that each sampled document breaks, KEPT if it breaks none; shape (documents,)."""
 
 
 def open_limits(run: BrowsedRun, size: int, progress: SampleProgress) -> RunLimits:
@@ -66,7 +68,8 @@ def open_limits(run: BrowsedRun, size: int, progress: SampleProgress) -> RunLimi
             "Run `penstock run` again, or browse the run folder without @<digest>."
         )
     checks = tuple(_checks(run, recipe))
-    return RunLimits(run, recipe, checks, read_sample(run, [check for _, check in checks], size, progress))
+    sample = read_sample(run, [check for _, check in checks], size, progress)
+    return RunLimits(run, recipe, checks, sample, evaluate_checks([check for _, check in checks], sample.batch).first)
 
 
 def _checks(run: BrowsedRun, recipe: Recipe) -> list[tuple[str, Check]]:
@@ -244,10 +247,11 @@ def _tried(
     sample = limits.sample
     verdicts: list[str] = [KEPT_VERDICT]
     numbers = []
-    for checks in (limits.checks, _checks(limits.run, proposed)):
+    new_checks = _checks(limits.run, proposed)
+    new_first = evaluate_checks([check for _, check in new_checks], sample.batch).first
+    for checks, first in ((limits.checks, limits.first), (new_checks, new_first)):
         names = [f"{stage}/{check.reason}" for stage, check in checks]
         verdicts += [name for name in dict.fromkeys(names) if name not in verdicts]
-        first = evaluate_checks([check for _, check in checks], sample.batch).first
         numbers.append(np.array([*(verdicts.index(name) for name in names), 0])[first])
     groups = {name: _codes(sample.batch.column(name)) for name in ("language", "source")}
     keys = np.stack([*numbers, *(codes for codes, _ in groups.values())], axis=1)
@@ -352,7 +356,7 @@ def _examples(sample: LimitSample, chosen: Bools) -> list[dict[str, str]]:
     """Return the first documents of the sample with this change, as links; the sample has a random order."""
     rows = np.flatnonzero(chosen)[:NUM_EXAMPLES].tolist()
     ids = sample.batch.column("doc_id")
-    return [{"doc": ids[row].as_py().hex(), "at": str(sample.places[row])} for row in rows]
+    return [{"doc": ids[row].as_py().hex(), "at": str(sample.positions[row])} for row in rows]
 
 
 @dataclass

@@ -58,9 +58,9 @@ class List {
   }
 
   columns() {
-    // Two lists have no room for columns, except for those that the reader has chosen.
+    // Two lists and a narrow page have no room for columns, except for those that the reader has chosen.
     const isDefault = state.columns.join() === state.facts.default_columns.join();
-    return this.verdict && isDefault ? [] : state.columns;
+    return isDefault && (this.verdict || innerWidth <= 768) ? [] : state.columns;
   }
 
   drawHead() {

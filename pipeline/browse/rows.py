@@ -177,8 +177,8 @@ def _with_mix(rows: pa.Table, clean: pa.Table, left_out: Iterator[tuple[bytes, D
             for column, value in zip(VERDICT_COLUMNS, values, strict=True):
                 verdicts[column][index] = value
     for column, values in verdicts.items():
-        place = rows.schema.get_field_index(column)
-        rows = rows.set_column(place, column, pa.array(values, rows.schema.field(column).type))
+        position = rows.schema.get_field_index(column)
+        rows = rows.set_column(position, column, pa.array(values, rows.schema.field(column).type))
     return rows
 
 
@@ -218,12 +218,12 @@ class _LaterRows:
             )
 
 
-# Single documents: their place in `documents`, and their row in each table.
+# Single documents: their position in `documents`, and their row in each table.
 
 
 @dataclass(frozen=True)
-class Place:
-    """The place of a document: the number of its part, and its row in that part of `documents`, both from 0."""
+class Position:
+    """The position of a document: the number of its part, and its row in that part of `documents`, both from 0."""
 
     part: int
     row: int
@@ -232,14 +232,14 @@ class Place:
         return f"{self.part}.{self.row}"
 
 
-def parse_place(text: str, where: str) -> Place:
-    """Return the place that `PART.ROW` names. Raises ConfigError for any other text."""
+def parse_position(text: str, where: str) -> Position:
+    """Return the position that `PART.ROW` names. Raises ConfigError for any other text."""
     part, _, row = text.partition(".")
     if not (part.isascii() and part.isdigit() and row.isascii() and row.isdigit() and len(text) < 24):
         raise ConfigError(
-            f"{where}: expected PART.ROW, such as 0.17, got {text!r}. Use a place that a search returned."
+            f"{where}: expected PART.ROW, such as 0.17, got {text!r}. Use a position that a search returned."
         )
-    return Place(int(part), int(row))
+    return Position(int(part), int(row))
 
 
 def parse_doc_id(text: str, where: str) -> bytes:
@@ -253,8 +253,8 @@ def parse_doc_id(text: str, where: str) -> bytes:
     return bytes.fromhex(digits)
 
 
-def find_place(run: BrowsedRun, doc_id: bytes, hint: Place | None = None) -> Place:
-    """Return the place of a document. Only doc_ids are read, starting in the part of `hint`.
+def find_position(run: BrowsedRun, doc_id: bytes, hint: Position | None = None) -> Position:
+    """Return the position of a document. Only doc_ids are read, starting in the part of `hint`.
 
     Raises ConfigError if the run has no such document.
     """
@@ -264,7 +264,7 @@ def find_place(run: BrowsedRun, doc_id: bytes, hint: Place | None = None) -> Pla
     for part in parts:
         row = row_number(run, "documents", part, doc_id)
         if row is not None:
-            return Place(part, row)
+            return Position(part, row)
     raise ConfigError(
         f"{run.address}: expected a document of this run, got the id {doc_id.hex()}, which no row of `documents` has. "
         "Check the id and the run."

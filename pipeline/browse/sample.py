@@ -1,4 +1,4 @@
-"""The sample on which limits are tried: stored signals of documents in memory, with their places and token counts.
+"""The sample on which limits are tried: stored signals of documents in memory, with their positions and token counts.
 
 The sample is the documents whose id has the smallest hash, so it is the same in every session.
 """
@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.browse.rows import BrowsedRun, Place, part_batches
+from pipeline.browse.rows import BrowsedRun, Position, part_batches
 from pipeline.browse.search import hash_ids, mixed_hash
 from pipeline.engine.parquet import parts_of, read_measured
 from pipeline.engine.rules import columns_of
@@ -32,8 +32,8 @@ class LimitSample:
     """Sampled documents with the columns that the checks of the run compare."""
 
     batch: pa.RecordBatch
-    places: tuple[Place, ...]
-    """Place of each document."""
+    positions: tuple[Position, ...]
+    """Position of each document."""
     tokens: npt.NDArray[np.float64]
     """Number of tokens of each document in the dataset, NaN if it is not in the dataset; shape (documents,)."""
     population: int
@@ -91,7 +91,7 @@ def read_sample(run: BrowsedRun, checks: Sequence[Check], size: int, progress: S
         raise ConfigError(f"{run.address}: expected documents with signals, got none. Check the inputs of the run.")
     batch = _smallest(held, size)
     tokens, has_tokens = _token_counts(run, batch.column("doc_id"))
-    return LimitSample(batch, _places(run, batch), tokens, population, parts_read, has_tokens)
+    return LimitSample(batch, _positions(run, batch), tokens, population, parts_read, has_tokens)
 
 
 _PART, _ROW = "\0part", "\0row"
@@ -106,22 +106,22 @@ def _smallest(batches: Sequence[pa.RecordBatch], size: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([column.combine_chunks() for column in chosen.columns], chosen.schema.names)
 
 
-def _places(run: BrowsedRun, batch: pa.RecordBatch) -> tuple[Place, ...]:
-    """Return the place in `documents` of every sampled document."""
+def _positions(run: BrowsedRun, batch: pa.RecordBatch) -> tuple[Position, ...]:
+    """Return the position in `documents` of every sampled document."""
     parts, numbers = batch.column(_PART).to_numpy(), batch.column(_ROW).to_numpy()
     rows = np.zeros(len(parts), np.int64)
     for part in np.unique(parts).tolist():
         chosen = np.flatnonzero(parts == part)
         wanted = np.sort(numbers[chosen])
-        places: list[npt.NDArray[np.int64]] = []
+        positions: list[npt.NDArray[np.int64]] = []
         measured = first = 0
         for stored in part_batches(run, "documents", part, ["drop_stage"]):
             at = np.flatnonzero(stored.column("drop_stage").is_null().to_numpy(zero_copy_only=False))
             low, high = np.searchsorted(wanted, [measured, measured + len(at)])
-            places.append(first + at[wanted[low:high] - measured])
+            positions.append(first + at[wanted[low:high] - measured])
             measured, first = measured + len(at), first + stored.num_rows
-        rows[chosen] = np.concatenate(places)[np.searchsorted(wanted, numbers[chosen])]
-    return tuple(Place(part, row) for part, row in zip(parts.tolist(), rows.tolist()))
+        rows[chosen] = np.concatenate(positions)[np.searchsorted(wanted, numbers[chosen])]
+    return tuple(Position(part, row) for part, row in zip(parts.tolist(), rows.tolist()))
 
 
 def _token_counts(run: BrowsedRun, ids: pa.Array) -> tuple[npt.NDArray[np.float64], bool]:

@@ -1,6 +1,6 @@
 """Search for documents: pages of hits that are read part by part, random documents, and the filters of a run.
 
-A search reads at most MAX_ROWS rows, or MAX_TEXTS texts, and returns the place from which the next search continues.
+A search reads at most MAX_ROWS rows, or MAX_TEXTS texts, and returns the position from which the next search continues.
 """
 
 import functools
@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.browse.rows import BrowsedRun, JudgedBatch, Place, counts_of, judged_batches, parse_place, read_rows
+from pipeline.browse.rows import BrowsedRun, JudgedBatch, Position, counts_of, judged_batches, parse_position, read_rows
 from pipeline.browse.spans import Hits, json_value, snippet
 from pipeline.engine.stage import Row
 from pipeline.inspect.show import column_equals, parse_where
@@ -75,8 +75,8 @@ class SearchPage:
     """One page of hits, and how much of the run was read for it."""
 
     rows: list[Row]
-    next: Place | None
-    """The place from which the search continues; None if all parts were read."""
+    next: Position | None
+    """The position from which the search continues; None if all parts were read."""
     rows_read: int
     texts_read: int
     parts_done: int
@@ -128,8 +128,8 @@ def columns_read(run: BrowsedRun, query: DocumentQuery) -> list[str]:
     return [name for name in run.columns.names if name in wanted]
 
 
-def search(run: BrowsedRun, query: DocumentQuery, start: Place, limit: int) -> SearchPage:
-    """Return up to `limit` documents from a place on that meet the query, in the order of the run.
+def search(run: BrowsedRun, query: DocumentQuery, start: Position, limit: int) -> SearchPage:
+    """Return up to `limit` documents from a position on that meet the query, in the order of the run.
 
     The page may have fewer documents if MAX_ROWS rows or MAX_TEXTS texts were read; `next` then continues the search.
     Raises ConfigError if the query is not valid.
@@ -160,15 +160,15 @@ def search(run: BrowsedRun, query: DocumentQuery, start: Place, limit: int) -> S
     return SearchPage(hits, None, rows_read, texts_read, run.num_parts)
 
 
-def _after(run: BrowsedRun, part: int, row: int) -> Place | None:
-    """Return the place after a row; None if it was the last row of the run."""
+def _after(run: BrowsedRun, part: int, row: int) -> Position | None:
+    """Return the position after a row; None if it was the last row of the run."""
     if row + 1 < run.part_rows[part]:
-        return Place(part, row + 1)
-    return Place(part + 1, 0) if part + 1 < run.num_parts else None
+        return Position(part, row + 1)
+    return Position(part + 1, 0) if part + 1 < run.num_parts else None
 
 
 def _row_of(hit: Row) -> int:
-    return parse_place(hit["at"], "at").row
+    return parse_position(hit["at"], "at").row
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ def _hits_of(run: BrowsedRun, query: DocumentQuery, part: int, chunk: _Candidate
             numbers, rows = chunk.numbers[start : start + MAX_PAGE], chunk.rows.slice(start, MAX_PAGE)
             titles = _texts(run, part, numbers.tolist(), ["doc_id", "title"])
             for number, row, title in zip(numbers.tolist(), rows.to_pylist(), titles.column("title").to_pylist()):
-                yield page_row(run, query, Place(part, number), row | {"title": title})
+                yield page_row(run, query, Position(part, number), row | {"title": title})
         return
     texts = _texts(run, part, chunk.numbers.tolist(), ["doc_id", "title", "text"])
     is_hit = np.zeros(chunk.rows.num_rows, bool)
@@ -212,7 +212,7 @@ def _hits_of(run: BrowsedRun, query: DocumentQuery, part: int, chunk: _Candidate
         is_hit |= pc.fill_null(contains, False).to_numpy()
     for index in np.flatnonzero(is_hit).tolist():
         row, text = chunk.rows.slice(index, 1).to_pylist()[0], texts.slice(index, 1).to_pylist()[0]
-        shown = page_row(run, query, Place(part, int(chunk.numbers[index])), row | {"title": text["title"]})
+        shown = page_row(run, query, Position(part, int(chunk.numbers[index])), row | {"title": text["title"]})
         yield shown | {"snippet": snippet(text["text"] or "", Hits(query.contains))}
 
 
@@ -222,11 +222,11 @@ def _texts(run: BrowsedRun, part: int, numbers: list[int], columns: list[str]) -
     return pa.table({name: pa.nulls(len(numbers), pa.string()) for name in columns})
 
 
-def page_row(run: BrowsedRun, query: DocumentQuery, place: Place, row: Row) -> Row:
+def page_row(run: BrowsedRun, query: DocumentQuery, position: Position, row: Row) -> Row:
     """Return a document as a page of the browser shows it, as a JSON value."""
     return {
         "doc": row["doc_id"].hex(),
-        "at": str(place),
+        "at": str(position),
         "title": _short(row.get("title")),
         "url": _short(row.get("url")),
         "verdict": verdict_json(row),
@@ -246,7 +246,7 @@ def _short(value: Any) -> Any:
     return f"{value[:MAX_VALUE_CHARS]}…" if isinstance(value, str) and len(value) > MAX_VALUE_CHARS else value
 
 
-# Random documents: the order is a hash of the seed and the place, so one seed always draws the same documents.
+# Random documents: the order is a hash of the seed and the position, so one seed always draws the same documents.
 
 
 def mixed_hash(values: npt.NDArray[np.uint64], seed: int) -> npt.NDArray[np.uint64]:
@@ -277,7 +277,7 @@ def random_documents(run: BrowsedRun, query: DocumentQuery, seed: int, limit: in
         raise ConfigError("contains: expected no text for random documents, got one. Empty the field, or search.")
     condition, columns = condition_of(run, query), columns_read(run, query)
     order = np.argsort(mixed_hash(np.arange(run.num_parts, dtype=np.uint64), seed)).tolist()
-    drawn: list[tuple[int, Place, Row]] = []
+    drawn: list[tuple[int, Position, Row]] = []
     rows_read = parts_read = 0
     for part in order:
         for batch in judged_batches(run, part, columns):
@@ -286,15 +286,15 @@ def random_documents(run: BrowsedRun, query: DocumentQuery, seed: int, limit: in
                 keys = hash_ids(chunk.rows.column("doc_id"), seed)
                 for index in np.argsort(keys)[:limit].tolist():
                     row = chunk.rows.slice(index, 1).to_pylist()[0]
-                    drawn.append((int(keys[index]), Place(part, int(chunk.numbers[index])), row))
+                    drawn.append((int(keys[index]), Position(part, int(chunk.numbers[index])), row))
             drawn = sorted(drawn, key=lambda item: item[0])[:limit]
         parts_read += 1
         if rows_read >= MAX_ROWS:
             break
     rows = []
-    for _, place, row in drawn:
-        title = _texts(run, place.part, [place.row], ["doc_id", "title"]).column("title")[0].as_py()
-        rows.append(page_row(run, query, place, row | {"title": title}))
+    for _, position, row in drawn:
+        title = _texts(run, position.part, [position.row], ["doc_id", "title"]).column("title")[0].as_py()
+        rows.append(page_row(run, query, position, row | {"title": title}))
     return SearchPage(rows, None, rows_read, 0, parts_read)
 
 

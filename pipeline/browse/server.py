@@ -22,7 +22,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from pipeline.browse.document import cluster_members, compare_documents, document_json
 from pipeline.browse.limits import LimitsLoader, limits_answer, parse_settings, sliders_of
-from pipeline.browse.rows import BrowsedRun, Place, parse_doc_id, parse_place
+from pipeline.browse.rows import BrowsedRun, Position, parse_doc_id, parse_position
 from pipeline.browse.search import MAX_PAGE, make_query, page_json, random_documents, run_facts, search
 from schemas.errors import ConfigError, PenstockError
 from schemas.storage import describe_remote_error
@@ -117,7 +117,7 @@ def api_of(run: BrowsedRun, limits: LimitsLoader) -> dict[str, Api]:
 
 
 def _documents(run: BrowsedRun, parameters: Parameters) -> dict[str, Any]:
-    query, start = make_query(run, parameters), parse_place(parameters.get("from", "0.0"), "from")
+    query, start = make_query(run, parameters), parse_position(parameters.get("from", "0.0"), "from")
     return page_json(run, query, search(run, query, start, _number(parameters, "limit", 50, MAX_PAGE)))
 
 
@@ -129,17 +129,17 @@ def _random(run: BrowsedRun, parameters: Parameters) -> dict[str, Any]:
 
 def _document(run: BrowsedRun, parameters: Parameters) -> dict[str, Any]:
     doc_id = parse_doc_id(parameters.get("doc", ""), "doc")
-    return document_json(run, doc_id, _place(parameters, "at"), parameters.get("contains", ""))
+    return document_json(run, doc_id, _position(parameters, "at"), parameters.get("contains", ""))
 
 
 def _cluster(run: BrowsedRun, parameters: Parameters) -> dict[str, Any]:
     cluster = parse_doc_id(parameters.get("cluster", ""), "cluster")
-    return cluster_members(run, cluster, parse_place(parameters.get("from", "0.0"), "from"))
+    return cluster_members(run, cluster, parse_position(parameters.get("from", "0.0"), "from"))
 
 
 def _compare(run: BrowsedRun, parameters: Parameters) -> dict[str, Any]:
     documents = [
-        (parse_doc_id(parameters.get(name, ""), name), _place(parameters, f"at_{name}")) for name in ("a", "b")
+        (parse_doc_id(parameters.get(name, ""), name), _position(parameters, f"at_{name}")) for name in ("a", "b")
     ]
     return compare_documents(run, documents[0], documents[1])
 
@@ -164,8 +164,8 @@ def whatif_json(loader: LimitsLoader, body: Any) -> dict[str, Any]:
     return limits_answer(limits, parse_settings(limits, body["settings"]))
 
 
-def _place(parameters: Parameters, name: str) -> Place | None:
-    return parse_place(parameters[name], name) if parameters.get(name) else None
+def _position(parameters: Parameters, name: str) -> Position | None:
+    return parse_position(parameters[name], name) if parameters.get(name) else None
 
 
 def _number(parameters: Parameters, name: str, default: int, most: int) -> int:

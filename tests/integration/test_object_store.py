@@ -20,7 +20,7 @@ from jobs.verbs.browse import open_run_of
 from pipeline import run as running
 from pipeline.browse.document import document_json
 from pipeline.browse.limits import limits_answer, open_limits
-from pipeline.browse.rows import Place
+from pipeline.browse.rows import Position
 from pipeline.browse.sample import SampleProgress
 from pipeline.browse.search import make_query, search
 from pipeline.demo_crawl.build import build_demo_crawl
@@ -363,7 +363,7 @@ def test_a_run_is_browsed_as_on_a_local_disk(server: int, tmp_path: Path) -> Non
     answers = []
     for address in (store.uri, "s3://bucket/browsed"):
         run = open_run_of(address)
-        page = search(run, make_query(run, {"contains": "javascript"}), Place(0, 0), 9)
+        page = search(run, make_query(run, {"contains": "javascript"}), Position(0, 0), 9)
         shown = document_json(run, bytes.fromhex(page.rows[0]["doc"]), None, "javascript")
         tried = limits_answer(open_limits(run, 99, SampleProgress()), ["quality.min_words=0"])
         answers.append((page, shown | {"commands": None}, tried["totals"], tried["newly_kept"]))

@@ -3,7 +3,6 @@
 import math
 import re
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from jobs.recipe import deciding_models, stored_recipe
 from jobs.verbs.browse import open_run_of
 from pipeline.browse import limits, sample
 from pipeline.browse.limits import LimitsLoader, limits_answer, open_limits, parse_settings, sliders_of, try_limits
-from pipeline.browse.rows import find_place
+from pipeline.browse.rows import find_position
 from pipeline.browse.sample import SampleProgress
 from pipeline.inspect.whatif import KEPT_VERDICT, predict
 from schemas.errors import ConfigError, ContractError
@@ -41,13 +40,13 @@ def test_the_sample_holds_every_document_with_signals(tried: limits.RunLimits) -
     assert (tried.sample.batch.num_rows, tried.sample.population, tried.sample.is_exact) == (MEASURED, MEASURED, True)
     ids = tried.sample.batch.column("doc_id").to_pylist()
     assert {*ids} == {identifier(n) for n in range(PAGES) if n != NO_TEXT}
-    assert [find_place(tried.run, id_) for id_ in ids] == [*tried.sample.places]
+    assert [find_position(tried.run, id_) for id_ in ids] == [*tried.sample.positions]
 
 
 def test_a_smaller_sample_is_the_start_of_a_larger_one(tried: limits.RunLimits) -> None:
     smaller = open_limits(tried.run, 7, SampleProgress()).sample
     assert smaller.batch.column("doc_id").to_pylist() == tried.sample.batch.column("doc_id").to_pylist()[:7]
-    assert smaller.places == tried.sample.places[:7]
+    assert smaller.positions == tried.sample.positions[:7]
     assert not smaller.is_exact
     assert smaller.factor == MEASURED / 7
 
@@ -101,7 +100,7 @@ def test_a_moved_limit_keeps_what_it_compares(tried: limits.RunLimits) -> None:
 
 
 def test_an_estimate_has_its_error(tried: limits.RunLimits) -> None:
-    some = replace(tried, sample=open_limits(tried.run, 20, SampleProgress()).sample)
+    some = open_limits(tried.run, 20, SampleProgress())
     totals = limits_answer(some, ["quality.min_words=0"])["totals"]
     cells = try_limits(some, [])
     share = sum(cell.documents for cell in cells if cell.before == KEPT_VERDICT) / 20
@@ -150,7 +149,7 @@ def test_a_run_of_many_parts_is_read_in_part(tried: limits.RunLimits, monkeypatc
     progress = SampleProgress()
     some = open_limits(tried.run, 1000, progress).sample
     assert (some.parts_read, progress.rows_read, progress.rows_total) == (1, 10, 10)
-    assert len({place.part for place in some.places}) == 1
+    assert len({position.part for position in some.positions}) == 1
     assert some.population == MEASURED
 
 

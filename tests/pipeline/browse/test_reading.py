@@ -10,7 +10,7 @@ import pytest
 from jobs.verbs.browse import open_run_of
 from pipeline.browse import document, search
 from pipeline.browse.document import cluster_members, compare_documents, document_json, word_differences
-from pipeline.browse.rows import BrowsedRun, Place, find_place, judged_batches, parse_doc_id, parse_place
+from pipeline.browse.rows import BrowsedRun, Position, find_position, judged_batches, parse_doc_id, parse_position
 from pipeline.browse.search import DocumentQuery, condition_of, make_query, page_json, random_documents, run_facts
 from pipeline.browse.spans import Hits, Mark, divide, json_value, snippet
 from pipeline.inspect.show import find_documents, parse_where, verdict_of
@@ -56,11 +56,11 @@ def numbers_of(rows: list[dict]) -> list[int]:
 
 def pages(run: BrowsedRun, limit: int, **fields: str) -> list[list[dict]]:
     """The rows of all pages of a search."""
-    found, place = [], Place(0, 0)
-    while place is not None:
-        result = search.search(run, make_query(run, fields), place, limit)
+    found, position = [], Position(0, 0)
+    while position is not None:
+        result = search.search(run, make_query(run, fields), position, limit)
         found.append(result.rows)
-        place = result.next
+        position = result.next
     return found
 
 
@@ -122,34 +122,35 @@ def test_pages_hold_each_document_once_in_order(run: BrowsedRun, fields: dict[st
 
 
 def test_a_page_reads_no_part_after_its_last_hit(run: BrowsedRun) -> None:
-    result = search.search(run, make_query(run, {"verdict": "kept"}), Place(0, 0), 3)
+    result = search.search(run, make_query(run, {"verdict": "kept"}), Position(0, 0), 3)
     assert (result.rows_read, result.parts_done) == (24, 0)
     assert str(result.next).startswith("0.")
-    result = search.search(run, make_query(run, {}), Place(1, 20), 99)
+    result = search.search(run, make_query(run, {}), Position(1, 20), 99)
     assert (len(result.rows), result.rows_read, result.parts_done, result.next) == (4, 4, 2, None)
 
 
 def test_a_search_stops_at_its_limits_and_continues(run: BrowsedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "MAX_ROWS", 24)
-    first = search.search(run, make_query(run, {"contains": "not in any text"}), Place(0, 0), 5)
+    first = search.search(run, make_query(run, {"contains": "not in any text"}), Position(0, 0), 5)
     assert (first.rows, first.rows_read, str(first.next)) == ([], 24, "1.0")
     monkeypatch.setattr(search, "MAX_TEXTS", 10)
     monkeypatch.setattr(search, "TEXTS_AT_ONCE", 5)
-    first = search.search(run, make_query(run, {"contains": "not in any text"}), Place(0, 0), 5)
+    first = search.search(run, make_query(run, {"contains": "not in any text"}), Position(0, 0), 5)
     assert (first.rows, first.texts_read, str(first.next)) == ([], 10, "0.10")
     assert numbers_of([row for rows in pages(run, 5, contains=ADDRESS) for row in rows]) == [PERSONAL]
 
 
 def test_a_page_names_the_command_that_prints_it(run: BrowsedRun) -> None:
     query = make_query(run, {"where": "num_chars > 9", "rule": "quality/gopher_short_doc", "verdict": "dropped"})
-    value = page_json(run, query, search.search(run, query, Place(0, 0), 99))
+    value = page_json(run, query, search.search(run, query, Position(0, 0), 99))
     assert value["command"].startswith(f"penstock show {run.address} --where 'num_chars > 9' --where ")
     assert "'drop_rule = gopher_short_doc'" in value["command"]
     conditions = [parse_where(term, run.columns) for term in query.terms()]
     shown = list(find_documents(run.store, conditions[0] & conditions[1] & conditions[2] & conditions[3], 99))
     assert [row["doc_id"].hex() for row in shown] == [row["doc"] for row in value["rows"]]
     assert (
-        page_json(run, make_query(run, {}), search.search(run, make_query(run, {}), Place(0, 0), 1))["command"] is None
+        page_json(run, make_query(run, {}), search.search(run, make_query(run, {}), Position(0, 0), 1))["command"]
+        is None
     )
 
 
@@ -168,7 +169,7 @@ def test_wrong_queries_are_explained(run: BrowsedRun, fields: dict[str, str], me
 
 def test_chosen_columns_are_shown_as_json(run: BrowsedRun) -> None:
     query = make_query(run, {"columns": "gopher_num_words,date,text_digest"})
-    row = search.search(run, query, Place(0, 0), 1).rows[0]
+    row = search.search(run, query, Position(0, 0), 1).rows[0]
     assert row["values"] == {
         "gopher_num_words": row["values"]["gopher_num_words"],
         "date": "2026-01-01T00:00:00+00:00",
@@ -285,17 +286,17 @@ def test_a_long_text_is_bounded(run: BrowsedRun, monkeypatch: pytest.MonkeyPatch
 
 
 def test_documents_are_found_by_id_with_any_hint(run: BrowsedRun) -> None:
-    place = Place(1, 4)
-    for hint in (None, place, Place(0, 0), Place(99, 7)):
-        assert find_place(run, identifier(9), hint) == place
+    position = Position(1, 4)
+    for hint in (None, position, Position(0, 0), Position(99, 7)):
+        assert find_position(run, identifier(9), hint) == position
     with pytest.raises(ConfigError, match="got the id " + "0" * 32):
-        find_place(run, bytes(16))
+        find_position(run, bytes(16))
 
 
 @pytest.mark.parametrize("text", ["", "1", "1.", "-1.0", "1.2.3", "a.b", "١.٢", "9" * 40 + ".1"])
-def test_wrong_places_are_rejected(text: str) -> None:
+def test_wrong_positions_are_rejected(text: str) -> None:
     with pytest.raises(ConfigError, match=r"at: expected PART\.ROW"):
-        parse_place(text, "at")
+        parse_position(text, "at")
 
 
 @pytest.mark.parametrize("text", ["", "12ab", "g" * 32, "0" * 33, "../" * 11])
@@ -311,19 +312,19 @@ def test_wrong_ids_are_rejected(text: str) -> None:
 def test_the_members_of_a_cluster(run: BrowsedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = shown(run, COPY)["cluster"]
     assert (cluster["cluster_size"], cluster["survivor"]) == (2, identifier(ORIGINAL).hex())
-    whole = cluster_members(run, bytes.fromhex(cluster["cluster"]), Place(0, 0))
+    whole = cluster_members(run, bytes.fromhex(cluster["cluster"]), Position(0, 0))
     assert numbers_of(whole["members"]) == [ORIGINAL, COPY]
     assert [member["verdict"]["kept"] for member in whole["members"]] == [True, False]
     assert (whole["next"], whole["parts_done"], whole["parts"]) == (None, 2, 2)
     monkeypatch.setattr(document, "MAX_MEMBERS", 1)
-    first = cluster_members(run, bytes.fromhex(cluster["cluster"]), Place(0, 0))
+    first = cluster_members(run, bytes.fromhex(cluster["cluster"]), Position(0, 0))
     assert numbers_of(first["members"]) == [ORIGINAL]
-    second = cluster_members(run, bytes.fromhex(cluster["cluster"]), parse_place(first["next"], "from"))
+    second = cluster_members(run, bytes.fromhex(cluster["cluster"]), parse_position(first["next"], "from"))
     assert numbers_of(second["members"]) == [COPY]
 
 
 def test_copies_are_compared_word_by_word(run: BrowsedRun) -> None:
-    value = compare_documents(run, (identifier(ORIGINAL), None), (identifier(COPY), Place(1, 2)))
+    value = compare_documents(run, (identifier(ORIGINAL), None), (identifier(COPY), Position(1, 2)))
     assert "".join(piece["text"] for piece in value["a"]) == page(ORIGINAL)[1]
     assert "".join(piece["text"] for piece in value["b"]) == page(COPY)[1]
     removed = [piece["text"].strip() for piece in value["a"] if "removed" in piece["marks"]]
