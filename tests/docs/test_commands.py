@@ -34,7 +34,17 @@ PAGES = {
     if "extend" not in path.parts
 }
 BLOCK = re.compile(r"(?:^<!-- needs: ([^\n]+) -->\n)?^```(console|bash|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-LONG = {"run", "stage", "whatif", "train-lm", "train-importance", "derive-profiles", "demo-crawl", "train", "calibrate"}
+LONG = {
+    "run",
+    "stage",
+    "whatif",
+    "train-lm",
+    "train-importance",
+    "derive-profiles",
+    "demo-crawl",
+    "train",
+    "calibrate",
+} | {"ladder", "ablate"}
 """Verbs that start Spark or train; `train --dry-run` and `ladder --dry-run` do neither."""
 MAX_README_LINES = 150
 
