@@ -42,10 +42,10 @@ import numpy as np
 class Count:
     value: int
 
-def measure(text, row, sign="?"):
+def measure(text, row, sign="?", most=3):
     if row["language"] == "fr":
         raise ValueError("no French")
-    if text.count(sign) > 3:
+    if text.count(sign) > most:
         return "too_curious"
     return {"curious": np.float64(text.count(sign) / 3), "first": text[:2], "marks": Count(text.count(sign)).value}
 """
@@ -139,7 +139,7 @@ def test_names_are_new_and_used_once(stage) -> None:
         (
             GOOD,
             {"settings": {"sing": "!"}},
-            "accepts (text, row, sing), got measure(text, row, sign='?'): got an unexpected",
+            "accepts (text, row, sing), got measure(text, row, sign='?', most=3): got an",
         ),
         (
             "def measure(text, row):\n    return words\n",
@@ -420,6 +420,7 @@ def test_workers_run_the_copy_of_the_file(spark, tmp_path, stage) -> None:
 @pytest.mark.spark
 def test_a_run_with_a_stage_and_a_rule_on_its_column(run_at, spark, tmp_path, stage) -> None:
     values = stage(columns=COLUMNS | {"curious": {"type": "float32", "meaning": "question marks", "unit": "thirds"}})
+    values["settings"] = {"sign": ":", "most": 2}
     own = f"stage.stages=[{toml(values)}]"
     run = run_at(2, [own], until="dedup")
     columns = columns_of_run(run)
