@@ -275,7 +275,8 @@ def test_croissant_has_the_required_properties(run: Store, tmp_path: Path) -> No
     for file in files:
         assert {"@type", "@id", "name", "contentUrl", "encodingFormat", "sha256"} <= file.keys()
         assert (tmp_path / file["contentUrl"]).stat().st_size == int(file["contentSize"].split()[0])
-    assert {"@type", "@id", "containedIn", "encodingFormat", "includes"} <= file_set.keys()
+    assert {"@type", "@id", "encodingFormat", "includes"} <= file_set.keys()
+    assert {*tmp_path.glob(file_set["includes"])} == {tmp_path / file["contentUrl"] for file in files}
     (records,) = found["recordSet"]
     assert records["key"] == {"@id": "documents/id"}
     names = pq.read_schema(tmp_path / "data" / "train-00000.parquet").names
