@@ -45,9 +45,20 @@ CONTEXT: dict[str, Any] = {
     **{
         name: f"cr:{name}"
         for name in (
-            *("citeAs", "column", "extract", "field", "fileProperty", "fileObject", "fileSet", "format", "includes"),
+            *(
+                "citeAs",
+                "column",
+                "equivalentProperty",
+                "extract",
+                "field",
+                "fileProperty",
+                "fileObject",
+                "fileSet",
+                "format",
+                "includes",
+            ),
             *("isLiveDataset", "jsonPath", "key", "md5", "parentField", "path", "recordSet", "references", "regex"),
-            *("repeated", "replace", "separator", "source", "subField", "transform"),
+            *("repeated", "replace", "samplingRate", "separator", "source", "subField", "transform"),
         )
     },
 }
@@ -314,7 +325,6 @@ def croissant(facts: ExportFacts, text: CardText) -> dict[str, Any]:
         "@id": "parquet-files",
         "name": "parquet-files",
         "description": "All shards of the dataset.",
-        "containedIn": [{"@id": file["@id"]} for file in files],
         "encodingFormat": PARQUET_TYPE,
         "includes": "data/*.parquet",
     }

@@ -32,6 +32,7 @@ from schemas.manifest import open_table
 from schemas.storage import Store
 from schemas.tables import META_FIELDS, META_NUMBERS
 from tests.support.report_run import Record, crawl, identifier, make_run
+from tests.support.tiny_takedown import rows_of, take_down
 
 TEXT = CardText("penrose web", "odc-by", "Penrose", recipe={"quality": {"min_words": 30, "rules": ["c4"]}})
 
@@ -274,7 +275,8 @@ def test_croissant_has_the_required_properties(run: Store, tmp_path: Path) -> No
     for file in files:
         assert {"@type", "@id", "name", "contentUrl", "encodingFormat", "sha256"} <= file.keys()
         assert (tmp_path / file["contentUrl"]).stat().st_size == int(file["contentSize"].split()[0])
-    assert {"@type", "@id", "containedIn", "encodingFormat", "includes"} <= file_set.keys()
+    assert {"@type", "@id", "encodingFormat", "includes"} <= file_set.keys()
+    assert {*tmp_path.glob(file_set["includes"])} == {tmp_path / file["contentUrl"] for file in files}
     (records,) = found["recordSet"]
     assert records["key"] == {"@id": "documents/id"}
     names = pq.read_schema(tmp_path / "data" / "train-00000.parquet").names
@@ -482,3 +484,19 @@ def test_sizes(text: str, size: int) -> None:
 def test_a_size_without_a_number_is_refused() -> None:
     with pytest.raises(ConfigError, match="expected a size such as 256MB or 1GB, got 'big'"):
         parse_size("big")
+
+
+# --------------------------------------------------------------------------------------------------------- takedown
+
+
+def test_documents_that_were_taken_down_are_not_exported(tmp_path: Path) -> None:
+    records = [Record(title=f"T{n}", text="raw", language="en", chars=9, meta=meta) for n, meta in enumerate(METAS)]
+    run = make_run(tmp_path / "run", "clean", records)
+    removed = identifier(0)
+    assert take_down(run.uri, doc=[removed.hex()[:12]]) == 0
+    (blank,) = [row for row in rows_of(tmp_path / "run", "documents") if row["doc_id"] == removed]
+    assert (blank["drop_stage"], blank["meta"], blank["licence"], blank["url"]) == ("takedown", None, None, None)
+    assert '"by":"ann"' not in repr(rows_of(tmp_path / "run", "documents") + rows_of(tmp_path / "run", "clean"))
+    content = export(run, tmp_path / "out", "jsonl")
+    assert (content["counts"]["exported"], content["counts"]["clean"]) == (2, 2)
+    assert removed.hex() not in [row["id"] for row in lines_of(tmp_path / "out")]
