@@ -21,7 +21,7 @@ from pipeline.report.facts import collect_facts
 from pipeline.report.findings import Anomaly
 from pipeline.report.funnel import checks
 from pipeline.report.judged import JudgedPart, choose_parts, read_judged
-from pipeline.report.page import excerpt, name_pieces, write_report
+from pipeline.report.page import ReportOptions, excerpt, name_pieces, write_report
 from pipeline.report.recipe import RecipeSection, recipe_sections, recipe_text, to_toml
 from pipeline.report.samples import PER_LANGUAGE, LimitCheck, SampleChoice, survey
 from schemas.ids import shuffle_key
@@ -262,6 +262,18 @@ def test_every_command_prints_as_many_rows_as_its_number(page: str, capsys: pyte
     } <= conditions
 
 
+@pytest.mark.spark
+def test_the_commands_of_a_whole_run(finished: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ReportOptions(address=finished.uri, output=Store(str(tmp_path)), name="report.html")
+    listed = commands_of(Path(write_report(finished, options=options)).read_text())
+    counts = {command: text for command, text in listed.items() if "--where" in command and re.search(r"\d", text)}
+    assert len(counts) > 60
+    limits = [command for command in counts if re.search(r" [<>] [\d.]+", command) and "page_bytes" not in command]
+    assert len(limits) > 5
+    for command in [*limits[:4], *list(counts)[::9]]:
+        assert (command, shown(command, capsys)) == (command, int(re.sub(r"\D", "", counts[command])))
+
+
 def test_a_value_from_the_web_is_never_part_of_a_command(run: Store) -> None:
     commands = Commands("my run", collect_facts(run))
     assert commands.where(3, {"charset": "utf-8"}) == "penstock show 'my run' --where 'charset = utf-8' --limit 3"
@@ -323,7 +335,7 @@ def test_a_section_lists_what_the_recipe_sets() -> None:
 
 def findings_of(run: Store) -> list[Anomaly]:
     """Return what the report of a run names as worth a look."""
-    from pipeline.report.page import ReportOptions, _view
+    from pipeline.report.page import _view
 
     findings: list[Anomaly] = _view(collect_facts(run), [], ReportOptions())["findings"]
     return findings
