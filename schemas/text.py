@@ -116,9 +116,9 @@ def time_left(done: float, total: float, seconds: float) -> str:
 class ProgressLine:
     """A context manager that prints `describe(elapsed seconds)` every few seconds; short work prints nothing."""
 
-    def __init__(self, describe: Callable[[float], str], stream: TextIO | None = None, always: bool = False):
-        """`stream`: None = standard error; `always`: print the last line even of short work."""
-        self._describe, self._stream, self._printed = describe, stream or sys.stderr, always
+    def __init__(self, describe: Callable[[float], str], stream: TextIO | None = None):
+        """`stream`: None = standard error."""
+        self._describe, self._stream, self._printed = describe, stream or sys.stderr, False
         self._started, self._stop = time.monotonic(), threading.Event()
         self._thread = threading.Thread(target=self._loop, daemon=True)
 

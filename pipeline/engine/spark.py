@@ -10,12 +10,13 @@ import os
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from itertools import chain
 from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from py4j.protocol import Py4JError
 from pyspark import AccumulatorParam, SparkFiles, TaskContext
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
@@ -52,8 +53,11 @@ def show_progress(
 
 def active_tasks(spark: SparkSession) -> tuple[int, int]:
     """Return the numbers of complete and of all tasks of the Spark stages that are running."""
-    tracker = spark.sparkContext.statusTracker()
-    stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+    try:
+        tracker = spark.sparkContext.statusTracker()
+        stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+    except (Py4JError, OSError):
+        return 0, 0  # the JVM has ended; the call that waits for its job raises the error
     known = [stage for stage in stages if stage is not None]
     return sum(stage.numCompletedTasks for stage in known), sum(stage.numTasks for stage in known)
 
@@ -95,7 +99,8 @@ class _JobWatch:
         """Return the counts of the parts whose Spark task has ended. Cancel the job if one of them has an error."""
         if self.error.value and not self._is_cancelled:
             self._is_cancelled = True
-            self._context.cancelJobsWithTag(self._tag)
+            with suppress(Py4JError, OSError):  # if the JVM has ended, there is no job to cancel
+                self._context.cancelJobsWithTag(self._tag)
         return WorkCounts(self.rows.value, self.bytes.value, self.parts.value)
 
 

@@ -109,13 +109,6 @@ def test_long_work_is_shown_and_short_work_is_not(monkeypatch: pytest.MonkeyPatc
     assert lines[-1].startswith("verify  10 bytes of 10 bytes  100 %  ")
 
 
-def test_the_last_line_is_always_printed_where_it_is_wanted() -> None:
-    stream = io.StringIO()
-    with ProgressLine(lambda seconds: f"2/2 parts {seconds < 60}", stream, always=True):
-        pass
-    assert stream.getvalue() == "2/2 parts True\n"
-
-
 def test_a_terminal_sees_a_line_that_is_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     monkeypatch.setattr(stream, "isatty", lambda: True)
