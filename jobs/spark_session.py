@@ -48,6 +48,8 @@ SUBMITTED = "PYSPARK_GATEWAY_PORT"
 """Environment variable that spark-submit sets: the port of the JVM that has started this process."""
 SHUTDOWN_SECONDS = 20
 """Time for the JVM to remove its temporary files after SIGTERM; then it is killed."""
+EXIT_SECONDS = 2
+"""Time in which a JVM that has closed its connections ends, if it ends."""
 SHOWN_LINES = 3
 """Number of lines of the JVM's messages that an error quotes."""
 MALLOC = {"MALLOC_TRIM_THRESHOLD_": 1 << 28, "MALLOC_MMAP_THRESHOLD_": 1 << 28, "MALLOC_TOP_PAD_": 1 << 26}
@@ -266,8 +268,11 @@ def _end_java() -> None:
 def _describe_end(log: Path | None) -> str | None:
     """Return a message that the JVM of this process has ended; None if it runs."""
     _, gateway = _context_and_gateway()
-    code = gateway.proc.poll() if gateway is not None else None
-    if code is None:
+    if gateway is None:
+        return None
+    try:
+        code = gateway.proc.wait(EXIT_SECONDS)
+    except subprocess.TimeoutExpired:
         return None
     end = f"exit code {code}" if code > 0 else f"signal {-code}"
     lines = f": {_last_lines(log)}" if log is not None and _last_lines(log) else ""
@@ -279,5 +284,8 @@ def _describe_end(log: Path | None) -> str | None:
 
 
 def _last_lines(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return " ".join([line.strip() for line in lines if line.strip()][-SHOWN_LINES:]).rstrip(".")
+    """Return the last messages of a log, without the stack traces of Java."""
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
+    return " ".join([line for line in lines if line and not line.startswith(("at ", "... "))][-SHOWN_LINES:]).rstrip(
+        "."
+    )

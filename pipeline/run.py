@@ -24,7 +24,7 @@ from pipeline.models import ModelsConfig, ensure_model
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.splits import find_splits
 from pipeline.stages import STEPS, canonical_recipe, steps_for
-from schemas.config import Recipe, Section
+from schemas.config import Recipe, Section, suggest_name
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import digest_of, file_sha256
 from schemas.locks import lock_tables
@@ -85,7 +85,7 @@ def prepare(recipe: Recipe, until: str | None) -> Prepared:
     """
     names = [step.name for step in STEPS]
     if until is not None and until not in names:
-        raise ConfigError(f"--until: expected one of the steps {', '.join(names)}, got {until!r}. Name one of them.")
+        raise ConfigError(f"stage: expected a step, got {until!r}{suggest_name(until, names)}. Name a step of a run.")
     recipe = canonical_recipe(recipe)
     known = steps_for(recipe)
     steps = [step for step in known[: names.index(until) + 1 if until else None] if step.is_used(recipe)]

@@ -132,11 +132,14 @@ def layout_of(section: Section, axes: Mapping[str, int], threads: int, device: s
 def find_checkpoint(run: Store, step: int | None) -> CheckpointMetadata:
     """Return the metadata of a run's checkpoint of `step`; None = the last. Raises ContractError if there is none."""
     checkpoints = {checkpoint.step: checkpoint for checkpoint in list_checkpoints(run)}
-    if not checkpoints or (step is not None and step not in checkpoints):
-        expected = "a checkpoint" if step is None else f"a checkpoint of step {step}"
+    if not checkpoints:
         raise ContractError(
-            f"{run.uri}: expected {expected}, got checkpoints of steps {sorted(checkpoints)}. Run `penstock train` "
-            "first, or give one of these steps in --step or --checkpoint."
+            f"{run.uri}: expected a trained model, got a run without checkpoints. Train it with `penstock train {run.uri}`."
+        )
+    if step is not None and step not in checkpoints:
+        steps = ", ".join(map(str, sorted(checkpoints)))
+        raise ContractError(
+            f"{run.uri}: expected a checkpoint of step {step}, got checkpoints of steps {steps}. Name one of these steps."
         )
     return checkpoints[max(checkpoints) if step is None else step]
 

@@ -63,7 +63,7 @@ def test_main(run: Store, capsys) -> None:
     assert module.main([run.uri, "--prompt", "bebu", "--tokens", "3", "--seed", "4"]) == 0
     assert capsys.readouterr().out == generate(run, "bebu", 3, 1.0, 4) + "\n"
     assert module.main([run.uri, "--step", "7"]) == 2
-    assert "expected a checkpoint of step 7, got checkpoints of steps [20, 40]" in capsys.readouterr().err
+    assert "expected a checkpoint of step 7, got checkpoints of steps 20, 40. Name one" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,10 @@ def test_wrong_arguments(run: Store, arguments: tuple, message: str) -> None:
 
 
 def test_a_run_without_checkpoint_and_another_tokenizer_are_refused(run: Store, tmp_path: Path) -> None:
-    with pytest.raises(ContractError, match=r"expected a checkpoint, got checkpoints of steps \[\]"):
+    with pytest.raises(
+        ContractError,
+        match=r"expected a trained model, got a run without checkpoints\. Train it with `penstock train .*/new`",
+    ):
         generate(make_tiny_dataset(tmp_path / "new"), "bebu", 1)
     other = make_tiny_dataset(tmp_path / "other", vocab_size=500)
     (tmp_path / "other/train").symlink_to(run.path("train"))

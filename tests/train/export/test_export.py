@@ -89,4 +89,4 @@ def test_main(run: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main([run.uri, "--out", out]) == 2
     assert "expected a new folder, got one with files in it" in capsys.readouterr().err
     assert main([run.uri, "--out", f"{out}-7", "--step", "7"]) == 2
-    assert "expected a checkpoint of step 7, got checkpoints of steps [10, 20]" in capsys.readouterr().err
+    assert "expected a checkpoint of step 7, got checkpoints of steps 10, 20. Name one" in capsys.readouterr().err

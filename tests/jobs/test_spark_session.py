@@ -1,0 +1,170 @@
+"""Spark from the command line, in real processes: quiet unless it fails, and ended by one interrupt."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.support.demo_run import RECIPE, SMALL
+from tests.support.paths import ROOT
+
+pytestmark = pytest.mark.spark
+
+QUICK = "spark.settings={'spark.driver.extraJavaOptions' = '-XX:TieredStopAtLevel=1'}"
+INTERRUPTED = "penstock: interrupted; the same command resumes where it stopped"
+STEP_LINE = re.compile(r"(documents|verdicts|clusters|dedup|audit|clean|tokenizer|tokens) +(\d+/\d+ parts|is complete)")
+SPARK_LINES = ("Using incubator modules", "log4j", "WARN ")
+
+
+@pytest.fixture
+def temporary(tmp_path: Path) -> Path:
+    """The folder for temporary files of a command."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    """A source of three documents."""
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(f'{{"text": "A short text with the number {number}."}}\n' for number in range(3)))
+    return path
+
+
+def start(temporary: Path, words: Sequence[str]) -> "subprocess.Popen[str]":
+    """Start a command in a session of its own, whose processes can be told apart from all others."""
+    environment = os.environ | {"TMPDIR": str(temporary), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "jobs.cli", *words]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    )
+
+
+def finish(process: "subprocess.Popen[str]") -> tuple[int, list[str]]:
+    """Wait for a command; return its exit code and the lines of its standard error."""
+    error = process.communicate(timeout=300)[1]
+    return process.returncode, error.splitlines()
+
+
+def documents(texts: Path, *words: str) -> list[str]:
+    """The words of a command that runs the first step on the three documents."""
+    source = ["--set", f'source.paths=["{texts}"]', "--set", QUICK]
+    return ["stage", "documents", str(RECIPE), "--out", str(texts.parent / "run"), *source, *words]
+
+
+def test_nothing_of_spark_is_printed_unless_it_is_verbose(texts: Path, temporary: Path) -> None:
+    code, lines = finish(start(temporary, documents(texts)))
+    assert code == 0
+    assert [line for line in lines if not STEP_LINE.match(line)] == []
+    assert list(temporary.glob("penstock-spark-*")) == []
+    code, lines = finish(start(temporary, documents(texts, "--verbose")))
+    assert code == 0
+    assert [text for text in SPARK_LINES if not any(text in line for line in lines)] == []
+    assert sum(STEP_LINE.match(line) is not None for line in lines) == 1  # the step is complete
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ("spark.driver_memory=2x", "2x"),
+        ("spark.master=nowhere", "Could not parse Master URL: 'nowhere'"),
+    ],
+)
+def test_why_spark_does_not_start_is_one_message(texts: Path, temporary: Path, setting: str, reason: str) -> None:
+    code, (line,) = finish(start(temporary, documents(texts, "--set", setting)))
+    assert code == 2
+    assert line.startswith("penstock: [spark]: expected settings that Spark starts with, got ")
+    assert reason in line
+    assert line.endswith("--verbose prints all messages of Spark.")
+    assert list(temporary.glob("penstock-spark-*")) == []
+
+
+def processes_of(session: int) -> dict[int, str]:
+    """The living processes of a session: command by process id."""
+    found = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            number, _, rest = stat.read_text().partition(" ")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        name, _, fields = rest.rpartition(")")
+        state, _, _, sid = fields.split()[:4]
+        if int(sid) == session and state != "Z":
+            found[int(number)] = name.lstrip("(")
+    return found
+
+
+def waited_for(process: "subprocess.Popen[str]", files: "Files") -> None:
+    """Wait until a file exists, as long as the process runs."""
+    while not any(files):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+
+
+class Files:
+    """An iterator over the files that match a pattern now."""
+
+    def __init__(self, folder: Path, pattern: str):
+        self.folder, self.pattern = folder, pattern
+
+    def __iter__(self) -> Iterator[Path]:
+        return self.folder.glob(self.pattern)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are listed in /proc only on Linux")
+@pytest.mark.parametrize(
+    ("until", "pattern"),
+    [
+        ("documents", "documents/v-*/*"),
+        pytest.param("clusters", "verdicts/v-*/manifest.json", marks=pytest.mark.slow),
+    ],
+)
+def test_an_interrupt_is_one_sentence_and_leaves_no_process(
+    crawl: Path, tmp_path: Path, temporary: Path, until: str, pattern: str
+) -> None:
+    run = tmp_path / "run"
+    settings = [f'source.paths=["{min(crawl.glob("*.warc.gz"))}"]', *SMALL, QUICK]
+    words = ["stage", until, str(RECIPE), "--out", str(run)]
+    words += [word for setting in settings for word in ("--set", setting)]
+    process = start(temporary, words)
+    waited_for(process, Files(run, pattern))
+    assert "java" in processes_of(process.pid).values()
+    os.killpg(process.pid, signal.SIGINT)
+    code, lines = finish(process)
+    assert (code, lines[-1]) == (130, INTERRUPTED)
+    assert [line for line in lines[:-1] if not STEP_LINE.match(line)] == []
+    deadline = time.monotonic() + 5  # a worker ends when its parent does
+    while processes_of(process.pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert processes_of(process.pid) == {}
+    assert list(temporary.glob("penstock-spark-*")) == []
+    code, lines = finish(start(temporary, words))
+    assert code == 0
+    assert [line for line in lines if not STEP_LINE.match(line)] == []
+    assert len([*run.glob(f"{until}/v-*/manifest.json")]) == 1
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are listed in /proc only on Linux")
+@pytest.mark.slow
+def test_a_jvm_that_is_killed_is_named_with_its_messages(crawl: Path, tmp_path: Path, temporary: Path) -> None:
+    run = tmp_path / "run"
+    settings = [f'source.paths=["{min(crawl.glob("*.warc.gz"))}"]', *SMALL, QUICK]
+    words = ["stage", "documents", str(RECIPE), "--out", str(run)]
+    process = start(temporary, [*words, *(word for setting in settings for word in ("--set", setting))])
+    waited_for(process, Files(run, "documents/v-*/*"))
+    (java,) = (number for number, name in processes_of(process.pid).items() if name == "java")
+    os.kill(java, signal.SIGKILL)
+    code, lines = finish(process)
+    assert code == 2
+    assert lines[-1].startswith("penstock: spark: expected a Java process that runs until the last step, got one that ")
+    assert "ended with signal 9" in lines[-1]
+    (log,) = temporary.glob("penstock-spark-*/spark.log")
+    assert lines[-1].endswith(f"and run the same command again; its messages are in {log}.")
