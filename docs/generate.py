@@ -119,9 +119,9 @@ def cli_page() -> str:
     """Return the page of the command line."""
     lines = [*CLI_INTRODUCTION.splitlines(), "", "| verb | what it does |", "|---|---|"]
     verbs = list_verbs()
-    lines += [f"| [`{verb}`](#{verb}) | {cell(text)} |" for verb, (_, text) in verbs.items()]
-    for verb, (_, text) in verbs.items():
-        lines += ["", f"## {verb} {{ #{verb} }}", "", text, "", *_verb(verb)]
+    lines += [f"| [`{verb}`](#{verb}) | {cell(entry.text)} |" for verb, entry in verbs.items()]
+    for verb, entry in verbs.items():
+        lines += ["", f"## {verb} {{ #{verb} }}", "", entry.text, "", *_verb(verb)]
     return "\n".join(lines) + "\n"
 
 
@@ -165,7 +165,8 @@ def _help(action: argparse.Action) -> str:
 
 def all_sections() -> dict[str, type[Section]]:
     """Return the class of every section, those of a recipe and those that one verb reads, by name."""
-    return {**recipe_sections(), **{name: kind for name, (_, kind) in OF_VERBS.items()}}
+    recipe = {name: kind.table_class() if kind.array else kind for name, kind in recipe_sections().items()}
+    return {**recipe, **{name: kind for name, (_, kind) in OF_VERBS.items()}}
 
 
 def settings_index(sections: Mapping[str, type[BaseModel]]) -> str:

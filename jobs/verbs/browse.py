@@ -10,15 +10,15 @@ from jobs.recipe import deciding_models, stored_recipe
 from pipeline.browse.rows import BrowsedRun, RunRules, open_browsed_run
 from pipeline.browse.server import BrowseServer
 from pipeline.inspect.whatif_limits import changed_settings
-from pipeline.stages import checked_stages, declared_reasons
+from pipeline.stages import CHECKED, checked_stages, declared_reasons
 from schemas.errors import ConfigError
-from schemas.manifest import current_tables
+from schemas.manifest import current_tables, read_run
 from schemas.versions import open_run
 
 GROUP = "inspect"
 VERBS = {
-    "browse": "Serve a local page to look at the data. It searches, shows and compares the documents of a run, and tries "
-    "other limits.",
+    "browse": "Serve a local page to look at the data. It searches, shows and compares documents, and tries other "
+    "limits.",
 }
 MAX_PORT = 65535
 
@@ -61,7 +61,7 @@ def open_run_of(address: str) -> BrowsedRun:
     store = open_run(address)
     declared = declared_reasons({name: table.manifest for name, table in current_tables(store).items()})
     meanings = {f"{stage}/{rule}": meaning for stage, rules in declared.items() for rule, meaning in rules.items()}
-    checked = checked_stages(stored_recipe(store, []))
+    checked = checked_stages(stored_recipe(store, [])) if read_run(store).recipe else CHECKED
     rules = RunRules(checked, meanings, partial(stored_recipe, store), deciding_models, changed_settings)
     return open_browsed_run(address, store, rules)
 

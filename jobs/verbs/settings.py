@@ -81,7 +81,8 @@ def choose(name: str | None, sections: Sections) -> dict[str, Chosen]:
         return found
     if section in documented:
         raise ConfigError(
-            f"settings: expected a key of [{section}], got {key!r}{suggest_name(key, documented[section][0].model_fields)}. "
+            f"settings: expected a key of {heading(section)}, got {key!r}"
+            f"{suggest_name(key, documented[section][0].model_fields)}. "
             f"Run `penstock settings {section}`, which lists the keys."
         )
     keys = [f"{place}.{item.key}" for place, (_, items) in documented.items() for item in items]

@@ -290,7 +290,7 @@ def test_many_files_take_several_processes(tmp_path: Path) -> None:
     score_with_checkpoint(config, [f"i{n}" for n in range(257)], [f"o{n}" for n in range(257)])
     first, second = (tmp_path / "log").read_text().replace("][", "]\n[").splitlines()
     assert "'i255', '--out', 'o0'" in first
-    assert second == "['-m', 'train.eval.score', '--checkpoint', 'RUN', '--in', 'i256', '--out', 'o256']"
+    assert second == "['-P', '-m', 'train.eval.score', '--checkpoint', 'RUN', '--in', 'i256', '--out', 'o256']"
 
 
 def test_the_columns_are_those_of_the_table() -> None:
