@@ -40,8 +40,8 @@ from train.model.transformer import build_model
 # A dataset's tokenizer as files for `transformers`, and the token ids that the configuration of a model needs.
 #
 # A SentencePiece model is also written as tokenizer.json, which is loaded without the packages sentencepiece and
-# protobuf and gives the same ids. A model that normalizes text has no equal tokenizer.json. LlamaTokenizer loads it with
-# the same ids except for U+2581: the dataset escapes that character, while LlamaTokenizer reads it as a space.
+# protobuf and gives the same ids. A model that normalizes text has no equal tokenizer.json. LlamaTokenizer loads such a
+# model with the same ids except for U+2581, which the dataset escapes and LlamaTokenizer reads as a space.
 
 
 @dataclass(frozen=True)
