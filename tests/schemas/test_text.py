@@ -1,6 +1,7 @@
 """Tests of text for readers: aligned tables, durations, sizes, and the progress line of long work."""
 
 import io
+import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,9 @@ from schemas.text import (
     format_clock,
     format_duration,
     format_short,
+    printable,
+    printable_json,
+    printable_lines,
     text_table,
     time_left,
     work_line,
@@ -117,3 +121,26 @@ def test_a_terminal_sees_a_line_that_is_written_over(monkeypatch: pytest.MonkeyP
         while not stream.getvalue():
             time.sleep(0.01)
     assert stream.getvalue() == f"{CLEAR}work{CLEAR}work\n"
+
+
+@pytest.mark.parametrize(
+    ("raw", "shown"),
+    [
+        ("plain é中🙂 \u00a0\u3000\u200d", "plain é中🙂 \u00a0\u3000\u200d"),
+        ("\x1b]0;t\x07", "\\x1b]0;t\\x07"),
+        ("\x9b31m\x7f\0", "\\x9b31m\\x7f\\x00"),
+        ("\u202eabc\u2066", "\\u202eabc\\u2066"),
+        ("a\tb\nc\rd", "a\\tb\\nc\\rd"),
+        ("\u2028\ufeff\u200b\ud800", "\\u2028\\ufeff\\u200b\\ud800"),
+        ("\U000e0041", "\\U000e0041"),
+    ],
+)
+def test_control_characters_become_escapes(raw: str, shown: str) -> None:
+    assert printable(raw) == shown
+    value = {"a": [raw, b"\x01", float("nan")]}
+    assert json.loads(printable_json(value)) == {"a": [raw, "01", None]}
+    assert text.CONTROL_CHARACTERS.findall(printable_json(value)) == []
+
+
+def test_lines_end_at_line_feeds_only() -> None:
+    assert printable_lines("a\r\n\tb\x0bc\u2028d\n") == ["a", "    b\\x0bc\\u2028d"]

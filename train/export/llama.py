@@ -32,14 +32,16 @@ from train.checkpoint.state import (
     read_tokenizer,
     sequence_length_of,
 )
+from train.export.tokenizer_json import convert_sentencepiece, problems_of
 from train.model.attention import HIGH_TURNS, LOW_TURNS
 from train.model.shape import ModelShape
 from train.model.transformer import build_model
 
 # A dataset's tokenizer as files for `transformers`, and the token ids that the configuration of a model needs.
 #
-# SentencePiece models are loaded by LlamaTokenizer, which gives the same ids except for U+2581: the dataset escapes
-# that character, while LlamaTokenizer reads it as a space.
+# A SentencePiece model is also written as tokenizer.json, which is loaded without the packages sentencepiece and
+# protobuf and gives the same ids. A model that normalizes text has no equal tokenizer.json. LlamaTokenizer loads such a
+# model with the same ids except for U+2581, which the dataset escapes and LlamaTokenizer reads as a space.
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def generation_settings(tokenizer: TokenizerFile | None) -> dict[str, Any]:
 
 
 def tokenizer_files(tokenizer: TokenizerFile, seq_len: int) -> dict[str, bytes]:
-    """Return the unchanged model file and the tokenizer settings, by file name.
+    """Return the unchanged model file, its `tokenizer.json` if it has an equal one, and the settings, by file name.
 
     Raises ConfigError for a SentencePiece model that is not of kind bpe: `transformers` would load it as bpe.
     """
@@ -82,6 +84,7 @@ def tokenizer_files(tokenizer: TokenizerFile, seq_len: int) -> dict[str, bytes]:
     # The name of a reserved token in a text is encoded as ordinary text, as in training.
     settings: dict[str, Any] = {"model_max_length": seq_len, "split_special_tokens": True}
     settings |= {"clean_up_tokenization_spaces": False}
+    files = {"tokenizer.json" if contract.kind == "huggingface" else "tokenizer.model": tokenizer.data}
     if contract.kind == "huggingface":
         from tokenizers import Tokenizer
 
@@ -98,15 +101,18 @@ def tokenizer_files(tokenizer: TokenizerFile, seq_len: int) -> dict[str, bytes]:
                 'as bpe. Set tokenizer.algorithm = "bpe", then run `penstock run` and `penstock train` again.'
             )
         pieces = {number: piece.piece for number, piece in enumerate(model.pieces)}
-        settings |= {"tokenizer_class": "LlamaTokenizer", "legacy": False, "add_eos_token": False}
-        settings |= {"add_bos_token": contract.before == ["bos"]}
-        settings |= {"add_prefix_space": model.normalizer_spec.add_dummy_prefix}
+        if problems_of(model):
+            settings |= {"tokenizer_class": "LlamaTokenizer", "legacy": False, "add_eos_token": False}
+            settings |= {"add_bos_token": contract.before == ["bos"]}
+            settings |= {"add_prefix_space": model.normalizer_spec.add_dummy_prefix}
+        else:
+            files["tokenizer.json"] = convert_sentencepiece(model, contract)
+            settings["tokenizer_class"] = "PreTrainedTokenizerFast"
         settings |= {"unk_token": pieces[model.trainer_spec.unk_id]}
     # Reserved ids after those of the tokenizer's model have no text.
     named = {f"{name}_token": pieces.get(contract.reserved[name]) for name in ("bos", "eos", "pad", "mask")}
     settings |= {role: piece for role, piece in named.items() if piece is not None}
-    file = "tokenizer.json" if contract.kind == "huggingface" else "tokenizer.model"
-    return {file: tokenizer.data, "tokenizer_config.json": json_bytes(settings)}
+    return {**files, "tokenizer_config.json": json_bytes(settings)}
 
 
 def json_bytes(value: object) -> bytes:

@@ -1,18 +1,22 @@
 """Tokenizers beside an exported model: the file as it is, and settings with which `transformers` cuts texts alike."""
 
+import gzip
 import json
+import random
+from itertools import islice
 from pathlib import Path
 
 import pytest
 import torch
 
+from pipeline.tokens.tokenizer import TokenizerConfig, load_tokenizer, train_tokenizer
 from schemas.errors import ConfigError
-from schemas.tokens import RESERVED, TokenizerContract, open_dataset
+from schemas.tokens import RESERVED, TokenizerContract, escape, open_dataset
 from tests.support.model_oracle import TINY, small_model
 from tests.support.tiny_dataset import make_tiny_dataset
 
 pytest.importorskip("safetensors")
-from train.export.llama import TokenizerFile, export_llama
+from train.export.llama import TokenizerFile, export_llama, tokenizer_files
 
 
 def exported(folder: Path, tokenizer: TokenizerFile) -> Path:
@@ -53,14 +57,15 @@ def test_a_tokenizer_json_goes_along(tmp_path: Path) -> None:
     assert not set(drawn[0, 1:].tolist()) & (set(reserved.values()) - {reserved["eos"]})
 
 
-def sentencepiece_model(tmp_path: Path, algorithm: str) -> TokenizerFile:
+def sentencepiece_model(tmp_path: Path, algorithm: str, **options: object) -> TokenizerFile:
     import sentencepiece
 
     texts = [f"the quick brown fox {i} jumps, and the lazy dog sleeps {i * 7}\n" for i in range(400)]
     prefix = str(tmp_path / algorithm)
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(texts), model_prefix=prefix, vocab_size=480, model_type=algorithm, minloglevel=2,
-        byte_fallback=True, add_dummy_prefix=False, normalization_rule_name="identity", remove_extra_whitespaces=False,
+        byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False,
+        **({"add_dummy_prefix": False} | options),
         control_symbols=[f"<{name}>" for name in RESERVED if name not in ("pad", "bos", "eos")], hard_vocab_limit=False,
         pad_id=0, bos_id=1, eos_id=2, unk_id=3, pad_piece="<pad>", bos_piece="<bos>", eos_piece="<eos>",
     )  # fmt: skip
@@ -74,23 +79,78 @@ def sentencepiece_model(tmp_path: Path, algorithm: str) -> TokenizerFile:
     return TokenizerFile(contract, data)
 
 
-def test_a_sentencepiece_model_goes_along(tmp_path: Path) -> None:
+def test_a_sentencepiece_model_goes_along_with_an_equal_tokenizer_json(tmp_path: Path) -> None:
     import sentencepiece
 
     tokenizer = sentencepiece_model(tmp_path, "bpe")
     folder = exported(tmp_path / "llama", tokenizer)
     assert (folder / "tokenizer.model").read_bytes() == tokenizer.data
     settings = json.loads((folder / "tokenizer_config.json").read_text())
-    assert (settings["tokenizer_class"], settings["unk_token"], settings["add_prefix_space"]) == (
-        "LlamaTokenizer",
-        "<unk>",
-        False,
-    )
+    assert (settings["tokenizer_class"], settings["unk_token"]) == ("PreTrainedTokenizerFast", "<unk>")
     loaded = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(folder)
     processor = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.data)
     for text in ("the quick fox", "  two  spaces ", "é中 12", "a</s><bos> x"):
         assert loaded(text)["input_ids"] == [1, *processor.encode(text)]
         assert loaded.decode(loaded(text)["input_ids"][1:]) == text
+
+
+def test_a_model_that_adds_a_space_is_loaded_as_llama(tmp_path: Path) -> None:
+    tokenizer = sentencepiece_model(tmp_path, "bpe", add_dummy_prefix=True)
+    folder = exported(tmp_path / "llama", tokenizer)
+    assert not (folder / "tokenizer.json").exists()
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    assert (settings["tokenizer_class"], settings["add_prefix_space"]) == ("LlamaTokenizer", True)
+
+
+@pytest.fixture(scope="module")
+def texts(shared_data: Path) -> list[str]:
+    """Real texts of three kinds, with the characters that tokenizers treat specially."""
+    found = []
+    for name in ("abc_news", "gutenberg", "speeches"):
+        with gzip.open(shared_data / "text" / f"{name}.jsonl.gz", "rt", encoding="utf-8") as lines:
+            found += [json.loads(line)["text"][:8000] for line in islice(lines, 20)]
+    return found
+
+
+def check_equal(tokenizer: TokenizerFile, texts: list[str]) -> None:
+    """Assert that the tokenizer.json gives the ids of the SentencePiece model on escaped texts, and the texts back."""
+    import sentencepiece
+    from tokenizers import Tokenizer
+
+    fast = Tokenizer.from_buffer(tokenizer_files(tokenizer, 64)["tokenizer.json"])
+    processor = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.data)
+    for text in texts:
+        ids = fast.encode(text, add_special_tokens=False).ids
+        assert ids == processor.encode(escape(text)), text[:80]
+        assert fast.decode(ids, skip_special_tokens=False) == text
+    assert fast.encode("the").ids == [tokenizer.contract.reserved["bos"], *processor.encode("the")]
+
+
+ODD = [
+    "",
+    " ",
+    "  a  b ",
+    "\n\n a\n",
+    "\u2581a \u2581",
+    "\ufdd01 \ufdd0",
+    "<s></s><bos>",
+    "a" * 300,
+    "é中🙂\U0010ffff\0\t",
+]
+ODD += ["aaaa bbb abababab " * 9, "1234567890 3.14", "\u00a0x\u200b", "\ufdd00\u2581"]
+
+
+def test_ids_are_equal_on_odd_and_random_texts(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    drawn = ["".join(rng.choices("aabcde  \nthequick\u2581\ufdd0é1", k=rng.randrange(60))) for _ in range(400)]
+    check_equal(sentencepiece_model(tmp_path, "bpe", user_defined_symbols=["\n"]), [*ODD, *drawn])
+    check_equal(sentencepiece_model(tmp_path, "bpe"), [*ODD, *drawn])
+
+
+def test_ids_are_equal_on_real_text(texts: list[str], tmp_path: Path) -> None:
+    data = train_tokenizer(texts[::2], TokenizerConfig(vocab_size=3000))
+    contract = load_tokenizer(data, "sentencepiece", TokenizerConfig(vocab_size=3000)).contract
+    check_equal(TokenizerFile(contract, data), texts)
 
 
 def test_a_unigram_model_is_refused(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from schemas.ids import canonical_json
 from schemas.manifest import RunFile, make_manifest, read_run, write_manifest, write_run
 from schemas.storage import Store
 from schemas.tables import CLEAN, DOCUMENTS
+from schemas.text import CONTROL_CHARACTERS
 from schemas.tokens import open_dataset
 from schemas.versions import attach_run
 from tests.support import tiny_dataset
@@ -27,7 +29,8 @@ from train.checkpoint.folder import METADATA_NAME, CheckpointMetadata, Identity,
 from train.config.settings import load_settings
 from train.plan.make_plan import make_plan
 from train.plan.plan import write_plan
-from train.trace.answer import AnswerOptions, TraceAnswers, to_json_value
+from train.trace.answer import AnswerOptions, DocumentsAnswer, TraceAnswers, present_documents, to_json_value
+from train.trace.documents import DocumentDetail
 
 RECIPE: dict[str, Any] = {
     "plan": {"num_layers": 1, "d_model": 16, "num_heads": 2},
@@ -354,3 +357,14 @@ def test_an_archive_that_is_not_there_is_named(
     path.rename(path.parent / "other.warc.gz")
     code, _, err = trace(*words, f'source.paths=["{path.parent}/other.warc.gz"]')
     assert (code, "--refetch: expected the file web.warc.gz in source.paths, got no such file" in err) == (2, True)
+
+
+def test_control_characters_of_titles_texts_and_signals_are_escaped(run: Store) -> None:
+    answer = TraceAnswers(run, AnswerOptions()).document(rows_of(run)[0]["doc_id"].hex()[:12])
+    ((document, seen),) = answer.documents
+    hostile = "A\x1b]0;owned\x07\x9b31m\u202etitle"
+    shown = replace(document, detail=DocumentDetail(hostile, {"by": {hostile: 1}}), text=f"a\n{hostile}\r\n")
+    text = present_documents(DocumentsAnswer(1, answer.seen, [(shown, seen)]), "none")
+    assert "  A\\x1b]0;owned\\x07\\x9b31m\\u202etitle\n" in text
+    assert text.count("\\x1b]0;owned\\x07") == 3
+    assert CONTROL_CHARACTERS.findall(text.replace("\n", "")) == []
