@@ -405,7 +405,8 @@ def test_a_new_run_shares_the_unchanged_tables_of_another(finished: Store, worke
     tables = read_run(new).tables
     assert {name for name, version in tables.items() if not version.startswith("../../../run/")} == {"tokens"}
     assert {path.partition("/")[0] for path in new.walk()} == {"run.json", "tokens"}
-    assert open_dataset(new).num_tokens() == open_dataset(finished).num_tokens()
+    counts = [open_table(run, "tokens")[1].content.counts.rows_kept for run in (new, finished)]
+    assert counts[0] == counts[1] > 50
     assert open_dataset(new).digest != open_dataset(finished).digest
 
 
