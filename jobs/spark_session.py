@@ -50,8 +50,10 @@ SHUTDOWN_SECONDS = 20
 """Time for the JVM to remove its temporary files after SIGTERM; then it is killed."""
 EXIT_SECONDS = 2
 """Time in which a JVM that has closed its connections ends, if it ends."""
-SHOWN_LINES = 3
-"""Number of lines of the JVM's messages that an error quotes."""
+HARMLESS_LINE = re.compile(r"WARNING: |[^A-Z]* WARN |Using Spark's |Setting |To adjust |at |OpenJDK .* warning: ")
+"""Pattern of a line that the JVM also writes when it starts without an error, or of a stack trace."""
+JAVA_CLASS = re.compile(r'(?:Exception in thread "[^"]*" )?(?:[\w.$]+\.\w*(?:Exception|Error): |Error: )?')
+"""Pattern of what precedes the message of an error of the JVM."""
 MALLOC = {"MALLOC_TRIM_THRESHOLD_": 1 << 28, "MALLOC_MMAP_THRESHOLD_": 1 << 28, "MALLOC_TOP_PAD_": 1 << 26}
 """glibc malloc settings of the Python workers [bytes]: freed memory of a parsed page stays in the process instead of
 returning to the kernel. That saved a quarter of the CPU time of parsing and extraction (2.6 to 1.9 ms a page). A small
@@ -209,8 +211,8 @@ def _start_java(config: SparkConfig, log: Path | None) -> None:
         try:
             gateway = launch(properties, {"stdout": stream or sys.stderr, "stderr": stream or sys.stderr})
         except Exception as error:
-            lines = _last_lines(log) if log is not None else ""
-            raise _not_started(lines or str(error).partition("\n")[0]) from error
+            reason = "" if log is None else _first_error(log)
+            raise _not_started(reason or str(error).partition("\n")[0]) from error
     SparkContext._ensure_initialized(gateway=gateway)
 
 
@@ -275,17 +277,15 @@ def _describe_end(log: Path | None) -> str | None:
     except subprocess.TimeoutExpired:
         return None
     end = f"exit code {code}" if code > 0 else f"signal {-code}"
-    lines = f": {_last_lines(log)}" if log is not None and _last_lines(log) else ""
-    where = f"; its messages are in {log}" if log is not None else ""
+    where = "" if log is None else f"; its messages are in {log}"
     return (
-        f"spark: expected a Java process that runs until the last step, got one that ended with {end}{lines}. Raise "
+        f"spark: expected a Java process that runs until the last step, got one that ended with {end}. Raise "
         f"spark.driver_memory if memory was short, and run the same command again{where}."
     )
 
 
-def _last_lines(log: Path) -> str:
-    """Return the last messages of a log, without the stack traces of Java."""
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
-    return " ".join([line for line in lines if line and not line.startswith(("at ", "... "))][-SHOWN_LINES:]).rstrip(
-        "."
-    )
+def _first_error(log: Path) -> str:
+    """Return the first line of a log of the JVM that a start without an error does not write; empty if none is left."""
+    lines = (line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines())
+    unusual = (line for line in lines if line and not HARMLESS_LINE.match(line))
+    return JAVA_CLASS.sub("", next(unusual, ""), count=1)

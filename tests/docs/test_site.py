@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from docs.generate import arrow, cell, limits, pages, toml, type_text
+from docs.generate import all_sections, arrow, cell, limits, pages, toml, type_text
 from jobs.cli import list_verbs
 from jobs.recipe import recipe_sections, shipped_recipes
 from schemas.tables import TABLES, entries_of
@@ -66,7 +66,7 @@ def test_every_verb_argument_and_setting_has_an_entry() -> None:
     made = pages()
     for verb in list_verbs():
         assert f"## {verb} {{ #{verb} }}" in made["reference/cli.md"]
-    for name, kind in recipe_sections().items():
+    for name, kind in all_sections().items():
         text = made[f"reference/settings/{name}.md"]
         assert [field for field in kind.model_fields if f"## {field} {{ #{field} }}" not in text] == []
     assert "| `--out OUT` | Run folder: a local path or s3://, gs://, hdfs://. Required. |" in made["reference/cli.md"]

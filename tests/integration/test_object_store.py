@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 from urllib.request import Request, urlopen
@@ -16,6 +17,7 @@ import pytest
 
 from jobs.cli import main
 from jobs.recipe import read_recipe
+from jobs.run_all import open_reused
 from jobs.verbs.browse import open_run_of
 from pipeline import run as running
 from pipeline.browse.document import document_json
@@ -413,6 +415,20 @@ def test_again_does_nothing(finished: Store, workers, capsys: pytest.CaptureFixt
     after = {name: finished.fs.get_file_info(finished.path(name)).mtime for name in finished.walk()}
     assert before.keys() == after.keys()
     assert {name for name in after if after[name] != before[name]} <= {"run.json", "progress.json"}
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_new_run_shares_the_unchanged_tables_of_another(finished: Store, workers) -> None:
+    recipe = read_recipe(str(RECIPE), ['source.paths=["s3://bucket/the crawl/*.warc.gz"]', *SMALL, "tokens.seed=9"])
+    new = Store("s3://bucket/others/new")
+    run_steps(workers, replace(prepare(recipe, None), reuse=(open_reused(finished.uri, new),)), new, 2)
+    tables = read_run(new).tables
+    assert {name for name, version in tables.items() if not version.startswith("../../../run/")} == {"tokens"}
+    assert {path.partition("/")[0] for path in new.walk()} == {"run.json", "tokens"}
+    counts = [open_table(run, "tokens")[1].content.counts.rows_kept for run in (new, finished)]
+    assert counts[0] == counts[1] > 50
+    assert open_dataset(new).digest != open_dataset(finished).digest
 
 
 @pytest.mark.spark

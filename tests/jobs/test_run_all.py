@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from jobs import run_all
 from jobs.cli import main
+from jobs.recipe import read_recipe
 from pipeline.run import prepare, run_steps
+from pipeline.tokens.tokenizer import TokenizerConfig
+from schemas.config import Unset
 from schemas.errors import ConfigError
 from schemas.locks import lock_tables
 from schemas.manifest import open_table, read_run
@@ -20,6 +24,7 @@ from schemas.storage import Store
 from schemas.tokens import open_dataset
 from tests.support import tiny_runs
 from tests.support.demo_run import RECIPE, SMALL
+from tests.support.paths import ROOT
 from train.plan.plan import read_plan
 
 STEPS = ("documents", "verdicts", "clusters", "dedup", "audit", "clean", "tokenizer", "tokens")
@@ -208,6 +213,60 @@ def test_a_run_with_other_tables_returns_to_those_of_its_model(
     capsys.readouterr()
     assert main(command(crawl, trained)) == 0
     assert open_dataset(run).digest == dataset
+
+
+# ------------------------------------------------------------------------------------------------ an existing tokenizer
+
+
+def sentencepiece_model(finished: Store, folder: Path) -> Path:
+    """The SentencePiece model that the shared run has trained."""
+    table, manifest = open_table(finished, "tokenizer")
+    return Path(shutil.copy(table.path(manifest.run.paths["model"]), folder / "own.model"))
+
+
+def tokenizer_json(finished: Store, folder: Path) -> Path:
+    """A byte-level BPE of the library `tokenizers`."""
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<|end|>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    own = Tokenizer(models.BPE())
+    own.pre_tokenizer, own.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    own.train_from_iterator(["an old tokenizer of another model"] * 9, trainer)
+    own.save(str(folder / "tokenizer.json"))
+    return folder / "tokenizer.json"
+
+
+NOT_USED = (
+    "tokenizer.vocab_size and tokenizer.sample_bytes of the recipe are not used, because --set gives tokenizer.model"
+)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "jobs/recipes").glob("*.toml")), ids=lambda path: path.stem)
+def test_every_shipped_recipe_takes_an_existing_tokenizer(path: Path) -> None:
+    recipe = read_recipe(str(path), ["source.paths=['x']", "tokenizer.model=tokenizer.json"])
+    assert recipe.section("tokenizer", TokenizerConfig).model == "tokenizer.json"
+    assert recipe.to_json()["tokenizer"] == {"model": "tokenizer.json"}
+    assert recipe.notes == (NOT_USED,)
+    unset = [Unset("tokenizer.vocab_size"), Unset("tokenizer.sample_bytes")]
+    assert read_recipe(str(path), ["source.paths=['x']", *unset]).section("tokenizer", TokenizerConfig).model is None
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("same_spark")
+@pytest.mark.parametrize(("make", "kind"), [(sentencepiece_model, "sentencepiece"), (tokenizer_json, "huggingface")])
+def test_a_run_with_an_existing_tokenizer(
+    finished: Store, crawl: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], make: Any, kind: str
+) -> None:
+    model, run = make(finished, tmp_path), tmp_path / "run"
+    shutil.copytree(finished.root, run)
+    settings = [f'source.paths=["{crawl}/*.warc.gz"]', *(one for one in SMALL if "vocab_size" not in one)]
+    words = [word for one in [*settings, f"tokenizer.model={model}"] for word in ("--set", one)]
+    assert main(["stage", "tokens", str(RECIPE), "--out", str(run), *words]) == 0
+    assert f"penstock: {NOT_USED}\n" in capsys.readouterr().err
+    dataset = open_dataset(Store(str(run)))
+    assert dataset.tokenizer.kind == kind
+    assert dataset.tokenizer.sha256 == hashlib.sha256(model.read_bytes()).hexdigest()
+    assert sum(dataset.num_tokens().values()) > 10_000
 
 
 # ------------------------------------------------------------------------------------------------ folders and recipes

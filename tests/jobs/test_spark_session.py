@@ -74,8 +74,8 @@ def test_nothing_of_spark_is_printed_unless_it_is_verbose(texts: Path, temporary
 @pytest.mark.parametrize(
     ("setting", "reason"),
     [
-        ("spark.driver_memory=2x", "2x"),
-        ("spark.master=nowhere", "Could not parse Master URL: 'nowhere'"),
+        ("spark.driver_memory=2x", "got Invalid maximum heap size: -Xmx2x. "),
+        ("spark.master=nowhere", "got Master must either be yarn or start with spark, k8s, or local. "),
     ],
 )
 def test_why_spark_does_not_start_is_one_message(texts: Path, temporary: Path, setting: str, reason: str) -> None:

@@ -34,6 +34,7 @@ SECRET = re.compile(r"(?i)passw(or)?d|secret|api_?key|access_?key|private_?key|c
 IMPORT_NAMES = {
     "presidio-analyzer": {"presidio_analyzer"},
     "pydantic": {"annotated_types", "pydantic", "pydantic_core"},
+    "pyspark": {"py4j", "pyspark"},
 }
 TORCH_SIDE = {"torch", "tensorboard", "safetensors"}
 

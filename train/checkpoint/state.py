@@ -134,14 +134,13 @@ def find_checkpoint(run: Store, step: int | None) -> CheckpointMetadata:
     checkpoints = {checkpoint.step: checkpoint for checkpoint in list_checkpoints(run)}
     if not checkpoints:
         raise ContractError(
-            f"{run.uri}: expected a trained model, got a run without checkpoints. Train it with `penstock train "
-            f"{run.uri}`."
+            f"{run.uri}: expected a trained model, got a run without checkpoints. Train one with "
+            f"`penstock train {run.uri}`."
         )
     if step is not None and step not in checkpoints:
         steps = ", ".join(map(str, sorted(checkpoints)))
         raise ContractError(
-            f"{run.uri}: expected a checkpoint of step {step}, got checkpoints of steps {steps}. Name one of these "
-            "steps."
+            f"{run.uri}: expected a checkpoint of step {step}, got checkpoints of steps {steps}. Name one of them."
         )
     return checkpoints[max(checkpoints) if step is None else step]
 

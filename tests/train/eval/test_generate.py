@@ -83,7 +83,7 @@ def test_wrong_arguments(run: Store, arguments: tuple, message: str) -> None:
 def test_a_run_without_checkpoint_and_another_tokenizer_are_refused(run: Store, tmp_path: Path) -> None:
     with pytest.raises(
         ContractError,
-        match=r"expected a trained model, got a run without checkpoints\. Train it with `penstock train .*/new`",
+        match=r"expected a trained model, got a run without checkpoints\. Train one with `penstock train .*/new`",
     ):
         generate(make_tiny_dataset(tmp_path / "new"), "bebu", 1)
     other = make_tiny_dataset(tmp_path / "other", vocab_size=500)

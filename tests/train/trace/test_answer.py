@@ -265,7 +265,7 @@ def test_a_domain_is_summed_over_all_and_listed_in_part(run: Store, trace: Calla
         (["--url", "http://x/", "--rank", "0"], "expected --step with --rank"),
         (["--step", "1", "--rank", "0", "--ranks", "0"], "trace --ranks: expected at least 1, got 0"),
         (["--step", "1", "--limit", "0"], "trace --limit: expected at least 1 document, got 0"),
-        (["--step", "1", "--set", "source.paths=[]"], "trace: expected --set only together with --refetch"),
+        (["--step", "1", "--set", "source.paths=[]"], "trace: expected --set and --unset only together with --refetch"),
         (["--doc", "xyz"], "--doc: expected a document id of 12 to 32 hex digits, got 'xyz'"),
         (["--doc", "abcd"], "--doc: expected a document id of 12 to 32 hex digits, got 'abcd'"),
         (["--domain", "http://site1.co.uk/"], "--domain: expected a host such as example.com"),
