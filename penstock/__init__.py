@@ -4,6 +4,7 @@
 
     penstock.extract(html).text                     # what the pipeline does to one page or one text
     penstock.signals("some text", language="en")
+    penstock.check("some text", language="en")      # the quality rules that would drop it
     penstock.redact("write to jane@example.org")
     penstock.detect_language("Guten Morgen")
 
@@ -21,14 +22,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.runs import Rows, Run, Tokens, WhatIf
+    from penstock.runs import Rows, Run, Tokens, WhatIf, demo_crawl
     from penstock.runs import open_run as open
     from penstock.runs import run_recipe as run
-    from penstock.text import Extracted, Language, Redacted, detect_language, extract, redact, signals
+    from penstock.text import Extracted, Language, Redacted, check, detect_language, extract, redact, signals
     from pipeline.engine.stage import Drop
+    from pipeline.quality.recipe_rules import BrokenRule
     from schemas.errors import ConfigError, ContractError, PenstockError
 
 __all__ = [
+    "BrokenRule",
     "ConfigError",
     "ContractError",
     "Drop",
@@ -41,6 +44,8 @@ __all__ = [
     "Tokens",
     "WhatIf",
     "__version__",
+    "check",
+    "demo_crawl",
     "detect_language",
     "extract",
     "open",
@@ -51,10 +56,12 @@ __all__ = [
 
 _PLACES = {
     **dict.fromkeys(("Extracted", "Language", "Redacted"), "penstock.text"),
-    **dict.fromkeys(("detect_language", "extract", "redact", "signals"), "penstock.text"),
+    **dict.fromkeys(("check", "detect_language", "extract", "redact", "signals"), "penstock.text"),
     **dict.fromkeys(("Rows", "Run", "Tokens", "WhatIf"), "penstock.runs"),
     **dict.fromkeys(("ConfigError", "ContractError", "PenstockError"), "schemas.errors"),
+    "BrokenRule": "pipeline.quality.recipe_rules",
     "Drop": "pipeline.engine.stage",
+    "demo_crawl": "penstock.runs",
     "open": "penstock.runs:open_run",
     "run": "penstock.runs:run_recipe",
 }

@@ -4,18 +4,20 @@ Rows are read part by part, and only what a query selects stays in memory. Ids a
 line prints them, so that rows can be written as JSON.
 """
 
+import argparse
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.inspect.show import columns_of_run, judged_part, mix_of, parse_where
-from schemas.config import suggest_name
+from pipeline.inspect.show import columns_of_run, expand_meta, judged_part, meta_columns, mix_of, parse_where
+from schemas.config import Unset, suggest_name
 from schemas.errors import ConfigError
 from schemas.manifest import RUN_NAME, Counts, TableVersion, current_tables, read_run
 from schemas.storage import Store
@@ -228,8 +230,9 @@ class Run:
     def whatif(self, settings: Mapping[str, Any]) -> WhatIf:
         """Return which documents the run would keep with other settings, such as {"quality.min_words": 30}.
 
-        Reads stored measurements only and changes nothing. Starts a Spark session, unless there is one. Raises
-        ConfigError if a setting changes what is measured, because that cannot be predicted.
+        A value of None removes a setting, so that its default applies. Reads stored measurements only and changes
+        nothing. Starts a Spark session, unless there is one. Raises ConfigError if a setting changes what is measured,
+        because that cannot be predicted.
         """
         from jobs.verbs.inspect import predict_run
 
@@ -268,6 +271,27 @@ class Run:
             return answers.document(doc)
         return answers.domain(domain, None) if domain is not None else answers.containing(contains or "", None)
 
+    def export(
+        self,
+        out: str,
+        format: str = "parquet",
+        signals: Sequence[str] = (),
+        where: str | None = None,
+        shard_size: str | None = None,
+    ) -> None:
+        """Write the clean text to a new folder, as `penstock export` does.
+
+        `format`: "parquet", "jsonl" or "huggingface-dataset". `signals`: measurements to add as fields; `["all"]` adds
+        every one. `where`: only documents that meet this condition. `shard_size`: text of a shard, such as "256MB".
+        Starts a Spark session, unless there is one. Raises ConfigError if the folder is not empty.
+        """
+        from jobs.verbs.export import export_command
+
+        names = ("table", "step", "name", "licence", "creator", "url")
+        options = dict.fromkeys(names) | {"where": where, "shard_size": shard_size}
+        options |= {"signals": ",".join(signals) or None, "verbose": False}
+        export_command(argparse.Namespace(run=self.store.address, out=out, format=format, **options))
+
     def report(self) -> str:
         """Write the report of the run as one HTML page, and return its path or URI."""
         from pipeline.report.page import write_report
@@ -293,8 +317,9 @@ class Run:
         sorting = mix_of(self.store, tables)
         wanted = [name for name in selected if name in TEXT_COLUMNS and name not in self._searchable]
         texts = tables["text"].manifest.paths_of() if wanted else []
+        meta = meta_columns(tables["documents"])
         for number in range(len(tables["documents"].manifest.content.files)):
-            part = judged_part(tables, number, sorting)
+            part = expand_meta(judged_part(tables, number, sorting), meta)
             if wanted:  # both tables have the same rows in the same order
                 with tables["text"].folder.open_input(texts[number]) as stream:
                     text = pq.read_table(stream, columns=wanted)
@@ -317,28 +342,47 @@ def open_run(address: str) -> Run:
     return Run(store)
 
 
-def run_recipe(recipe: str, out: str, settings: Mapping[str, Any] | None = None, until: str | None = None) -> Run:
+def run_recipe(
+    recipe: str,
+    out: str,
+    settings: Mapping[str, Any] | None = None,
+    until: str | None = None,
+    reuse: str | None = None,
+) -> Run:
     """Run the data steps of a recipe on Spark, plan the training run, and return the run.
 
-    `recipe`: path of a TOML file. `out`: the run folder; complete steps are skipped. `settings`: values that override
-    the recipe, such as {"source.paths": ["crawl/*.warc.gz"]}. `until`: the last step to run; None = all, and the plan.
-    Raises ConfigError, before Spark starts, if a setting is wrong or an input is missing.
+    `recipe`: path of a TOML file, or the name of a shipped recipe, such as "web". `out`: the run folder; complete steps
+    are skipped. `settings`: values that override the recipe, such as {"source.paths": ["crawl/*.warc.gz"]}; a value of
+    None removes a setting. `until`: the last step to run; None = all, and the plan. `reuse`: another run, whose tables
+    are used where settings and inputs are the same. Raises ConfigError, before Spark starts, if a setting is wrong, an
+    input is missing, or the run would replace the dataset of a trained model.
     """
-    import argparse
+    from jobs.verbs.run import run_command, stage_command
 
-    from jobs.run_all import run_recipe as run_steps
-    from jobs.verbs.run import run_command
-
-    if until is None:
-        run_command(argparse.Namespace(recipe=recipe, out=out, overrides=overrides(settings or {})))
-    else:
-        run_steps(recipe, out, overrides(settings or {}), until)
+    arguments = argparse.Namespace(
+        recipe=recipe, out=out, overrides=overrides(settings or {}), reuse=reuse, verbose=False, step=until
+    )
+    (run_command if until is None else stage_command)(arguments)
     return open_run(out)
 
 
+def demo_crawl(out: str, pages: int = 300, seed: int = 1) -> int:
+    """Write a small crawl to try a recipe on, and return its number of pages.
+
+    The pages are made of the documentation of the installed Python packages. `truth.jsonl` beside the WARC files lists
+    the planted duplicates and defects.
+    """
+    from pipeline.demo_crawl.build import build_demo_crawl
+
+    return build_demo_crawl(Path(out), pages, seed).num_pages
+
+
 def overrides(settings: Mapping[str, Any]) -> list[str]:
-    """Return settings as the values of `--set`. Raises ConfigError for a value that TOML cannot hold."""
-    return [f"{name}={to_toml(name, value)}" for name, value in settings.items()]
+    """Return settings as values of `--set`, or of `--unset` for a value of None.
+
+    Raises ConfigError for a value that TOML cannot hold.
+    """
+    return [Unset(name) if value is None else f"{name}={to_toml(name, value)}" for name, value in settings.items()]
 
 
 def to_toml(name: str, value: Any) -> str:

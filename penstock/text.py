@@ -15,6 +15,8 @@ from pipeline.extract.extract import EXTRACT
 from pipeline.language import LANGUAGE
 from pipeline.models import ModelsConfig, ensure_model
 from pipeline.pii.stage import PII
+from pipeline.quality.config import QualityConfig
+from pipeline.quality.recipe_rules import BrokenRule, check_rules
 from pipeline.quality.stage import QUALITY
 from schemas.config import build_recipe
 from schemas.errors import ConfigError
@@ -116,6 +118,17 @@ def signals(text: str, language: str | None = None, **settings: Any) -> dict[str
         for name, value in row.items()
         if name not in NOT_SIGNALS and not name.startswith("_") and value is not None
     }
+
+
+def check(text: str, language: str | None = None, **settings: Any) -> list[BrokenRule]:
+    """Return the quality rules that would drop a text, with the measured value and the limit of each.
+
+    The rules are those of the section `[quality]`; `settings` change them, as `min_words=30` or `rules=["c4"]`.
+    `language`: its code; None = detect it. Raises ConfigError for a wrong setting.
+    """
+    code = str(detect_language(text)) if language is None else language
+    config = build_recipe({QUALITY.name: settings}, {QUALITY.name: QualityConfig}, "penstock [quality]")
+    return check_rules(signals(text, code, **settings), config.section(QUALITY.name, QualityConfig), code)
 
 
 def redact(text: str, language: str | None = None, **settings: Any) -> Redacted:

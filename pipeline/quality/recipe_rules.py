@@ -157,4 +157,5 @@ def check_rules(
 
 
 def _number(value: float) -> float | None:
-    return None if np.isnan(value) else float(value)
+    # Checks compare float32; the shortest text of the number has the digits that were meant, such as 0.2.
+    return None if np.isnan(value) else float(str(np.float32(value)))

@@ -73,6 +73,21 @@ def test_signals_of_other_families() -> None:
     assert any(name.startswith("dolma") for name in penstock.signals(ENGLISH, language="en", families=["dolma"]))
 
 
+def test_check_names_the_rules_that_would_drop_a_text() -> None:
+    broken = {rule.reason: (rule.value, rule.limit) for rule in penstock.check(ENGLISH, language="en")}
+    assert broken["gopher_short_doc"] == (22, 50)
+    assert broken["c4_too_few_sentences"] == (1, 5)
+    assert [rule.reason for rule in penstock.check(ENGLISH, language="en", rules=["c4"])] == ["c4_too_few_sentences"]
+
+
+def test_check_applies_rules_of_ones_own() -> None:
+    rule = {"name": "foxes", "when": "gopher_num_words > 20 and language = 'en'", "reason": "a test"}
+    reasons = [
+        broken.reason for broken in penstock.check(ENGLISH, language="en", rules=["gopher_quality"], rule=[rule])
+    ]
+    assert reasons == ["gopher_short_doc", "foxes"]
+
+
 def test_redact_returns_a_text_with_counts() -> None:
     redacted = penstock.redact("Write to jane.doe@mail.example.com, or call +1 202-456-1111.", language="en")
     assert redacted == "Write to <EMAIL>, or call <PHONE>."
