@@ -75,11 +75,14 @@ def worker_environment() -> dict[str, str]:
 
 @contextmanager
 def spark_session(config: SparkConfig, name: str = "penstock", verbose: bool = False) -> Iterator[SparkSession]:
-    """Open a Spark session for a block, then stop it and end its JVM.
+    """Open a Spark session for a block, then stop it and end its JVM. A running session is used and stays open.
 
     `verbose`: print the messages of Spark; else they go to a file that is kept if the block raises an unknown error.
     Raises ConfigError if Spark does not start, PenstockError if its JVM has ended, and KeyboardInterrupt after SIGINT.
     """
+    if SparkContext._active_spark_context is not None:  # as in a notebook of somebody who uses Spark
+        yield open_session(config, name)
+        return
     is_ours = SparkContext._gateway is None and SUBMITTED not in os.environ
     folder = Path(tempfile.mkdtemp(prefix="penstock-spark-"))
     log = None if verbose or not is_ours else folder / "spark.log"

@@ -164,8 +164,11 @@ def test_what_leaves_the_dataset_as_it_is_is_complete_and_keeps_the_plan(
     shown = capsys.readouterr()
     assert [line.split()[:3] for line in shown.err.splitlines()] == [[step, "is", "complete"] for step in STEPS]
     name = tiny_runs.notes(trained)[-1].name
-    assert shown.out == (
-        f"{trained}/train/plan.json is kept, because {name} was trained with it; `penstock plan` would change it\n"
+    lines = shown.out.splitlines()
+    assert lines[0].startswith("run complete in ")
+    assert (
+        f"{trained}/train/plan.json is kept, because {name} was trained with it; `penstock plan` would change it"
+        in lines
     )
     assert (trained / "train/plan.json").read_bytes() == plan
     assert open_dataset(Store(str(trained))).digest == dataset
@@ -188,7 +191,7 @@ def test_the_printed_command_makes_a_run_that_shares_unchanged_tables(
     new = Store(f"{trained}-2")
     tables = read_run(new).tables
     assert {name for name, version in tables.items() if not version.startswith("../../run/")} == {"tokens"}
-    assert {path.partition("/")[0] for path in new.walk()} == {"run.json", "tokens", "train"}
+    assert {path.partition("/")[0] for path in new.walk()} == {"progress.json", "run.json", "tokens", "train"}
     assert open_dataset(new).chunk_tokens == 256
     assert open_table(new, "clean")[1].digest == open_table(Store(str(trained)), "clean")[1].digest
     assert read_plan(new).dataset == open_dataset(new).digest

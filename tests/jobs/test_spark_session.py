@@ -18,7 +18,11 @@ pytestmark = pytest.mark.spark
 
 QUICK = "spark.settings={'spark.driver.extraJavaOptions' = '-XX:TieredStopAtLevel=1'}"
 INTERRUPTED = "penstock: interrupted; the same command resumes where it stopped"
-STEP_LINE = re.compile(r"(documents|verdicts|clusters|dedup|audit|clean|tokenizer|tokens) +(\d+/\d+ parts|is complete)")
+STEP_LINE = re.compile(
+    r"(?:documents|verdicts|clusters|dedup|audit|clean|tokenizer|tokens) +"
+    r"(?:.* of .* parts  .*|.* (?:in|left) .*|is complete .*|[\d,]+ rows, .* s\))"
+)
+"""A line about a step: its progress, that it is complete, or what it kept and dropped."""
 SPARK_LINES = ("Using incubator modules", "log4j", "WARN ")
 
 
