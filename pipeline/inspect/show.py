@@ -318,7 +318,8 @@ def format_document(
             stored = json.loads(value).items()
             lines += [f"  {printable(META_PREFIX + own):<26} {printable(_shown(item))}" for own, item in stored]
             continue
-        unit = (fields[name.split(".")[-1]].metadata or {}).get(b"unit", b"").decode()
+        field = fields.get(name.split(".")[-1])
+        unit = ((field.metadata if field else None) or {}).get(b"unit", b"").decode()
         shown = printable(_shown(value))
         lines.append(f"  {name:<26} {shown}{' ' + unit if unit and unit != 'ratio' else ''}")
     return "\n".join([*lines, *(_text_lines(row) if with_text else ())])
