@@ -353,6 +353,16 @@ def test_commands_name_files_and_modules_that_exist() -> None:
             module = command[command.index("-m") + 1]
             place = ROOT / module.replace(".", "/")
             assert place.with_suffix(".py").is_file() or (place / "__main__.py").is_file(), f"{name}: {module}"
+        scripts = [word for word in command if word.startswith("/usr/local/bin/")]
+        assert {script.rpartition("/")[2] for script in scripts} <= console_scripts(), name
+
+
+def console_scripts() -> set[str]:
+    """The commands that pip writes to /usr/local/bin of an image."""
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg", encoding="utf-8")
+    lines = config["options.entry_points"]["console_scripts"].strip().splitlines()
+    return {line.partition("=")[0].strip() for line in lines}
 
 
 @pytest.mark.slow
