@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from jobs.cli import build_parser, list_verbs
+from jobs.cli import GROUPS, build_parser, list_verbs
 from jobs.recipe import recipe_sections, shipped_recipes
 from pipeline.fit.classifier import TrainClassifierConfig
 from pipeline.fit.importance import TrainImportanceConfig
@@ -51,13 +51,15 @@ WIDTH = 100
 CLI_INTRODUCTION = """\
 # Command line
 
-`penstock VERB --help` prints the same text. Exit codes: 0 success, 1 nothing found or a difference, 2 an error with its
+`penstock VERB --help` prints the same text, `penstock --help` the list by group, and `penstock --version` the version.
+Exit codes: 0 success, 1 nothing found or a difference, 2 an error with its
 explanation, 130 interrupted."""
 SETTINGS_INTRODUCTION = """\
 # Settings
 
 A recipe is a TOML file with the sections below; every field has a default unless it says otherwise.
-`--set section.field=value` replaces one field. A wrong name is reported before anything starts, with the most similar
+`--set section.field=value` replaces one field, and `--unset section.field` removes one, so that its default applies.
+`penstock settings` prints this page. A wrong name is reported before anything starts, with the most similar
 valid name."""
 TABLES_INTRODUCTION = """\
 # Tables and columns
@@ -117,9 +119,12 @@ def pages() -> dict[str, str]:
 
 def cli_page() -> str:
     """Return the page of the command line."""
-    lines = [*CLI_INTRODUCTION.splitlines(), "", "| verb | what it does |", "|---|---|"]
+    lines = CLI_INTRODUCTION.splitlines()
     verbs = list_verbs()
-    lines += [f"| [`{verb}`](#{verb}) | {cell(entry.text)} |" for verb, entry in verbs.items()]
+    for group in dict.fromkeys(entry.group for entry in verbs.values()):
+        lines += ["", f"**{group}**: {GROUPS[group]}", "", "| verb | what it does |", "|---|---|"]
+        chosen = {verb: entry for verb, entry in verbs.items() if entry.group == group}
+        lines += [f"| [`{verb}`](#{verb}) | {cell(entry.text)} |" for verb, entry in chosen.items()]
     for verb, entry in verbs.items():
         lines += ["", f"## {verb} {{ #{verb} }}", "", entry.text, "", *_verb(verb)]
     return "\n".join(lines) + "\n"

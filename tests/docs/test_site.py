@@ -69,6 +69,7 @@ def test_every_verb_argument_and_setting_has_an_entry() -> None:
     for name, kind in all_sections().items():
         text = made[f"reference/settings/{name}.md"]
         assert [field for field in kind.model_fields if f"## {field} {{ #{field} }}" not in text] == []
+    assert made["reference/cli.md"].index("**inspect**: ") < made["reference/cli.md"].index("| [`browse`](#browse) |")
     assert "| `--out OUT` | Run folder: a local path or s3://, gs://, hdfs://. Required. |" in made["reference/cli.md"]
 
 
