@@ -21,6 +21,7 @@ COPY schemas ./schemas
 COPY pipeline ./pipeline
 COPY jobs ./jobs
 COPY train ./train
+COPY penstock ./penstock
 RUN pip install --no-cache-dir --no-deps .
 
 

@@ -2,8 +2,9 @@
 
 A fenced block `console` has commands after `$ `, a block `bash` is a script. A comment `<!-- needs: … -->` before a
 block states what one machine with a demo crawl lacks; such a block is only parsed. Blocks that neither start Spark nor
-train run on a small demo run in the current process. All blocks of a page run in their order, as processes, under the
-marker `slow`. `docs/extend/` has its own test, tests/rules/test_extend.py.
+train run on a small demo run in the current process, those of the README always and others under the marker `slow`.
+All blocks of a page run in their order, as processes, under `slow` too. `docs/extend/` has its own test,
+tests/rules/test_extend.py.
 """
 
 import argparse
@@ -249,7 +250,9 @@ SLOW = [page for page in PAGES if any(block.is_long for block in executable(page
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("page", QUICK)
+@pytest.mark.parametrize(
+    "page", [page if page == "README.md" else pytest.param(page, marks=pytest.mark.slow) for page in QUICK]
+)
 def test_quick_commands_of_a_page(
     page: str, workshop: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -155,7 +155,13 @@ def test_a_model_that_was_trained_is_exported_and_evaluated_after_a_refusal(
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("same_spark")
-@pytest.mark.parametrize("words", [[], ["--set", "spark.partitions=3"], ["--set", "train.seq_len=128"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--set", "spark.partitions=3", "--set", "train.seq_len=128"],
+        pytest.param([], marks=pytest.mark.slow),
+    ],
+)
 def test_what_leaves_the_dataset_as_it_is_is_complete_and_keeps_the_plan(
     trained: Path, crawl: Path, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:

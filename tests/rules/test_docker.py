@@ -24,8 +24,8 @@ from tests.support.paths import ROOT
 
 DOCKER = ROOT / "docker"
 IMAGES = ("spark", "train")
-COPIED = {"spark": ("schemas", "pipeline", "jobs", "train"), "train": ("schemas", "train")}
-RUNS = {"spark": ("schemas", "pipeline", "jobs"), "train": ("schemas", "train")}
+COPIED = {"spark": ("schemas", "pipeline", "jobs", "train", "penstock"), "train": ("schemas", "train")}
+RUNS = {"spark": ("schemas", "pipeline", "jobs", "penstock"), "train": ("schemas", "train")}
 """The packages of ours in each image, and those whose code runs there; of train/ Spark's image only needs the plan."""
 
 INSTRUCTIONS = {"CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHECK", "LABEL", "RUN", "USER", "WORKDIR"}
