@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from pipeline.engine.parquet import open_parquet, write_group
 from pipeline.takedown.commit import unreferenced_files
-from pipeline.takedown.shards import exact_copy
+from pipeline.takedown.shards import BLANK, KEPT, exact_copy
 from pipeline.takedown.tables import SpanFinder, columns_with_ids, documents_named, plain_schema
 from schemas.errors import ContractError
 from schemas.manifest import RUN_NAME, Manifest, TableVersion, open_table, read_run
@@ -434,8 +434,13 @@ def _check_shards(run: Store, certificate: Certificate, checked: CheckResult) ->
         for shard in shards:
             where = f"tokens/{stream}/{shard.number}"
             with dataset.folder.open_input(shard.path) as file, dataset.folder.open_input(shard.docs_path) as docs:
-                index = pa.ipc.open_file(docs).read_all().select(["doc_id", "token_offset", "num_tokens"])
+                index = pa.ipc.open_file(docs).read_all()
                 rows = _IndexRows(index, removed, certificate.salt)
+                if left := rows.columns_left():
+                    checked.problems.append(
+                        f"{where}: expected blank rows of removed documents in its index, got values of "
+                        f"{', '.join(left)}. Run `penstock takedown` again."
+                    )
                 if rows.removed:
                     checked.problems.append(
                         f"{where}: expected no removed document in its index, got {rows.removed}. Run `penstock "
@@ -470,7 +475,14 @@ class _IndexRows:
         self._begins = index.column("token_offset").to_numpy()
         self._lengths = index.column("num_tokens").to_numpy()
         self._row = 0
+        self._index = index
         self.removed = sum(salted_digest(salt, "document", own) in removed for own in self._ids)
+
+    def columns_left(self) -> list[str]:
+        """Return the columns in which the row of a blanked document has another value than the takedown wrote."""
+        rows = self._index.take(pa.array(self._blank))
+        names = [name for name in rows.schema.names if name not in KEPT]
+        return [name for name in names if set(rows.column(name).to_pylist()) - {BLANK.get(name)}]
 
     def document_at(self, token: int) -> str:
         """Return the id (hex) of the document that a token of the shard belongs to, or `no document`."""

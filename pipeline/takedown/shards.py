@@ -59,8 +59,12 @@ def find_removed_rows(dataset: Dataset, documents: frozenset[bytes]) -> list[Rem
 
 
 def exact_copy(array: pa.Array) -> pa.Array:
-    """Return a copy of the array whose buffers hold only its own values."""
-    return pa.concat_arrays([array, array.slice(0, 0)])
+    """Return a copy of the array whose buffers hold only its own values, and zeros or nothing in its null cells."""
+    if not array.null_count:
+        return pa.concat_arrays([array, array.slice(0, 0)])
+    # Other kernels set a validity bit and leave the value of a null cell in the buffer, where its bytes can be read.
+    indices = np.arange(len(array))
+    return array.take(pa.array(indices, mask=array.is_null().to_numpy(zero_copy_only=False)))
 
 
 def token_batches(folder: Store, path: str) -> Iterator[tuple[pa.Array, Tokens, Rows]]:
@@ -186,8 +190,7 @@ def _write_table(new: Store, key: str, schema: pa.Schema, table: pa.Table) -> Wr
     with IpcWriter(new, key, schema) as writer:
         for first in range(0, table.num_rows, BATCH_DOCUMENTS):
             rows = table.slice(first, BATCH_DOCUMENTS)
-            # Concatenation with an empty slice copies the rows to arrays that hold no other rows.
-            writer.write([pa.concat_arrays([*own.chunks, own.chunk(0).slice(0, 0)]) for own in rows.columns])
+            writer.write([exact_copy(pa.concat_arrays(own.chunks)) for own in rows.columns])
     return writer.written
 
 

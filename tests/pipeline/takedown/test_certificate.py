@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -190,6 +191,42 @@ def test_one_byte_in_the_padding_of_another_index_is_found(run: Path) -> None:
     at = padding(run, key)
     forge(run, key, lambda data: data[:at] + b"h" + data[at + 1 :])
     assert "expected no bytes besides its rows" in checked(run).problems[0]
+
+
+def with_docs(run: Path, change) -> None:
+    """Replace the columns of the rewritten document index by those that `change(name, array)` returns."""
+    key = rewritten(run, ".docs")
+
+    def changed(data: bytes) -> bytes:
+        reader, sink = pa.ipc.open_file(pa.BufferReader(data)), pa.BufferOutputStream()
+        with pa.ipc.new_file(sink, reader.schema) as writer:
+            for number in range(reader.num_record_batches):
+                batch = reader.get_batch(number)
+                columns = [change(name, batch.column(name)) for name in batch.schema.names]
+                writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=reader.schema))
+        return sink.getvalue().to_pybytes()
+
+    forge(run, key, changed)
+
+
+def test_a_domain_left_in_the_buffer_of_a_null_cell_is_found(run: Path, removed: dict) -> None:
+    """A null cell reads as nothing, but the bytes of its old value may remain in the file."""
+
+    def hide(name: str, array: pa.Array) -> pa.Array:
+        if name != "domain":
+            return array
+        full = array.fill_null(removed["domain"])
+        return pc.if_else(array.is_null(), pa.scalar(None, array.type), full)
+
+    with_docs(run, hide)
+    (problem,) = checked(run).problems
+    assert problem.startswith(f"tokens/{rewritten(run, '.docs')}: expected no bytes besides its rows")
+
+
+def test_a_value_left_in_the_row_of_a_removed_document_is_found(run: Path, removed: dict) -> None:
+    with_docs(run, lambda name, array: array.fill_null(removed["domain"]) if name == "domain" else array)
+    (problem,) = checked(run).problems
+    assert "expected blank rows of removed documents in its index, got values of domain. Run" in problem
 
 
 def test_a_document_left_at_its_position_is_found(run: Path, removed: dict) -> None:

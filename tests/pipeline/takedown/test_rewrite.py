@@ -149,6 +149,14 @@ def test_a_shard_may_lose_every_document(tmp_path: Path) -> None:
         assert [row["doc_id"] for row in left] == ([] if compact else [REMOVED_ID])
 
 
+@pytest.mark.parametrize("compact", [False, True])
+def test_no_byte_of_a_removed_domain_is_left(run: Path, compact: bool) -> None:
+    name = b"site3.co.uk"
+    assert sum(name in data for data in all_bytes(run).values()) > 2  # document indexes and the index by URL
+    assert take_down(run, domain=[name.decode()], compact=compact) == 0
+    assert [file for file, data in all_bytes(run).items() if name in data] == []
+
+
 def test_removed_documents_are_in_no_index_and_others_are(run: Path) -> None:
     rows = documents_of(opened(run))
     chosen, other = rows[9], rows[10]
