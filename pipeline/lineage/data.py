@@ -129,15 +129,17 @@ class TableTraversal:
         title = f"{entry.name.rpartition('/')[2]} of an earlier snapshot"
         return self.builder.add(Node(key, "outside", title, entry.sha256, counts, notes=(entry.name,)))
 
-    def _parents(self, held: NodeTable) -> list[str]:
+    def _parents(self, held: NodeTable, source: str | None = None) -> list[str]:
         """Add to the lineage the takedown that made a version of the dataset, and the version before the takedown.
 
+        `source`: the folder of the version's run, relative to this run; None = the folder that `held.folder` is in.
         Return [key of the takedown], or [] if no valid takedown made the version.
         """
         descent = self._descent(held.folder, held.manifest) if held.name == DATASET else None
         if descent is None:
             return []
-        source = posixpath.normpath(posixpath.join(posixpath.dirname(held.folder), ".."))  # "." = this run
+        if source is None:
+            source = posixpath.normpath(posixpath.join(posixpath.dirname(held.folder), ".."))  # "." = this run
         run = self.run if source == "." else self.run.child(source)
         names = parent_name(descent.id, DATASET), certificate_name(descent.id)
         before, certificate = (posixpath.normpath(posixpath.join(source, name)) for name in names)
@@ -149,7 +151,7 @@ class TableTraversal:
             return []
         earlier = NodeTable(DATASET, before, parent)
         self.manifests[before], self.nodes[before] = parent, before
-        self.builder.add(_node_of(before, (earlier,), False), *self._parents(earlier))
+        self.builder.add(_node_of(before, (earlier,), False), *self._parents(earlier, source))
         counts = {"documents removed": len(taken.documents), "tokens": taken.num_tokens}
         digest = self.run.sha256(certificate)
         node = Node(certificate, "takedown", "takedown", digest, counts, taken.made, taken.code_version, (taken.mode,))
