@@ -33,6 +33,9 @@ class TrainedCheckpoint(_TakedownBlock):
     """Digest of the dataset that it was trained on."""
     saw: bool
     """True if it was trained on a removed document, or if that is unknown because its dataset had other positions."""
+    saw_earlier: bool = False
+    """True if it was trained on a document of an earlier takedown, because the user chose to resume from such a
+    checkpoint. Always False for a checkpoint that a replay has moved."""
 
 
 class OtherRun(_TakedownBlock):
@@ -59,7 +62,8 @@ class Effects(_TakedownBlock):
     models: list[TrainedCheckpoint] = []
     """All checkpoints at the time of the takedown."""
     last_clean: int | None = None
-    """Step of the last existing checkpoint before the first such step; None = there is none."""
+    """Step of the last checkpoint that was trained on no document of this takedown or an earlier one; None = there is
+    none."""
     others: list[OtherRun] = []
     """The effects on other runs, in subfolders, that use tables of this run."""
 

@@ -5,6 +5,8 @@ the checkpoint's by certified takedowns that kept all token positions, and if th
 replay.
 """
 
+from collections.abc import Sequence
+
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from schemas.errors import ContractError
@@ -27,7 +29,7 @@ class Replay(BaseModel):
     from_step: int
     """Step of the checkpoint; 0 = from the beginning."""
     clean: bool
-    """True if the checkpoint was trained on none of the removed documents."""
+    """True if the checkpoint was trained on no document that any takedown removed, not even before an earlier replay."""
     before: str
     """Digest of the dataset that the run was trained on so far."""
     after: str
@@ -76,6 +78,54 @@ def takedowns_since(run: Store, dataset: Dataset, expected: str) -> list[Certifi
     line = takedown_ancestry(run, dataset.manifest)
     befores = [certificate.tables["tokens"].before for certificate in line]
     return line[: befores.index(expected) + 1] if expected in befores else []
+
+
+def takedowns_at_same_positions(run: Store, dataset: Dataset) -> list[Certificate]:
+    """Return the takedowns that led to a dataset without moving any token, newest first."""
+    certificates = []
+    for certificate in takedown_ancestry(run, dataset.manifest):
+        if certificate.mode == "compact":
+            break
+        certificates.append(certificate)
+    return certificates
+
+
+def takedowns_seen(
+    checkpoint: tuple[int, str], takedowns: Sequence[Certificate], replays: Sequence[Replay]
+) -> list[Certificate]:
+    """Return the takedowns, newest first, whose removed documents a checkpoint was trained on.
+
+    `checkpoint`: its step, and the digest of the dataset in its metadata; `takedowns`: those that led to the current
+    dataset, newest first. A replay from a checkpoint that had seen documents passes this on to all later checkpoints.
+    """
+    trained = _datasets_of_steps(*checkpoint, replays)
+    versions = [certificate.tables["tokens"].before for certificate in takedowns]
+    seen = []
+    for number, certificate in enumerate(takedowns):
+        with_documents = versions[number:]  # the version before this takedown, and all older ones
+        parts = [part for part, digest in trained if digest in with_documents]
+        if any(step in part for step in certificate.effects.steps for part in parts):
+            seen.append(certificate)
+    return seen
+
+
+def _datasets_of_steps(last: int, digest: str, replays: Sequence[Replay]) -> list[tuple[range, str]]:
+    """Return (steps, digest of the dataset they were trained on) for all steps of a checkpoint, oldest first.
+
+    `last`: step of the checkpoint; `digest`: that of its dataset.
+    """
+    begins: list[tuple[int, str]] = []
+    """(number of steps before, dataset) of each part of the training."""
+    for replay in replays:
+        if not begins or begins[-1][1] not in (replay.before, replay.after):
+            begins = [(0, replay.before)]  # the training before this replay began anew, from step 0
+        begins = [part for part in begins if part[0] < replay.from_step]
+        begins.append((replay.from_step, replay.after))
+    begins = [part for part in begins if part[0] < last] or begins[:1]
+    if not begins or begins[-1][1] != digest:
+        begins = [(0, digest)]  # no replay led to this checkpoint
+    ends = [first for first, _ in begins[1:]] + [last]
+    return [(range(first + 1, end + 1), own) for (first, own), end in zip(begins, ends, strict=True)]
 
 
 def read_replays(run: Store) -> list[Replay]:

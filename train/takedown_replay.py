@@ -15,7 +15,7 @@ from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json
 from schemas.locks import lock_training
 from schemas.storage import Store
-from schemas.takedown import Certificate, Effects, TrainedCheckpoint, takedown_ancestry
+from schemas.takedown import Certificate, Effects, TrainedCheckpoint
 from schemas.tokens import TRAIN, Dataset, open_dataset
 from train.checkpoint.folder import (
     CHECKPOINTS,
@@ -26,7 +26,15 @@ from train.checkpoint.folder import (
     parse_metadata,
 )
 from train.data.order import SampleOrder
-from train.dataset_history import CLEAN, REPLAYS_NAME, Replay, read_replays, takedowns_since
+from train.dataset_history import (
+    CLEAN,
+    REPLAYS_NAME,
+    Replay,
+    read_replays,
+    takedowns_at_same_positions,
+    takedowns_seen,
+    takedowns_since,
+)
 from train.plan.plan import PLAN_NAME, Plan, open_order, write_plan
 
 REPLACED = "train/replaced"
@@ -53,24 +61,26 @@ def find_effects(run: Store, dataset: Dataset, documents: Iterable[Span]) -> Eff
         steps = steps_with_documents(open_order(run, dataset, bound), documents, next_tokens)
     first = steps[0] if steps else math.inf
 
-    def model(name: str, note: CheckpointMetadata) -> TrainedCheckpoint:
-        saw = note.step >= (first if known and note.identity.dataset in same else 1)
-        return TrainedCheckpoint(checkpoint=name, step=note.step, dataset=note.identity.dataset, saw=saw)
+    def model(name: str, note: CheckpointMetadata, saw_earlier: bool) -> TrainedCheckpoint:
+        step, digest = note.step, note.identity.dataset
+        saw = step >= (first if known and digest in same else 1)
+        return TrainedCheckpoint(checkpoint=name, step=step, dataset=digest, saw=saw, saw_earlier=saw_earlier)
 
-    current = [model(note.name, note) for note in (list_checkpoints(run) if run.is_local else [])]
-    clean = [checkpoint.step for checkpoint in current if not checkpoint.saw]
-    aside = [model(name, note) for name, note in _notes_aside(run)]
+    earlier, replays = takedowns_at_same_positions(run, dataset), read_replays(run)
+    current = [
+        model(note.name, note, bool(takedowns_seen((note.step, note.identity.dataset), earlier, replays)))
+        for note in (list_checkpoints(run) if run.is_local else [])
+    ]
+    clean = [checkpoint.step for checkpoint in current if not (checkpoint.saw or checkpoint.saw_earlier)]
+    # Why a replay set a checkpoint aside is recorded in the certificate of the takedown before that replay.
+    aside = [model(name, note, False) for name, note in _notes_aside(run)]
     return Effects(steps=steps, models=[*current, *aside], last_clean=max(clean, default=None))
 
 
 def _same_positions(run: Store, dataset: Dataset) -> set[str]:
     """Return the digests of a dataset and of the earlier versions of it that have the same token positions."""
-    digests = {dataset.digest}
-    for certificate in takedown_ancestry(run, dataset.manifest):
-        if certificate.mode == "compact":
-            break
-        digests.add(certificate.tables["tokens"].before)
-    return digests
+    earlier = takedowns_at_same_positions(run, dataset)
+    return {dataset.digest, *(certificate.tables["tokens"].before for certificate in earlier)}
 
 
 def _notes_aside(run: Store) -> Iterator[tuple[str, CheckpointMetadata]]:
@@ -147,7 +157,7 @@ def _begin(run: Store, choice: str) -> Replay:
             "dataset. Run `penstock plan` again."
         )
     notes = list_checkpoints(run)
-    step, clean = _chosen(choice, notes, since, earlier)
+    step, clean = _chosen(run, choice, notes, takedowns_at_same_positions(run, dataset))
     later = [note.name for note in notes if note.step > step]
     replay = Replay(
         at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -168,13 +178,11 @@ def _begin(run: Store, choice: str) -> Replay:
 
 
 def _chosen(
-    choice: str, notes: list[CheckpointMetadata], since: list[Certificate], earlier: list[Replay]
+    run: Store, choice: str, notes: list[CheckpointMetadata], takedowns: list[Certificate]
 ) -> tuple[int, bool]:
     """Return the step to resume from, and True if its checkpoint was trained on none of the removed documents."""
-    seen = [certificate.effects.steps[0] for certificate in since if certificate.effects.steps]
-    # Checkpoints written after an earlier replay on this dataset have seen no removed document at any step.
-    after = {replay.after for replay in earlier}
-    clean = [note.step for note in notes if note.identity.dataset in after or not seen or note.step < min(seen)]
+    replays = read_replays(run)
+    clean = [note.step for note in notes if not takedowns_seen((note.step, note.identity.dataset), takedowns, replays)]
     if choice == CLEAN:
         return max(clean, default=0), True
     steps = [note.step for note in notes]

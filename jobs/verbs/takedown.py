@@ -182,7 +182,8 @@ def describe_effects(effects: Effects) -> Iterator[str]:
     for model in effects.models:
         # Without such a step it was trained on other token positions, in which the documents cannot be looked up.
         seen = "has seen them" if any(step <= model.step for step in effects.steps) else "may have seen them"
-        yield f"  {model.checkpoint}: {seen if model.saw else 'clean'}"
+        clean = "has seen documents of an earlier takedown" if model.saw_earlier else "clean"
+        yield f"  {model.checkpoint}: {seen if model.saw else clean}"
     if effects.models:
         clean = "none, train from step 0" if effects.last_clean is None else f"step {effects.last_clean}"
         yield f"last clean checkpoint: {clean}"

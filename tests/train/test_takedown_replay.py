@@ -9,6 +9,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from pipeline.lineage.training import read_lineage
 from pipeline.takedown.certificate import check_certificate
 from schemas.errors import ConfigError
 from schemas.manifest import RunFile, read_run, write_run
@@ -260,6 +261,30 @@ def test_a_checkpoint_that_saw_them_goes_on_only_by_choice(new: Path) -> None:
     assert (replay.from_step, replay.clean) == (15, False)
     assert "HAS SEEN" in describe_replay(replay)
     trained(new, 1)
+
+
+def test_checkpoints_after_one_that_saw_them_have_seen_them_too(new: Path, old: Path, capsys) -> None:
+    """A replay from step 15 writes step 20 on the new dataset, but its weights come from the removed documents."""
+    run = Store(str(new))
+    begin_replay(run, "15")
+    trained(new, 1)
+    replay = begin_replay(run, "20")
+    assert (replay.from_step, replay.clean) == (20, False)
+    assert "HAS SEEN" in describe_replay(replay)
+    order = batches_of(new).order
+    rows = [row for row in documents_of(opened(new)) if row["stream"] == "web/train" and row["url"]]
+    last = next(row for row in rows if (seen := steps_with_documents(order, spans_of([row]))) and seen[0] > 15)
+    capsys.readouterr()
+    assert take_down(new, doc=[last["doc_id"].hex()]) == 0  # seen later than all before: step 15 holds none of it
+    lines = capsys.readouterr().out.splitlines()
+    assert "  train/checkpoints/step-000015: has seen documents of an earlier takedown" in lines
+    assert "last clean checkpoint: step 10" in lines
+    assert begin_replay(run, "clean").from_step == 10
+    trained(new, 1)
+    replay = begin_replay(run, "clean")  # all that came after step 10 is without both documents
+    assert (replay.from_step, replay.clean) == (20, True)
+    assert [one.clean for one in read_replays(run)] == [False, False, True, True]
+    assert read_lineage(run, verify=True).breaks == ()
 
 
 def test_a_second_takedown_of_a_replayed_run(new: Path, old: Path) -> None:
