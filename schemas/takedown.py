@@ -192,16 +192,20 @@ class Certificate(_TakedownBlock):
 
     @property
     def content_digest(self) -> str:
-        """The digest of all fields except the seal."""
-        return digest_of(self.model_dump(mode="json", exclude={"seal"}))
+        """The digest of all fields except the seal.
+
+        Fields that a file does not have are left out, so that a certificate stays valid when later versions add fields.
+        """
+        return digest_of(self.model_dump(mode="json", exclude={"seal"}, exclude_unset=True))
 
     def sealed(self) -> "Certificate":
         """Return a copy of the certificate with `seal` set to the digest of all other fields."""
-        return self.model_copy(update={"seal": self.content_digest})
+        full = Certificate.model_validate(self.model_dump(mode="json"))
+        return full.model_copy(update={"seal": full.content_digest})
 
     def to_bytes(self) -> bytes:
         """Return the content of the certificate's file."""
-        return canonical_json(self.model_dump(mode="json"))
+        return canonical_json(self.model_dump(mode="json", exclude_unset=True))
 
     @property
     def num_tokens(self) -> int:
@@ -237,9 +241,11 @@ def parse_certificate(value: Any, where: str) -> Certificate:
     try:
         certificate = Certificate.model_validate(value)
     except ValidationError as error:
+        fields = dict.fromkeys(str(problem["loc"][0]) for problem in error.errors() if problem["loc"])
+        what = f"missing or wrong fields ({', '.join(fields)})" if fields else "another JSON value"
         raise ContractError(
-            f"{where}: expected a valid certificate of a takedown, got an error: {error}. Restore the file from a "
-            "backup."
+            f"{where}: expected the certificate of a takedown, got {what}. Name a file such as "
+            f"{TAKEDOWNS}/<id>.json of the run, or restore it from a backup."
         ) from error
     if certificate.version != CERTIFICATE_VERSION:
         raise ContractError(
@@ -254,8 +260,8 @@ def read_certificate(run: Store, identifier: str) -> Certificate:
     name = certificate_name(identifier)
     if not run.exists(name):
         raise ContractError(
-            f"{run.uri}: expected the certificate of takedown {identifier}, got no file {name}. Restore it from a "
-            "backup."
+            f"{run.uri}: expected the certificate of takedown {identifier}, got no file {name}. Copy it from the run "
+            "or a backup."
         )
     return parse_certificate(run.read_json(name), f"{run.uri}/{name}")
 

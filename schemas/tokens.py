@@ -155,15 +155,17 @@ def docs_key(stream: str, number: int) -> str:
     return f"{stream}/{number:05d}.docs"
 
 
-def open_dataset(run: Store) -> Dataset:
-    """Open the current token dataset of a run folder. Raises ContractError if it is missing or inconsistent."""
-    folder, manifest = open_table(run, "tokens")
-    tokenizer_folder, tokenizer_manifest = open_table(run, "tokenizer")
+def read_shards(folder: Store, manifest: Manifest) -> tuple[TokenizerContract, dict[str, list[Shard]]]:
+    """Return the tokenizer contract and the shards of each stream from the manifest of a token dataset.
+
+    The table `tokenizer` is not read. Raises ContractError if a value is missing or wrong.
+    """
     figures: dict[str, Any] = manifest.content.figures
+    entries = {entry.key: entry for entry in manifest.content.files}
     try:
+        int(figures["chunk_tokens"])
         contract = TokenizerContract.model_validate(figures["tokenizer"])
-        entries = {entry.key: entry for entry in manifest.content.files}
-        streams = {
+        return contract, {
             name: [
                 Shard(
                     stream=name,
@@ -179,12 +181,19 @@ def open_dataset(run: Store) -> Dataset:
             ]
             for name, counts in figures["streams"].items()
         }
-        chunk_tokens = int(figures["chunk_tokens"])
     except (KeyError, ValidationError) as error:
         raise ContractError(
             f"{folder.uri}: expected a token dataset, got a manifest with a missing or wrong value: {error}. Restore "
             "the manifest from a backup."
         ) from error
+
+
+def open_dataset(run: Store) -> Dataset:
+    """Open the current token dataset of a run folder. Raises ContractError if it is missing or inconsistent."""
+    folder, manifest = open_table(run, "tokens")
+    tokenizer_folder, tokenizer_manifest = open_table(run, "tokenizer")
+    contract, streams = read_shards(folder, manifest)
+    figures: dict[str, Any] = manifest.content.figures
     expected, actual = figures["tokenizer"], tokenizer_manifest.content.figures.get("contract") or {}
     names = [name for name in {**expected, **actual} if expected.get(name) != actual.get(name)]
     if names:
@@ -201,7 +210,7 @@ def open_dataset(run: Store) -> Dataset:
         tokenizer=contract,
         tokenizer_folder=tokenizer_folder,
         tokenizer_path=tokenizer_manifest.run.paths["model"],
-        chunk_tokens=chunk_tokens,
+        chunk_tokens=int(figures["chunk_tokens"]),
         streams=streams,
         by_url=manifest.paths_of("by_url/"),
     )

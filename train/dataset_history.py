@@ -29,7 +29,7 @@ class Replay(BaseModel):
     from_step: int
     """Step of the checkpoint; 0 = from the beginning."""
     clean: bool
-    """True if the checkpoint was trained on no document that any takedown removed, not even before an earlier replay."""
+    """True if the checkpoint was trained on no document that a takedown has removed, even before an earlier replay."""
     before: str
     """Digest of the dataset that the run was trained on so far."""
     after: str

@@ -112,6 +112,11 @@ def steps_with_documents(order: SampleOrder, documents: Iterable[Span], next_tok
 # The start of a replay.
 
 
+def plan_replay(run: Store, choice: str) -> Replay:
+    """Return the replay that `begin_replay` would prepare. Raises the same errors, and changes nothing."""
+    return _planned(run, choice)[0]
+
+
 def begin_replay(run: Store, choice: str) -> Replay:
     """Prepare a run to train again on its dataset without the removed documents.
 
@@ -121,10 +126,19 @@ def begin_replay(run: Store, choice: str) -> Replay:
     """
     local_path(run, "train")
     with lock_training(run, "penstock train --replay-from"):
-        return _begin(run, choice)
+        replay, bound = _planned(run, choice)
+        stored = read_replays(run)
+        earlier = [own for own in stored if own.after == replay.after]
+        if not earlier or earlier[-1].from_step != replay.from_step or replay.set_aside:
+            entries = [entry.model_dump(mode="json") for entry in [*stored, replay]]
+            run.write_atomic(REPLAYS_NAME, canonical_json(entries))
+        _set_aside(run, replay.set_aside, replay.before)
+        write_plan(run, bound)
+        return replay
 
 
-def _begin(run: Store, choice: str) -> Replay:
+def _planned(run: Store, choice: str) -> tuple[Replay, Plan]:
+    """Return the replay that the user chose, and the run's plan on the dataset without the removed documents."""
     dataset, plan = open_dataset(run), _stored_plan(run)
     if plan is None:
         raise ConfigError(
@@ -169,17 +183,10 @@ def _begin(run: Store, choice: str) -> Replay:
         order=order,
         set_aside=later,
     )
-    if not earlier or earlier[-1].from_step != step or later:
-        stored = [entry.model_dump(mode="json") for entry in [*read_replays(run), replay]]
-        run.write_atomic(REPLAYS_NAME, canonical_json(stored))
-    _set_aside(run, later, before)
-    write_plan(run, bound)
-    return replay
+    return replay, bound
 
 
-def _chosen(
-    run: Store, choice: str, notes: list[CheckpointMetadata], takedowns: list[Certificate]
-) -> tuple[int, bool]:
+def _chosen(run: Store, choice: str, notes: list[CheckpointMetadata], takedowns: list[Certificate]) -> tuple[int, bool]:
     """Return the step to resume from, and True if its checkpoint was trained on none of the removed documents."""
     replays = read_replays(run)
     clean = [note.step for note in notes if not takedowns_seen((note.step, note.identity.dataset), takedowns, replays)]

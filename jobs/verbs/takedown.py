@@ -3,21 +3,35 @@
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 
 from jobs.arguments import Command
 from pipeline.takedown.certificate import check_certificate, describe_check
-from pipeline.takedown.commit import begin_takedown, drop_old, finish_takedown, read_pending
-from pipeline.takedown.select import Selection, TakedownRequest, earlier_takedowns, select_documents
+from pipeline.takedown.commit import (
+    DERIVED_FILES,
+    PendingTakedown,
+    begin_takedown,
+    drop_old,
+    finish_takedown,
+    read_pending,
+)
+from pipeline.takedown.select import (
+    Selection,
+    TakedownRequest,
+    earlier_takedowns,
+    requested_items,
+    select_documents,
+)
 from pipeline.takedown.shards import find_removed_rows
-from schemas.document_ids import ID_HELP, resolve_doc_ids
+from schemas.document_ids import ID_HELP, MIN_ID_DIGITS, resolve_doc_ids
 from schemas.errors import ConfigError
 from schemas.locks import lock_tables
 from schemas.manifest import read_run
 from schemas.storage import Store
 from schemas.takedown import REMOVED_ID, Certificate, Effects, OtherRun, certificate_name, parse_certificate
+from schemas.text import printable
 from schemas.tokens import open_dataset
 from schemas.versions import attached_runs, check_own_tables
 from train.takedown_replay import Span, find_effects
@@ -30,6 +44,8 @@ VERBS = {
 
 Arguments = argparse.Namespace
 SHOWN_STEPS = 12
+SHOWN = 10
+"""Maximum number of documents, or of requested items, that are listed."""
 
 
 def add_takedown_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +58,9 @@ def add_takedown_arguments(parser: argparse.ArgumentParser) -> None:
         ("near", f"a document by {ID_HELP}, with all its near-duplicates"),
     ):
         parser.add_argument(f"--{name}", action="append", default=[], help=f"{description}; may be repeated")
+    parser.add_argument(
+        "--with-copies", action="store_true", help="remove the near-duplicates of all selected documents too"
+    )
     parser.add_argument("--docs", metavar="FILE", help="JSON lines with a doc_id each, such as quarantine.jsonl")
     parser.add_argument(
         "--compact",
@@ -54,7 +73,12 @@ def add_takedown_arguments(parser: argparse.ArgumentParser) -> None:
         "--drop-old", action="store_true", help="delete the files that no current version contains, and do nothing else"
     )
     parser.add_argument("--dry-run", action="store_true", help="print what would be removed, and write nothing")
-    parser.add_argument("--check", metavar="CERTIFICATE", help="check a certificate against the run, and write nothing")
+    parser.add_argument(
+        "--check",
+        metavar="CERTIFICATE",
+        help="check a certificate against the run, and write nothing; with --domain, --url or --doc, check also that "
+        "the takedown was for these",
+    )
 
 
 def takedown_command(arguments: Arguments) -> int:
@@ -63,21 +87,28 @@ def takedown_command(arguments: Arguments) -> int:
     listed = _listed(arguments.docs) if arguments.docs else ()
     docs = resolve_doc_ids(run, dict.fromkeys(listed, "--docs") | dict.fromkeys(arguments.doc, "--doc"))
     near = resolve_doc_ids(run, dict.fromkeys(arguments.near, "--near"))
-    request = TakedownRequest(tuple(arguments.domain), tuple(arguments.url), tuple(docs), tuple(near))
-    alone = [name for name in ("check", "drop_old") if getattr(arguments, name)]
-    others = [f"--{kind}" for kind, _ in request.items()]
-    others += [f"--{name.replace('_', '-')}" for name in ("compact", "keep_old", "dry_run") if getattr(arguments, name)]
-    if alone and (others or len(alone) > 1):
-        given = [f"--{name.replace('_', '-')}" for name in alone] + others
-        raise ConfigError(
-            f"takedown: expected --check or --drop-old without other options, got {', '.join(given)}. Remove the "
-            "other options."
-        )
+    request = TakedownRequest(
+        tuple(arguments.domain), tuple(arguments.url), tuple(docs), tuple(near), arguments.with_copies
+    )
+    _check_options(arguments, [f"--{kind}" for kind, _ in request.items()])
     if arguments.check:
-        return _check(run, arguments.check)
+        return _check(run, arguments.check, request)
     # A dry run changes nothing, so it may read a run that another command is writing.
     with nullcontext() if arguments.dry_run else lock_tables(run, "penstock takedown"):
         return _drop_old(run) if arguments.drop_old else _take_down(run, request, arguments)
+
+
+def _check_options(arguments: Arguments, selectors: list[str]) -> None:
+    """Raise ConfigError if --check or --drop-old is given with an option that it does not use."""
+    alone = [f"--{name.replace('_', '-')}" for name in ("check", "drop_old") if getattr(arguments, name)]
+    names = ("compact", "keep_old", "dry_run", "with_copies")
+    others = [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name)]
+    others += [] if alone == ["--check"] else selectors
+    if alone and (others or len(alone) > 1):
+        raise ConfigError(
+            f"takedown: expected --check or --drop-old without other options, got {', '.join([*alone, *others])}. "
+            "Remove the other options."
+        )
 
 
 def _listed(name: str) -> tuple[str, ...]:
@@ -109,7 +140,7 @@ def _take_down(run: Store, request: TakedownRequest, arguments: Arguments) -> in
                 f"`penstock takedown {arguments.run}`, without other options, then repeat the dry run."
             )
         print(f"takedown {pending.id} was interrupted; it is completed first", flush=True)
-        print("\n".join(_describe_result(run, finish_takedown(run, pending))))
+        _finish(run, pending)
         if not request.items() or earlier_takedowns(run, request):
             return 0
     if request.items() and (earlier := earlier_takedowns(run, request)) and not _has_documents(run, request):
@@ -118,14 +149,22 @@ def _take_down(run: Store, request: TakedownRequest, arguments: Arguments) -> in
         return 0
     selection = select_documents(run, request)
     effects = _effects(run, selection)
-    print("\n".join(_describe_selection(selection, effects, arguments.compact)), flush=True)
+    print("\n".join(_describe_selection(selection, effects, arguments)), flush=True)
     if arguments.dry_run:
         return 0
     pending = begin_takedown(
         run, selection, "compact" if arguments.compact else "tombstones", effects, arguments.keep_old
     )
-    print("\n".join(_describe_result(run, finish_takedown(run, pending))))
+    _finish(run, pending)
     return 0
+
+
+def _finish(run: Store, pending: PendingTakedown) -> None:
+    """Carry out a takedown, or the rest of an interrupted one, and print its result."""
+    quoting = [name for name in DERIVED_FILES if run.exists(name)]
+    print("\n".join(_describe_result(run, finish_takedown(run, pending))))
+    for name in quoting:
+        print(f"deleted, because it may quote them: {name}; write a new one with `penstock report {run.uri}`")
 
 
 def _has_documents(run: Store, request: TakedownRequest) -> bool:
@@ -161,14 +200,28 @@ def _affected(run: Store, selection: Selection) -> Effects:
     return find_effects(run, dataset, spans)
 
 
-def _describe_selection(selection: Selection, effects: Effects, compact: bool) -> Iterator[str]:
+def _describe_selection(selection: Selection, effects: Effects, arguments: Arguments) -> Iterator[str]:
     """Yield lines about the documents to be removed, and about the checkpoints trained on these documents."""
     yield f"{len(selection.documents):,} document(s) to be removed"
-    if selection.copies_left:
-        yield f"{selection.copies_left:,} near-duplicates of them are not selected; --near removes them too"
+    if len(selection.matched) > 1:
+        for (kind, value), documents in [*selection.matched.items()][:SHOWN]:
+            yield f"  --{kind} {printable(value)}: {len(documents):,}"
+    if arguments.dry_run:
+        yield from _listing({own: selection.urls.get(own, "a near-duplicate") for own in selection.documents})
+    if selection.copies:
+        yield f"{len(selection.copies):,} near-duplicates of them are not selected; --with-copies removes them too"
+        yield from _listing(dict.fromkeys(selection.copies, ""))
     yield from describe_effects(effects)
-    if compact and effects.models:
+    if arguments.compact and effects.models:
         yield "token positions move (--compact): existing checkpoints cannot resume on the new dataset"
+
+
+def _listing(documents: Mapping[bytes, str]) -> Iterator[str]:
+    """Yield a line with id and URL for each of the first documents, sorted by URL and id."""
+    for url, document in sorted((url, own) for own, url in documents.items())[:SHOWN]:
+        yield f"  {document.hex()[:MIN_ID_DIGITS]}  {printable(url)}".rstrip()
+    if len(documents) > SHOWN:
+        yield f"  … and {len(documents) - SHOWN:,} more"
 
 
 def describe_effects(effects: Effects) -> Iterator[str]:
@@ -215,7 +268,7 @@ def _describe_result(run: Store, certificate: Certificate) -> Iterator[str]:
     yield "not changed: input files, exports, and other runs that read this one"
 
 
-def _check(run: Store, name: str) -> int:
+def _check(run: Store, name: str, request: TakedownRequest) -> int:
     path = Path(name)
     store, place = (Store(str(path.parent)), path.name) if path.is_file() else (run, name)
     if not store.exists(place):
@@ -225,6 +278,15 @@ def _check(run: Store, name: str) -> int:
         )
     certificate = parse_certificate(store.read_json(place), name)
     checked = check_certificate(run, certificate)
+    items = request.items()
+    found = requested_items(certificate, items)
+    checked.problems += [
+        f"--{kind} {printable(value)}: expected an item of the takedown's request, got another one. Write it as in the "
+        "request."
+        for kind, value in items
+        if (kind, value) not in found
+    ]
+    checked.notes += [f"--{kind} {printable(value)} is an item of the takedown's request" for kind, value in found]
     print("\n".join(describe_check(certificate, checked)))
     return 1 if checked.problems else 0
 

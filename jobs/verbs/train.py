@@ -21,7 +21,7 @@ from train.config.settings import Settings
 from train.plan.make_plan import make_plan
 from train.plan.plan import check_overrides, check_ranks, check_settings_used, read_settings, settings_beyond_recipe
 from train.plan.text import describe_run
-from train.takedown_replay import begin_replay, describe_replay
+from train.takedown_replay import begin_replay, describe_replay, plan_replay
 
 GROUP = "training"
 VERBS = {
@@ -64,7 +64,10 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
         help="repeat training from this checkpoint, on the dataset without the documents that were taken down",
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="start nothing; print the layout, the memory of a rank and the steps"
+        "--dry-run",
+        action="store_true",
+        help="start nothing; print the layout, the memory of a rank and the steps, or with --replay-from what it would "
+        "repeat and move",
     )
     parser.add_argument(
         "--quarantine",
@@ -85,9 +88,13 @@ def train_command(arguments: Arguments) -> int:
     run = Store(arguments.run)
     local_path(run, "train")
     if arguments.replay_from is not None:
-        if arguments.dry_run:
-            raise ConfigError("train: expected --dry-run or --replay-from, got both. Remove --dry-run.")
         check_overrides(run, arguments.overrides)  # before checkpoints are moved
+        if arguments.dry_run:
+            # The plan, and so its layout and memory, are those of the training before.
+            print(
+                f"nothing is started or moved; it would be {describe_replay(plan_replay(run, arguments.replay_from))}"
+            )
+            return 0
         print(describe_replay(begin_replay(run, arguments.replay_from)), flush=True)
     dataset = open_dataset(run)
     try:

@@ -6,6 +6,7 @@ for the spans whose digests the certificate lists.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -37,9 +38,12 @@ from schemas.takedown import (
     salted_digest,
     takedown_ancestry,
 )
-from schemas.tokens import BY_URL, SHARD_DOCS, open_dataset, shard_schema
+from schemas.tokens import BY_URL, SHARD_DOCS, read_shards, shard_schema
 from schemas.versions import DATASET, attached_runs
 
+SHOWN_LINES = 10
+"""Maximum number of problems, and of copies, that the result of a check lists."""
+NO_DOCUMENT = "no document"
 COPY_SHARE = 0.5
 """A remaining document with at least this share of a removed document's spans counts as a copy of it."""
 
@@ -60,10 +64,11 @@ class CheckResult:
     """Number of tokens that were scanned."""
     text_bytes: int = 0
     """Number of bytes of text that were scanned."""
-    shared: dict[tuple[int, str], set[str]] = field(default_factory=dict)
+    shared: dict[tuple[int, str, str], set[str]] = field(default_factory=dict)
     """Digests of the spans of a removed document that occur elsewhere.
 
-    The key is the index of the removed document in the certificate, and the table and document with the span.
+    The key is the index of the removed document in the certificate, the place of the span (`TABLE.COLUMN` or
+    `tokens/STREAM/SHARD`), and the id (hex) of the document there, or NO_DOCUMENT.
     """
 
 
@@ -73,29 +78,38 @@ def judge_shared_spans(certificate: Certificate, checked: CheckResult) -> None:
     Spans outside of all documents are a problem. A document with at least `COPY_SHARE` of the spans of a removed
     document is a copy. A copy is a problem unless the certificate states that copies were kept.
     """
-    few = 0
-    for (owner, where), digests in sorted(checked.shared.items()):
+    copies: dict[str, list[str]] = {}
+    few = set[str]()
+    for (owner, place, document), digests in sorted(checked.shared.items()):
         removed = certificate.documents[owner]
-        total = len({digest for _, digest in (removed.text if "." in where.partition(" ")[0] else removed.tokens)})
+        total = len({digest for _, digest in (removed.text if "." in place else removed.tokens)})
         spans = f"{len(digests)} of {total} spans of removed document {removed.document[:12]}"
-        if where.endswith("no document"):
+        if document == NO_DOCUMENT:
             checked.problems.append(
-                f"{where}: expected no removed text, got {spans} outside of all documents. Run `penstock takedown` "
+                f"{place}: expected no removed text, got {spans} outside of all documents. Run `penstock takedown` "
                 "again."
             )
         elif len(digests) < COPY_SHARE * total:
-            few += 1
+            few.add(document)
         elif certificate.copies_left:
-            checked.notes.append(
-                f"{where}: holds {spans}, as one of the {certificate.copies_left} copies that were not requested"
-            )
+            copies.setdefault(document, []).append(f"{spans} in {place}")
         else:
             checked.problems.append(
-                f"{where}: expected no copy of a removed document, got {spans}. Take it down with "
+                f"{place}: expected no copy of a removed document, got {document} with {spans}. Take it down with "
                 "`penstock takedown --near`."
             )
-    if few:
-        checked.notes.append(f"{few} remaining document(s) share a passage with a removed document")
+    if copies:
+        checked.notes.append(
+            f"{len(copies):,} document(s) of the run hold at least half of a removed document. This is as certified: "
+            f"{certificate.copies_left:,} near-duplicates were kept, because the request did not name them"
+        )
+        shown = [f"copy {document}: {places[0]}" for document, places in sorted(copies.items())[:SHOWN_LINES]]
+        checked.notes += [
+            *shown,
+            *([f"{len(copies) - SHOWN_LINES:,} more copies"] if len(copies) > SHOWN_LINES else []),
+        ]
+    if few - {*copies}:
+        checked.notes.append(f"{len(few - {*copies}):,} remaining document(s) share a passage with a removed document")
 
 
 def describe_check(certificate: Certificate, checked: CheckResult) -> Iterator[str]:
@@ -108,7 +122,11 @@ def describe_check(certificate: Certificate, checked: CheckResult) -> Iterator[s
         f"{sum(len(traces.tokens) + len(traces.text) for traces in certificate.documents):,} spans"
     )
     yield from (f"note: {note}" for note in checked.notes)
-    yield from (f"FAILED: {problem}" for problem in checked.problems)
+    problems = Counter(checked.problems)
+    for problem, number in [*problems.items()][:SHOWN_LINES]:
+        yield f"FAILED: {problem}" + (f" ({number:,} times)" if number > 1 else "")
+    if len(problems) > SHOWN_LINES:
+        yield f"FAILED: {len(problems) - SHOWN_LINES:,} more problems of the {len(problems):,}"
     if checked.absent:
         yield f"absent, so not checked: {', '.join(checked.absent)}"
     valid = "the certificate is valid" + (" for the tables of this copy" if checked.absent else "")
@@ -218,12 +236,13 @@ def check_certificate(run: Store, certificate: Certificate) -> CheckResult:
         _check_files(name, table, certificate, checked)
         try:
             if name == DATASET:
-                _check_shards(run, certificate, checked)
+                _check_shards(table, certificate, checked)
             else:
                 _check_rows(name, table, certificate, checked)
         except (OSError, pa.ArrowException, ContractError) as error:
             checked.problems.append(
-                f"{name}: expected files that can be scanned, got an error: {error}. Restore them from a backup."
+                f"{name}: expected files that can be scanned, got an error: {str(error).rstrip('.')}. "
+                "Restore them from a backup."
             )
     for name in unreferenced_files(run, present):
         checked.problems.append(
@@ -258,7 +277,8 @@ def _tables_present(run: Store, certificate: Certificate, checked: CheckResult) 
                 tables[name] = TableVersion(*open_table(run, name))
             except (ContractError, ValidationError, OSError) as error:
                 checked.problems.append(
-                    f"{name}: expected a table that can be read, got an error: {error}. Restore it from a backup."
+                    f"{name}: expected a table that can be read, got an error: {str(error).rstrip('.')}. Restore it "
+                    "from a backup."
                 )
     if not tables.keys() & certificate.tables.keys():
         checked.problems.append(f"{run.uri}: expected tables of the certificate, got none. Name the run's folder.")
@@ -415,25 +435,26 @@ def _scan_text(where: str, column: pa.Array, ids: list[bytes], scan: tuple[SpanF
     for position, digest, owners in finder.find(content):
         row = int(np.searchsorted(offsets - offsets[0], position, side="right")) - 1
         for owner in owners:
-            checked.shared.setdefault((owner, f"{where} of {ids[row].hex()}"), set()).add(digest)
+            checked.shared.setdefault((owner, where, ids[row].hex()), set()).add(digest)
 
 
-def _check_shards(run: Store, certificate: Certificate, checked: CheckResult) -> None:
+def _check_shards(table: TableVersion, certificate: Certificate, checked: CheckResult) -> None:
     """Check that no shard or index of the dataset names a removed document.
 
     Check also that all tokens of blanked documents are tombstones. The digest of each span of a removed document
     in any tokens is added to `checked.shared`.
     """
-    dataset = open_dataset(run)
+    folder = table.folder
+    contract, streams = read_shards(folder, table.manifest)
     removed = {traces.document for traces in certificate.documents}
-    tombstone = dataset.tokenizer.reserved["tombstone"]
+    tombstone = contract.reserved["tombstone"]
     finder = SpanFinder(
         "tokens", certificate.salt, [(i, traces.tokens) for i, traces in enumerate(certificate.documents)]
     )
-    for stream, shards in dataset.streams.items():
+    for stream, shards in streams.items():
         for shard in shards:
             where = f"tokens/{stream}/{shard.number}"
-            with dataset.folder.open_input(shard.path) as file, dataset.folder.open_input(shard.docs_path) as docs:
+            with folder.open_input(shard.path) as file, folder.open_input(shard.docs_path) as docs:
                 index = pa.ipc.open_file(docs).read_all()
                 rows = _IndexRows(index, removed, certificate.salt)
                 if left := rows.columns_left():
@@ -454,12 +475,12 @@ def _check_shards(run: Store, certificate: Certificate, checked: CheckResult) ->
                     for position, digest, owners in finder.find(tokens):
                         other = rows.document_at(first + position)
                         for owner in owners:
-                            checked.shared.setdefault((owner, f"{where}: {other}"), set()).add(digest)
+                            checked.shared.setdefault((owner, where, other), set()).add(digest)
                     rows.check_tombstones(first, tokens, tombstone, (where, checked))
                     first += len(tokens)
                 checked.tokens += first
-    for path in dataset.by_url:
-        with dataset.folder.open_input(path) as file:
+    for path in table.manifest.paths_of("by_url/"):
+        with folder.open_input(path) as file:
             ids = pa.ipc.open_file(file).read_all().column("doc_id").to_pylist()
         if number := sum(salted_digest(certificate.salt, "document", own) in removed for own in ids):
             checked.problems.append(
@@ -485,10 +506,10 @@ class _IndexRows:
         return [name for name in names if set(rows.column(name).to_pylist()) - {BLANK.get(name)}]
 
     def document_at(self, token: int) -> str:
-        """Return the id (hex) of the document that a token of the shard belongs to, or `no document`."""
+        """Return the id (hex) of the document that a token of the shard belongs to, or NO_DOCUMENT."""
         row = int(np.searchsorted(self._begins, token, side="right")) - 1
         if row < 0 or token >= self._begins[row] + self._lengths[row] or self._ids[row] == REMOVED_ID:
-            return "no document"
+            return NO_DOCUMENT
         return self._ids[row].hex()
 
     def check_ids(self, ids: pa.Array, where: str, checked: CheckResult) -> None:

@@ -87,7 +87,7 @@ def begin_takedown(run: Store, selection: Selection, mode: Mode, effects: Effect
         salt=salt,
         documents=ids,
         requests=sorted(salted_digest(salt, kind, value.encode()) for kind, value in selection.request.items()),
-        copies_left=selection.copies_left,
+        copies_left=len(selection.copies),
         tables=tables,
         digests=digests,
         effects=effects,

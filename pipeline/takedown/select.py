@@ -4,7 +4,7 @@ Both tables with URLs are searched: `documents`, which includes dropped document
 the dataset, which has kept documents with redacted URLs.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from schemas.ids import DOC_ID_BYTES
 from schemas.manifest import open_table, read_run
 from schemas.storage import Store
 from schemas.tables import TABLES
-from schemas.takedown import PENDING_NAME, STAGE, TAKEDOWNS, read_certificate, salted_digest
+from schemas.takedown import PENDING_NAME, STAGE, TAKEDOWNS, Certificate, read_certificate, salted_digest
 from schemas.tokens import open_dataset
 from schemas.urls import canonical_url, host_suffixes
 
@@ -42,6 +42,8 @@ class TakedownRequest:
     """Ids (hex) of documents."""
     near: tuple[str, ...] = ()
     """Ids (hex) of documents to remove with their near-duplicates."""
+    with_copies: bool = False
+    """True = the near-duplicates of all selected documents are removed too."""
 
     def items(self) -> list[tuple[str, str]]:
         """Return the requested items as (kind, value); the kind is `domain`, `url`, `doc` or `near`."""
@@ -55,8 +57,12 @@ class Selection:
 
     request: TakedownRequest
     documents: frozenset[bytes]
-    copies_left: int
-    """Number of their near-duplicates that were not requested."""
+    copies: frozenset[bytes]
+    """Ids of their near-duplicates that were not requested."""
+    matched: Mapping[tuple[str, str], frozenset[bytes]]
+    """Ids of the documents that match each requested item."""
+    urls: Mapping[bytes, str]
+    """URL of each document that matches a domain, a URL or an id; near-duplicates are absent."""
 
 
 def select_documents(run: Store, request: TakedownRequest) -> Selection:
@@ -65,7 +71,9 @@ def select_documents(run: Store, request: TakedownRequest) -> Selection:
     Raises ConfigError if an item is not a valid domain or id, or matches no document.
     """
     if not request.items():
-        raise ConfigError("takedown: expected --domain, --url, --doc or --near, got none of them. Add one of them.")
+        raise ConfigError(
+            "takedown: expected --domain, --url, --doc, --docs or --near, got none of them. Add one of them."
+        )
     if not {"documents", "tokens"} & {*read_run(run).tables}:
         raise ConfigError(
             f"takedown: expected a run with documents or a dataset, got neither in {run.uri}. Pass the folder of a "
@@ -89,7 +97,11 @@ def select_documents(run: Store, request: TakedownRequest) -> Selection:
         problems = [_no_match(run, item, earlier.get(item)) for item in missing]
         raise ConfigError("takedown: " + "\n  ".join(problems))
     documents = frozenset[bytes]().union(*matched.values())
-    return Selection(request, documents, len(_cluster_mates(run, documents) - documents))
+    copies = frozenset(_cluster_mates(run, documents) - documents)
+    if request.with_copies:
+        documents, copies = documents | copies, frozenset()
+    frozen = {item: frozenset(own) for item, own in matched.items()}
+    return Selection(request, documents, copies, frozen, matchers.urls)
 
 
 def earlier_takedowns(run: Store, request: TakedownRequest) -> list[str]:
@@ -109,14 +121,25 @@ def _earlier(run: Store, items: Sequence[tuple[str, str]]) -> dict[tuple[str, st
         if "/" in name or not name.endswith(".json") or f"{TAKEDOWNS}/{name}" == PENDING_NAME:
             continue
         certificate = read_certificate(run, name.removesuffix(".json"))
-        removed = {traces.document for traces in certificate.documents}
-        for kind, value in items:
-            is_request = salted_digest(certificate.salt, kind, value.encode()) in certificate.requests
-            if is_request or (
-                kind in BY_ID and salted_digest(certificate.salt, "document", parse_id(kind, value)) in removed
-            ):
-                takedowns.setdefault((kind, value), certificate.id)
+        for item in requested_items(certificate, items):
+            takedowns.setdefault(item, certificate.id)
     return takedowns
+
+
+def requested_items(certificate: Certificate, items: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the items, as (kind, value), that a takedown was asked to remove, or whose document it removed.
+
+    A certificate has only salted digests of them. A domain or URL must be written as in the request.
+    """
+    removed = {traces.document for traces in certificate.documents}
+    found = []
+    for kind, value in items:
+        is_request = salted_digest(certificate.salt, kind, value.encode()) in certificate.requests
+        if is_request or (
+            kind in BY_ID and salted_digest(certificate.salt, "document", parse_id(kind, value)) in removed
+        ):
+            found.append((kind, value))
+    return found
 
 
 def _no_match(run: Store, item: tuple[str, str], earlier: str | None) -> str:
@@ -124,7 +147,9 @@ def _no_match(run: Store, item: tuple[str, str], earlier: str | None) -> str:
     where = f"--{item[0]} {item[1]}: expected a document of {run.uri}"
     if earlier:
         return f"{where}, got one that takedown {earlier} removed. Omit this option."
-    return f"{where}, got none. Look it up with `penstock show`."
+    if item[0] == "domain":
+        return f"{where}, got none. `penstock report` lists the domains of a run; correct the spelling."
+    return f"{where}, got none. Look it up with `penstock show`, and correct the spelling."
 
 
 def parse_id(kind: str, text: str) -> bytes:
@@ -146,6 +171,8 @@ class _Matchers:
 
     def __init__(self, items: Sequence[tuple[str, str]]):
         self.documents: dict[tuple[str, str], set[bytes]] = {item: set() for item in items}
+        self.urls: dict[bytes, str] = {}
+        """URL of each matching document."""
         self._ids = {item: parse_id(*item) for item in items if item[0] in BY_ID}
         self._hosts = {item: _hosts(*item) for item in items if item[0] not in BY_ID}
         self._forms = {item: canonical_url(item[1]) for item in items if item[0] == "url"}
@@ -166,6 +193,7 @@ class _Matchers:
             for item, documents in self.documents.items():
                 if self._matches(item, row):
                     documents.add(row["doc_id"])
+                    self.urls.setdefault(row["doc_id"], row["url"] or "")
 
     def _matches(self, item: tuple[str, str], row: dict[str, Any]) -> bool:
         url, domain = row["url"] or "", row["domain"]

@@ -9,6 +9,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from jobs.cli import main
 from pipeline.lineage.training import read_lineage
 from pipeline.takedown.certificate import check_certificate
 from schemas.errors import ConfigError
@@ -190,6 +191,17 @@ def test_training_from_the_last_clean_checkpoint_is_training_without_them(
     ]
     assert sorted(path.name for path in (new / "train/replaced").glob("*/*")) == ["step-000015", "step-000020"]
     assert read_replays(Store(str(new))) == [replay]
+
+
+def test_a_dry_run_describes_the_replay_and_changes_nothing(new: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.read_bytes() for path in new.rglob("*") if path.is_file()}
+    assert main(["train", str(new), "--dry-run", "--replay-from", "clean"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(
+        "nothing is started or moved; it would be training again from checkpoint of step 10, which saw none of the removed documents"
+    )
+    assert "2 later checkpoint(s) set aside" in out
+    assert {path: path.read_bytes() for path in new.rglob("*") if path.is_file()} == before
 
 
 def test_a_replay_that_was_broken_off_goes_on(new: Path) -> None:

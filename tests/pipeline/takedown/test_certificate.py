@@ -26,6 +26,7 @@ from pipeline.takedown.tables import (
     window_marks,
 )
 from schemas.errors import ContractError
+from schemas.ids import digest_of
 from schemas.manifest import open_table, read_run, write_run
 from schemas.storage import Store
 from schemas.tables import TABLES
@@ -308,6 +309,16 @@ def test_a_later_takedown_keeps_the_certificate_valid(run: Path) -> None:
         result = check_certificate(Store(str(run)), certificate)
         assert result.problems == []
         assert bool(result.notes) == (certificate.id == first.id)
+    copy = run.parent / "copy"  # what an outsider needs: run.json, the tables to check, and the folder takedowns
+    for name in ("tokens", "takedowns"):
+        shutil.copytree(run / name, copy / name)
+    shutil.copy(run / "run.json", copy)
+    result = check_certificate(Store(str(copy)), first)
+    assert (result.problems, result.absent) == ([], ["tokenizer"])
+    shutil.rmtree(copy / "takedowns")
+    (problem,) = check_certificate(Store(str(copy)), first).problems
+    assert "expected the certificate of takedown" in problem
+    assert problem.endswith("Copy it from the run or a backup.")
 
 
 def test_remaining_copies_are_reported(tmp_path: Path) -> None:
@@ -324,7 +335,11 @@ def test_remaining_copies_are_reported(tmp_path: Path) -> None:
     known = certificates(folder)[0].model_copy(update={"copies_left": 1}).sealed()
     result = check_certificate(Store(str(folder)), known)
     assert not result.problems
-    assert any("as one of the 1 copies that were not requested" in note for note in result.notes)
+    assert result.notes[0] == (
+        "1 document(s) of the run hold at least half of a removed document. This is as certified: 1 near-duplicates "
+        "were kept, because the request did not name them"
+    )
+    assert result.notes[1].startswith(f"copy {other['doc_id'].hex()}: ")
 
 
 def _ends(folder: Path) -> list[tuple[int, int]]:
@@ -362,14 +377,14 @@ def test_every_field_is_under_the_seal(run: Path) -> None:
 
 def test_a_copy_of_the_shards_is_checked_by_the_certificate_alone(whole: Path, tmp_path: Path) -> None:
     certificate, copy = certificates(whole)[0], tmp_path / "copy"
-    for name in ("clean", "tokens", "tokenizer"):
+    for name in ("clean", "tokens"):
         shutil.copytree(whole / name, copy / name)
     shutil.copy(whole / "run.json", copy)
     result = check_certificate(Store(str(copy)), certificate)
     assert result.problems == []
     assert result.tokens > 0
     assert result.notes == ["clean: the manifest before is absent, so unchanged files were not compared"]
-    assert {*result.absent} == {"documents", "text", "verdicts", "clusters", "dedup", "audit"}
+    assert {*result.absent} == {"documents", "text", "verdicts", "clusters", "dedup", "tokenizer", "audit"}
     assert [*describe_check(certificate, result)][-1] == "the certificate is valid for the tables of this copy"
     (copy / "text").mkdir()
     shutil.copy(next((whole / "text").rglob("*.parquet")), copy / "text")  # the copy has a file of it
@@ -409,7 +424,7 @@ def test_a_text_left_in_a_table_is_found(whole: Path) -> None:
     for table in ("text", "clean"):
         rewrite(whole, table, lambda rows: put(rows, FORTY))
         problems = checked(whole).problems
-        assert any(f"{table}.text of" in line and "expected no copy of" in line for line in problems), problems
+        assert any(f"{table}.text: expected no copy of" in line for line in problems), problems
 
 
 def rewrite(folder: Path, table: str, change) -> None:
@@ -482,8 +497,46 @@ def test_indexes_and_audits_lose_their_rows(tmp_path: Path) -> None:
 
 
 def test_an_invalid_certificate_is_rejected() -> None:
-    with pytest.raises(ContractError, match=r"a\.json: expected a valid certificate of a takedown, got"):
+    with pytest.raises(ContractError, match=r"a\.json: expected the certificate of a takedown, got"):
         parse_certificate({"version": 1}, "a.json")
+    with pytest.raises(ContractError) as error:
+        parse_certificate({"id": 3, "recipe": "x"}, "a.json")
+    assert str(error.value) == (
+        "a.json: expected the certificate of a takedown, got missing or wrong fields (id, made, mode, salt, requests, "
+        "documents, copies_left, standing, tables, windows, effects, tokenizer, code_version, pyarrow_version, "
+        "recipe). Name a file such as takedowns/<id>.json of the run, or restore it from a backup."
+    )
+
+
+def test_a_certificate_without_a_newer_field_stays_valid(run: Path) -> None:
+    raw = certificates(run)[0].model_dump(mode="json", exclude={"seal"})
+    del raw["effects"]["others"]
+    old = parse_certificate(raw | {"seal": digest_of(raw)}, "a.json")
+    assert old.seal == old.content_digest
+    assert json.loads(old.to_bytes()) == raw | {"seal": old.seal}
+
+
+def test_a_requester_can_match_a_request(run: Path, removed: dict, capsys: pytest.CaptureFixture[str]) -> None:
+    """The certificate has only salted digests of what was requested."""
+    name = f"takedowns/{certificates(run)[0].id}.json"
+    document = removed["doc_id"].hex()
+    assert take_down(run, check=name, doc=[document]) == 0
+    assert f"note: --doc {document} is an item of the takedown's request" in capsys.readouterr().out
+    assert take_down(run, check=name, doc=[document], domain=["example.com"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2:] == [
+        "FAILED: --domain example.com: expected an item of the takedown's request, got another one. Write it as in the "
+        "request.",
+        "the certificate is not valid",
+    ]
+
+
+def test_equal_and_many_problems_are_shortened(run: Path) -> None:
+    result = CheckResult(problems=["a"] * 200 + [f"b{number}" for number in range(30)])
+    lines = [line for line in describe_check(certificates(run)[0], result) if line.startswith("FAILED")]
+    assert lines[:2] == ["FAILED: a (200 times)", "FAILED: b0"]
+    assert lines[-1] == "FAILED: 21 more problems of the 31"
+    assert len(lines) == 11
 
 
 def test_a_certificate_of_another_version_is_rejected(run: Path) -> None:

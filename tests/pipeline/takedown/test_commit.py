@@ -181,7 +181,7 @@ def test_tables_that_changed_meanwhile_are_rejected(tmp_path: Path) -> None:
     certificates_before = (tmp_path / PENDING_NAME).read_bytes()
     write_run(run, state.model_copy(update={"tables": state.tables | {"tokens": "v-other"}}))
     with pytest.raises(
-        ContractError, match=r"expected the certificate of takedown \w+, got no file .*\. Restore it from"
+        ContractError, match=r"expected the certificate of takedown \w+, got no file .*\. Copy it from the run"
     ):
         take_down(tmp_path, doc=[document.hex()])
     assert (tmp_path / PENDING_NAME).read_bytes() == certificates_before

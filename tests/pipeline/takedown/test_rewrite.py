@@ -185,9 +185,27 @@ def test_domains_urls_ids_and_copies_are_found(whole: Path, run: Path) -> None:
     near = select_documents(Store(str(whole)), TakedownRequest(near=(identifier(24).hex(),)))
     clusters = {row["doc_id"]: row["cluster"] for row in rows_of(whole, "clusters")}
     assert near.documents == {document for document, cluster in clusters.items() if cluster == clusters[identifier(24)]}
-    assert (len(near.documents), near.copies_left) == (5, 0)
+    assert (len(near.documents), near.copies) == (5, frozenset())
     alone = select_documents(Store(str(whole)), TakedownRequest(documents=(identifier(24).hex(),)))
-    assert (alone.documents, alone.copies_left) == ({identifier(24)}, 4)
+    assert (alone.documents, alone.copies) == ({identifier(24)}, near.documents - {identifier(24)})
+    both = select_documents(Store(str(whole)), TakedownRequest(documents=(identifier(24).hex(),), with_copies=True))
+    assert (both.documents, both.copies) == (near.documents, frozenset())
+
+
+def test_a_dry_run_lists_documents_and_their_copies(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document, before = identifier(24), all_bytes(whole)
+    url = next(row["url"] for row in rows_of(whole, "documents") if row["doc_id"] == document)
+    assert take_down(whole, doc=[document.hex()], url=[url], dry_run=True) == 0
+    lines = capsys.readouterr().out.splitlines()
+    at = lines.index("4 near-duplicates of them are not selected; --with-copies removes them too")
+    assert lines[:4] == [
+        "1 document(s) to be removed", f"  --url {url}: 1", f"  --doc {document.hex()}: 1",
+        f"  {document.hex()[:12]}  {url}",
+    ]  # fmt: skip
+    clusters = {row["doc_id"]: row["cluster"] for row in rows_of(whole, "clusters")}
+    copies = sorted(own.hex() for own in clusters if clusters[own] == clusters[document] and own != document)
+    assert lines[at + 1 : at + 5] == [f"  {copy[:12]}" for copy in copies]
+    assert all_bytes(whole) == before
 
 
 @pytest.mark.parametrize(
@@ -200,9 +218,10 @@ def test_domains_urls_ids_and_copies_are_found(whole: Path, run: Path) -> None:
         ({"doc": ["00" * 16]}, f"--doc {'00' * 16}: expected a document"),
         ({"doc": ["xyz"]}, "--doc: expected a document id of 12 to 32 hex digits, got 'xyz'"),
         ({"near": ["ab" * 15]}, f"--near {'ab' * 15}: expected the beginning of a document id of .*, got no document"),
-        ({}, "expected --domain, --url, --doc or --near, got none of them"),
+        ({}, "expected --domain, --url, --doc, --docs or --near, got none of them"),
         ({"check": "a.json", "drop_old": True}, "expected --check or --drop-old without other options"),
-        ({"check": "a.json", "doc": ["00" * 16]}, "without other options, got --check, --doc"),
+        ({"check": "a.json", "compact": True}, "without other options, got --check, --compact"),
+        ({"drop_old": True, "doc": ["00" * 16]}, "without other options, got --drop-old, --doc"),
         ({"check": "a.json"}, "expected a certificate, got no file a.json"),
     ],
 )
