@@ -198,7 +198,8 @@ def test_a_dry_run_describes_the_replay_and_changes_nothing(new: Path, capsys: p
     assert main(["train", str(new), "--dry-run", "--replay-from", "clean"]) == 0
     out = capsys.readouterr().out
     assert out.startswith(
-        "nothing is started or moved; it would be training again from checkpoint of step 10, which saw none of the removed documents"
+        "nothing is started or moved; it would be training again from checkpoint of step 10, which saw none of the "
+        "removed documents"
     )
     assert "2 later checkpoint(s) set aside" in out
     assert {path: path.read_bytes() for path in new.rglob("*") if path.is_file()} == before
