@@ -13,7 +13,7 @@ import pytest
 from pipeline.dedup.index import MERGED
 from pipeline.dedup.survivors import COUNTED
 from pipeline.engine.parquet import PartWriter
-from pipeline.takedown.certificate import CheckResult, check_certificate, describe_check
+from pipeline.takedown.certificate import CheckResult, check_certificate, describe_check, judge_shared_spans
 from pipeline.takedown.tables import (
     SPAN_LENGTHS,
     SpanFinder,
@@ -30,7 +30,7 @@ from schemas.ids import digest_of
 from schemas.manifest import open_table, read_run, write_run
 from schemas.storage import Store
 from schemas.tables import TABLES
-from schemas.takedown import Certificate, parse_certificate, salted_digest
+from schemas.takedown import Certificate, Traces, parse_certificate, salted_digest
 from tests.pipeline.takedown.test_rewrite import LONG
 from tests.support.report_run import Record, crawl, identifier, make_run
 from tests.support.tiny_dataset import make_tiny_dataset
@@ -261,7 +261,7 @@ def test_a_document_hidden_in_another_one_is_found(run: Path, removed: dict) -> 
     forge(run, key, lambda data: data.replace(old, np.array(removed["tokens"][1 : 1 + size], np.uint16).tobytes()))
     problems = checked(run).problems
     assert any("expected no copy of a removed document, got" in problem for problem in problems)
-    assert any(problem.endswith("Take it down with `penstock takedown --near`.") for problem in problems)
+    assert any(problem.endswith(f"`penstock takedown RUN --doc {other['doc_id'].hex()}`.") for problem in problems)
 
 
 def test_changes_after_the_certificate_are_found(run: Path, removed: dict) -> None:
@@ -336,10 +336,25 @@ def test_remaining_copies_are_reported(tmp_path: Path) -> None:
     result = check_certificate(Store(str(folder)), known)
     assert not result.problems
     assert result.notes[0] == (
-        "1 document(s) of the run hold at least half of a removed document. This is as certified: 1 near-duplicates "
+        "1 document(s) of the run hold nearly all of a removed document. This is as certified: 1 near-duplicates "
         "were kept, because the request did not name them"
     )
     assert result.notes[1].startswith(f"copy {other['doc_id'].hex()}: ")
+
+
+def test_a_common_passage_is_no_copy() -> None:
+    spans = [(number, f"{number:032x}") for number in range(10)]
+    removed = Traces(document="d" * 64, num_tokens=100, tokens=spans)
+    certificate = Certificate.model_construct(documents=[removed], copies_left=0)
+    checked = CheckResult(shared={(0, "tokens/web/train/0", "ab"): {digest for _, digest in spans[:8]}})
+    judge_shared_spans(certificate, checked)
+    note = "1 remaining document(s) share passages with a removed document, at most 80 % of its text (document ab)"
+    assert (checked.problems, checked.notes) == ([], [note])
+    checked = CheckResult(shared={(0, "tokens/web/train/0", "ab"): {digest for _, digest in spans[:9]}})
+    judge_shared_spans(certificate, checked)
+    assert [problem.partition(", got ")[0] for problem in checked.problems] == [
+        "tokens/web/train/0: expected no copy of a removed document"
+    ]
 
 
 def _ends(folder: Path) -> list[tuple[int, int]]:
