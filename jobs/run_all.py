@@ -6,6 +6,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from jobs.arguments import add_recipe, add_reuse
 from jobs.exit_codes import exit_code_of
 from jobs.recipe import read_recipe
 from jobs.spark_session import SparkConfig, spark_session
-from pipeline.run import Prepared, forecast, prepare, run_locked_steps
+from pipeline.run import Prepared, forecast, is_complete, prepare, run_locked_steps
 from pipeline.summary import Summary, closing_summary
 from schemas.config import override_words
 from schemas.errors import ConfigError
@@ -51,7 +52,9 @@ def run_recipe(
     with lock_tables(folder, "penstock run", others):
         verb = ["run"] if until is None else ["stage", until]
         check_trained(prepared, folder, [*verb, recipe_path, *override_words(overrides)])
-        with spark_session(config, verbose=verbose) as spark:
+        # Spark takes seconds to start, and a complete run needs none of it.
+        session = nullcontext() if is_complete(prepared, folder) else spark_session(config, verbose=verbose)
+        with session as spark:
             run_locked_steps(spark, prepared, folder, config.partitions, shlex.join(["penstock", *verb]))
     words = ["penstock", "run", recipe_path, "--out", out, *override_words(overrides)]
     return closing_summary(folder, until, time.monotonic() - started, shlex.join(words) if until else None)

@@ -68,7 +68,8 @@ class Prepared:
 class Run:
     """The session, settings and inputs that all steps of a run share."""
 
-    spark: SparkSession
+    spark: SparkSession | None
+    """None = every step is complete, so nothing is built."""
     recipe: Recipe
     folder: Store
     splits: Sequence[Split]
@@ -110,9 +111,16 @@ def run_steps(
 
 
 def run_locked_steps(
-    spark: SparkSession, prepared: Prepared, folder: Store, partitions: int | None, command: str = "penstock run"
+    spark: SparkSession | None,
+    prepared: Prepared,
+    folder: Store,
+    partitions: int | None,
+    command: str = "penstock run",
 ) -> RunFile:
-    """Do the same as `run_steps`, for a caller that holds the lock on the tables of the run folder."""
+    """Do the same as `run_steps`, for a caller that holds the lock on the tables of the run folder.
+
+    `spark` may be None if every step is complete.
+    """
     names = [step.name for step in prepared.steps]
     with show_progress(spark, command, names, folder) as progress:
         run = Run(spark, prepared.recipe, folder, prepared.splits, prepared.models, partitions, prepared.reuse)
@@ -125,7 +133,10 @@ def _run_steps(run: Run, steps: Sequence[Step], progress: Progress) -> RunFile:
     existing = {name: version for name, version in read_run(folder).tables.items() if name not in unused}
     state = RunFile(tables=existing, recipe=recipe.to_json())
     write_run(folder, state)
-    ship_models(run.spark, [model.path for named in run.models.values() for model in named.values() if model.shipped])
+    if run.spark is not None:
+        ship_models(
+            run.spark, [model.path for named in run.models.values() for model in named.values() if model.shipped]
+        )
     tables: dict[str, TableVersion] = {}
     for step in steps:
         inputs = {name: tables[name] for name in step.inputs(recipe) if name in tables}
@@ -228,6 +239,11 @@ def run_step(run: Run, step: Step, inputs: Mapping[str, TableVersion], progress:
 
 def build_step(run: Run, step: Step, inputs: Mapping[str, TableVersion], folders: Mapping[str, Store]) -> None:
     """Build and commit the tables of a step in `folders`, by table."""
+    if run.spark is None:
+        raise ContractError(
+            f"{run.folder.uri}: expected complete tables of the step {step.name}, got none: another process "
+            "has deleted them. Run this command again."
+        )
     started, clock = datetime.now(UTC), time.monotonic()
     models = models_of(run, step)
     built = step.build(
@@ -403,6 +419,20 @@ def forecast(prepared: Prepared, folder: Store) -> Forecast:
             replaced |= {*step.writes} - complete.keys()
             changes.append(StepChange(step.name, tuple(reasons)))
     return Forecast(tuple(changes), complete)
+
+
+def is_complete(prepared: Prepared, folder: Store) -> bool:
+    """Return True if a run would build no table: those of every step exist in its folder or in a run that it uses."""
+    complete: dict[str, TableVersion] = {}
+    for step in prepared.steps:
+        inputs = {name: complete[name] for name in step.inputs(prepared.recipe) if name in complete}
+        inputs |= step.external_inputs(prepared.recipe, prepared.splits)
+        tables = _find_version(prepared, step, inputs, folder)
+        found = {name: table for name, table in tables.items() if isinstance(table, TableVersion)}
+        if len(found) < len(tables):
+            return False
+        complete |= found
+    return True
 
 
 def dataset_steps(prepared: Prepared) -> list[Step]:

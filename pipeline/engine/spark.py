@@ -35,9 +35,16 @@ KINDS = {"ConfigError": ConfigError, "ContractError": ContractError}
 
 @contextmanager
 def show_progress(
-    spark: SparkSession, command: str, steps: Sequence[str], folder: Store | None = None
+    spark: SparkSession | None, command: str, steps: Sequence[str], folder: Store | None = None
 ) -> Iterator[Progress]:
-    """Show the progress of steps in the `with` block. `folder`: the run folder, which gets `progress.json`."""
+    """Show the progress of steps in the `with` block. `folder`: the run folder, which gets `progress.json`.
+
+    `spark`: None if the steps start no Spark job.
+    """
+    if spark is None:
+        with Progress(command, steps, CountSources(None, lambda: (0, 0)), folder) as shown:
+            yield shown
+        return
     conf = spark.sparkContext.getConf()
     host = conf.get("spark.driver.host") or "127.0.0.1"
     listener: CountsListener | None = None

@@ -154,14 +154,8 @@ def test_a_model_that_was_trained_is_exported_and_evaluated_after_a_refusal(
 
 
 @pytest.mark.spark
-@pytest.mark.usefixtures("same_spark")
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--set", "spark.partitions=3", "--set", "train.seq_len=128"],
-        pytest.param([], marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.usefixtures("no_spark")
+@pytest.mark.parametrize("words", [["--set", "spark.partitions=3", "--set", "train.seq_len=128"], []])
 def test_what_leaves_the_dataset_as_it_is_is_complete_and_keeps_the_plan(
     trained: Path, crawl: Path, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
@@ -204,6 +198,10 @@ def test_the_printed_command_makes_a_run_that_shares_unchanged_tables(
     # The same command without --reuse resumes: run.json names the other run.
     assert main(words[: words.index("--reuse")]) == 0
     assert sum(line.endswith(f" in {trained}") for line in capsys.readouterr().err.splitlines()) == len(STEPS) - 1
+    # A table that somebody deleted is built again.
+    shutil.rmtree(f"{new.root}/tokens/{tables['tokens']}")
+    assert main(words[: words.index("--reuse")]) == 0
+    assert read_run(new).tables == tables
 
 
 @pytest.mark.spark
