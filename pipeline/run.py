@@ -90,6 +90,12 @@ def prepare(recipe: Recipe, until: str | None) -> Prepared:
     recipe = canonical_recipe(recipe)
     known = steps_for(recipe)
     steps = [step for step in known[: names.index(until) + 1 if until else None] if step.is_used(recipe)]
+    if until is not None and until not in [step.name for step in steps]:
+        used = ", ".join(step.name for step in known if step.is_used(recipe))
+        raise ConfigError(
+            f"stage: expected a step that this recipe uses ({used}), got {until!r}, which none of its settings and "
+            "models asks for. Name another step, or add its settings; `penstock settings` lists them."
+        )
     splits = find_splits(recipe.section("source", SourceConfig))
     for step in steps:
         step.external_inputs(recipe, splits)

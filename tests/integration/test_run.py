@@ -436,6 +436,8 @@ def test_an_input_that_changed_its_content_and_kept_its_looks_is_refused(finishe
 def test_wrong_step_and_missing_input_stop_before_anything_runs(run_at, tmp_path):
     with pytest.raises(ConfigError, match=r"stage: expected a step, got 'dedupe' .did you mean 'dedup'"):
         run_at(until="dedupe")
+    with pytest.raises(ConfigError, match=r"expected a step that this recipe uses \(documents, verdicts.*got 'scores'"):
+        run_at(until="scores")
     with pytest.raises(ConfigError, match=r"nothing-\*"):
         run_at(overrides=[f"source.paths=['{tmp_path}/nothing-*']"], folder=tmp_path / "run")
     assert not (tmp_path / "run").exists()
