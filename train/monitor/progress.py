@@ -48,19 +48,29 @@ class ProgressPrinter:
             self.print_line(self._line(record, mark))
             self._since = []
         elif self._columns and now - self._drawn >= REDRAW_SECONDS:
-            print(f"{CLEAR}{self._line(record, mark)[: self._columns - 1]}", end="", file=self._stream, flush=True)
+            self._print(f"{CLEAR}{self._line(record, mark)[: self._columns - 1]}", end="")
             self._temporary, self._drawn = True, now
 
     def print_line(self, text: str) -> None:
         """Print a permanent line of text; all other output of a run goes through this method."""
-        print(f"{CLEAR if self._temporary else ''}{text}", file=self._stream, flush=True)
+        self._print(f"{CLEAR if self._temporary else ''}{text}")
         self._temporary, self._drawn = False, time.monotonic()
 
     def close(self) -> None:
         """Clear the temporary line."""
         if self._temporary:
-            print(CLEAR, end="", file=self._stream, flush=True)
+            self._print(CLEAR, end="")
         self._temporary = False
+
+    def _print(self, text: str, end: str = "\n") -> None:
+        """Print text. If its reader has ended, such as `head`, training continues without output."""
+        try:
+            print(text, end=end, file=self._stream, flush=True)
+        except BrokenPipeError:
+            # All later output of the process goes to the same place, and so does what Python writes at its end.
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())
+            os.close(nowhere)
 
     def _line(self, record: StepMetrics, mark: str) -> str:
         seconds = max(sum(step.step_seconds for step in self._since), 1e-9)

@@ -372,6 +372,18 @@ def test_the_time_left_goes_by_the_last_hundred_steps(monkeypatch: pytest.Monkey
     assert capsys.readouterr().out.splitlines()[0].endswith("1:06:36 left")
 
 
+def test_training_continues_when_nobody_reads_its_output_any_more() -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w") as stream:
+        shown = ProgressPrinter(steps=100, log_every=1, stream=stream)
+        shown.print_line("first")
+        assert os.read(reader, 100) == b"first\n"
+        os.close(reader)  # as `penstock train run | head -1` does
+        for step in (1, 2):
+            shown.show(record(step))
+        print("trained", file=stream, flush=True)
+
+
 def test_a_terminal_sees_a_line_that_is_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
     time, stream = Clock(monkeypatch), io.StringIO()
     monkeypatch.setattr(stream, "isatty", lambda: True)
