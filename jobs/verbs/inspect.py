@@ -29,7 +29,7 @@ from pipeline.inspect.show import (
     sample_documents,
 )
 from pipeline.inspect.whatif import Prediction, format_prediction, open_tables, predict, to_json
-from pipeline.inspect.whatif_limits import changed_settings
+from pipeline.inspect.whatif_limits import changed_settings, describe_changes
 from pipeline.stages import reasons_of_run
 from schemas.document_ids import ID_HELP, resolve_doc_ids
 from schemas.errors import ConfigError
@@ -239,28 +239,29 @@ def add_whatif_arguments(parser: argparse.ArgumentParser) -> None:
 def whatif_command(arguments: argparse.Namespace) -> int:
     """Predict what a finished run would keep with other thresholds, without reading texts or changing the run."""
     run = Store(arguments.run)
-    prediction, changed = predict_run(run, arguments.overrides, arguments.verbose)
-    print(format_prediction(prediction, changed))
+    predicted = predict_run(run, arguments.overrides, arguments.verbose)
+    print(format_prediction(*predicted))
     if arguments.json:
         folder, _, name = arguments.json.rpartition("/")
-        Store(folder or ".").write_atomic(name, canonical_json(to_json(prediction, changed)))
+        Store(folder or ".").write_atomic(name, canonical_json(to_json(*predicted)))
     return 0
 
 
 def predict_run(
     run: Store, overrides: Sequence[str], verbose: bool = False
-) -> tuple[Prediction, dict[str, tuple[object, object]]]:
-    """Return the prediction for a run, and the changed settings as name → (old value, new value).
+) -> tuple[Prediction, dict[str, tuple[object, object]], tuple[str, ...]]:
+    """Return the prediction for a run, the changed settings as name → (old value, new value), and lines about them.
 
     `verbose`: print the messages of Spark. Raises ConfigError if a what-if cannot change one of the settings.
     """
     committed, proposed = stored_recipe(run, []), stored_recipe(run, overrides)
     changed = changed_settings(committed, proposed)
     models = deciding_models(proposed)
+    described = describe_changes(committed, proposed, changed, models.get("quality", {}))
     open_tables(run)  # a missing or inconsistent run is rejected before Spark starts
     with spark_session(proposed.section("spark", SparkConfig), "penstock what-if", verbose) as spark:
         ship_models(spark, [path for paths in models.values() for path in paths.values()])
-        return predict(spark, run, proposed, models), changed
+        return predict(spark, run, proposed, models), changed, described
 
 
 COMMANDS = {
