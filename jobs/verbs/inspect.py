@@ -47,6 +47,8 @@ VERBS = {
     "whatif": "Predict what a run would keep with other thresholds. No text is read, and the run is not changed.",
 }
 
+SHOWN_INPUTS = 3
+"""Maximum number of input files that `diff` names for each run."""
 MovedCounts = Mapping[tuple[str, str], int]
 
 
@@ -81,12 +83,14 @@ def describe_difference(difference: Difference, a: ComparedRun, b: ComparedRun) 
     ]
     if difference.settings:
         lines += ["", "settings that differ"]
-        rows = [(name, f"{old} → {new}") for name, (old, new) in difference.settings.items()]
+        rows = [(name, f"{old} → {new}") for name, (old, new) in difference.setting_texts.items()]
         lines += text_table(rows, indent="  ")
+    lines += _unshared_lines(difference, a, b)
     if a.digest == b.digest:
         return "\n".join([*lines, "equal: the digests are the same, and so are documents and tokens"])
     if not difference.documents:
-        lines += ["", "documents: both keep the same"]
+        partly = any(each.names for each in difference.unshared)
+        lines += ["", f"documents: both keep the same{' of the input files that both read' if partly else ''}"]
     for out, title in ((True, "only in A, by the rule that dropped them in B"), (False, _INTO)):
         lines += _moved_lines(difference, difference.moved(out), title, out)
     both_dropped = {key: count for key, count in difference.documents.items() if KEPT not in key[1:]}
@@ -94,6 +98,20 @@ def describe_difference(difference: Difference, a: ComparedRun, b: ComparedRun) 
         lines += ["", f"dropped by both, by different rules: {sum(both_dropped.values()):,}"]
         lines += [f"  {source}  {old} → {new}  {count:,}" for (source, old, new), count in _ordered(both_dropped)]
     return "\n".join([*lines, *_tokens(difference.tokens)])
+
+
+def _unshared_lines(difference: Difference, a: ComparedRun, b: ComparedRun) -> Iterator[str]:
+    """Yield a line for each run that read input files which the other did not read."""
+    if not any(each.names for each in difference.unshared):
+        return
+    yield from ("", "input files that only one run read; their documents are not compared")
+    for label, side, inputs in zip("AB", (a, b), difference.unshared):
+        if inputs.names:
+            files = f"{len(inputs.names):,} file{'s' if len(inputs.names) > 1 else ''}"
+            shown = [printable(name) for name in inputs.names[:SHOWN_INPUTS]]
+            more = [f"{len(inputs.names) - len(shown):,} more"] if len(inputs.names) > len(shown) else []
+            counts = f"{inputs.rows:,} rows, {inputs.kept:,} documents kept"
+            yield f"  only in {label} ({side.run.uri}): {files}, {counts}: {', '.join([*shown, *more])}"
 
 
 _INTO = "only in B, by the rule that dropped them in A"
@@ -134,6 +152,8 @@ def difference_to_json(difference: Difference, a: ComparedRun, b: ComparedRun) -
         "b": {"digest": b.digest, "documents": difference.kept[1]},
         "equal": a.digest == b.digest,
         "settings": {name: {"a": old, "b": new} for name, (old, new) in difference.settings.items()},
+        "setting_texts": {name: {"a": old, "b": new} for name, (old, new) in difference.setting_texts.items()},
+        "unshared_inputs": {name: vars(inputs) for name, inputs in zip("ab", difference.unshared)},
         "documents": [
             {
                 "source": source,
