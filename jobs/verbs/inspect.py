@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import itertools
 import operator
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,14 +17,12 @@ from jobs.recipe import deciding_models, stored_recipe
 from jobs.spark_session import SparkConfig, spark_session
 from pipeline.engine.spark import ship_models
 from pipeline.inspect.diff import KEPT, ComparedRun, Difference, Example, compare_runs, open_compared_run
+from pipeline.inspect.document_text import document_json, format_document, format_summary, has_raw_text
 from pipeline.inspect.show import (
     WITH_TEXT,
     column_equals,
     columns_of_run,
-    document_json,
     find_documents,
-    format_document,
-    has_raw_text,
     parse_where,
     rule_equals,
     sample_documents,
@@ -188,7 +187,11 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print the clean text too, or the raw text of dropped documents with the cut spans marked",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object per document and line")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument(
+        "--all", action="store_true", help="print every column of each document; the default for a single document"
+    )
+    output.add_argument("--json", action="store_true", help="print one JSON object per document and line")
 
 
 def show_command(arguments: argparse.Namespace) -> int:
@@ -198,14 +201,19 @@ def show_command(arguments: argparse.Namespace) -> int:
     columns = columns_of_run(run)
     reasons = reasons_of_run(run)
     number = num_raw = 0
-    for row in _shown_documents(arguments, run, columns):
+    rows = _shown_documents(arguments, run, columns)
+    head = list(itertools.islice(rows, 2))
+    is_whole = arguments.all or len(head) == 1
+    for row in itertools.chain(head, rows):
         if arguments.text and has_raw_text(row) and not num_raw:
             print("show: the text of dropped documents is raw and may hold personal data", file=sys.stderr, flush=True)
         number, num_raw = number + 1, num_raw + has_raw_text(row)
         if arguments.json:
             print(document_json(row, arguments.text))
-        else:
+        elif is_whole:
             print(format_document(row, arguments.text, columns, reasons) + "\n")
+        else:
+            print(format_summary(row, arguments.text, reasons) + "\n")
     print(f"{number} document(s)", file=sys.stderr if arguments.json else sys.stdout)
     return 0 if number else 1
 

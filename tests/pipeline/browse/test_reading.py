@@ -13,7 +13,8 @@ from pipeline.browse.document import cluster_members, compare_documents, documen
 from pipeline.browse.rows import BrowsedRun, Position, find_position, judged_batches, parse_doc_id, parse_position
 from pipeline.browse.search import DocumentQuery, condition_of, make_query, page_json, random_documents, run_facts
 from pipeline.browse.spans import Hits, Mark, divide, json_value, snippet
-from pipeline.inspect.show import find_documents, parse_where, verdict_of
+from pipeline.inspect.document_text import verdict_of
+from pipeline.inspect.show import find_documents, parse_where
 from pipeline.text.spans import without
 from schemas.errors import ConfigError, ContractError
 from tests.pipeline.tokens.test_streams import leave_out

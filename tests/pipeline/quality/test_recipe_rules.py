@@ -8,7 +8,8 @@ import pytest
 
 from jobs.recipe import recipe_sections
 from pipeline.engine.parquet import Part
-from pipeline.inspect.show import find_documents, format_document, parse_where
+from pipeline.inspect.document_text import format_document
+from pipeline.inspect.show import find_documents, parse_where
 from pipeline.inspect.whatif_limits import changed_settings, curves_of, sensitivity_part
 from pipeline.inspect.without_rules import leave_out_rules
 from pipeline.quality.config import QualityConfig
@@ -290,13 +291,14 @@ def test_report_and_show_print_the_reason_of_the_recipe(tmp_path) -> None:
         row.count,
     )
     reasons = reasons_of_run(run)
-    assert reasons == {"quality/long_page": "It is long."}
+    assert reasons["quality/long_page"] == "It is long."
+    assert reasons["quality/gopher_short_doc"] == "too few words"
     (found,) = find_documents(run, parse_where("drop_rule = long_page"), 1)
-    first = format_document(found, False, reasons=reasons).splitlines()[0]
+    first = format_document(found, False, meanings=reasons).splitlines()[0]
     assert re.fullmatch(r"document \w{32}  dropped by quality/long_page \(1000, limit 950\): It is long\.", first), (
         first
     )
-    assert reasons_of_run(make_run(tmp_path / "other", "dedup")) == {}
+    assert "quality/long_page" not in reasons_of_run(make_run(tmp_path / "other", "dedup"))
 
 
 # The function for values in hand.
