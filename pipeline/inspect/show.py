@@ -13,7 +13,7 @@ from pipeline.engine.stage import Row
 from pipeline.tokens.streams import STREAM_TABLES, TOKENS, Sorting, mix_drops, mixed_sorting
 from schemas.config import suggest_name
 from schemas.errors import ConfigError
-from schemas.expressions import equality, parse_expression
+from schemas.expressions import Expression, equality, parse_expression
 from schemas.ids import shuffle_key
 from schemas.manifest import TableVersion, current_tables, open_table, read_run
 from schemas.storage import Store
@@ -97,7 +97,16 @@ def parse_where(text: str, columns: pa.Schema = COLUMNS) -> pc.Expression:
     Raises ConfigError if the condition cannot be parsed, a column does not exist, or a value is not of the column's
     kind.
     """
-    return parse_expression(text, columns, "--where", VERDICT_COLUMNS).to_filter()
+    return _condition(text, columns).to_filter()
+
+
+def where_columns(text: str, columns: pa.Schema = COLUMNS) -> frozenset[str]:
+    """Return the names of the columns that a condition reads. Raises ConfigError as `parse_where` does."""
+    return _condition(text, columns).columns
+
+
+def _condition(text: str, columns: pa.Schema) -> Expression:
+    return parse_expression(text, columns, "--where", VERDICT_COLUMNS)
 
 
 def column_equals(name: str, value: str) -> pc.Expression:

@@ -122,6 +122,16 @@ def test_pages_hold_each_document_once_in_order(run: BrowsedRun, fields: dict[st
     )
 
 
+def test_a_query_reads_the_columns_that_its_condition_names(run: BrowsedRun) -> None:
+    for where, columns in (
+        ("url contains 'language num_chars'", {"url"}),
+        ("language = source", {"url", "language", "source"}),
+        ("num_chars > 3 and not (domain contains x)", {"url", "num_chars", "domain"}),
+        ("", {"url"}),
+    ):
+        assert {*search.columns_read(run, DocumentQuery(where=where, columns=()))} == columns, where
+
+
 def test_a_page_reads_no_part_after_its_last_hit(run: BrowsedRun) -> None:
     result = search.search(run, make_query(run, {"verdict": "kept"}), Position(0, 0), 3)
     assert (result.rows_read, result.parts_done) == (24, 0)
