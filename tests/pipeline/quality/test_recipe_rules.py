@@ -91,7 +91,7 @@ def test_wrong_names_are_reported_with_the_recipe(rules, settings, message) -> N
             {"when": "num_chars > 9 and meta.score > 3"},
             {},
             "quality.rule no_code: when: expected columns that every row has, got 'meta.score', a field of `meta`, "
-            "which only conditions on a finished run can name. Declare a column in a [[stage]] whose function reads it from",
+            "which only conditions on a finished run can name. Declare a column in a [[stage]] whose function",
         ),
         (
             {},
