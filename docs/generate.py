@@ -23,6 +23,8 @@ from pipeline.fit.classifier import TrainClassifierConfig
 from pipeline.fit.importance import TrainImportanceConfig
 from pipeline.fit.language_model import LmConfig
 from pipeline.perplexity.kneser_ney.config import TrainLmConfig
+from pipeline.quality.config import QualityConfig
+from pipeline.quality.limits import LIMIT_NAMES, default_limit
 from pipeline.text.derive_profiles import DeriveConfig
 from schemas.config import Section
 from schemas.tables import TABLES, value_type
@@ -195,7 +197,8 @@ def _fields(name: str, kind: type[BaseModel], level: int) -> Iterator[str]:
     nested: dict[str, type[BaseModel]] = {}
     for field, info in kind.model_fields.items():
         yield from (f"{'#' * level} {field} {{ #{field if level == 2 else f'{name}-{field}'} }}", "")
-        yield from (_facts(info), "", " ".join((info.description or "").split()), "")
+        own = [default_limit(field)] if kind is QualityConfig and field in LIMIT_NAMES else []
+        yield from (_facts(info), "", " ".join([*(info.description or "").split(), *own]), "")
         nested |= {f"{name}.{field}": model for model in models_in(info.annotation)}
     for path, model in nested.items():
         yield from (f"## Fields of {path} {{ #{path.replace('.', '-')} }}", "", (model.__doc__ or "").strip(), "")

@@ -14,6 +14,8 @@ from jobs.arguments import add_recipe, add_reuse
 from jobs.exit_codes import exit_code_of
 from jobs.recipe import read_recipe
 from jobs.spark_session import SparkConfig, spark_session
+from pipeline.quality.limits import replacement_notes
+from pipeline.quality.stage import QUALITY
 from pipeline.run import Prepared, forecast, is_complete, prepare, run_locked_steps
 from pipeline.summary import Summary, closing_summary
 from schemas.config import override_words
@@ -45,7 +47,8 @@ def run_recipe(
     check_writable(folder)
     others = () if reuse is None else (open_reused(reuse, folder),)
     prepared = replace(prepare(recipe, until), reuse=others)
-    for note in recipe.notes:
+    models = {name: str(model.path) for name, model in prepared.models.get(QUALITY.name, {}).items()}
+    for note in (*recipe.notes, *replacement_notes(recipe, models)):
         print(f"penstock: {note}", file=sys.stderr)
     config = recipe.section("spark", SparkConfig)
     folder.make_parent(RUN_NAME)  # the folder of the lock file

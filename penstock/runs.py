@@ -141,6 +141,8 @@ class WhatIf:
     prediction: "Prediction"
     changed: Mapping[str, tuple[Any, Any]]
     """Setting → (value in the run, value tried)."""
+    settings: Sequence[str] = ()
+    """Lines about the changed settings: the limits in force before and after, and the limits that they replace."""
 
     @property
     def before(self) -> int:
@@ -156,12 +158,12 @@ class WhatIf:
         """Return the whole prediction as a JSON value, with the curve of every limit."""
         from pipeline.inspect.whatif import to_json
 
-        return to_json(self.prediction, self.changed)
+        return to_json(self.prediction, self.changed, self.settings)
 
     def __str__(self) -> str:
         from pipeline.inspect.whatif import format_prediction
 
-        return format_prediction(self.prediction, self.changed)
+        return format_prediction(self.prediction, self.changed, self.settings)
 
 
 class Run:

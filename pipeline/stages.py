@@ -16,7 +16,7 @@ from pipeline.classifier.stage import CLASSIFIER
 from pipeline.decontaminate.stage import DECONTAMINATE
 from pipeline.dedup.audit.step import build_audit
 from pipeline.dedup.clusters import build_clusters
-from pipeline.dedup.config import AUDIT, DEDUP, REPEATS
+from pipeline.dedup.config import AUDIT, DEDUP, NEAR, NEAR_MEANINGS, REPEATS
 from pipeline.dedup.config import is_enabled as is_audited
 from pipeline.dedup.index import representatives_of
 from pipeline.dedup.repeats.step import build_repeats
@@ -211,19 +211,16 @@ def declared_reasons(tables: Mapping[str, Manifest]) -> dict[str, dict[str, str]
     for table in tables.values():
         for rule in table.content.config.get(QUALITY.name, {}).get("rule", ()):
             found[QUALITY.name][rule["name"]] = rule["reason"]
+    verify = tables["clusters"].content.config.get(DEDUP.name, {}).get("verify") if "clusters" in tables else None
+    if verify in NEAR_MEANINGS:
+        found[DEDUP.name][NEAR] = NEAR_MEANINGS[verify]
     return found
 
 
 def reasons_of_run(run: Store) -> dict[str, str]:
-    """Return the meanings of the reasons that the run's recipe declares, by `stage/reason`."""
-    tables = {name: table.manifest for name, table in current_tables(run).items()}
-    known, built_in = declared_reasons(tables), declared_reasons({})
-    return {
-        f"{stage}/{reason}": meaning
-        for stage, reasons in known.items()
-        for reason, meaning in reasons.items()
-        if reason not in built_in.get(stage, {})
-    }
+    """Return the meaning of every reason of a run by `stage/reason`; stages and rules of the recipe included."""
+    known = declared_reasons({name: table.manifest for name, table in current_tables(run).items()})
+    return {f"{stage}/{reason}": meaning for stage, reasons in known.items() for reason, meaning in reasons.items()}
 
 
 def declared_columns(tables: Mapping[str, Manifest]) -> pa.Schema:

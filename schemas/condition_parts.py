@@ -204,6 +204,28 @@ class MembershipPart(ConditionPart):
 
 
 @dataclass(frozen=True)
+class ContainsPart(ConditionPart):
+    """Whether a text contains a constant text, letter for letter and in the same case."""
+
+    operand: ConditionPart
+    literal: str
+    negated: bool
+    kind: Kind = "true or false"
+    rank: int = 4
+
+    def values(self, source: Source) -> Any:
+        hit = pc.match_substring(self.operand.values(source), self.literal)
+        return pc.invert(hit) if self.negated else hit
+
+    def text(self) -> str:
+        literal = ValuePart(self.literal, "text").text()
+        return f"{self.operand.within(5)} {'not ' if self.negated else ''}contains {literal}"
+
+    def parts(self) -> tuple[ConditionPart, ...]:
+        return (self.operand,)
+
+
+@dataclass(frozen=True)
 class NullTest(ConditionPart):
     """Whether a value is null."""
 

@@ -1,9 +1,10 @@
 """Conditions on columns: a text such as `code_lines > 0.2 and language = 'en'`, checked against a schema.
 
 A condition has comparisons (= or ==, != or <>, <, <=, >, >=), `is null`, `is not null`, `in (...)`, `not in (...)`,
-`and`, `or`, `not`, parentheses, and + - * / on numbers. Text is in single or double quotes; a doubled quote is a quote
-in the text. A single word after a column of text needs no quotes, unless it names another column of text. Bytes are
-compared as hexadecimal digits, times as ISO 8601. Logic is that of SQL: a comparison with null is neither true nor
+`contains`, `not contains`, `and`, `or`, `not`, parentheses, and + - * / on numbers. `contains` searches a column of
+text for a text: case matters, and no character is a pattern. Text is in single or double quotes; a doubled quote is a
+quote in the text. A single word after a column of text needs no quotes, unless it names another column of text. Bytes
+are compared as hexadecimal digits, times as ISO 8601. Logic is that of SQL: a comparison with null is neither true nor
 false, and a row whose condition is not true does not match. Numbers are computed in float64; a number that is compared
 with a float32 column is rounded to float32. Division by zero is null.
 """
@@ -25,6 +26,7 @@ from schemas.condition_parts import (
     ColumnPart,
     ComparisonPart,
     ConditionPart,
+    ContainsPart,
     JoinedPart,
     MembershipPart,
     NegatedPart,
@@ -46,8 +48,28 @@ SHOWN_CHARS = 60
 MIN_PREFIX = 12
 """Minimum number of hexadecimal digits that name an id by its beginning."""
 KEYWORDS = ("and", "or", "not", "in", "is", "null", "true", "false")
+CONTAINS = "contains"
+"""The operator for a part of a text. It is a keyword only after a column or value, so a column may have its name."""
+FOREIGN = {
+    "like": "Write url contains 'text' for a part of a text; % and * have no meaning.",
+    "ilike": "Write url contains 'text' for a part of a text; case matters.",
+    "&&": "Write `and`.",
+    "&": "Write `and`.",
+    "||": "Write `or`.",
+    "|": "Write `or`.",
+}
+"""Operators of other languages → what to write here."""
 SPELLINGS = {"==": "=", "<>": "!="}
 FLIPPED = {"=": "=", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+
+
+class UnknownColumnError(ConfigError):
+    """A condition names a column that does not exist."""
+
+    def __init__(self, message: str, name: str):
+        super().__init__(message)
+        self.name = name
+        """The name in the condition."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +141,7 @@ def parse_expression(
 
     `where` starts each error message. A word without quotes after a column in `name_columns` is text, even if it names
     a column. Raises ConfigError, with the position of the mistake, if the text is not a condition, names a column that
-    `schema` does not have, or compares values of different kinds.
+    `schema` does not have (UnknownColumnError), or compares values of different kinds.
     """
     if len(text) > MAX_CHARS:
         raise ConfigError(
@@ -150,7 +172,8 @@ class _Parser:
             raise ConfigError(f"{self._where}: expected a condition, got none. Write one such as language = 'de'.")
         root = self._truth(self._or)
         if self._peek() != ("end", ""):
-            raise self._error("`and`, `or` or the end", self._shown(), "Put text that contains spaces in quotes.")
+            fix = self._foreign() or "Put text that contains spaces in quotes."
+            raise self._error("`and`, `or` or the end", self._shown(), fix)
         if not any(isinstance(node, ColumnPart) for node in parts_within(root)):
             raise self._error("a condition on a column", "one without columns", "Name a column.", 0)
         return root
@@ -193,6 +216,12 @@ class _Parser:
         place = f"at character {at + 1} of `{shown}`"
         return ConfigError(f"{self._where}: expected {expected} {place}, got {got}. {fix}")
 
+    def _foreign(self) -> str | None:
+        """Return what to write in place of the next token, if it is an operator of another language; else None."""
+        token = self._peek()[1].lower()
+        sign = re.match(r"[&|]+", token)
+        return FOREIGN.get(sign.group() if sign else token)
+
     def _deeper(self, parse: Callable[[], ConditionPart]) -> ConditionPart:
         self._depth += 1
         if self._depth > MAX_DEPTH:
@@ -206,6 +235,8 @@ class _Parser:
         start = self._start()
         node = parse()
         if node.kind != "true or false":
+            if fix := self._foreign():
+                raise self._error("an operator", self._shown(), fix)
             example = {"a number": "> 0", "text": "= 'a'"}.get(node.kind, "is not null")
             raise self._error("a comparison", f"{node.kind} alone", f"Write it as {node.text()} {example}.", start)
         return node
@@ -243,6 +274,10 @@ class _Parser:
         negated = self._accept("not") is not None
         if self._accept("in"):
             return self._membership(left, negated, start)
+        if self._accept(CONTAINS):
+            return self._contains(left, negated, start)
+        if fix := self._foreign() if self._peek()[0] == "word" else None:
+            raise self._error("an operator", self._shown(), fix)
         self._at = before
         kind, token = self._peek()
         operator = SPELLINGS.get(token, token)
@@ -270,6 +305,18 @@ class _Parser:
                 return MembershipPart(left, tuple(choices), tuple(shown), negated)
             if not self._accept(","):
                 raise self._error("`,` or `)`", self._shown(), "Close the list.")
+
+    def _contains(self, left: ConditionPart, negated: bool, start: int) -> ConditionPart:
+        if not (isinstance(left, ColumnPart) and left.kind == "text"):
+            raise self._error(f"a column of text before `{CONTAINS}`", _described(left), "Name such a column.", start)
+        at, shown = self._start(), self._shown()
+        kind = self._peek()[0]
+        match = None if kind == "quoted" else _BARE.match(self._text, self._at)
+        literal = _unquoted(self._next()) if kind == "quoted" else match[1] if match else ""
+        if not literal:
+            raise self._error(f"text after `{CONTAINS}`", shown, "Write it as url contains 'news'.", at)
+        self._at = match.end() if match else self._at
+        return ContainsPart(left, literal, negated)
 
     def _operand(self, left: ConditionPart, operator: str) -> ConditionPart:
         """Return the operand after an operator; after a column of text, bytes or times it may be a bare word."""
@@ -344,7 +391,7 @@ class _Parser:
             return node
         if kind == "quoted":
             self._next()
-            return ValuePart(token[1:-1].replace(token[0] * 2, token[0]), "text")
+            return ValuePart(_unquoted(token), "text")
         if kind == "number":
             self._next()
             return ValuePart(_number(token), "a number")
@@ -362,7 +409,8 @@ class _Parser:
         """Return the column `name`. Raises ConfigError if the schema does not have it."""
         if name not in self._schema.names:
             close = suggest_name(name, self._schema.names)
-            raise self._error("the name of a column", f"{name!r}{close}", "Correct it, or put text in quotes.", at)
+            fix = "Correct it, or put text in quotes."
+            raise UnknownColumnError(str(self._error("the name of a column", f"{name!r}{close}", fix, at)), name)
         return ColumnPart(name, self._schema.field(name).type)
 
     def compare(self, operator: str, left: ConditionPart, right: ConditionPart, at: int) -> ConditionPart:
@@ -409,6 +457,11 @@ class _Parser:
 
 def _terms(node: ConditionPart, word: str) -> tuple[ConditionPart, ...]:
     return node.terms if isinstance(node, JoinedPart) and node.word == word else (node,)
+
+
+def _unquoted(token: str) -> str:
+    """Return the text of a quoted token."""
+    return token[1:-1].replace(token[0] * 2, token[0])
 
 
 def _number(token: str) -> int | float:

@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import itertools
 import operator
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,20 +17,18 @@ from jobs.recipe import deciding_models, stored_recipe
 from jobs.spark_session import SparkConfig, spark_session
 from pipeline.engine.spark import ship_models
 from pipeline.inspect.diff import KEPT, ComparedRun, Difference, Example, compare_runs, open_compared_run
+from pipeline.inspect.document_text import document_json, format_document, format_summary, has_raw_text
 from pipeline.inspect.show import (
     WITH_TEXT,
     column_equals,
     columns_of_run,
-    document_json,
     find_documents,
-    format_document,
-    has_raw_text,
     parse_where,
     rule_equals,
     sample_documents,
 )
 from pipeline.inspect.whatif import Prediction, format_prediction, open_tables, predict, to_json
-from pipeline.inspect.whatif_limits import changed_settings
+from pipeline.inspect.whatif_limits import changed_settings, describe_changes
 from pipeline.stages import reasons_of_run
 from schemas.document_ids import ID_HELP, resolve_doc_ids
 from schemas.errors import ConfigError
@@ -47,6 +46,8 @@ VERBS = {
     "whatif": "Predict what a run would keep with other thresholds. No text is read, and the run is not changed.",
 }
 
+SHOWN_INPUTS = 3
+"""Maximum number of input files that `diff` names for each run."""
 MovedCounts = Mapping[tuple[str, str], int]
 
 
@@ -81,12 +82,14 @@ def describe_difference(difference: Difference, a: ComparedRun, b: ComparedRun) 
     ]
     if difference.settings:
         lines += ["", "settings that differ"]
-        rows = [(name, f"{old} → {new}") for name, (old, new) in difference.settings.items()]
+        rows = [(name, f"{old} → {new}") for name, (old, new) in difference.setting_texts.items()]
         lines += text_table(rows, indent="  ")
+    lines += _unshared_lines(difference, a, b)
     if a.digest == b.digest:
         return "\n".join([*lines, "equal: the digests are the same, and so are documents and tokens"])
     if not difference.documents:
-        lines += ["", "documents: both keep the same"]
+        partly = any(each.names for each in difference.unshared)
+        lines += ["", f"documents: both keep the same{' of the input files that both read' if partly else ''}"]
     for out, title in ((True, "only in A, by the rule that dropped them in B"), (False, _INTO)):
         lines += _moved_lines(difference, difference.moved(out), title, out)
     both_dropped = {key: count for key, count in difference.documents.items() if KEPT not in key[1:]}
@@ -94,6 +97,20 @@ def describe_difference(difference: Difference, a: ComparedRun, b: ComparedRun) 
         lines += ["", f"dropped by both, by different rules: {sum(both_dropped.values()):,}"]
         lines += [f"  {source}  {old} → {new}  {count:,}" for (source, old, new), count in _ordered(both_dropped)]
     return "\n".join([*lines, *_tokens(difference.tokens)])
+
+
+def _unshared_lines(difference: Difference, a: ComparedRun, b: ComparedRun) -> Iterator[str]:
+    """Yield a line for each run that read input files which the other did not read."""
+    if not any(each.names for each in difference.unshared):
+        return
+    yield from ("", "input files that only one run read; their documents are not compared")
+    for label, side, inputs in zip("AB", (a, b), difference.unshared):
+        if inputs.names:
+            files = f"{len(inputs.names):,} file{'s' if len(inputs.names) > 1 else ''}"
+            shown = [printable(name) for name in inputs.names[:SHOWN_INPUTS]]
+            more = [f"{len(inputs.names) - len(shown):,} more"] if len(inputs.names) > len(shown) else []
+            counts = f"{inputs.rows:,} rows, {inputs.kept:,} documents kept"
+            yield f"  only in {label} ({side.run.uri}): {files}, {counts}: {', '.join([*shown, *more])}"
 
 
 _INTO = "only in B, by the rule that dropped them in A"
@@ -134,6 +151,8 @@ def difference_to_json(difference: Difference, a: ComparedRun, b: ComparedRun) -
         "b": {"digest": b.digest, "documents": difference.kept[1]},
         "equal": a.digest == b.digest,
         "settings": {name: {"a": old, "b": new} for name, (old, new) in difference.settings.items()},
+        "setting_texts": {name: {"a": old, "b": new} for name, (old, new) in difference.setting_texts.items()},
+        "unshared_inputs": {name: vars(inputs) for name, inputs in zip("ab", difference.unshared)},
         "documents": [
             {
                 "source": source,
@@ -168,7 +187,11 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print the clean text too, or the raw text of dropped documents with the cut spans marked",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object per document and line")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument(
+        "--all", action="store_true", help="print every column of each document; the default for a single document"
+    )
+    output.add_argument("--json", action="store_true", help="print one JSON object per document and line")
 
 
 def show_command(arguments: argparse.Namespace) -> int:
@@ -178,14 +201,19 @@ def show_command(arguments: argparse.Namespace) -> int:
     columns = columns_of_run(run)
     reasons = reasons_of_run(run)
     number = num_raw = 0
-    for row in _shown_documents(arguments, run, columns):
+    rows = _shown_documents(arguments, run, columns)
+    head = list(itertools.islice(rows, 2))
+    is_whole = arguments.all or len(head) == 1
+    for row in itertools.chain(head, rows):
         if arguments.text and has_raw_text(row) and not num_raw:
             print("show: the text of dropped documents is raw and may hold personal data", file=sys.stderr, flush=True)
         number, num_raw = number + 1, num_raw + has_raw_text(row)
         if arguments.json:
             print(document_json(row, arguments.text))
-        else:
+        elif is_whole:
             print(format_document(row, arguments.text, columns, reasons) + "\n")
+        else:
+            print(format_summary(row, arguments.text, reasons) + "\n")
     print(f"{number} document(s)", file=sys.stderr if arguments.json else sys.stdout)
     return 0 if number else 1
 
@@ -239,28 +267,29 @@ def add_whatif_arguments(parser: argparse.ArgumentParser) -> None:
 def whatif_command(arguments: argparse.Namespace) -> int:
     """Predict what a finished run would keep with other thresholds, without reading texts or changing the run."""
     run = Store(arguments.run)
-    prediction, changed = predict_run(run, arguments.overrides, arguments.verbose)
-    print(format_prediction(prediction, changed))
+    predicted = predict_run(run, arguments.overrides, arguments.verbose)
+    print(format_prediction(*predicted))
     if arguments.json:
         folder, _, name = arguments.json.rpartition("/")
-        Store(folder or ".").write_atomic(name, canonical_json(to_json(prediction, changed)))
+        Store(folder or ".").write_atomic(name, canonical_json(to_json(*predicted)))
     return 0
 
 
 def predict_run(
     run: Store, overrides: Sequence[str], verbose: bool = False
-) -> tuple[Prediction, dict[str, tuple[object, object]]]:
-    """Return the prediction for a run, and the changed settings as name → (old value, new value).
+) -> tuple[Prediction, dict[str, tuple[object, object]], tuple[str, ...]]:
+    """Return the prediction for a run, the changed settings as name → (old value, new value), and lines about them.
 
     `verbose`: print the messages of Spark. Raises ConfigError if a what-if cannot change one of the settings.
     """
     committed, proposed = stored_recipe(run, []), stored_recipe(run, overrides)
     changed = changed_settings(committed, proposed)
     models = deciding_models(proposed)
+    described = describe_changes(committed, proposed, changed, models.get("quality", {}))
     open_tables(run)  # a missing or inconsistent run is rejected before Spark starts
     with spark_session(proposed.section("spark", SparkConfig), "penstock what-if", verbose) as spark:
         ship_models(spark, [path for paths in models.values() for path in paths.values()])
-        return predict(spark, run, proposed, models), changed
+        return predict(spark, run, proposed, models), changed, described
 
 
 COMMANDS = {

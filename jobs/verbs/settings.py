@@ -9,6 +9,7 @@ from typing import Any
 
 from jobs.arguments import Command
 from jobs.recipe import recipe_sections
+from pipeline.quality.limits import LIMIT_NAMES, default_limit
 from pipeline.stages import STEPS
 from pipeline.stages import sections as data_sections
 from schemas.config import Section, suggest_name
@@ -111,6 +112,12 @@ def effect(section: str, setting: SettingDoc) -> str:
     return f"{what} reruns the step `{first}` and the steps that read its tables."
 
 
+def meaning(section: str, setting: SettingDoc) -> str:
+    """Return the meaning of a setting, and for a limit of `[quality]` the limit that applies if it is not set."""
+    is_limit = section == "quality" and setting.key in LIMIT_NAMES
+    return f"{setting.meaning} {default_limit(setting.key)}" if is_limit else setting.meaning
+
+
 def heading(section: str) -> str:
     """Return how a recipe writes a section, such as `[quality]`, or `[[stage]]` for one that has several tables."""
     return f"[[{section}]]" if recipe_sections()[section].array else f"[{section}]"
@@ -135,7 +142,7 @@ def _setting_lines(section: str, setting: SettingDoc, indent: str) -> list[str]:
     head = f"{indent}{section}.{setting.key} = {setting.default}"
     about = f"({facts(setting)})"
     first = [f"{head}  {about}"] if len(head) + len(about) + 2 <= WIDTH else [head, *_wrapped(about, f"{indent}    ")]
-    return [*first, *_wrapped(setting.meaning, f"{indent}    "), f"{indent}    {effect(section, setting)}"]
+    return [*first, *_wrapped(meaning(section, setting), f"{indent}    "), f"{indent}    {effect(section, setting)}"]
 
 
 def _wrapped(text: str, indent: str) -> list[str]:
@@ -145,7 +152,10 @@ def _wrapped(text: str, indent: str) -> list[str]:
 
 def section_json(name: str, kind: type[Section], settings: tuple[SettingDoc, ...]) -> dict[str, Any]:
     """Return a section and some of its settings as JSON values."""
-    keys = {setting.key: {**asdict(setting), "effect": effect(name, setting)} for setting in settings}
+    keys = {
+        setting.key: {**asdict(setting), "meaning": meaning(name, setting), "effect": effect(name, setting)}
+        for setting in settings
+    }
     return {"summary": summary_of(kind), "keys": keys}
 
 
@@ -163,8 +173,8 @@ def section_markdown(name: str, kind: type[Section], settings: tuple[SettingDoc,
         nested = "".join(
             f"<br>`{key.key}` ({facts(key)}, default `{key.default}`): {key.meaning}" for key in setting.keys
         )
-        meaning = f"{setting.meaning}{nested}<br>*{effect(name, setting)}*"
-        cells = (f"`{setting.key}`", facts(setting), f"`{setting.default}`", meaning)
+        text = f"{meaning(name, setting)}{nested}<br>*{effect(name, setting)}*"
+        cells = (f"`{setting.key}`", facts(setting), f"`{setting.default}`", text)
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(lines)
 

@@ -26,7 +26,8 @@ from pipeline.browse.rows import (
 from pipeline.browse.search import describe_field, verdict_json
 from pipeline.browse.spans import Hits, Mark, divide, json_value, spans_of_cuts
 from pipeline.engine.stage import EVERY, Row
-from pipeline.inspect.show import JOINED, verdict_of
+from pipeline.inspect.document_text import verdict_of
+from pipeline.inspect.show import JOINED
 from pipeline.text.spans import Span, union, without
 from schemas.errors import ConfigError
 from schemas.tables import PROVENANCE, TABLES, VERDICT_COLUMNS

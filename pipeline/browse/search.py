@@ -5,7 +5,6 @@ A search reads at most MAX_ROWS rows, or MAX_TEXTS texts, and returns the positi
 
 import functools
 import operator
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -18,7 +17,7 @@ import pyarrow.compute as pc
 from pipeline.browse.rows import BrowsedRun, JudgedBatch, Position, counts_of, judged_batches, parse_position, read_rows
 from pipeline.browse.spans import Hits, json_value, snippet
 from pipeline.engine.stage import Row
-from pipeline.inspect.show import column_equals, parse_where
+from pipeline.inspect.show import column_equals, parse_where, where_columns
 from schemas.config import suggest_name
 from schemas.errors import ConfigError
 from schemas.tables import TABLES, VERDICT_COLUMNS
@@ -121,7 +120,7 @@ def condition_of(run: BrowsedRun, query: DocumentQuery) -> pc.Expression | None:
 
 def columns_read(run: BrowsedRun, query: DocumentQuery) -> list[str]:
     """Return the columns that a query needs: those it shows, filters by, or names in its condition."""
-    named = {name for name in run.columns.names if re.search(rf"\b{re.escape(name)}\b", query.where)}
+    named = where_columns(query.where, run.columns) if query.where else frozenset()
     filters = [name for name in ("source", "language", "domain") if getattr(query, name)]
     filters += ["num_chars"] if query.has_text else []
     wanted = {*query.columns, *SHOWN_ALWAYS, *named, *filters} - {"doc_id", *VERDICT_COLUMNS}

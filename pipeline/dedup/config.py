@@ -157,9 +157,14 @@ DEDUP = Relation(
         DROPPED_BEFORE: "an earlier verdict drops the document; it is listed for its cluster",
         "same_url": "another document of its canonical URL is kept",
         "exact_duplicate": "its text equals that of the survivor, as `dedup.exact` compares them",
-        "near_duplicate": "it is a near copy of the survivor, or is linked to it by verified near copies",
+        "near_duplicate": "it is a near copy of the survivor, or linked to it by near copies",
     },
 )
+NEAR_MEANINGS = {
+    "estimate": "it is a near copy of the survivor, or linked to it by near copies, by estimated similarity",
+    "jaccard": "it is a near copy of the survivor, or linked to it by near copies, by verified similarity",
+}
+"""Value of `dedup.verify` → what `near_duplicate` means in a run with it."""
 EXACT, NEAR, SAME_URL = "exact_duplicate", "near_duplicate", "same_url"
 
 

@@ -13,8 +13,12 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from pipeline.engine.parquet import ROWS_AT_ONCE
+from pipeline.language import LANGUAGE
+from pipeline.quality.limits import limit_in_force
+from pipeline.quality.stage import QUALITY
 from pipeline.tokens.streams import MIX_RULE, STREAM_TABLES, TOKENS, Sorting, mix_drops, mixed_sorting, sorting_of
 from schemas.errors import ContractError
+from schemas.field_docs import toml_value
 from schemas.manifest import Manifest, TableVersion, open_table, part_key, read_run
 from schemas.storage import Store
 from schemas.tables import DROPPED_BEFORE, LATER_VERDICTS, TABLES, VERDICT_COLUMNS
@@ -24,7 +28,7 @@ from schemas.versions import DATASET
 
 KEPT = "kept"
 NOT_READ = "source/not_read"
-"""The verdict on a document in a run that did not read its input file, or found no document at its offset."""
+"""The verdict on a document in a run that read its input file, but found no document at its offset."""
 PROVENANCE_COLUMNS = ("doc_id", "source", "offset", "url")
 Row = dict[str, Any]
 Key = tuple[str, str, str]
@@ -66,14 +70,30 @@ class Example:
 
 
 @dataclass
+class UnsharedInputs:
+    """The input files that only one of the two runs read, with their rows."""
+
+    names: list[str] = field(default_factory=list)
+    rows: int = 0
+    kept: int = 0
+    """Number of documents of these files that the run keeps."""
+
+
+@dataclass
 class Difference:
     """The documents, settings and token counts in which two runs, A and B, differ."""
 
     documents: Counter[Key] = field(default_factory=Counter)
-    """Number of documents by source, verdict in A and verdict in B."""
+    """Number of documents by source, verdict in A and verdict in B, for the input files that both runs read."""
+    unshared: tuple[UnsharedInputs, UnsharedInputs] = field(
+        default_factory=lambda: (UnsharedInputs(), UnsharedInputs())
+    )
+    """The input files that only A read, and those that only B read."""
     examples: dict[Key, list[Example]] = field(default_factory=dict)
     settings: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     """Settings, stage versions and models that differ: name → (value in A, value in B)."""
+    setting_texts: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """The same settings as text: a limit that a run does not set is the limit in force with its origin."""
     tokens: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Stream → its number of tokens in A and in B, not counting tombstones."""
     kept: tuple[int, int] = (0, 0)
@@ -125,18 +145,33 @@ def compare_runs(a: ComparedRun, b: ComparedRun, num_examples: int) -> Differenc
     documents of each combination are returned as examples.
     """
     difference = Difference(settings=_settings(a, b), tokens=_tokens(a, b))
+    difference.setting_texts = {
+        name: (_setting_text(a, name, old), _setting_text(b, name, new))
+        for name, (old, new) in difference.settings.items()
+    }
     difference.kept = (_num_kept(a), _num_kept(b))
     same_mix = a.sorting == b.sorting
     if same_mix and a.tables["clean"].manifest.digest == b.tables["clean"].manifest.digest:
         return difference
     parts_a, parts_b = _splits(a), _splits(b)
     for split in sorted({*parts_a, *parts_b}):
-        parts = parts_a.get(split), parts_b.get(split)
-        if same_mix and None not in parts and _part_digests(a, parts[0]) == _part_digests(b, parts[1]):
+        part_a, part_b = parts_a.get(split), parts_b.get(split)
+        if part_a is None or part_b is None:
+            number, rows = (0, _rows(a, part_a)) if part_a is not None else (1, _rows(b, part_b or 0))
+            _add_input(difference.unshared[number], split, rows)
+            continue
+        if same_mix and _part_digests(a, part_a) == _part_digests(b, part_b):
             continue  # identical part files contain identical verdicts
-        for left, right in _pairs(_rows(a, parts[0]), _rows(b, parts[1])):
+        for left, right in _pairs(_rows(a, part_a), _rows(b, part_b)):
             _add_document(difference, left, right, num_examples)
     return difference
+
+
+def _add_input(unshared: UnsharedInputs, split: str, rows: Iterator[Row]) -> None:
+    unshared.names.append(split)
+    for row in rows:
+        unshared.rows += 1
+        unshared.kept += outcome_of(row) == KEPT
 
 
 def _add_document(difference: Difference, left: Row | None, right: Row | None, num_examples: int) -> None:
@@ -166,19 +201,14 @@ def _splits(side: ComparedRun) -> dict[str, int]:
     return {entry.name: number for number, entry in enumerate(inputs)}
 
 
-def _part_digests(side: ComparedRun, number: int | None) -> list[str]:
-    key = part_key(number or 0)
+def _part_digests(side: ComparedRun, number: int) -> list[str]:
+    key = part_key(number)
     tables = [side.tables[name] for name in ("documents", *LATER_VERDICTS) if name in side.tables]
     return [entry.sha256 for table in tables for entry in table.manifest.content.files if entry.key == key]
 
 
-def _rows(side: ComparedRun, number: int | None) -> Iterator[Row]:
-    """Yield the rows of one part of `documents` with their final verdicts, in the order of the input file.
-
-    If `number` is None, the run did not read the input file, and nothing is yielded.
-    """
-    if number is None:
-        return
+def _rows(side: ComparedRun, number: int) -> Iterator[Row]:
+    """Yield the rows of one part of `documents` with their final verdicts, in the order of the input file."""
     key = part_key(number)
     documents = _table_rows(side.tables["documents"], key, (*PROVENANCE_COLUMNS, *VERDICT_COLUMNS))
     later = {
@@ -273,6 +303,19 @@ def _flat_settings(side: ComparedRun, compared: Set[str]) -> dict[str, Any]:
         shares = sorting_of(manifest).keep if name == DATASET else {}
         flat |= {f"{TOKENS.name}.{MIX_RULE} {source}: keep": share for source, share in shares.items() if share < 1}
     return flat
+
+
+def _setting_text(side: ComparedRun, name: str, value: Any) -> str:
+    """Return the value of a setting as text; a limit that is not set is that in force, as the run's tables have it."""
+    section, _, key = name.partition(".")
+    if section != QUALITY.name or value is not None or "verdicts" not in side.tables:
+        return toml_value(value)
+    config = {name: table.manifest.content.config for name, table in side.tables.items()}
+    rules: Mapping[str, Any] = side.tables["verdicts"].manifest.content.figures.get("limits", {})
+    limits = next((rule["limits"] for rule in rules.values() if rule["setting"] == name), None)
+    dialect = config["verdicts"].get(QUALITY.name, {}).get("dialect", "")
+    languages = config["documents"].get(LANGUAGE.name, {}).get("languages", ())
+    return limit_in_force(key, value, dialect, limits, languages) or toml_value(value)
 
 
 def _tokens(a: ComparedRun, b: ComparedRun) -> dict[str, tuple[int, int]]:

@@ -1,8 +1,4 @@
-"""Search for documents, and their format with verdict, signals, provenance and text (`penstock show`).
-
-The text of a kept document is that of the table `clean`, in which personal data is replaced. A dropped document has
-only its raw text, in which the spans that were cut are marked.
-"""
+"""Search for documents by conditions, with their final verdicts and the columns of all tables (`penstock show`)."""
 
 import heapq
 import json
@@ -14,11 +10,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.engine.stage import Row
-from pipeline.text.spans import union
 from pipeline.tokens.streams import STREAM_TABLES, TOKENS, Sorting, mix_drops, mixed_sorting
 from schemas.config import suggest_name
 from schemas.errors import ConfigError
-from schemas.expressions import equality, parse_expression
+from schemas.expressions import Expression, equality, parse_expression
 from schemas.ids import shuffle_key
 from schemas.manifest import TableVersion, current_tables, open_table, read_run
 from schemas.storage import Store
@@ -28,13 +23,9 @@ from schemas.tables import (
     META_FIELDS,
     META_NUMBERS,
     META_PREFIX,
-    NAME,
     TABLES,
-    VALUE,
     VERDICT_COLUMNS,
-    to_mapping,
 )
-from schemas.text import printable, printable_json, printable_lines
 from schemas.urls import canonical_url, host_suffixes
 
 JOINED = tuple(name for name, table in TABLES.items() if table.rows in ("document", "survivor"))
@@ -106,7 +97,16 @@ def parse_where(text: str, columns: pa.Schema = COLUMNS) -> pc.Expression:
     Raises ConfigError if the condition cannot be parsed, a column does not exist, or a value is not of the column's
     kind.
     """
-    return parse_expression(text, columns, "--where", VERDICT_COLUMNS).to_filter()
+    return _condition(text, columns).to_filter()
+
+
+def where_columns(text: str, columns: pa.Schema = COLUMNS) -> frozenset[str]:
+    """Return the names of the columns that a condition reads. Raises ConfigError as `parse_where` does."""
+    return _condition(text, columns).columns
+
+
+def _condition(text: str, columns: pa.Schema) -> Expression:
+    return parse_expression(text, columns, "--where", VERDICT_COLUMNS)
 
 
 def column_equals(name: str, value: str) -> pc.Expression:
@@ -292,105 +292,3 @@ def _join(name: str, table: TableVersion, number: int, rows: list[Row]) -> None:
         for column, value in by_id.get(row["doc_id"], {}).items():
             if column not in known:
                 row[f"{name}.{column}"] = value
-
-
-def format_document(
-    row: Row, with_text: bool, columns: pa.Schema = COLUMNS, reasons: Mapping[str, str] | None = None
-) -> str:
-    """Format a document as text: its verdict, its provenance, and every measured signal with its unit.
-
-    `with_text` adds the clean text, or the raw text of a dropped document with marked cuts. `columns` has the units of
-    columns that are in no standard table. `reasons` has the meanings that are printed with verdicts, by `stage/reason`.
-    """
-    meaning = (reasons or {}).get(f"{row.get('drop_stage')}/{row.get('drop_rule')}")
-    lines = [f"document {row['doc_id'].hex()}  {verdict_of(row)}{f': {meaning}' if meaning else ''}"]
-    fields = {
-        field.name: field
-        for schema in (columns, *(table.schema or () for table in TABLES.values()))
-        for field in schema
-    }
-    for name, value in row.items():
-        if value is None or name == "doc_id" or name.split(".")[-1].startswith("drop_"):
-            continue
-        if name == "clean.text" or name.startswith("text."):
-            continue
-        if name == "meta":
-            stored = json.loads(value).items()
-            lines += [f"  {printable(META_PREFIX + own):<26} {printable(_shown(item))}" for own, item in stored]
-            continue
-        field = fields.get(name.split(".")[-1])
-        unit = ((field.metadata if field else None) or {}).get(b"unit", b"").decode()
-        shown = printable(_shown(value))
-        lines.append(f"  {name:<26} {shown}{' ' + unit if unit and unit != 'ratio' else ''}")
-    return "\n".join([*lines, *(_text_lines(row) if with_text else ())])
-
-
-def has_raw_text(row: Row) -> bool:
-    """Return True if the text of a found document is raw, so that it may hold personal data."""
-    return row.get("clean.text") is None and row.get("text.text") is not None
-
-
-def _text_lines(row: Row) -> Iterator[str]:
-    yield ""
-    if row.get("clean.text") is not None:
-        yield from (f"  | {line}" for line in printable_lines(row["clean.text"]))
-    elif not has_raw_text(row):
-        yield "  no text is stored: the record has none, or `text.dropped` or a takedown left it out"
-    else:
-        cuts = raw_cuts(row)
-        yield "  raw text" + ("; [- and -] enclose the spans that were cut" if cuts else "")
-        if row.get("text.title"):
-            yield f"  title: {printable(row['text.title'])}"
-        yield from (f"  | {line}" for line in printable_lines(mark_spans(row["text.text"], cuts)))
-
-
-def raw_cuts(row: Row) -> list[tuple[int, int]]:
-    """Return the spans that line rules and repeats cut from the raw text of a found document [code points]."""
-    cuts = [(cut["start"], cut["end"]) for cut in row.get("text.cuts") or ()]
-    return union(cuts, [(cut["start"], cut["end"]) for cut in row.get("repeats.cuts") or ()])
-
-
-def mark_spans(text: str, spans: Sequence[tuple[int, int]]) -> str:
-    """Return the text with `[-` and `-]` around each of the sorted, disjoint spans [code points]."""
-    pieces, end = [], 0
-    for start, stop in spans:
-        pieces += [text[end:start], "[-", text[start:stop], "-]"]
-        end = stop
-    return "".join([*pieces, text[end:]])
-
-
-def document_json(row: Row, with_text: bool) -> str:
-    """Return a found document as one line of JSON with ids and digests in hex and without null values.
-
-    `with_text` adds the text: `clean.text`, or `text.text`, which is raw, with its `text.cuts`.
-    """
-    values: Row = {}
-    for name, value in row.items():
-        if value is None or (name in ("clean.text", "text.text", "text.title", "text.cuts") and not with_text):
-            continue
-        is_entries = isinstance(value, list) and value and isinstance(value[0], dict) and {*value[0]} == {NAME, VALUE}
-        values[name] = json.loads(value) if name == "meta" else to_mapping(value) if is_entries else value
-    return printable_json(values)
-
-
-def verdict_of(row: Row) -> str:
-    """Return the verdict of a row as text: `kept`, or `dropped by` with the stage, rule, value and limit."""
-    if row.get("drop_stage") is None:
-        return "kept"
-    value, limit = row.get("drop_value"), row.get("drop_limit")
-    measured = f" ({value:g}, limit {limit:g})" if value is not None and limit is not None else ""
-    return f"dropped by {row['drop_stage']}/{row['drop_rule']}{measured}"
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    if isinstance(value, list):
-        return ", ".join(map(_shown, value)) or "none"
-    if isinstance(value, dict) and NAME in value:
-        return f"{value[NAME]} {_shown(value[VALUE])}"
-    if isinstance(value, dict) and "start" in value:  # a span; some have a reason
-        return f"{value['start']}-{value['end']}" + (f" {value['reason']}" if "reason" in value else "")
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | bool) else str(value)

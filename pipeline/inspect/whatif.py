@@ -36,6 +36,8 @@ from pipeline.steps.verdicts import (
     split_columns,
 )
 from pipeline.tokens.streams import BUCKET_TABLES, MIX_RULE, TOKENS, Sorting, sorting_of, streams_of_part
+from pipeline.tokens.tokenizer import TokenizerConfig
+from pipeline.tokens.train_tokenizer import TOKENIZER
 from schemas.config import Recipe
 from schemas.errors import ContractError
 from schemas.manifest import TableVersion, open_table, read_run
@@ -69,6 +71,8 @@ class Prediction:
     cuts_repeats: bool = False
     """True if the run has the step `repeats`. It cuts repeated passages and checks the remaining text again, which
     cannot be predicted without text."""
+    trains_tokenizer: bool = False
+    """True if a run with the new settings trains its tokenizer, so that its tokens are not those of the present one."""
 
 
 def predict(spark: SparkSession, run: Store, recipe: Recipe, models: Mapping[str, Mapping[str, str]]) -> Prediction:
@@ -94,7 +98,8 @@ def predict(spark: SparkSession, run: Store, recipe: Recipe, models: Mapping[str
     verdicts = apply_mix(with_survivors(judged, recipe.section("dedup", DedupConfig), spark, tables))
     cells = count_cells(verdicts, token_counts(spark, run) if has_tokens else None)
     judged.unpersist()
-    return Prediction(tuple(cells), tuple(curves), has_tokens, "repeats" in read_run(run).tables)
+    trains = recipe.section(TOKENIZER.name, TokenizerConfig).model is None
+    return Prediction(tuple(cells), tuple(curves), has_tokens, "repeats" in read_run(run).tables, trains)
 
 
 def open_tables(run: Store) -> dict[str, TableVersion]:
@@ -276,9 +281,12 @@ Row = tuple[str, ...]
 CELL = [field.name for field in fields(PredictionCell)]
 
 
-def to_json(prediction: Prediction, changed: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
-    """Return the whole prediction as a JSON value; `changed` is setting → (value in the run, value tried)."""
+def to_json(
+    prediction: Prediction, changed: Mapping[str, tuple[Any, Any]], settings: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return the whole prediction as a JSON value; see `format_prediction` for the arguments."""
     return {
+        "settings": [*settings],
         "changed": {name: {"committed": before, "tried": after} for name, (before, after) in changed.items()},
         "cells": [{name: getattr(cell, name) for name in CELL} for cell in prediction.cells],
         "curves": [
@@ -293,17 +301,20 @@ def to_json(prediction: Prediction, changed: Mapping[str, tuple[Any, Any]]) -> d
     }
 
 
-def format_prediction(prediction: Prediction, changed: Mapping[str, tuple[Any, Any]]) -> str:
+def format_prediction(
+    prediction: Prediction, changed: Mapping[str, tuple[Any, Any]], settings: Sequence[str] = ()
+) -> str:
     """Format the prediction as text, with the sensitivity curves of the changed settings only.
 
-    `changed` is setting → (value in the run, value tried).
+    `changed` is setting → (value in the run, value tried). `settings` are lines about them; see `describe_changes`.
     """
-    lines = [f"{name}: {before} -> {after}" for name, (before, after) in changed.items()] or ["no setting is changed"]
+    lines = [*settings] or ["no setting is changed"]
     rates = token_rates(prediction.cells) if prediction.has_tokens else None
     if prediction.cuts_repeats:
         lines.append("before repeated passages are cut: documents dropped or shortened by that step are not predicted")
     counted = ("documents", "", "characters", "")
     lines += ["", *text_table([("kept", *counted, "tokens", ""), _total("all", prediction.cells, rates)], "<>")]
+    lines += _about_tokens(prediction, rates)
     lines += ["", *text_table([("dropped by", *counted), *_by_rule(prediction.cells)], "<>")]
     for title, key in (("language", _language), ("source", _source)):
         rows = [_total(name, group, rates) for name, group in _grouped(prediction.cells, key)]
@@ -314,6 +325,19 @@ def format_prediction(prediction: Prediction, changed: Mapping[str, tuple[Any, A
     lines += [f"  {curve.setting} ({curve.reason}) = {_limits(curve)}: {_points(curve)}" for curve in shown]
     lines += ["", f"curves of all {len(prediction.curves)} limits: --json FILE"]
     return "\n".join(lines)
+
+
+def _about_tokens(prediction: Prediction, rates: Rates | None) -> Iterator[str]:
+    """Yield what the numbers of tokens of a prediction are, if they differ from those of a run."""
+    if rates is None or all(cell.before == cell.after for cell in prediction.cells):
+        return
+    if kept_tokens(prediction.cells, True, rates)[1]:
+        yield "≈: the tokens of the documents that enter are estimated from their numbers of characters"
+    if prediction.trains_tokenizer:
+        yield (
+            "tokens: as the present tokenizer counts them; a run with these settings trains another one on its own "
+            "documents, so its numbers differ"
+        )
 
 
 def _language(cell: PredictionCell) -> str:

@@ -5,7 +5,7 @@ change only settings that are compared with stored measurements. Every other cha
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +19,16 @@ from pipeline.engine.rules import columns_of, count_bins, evaluate_checks, has_l
 from pipeline.engine.stage import Check
 from pipeline.engine.step import add_figures
 from pipeline.engine.worker import local_models
+from pipeline.language import LANGUAGE, LanguageConfig
+from pipeline.quality.config import QualityConfig
+from pipeline.quality.limits import limit_in_force, limits_by_setting, replacement_notes
+from pipeline.quality.stage import QUALITY
 from pipeline.recipe_stages import SECTION
 from pipeline.stages import CHECKED, SCORED, document_columns, stages_of
 from pipeline.steps.verdicts import VerdictsTask, checks_of, split_columns
 from schemas.config import Recipe
 from schemas.errors import ConfigError
+from schemas.field_docs import toml_value
 from schemas.tables import SCORES
 
 CUT_BITS = 16
@@ -185,3 +190,32 @@ def _derived(
 
 def _reason(section: str) -> str:
     return REJECTION_REASONS.get(section, "it has no part in which documents are kept")
+
+
+def describe_changes(
+    committed: Recipe, tried: Recipe, changed: Iterable[str], models: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Return a line for each changed setting, with the limits in force, and notes on limits that are replaced.
+
+    `changed` are names of settings as `changed_settings` returns them. `models` are the local paths of the models of
+    the quality stage by name.
+    """
+    lines, names = [], [*changed]
+    for name in names:
+        section, _, key = name.partition(".")
+        before, after = (_shown(recipe, section, key, models) for recipe in (committed, tried))
+        lines.append(f"{name}: {before} -> {after}")
+    limits = [key for section, _, key in (name.partition(".") for name in names) if section == QUALITY.name]
+    if limits:
+        lines += [f"note: {note}" for note in replacement_notes(tried, models, limits)]
+    return tuple(lines)
+
+
+def _shown(recipe: Recipe, section: str, key: str, models: Mapping[str, str]) -> str:
+    value = getattr(recipe[section], key)
+    if section != QUALITY.name:
+        return toml_value(value)
+    config = recipe.section(QUALITY.name, QualityConfig)
+    languages = recipe.section(LANGUAGE.name, LanguageConfig).languages
+    limits = limits_by_setting(config, models).get(key)
+    return limit_in_force(key, value, config.dialect, limits, languages) or toml_value(value)

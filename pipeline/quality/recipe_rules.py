@@ -19,8 +19,8 @@ from pipeline.quality.rules import SIGNALS_OF
 from pipeline.quality.stage import QUALITY
 from schemas.config import suggest_name
 from schemas.errors import ConfigError
-from schemas.expressions import Expression, parse_expression
-from schemas.tables import DOCUMENTS, SCORES, VERDICT_COLUMNS
+from schemas.expressions import Expression, UnknownColumnError, parse_expression
+from schemas.tables import DOCUMENTS, META_PREFIX, SCORES, VERDICT_COLUMNS
 
 SIDES: Mapping[str, Any] = {"<": "min", "<=": "min", ">": "max", ">=": "max"}
 """Comparison that drops a document → the kind of its limit."""
@@ -55,6 +55,9 @@ def parse_rules(config: QualityConfig, columns: pa.Schema, unmeasured: Mapping[s
         where = f"quality.rule {rule.name}: when"
         try:
             condition = parse_expression(rule.when, columns, where)
+        except UnknownColumnError as error:
+            problems.append(_about_meta(error.name, where) or str(error))
+            continue
         except ConfigError as error:
             problems.append(str(error))
             continue
@@ -63,6 +66,16 @@ def parse_rules(config: QualityConfig, columns: pa.Schema, unmeasured: Mapping[s
     if problems:
         raise ConfigError("\n".join(problems))
     return conditions
+
+
+def _about_meta(name: str, where: str) -> str | None:
+    """Return the problem of a rule that names a field of the column `meta`; None for another name."""
+    if not name.startswith(META_PREFIX):
+        return None
+    return (
+        f"{where}: expected columns that every row has, got {name!r}, a field of `meta`, which only conditions on a "
+        f"finished run can name. Declare a column in a [[stage]] whose function reads it from row['meta']."
+    )
 
 
 def _problems_of_columns(

@@ -105,7 +105,11 @@ def _view(a: Side, b: Side, difference: Difference) -> dict[str, Any]:
         "is_equal": a.digest == b.digest,
         "kept_documents": PairRow("documents kept", *difference.kept),
         "tokens_total": _sum(difference.tokens),
-        "settings": [(name, *(_text(value) for value in pair)) for name, pair in difference.settings.items()],
+        "settings": [
+            (name, *(_text(value) or text for value, text in zip(pair, difference.setting_texts[name], strict=True)))
+            for name, pair in difference.settings.items()
+        ],
+        "unshared": list(zip(NAMES, difference.unshared, strict=True)),
         "funnel": _joined(*(_funnel(side) for side in (a, b))),
         "drops": sorted(_joined(*(_drops(side) for side in (a, b))), key=lambda row: (-abs(row.change or 0), row.name)),
         "moved": [("A", _moved(difference, True)), ("B", _moved(difference, False))],

@@ -14,7 +14,8 @@ import pytest
 from jobs.recipe import deciding_models, stored_recipe
 from pipeline.engine.step import TableResult
 from pipeline.inspect.diff import compare_runs, open_compared_run
-from pipeline.inspect.show import column_equals, find_documents, format_document, parse_where
+from pipeline.inspect.document_text import format_document
+from pipeline.inspect.show import column_equals, find_documents, parse_where
 from pipeline.inspect.whatif import KEPT_VERDICT, kept_tokens, predict, token_rates
 from pipeline.report.facts import collect_facts
 from pipeline.report.funnel import checks, funnel_rows

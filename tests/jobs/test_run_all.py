@@ -386,3 +386,23 @@ def test_a_locked_run_is_named_before_spark_starts(
     with lock_tables(Store(str(other)), "penstock takedown"):
         line = refused(capsys, *command(crawl, tmp_path / "run", "--reuse", str(other)))
     assert line.startswith(f"penstock: {other}/tables.lock: expected a free lock for `penstock run`")
+
+
+@pytest.mark.usefixtures("no_spark")
+def test_a_limit_that_replaces_those_of_languages_is_noted_before_spark_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    recipe = tmp_path / "own.toml"
+    recipe.write_text(
+        f'[source]\npaths = ["{tmp_path}/a.jsonl"]\nformat = "jsonl"\n[language]\nlanguages = ["en", "ru"]\n'
+        "[quality]\nmin_alpha_words = 0.7\n"
+    )
+    for word, is_noted in (("quality.min_words=30", True), ("quality.min_alpha_words=0.611", False)):
+        with pytest.raises(RuntimeError, match="Spark was started"):
+            main(["run", str(recipe), "--out", str(tmp_path / "run"), "--set", word])
+        note = (
+            "penstock: quality.min_alpha_words = 0.7 replaces the own limits of languages:\n"
+            "  0.7 is stricter for ru (0.611)\n"
+        )
+        assert (note in capsys.readouterr().err) is is_noted

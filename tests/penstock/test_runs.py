@@ -173,7 +173,8 @@ def test_a_prediction_is_that_of_the_command(finished: Store, capsys: pytest.Cap
     assert predicted.before == run.counts("clean").rows_kept
     assert predicted.after < predicted.before
     assert predicted.changed == {"quality.min_words": (None, 300)}
-    assert "quality.min_words: None -> 300" in str(predicted)
+    assert "quality.min_words: 50 (default of the dialect datatrove) -> 300" in str(predicted)
+    assert predicted.to_json()["settings"] == list(predicted.settings)
     assert sum(cell["documents"] for cell in predicted.to_json()["cells"]) == run.counts("verdicts").rows_in
 
 

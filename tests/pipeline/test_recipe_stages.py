@@ -14,7 +14,8 @@ from jobs.verbs.ablate import steps_of
 from jobs.verbs.dvc import deciding_settings
 from pipeline.engine.spark import run_tasks, ship_models
 from pipeline.engine.worker import FusedStages, local_models
-from pipeline.inspect.show import columns_of_run, find_documents, format_document, parse_where
+from pipeline.inspect.document_text import format_document
+from pipeline.inspect.show import columns_of_run, find_documents, parse_where
 from pipeline.inspect.whatif import predict
 from pipeline.inspect.whatif_limits import changed_settings
 from pipeline.recipe_stages import FUNCTION, SECTION, RecipeStage, load_function, sample_row

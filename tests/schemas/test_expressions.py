@@ -14,6 +14,7 @@ from schemas.condition_parts import (
     ArithmeticPart,
     ColumnPart,
     ComparisonPart,
+    ContainsPart,
     JoinedPart,
     MembershipPart,
     NegatedPart,
@@ -135,6 +136,16 @@ def matching(text: str) -> list[int]:
         ("rule = 'it''s'", [1]),
         ('rule = "it\'s"', [1]),
         ("url = https://a.example/?q=1", [0]),
+        ("url contains 'example/?q'", [0]),  # ? is no pattern
+        ("url contains EXAMPLE", []),  # case matters
+        ("url contains .", [0]),
+        ("url contains '%'", []),
+        ("url not contains 'print'", [0]),  # a null neither contains a text nor lacks it
+        ("language contains e", [0, 1]),
+        ("language not contains e", [2]),
+        ("language CONTAINS second", []),  # the name of a column is text here
+        ("not (language contains e)", [2]),
+        ("rule contains 't''s' or url contains \"example\"", [0, 1]),
         ("flag", [0]),
         ("not flag", [2]),
         ("flag = false", [2]),
@@ -184,6 +195,23 @@ def test_rows_that_match(text: str, rows: list[int]) -> None:
         ("words", "a comparison at character 1 of `words`, got a number alone. Write it as words > 0."),
         ("language or flag", "a comparison before `or` at character 1 of `language or flag`, got text alone."),
         ("flag and language", "a comparison at character 10 of `flag and language`, got text alone."),
+        (
+            "url like '%bbc%'",
+            "an operator at character 5 of `url like '%bbc%'`, got 'like'. Write url contains 'text' for a part",
+        ),
+        ("url ilike 'x'", "an operator at character 5 of `url ilike 'x'`, got 'ilike'. Write url contains 'text'"),
+        ("url not like 'x'", "an operator at character 9 of `url not like 'x'`, got 'like'. Write url contains 'text'"),
+        ("flag && words > 1", "`and`, `or` or the end at character 6 of `flag && words > 1`, got '&&'. Write `and`."),
+        ("words > 1 || flag", "`and`, `or` or the end at character 11 of `words > 1 || flag`, got '||'. Write `or`."),
+        ("words > 1&&flag", "at character 10 of `words > 1&&flag`, got '&&flag'. Write `and`."),
+        ("language && flag", "an operator at character 10 of `language && flag`, got '&&'. Write `and`."),
+        (
+            "words contains 1",
+            "a column of text before `contains` at character 1 of `words contains 1`, got words, which is a number.",
+        ),
+        ("'a' contains url", "a column of text before `contains` at character 1 of `'a' contains url`, got text 'a'."),
+        ("url contains", "text after `contains` at character 13 of `url contains`, got the end. Write it as url"),
+        ("url contains ''", "text after `contains` at character 14 of `url contains ''`, got \"''\"."),
         ("1 < 2", "a condition on a column at character 1 of `1 < 2`, got one without columns."),
         ("0 < words < 3", "one comparison at character 11 of `0 < words < 3`, got another, '<'. Join comparisons with"),
         (
@@ -243,6 +271,9 @@ def test_a_long_condition_is_not_repeated_whole() -> None:
         ("language IN (de,'fr')", "language in ('de', 'fr')"),
         ("doc_id = 9ACBDC408DEC", "doc_id = '9acbdc408dec'"),
         ("2 < words", "2 < words"),
+        ('url CONTAINS "it\'s"', "url contains 'it''s'"),
+        ("url not contains a%b", "url not contains 'a%b'"),
+        ("not (url contains a)", "not url contains 'a'"),
     ],
 )
 def test_the_canonical_form(text: str, canonical: str) -> None:
@@ -270,6 +301,7 @@ def test_a_single_comparison_with_a_number(text: str, single: SingleComparison |
 
 
 def test_columns_and_pickles() -> None:
+    assert parse("url contains language and flag").columns == {"url", "flag"}
     condition = parse("share > ratio or not (language = second and words in (1, 2)) or doc_id = 9acbdc408dec")
     assert condition.columns == {"share", "ratio", "language", "second", "words", "doc_id"}
     assert pickle.loads(pickle.dumps(condition)) == condition
@@ -312,6 +344,9 @@ def interpret(part: Part, row: dict[str, Any]) -> Any:
         case MembershipPart():
             value = interpret(part.operand, row)
             return None if value is None else any(interpret(choice, row) for choice in part.choices) != part.negated
+        case ContainsPart():
+            value = interpret(part.operand, row)
+            return None if value is None else (part.literal in value) != part.negated
         case NullTest():
             return (interpret(part.operand, row) is None) != part.negated
         case NegatedPart():
@@ -357,6 +392,11 @@ terms = st.one_of(
         "".join
     ),
     st.sampled_from(["flag", "language in (en, 'fr')", "words not in (1, 2, 2)", "share in (0.3, 0.5)"]),
+    st.tuples(
+        st.sampled_from(["language", "second", "url", "rule"]),
+        st.sampled_from([" contains ", " not contains "]),
+        st.sampled_from(["e", "'en'", "'?q'", '"."', "'t''s'", "%", "E", "'\\'"]),
+    ).map("".join),
     st.sampled_from(["doc_id = 000000000000", "doc_id != 9acbdc408dec", "date < 2024-02-02", "date != 2024-02-02"]),
 )
 conditions = st.recursive(

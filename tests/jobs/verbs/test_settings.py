@@ -71,6 +71,16 @@ def test_a_key_without_its_section_is_looked_up_in_all(capsys: pytest.CaptureFix
     assert "  toxicity.max_words = unset" in text
 
 
+def test_an_unset_limit_states_the_one_that_applies(capsys: pytest.CaptureFixture[str]) -> None:
+    words = "If unset: the dialect's own limit, 50."
+    assert f" {words}\n" in printed(capsys, "quality.min_words")
+    assert json.loads(printed(capsys, "quality.min_words", "--json"))["quality"]["keys"]["min_words"][
+        "meaning"
+    ].endswith(f" {words}")
+    assert f" {words}<br>" in printed(capsys, "quality.min_words", "--markdown")
+    assert "If unset" not in printed(capsys, "quality.dialect")
+
+
 def test_keys_of_tables_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "      learning_rate = unset  (number or unset, above 0)\n" in printed(capsys, "train.stages")
 

@@ -13,7 +13,8 @@ from pipeline.browse.document import cluster_members, compare_documents, documen
 from pipeline.browse.rows import BrowsedRun, Position, find_position, judged_batches, parse_doc_id, parse_position
 from pipeline.browse.search import DocumentQuery, condition_of, make_query, page_json, random_documents, run_facts
 from pipeline.browse.spans import Hits, Mark, divide, json_value, snippet
-from pipeline.inspect.show import find_documents, parse_where, verdict_of
+from pipeline.inspect.document_text import verdict_of
+from pipeline.inspect.show import find_documents, parse_where
 from pipeline.text.spans import without
 from schemas.errors import ConfigError, ContractError
 from tests.pipeline.tokens.test_streams import leave_out
@@ -119,6 +120,16 @@ def test_pages_hold_each_document_once_in_order(run: BrowsedRun, fields: dict[st
     assert [(row["at"].split(".")[0], int(row["at"].split(".")[1])) for row in whole] == sorted(
         (row["at"].split(".")[0], int(row["at"].split(".")[1])) for row in whole
     )
+
+
+def test_a_query_reads_the_columns_that_its_condition_names(run: BrowsedRun) -> None:
+    for where, columns in (
+        ("url contains 'language num_chars'", {"url"}),
+        ("language = source", {"url", "language", "source"}),
+        ("num_chars > 3 and not (domain contains x)", {"url", "num_chars", "domain"}),
+        ("", {"url"}),
+    ):
+        assert {*search.columns_read(run, DocumentQuery(where=where, columns=()))} == columns, where
 
 
 def test_a_page_reads_no_part_after_its_last_hit(run: BrowsedRun) -> None:

@@ -94,13 +94,53 @@ def test_files_in_another_order_or_of_other_names(tmp_path: Path) -> None:
         for read in ("documents", "verdicts", "clusters", "dedup"):
             _reads(b, table, read, open_table(b, read)[1].digest)
     assert documents == open_table(b, "documents")[1].digest
-    difference = compare_runs(open_compared_run(a), open_compared_run(b), 0)
-    counts = Counter({pair: sum(n for key, n in difference.documents.items() if key[1:] == pair) for pair in PAIRS})
-    assert counts["kept", NOT_READ] == counts[NOT_READ, "kept"] > 0
-    assert sum(n for (_, old, new), n in difference.documents.items() if NOT_READ not in (old, new)) == 0
+    difference = compare_runs(open_compared_run(a), open_compared_run(b), 1)
+    assert difference.documents == Counter()
+    only_a, only_b = difference.unshared
+    assert (only_a.names, only_b.names) == (["crawl-0.warc.gz"], ["other.warc.gz"])
+    assert (only_a.rows, only_a.kept) == (only_b.rows, only_b.kept) == (27, 10)
 
 
-PAIRS = (("kept", NOT_READ), (NOT_READ, "kept"))
+def test_input_files_that_only_one_run_read_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Half of the records are in a file that B names otherwise; their documents are not dropped by a rule."""
+    a, b = run_of(tmp_path / "a", {-8: SHORT}), run_of(tmp_path / "b", {-8: TOXIC, -3: NEAR})
+    edit(b, "documents", lambda content: content["inputs"][0].update(name="other.warc.gz"))
+    for table in ("verdicts", "clusters", "dedup", "clean"):
+        for read in ("documents", "verdicts", "clusters", "dedup"):
+            _reads(b, table, read, open_table(b, read)[1].digest)
+    text = diff(capsys, a, b, json=str(tmp_path / "diff.json"))
+    assert (
+        "\ninput files that only one run read; their documents are not compared\n"
+        f"  only in A ({a.uri}): 1 file, 27 rows, 10 documents kept: crawl-0.warc.gz\n"
+        f"  only in B ({b.uri}): 1 file, 27 rows, 9 documents kept: other.warc.gz\n"
+    ) in text
+    assert "not_read" not in text
+    unshared = json.loads((tmp_path / "diff.json").read_text())["unshared_inputs"]
+    assert unshared["b"] == {"names": ["other.warc.gz"], "rows": 27, "kept": 9}
+
+
+def test_a_limit_that_is_not_set_is_the_limit_in_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = run_of(tmp_path / "a"), run_of(tmp_path / "b", {-4: SHORT})
+    limits = {"quality/gopher_alpha_words": {"setting": "quality.min_alpha_words", "limits": {"en": 0.8, "de": 0.729}}}
+    for run, given in ((a, None), (b, 0.7)):
+        quality = {"dialect": "datatrove", "min_alpha_words": given, "profiles": None, "max_javascript": given}
+
+        def change(content: dict[str, Any], quality: dict[str, Any] = quality) -> None:
+            content["config"] = {"quality": quality}
+            content["figures"]["limits"] = limits
+
+        edit(run, "verdicts", change)
+        digest = open_table(run, "verdicts")[1].digest
+        for table in ("clusters", "dedup", "clean"):
+            _reads(run, table, "verdicts", digest)
+        _reads(run, "clean", "dedup", open_table(run, "dedup")[1].digest)
+    text = diff(capsys, a, b, json=str(tmp_path / "diff.json"))
+    in_force = "0.8 (default of the dialect datatrove; 1 language has its own limit)"
+    assert f"  quality.min_alpha_words  {in_force} → 0.7\n" in text
+    assert "  quality.max_javascript   unset → 0.7\n" in text
+    written = json.loads((tmp_path / "diff.json").read_text())
+    assert written["settings"]["quality.min_alpha_words"] == {"a": None, "b": 0.7}
+    assert written["setting_texts"]["quality.min_alpha_words"] == {"a": in_force, "b": "0.7"}
 
 
 def _reads(run: Store, table: str, read: str, digest: str) -> None:
@@ -140,7 +180,7 @@ def test_settings_and_tokens_that_differ(tmp_path: Path, capsys: pytest.CaptureF
     next_version(run, "tokens", cut)
     write_manifest_lineage(run)
     text = diff(capsys, f"{run.uri}@{before.digest[:8]}", run)
-    assert "  tokens.seed  None → 1" in text
+    assert "  tokens.seed  unset → 1" in text
     assert "documents: both keep the same" in text
     row = next(line.split() for line in text.splitlines() if line.startswith("web/train"))
     total = sum(before.content.figures["streams"]["web/train"])

@@ -3,6 +3,7 @@
 import json
 from argparse import ArgumentParser
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,19 +12,20 @@ import pytest
 
 from jobs.exit_codes import exit_code_of
 from jobs.verbs.inspect import add_show_arguments, show_command
+from pipeline.dedup.config import NEAR_MEANINGS
 from pipeline.extract.extract import ExtractConfig, make_extract
+from pipeline.inspect.document_text import format_document, format_summary, mark_spans
 from pipeline.inspect.show import (
     WITH_TEXT,
     column_equals,
     columns_of_run,
     find_documents,
-    format_document,
-    mark_spans,
     parse_where,
     sample_documents,
 )
+from pipeline.stages import declared_reasons
 from schemas.ids import shuffle_key
-from schemas.manifest import current_tables
+from schemas.manifest import current_tables, open_table
 from schemas.storage import Store
 from schemas.tables import META_FIELDS, META_NUMBERS
 from schemas.text import CONTROL_CHARACTERS
@@ -101,7 +103,59 @@ def test_values_by_name_are_shown_by_name(tmp_path: Path) -> None:
     rows = list(find_documents(run, parse_where("drop_stage is null"), 99))
     lines = [line for row in rows for line in format_document(row, False).splitlines() if "pii_counts" in line]
     assert lines.count("  clean.pii_counts           email 2, phone 1 occurrences") == 3
-    assert lines.count("  clean.pii_counts           none occurrences") == 17
+    assert lines.count("  zero or none: clean.pii_counts") == 17
+
+
+def test_columns_are_printed_in_groups_and_empty_ones_in_one_line() -> None:
+    row = {"doc_id": bytes(16), "source": "web", "offset": 0, "url": "http://a.example/", "drop_stage": None}
+    row |= {"num_chars": 70, "unicode_repairs": [], "mojibake": 0, "language": "en", "second_language": None}
+    row |= {"gopher_num_words": 12, "gopher_dup_5gram": 0.0, "gopher_hash_ratio": 0.0, "curious": 0.5}
+    row |= {"dedup.cluster_size": 2, "dedup.survivor": bytes(16), "clean.pii_counts": [], "clean.text": "x"}
+    assert format_document(row, False).splitlines() == [
+        f"document {'00' * 16}  kept",
+        "provenance",
+        "  source                     web",
+        "  offset                     0 bytes",
+        "  url                        http://a.example/",
+        "text and language",
+        "  num_chars                  70 code points",
+        "  language                   en",
+        "  zero or none: unicode_repairs, mojibake",
+        "quality signals",
+        "  gopher_num_words           12 words",
+        "  zero or none: gopher_dup_5gram, gopher_hash_ratio",
+        "other columns",
+        "  curious                    0.5",
+        "table dedup",
+        "  dedup.cluster_size         2 documents",
+        f"  dedup.survivor             {'00' * 16}",
+        "table clean",
+        "  zero or none: clean.pii_counts",
+    ]
+
+
+def test_the_short_form_of_a_copy_names_the_copy_that_is_kept() -> None:
+    survivor = identifier(7)
+    row = {"doc_id": bytes(16), "drop_stage": "dedup", "drop_rule": "near_duplicate", "dedup.survivor": survivor}
+    row |= {"dedup.similarity": 0.964, "language": "en", "language_score": 0.9, "num_chars": 2180, "source": "web"}
+    meanings = {"dedup/near_duplicate": NEAR_MEANINGS["estimate"]}
+    assert format_summary(row, False, meanings).splitlines() == [
+        f"document {'00' * 16}  dropped by dedup/near_duplicate: it is a near copy of the survivor, or linked to it by "
+        "near copies, by estimated similarity",
+        f"  kept copy  {survivor.hex()}, similarity 0.96",
+        "  language   en (0.90)",
+        "  source     web",
+        "  length     2,180 code points",
+    ]
+
+
+@pytest.mark.parametrize("verify", ["estimate", "jaccard"])
+def test_near_duplicate_means_what_the_run_verified(tmp_path: Path, verify: str) -> None:
+    run = make_run(tmp_path / "run", "dedup")
+    edit(run, "clusters", lambda content: content["config"].update(dedup={"verify": verify}))
+    tables = {"clusters": open_table(run, "clusters")[1]}
+    assert declared_reasons(tables)["dedup"]["near_duplicate"] == NEAR_MEANINGS[verify]
+    assert {"estimate": "by estimated similarity", "jaccard": "by verified similarity"}[verify] in NEAR_MEANINGS[verify]
 
 
 # ------------------------------------------------------------------------------------------------------- the command
@@ -142,6 +196,29 @@ def test_the_raw_text_of_a_dropped_document_is_shown_with_its_cuts(tmp_path: Pat
     assert (code, err) == (0, "")
     assert out.endswith("\n\n  | …\n\n1 document(s)\n")
     assert "no text is stored: the record has none" in show(run, "--rule", "source/http_status", "--text")[1]
+
+
+def test_several_documents_are_printed_in_a_short_form(tmp_path: Path, show: Callable[..., Answer]) -> None:
+    short = Record("quality/gopher_short_doc", url="https://a.example/1", text="Menu\nOne.", chars=9, language="en")
+    kept = Record(url="https://a.example/2", title="T", text="raw", chars=1234, language="de")
+    run = make_run(tmp_path / "run", "clean", [short, kept, replace(short, url="https://a.example/3")])
+    code, out, _ = show(run, "--where", "num_chars > 0")
+    assert code == 0
+    dropped = f"document {identifier(0).hex()}  dropped by quality/gopher_short_doc (4, limit 50): too few words\n"
+    assert f"{dropped}  url        https://a.example/1\n  language   en\n  source     web\n  length     " in out
+    assert (
+        f"document {identifier(1).hex()}  kept\n  url        https://a.example/2\n  title      T\n  language   de\n"
+    ) in out
+    assert "num_chars" not in out
+    assert out.endswith("\n\n3 document(s)\n")
+    text = show(run, "--where", "num_chars > 0", "--text")[1]
+    assert "\n\n  raw text\n  | Menu\n  | One.\n" in text
+    # One document, and every document with --all, is printed with all columns.
+    whole = show(run, "--where", "num_chars > 0", "--all")[1]
+    assert whole.count("provenance\n") == 3
+    one = show(run, "--where", "num_chars > 0", "--limit", "1")[1]
+    assert whole.startswith(one.removesuffix("1 document(s)\n"))
+    assert show(run, "--where", "num_chars > 0", "--limit", "1", "--all")[1] == one
 
 
 def test_marked_spans() -> None:
@@ -255,7 +332,7 @@ def test_control_characters_of_a_page_do_not_reach_the_terminal(tmp_path: Path, 
         code, out, _ = show(run, "--random", "2", *words)
         assert code == 0
         assert CONTROL_CHARACTERS.findall(out.replace("\n", "")) == []
-    out = show(run, "--random", "2", "--text")[1]
+    out = show(run, "--random", "2", "--text", "--all")[1]
     assert "  meta.by                    A\\x1b]0;owned\\x07\\x9b31m\\u202etitle\n" in out
     assert "  | A\\x1b]0;owned\\x07\\x9b31m\\u202etitle\n  | b\n" in out
     assert f"{row['title'].replace(chr(0x202E), chr(92) + 'u202e')}\n" in out

@@ -111,8 +111,9 @@ def test_tokens_in_the_dataset_are_counted_and_others_estimated():
 
 def test_the_text_shows_the_changes():
     curve = SensitivityCurve("quality.min_words", "short", {"*": 50.0, "de": 40.0}, ((30, 12), (50, 10)))
-    text = format_prediction(Prediction(CELLS, (curve,), True), {"quality.min_words": (None, 30)})
-    assert "quality.min_words: None -> 30" in text
+    line = "quality.min_words: 50 (default of the dialect datatrove) -> 30"
+    text = format_prediction(Prediction(CELLS, (curve,), True), {"quality.min_words": (None, 30)}, [line])
+    assert text.startswith(f"{line}\n\nkept ")
     assert "all          12  (same)       1,165  (+65)    ≈292  (+12)" in text
     assert "quality/short          7  (same)         300  (-65)" in text
     assert "quality.min_words (short) = 40 to 50: 30 → 12  50 → 10" in text
@@ -120,3 +121,20 @@ def test_the_text_shows_the_changes():
     assert "before repeated passages are cut" not in text
     assert "before repeated passages are cut" in format_prediction(Prediction(CELLS, (), True, cuts_repeats=True), {})
     assert "≈" not in format_prediction(Prediction(CELLS[:2], (curve,), True), {})
+
+
+def test_the_text_states_what_the_numbers_of_tokens_are():
+    estimated = "\n≈: the tokens of the documents that enter are estimated from their numbers of characters\n"
+    another = "\ntokens: as the present tokenizer counts them; a run with these settings trains another one on its own "
+    trained = format_prediction(Prediction(CELLS, (), True, trains_tokenizer=True), {})
+    assert estimated in trained
+    assert another in trained
+    given = format_prediction(Prediction(CELLS, (), True), {})
+    assert estimated in given
+    assert "tokenizer" not in given
+    fewer = format_prediction(Prediction(CELLS[:2], (), True, trains_tokenizer=True), {})
+    assert "≈" not in fewer
+    assert another in fewer
+    # Without a change, or without a dataset, there is nothing to explain.
+    assert "tokenizer" not in format_prediction(Prediction(CELLS[:1], (), True, trains_tokenizer=True), {})
+    assert "tokenizer" not in format_prediction(Prediction(CELLS, (), False, trains_tokenizer=True), {})

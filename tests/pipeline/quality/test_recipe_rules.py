@@ -8,7 +8,8 @@ import pytest
 
 from jobs.recipe import recipe_sections
 from pipeline.engine.parquet import Part
-from pipeline.inspect.show import find_documents, format_document, parse_where
+from pipeline.inspect.document_text import format_document
+from pipeline.inspect.show import find_documents, parse_where
 from pipeline.inspect.whatif_limits import changed_settings, curves_of, sensitivity_part
 from pipeline.inspect.without_rules import leave_out_rules
 from pipeline.quality.config import QualityConfig
@@ -87,6 +88,12 @@ def test_wrong_names_are_reported_with_the_recipe(rules, settings, message) -> N
         ({"when": "code_lines > 'a'"}, {}, "expected a number at character 14 of `code_lines > 'a'`, got text 'a'"),
         ({"when": "drop_rule = a"}, {}, "got 'drop_rule'"),
         (
+            {"when": "num_chars > 9 and meta.score > 3"},
+            {},
+            "quality.rule no_code: when: expected columns that every row has, got 'meta.score', a field of `meta`, "
+            "which only conditions on a finished run can name. Declare a column in a [[stage]] whose function",
+        ),
+        (
             {},
             {"families": FAMILIES[:4]},
             "when: expected columns that the recipe measures, got 'code_lines' of the family 'markup'. "
@@ -105,6 +112,22 @@ def test_wrong_conditions_are_reported_before_a_run(rule, settings, message) -> 
         with pytest.raises(ConfigError) as error:
             check(wrong)
         assert message in str(error.value)
+
+
+def test_a_rule_looks_for_a_part_of_a_text() -> None:
+    rule = {"name": "print_page", "when": "url contains 'print=' and mime not contains pdf", "reason": "It is printed."}
+    config = QualityConfig(rule=[rule], rules=[])
+    for url, mime, is_dropped in (
+        ("https://a.example/?print=1", "text/html", True),
+        ("https://a.example/?Print=1", "text/html", False),
+        ("https://a.example/?print=1", "application/pdf", False),
+        ("https://a.example/?print=1", None, False),
+        (None, "text/html", False),
+    ):
+        broken = check_rules({"url": url, "mime": mime}, config, "en")
+        assert [each.reason for each in broken] == ["print_page"] * is_dropped, (url, mime)
+    with pytest.raises(ConfigError, match="Write url contains 'text'"):
+        steps_for(recipe(rule | {"when": "url like '%print%'"}))
 
 
 def test_all_wrong_conditions_are_reported_at_once() -> None:
@@ -290,13 +313,14 @@ def test_report_and_show_print_the_reason_of_the_recipe(tmp_path) -> None:
         row.count,
     )
     reasons = reasons_of_run(run)
-    assert reasons == {"quality/long_page": "It is long."}
+    assert reasons["quality/long_page"] == "It is long."
+    assert reasons["quality/gopher_short_doc"] == "too few words"
     (found,) = find_documents(run, parse_where("drop_rule = long_page"), 1)
-    first = format_document(found, False, reasons=reasons).splitlines()[0]
+    first = format_document(found, False, meanings=reasons).splitlines()[0]
     assert re.fullmatch(r"document \w{32}  dropped by quality/long_page \(1000, limit 950\): It is long\.", first), (
         first
     )
-    assert reasons_of_run(make_run(tmp_path / "other", "dedup")) == {}
+    assert "quality/long_page" not in reasons_of_run(make_run(tmp_path / "other", "dedup"))
 
 
 # The function for values in hand.

@@ -2,12 +2,15 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipeline.report.compare import PairRow, write_comparison
 from schemas.errors import ContractError
+from schemas.manifest import open_table
 from schemas.storage import Store
+from tests.support.lineage_run import edit
 from tests.support.report_run import SCRIPT, add_training, crawl, make_run, words_of
 
 SHORT = "quality/gopher_short_doc"
@@ -40,6 +43,24 @@ def test_the_page_compares_two_runs(tmp_path: Path) -> None:
         assert expected in text
     assert "penstock show runs/a --doc " in page
     assert page.lower().count("<script") == 1
+
+
+def test_input_files_that_only_one_run_read(tmp_path: Path) -> None:
+    a, b = make_run(tmp_path / "a", "clean"), make_run(tmp_path / "b", "clean")
+    edit(b, "documents", lambda content: content["inputs"][0].update(name="other.warc.gz"))
+    digests = {name: open_table(b, name)[1].digest for name in ("documents",)}
+    for table in ("verdicts", "clusters", "dedup", "clean"):
+
+        def reread(content: dict[str, Any]) -> None:
+            for entry in content["inputs"]:
+                entry["sha256"] = digests.get(entry["name"], entry["sha256"])
+
+        edit(b, table, reread)
+        digests[table] = open_table(b, table)[1].digest
+    text = words_of(page_of(tmp_path, a, b))
+    assert "10 documents are kept only by A, 10 only by B." in text
+    for name in "AB":
+        assert f"Only {name} read 1 input file: 27 rows, 10 documents kept. They are not in the tables below." in text
 
 
 def test_tokens_and_losses_of_both_runs(tmp_path: Path) -> None:
