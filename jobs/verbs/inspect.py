@@ -24,6 +24,7 @@ from pipeline.inspect.show import (
     find_documents,
     format_document,
     has_raw_text,
+    host_below,
     parse_where,
     rule_equals,
     sample_documents,
@@ -152,6 +153,7 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `show` except the run."""
     parser.add_argument("--doc", metavar="ID", help=ID_HELP)
     parser.add_argument("--url", help="URL as it was crawled; without an exact match, URLs of the same canonical form")
+    parser.add_argument("--domain", metavar="HOST", help="documents of a domain, the hosts below it included")
     parser.add_argument("--rule", help="rule that dropped the documents, such as gopher_short_doc")
     parser.add_argument(
         "--where",
@@ -201,8 +203,11 @@ def check_show(arguments: argparse.Namespace) -> None:
         raise ConfigError("show: expected --seed only together with --random, got no --random. Add --random.")
     if arguments.random is not None and arguments.url is not None:
         raise ConfigError("show: expected --random or --url, got both. Remove --random.")
-    if not (arguments.doc or arguments.url or arguments.rule or arguments.where or arguments.random):
-        raise ConfigError("show: expected --doc, --url, --rule, --where or --random, got none of them. Add one.")
+    named = (arguments.doc, arguments.url, arguments.domain, arguments.rule, arguments.where, arguments.random)
+    if not any(named):
+        raise ConfigError(
+            "show: expected --doc, --url, --domain, --rule, --where or --random, got none of them. Add one."
+        )
 
 
 def _shown_documents(arguments: argparse.Namespace, run: Store, columns: pa.Schema) -> Iterator[dict[str, Any]]:
@@ -210,6 +215,7 @@ def _shown_documents(arguments: argparse.Namespace, run: Store, columns: pa.Sche
     conditions = [parse_where(text, columns) for text in arguments.where]
     if arguments.doc:
         conditions.append(column_equals("doc_id", resolve_doc_ids(run, {arguments.doc: "--doc"})[0]))
+    conditions += [host_below(arguments.domain)] if arguments.domain else []
     conditions += [rule_equals(run, arguments.rule)] if arguments.rule else []
     both = functools.partial(functools.reduce, operator.and_)
     if arguments.random is not None:

@@ -52,7 +52,7 @@ def add_takedown_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `takedown`."""
     parser.add_argument("run", help="run folder: a local path or s3://, gs://, hdfs://")
     for name, description in (
-        ("domain", "every document of a domain or host"),
+        ("domain", "every document of a domain, the hosts below it included"),
         ("url", "every document of a URL"),
         ("doc", f"a document by {ID_HELP}"),
         ("near", f"a document by {ID_HELP}, with all its near-duplicates"),

@@ -85,7 +85,7 @@ def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
     either.add_argument(
         "--domain",
         metavar="HOST",
-        help="the steps and checkpoints that saw a registrable domain, or a host and its subdomains",
+        help="the steps and checkpoints that saw a domain, the hosts below it included",
     )
     either.add_argument("--doc", metavar="ID", help=f"the steps and checkpoints that saw this document; {ID_HELP}")
     either.add_argument(

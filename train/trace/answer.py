@@ -11,6 +11,7 @@ from schemas.errors import ConfigError
 from schemas.storage import Store
 from schemas.text import LongWork, printable, printable_lines, text_table, to_json_value
 from schemas.tokens import Dataset, open_dataset
+from schemas.urls import parse_domain
 from train.plan.plan import Plan, read_plan
 from train.trace.documents import DetailReader, DocumentDetail, Texts, documents_containing
 from train.trace.trace import (
@@ -139,14 +140,11 @@ class TraceAnswers:
         return self._documents(self.trace.steps_of_document(identifier), None)
 
     def domain(self, host: str, limit: int | None) -> DocumentsAnswer:
-        """Return the documents of a domain or host; at most `limit` of them are listed.
+        """Return the documents of a domain, the hosts below it included; at most `limit` of them are listed.
 
         Raises ConfigError if `host` is not the name of a host.
         """
-        name = host.strip().rstrip(".").lower()
-        if not name or set(name) & set("/:@ "):
-            raise ConfigError(f"--domain: expected a host such as example.com, got {host!r}. Use --url for a URL.")
-        return self._documents(self.trace.steps_of_domain(name), limit)
+        return self._documents(self.trace.steps_of_domain(parse_domain(host)), limit)
 
     def containing(self, text: str, limit: int | None) -> DocumentsAnswer:
         """Return the documents whose text contains a string; the scan ends after `limit` of them.

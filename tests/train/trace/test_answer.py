@@ -268,7 +268,7 @@ def test_a_domain_is_summed_over_all_and_listed_in_part(run: Store, trace: Calla
         (["--step", "1", "--set", "source.paths=[]"], "trace: expected --set and --unset only together with --refetch"),
         (["--doc", "xyz"], "--doc: expected a document id of 12 to 32 hex digits, got 'xyz'"),
         (["--doc", "abcd"], "--doc: expected a document id of 12 to 32 hex digits, got 'abcd'"),
-        (["--domain", "http://site1.co.uk/"], "--domain: expected a host such as example.com"),
+        (["--domain", "http://site1.co.uk/"], "--domain: expected a domain such as example.com"),
         (["--contains", ""], "--contains: expected a string to look for, got an empty one"),
     ],
 )
