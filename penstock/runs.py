@@ -23,7 +23,7 @@ from schemas.manifest import RUN_NAME, Counts, TableVersion, current_tables, rea
 from schemas.storage import Store
 from schemas.tables import TABLES, TEXT, with_hex_ids
 from schemas.tokens import TRAIN, Dataset, open_dataset
-from schemas.versions import open_run as open_folder
+from schemas.versions import open_run_to_read as open_folder
 from train.plan.plan import read_plan
 
 if TYPE_CHECKING:

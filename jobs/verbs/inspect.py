@@ -16,6 +16,7 @@ from jobs.recipe import deciding_models, stored_recipe
 from jobs.spark_session import SparkConfig, spark_session
 from pipeline.engine.spark import ship_models
 from pipeline.inspect.diff import KEPT, ComparedRun, Difference, Example, compare_runs, open_compared_run
+from pipeline.inspect.diff_training import PairRow
 from pipeline.inspect.show import (
     WITH_TEXT,
     column_equals,
@@ -31,6 +32,7 @@ from pipeline.inspect.show import (
 )
 from pipeline.inspect.whatif import Prediction, format_prediction, open_tables, predict, to_json
 from pipeline.inspect.whatif_limits import changed_settings
+from pipeline.report.facts import number
 from pipeline.stages import reasons_of_run
 from schemas.document_ids import ID_HELP, resolve_doc_ids
 from schemas.errors import ConfigError
@@ -38,12 +40,12 @@ from schemas.ids import canonical_json
 from schemas.storage import Store
 from schemas.text import printable, text_table
 from schemas.urls import canonical_url
-from schemas.versions import open_run
+from schemas.versions import open_run_to_read
 
 GROUP = "inspect"
 VERBS = {
-    "diff": "Compare two runs or versions: documents, rules and tokens. Documents that only one of them keeps are "
-    "counted by source and rule.",
+    "diff": "Compare two runs: settings, documents, tokens and training. Documents that only one of them keeps are "
+    "counted by source and rule. RUN@digest names an earlier version.",
     "show": "Print documents with their verdicts, signals and provenance.",
     "whatif": "Predict what a run would keep with other thresholds. No text is read, and the run is not changed.",
 }
@@ -62,10 +64,10 @@ def add_diff_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def diff_command(arguments: argparse.Namespace) -> int:
-    """Print the difference of two runs or versions: documents that only one of the two keeps, and tokens."""
+    """Print the difference of two runs or versions: settings, documents that only one keeps, tokens and training."""
     if arguments.list < 0:
         raise ConfigError(f"diff --list: expected a number of at least 0, got {arguments.list}. Give --list 0 or more.")
-    a, b = open_compared_run(open_run(arguments.a)), open_compared_run(open_run(arguments.b))
+    a, b = open_compared_run(open_run_to_read(arguments.a)), open_compared_run(open_run_to_read(arguments.b))
     difference = compare_runs(a, b, arguments.list)
     print(describe_difference(difference, a, b))
     if arguments.json:
@@ -82,11 +84,14 @@ def describe_difference(difference: Difference, a: ComparedRun, b: ComparedRun) 
     ]
     if difference.settings:
         lines += ["", "settings that differ"]
-        rows = [(name, f"{old} → {new}") for name, (old, new) in difference.settings.items()]
+        rows = [(name, f"{_setting(old)} → {_setting(new)}") for name, (old, new) in difference.settings.items()]
         lines += text_table(rows, indent="  ")
+    lines += ["", *difference.notes] if difference.notes else []
     if a.digest == b.digest:
-        return "\n".join([*lines, "equal: the digests are the same, and so are documents and tokens"])
-    if not difference.documents:
+        lines += [""] * bool(difference.settings or difference.notes)
+        lines += ["equal: the digests are the same, and so are documents and tokens"]
+        return "\n".join([*lines, *_training(difference.training)])
+    if not difference.documents and a.has_documents and b.has_documents:
         lines += ["", "documents: both keep the same"]
     for out, title in ((True, "only in A, by the rule that dropped them in B"), (False, _INTO)):
         lines += _moved_lines(difference, difference.moved(out), title, out)
@@ -94,7 +99,11 @@ def describe_difference(difference: Difference, a: ComparedRun, b: ComparedRun) 
     if both_dropped:
         lines += ["", f"dropped by both, by different rules: {sum(both_dropped.values()):,}"]
         lines += [f"  {source}  {old} → {new}  {count:,}" for (source, old, new), count in _ordered(both_dropped)]
-    return "\n".join([*lines, *_tokens(difference.tokens)])
+    return "\n".join([*lines, *_tokens(difference.tokens), *_training(difference.training)])
+
+
+def _setting(value: Any) -> str:
+    return "not set" if value is None else str(value)
 
 
 _INTO = "only in B, by the rule that dropped them in A"
@@ -128,6 +137,16 @@ def _tokens(tokens: Mapping[str, tuple[int, int]]) -> Iterator[str]:
     yield from ("", *text_table(rows, "<>"))
 
 
+def _training(figures: Sequence[PairRow]) -> Iterator[str]:
+    if not figures:
+        return
+    rows = [("training", "A", "B", "B - A")]
+    for row in figures:
+        change = "" if row.change is None else f"{'+' if row.change > 0 else ''}{number(row.change)}"
+        rows.append((printable(row.name), number(row.a), number(row.b), change))
+    yield from ("", *text_table(rows, "<>>>"))
+
+
 def difference_to_json(difference: Difference, a: ComparedRun, b: ComparedRun) -> dict[str, Any]:
     """Return the whole difference as a JSON value."""
     return {
@@ -146,6 +165,8 @@ def difference_to_json(difference: Difference, a: ComparedRun, b: ComparedRun) -
             for (source, old, new), count in _ordered(difference.documents)
         ],
         "tokens": {name: {"a": old, "b": new} for name, (old, new) in difference.tokens.items()},
+        "training": {row.name: {"a": row.a, "b": row.b} for row in difference.training},
+        "notes": difference.notes,
     }
 
 
@@ -176,20 +197,20 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
 def show_command(arguments: argparse.Namespace) -> int:
     """Print documents with their verdicts, signals and provenance."""
     check_show(arguments)
-    run = open_run(arguments.run)
+    run = open_run_to_read(arguments.run)
     columns = columns_of_run(run)
     reasons = reasons_of_run(run)
-    number = num_raw = 0
+    shown = num_raw = 0
     for row in _shown_documents(arguments, run, columns):
         if arguments.text and has_raw_text(row) and not num_raw:
             print("show: the text of dropped documents is raw and may hold personal data", file=sys.stderr, flush=True)
-        number, num_raw = number + 1, num_raw + has_raw_text(row)
+        shown, num_raw = shown + 1, num_raw + has_raw_text(row)
         if arguments.json:
             print(document_json(row, arguments.text))
         else:
             print(format_document(row, arguments.text, columns, reasons) + "\n")
-    print(f"{number} document(s)", file=sys.stderr if arguments.json else sys.stdout)
-    return 0 if number else 1
+    print(f"{shown} document(s)", file=sys.stderr if arguments.json else sys.stdout)
+    return 0 if shown else 1
 
 
 def check_show(arguments: argparse.Namespace) -> None:
@@ -244,7 +265,7 @@ def add_whatif_arguments(parser: argparse.ArgumentParser) -> None:
 
 def whatif_command(arguments: argparse.Namespace) -> int:
     """Predict what a finished run would keep with other thresholds, without reading texts or changing the run."""
-    run = Store(arguments.run)
+    run = open_run_to_read(arguments.run)
     prediction, changed = predict_run(run, arguments.overrides, arguments.verbose)
     print(format_prediction(prediction, changed))
     if arguments.json:

@@ -14,7 +14,7 @@ from schemas.config import add_override_options
 from schemas.document_ids import ID_HELP
 from schemas.errors import ConfigError, ContractError
 from schemas.text import printable, printable_json, printable_lines
-from schemas.versions import open_run
+from schemas.versions import open_run_to_read
 from train.trace.answer import (
     AnswerOptions,
     DocumentsAnswer,
@@ -45,7 +45,7 @@ EMPTY_MESSAGES = {
 def trace_command(arguments: Arguments) -> int:
     """Print the documents of a training step, or the steps and checkpoints that were trained on a document."""
     check_trace(arguments)
-    run = open_run(arguments.run)
+    run = open_run_to_read(arguments.run)
     answers = TraceAnswers(run, AnswerOptions(details=not arguments.brief, text=arguments.text))
     if arguments.step is not None:
         place = RowSelection(arguments.rank, arguments.micro_batch, arguments.ranks)
