@@ -5,7 +5,7 @@ the dataset, which has kept documents with redacted URLs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -29,6 +29,8 @@ CLUSTERED = tuple(
 )
 """Tables with the cluster of near-duplicates of every document, kept or dropped."""
 BY_ID = ("doc", "near")
+EXACT = "exact_duplicate"
+"""The rule by which deduplication drops a document with the same text as the one that it keeps."""
 ROWS_AT_ONCE = 1 << 16
 
 
@@ -63,6 +65,9 @@ class Selection:
     """Ids of the documents that match each requested item."""
     urls: Mapping[bytes, str]
     """URL of each document that matches a domain, a URL or an id; near-duplicates are absent."""
+    survivors: Mapping[bytes, bytes] = field(default_factory=dict)
+    """Selected document that was dropped as an exact copy -> id of the document with the same text that was kept in its
+    place and is not selected."""
 
 
 def select_documents(run: Store, request: TakedownRequest) -> Selection:
@@ -101,7 +106,7 @@ def select_documents(run: Store, request: TakedownRequest) -> Selection:
     if request.with_copies:
         documents, copies = documents | copies, frozenset()
     frozen = {item: frozenset(own) for item, own in matched.items()}
-    return Selection(request, documents, copies, frozen, matchers.urls)
+    return Selection(request, documents, copies, frozen, matchers.urls, _survivors(run, documents, copies))
 
 
 def earlier_takedowns(run: Store, request: TakedownRequest) -> list[str]:
@@ -264,6 +269,19 @@ def _cluster_mates(run: Store, documents: frozenset[bytes] | set[bytes]) -> set[
     for batch in _clustered(run):
         mates.update(batch.filter(pc.is_in(batch.column("cluster").cast(ID), chosen)).column("doc_id").to_pylist())
     return mates
+
+
+def _survivors(run: Store, documents: frozenset[bytes], copies: frozenset[bytes]) -> dict[bytes, bytes]:
+    """Return document -> survivor, for those of `documents` that were dropped as exact copies of one of `copies`."""
+    if not copies or "dedup" not in read_run(run).tables:
+        return {}
+    ids, kept, pairs = pa.array(sorted(documents), ID), pa.array(sorted(copies), ID), list[tuple[bytes, bytes]]()
+    for batch in batches_of(run, "dedup", ["doc_id", "survivor", "drop_rule"]):
+        is_copy = pc.fill_null(pc.equal(batch.column("drop_rule"), EXACT), False)
+        is_copy = pc.and_(is_copy, pc.is_in(batch.column("survivor").cast(ID), kept))
+        rows = batch.filter(pc.and_(pc.is_in(batch.column("doc_id"), ids), is_copy))
+        pairs += zip(rows.column("doc_id").to_pylist(), rows.column("survivor").to_pylist(), strict=True)
+    return dict(pairs)
 
 
 def _clustered(run: Store) -> Iterator[pa.RecordBatch | pa.Table]:

@@ -224,6 +224,22 @@ def test_a_dry_run_lists_documents_and_their_copies(whole: Path, capsys: pytest.
     assert all_bytes(whole) == before
 
 
+def test_an_exact_copy_whose_text_stays_is_reported(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    judged = rows_of(whole, "dedup")
+    copies = {row["doc_id"]: row["survivor"] for row in judged if row["drop_rule"] == "exact_duplicate"}
+    copy, survivor = next((own, kept) for own, kept in sorted(copies.items()) if kept is not None)
+    assert take_down(whole, doc=[copy.hex()], dry_run=True) == 0
+    out = capsys.readouterr().out
+    assert (
+        "the text of 1 of them stays: they are exact copies of documents that are not selected; "
+        f"--with-copies removes these too\n  {copy.hex()[:12]} is a copy of {survivor.hex()[:12]}\n"
+        "  0 step(s) of the plan contain that text\n"
+    ) in out
+    for request in ({"doc": [copy.hex()], "with_copies": True}, {"doc": [copy.hex(), survivor.hex()]}):
+        assert take_down(whole, dry_run=True, **request) == 0
+        assert "of them stays" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
