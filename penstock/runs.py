@@ -5,6 +5,7 @@ line prints them, so that rows can be written as JSON.
 """
 
 import argparse
+import copyreg
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -128,10 +129,8 @@ class Tokens:
 
         `stage`: number of the training stage, from 0. Needs torch. Raises ContractError if the run has no plan.
         """
-        from train.export.torch_dataset import SampleDataset
-
         read_plan(self.run, self.dataset)  # a missing plan is reported here, and not by a worker of a DataLoader
-        return SampleDataset(self.run.address, stage)
+        return open_samples(self.run.address, stage)
 
 
 @dataclass(frozen=True)
@@ -340,6 +339,22 @@ def open_run(address: str) -> Run:
             "--out FOLDER`."
         )
     return Run(store)
+
+
+def open_samples(run: str, stage: int = 0) -> "SampleDataset":
+    """Return the samples of a stage of a run's plan. A pickle of them names this function.
+
+    A new process that loads the pickle, such as a worker of a DataLoader, therefore imports penstock first, and so
+    finds its packages whatever files the folder of the script has.
+    """
+    from train.export.torch_dataset import SampleDataset
+
+    copyreg.pickle(SampleDataset, _reduce_samples)
+    return SampleDataset(run, stage)
+
+
+def _reduce_samples(samples: "SampleDataset") -> tuple[Callable[[str, int], "SampleDataset"], tuple[str, int]]:
+    return open_samples, (samples.run, samples.stage)
 
 
 def run_recipe(
