@@ -15,10 +15,18 @@
     run.tokens.torch_dataset()
     run.trace(step=12)
 
-Importing it takes a few milliseconds. Spark and torch are imported by the functions that need them.
+Importing it takes a few milliseconds. Spark and torch are imported by the functions that need them. The names
+`schemas`, `pipeline`, `jobs` and `train` lead to the packages of Penstock from then on, whatever files the folder of a
+script has.
 """
 
 import importlib
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from functools import partial
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -66,6 +74,48 @@ _PLACES = {
     "run": "penstock.runs:run_recipe",
 }
 """Public name → module that defines it, or module:name where the names differ."""
+
+
+_PACKAGES = ("schemas", "pipeline", "jobs", "train")
+"""Packages that are installed beside this one."""
+
+
+def _claim(name: str, folder: str) -> None:
+    """Import the package `name` from `folder`, unless it is imported.
+
+    Python searches the folder of a script first, so a `train.py` there would hide the package. A module of this name
+    that the script imported before stays reachable: the package returns its attributes.
+    """
+    earlier = sys.modules.get(name)
+    paths = [os.path.realpath(path) for path in getattr(earlier, "__path__", ())]
+    if os.path.join(folder, name) in paths:
+        return
+    if paths:
+        raise ImportError(
+            f"penstock: expected to import its own package `{name}`, got the package {paths[0]}, imported before. "
+            "Rename that folder."
+        )
+    spec = importlib.machinery.PathFinder.find_spec(name, [folder])
+    if spec is None or spec.loader is None:
+        raise ImportError(f"penstock: expected the package `{name}` in {folder}, got none. Install penstock again.")
+    package = importlib.util.module_from_spec(spec)
+    sys.modules[name] = package
+    spec.loader.exec_module(package)
+    vars(package)["__getattr__"] = partial(_attribute_of_user, name, earlier)
+
+
+def _attribute_of_user(name: str, earlier: ModuleType | None, attribute: str) -> Any:
+    """Return an attribute of the user's own module `name`, for code that imported it before penstock."""
+    if earlier is not None and not attribute.startswith("__"):
+        return getattr(earlier, attribute)
+    raise AttributeError(
+        f"module {name!r} has no attribute {attribute!r}; it is a package of penstock. Rename your own {name}.py, or "
+        "import it before penstock."
+    )
+
+
+for _name in _PACKAGES:
+    _claim(_name, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 
 
 def __getattr__(name: str) -> Any:

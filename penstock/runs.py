@@ -5,6 +5,7 @@ line prints them, so that rows can be written as JSON.
 """
 
 import argparse
+import copyreg
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from schemas.manifest import RUN_NAME, Counts, TableVersion, current_tables, rea
 from schemas.storage import Store
 from schemas.tables import TABLES, TEXT, with_hex_ids
 from schemas.tokens import TRAIN, Dataset, open_dataset
-from schemas.versions import open_run as open_folder
+from schemas.versions import open_run_to_read as open_folder
 from train.plan.plan import read_plan
 
 if TYPE_CHECKING:
@@ -128,10 +129,8 @@ class Tokens:
 
         `stage`: number of the training stage, from 0. Needs torch. Raises ContractError if the run has no plan.
         """
-        from train.export.torch_dataset import SampleDataset
-
         read_plan(self.run, self.dataset)  # a missing plan is reported here, and not by a worker of a DataLoader
-        return SampleDataset(self.run.address, stage)
+        return open_samples(self.run.address, stage)
 
 
 @dataclass(frozen=True)
@@ -342,6 +341,22 @@ def open_run(address: str) -> Run:
             "--out FOLDER`."
         )
     return Run(store)
+
+
+def open_samples(run: str, stage: int = 0) -> "SampleDataset":
+    """Return the samples of a stage of a run's plan. A pickle of them names this function.
+
+    A new process that loads the pickle, such as a worker of a DataLoader, therefore imports penstock first, and so
+    finds its packages whatever files the folder of the script has.
+    """
+    from train.export.torch_dataset import SampleDataset
+
+    copyreg.pickle(SampleDataset, _reduce_samples)
+    return SampleDataset(run, stage)
+
+
+def _reduce_samples(samples: "SampleDataset") -> tuple[Callable[[str, int], "SampleDataset"], tuple[str, int]]:
+    return open_samples, (samples.run, samples.stage)
 
 
 def run_recipe(

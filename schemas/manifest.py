@@ -254,9 +254,9 @@ def open_table(run: Store, table: str) -> tuple[Store, Manifest]:
     """Return the folder and manifest of a table's current version in a run. Raises ContractError if there is none."""
     tables = read_run(run).tables
     if table not in tables:
-        raise ContractError(
-            f"{run.uri}: expected a table {table!r}, got {sorted(tables) or 'an empty run'}. Run `penstock run`."
-        )
+        owners = sorted({run.child(f"{name}/{path}/../..").uri for name, path in tables.items() if "../" in path})
+        fix = f"Name {' or '.join(owners)}, whose tables this run uses." if owners else "Run `penstock run`."
+        raise ContractError(f"{run.uri}: expected a table {table!r}, got {sorted(tables) or 'an empty run'}. {fix}")
     folder = run.child(f"{table}/{tables[table]}")
     return folder, read_manifest(folder)
 

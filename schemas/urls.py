@@ -15,6 +15,8 @@ from functools import lru_cache
 from ipaddress import IPv6Address
 from urllib.parse import quote, unquote, urlsplit
 
+from schemas.errors import ConfigError
+
 KEY_BYTES = 16
 MAX_PORT = 65535
 DEFAULT_PORTS = frozenset({80, 443})
@@ -101,6 +103,35 @@ def host_suffixes(url: str) -> list[str]:
     host, _ = _parts(url)
     labels = host.split(".") if host else []
     return [".".join(labels[start:]) for start in range(len(labels))]
+
+
+def is_host_of(host: str, domain: str) -> bool:
+    """Return True if a host is `domain` or below it, as `news.example.com` is below `example.com`.
+
+    An IP address, and a name without a dot, such as `com` or `localhost`, have no hosts below them.
+    """
+    return host == domain or (_has_hosts_below(domain) and host.endswith(f".{domain}"))
+
+
+def _has_hosts_below(domain: str) -> bool:
+    return "." in domain and ":" not in domain and not domain.rpartition(".")[2].isdigit()
+
+
+def parse_domain(text: str) -> str:
+    """Return the domain that a user named, in lower case. Raises ConfigError if the text is not the name of a host."""
+    domain = text.strip().strip(".").lower()
+    if not domain or " " in domain or host_suffixes(f"http://{domain}/")[:1] != [domain]:
+        raise ConfigError(
+            f"--domain: expected a domain such as example.com, got {text!r}. Give the host name alone, or use --url."
+        )
+    return domain
+
+
+def url_pattern(domain: str) -> str:
+    """Return a regular expression (RE2, in any case) for the URLs whose host is `domain` or below it."""
+    below = r"(?:[^/?#\\@:]*\.)?" if _has_hosts_below(domain) else ""
+    user = r"(?:[^/?#\\]*@)?"
+    return rf"^[a-z][a-z0-9+.-]*://{user}{below}{re.escape(domain)}\.?(?::[0-9]*)?(?:[/?#\\]|$)"
 
 
 def _parts(url: str) -> tuple[str, str]:

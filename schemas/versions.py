@@ -14,6 +14,7 @@ import pyarrow.fs as pafs
 from schemas.errors import ConfigError, ContractError
 from schemas.manifest import MANIFEST_NAME, RUN_NAME, RunFile, TableVersion, read_manifest, read_run, write_run
 from schemas.storage import Store
+from schemas.tables import TABLES
 
 DATASET = "tokens"
 MIN_DIGITS = 6
@@ -45,6 +46,65 @@ class PinnedRun(Store):
             f"{self.uri}/{name}: expected a run folder to write to, got an earlier version of one, which is read-only. "
             "Name the run folder without @<digest>."
         )
+
+
+class LinkedRun(Store):
+    """A run folder on the dataset of another run, with the tables there that this dataset was made from.
+
+    Its `run.json`, which is read-only, names these tables too. Other files are written to the folder as usual.
+    """
+
+    def __init__(self, uri: str, linked: dict[str, str]):
+        super().__init__(uri)
+        self.linked = dict(linked)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LinkedRun, (self.address, self.linked)
+
+    def read_json(self, name: str) -> Any:
+        """Return the JSON value of a small file. In `run.json`, `tables` names the tables of the other run too."""
+        value = super().read_json(name)
+        return value | {"tables": self.linked | value["tables"]} if name == RUN_NAME else value
+
+    def write_atomic(self, name: str, data: bytes) -> None:
+        """Replace a file atomically. Raises ContractError for `run.json`, which would name the other run's tables."""
+        if name == RUN_NAME:
+            raise ContractError(
+                f"{self.uri}/{name}: expected a run folder of its own, got one opened with the tables of another run. "
+                "Open it without them."
+            )
+        super().write_atomic(name, data)
+
+
+def open_run_to_read(address: str) -> Store:
+    """Return the run folder that `RUN` or `RUN@<digest>` names, as `open_run` does, for a command that reads tables.
+
+    A run on the dataset of another run also has the tables there that the dataset was made from, as far as they exist.
+    """
+    run = open_run(address)
+    tables = read_run(run).tables
+    if isinstance(run, PinnedRun) or "documents" in tables or not tables.get(DATASET, "").startswith("../"):
+        return run
+    linked = _made_from(run, tables[DATASET])
+    return LinkedRun(run.address, linked) if linked else run
+
+
+def _made_from(run: Store, version: str) -> dict[str, str]:
+    """Return table -> version folder, relative to `run`, of the tables that a dataset of another run was made from."""
+    paths: dict[str, str] = {}
+    waiting = [run.child(f"{DATASET}/{version}")]
+    while waiting:
+        folder = waiting.pop()
+        owner, lineage = folder.child("../.."), read_manifest(folder).run.lineage
+        attached = read_run(owner).tables
+        for name, made in lineage.items():
+            # The other run may itself use the table of a third run.
+            places = [made, *([attached[name]] if attached.get(name, "").endswith(f"/{made}") else [])]
+            place = next((place for place in places if is_table(owner, name, place)), None)
+            if place is not None and name not in paths:
+                waiting.append(owner.child(f"{name}/{place}"))
+                paths[name] = posixpath.relpath(waiting[-1].root, run.child(name).root)
+    return paths
 
 
 def open_run(address: str) -> Store:
@@ -157,7 +217,7 @@ def check_own_tables(run: Store, what: str) -> None:
 
 def is_table(run: Store, name: str, version: str) -> bool:
     """Return True if an entry of a manifest's lineage is a table of this run."""
-    return "/" not in name and ":" not in name and run.exists(f"{name}/{version}/{MANIFEST_NAME}")
+    return name in TABLES and run.exists(f"{name}/{version}/{MANIFEST_NAME}")
 
 
 def _find(run: Store, digest: str) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
-from train.export.torch_dataset import SampleDataset
+import penstock
 
 NO_LOSS = -1
 """The target that nanochat's cross-entropy ignores; Penstock's is -100."""
@@ -14,7 +14,7 @@ def penstock_loader(
     run: str, B: int, T: int, rank: int = 0, ranks: int = 1, step: int = 0, device: str = "cpu"
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield (inputs, targets), int64 of shape (B, T), without end; resume by `step`, with any number of ranks."""
-    samples = SampleDataset(run)
+    samples = penstock.open(run).tokens.torch_dataset()
     if samples[0]["inputs"].numel() != T:
         raise ValueError(f"T: expected the train.seq_len of {run}, {samples[0]['inputs'].numel()}, got {T}.")
     while True:

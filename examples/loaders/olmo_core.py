@@ -3,14 +3,14 @@
 import torch
 from torch.utils.data import Dataset
 
-from train.export.torch_dataset import SampleDataset
+import penstock
 
 
 class PenstockItems(Dataset):
     """Items {"input_ids", "label_mask"}: int64 and bool of length seq_len; OLMo-core shifts the labels itself."""
 
     def __init__(self, run: str):
-        self._samples = SampleDataset(run)
+        self._samples = penstock.open(run).tokens.torch_dataset()
 
     def __len__(self) -> int:
         return len(self._samples)

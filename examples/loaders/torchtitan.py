@@ -5,17 +5,15 @@ from collections.abc import Iterator
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from train.export.torch_dataset import SampleDataset
+import penstock
 
 
 class PenstockSamples(IterableDataset):
-    """Yields ({"input": tokens}, labels), int64 of length seq_len, without end; its state is one number.
-
-    Labels of -100 have no loss, as in torchtitan. The state is independent of the number of ranks.
-    """
+    """Yields ({"input": tokens}, labels), int64 of length seq_len, without end; labels of -100 have no loss."""
 
     def __init__(self, run: str, dp_rank: int = 0, dp_world_size: int = 1):
-        self._samples, self._rank, self._ranks, self._rows = SampleDataset(run), dp_rank, dp_world_size, 0
+        self._samples, self._rows = penstock.open(run).tokens.torch_dataset(), 0
+        self._rank, self._ranks = dp_rank, dp_world_size
 
     def __iter__(self) -> Iterator[tuple[dict[str, Tensor], Tensor]]:
         while True:
@@ -23,7 +21,7 @@ class PenstockSamples(IterableDataset):
             self._rows += self._ranks
             yield {"input": row["inputs"]}, row["targets"]
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, int]:  # it does not depend on the number of ranks
         return {"rows": self._rows}
 
     def load_state_dict(self, state: dict[str, int]) -> None:

@@ -13,7 +13,7 @@ from pipeline.inspect.whatif_limits import changed_settings
 from pipeline.stages import CHECKED, checked_stages, declared_reasons
 from schemas.errors import ConfigError
 from schemas.manifest import current_tables, read_run
-from schemas.versions import open_run
+from schemas.versions import open_run_to_read
 
 GROUP = "inspect"
 VERBS = {
@@ -58,7 +58,7 @@ def browse_command(arguments: argparse.Namespace) -> int:
 
 def open_run_of(address: str) -> BrowsedRun:
     """Open the run that `RUN` or `RUN@<digest>` names, with the rules of all stages."""
-    store = open_run(address)
+    store = open_run_to_read(address)
     declared = declared_reasons({name: table.manifest for name, table in current_tables(store).items()})
     meanings = {f"{stage}/{rule}": meaning for stage, rules in declared.items() for rule, meaning in rules.items()}
     checked = checked_stages(stored_recipe(store, [])) if read_run(store).recipe else CHECKED

@@ -28,7 +28,7 @@ from schemas.config import Recipe
 from schemas.errors import ConfigError
 from schemas.storage import Store
 from schemas.text import format_bytes
-from schemas.versions import open_run
+from schemas.versions import open_run_to_read
 from train.export.megatron import export_megatron
 
 GROUP = "data"
@@ -93,7 +93,7 @@ def export_command(arguments: Arguments) -> int:
         return subprocess.run(command, env=worker_environment(), check=False).returncode
     if arguments.format == "megatron":
         return _export_megatron(arguments)
-    run, out = open_run(arguments.run), Store(arguments.out)
+    run, out = open_run_to_read(arguments.run), Store(arguments.out)
     recipe = stored_recipe(run, [])
     if arguments.table is not None:
         return _export_table(arguments, run, out, recipe)

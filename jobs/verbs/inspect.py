@@ -17,18 +17,21 @@ from jobs.recipe import deciding_models, stored_recipe
 from jobs.spark_session import SparkConfig, spark_session
 from pipeline.engine.spark import ship_models
 from pipeline.inspect.diff import KEPT, ComparedRun, Difference, Example, compare_runs, open_compared_run
+from pipeline.inspect.diff_training import PairRow
 from pipeline.inspect.document_text import document_json, format_document, format_summary, has_raw_text
 from pipeline.inspect.show import (
     WITH_TEXT,
     column_equals,
     columns_of_run,
     find_documents,
+    host_below,
     parse_where,
     rule_equals,
     sample_documents,
 )
 from pipeline.inspect.whatif import Prediction, format_prediction, open_tables, predict, to_json
 from pipeline.inspect.whatif_limits import changed_settings, describe_changes
+from pipeline.report.facts import number
 from pipeline.stages import reasons_of_run
 from schemas.document_ids import ID_HELP, resolve_doc_ids
 from schemas.errors import ConfigError
@@ -36,12 +39,12 @@ from schemas.ids import canonical_json
 from schemas.storage import Store
 from schemas.text import printable, text_table
 from schemas.urls import canonical_url
-from schemas.versions import open_run
+from schemas.versions import open_run_to_read
 
 GROUP = "inspect"
 VERBS = {
-    "diff": "Compare two runs or versions: documents, rules and tokens. Documents that only one of them keeps are "
-    "counted by source and rule.",
+    "diff": "Compare two runs: settings, documents, tokens and training. Documents that only one of them keeps are "
+    "counted by source and rule. RUN@digest names an earlier version.",
     "show": "Print documents with their verdicts, signals and provenance.",
     "whatif": "Predict what a run would keep with other thresholds. No text is read, and the run is not changed.",
 }
@@ -62,10 +65,10 @@ def add_diff_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def diff_command(arguments: argparse.Namespace) -> int:
-    """Print the difference of two runs or versions: documents that only one of the two keeps, and tokens."""
+    """Print the difference of two runs or versions: settings, documents that only one keeps, tokens and training."""
     if arguments.list < 0:
         raise ConfigError(f"diff --list: expected a number of at least 0, got {arguments.list}. Give --list 0 or more.")
-    a, b = open_compared_run(open_run(arguments.a)), open_compared_run(open_run(arguments.b))
+    a, b = open_compared_run(open_run_to_read(arguments.a)), open_compared_run(open_run_to_read(arguments.b))
     difference = compare_runs(a, b, arguments.list)
     print(describe_difference(difference, a, b))
     if arguments.json:
@@ -84,10 +87,13 @@ def describe_difference(difference: Difference, a: ComparedRun, b: ComparedRun) 
         lines += ["", "settings that differ"]
         rows = [(name, f"{old} → {new}") for name, (old, new) in difference.setting_texts.items()]
         lines += text_table(rows, indent="  ")
+    lines += ["", *difference.notes] if difference.notes else []
     lines += _unshared_lines(difference, a, b)
     if a.digest == b.digest:
-        return "\n".join([*lines, "equal: the digests are the same, and so are documents and tokens"])
-    if not difference.documents:
+        lines += [""] * bool(difference.settings or difference.notes)
+        lines += ["equal: the digests are the same, and so are documents and tokens"]
+        return "\n".join([*lines, *_training(difference.training)])
+    if not difference.documents and a.has_documents and b.has_documents:
         partly = any(each.names for each in difference.unshared)
         lines += ["", f"documents: both keep the same{' of the input files that both read' if partly else ''}"]
     for out, title in ((True, "only in A, by the rule that dropped them in B"), (False, _INTO)):
@@ -96,7 +102,7 @@ def describe_difference(difference: Difference, a: ComparedRun, b: ComparedRun) 
     if both_dropped:
         lines += ["", f"dropped by both, by different rules: {sum(both_dropped.values()):,}"]
         lines += [f"  {source}  {old} → {new}  {count:,}" for (source, old, new), count in _ordered(both_dropped)]
-    return "\n".join([*lines, *_tokens(difference.tokens)])
+    return "\n".join([*lines, *_tokens(difference.tokens), *_training(difference.training)])
 
 
 def _unshared_lines(difference: Difference, a: ComparedRun, b: ComparedRun) -> Iterator[str]:
@@ -144,6 +150,16 @@ def _tokens(tokens: Mapping[str, tuple[int, int]]) -> Iterator[str]:
     yield from ("", *text_table(rows, "<>"))
 
 
+def _training(figures: Sequence[PairRow]) -> Iterator[str]:
+    if not figures:
+        return
+    rows = [("training", "A", "B", "B - A")]
+    for row in figures:
+        change = "" if row.change is None else f"{'+' if row.change > 0 else ''}{number(row.change)}"
+        rows.append((printable(row.name), number(row.a), number(row.b), change))
+    yield from ("", *text_table(rows, "<>>>"))
+
+
 def difference_to_json(difference: Difference, a: ComparedRun, b: ComparedRun) -> dict[str, Any]:
     """Return the whole difference as a JSON value."""
     return {
@@ -164,6 +180,8 @@ def difference_to_json(difference: Difference, a: ComparedRun, b: ComparedRun) -
             for (source, old, new), count in _ordered(difference.documents)
         ],
         "tokens": {name: {"a": old, "b": new} for name, (old, new) in difference.tokens.items()},
+        "training": {row.name: {"a": row.a, "b": row.b} for row in difference.training},
+        "notes": difference.notes,
     }
 
 
@@ -171,6 +189,7 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `show` except the run."""
     parser.add_argument("--doc", metavar="ID", help=ID_HELP)
     parser.add_argument("--url", help="URL as it was crawled; without an exact match, URLs of the same canonical form")
+    parser.add_argument("--domain", metavar="HOST", help="documents of a domain, the hosts below it included")
     parser.add_argument("--rule", help="rule that dropped the documents, such as gopher_short_doc")
     parser.add_argument(
         "--where",
@@ -197,25 +216,25 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
 def show_command(arguments: argparse.Namespace) -> int:
     """Print documents with their verdicts, signals and provenance."""
     check_show(arguments)
-    run = open_run(arguments.run)
+    run = open_run_to_read(arguments.run)
     columns = columns_of_run(run)
     reasons = reasons_of_run(run)
-    number = num_raw = 0
+    shown = num_raw = 0
     rows = _shown_documents(arguments, run, columns)
     head = list(itertools.islice(rows, 2))
     is_whole = arguments.all or len(head) == 1
     for row in itertools.chain(head, rows):
         if arguments.text and has_raw_text(row) and not num_raw:
             print("show: the text of dropped documents is raw and may hold personal data", file=sys.stderr, flush=True)
-        number, num_raw = number + 1, num_raw + has_raw_text(row)
+        shown, num_raw = shown + 1, num_raw + has_raw_text(row)
         if arguments.json:
             print(document_json(row, arguments.text))
         elif is_whole:
             print(format_document(row, arguments.text, columns, reasons) + "\n")
         else:
             print(format_summary(row, arguments.text, reasons) + "\n")
-    print(f"{number} document(s)", file=sys.stderr if arguments.json else sys.stdout)
-    return 0 if number else 1
+    print(f"{shown} document(s)", file=sys.stderr if arguments.json else sys.stdout)
+    return 0 if shown else 1
 
 
 def check_show(arguments: argparse.Namespace) -> None:
@@ -229,8 +248,11 @@ def check_show(arguments: argparse.Namespace) -> None:
         raise ConfigError("show: expected --seed only together with --random, got no --random. Add --random.")
     if arguments.random is not None and arguments.url is not None:
         raise ConfigError("show: expected --random or --url, got both. Remove --random.")
-    if not (arguments.doc or arguments.url or arguments.rule or arguments.where or arguments.random):
-        raise ConfigError("show: expected --doc, --url, --rule, --where or --random, got none of them. Add one.")
+    named = (arguments.doc, arguments.url, arguments.domain, arguments.rule, arguments.where, arguments.random)
+    if not any(named):
+        raise ConfigError(
+            "show: expected --doc, --url, --domain, --rule, --where or --random, got none of them. Add one."
+        )
 
 
 def _shown_documents(arguments: argparse.Namespace, run: Store, columns: pa.Schema) -> Iterator[dict[str, Any]]:
@@ -238,6 +260,7 @@ def _shown_documents(arguments: argparse.Namespace, run: Store, columns: pa.Sche
     conditions = [parse_where(text, columns) for text in arguments.where]
     if arguments.doc:
         conditions.append(column_equals("doc_id", resolve_doc_ids(run, {arguments.doc: "--doc"})[0]))
+    conditions += [host_below(arguments.domain)] if arguments.domain else []
     conditions += [rule_equals(run, arguments.rule)] if arguments.rule else []
     both = functools.partial(functools.reduce, operator.and_)
     if arguments.random is not None:
@@ -266,7 +289,7 @@ def add_whatif_arguments(parser: argparse.ArgumentParser) -> None:
 
 def whatif_command(arguments: argparse.Namespace) -> int:
     """Predict what a finished run would keep with other thresholds, without reading texts or changing the run."""
-    run = Store(arguments.run)
+    run = open_run_to_read(arguments.run)
     predicted = predict_run(run, arguments.overrides, arguments.verbose)
     print(format_prediction(*predicted))
     if arguments.json:

@@ -10,7 +10,7 @@ from pipeline.report.live import LiveServer
 from pipeline.report.page import ReportOptions, write_report
 from schemas.errors import ConfigError
 from schemas.storage import Store
-from schemas.versions import open_run
+from schemas.versions import open_run_to_read
 
 GROUP = "inspect"
 VERBS = {
@@ -47,10 +47,10 @@ def report_command(arguments: argparse.Namespace) -> int:
         serve_live(Store(arguments.run), arguments.port or 0, options)
     elif arguments.other is not None:
         output, name = output_of(arguments.out or COMPARISON_NAME)
-        runs = [(address, open_run(address)) for address in (arguments.run, arguments.other)]
+        runs = [(address, open_run_to_read(address)) for address in (arguments.run, arguments.other)]
         print(f"report: {write_comparison(runs[0], runs[1], output or Store('.'), name)}")
     else:
-        print(f"report: {write_report(open_run(arguments.run), options=options)}")
+        print(f"report: {write_report(open_run_to_read(arguments.run), options=options)}")
     return 0
 
 

@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -52,7 +52,7 @@ def add_takedown_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `takedown`."""
     parser.add_argument("run", help="run folder: a local path or s3://, gs://, hdfs://")
     for name, description in (
-        ("domain", "every document of a domain or host"),
+        ("domain", "every document of a domain, the hosts below it included"),
         ("url", "every document of a URL"),
         ("doc", f"a document by {ID_HELP}"),
         ("near", f"a document by {ID_HELP}, with all its near-duplicates"),
@@ -149,7 +149,9 @@ def _take_down(run: Store, request: TakedownRequest, arguments: Arguments) -> in
         return 0
     selection = select_documents(run, request)
     effects = _effects(run, selection)
-    print("\n".join(_describe_selection(selection, effects, arguments)), flush=True)
+    kept = frozenset(selection.survivors.values())
+    survivor_steps = _affected(run, kept).steps if kept else []
+    print("\n".join(_describe_selection(selection, effects, survivor_steps, arguments)), flush=True)
     if arguments.dry_run:
         return 0
     pending = begin_takedown(
@@ -182,25 +184,48 @@ def _effects(run: Store, selection: Selection) -> Effects:
     """
     others = []
     for folder, tables in attached_runs(run).items():
-        seen = _affected(run.child(folder), selection)
+        seen = _affected(run.child(folder), selection.documents)
         models = [model.model_copy(update={"checkpoint": f"{folder}/{model.checkpoint}"}) for model in seen.models]
         others.append(OtherRun(run=folder, tables=tables, steps=seen.steps, models=models))
-    return _affected(run, selection).model_copy(update={"others": others})
+    return _affected(run, selection.documents).model_copy(update={"others": others})
 
 
-def _affected(run: Store, selection: Selection) -> Effects:
+def _affected(run: Store, documents: frozenset[bytes]) -> Effects:
+    """Return the effects of some documents on this run alone."""
     if "tokens" not in read_run(run).tables:
         return Effects()
     dataset = open_dataset(run)
     spans: list[Span] = []
-    for place in find_removed_rows(dataset, selection.documents):
+    for place in find_removed_rows(dataset, documents):
         shards = dataset.streams[place.shard.stream]
         first = sum(shard.num_tokens for shard in shards[: place.shard.number])
         spans += [(place.shard.stream, first + start, length) for start, length in place.spans]
     return find_effects(run, dataset, spans)
 
 
-def _describe_selection(selection: Selection, effects: Effects, arguments: Arguments) -> Iterator[str]:
+def _describe_survivors(selection: Selection, steps: Sequence[int]) -> Iterator[str]:
+    """Yield lines about the documents that have the text of removed exact copies and are not selected."""
+    if selection.survivors:
+        yield (
+            f"the text of {len(selection.survivors):,} of them stays: they are exact copies of documents that are not "
+            "selected; --with-copies removes these too"
+        )
+        shown = sorted(selection.survivors.items())[:SHOWN]
+        yield from (f"  {own.hex()[:MIN_ID_DIGITS]} is a copy of {kept.hex()[:MIN_ID_DIGITS]}" for own, kept in shown)
+        if len(selection.survivors) > SHOWN:
+            yield f"  … and {len(selection.survivors) - SHOWN:,} more"
+        yield f"  {len(steps):,} step(s) of the plan contain that text{_first_steps(steps)}"
+
+
+def _first_steps(steps: Sequence[int]) -> str:
+    shown = ", ".join(map(str, steps[:SHOWN_STEPS]))
+    more = f" and {len(steps) - SHOWN_STEPS:,} more" if len(steps) > SHOWN_STEPS else ""
+    return f": {shown}{more}" if steps else ""
+
+
+def _describe_selection(
+    selection: Selection, effects: Effects, survivor_steps: Sequence[int], arguments: Arguments
+) -> Iterator[str]:
     """Yield lines about the documents to be removed, and about the checkpoints trained on these documents."""
     yield f"{len(selection.documents):,} document(s) to be removed"
     if len(selection.matched) > 1:
@@ -212,6 +237,7 @@ def _describe_selection(selection: Selection, effects: Effects, arguments: Argum
         yield f"{len(selection.copies):,} near-duplicates of them are not selected; --with-copies removes them too"
         yield from _listing(dict.fromkeys(selection.copies, ""))
     yield from describe_effects(effects)
+    yield from _describe_survivors(selection, survivor_steps)
     if arguments.compact and effects.models:
         yield "token positions move (--compact): existing checkpoints cannot resume on the new dataset"
 
@@ -227,9 +253,7 @@ def _listing(documents: Mapping[bytes, str]) -> Iterator[str]:
 def describe_effects(effects: Effects) -> Iterator[str]:
     """Yield lines of text about the optimizer steps and checkpoints that were trained on the documents."""
     if effects.steps:
-        shown = ", ".join(map(str, effects.steps[:SHOWN_STEPS]))
-        more = f" and {len(effects.steps) - SHOWN_STEPS:,} more" if len(effects.steps) > SHOWN_STEPS else ""
-        yield f"{len(effects.steps):,} step(s) of the plan contain them: {shown}{more}"
+        yield f"{len(effects.steps):,} step(s) of the plan contain them{_first_steps(effects.steps)}"
     else:
         yield "no step of a plan contains them"
     for model in effects.models:

@@ -3,18 +3,27 @@
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import pyarrow.compute as pc
 
 from jobs.arguments import Command, add_run
 from jobs.recipe import stored_recipe
+from pipeline.inspect.document_text import verdict_of
+from pipeline.inspect.show import column_equals, find_documents, host_below
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.source import RefetchedRecord, refetch
 from pipeline.sources.splits import find_splits
+from pipeline.stages import reasons_of_run
 from schemas.config import add_override_options
-from schemas.document_ids import ID_HELP
+from schemas.document_ids import ID_HELP, MIN_ID_DIGITS, resolve_doc_ids
 from schemas.errors import ConfigError, ContractError
+from schemas.manifest import read_run
+from schemas.storage import Store
+from schemas.tables import VERDICT_COLUMNS
 from schemas.text import printable, printable_json, printable_lines
-from schemas.versions import open_run
+from schemas.versions import open_run_to_read
 from train.trace.answer import (
     AnswerOptions,
     DocumentsAnswer,
@@ -34,31 +43,110 @@ VERBS = {
 
 Arguments = argparse.Namespace
 EMPTY_MESSAGES = {
-    "url": "no document has this URL; URLs are stored with personal data replaced, compare with `penstock show`",
-    "domain": "no document is from this domain; give a registrable domain such as example.com, or a host below it",
-    "doc": "no document of the dataset has this id; `penstock show RUN --doc …` shows if it was dropped",
+    "url": "no document of the dataset has this URL; URLs are stored there with personal data replaced",
+    "domain": "no document of the dataset is from this domain; give a domain such as example.com, or a host",
+    "doc": "no document of the dataset has this id",
     "contains": "no document of the dataset contains exactly this string; upper and lower case differ",
 }
 """The message for an empty result, by the option that selects documents."""
+ABSENT_MESSAGES = {
+    "url": "no document of the run has this URL, kept or dropped",
+    "domain": "no document of the run, kept or dropped, is from this domain; give a domain such as example.com",
+    "doc": "no document of the run has this id, kept or dropped",
+}
+"""The message if no row of `documents` matches either."""
+LISTED = 20
+"""Number of documents that a search lists unless `--limit` is set; a step lists all of its documents."""
 
 
 def trace_command(arguments: Arguments) -> int:
     """Print the documents of a training step, or the steps and checkpoints that were trained on a document."""
     check_trace(arguments)
-    run = open_run(arguments.run)
+    run = open_run_to_read(arguments.run)
     answers = TraceAnswers(run, AnswerOptions(details=not arguments.brief, text=arguments.text))
     if arguments.step is not None:
         place = RowSelection(arguments.rank, arguments.micro_batch, arguments.ranks)
-        step = answers.step(arguments.step, place)
+        step = answers.step(arguments.step, place, arguments.limit)
         return _print_answer(arguments, answers, step.to_json(), present_step(step), step.parts)
     selector = next(name for name in EMPTY_MESSAGES if getattr(arguments, name) is not None)
     answer = _find_documents(answers, selector, arguments)
+    values = {selector: getattr(arguments, selector)}
+    if answer.num_documents or selector == "contains":
+        values, text = values | answer.to_json(), present_documents(answer, EMPTY_MESSAGES[selector])
+    else:
+        absent = _find_absent(answers, selector, arguments)
+        values |= answer.to_json() | {"dropped": absent.dropped, "instead": absent.answer.to_json()}
+        text, answer = "\n".join(absent.lines), absent.answer
     documents = [document for document, _ in answer.documents]
-    text = present_documents(answer, EMPTY_MESSAGES[selector])
-    code = _print_answer(
-        arguments, answers, {selector: getattr(arguments, selector)} | answer.to_json(), text, documents
-    )
+    code = _print_answer(arguments, answers, values, text, documents)
     return code if answer.num_documents else 1
+
+
+@dataclass(frozen=True)
+class Absent:
+    """What became of documents that the dataset does not have under the requested URL, domain or id."""
+
+    lines: list[str]
+    """The text to print, with the trace of `answer`."""
+    dropped: list[dict[str, Any]]
+    """A JSON value for each dropped document: id, URL, stage, rule, value, limit and survivor."""
+    answer: DocumentsAnswer
+    """The trace of the documents that are in the dataset instead: survivors of dropped copies, and documents whose
+    URL has personal data, which is replaced in the dataset."""
+
+
+def _find_absent(answers: TraceAnswers, selector: str, arguments: Arguments) -> Absent:
+    """Search the table `documents`, which also has dropped documents, and URLs as they were crawled."""
+    if "documents" not in read_run(answers.run).tables:
+        note = "the run has no table `documents`, which would show if it was dropped"
+        return Absent([f"{EMPTY_MESSAGES[selector]}; {note}"], [], answers.documents(()))
+    rows = list(_stored_documents(answers.run, selector, arguments))
+    if not rows:
+        return Absent([ABSENT_MESSAGES[selector]], [], answers.documents(()))
+    meanings, lines, dropped = reasons_of_run(answers.run), list[str](), list[dict[str, Any]]()
+    instead: dict[bytes, str] = {}
+    for row in rows:
+        own, named = row["doc_id"].hex()[:MIN_ID_DIGITS], f"  {printable(row['url'] or '')}".rstrip()
+        if row["drop_stage"] is None:
+            lines.append(f"document {own} is in the dataset, where its URL has placeholders for personal data{named}")
+            instead[row["doc_id"]] = own
+            continue
+        survivor = row.get("dedup.survivor") if row["drop_stage"] == "dedup" else None
+        meaning = meanings.get(f"{row['drop_stage']}/{row['drop_rule']}", "")
+        lines.append(
+            f"document {own} is not in the dataset: {verdict_of(row)}{f': {meaning}' if meaning else ''}{named}"
+        )
+        dropped.append(
+            {"doc_id": row["doc_id"].hex(), "url": row["url"]}
+            | {name.removeprefix("drop_"): row[name] for name in VERDICT_COLUMNS}
+            | {"survivor": survivor.hex() if survivor else None}
+        )
+        if survivor:
+            kind = "has the same text" if row["drop_rule"] == "exact_duplicate" else "is a near copy"
+            lines.append(f"  document {survivor.hex()[:MIN_ID_DIGITS]} {kind} and was kept in its place")
+            instead[survivor] = survivor.hex()[:MIN_ID_DIGITS]
+    answer = answers.documents(instead)
+    if answer.num_documents:
+        lines += [f"trace of {', '.join(instead.values())}:", present_documents(answer, "")]
+    elif instead:
+        lines.append(
+            f"{', '.join(instead.values())}: not in the dataset either; `penstock show RUN --doc ID` has the rule"
+        )
+    return Absent(lines, dropped, answer)
+
+
+def _stored_documents(run: Store, selector: str, arguments: Arguments) -> Iterator[dict[str, Any]]:
+    """Yield up to `--limit` rows of `documents` with final verdicts, by URL (else its canonical form), domain or id."""
+    print("trace: not in the dataset; searching the table `documents`", file=sys.stderr)
+    if selector == "domain":
+        yield from find_documents(run, host_below(arguments.domain), _limit(arguments))
+        return
+    if selector == "doc":
+        (whole,) = resolve_doc_ids(run, {arguments.doc: "--doc"})
+        yield from find_documents(run, column_equals("doc_id", whole), 1)
+        return
+    rows = list(find_documents(run, column_equals("url", arguments.url), _limit(arguments)))
+    yield from rows or find_documents(run, pc.field("url").is_valid(), _limit(arguments), arguments.url)
 
 
 def check_trace(arguments: Arguments) -> None:
@@ -69,7 +157,7 @@ def check_trace(arguments: Arguments) -> None:
         raise ConfigError("trace: expected --rank with --micro-batch or --ranks, got no --rank. Add --rank.")
     if arguments.ranks is not None and arguments.ranks < 1:
         raise ConfigError(f"trace --ranks: expected at least 1, got {arguments.ranks}. Give the number of ranks.")
-    if arguments.limit < 1:
+    if arguments.limit is not None and arguments.limit < 1:
         raise ConfigError(f"trace --limit: expected at least 1 document, got {arguments.limit}. Give a larger number.")
     if arguments.overrides and not arguments.refetch:
         raise ConfigError(
@@ -85,7 +173,7 @@ def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
     either.add_argument(
         "--domain",
         metavar="HOST",
-        help="the steps and checkpoints that saw a registrable domain, or a host and its subdomains",
+        help="the steps and checkpoints that saw a domain, the hosts below it included",
     )
     either.add_argument("--doc", metavar="ID", help=f"the steps and checkpoints that saw this document; {ID_HELP}")
     either.add_argument(
@@ -105,7 +193,10 @@ def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
         "--brief", action="store_true", help="omit title and signals, so that only the document index is read"
     )
     parser.add_argument(
-        "--limit", type=int, default=20, help="maximum number of documents to list, or to scan for; default 20"
+        "--limit",
+        type=int,
+        metavar="N",
+        help=f"maximum number of documents to list, or to scan for; default {LISTED}, and all of a step",
     )
     parser.add_argument(
         "--refetch", action="store_true", help="read the original records again by byte range and compare them"
@@ -114,16 +205,20 @@ def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
+def _limit(arguments: Arguments) -> int:
+    return LISTED if arguments.limit is None else int(arguments.limit)
+
+
 def _find_documents(answers: TraceAnswers, selector: str, arguments: Arguments) -> DocumentsAnswer:
     if selector == "url":
         return answers.url(arguments.url)
     if selector == "doc":
         return answers.document(arguments.doc)
     if selector == "domain":
-        return answers.domain(arguments.domain, arguments.limit)
+        return answers.domain(arguments.domain, _limit(arguments))
     if arguments.contains:
         print(f"trace: {describe_scan(answers.dataset)}", file=sys.stderr)
-    return answers.containing(arguments.contains, arguments.limit)
+    return answers.containing(arguments.contains, _limit(arguments))
 
 
 def _print_answer(

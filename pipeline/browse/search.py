@@ -5,7 +5,7 @@ A search reads at most MAX_ROWS rows, or MAX_TEXTS texts, and returns the positi
 
 import functools
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from pipeline.browse.rows import BrowsedRun, JudgedBatch, Position, counts_of, judged_batches, parse_position, read_rows
 from pipeline.browse.spans import Hits, json_value, snippet
 from pipeline.engine.stage import Row
-from pipeline.inspect.show import column_equals, parse_where, where_columns
+from pipeline.inspect.show import column_equals, host_below, parse_where, where_columns
 from schemas.config import suggest_name
 from schemas.errors import ConfigError
 from schemas.tables import TABLES, VERDICT_COLUMNS
@@ -52,17 +52,18 @@ class DocumentQuery:
     source: str = ""
     language: str = ""
     domain: str = ""
+    """Domain of the document; documents of the hosts below it match too."""
     has_text: str = ""
     """Not empty: only documents from which text was extracted."""
     columns: tuple[str, ...] = DEFAULT_COLUMNS
     """Columns that the page shows."""
 
     def terms(self) -> list[str]:
-        """Return the conditions, except `contains`, as conditions of `penstock show --where`."""
+        """Return the conditions, except `contains` and `domain`, as conditions of `penstock show --where`."""
         terms = [self.where.strip()] if self.where.strip() else []
         stage, _, rule = self.rule.partition("/")
         named = {"drop_stage": stage, "drop_rule": rule, "source": self.source}
-        named |= {"language": self.language, "domain": self.domain}
+        named |= {"language": self.language}
         terms += [f"{name} = {value}" for name, value in named.items() if value]
         if self.verdict:
             terms.append(f"drop_stage {'is null' if self.verdict == 'kept' else 'is not null'}")
@@ -108,8 +109,9 @@ def condition_of(run: BrowsedRun, query: DocumentQuery) -> pc.Expression | None:
     """
     stage, _, rule = query.rule.partition("/")
     named = {"drop_stage": stage, "drop_rule": rule, "source": query.source}
-    named |= {"language": query.language, "domain": query.domain}
+    named |= {"language": query.language}
     terms = [parse_where(query.where, run.columns)] if query.where else []
+    terms += [host_below(query.domain)] if query.domain else []
     terms += [column_equals(name, value) for name, value in named.items() if value]
     if query.verdict:
         is_kept = pc.field("drop_stage").is_null()
@@ -344,8 +346,8 @@ def describe_field(field: pa.Field) -> dict[str, str]:
 
 def page_json(run: BrowsedRun, query: DocumentQuery, page: SearchPage) -> dict[str, Any]:
     """Return a page of hits as a JSON value, with the command that prints the same documents."""
-    terms = query.terms()
-    where: Sequence[str] = [word for term in terms for word in ("--where", term)]
+    words = [word for term in query.terms() for word in ("--where", term)]
+    words += ["--domain", query.domain] if query.domain else []
     return {
         "rows": page.rows,
         "next": None if page.next is None else str(page.next),
@@ -353,5 +355,5 @@ def page_json(run: BrowsedRun, query: DocumentQuery, page: SearchPage) -> dict[s
         "texts_read": page.texts_read,
         "parts_done": page.parts_done,
         "parts": run.num_parts,
-        "command": run.command("show", *where) if terms else None,
+        "command": run.command("show", *words) if words else None,
     }

@@ -1,4 +1,4 @@
-"""The difference between two runs: which documents only one of them keeps, and the rule that dropped each in the other.
+"""The difference between two runs: settings, the documents that only one keeps with the other's rule, and training.
 
 Documents are joined by doc_id, which is derived from source, file and offset, so a document of a crawl has the same id
 in every run. Rows are streamed part by part. Only counts by source and rule, and the examples to print, are kept in
@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from pipeline.engine.parquet import ROWS_AT_ONCE
+from pipeline.inspect.diff_training import NAMES, PairRow, compare_training, read_trained_run
 from pipeline.language import LANGUAGE
 from pipeline.quality.limits import limit_in_force
 from pipeline.quality.stage import QUALITY
@@ -51,6 +52,11 @@ class ComparedRun:
     def dataset(self) -> Manifest | None:
         """The manifest of the dataset; None = the run has no dataset yet."""
         return self.tables[DATASET].manifest if DATASET in self.tables else None
+
+    @property
+    def has_documents(self) -> bool:
+        """True if the run has the tables `documents` and `clean`, or another run on whose dataset it is has them."""
+        return {"documents", "clean"} <= self.tables.keys()
 
     @property
     def digest(self) -> str:
@@ -98,6 +104,10 @@ class Difference:
     """Stream → its number of tokens in A and in B, not counting tombstones."""
     kept: tuple[int, int] = (0, 0)
     """Number of documents that A keeps, and that B keeps."""
+    training: list[PairRow] = field(default_factory=list)
+    """Size, speed and losses of the models of A and B; empty if neither run has a plan."""
+    notes: list[str] = field(default_factory=list)
+    """What one of the runs lacks, so that it is not compared; one sentence each."""
 
     def moved(self, out: bool) -> dict[tuple[str, str], int]:
         """Return the number of documents that only one of the runs keeps, by source and rule.
@@ -115,10 +125,12 @@ class Difference:
 def open_compared_run(run: Store) -> ComparedRun:
     """Open the tables of a run.
 
-    Raises ContractError if the run has no table `clean` yet, or if a table was made from an outdated version of
-    another table.
+    Raises ContractError if the run has neither a dataset nor a table `clean`, or if a table was made from an outdated
+    version of another table.
     """
-    current = {*read_run(run).tables, "documents", "clean"}
+    current = {*read_run(run).tables}
+    if DATASET not in current:
+        current |= {"documents", "clean"}
     tables = {name: TableVersion(*open_table(run, name)) for name in TABLES if name in current}
     digests = {name: table.manifest.digest for name, table in tables.items()}
     deciding = {"clean"}
@@ -134,7 +146,8 @@ def open_compared_run(run: Store) -> ComparedRun:
                     f"from `{read}` {digest[:12]}. Run `penstock run` until all its steps are complete, or name an "
                     "earlier version as RUN@digest."
                 )
-    sorting = mixed_sorting(tables[DATASET].manifest, digests["clean"]) if DATASET in tables else None
+    is_sorted = {DATASET, "clean"} <= tables.keys()
+    sorting = mixed_sorting(tables[DATASET].manifest, digests["clean"]) if is_sorted else None
     return ComparedRun(run, tables, frozenset(deciding), sorting)
 
 
@@ -145,11 +158,20 @@ def compare_runs(a: ComparedRun, b: ComparedRun, num_examples: int) -> Differenc
     documents of each combination are returned as examples.
     """
     difference = Difference(settings=_settings(a, b), tokens=_tokens(a, b))
+    difference.kept = (_num_kept(a), _num_kept(b))
+    trained = [
+        read_trained_run(name, side.run, side.dataset.digest if side.dataset else None, _tokenizer(side))
+        for name, side in zip(NAMES, (a, b), strict=True)
+    ]
+    training = compare_training(*trained)
+    difference.settings |= training.settings
     difference.setting_texts = {
         name: (_setting_text(a, name, old), _setting_text(b, name, new))
         for name, (old, new) in difference.settings.items()
     }
-    difference.kept = (_num_kept(a), _num_kept(b))
+    difference.training, difference.notes = training.figures, [*_lacking(a, b), *training.notes]
+    if not (a.has_documents and b.has_documents):
+        return difference
     same_mix = a.sorting == b.sorting
     if same_mix and a.tables["clean"].manifest.digest == b.tables["clean"].manifest.digest:
         return difference
@@ -172,6 +194,23 @@ def _add_input(unshared: UnsharedInputs, split: str, rows: Iterator[Row]) -> Non
     for row in rows:
         unshared.rows += 1
         unshared.kept += outcome_of(row) == KEPT
+
+
+def _tokenizer(side: ComparedRun) -> str:
+    return str(side.dataset.content.figures["tokenizer"]["sha256"]) if side.dataset else ""
+
+
+def _lacking(a: ComparedRun, b: ComparedRun) -> Iterator[str]:
+    """Yield a sentence for each table that only one of the runs lacks, or that is needed of both."""
+    for name, side in zip(NAMES, (a, b), strict=True):
+        if not side.has_documents:
+            yield (
+                f"{name} has a dataset without the tables `documents` and `clean`, so documents, rules and lengths are "
+                "not compared."
+            )
+    for name, side, other in ((NAMES[0], a, b), (NAMES[1], b, a)):
+        if side.dataset is None and other.dataset is not None:
+            yield f"{name} has no dataset yet, so it has no tokens."
 
 
 def _add_document(difference: Difference, left: Row | None, right: Row | None, num_examples: int) -> None:
@@ -276,7 +315,8 @@ def _by_offset(rows: Iterator[Row]) -> Iterator[tuple[int, dict[bytes, Row]]]:
 
 
 def _num_kept(side: ComparedRun) -> int:
-    last = side.dataset if side.dataset and side.sorting else side.tables["clean"].manifest
+    is_last = side.dataset is not None and (side.sorting is not None or "clean" not in side.tables)
+    last = side.dataset if side.dataset is not None and is_last else side.tables["clean"].manifest
     return last.content.counts.rows_kept
 
 
@@ -285,7 +325,8 @@ def _settings(a: ComparedRun, b: ComparedRun) -> dict[str, tuple[Any, Any]]:
 
     The comparison covers the tables that decide which documents a run keeps, and the tables that both runs have.
     """
-    compared = a.deciding | b.deciding | (a.tables.keys() & b.tables.keys())
+    both_have = a.tables.keys() & b.tables.keys()
+    compared = a.deciding | b.deciding | both_have if a.has_documents and b.has_documents else both_have
     both = [_flat_settings(side, compared) for side in (a, b)]
     names = sorted({*both[0], *both[1]})
     return {name: (both[0].get(name), both[1].get(name)) for name in names if both[0].get(name) != both[1].get(name)}

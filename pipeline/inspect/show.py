@@ -26,7 +26,7 @@ from schemas.tables import (
     TABLES,
     VERDICT_COLUMNS,
 )
-from schemas.urls import canonical_url, host_suffixes
+from schemas.urls import canonical_url, host_suffixes, parse_domain, url_pattern
 
 JOINED = tuple(name for name, table in TABLES.items() if table.rows in ("document", "survivor"))
 """Tables whose rows are joined by doc_id to the rows of `documents`."""
@@ -115,6 +115,16 @@ def column_equals(name: str, value: str) -> pc.Expression:
     Raises ConfigError if the value cannot be compared with the column.
     """
     return equality(name, value, COLUMNS, f"{name} {value}").to_filter()
+
+
+def host_below(domain: str) -> pc.Expression:
+    """Return the filter of the documents of a domain, the hosts below it included.
+
+    Raises ConfigError if `domain` is not the name of a host.
+    """
+    name = parse_domain(domain)
+    of_url = pc.match_substring_regex(pc.field("url"), url_pattern(name), ignore_case=True)
+    return of_url | (pc.field("domain") == name)
 
 
 def find_documents(

@@ -1,4 +1,4 @@
-"""Two runs on one page: settings that differ, funnels, documents that only one run keeps, lengths, domains and tokens.
+"""Two runs on one page: settings that differ, documents that only one run keeps, lengths, domains, tokens, training.
 
 Differences are those that `penstock diff` prints; all other figures are those of the reports of the two runs.
 """
@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.inspect.diff import Difference, Example, compare_runs, open_compared_run
+from pipeline.inspect.diff_training import NAMES, PairRow
 from pipeline.report.charts import LinePlot, line_plot
 from pipeline.report.commands import Commands
 from pipeline.report.corpus import Kept, LengthRow
@@ -21,29 +22,8 @@ from pipeline.report.tallies import languages
 from pipeline.stages import declared_reasons
 from schemas.storage import Store
 
-NAMES = ("A", "B")
 EXAMPLES = 3
 """Number of example documents of each source and rule."""
-
-
-@dataclass(frozen=True)
-class PairRow:
-    """One figure of both runs; None where a run does not have it."""
-
-    name: str
-    a: float | None
-    b: float | None
-    meaning: str = ""
-
-    @property
-    def change(self) -> float | None:
-        """B minus A; None if a run does not have the figure."""
-        return None if self.a is None or self.b is None else self.b - self.a
-
-    @property
-    def share(self) -> float | None:
-        """The change as a share of A; None if A is zero."""
-        return None if self.change is None or not self.a else self.change / self.a
 
 
 @dataclass(frozen=True)
@@ -83,7 +63,7 @@ class Side:
 def write_comparison(a: tuple[str, Store], b: tuple[str, Store], output: Store, name: str) -> str:
     """Write the page that compares two runs, each given as (name by the user, run), and return its path.
 
-    Raises ContractError if a run has no table `clean` yet.
+    Raises ContractError if a run has neither a dataset nor a table `clean`.
     """
     compared = [open_compared_run(run) for _, run in (a, b)]
     difference = compare_runs(compared[0], compared[1], EXAMPLES)
@@ -103,6 +83,7 @@ def _view(a: Side, b: Side, difference: Difference) -> dict[str, Any]:
     return {
         "sides": (a, b),
         "is_equal": a.digest == b.digest,
+        "has_documents": all("clean" in side.facts.tables for side in (a, b)),
         "kept_documents": PairRow("documents kept", *difference.kept),
         "tokens_total": _sum(difference.tokens),
         "settings": [
@@ -119,10 +100,8 @@ def _view(a: Side, b: Side, difference: Difference) -> dict[str, Any]:
         "domains": _joined(_domains(a), _domains(b)),
         "streams": [PairRow(name, *pair) for name, pair in difference.tokens.items()],
         "plot": _loss_plot(a, b),
-        "outcomes": [
-            PairRow(label, _outcome(a, key), _outcome(b, key))
-            for label, key in (("loss of the last step", "loss"), ("held-out loss", "heldout_loss"), ("steps", "steps"))
-        ],
+        "training": difference.training,
+        "notes": difference.notes,
     }
 
 
@@ -189,17 +168,12 @@ def _lengths(a: Side, b: Side) -> Iterator[PairedLengths]:
 
 
 def _loss_plot(a: Side, b: Side) -> LinePlot | None:
-    """Return the training losses of both runs in one plot; None if a run has none."""
+    """Return the training losses of the runs in one plot; None if neither has any."""
     series: list[tuple[str, Sequence[tuple[float, float]], bool]] = []
     for side in (a, b):
         losses = [(step.step, step.loss) for step in side.facts.training.steps if step.loss is not None]
-        series.append((side.name, losses, False))
-    if not all(points for _, points, _ in series):
+        series += [(side.name, losses, False)] if losses else []
+    if not series:
         return None
     plot = line_plot("Training loss", "nats per token", series)
-    return replace(plot, curves=(plot.curves[0], replace(plot.curves[1], accent=True)))
-
-
-def _outcome(side: Side, key: str) -> float | None:
-    value = (side.facts.training.outcome or {}).get(key)
-    return None if value is None else float(value)
+    return replace(plot, curves=(*plot.curves[:-1], replace(plot.curves[-1], accent=True)))

@@ -6,7 +6,7 @@ that the trainer writes, since this package must not import the training code.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -55,6 +55,15 @@ class PlanSummary:
     figures: tuple[PlanFigure, ...]
     mix: str = ""
     """Digest of the mix that sets the shares of the sources; empty = no mix."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The settings that the plan sets, as `section.key`, and the shape of the model, as `model.key`."""
+    num_params: int | None = None
+    learning_rate: float | None = None
+    """The learning rate after the warm-up."""
+    seq_len: int | None = None
+    """Tokens of a sample in the last training stage."""
+    global_batch: int | None = None
+    """Samples of an optimizer step in the last training stage."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +79,8 @@ class ReportedStep:
     """None = the gradient norm was not finite and the step was skipped."""
     skipped: bool = False
     heldout_loss: float | None = None
+    tokens: int = 0
+    """Number of tokens of the global batch."""
     step_seconds: float = 0.0
     data_seconds: float = 0.0
     checkpoint_stall: float | None = None
@@ -128,9 +139,21 @@ def read_plan(run: Store) -> PlanSummary | None:
         last = plan["stages"][-1]
         figures = tuple(PlanFigure(**figure) for figure in plan["figures"])
         steps = int(last["first_step"]) + int(last["num_steps"])
-        mix = plan.get("settings", {}).get("train", {}).get("mix", "")
-        return PlanSummary(plan["dataset"], digest_of(plan), steps, figures, mix)
-    except (IndexError, KeyError, TypeError) as error:
+        sections = {**plan.get("settings", {}), "model": plan.get("shape", {})}
+        settings = {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
+        return PlanSummary(
+            dataset=plan["dataset"],
+            digest=digest_of(plan),
+            steps=steps,
+            figures=figures,
+            mix=settings.get("train.mix", ""),
+            settings=settings,
+            num_params=plan.get("num_params"),
+            learning_rate=plan.get("learning_rate"),
+            seq_len=last.get("seq_len"),
+            global_batch=last.get("global_batch"),
+        )
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
         raise ContractError(
             f"{run.uri}/{PLAN_NAME}: expected a training plan, got an invalid one ({error!r}). Run `penstock plan`."
         ) from error

@@ -5,7 +5,7 @@ the dataset, which has kept documents with redacted URLs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +19,7 @@ from schemas.storage import Store
 from schemas.tables import TABLES
 from schemas.takedown import PENDING_NAME, STAGE, TAKEDOWNS, Certificate, read_certificate, salted_digest
 from schemas.tokens import open_dataset
-from schemas.urls import canonical_url, host_suffixes
+from schemas.urls import canonical_url, host_suffixes, is_host_of, parse_domain
 
 ID = pa.binary(DOC_ID_BYTES)
 CLUSTERED = tuple(
@@ -29,6 +29,8 @@ CLUSTERED = tuple(
 )
 """Tables with the cluster of near-duplicates of every document, kept or dropped."""
 BY_ID = ("doc", "near")
+EXACT = "exact_duplicate"
+"""The rule by which deduplication drops a document with the same text as the one that it keeps."""
 ROWS_AT_ONCE = 1 << 16
 
 
@@ -63,6 +65,9 @@ class Selection:
     """Ids of the documents that match each requested item."""
     urls: Mapping[bytes, str]
     """URL of each document that matches a domain, a URL or an id; near-duplicates are absent."""
+    survivors: Mapping[bytes, bytes] = field(default_factory=dict)
+    """Selected document that was dropped as an exact copy -> id of the document with the same text that was kept in its
+    place and is not selected."""
 
 
 def select_documents(run: Store, request: TakedownRequest) -> Selection:
@@ -101,7 +106,7 @@ def select_documents(run: Store, request: TakedownRequest) -> Selection:
     if request.with_copies:
         documents, copies = documents | copies, frozenset()
     frozen = {item: frozenset(own) for item, own in matched.items()}
-    return Selection(request, documents, copies, frozen, matchers.urls)
+    return Selection(request, documents, copies, frozen, matchers.urls, _survivors(run, documents, copies))
 
 
 def earlier_takedowns(run: Store, request: TakedownRequest) -> list[str]:
@@ -176,6 +181,7 @@ class _Matchers:
         self._ids = {item: parse_id(*item) for item in items if item[0] in BY_ID}
         self._hosts = {item: _hosts(*item) for item in items if item[0] not in BY_ID}
         self._forms = {item: canonical_url(item[1]) for item in items if item[0] == "url"}
+        self._domains = {hosts[0] for (kind, _), hosts in self._hosts.items() if kind == "domain"}
         # A row's registrable domain is a suffix of its host, so this filter leaves few rows to compare in Python.
         self._any_id = pa.array(sorted({*self._ids.values()}), ID)
         self._any_host = pa.array(sorted({host for hosts in self._hosts.values() for host in hosts}), pa.string())
@@ -185,7 +191,7 @@ class _Matchers:
         """Add each document of a batch to `documents[item]` for each requested item that the document matches."""
         near = pc.is_in(batch.column("doc_id"), self._any_id)
         if self._hosts:
-            near = pc.or_(near, pc.is_in(batch.column("domain"), self._any_host))
+            near = pc.or_(near, pc.is_in(batch.column("domain"), self._owners(batch.column("domain"))))
             near = pc.or_(near, pc.is_in(batch.column("url"), self._any_url))
         if not pc.any(near).as_py():
             return
@@ -195,14 +201,27 @@ class _Matchers:
                     documents.add(row["doc_id"])
                     self.urls.setdefault(row["doc_id"], row["url"] or "")
 
+    def _owners(self, domains: pa.Array | pa.ChunkedArray) -> pa.Array:
+        """Return the registrable domains that may have hosts of a requested domain or URL.
+
+        These are the domains themselves and their parents. Where no public suffix is known, each host is a registrable
+        domain of its own, so names below a requested domain are returned too.
+        """
+        below = [
+            name
+            for name in pc.unique(domains).to_pylist()
+            if name and any(parent in self._domains for parent in host_suffixes(f"http://{name}/"))
+        ]
+        return pa.concat_arrays([self._any_host, pa.array(below, pa.string())])
+
     def _matches(self, item: tuple[str, str], row: dict[str, Any]) -> bool:
         url, domain = row["url"] or "", row["domain"]
         if item in self._ids:
             return bool(row["doc_id"] == self._ids[item])
         if item in self._forms:
             return url == item[1] or canonical_url(url) == self._forms[item]
-        host = self._hosts[item][0]
-        return domain == host or host in host_suffixes(url)
+        wanted, hosts = self._hosts[item][0], host_suffixes(url)
+        return bool(domain == wanted or (hosts and is_host_of(hosts[0], wanted)))
 
 
 def _hosts(kind: str, value: str) -> list[str]:
@@ -212,11 +231,7 @@ def _hosts(kind: str, value: str) -> list[str]:
     """
     if kind == "url":
         return host_suffixes(value)
-    plain = value.strip().strip(".").lower()
-    hosts = host_suffixes(f"http://{plain}/")
-    if not hosts or hosts[0] != plain:
-        raise ConfigError(f"--domain: expected a domain such as example.com, got {value!r}. Give the host name alone.")
-    return hosts
+    return host_suffixes(f"http://{parse_domain(value)}/")
 
 
 def _located(run: Store) -> Iterator[pa.RecordBatch | pa.Table]:
@@ -254,6 +269,19 @@ def _cluster_mates(run: Store, documents: frozenset[bytes] | set[bytes]) -> set[
     for batch in _clustered(run):
         mates.update(batch.filter(pc.is_in(batch.column("cluster").cast(ID), chosen)).column("doc_id").to_pylist())
     return mates
+
+
+def _survivors(run: Store, documents: frozenset[bytes], copies: frozenset[bytes]) -> dict[bytes, bytes]:
+    """Return document -> survivor, for those of `documents` that were dropped as exact copies of one of `copies`."""
+    if not copies or "dedup" not in read_run(run).tables:
+        return {}
+    ids, kept, pairs = pa.array(sorted(documents), ID), pa.array(sorted(copies), ID), list[tuple[bytes, bytes]]()
+    for batch in batches_of(run, "dedup", ["doc_id", "survivor", "drop_rule"]):
+        is_copy = pc.fill_null(pc.equal(batch.column("drop_rule"), EXACT), False)
+        is_copy = pc.and_(is_copy, pc.is_in(batch.column("survivor").cast(ID), kept))
+        rows = batch.filter(pc.and_(pc.is_in(batch.column("doc_id"), ids), is_copy))
+        pairs += zip(rows.column("doc_id").to_pylist(), rows.column("survivor").to_pylist(), strict=True)
+    return dict(pairs)
 
 
 def _clustered(run: Store) -> Iterator[pa.RecordBatch | pa.Table]:

@@ -184,6 +184,31 @@ def test_recipes_that_commands_name_exist() -> None:
     assert missing == []
 
 
+MADE_BY_OUT = ("run", "stage")
+"""Verbs that make the run folder that `--out` names; `plan --dataset` makes the folder that it names first."""
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
+def test_commands_of_a_first_page_find_what_earlier_ones_made(page: str) -> None:
+    """A reader pastes them in order, so each folder that a command reads was made by a command above it."""
+    made: set[str] = set()
+    missing = []
+    for block in (block for block in blocks() if block.page == page and not block.needs):
+        for line in block.commands:
+            words = shlex.split(line)
+            parsed = verb_parser(words[1]).parse_args(words[2:]) if words[0] == "penstock" else argparse.Namespace()
+            values = vars(parsed)
+            if words[1] == "demo-crawl" or words[1] in MADE_BY_OUT:
+                made.add(values["out"])
+            elif "run" in values and values["run"] not in made:
+                missing.append(f"{line}: {values['run']}")
+            inputs = [value for value in (values.get("overrides") or []) if value.startswith("source.paths=")]
+            inputs += [f'["{path}"]' for path in values.get("source") or []]
+            paths = [path for text in inputs for path in re.findall(r'"([^"]+)/[^"/]*"', text)]
+            missing += [f"{line}: {path}" for path in paths if path not in made]
+    assert missing == []
+
+
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
@@ -258,6 +283,8 @@ def test_quick_commands_of_a_page(
 ) -> None:
     shutil.copytree(workshop, tmp_path / "w")
     monkeypatch.chdir(tmp_path / "w")
+    if any("demo/run" in command for block in executable(page) for command in block.commands):
+        shutil.copytree(workshop / "run", tmp_path / "w" / "demo" / "run")  # what the long commands of the page make
     for block in executable(page):
         for command in block.commands if not block.is_long else ():
             code = main(shlex.split(command)[1:])

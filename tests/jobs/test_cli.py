@@ -188,7 +188,7 @@ def test_all_wrong_names_at_once(tmp_path, capsys):
     [
         (["run", "no-such.toml", "--out", "x"], "recipe no-such.toml: expected a readable TOML file, got an error"),
         (["plan", "no-such-run"], "expected a run folder"),
-        (["show", "no-such-run"], "expected --doc, --url, --rule, --where or --random"),
+        (["show", "no-such-run"], "expected --doc, --url, --domain, --rule, --where or --random"),
         (["show", "no-such-run", "--where", "langage = de"], "did you mean 'language'?"),
         (["show", "no-such-run", "--where", "gopher_num_words < many"], "a number or a column at character 20"),
         (["show", "no-such-run", "--doc", "xyz"], "--doc: expected a document id of 12 to 32 hex digits, got 'xyz'"),

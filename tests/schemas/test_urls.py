@@ -3,17 +3,30 @@
 import gzip
 import hashlib
 import json
+import re
 import time
 import unicodedata
 from collections import defaultdict
 from pathlib import Path
 
 import idna
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from schemas.urls import KEY_BYTES, canonical_url, host_suffixes, surt, url_key
+from schemas.errors import ConfigError
+from schemas.urls import (
+    KEY_BYTES,
+    canonical_url,
+    host_suffixes,
+    is_host_of,
+    parse_domain,
+    surt,
+    url_key,
+    url_pattern,
+)
 
 FORMS = [
     # RFC 3986, section 6.2: case, percent-encoding, dot segments (5.4's examples), ports, empty paths
@@ -256,3 +269,43 @@ def test_real_urls_fold_only_with_their_own_page(shared_data: Path) -> None:
     assert (len(urls), len(several)) == (3319, 48)
     assert len([group for group in several if len({canonical_url(url) for url in group}) == 1]) == 5
     assert [{url.partition("#")[0] for url in urls_of} for urls_of in folded] == [{min(urls_of) for urls_of in folded}]
+
+
+@pytest.mark.parametrize(
+    ("host", "domain", "expected"),
+    [
+        ("gannet.example", "gannet.example", True),
+        ("archive.gannet.example", "gannet.example", True),
+        ("a.b.gannet.example", "gannet.example", True),
+        ("notgannet.example", "gannet.example", False),
+        ("gannet.example", "archive.gannet.example", False),
+        ("www.gov.uk", "gov.uk", True),
+        ("example.com", "com", False),
+        ("localhost", "localhost", True),
+        ("a.localhost", "localhost", False),
+        ("1.2.3.4", "1.2.3.4", True),
+        ("1.2.3.4", "2.3.4", False),
+        ("::1.2.3.4", "1.2.3.4", False),
+    ],
+)
+def test_a_host_is_of_a_domain(host: str, domain: str, expected: bool) -> None:
+    assert is_host_of(host, domain) is expected
+    where = f"[{host}]" if ":" in host else host
+    for url in (f"http://{where}/a", f"HTTPS://User:x@{where.upper()}.:8080?q", f"http://{where}"):
+        matches = pc.match_substring_regex(pa.array([url]), url_pattern(domain), ignore_case=True)
+        assert matches.to_pylist() == [expected]
+
+
+@pytest.mark.parametrize("url", ["http://x.org/gannet.example/", "http://gannet.example@x.org/", "no url", "urn:a"])
+def test_a_domain_elsewhere_in_a_url_is_not_its_host(url: str) -> None:
+    matches = pc.match_substring_regex(pa.array([url]), url_pattern("gannet.example"), ignore_case=True)
+    assert matches.to_pylist() == [False]
+
+
+@pytest.mark.parametrize(
+    "text", ["http://a.example/", "a.example/x", "a.example:80", "", " ", "a b.example", "u@a.example"]
+)
+def test_a_domain_is_a_host_name(text: str) -> None:
+    with pytest.raises(ConfigError, match=f"--domain: expected a domain such as example.com, got '{re.escape(text)}'"):
+        parse_domain(text)
+    assert parse_domain(" WWW.A.Example. ") == "www.a.example"

@@ -75,6 +75,8 @@ class Tables:
     books: dict[str, list[DropCounter]] = field(
         default_factory=lambda: {name: [books_of(name) for _ in range(PARTS)] for name in MAKERS}
     )
+    survivors: dict[int, bytes] = field(default_factory=dict)
+    """Id of the kept document of each cluster."""
 
 
 def books_of(name: str) -> DropCounter:
@@ -146,8 +148,9 @@ def make_run(
     names = (*MAKERS, "tokens")
     names = names[: names.index(until) + 1]
     run = make_tiny_dataset(folder, {"web": 20}) if "tokens" in names else Store(str(folder))
-    tables = Tables()
-    for number, record in enumerate(crawl() if records is None else records):
+    tables, records = Tables(), crawl() if records is None else records
+    tables.survivors = {r.cluster: identifier(n) for n, r in enumerate(records) if r.cluster and r.outcome == "kept"}
+    for number, record in enumerate(records):
         add_record(tables, number, record)
     digests: dict[str, str] = {}
     for name in names:
@@ -224,7 +227,8 @@ def add_later(tables: Tables, part: int, row: dict[str, Any], record: Record) ->
     members = {"cluster": row["doc_id"] if record.cluster is None else doc_id("cluster", "", record.cluster)}
     tables.rows["clusters"][part].append({"doc_id": row["doc_id"], "cluster": members["cluster"]})
     members["cluster_size"] = SIZES.get(record.cluster or 0, 1)
-    second = row | members | {"survivor": members["cluster"], "drop_stage": None}
+    survivor = row["doc_id"] if record.cluster is None else tables.survivors.get(record.cluster)
+    second = row | members | {"survivor": survivor, "drop_stage": None}
     books = tables.books["dedup"][part]
     if record.outcome in VERDICTS:
         set_verdict(second, "dedup", Drop("dropped_before"))

@@ -18,7 +18,7 @@ from schemas.ids import shuffle_key
 from schemas.storage import Store
 from schemas.takedown import REMOVED_ID
 from schemas.tokens import Dataset, Shard
-from schemas.urls import canonical_url, host_suffixes, surt
+from schemas.urls import canonical_url, host_suffixes, is_host_of, surt
 from train.data.permutation import Ints
 
 DOCUMENT_COLUMNS = ("doc_id", "source", "url", "split", "offset", "length", "cluster", "token_offset", "num_tokens")
@@ -204,29 +204,46 @@ class DocumentIndex:
         URLs are compared as stored, after redaction. Documents are sorted by stream and position.
         """
         keys = {surt(form) for form in (url, *_other_hosts(url))}
-        rows = [row for key in sorted(keys) for row in self._rows_of_url(url, key, key + "\0")]
+        rows = [row for key in sorted(keys) for row in self._rows_between(self._buckets_of(url), key, key + "\0")]
         exact = [row for row in rows if row["url"] == url]
         same = [row for row in rows if row["url"] and canonical_url(row["url"]) == canonical_url(url)]
         return sorted(self._all_placed(exact or same), key=lambda placed: (placed[0], placed[2]))
 
     def of_host(self, host: str) -> Iterator[LocatedDocument]:
-        """Yield the documents of a registrable domain, or of a host and its subdomains."""
-        url = f"http://{host}/"
+        """Yield the documents of a domain: of the host with this name, and of all hosts below it.
+
+        The index files of the domain and of its parents are read first. They have all of the documents if one of them
+        names the domain, or a parent, as the registrable domain of another host. If none does, hosts below the domain
+        may be registrable domains themselves, as below a top-level domain without public suffixes, and each index file
+        is searched.
+        """
+        url, is_whole = f"http://{host}/", False
+        own = self._buckets_of(url)
+        for buckets in (own, sorted({*range(len(self._dataset.by_url))} - {*own})):
+            for row in self._rows_of_host(url, buckets):
+                located, domain = host_suffixes(row["url"] or "")[:1], row["domain"] or ""
+                if located and is_host_of(located[0], host):
+                    is_whole |= domain != located[0] and is_host_of(host, domain)
+                    yield from self._all_placed([row])
+            if is_whole:
+                return
+
+    def _rows_of_host(self, url: str, buckets: Sequence[int]) -> Iterator[Row]:
+        """Yield the rows of some files of the URL index with the host of a URL, or a host below it."""
         stem = surt(url).removesuffix(")/")
         # `)` ends the host, `,` precedes a subdomain; keys between and after them belong to other hosts.
         for end in (")", ","):
-            rows = self._rows_of_url(url, stem + end, stem + chr(ord(end) + 1))
-            owned = (row for row in rows if not row["domain"] or f".{host}".endswith(f".{row['domain']}"))
-            yield from self._all_placed(owned)
+            yield from self._rows_between(buckets, stem + end, stem + chr(ord(end) + 1))
 
-    def _rows_of_url(self, url: str, low: str, high: str) -> Iterator[Row]:
-        """Yield the rows of the URL index with a SURT in [low, high).
-
-        Only the index files with domains of `url` are read.
-        """
+    def _buckets_of(self, url: str) -> list[int]:
+        """Return the numbers of the files of the URL index that have the registrable domain of a URL, or no domain."""
         size = len(self._dataset.by_url)
         domains = {*host_suffixes(url), ""}
-        for bucket in sorted({shuffle_key(0, domain.encode()) % size for domain in domains} if size else ()):
+        return sorted({shuffle_key(0, domain.encode()) % size for domain in domains} if size else ())
+
+    def _rows_between(self, buckets: Sequence[int], low: str, high: str) -> Iterator[Row]:
+        """Yield the rows of some files of the URL index with a SURT in [low, high)."""
+        for bucket in buckets:
             for batch, first, stop in self._bucket(bucket).rows_between("surt", low, high):
                 yield from batch.slice(first, stop - first).to_pylist()
 

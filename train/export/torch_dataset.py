@@ -1,6 +1,6 @@
 """The training samples of a run as a torch Dataset, for other training loops.
 
-    loader = DataLoader(SampleDataset("RUN"), batch_size=8, num_workers=2)
+    loader = DataLoader(penstock.open("RUN").tokens.torch_dataset(), batch_size=8, num_workers=2)
     for batch in loader:
         loss = my_loss(my_model(batch["inputs"]), batch["targets"])
 
@@ -22,23 +22,27 @@ from train.plan.plan import open_order, read_plan
 
 
 class SampleDataset(Dataset[dict[str, Tensor]]):
-    """The samples of one training stage of a run's plan; every worker process opens the shards itself."""
+    """The samples of one training stage of a run's plan; every worker process opens the shards itself.
+
+    They are those of the plan: `train.steps` times the global batch, without a partial last step, so a plan with few
+    steps has few samples.
+    """
 
     def __init__(self, run: str, stage: int = 0):
-        self._run, self._stage = run, stage
+        self.run, self.stage = run, stage
 
     @cached_property
     def _batches(self) -> Batches:
-        run = Store(self._run)
+        run = Store(self.run)
         dataset = open_dataset(run)
         plan = read_plan(run, dataset)
         return Batches(dataset, plan.settings.train, open_order(run, dataset, plan))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_run": self._run, "_stage": self._stage}
+        return {"run": self.run, "stage": self.stage}
 
     def __len__(self) -> int:
-        return self._batches.order.stages[self._stage].num_samples
+        return self._batches.order.stages[self.stage].num_samples
 
     def __getitem__(self, number: int) -> dict[str, Tensor]:
         return self.__getitems__([number])[0]
@@ -47,7 +51,7 @@ class SampleDataset(Dataset[dict[str, Tensor]]):
         """Return the samples with these indices. A DataLoader fetches a whole batch with this method."""
         if outside := [number for number in numbers if not 0 <= number < len(self)]:
             raise IndexError(f"sample {outside[0]} of {len(self)}")
-        rows = self._batches.read(self._batches.order.at(self._stage, np.array(numbers, np.int64)))
+        rows = self._batches.read(self._batches.order.at(self.stage, np.array(numbers, np.int64)))
         named = {"inputs": rows.inputs_BT, "targets": rows.targets_BT, "documents": rows.documents_BT}
         present = {name: value for name, value in (named | {"source": rows.sources_B}).items() if value is not None}
         return [{name: value[i] for name, value in present.items()} for i in range(len(rows))]

@@ -11,6 +11,7 @@ from schemas.errors import ConfigError
 from schemas.storage import Store
 from schemas.text import LongWork, printable, printable_lines, text_table, to_json_value
 from schemas.tokens import Dataset, open_dataset
+from schemas.urls import parse_domain
 from train.plan.plan import Plan, read_plan
 from train.trace.documents import DetailReader, DocumentDetail, Texts, documents_containing
 from train.trace.trace import (
@@ -71,11 +72,17 @@ class StepAnswer:
     layout: str | None
     """Where the layout that assigns rows to ranks comes from, such as a checkpoint; None if no rank is selected."""
     parts: list[TracedDocument]
+    """Spans of the listed documents, by row and position."""
+    num_spans: int
+    """Number of spans in the rows; `parts` may hold fewer."""
+    num_documents: int
+    """Number of documents in the rows."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the answer as a JSON object with the keys step, rows ([first, end]), layout and parts."""
+        """Return the answer as a JSON object; `rows` is [first, end], `parts` the spans of the listed documents."""
         parts = [part.to_json() for part in self.parts]
-        return {"step": self.step, "rows": [self.rows.start, self.rows.stop], "layout": self.layout, "parts": parts}
+        place = {"step": self.step, "rows": [self.rows.start, self.rows.stop], "layout": self.layout}
+        return place | {"num_spans": self.num_spans, "num_documents": self.num_documents, "parts": parts}
 
 
 @dataclass(frozen=True)
@@ -109,9 +116,10 @@ class TraceAnswers:
         """The reader of the title and signals of each document, from the tables that the dataset was made from."""
         return DetailReader(self.dataset)
 
-    def step(self, step: int, place: RowSelection) -> StepAnswer:
+    def step(self, step: int, place: RowSelection, limit: int | None = None) -> StepAnswer:
         """Return the document spans in the selected rows of a step.
 
+        `limit`: maximum number of documents whose spans are listed, in the order of the rows; None = all.
         Raises ConfigError if there is no such step, rank or micro-batch.
         """
         self.trace.check_step(step)
@@ -121,9 +129,12 @@ class TraceAnswers:
             layout = layout_of_step(self.run, self._plan, step, place.ranks)
             rows, origin = layout.rows(stage.global_batch, place.rank, place.micro_batch), layout.named
         parts = self.trace.documents_of_step(step, rows) if rows else []
-        with LongWork("details", len(parts), "parts") as work:
-            described = [self._describe(part, work) for part in parts]
-        return StepAnswer(step, rows, origin, described)
+        documents = list(dict.fromkeys(part.doc_id for part in parts))
+        chosen = {*documents[:limit]}
+        listed = [part for part in parts if part.doc_id in chosen]
+        with LongWork("details", len(listed), "parts") as work:
+            described = [self._describe(part, work) for part in listed]
+        return StepAnswer(step, rows, origin, described, len(parts), len(documents))
 
     def url(self, url: str) -> DocumentsAnswer:
         """Return the documents with a URL, and the steps and checkpoints that were trained on them."""
@@ -138,15 +149,16 @@ class TraceAnswers:
         identifier = bytes.fromhex(whole)
         return self._documents(self.trace.steps_of_document(identifier), None)
 
+    def documents(self, doc_ids: Iterable[bytes]) -> DocumentsAnswer:
+        """Return those of the documents with these ids that the dataset has, and the steps trained on them."""
+        return self._documents((found for doc_id in doc_ids for found in self.trace.steps_of_document(doc_id)), None)
+
     def domain(self, host: str, limit: int | None) -> DocumentsAnswer:
-        """Return the documents of a domain or host; at most `limit` of them are listed.
+        """Return the documents of a domain, the hosts below it included; at most `limit` of them are listed.
 
         Raises ConfigError if `host` is not the name of a host.
         """
-        name = host.strip().rstrip(".").lower()
-        if not name or set(name) & set("/:@ "):
-            raise ConfigError(f"--domain: expected a host such as example.com, got {host!r}. Use --url for a URL.")
-        return self._documents(self.trace.steps_of_domain(name), limit)
+        return self._documents(self.trace.steps_of_domain(parse_domain(host)), limit)
 
     def containing(self, text: str, limit: int | None) -> DocumentsAnswer:
         """Return the documents whose text contains a string; the scan ends after `limit` of them.
@@ -216,7 +228,7 @@ def print_steps(documents: Sequence[FoundDocument], listed: int = LISTED) -> str
     `listed`: maximum number of spans of each document.
     """
     if not documents:
-        return "no document has this URL; URLs are stored with personal data replaced, compare with `penstock show`"
+        return "no document of the dataset has this URL; URLs are stored there with personal data replaced"
     blocks = []
     for document in documents:
         head = f"{document.doc_id}  {document.stream}  {document.num_tokens} tokens  {record_of(document)}"
@@ -225,7 +237,7 @@ def print_steps(documents: Sequence[FoundDocument], listed: int = LISTED) -> str
         for seen in document.appearances[:listed]:
             place = (str(seen.step), str(seen.row), str(seen.sample), str(seen.epoch))
             rows.append((*place, span(seen.doc_start, seen.doc_stop), span(seen.row_start, seen.row_stop)))
-        blocks.append(table(rows) if document.appearances else "  in no step of the plan")
+        blocks += [table(rows)] if document.appearances else []
         if rest := len(document.appearances) - listed:
             blocks += [f"  and {rest} more spans"] * (rest > 0)
     return "\n".join(blocks)
@@ -249,11 +261,14 @@ def table(rows: Sequence[tuple[str, ...]]) -> str:
 def present_step(answer: StepAnswer) -> str:
     """Return a `StepAnswer` as text: the table of spans, then the title, signals and text that were requested."""
     rows = answer.rows
-    head = [f"step {answer.step}, rows {rows.start} to {rows.stop - 1} of the global batch, {len(answer.parts)} spans"]
+    head = [f"step {answer.step}, rows {rows.start} to {rows.stop - 1} of the global batch, {answer.num_spans} spans"]
     if not rows:
         head = [f"step {answer.step}: no row of the global batch, only padding to match the other ranks"]
     if answer.layout is not None:
         head.append(f"layout of {answer.layout}")
+    if len(answer.parts) < answer.num_spans:
+        listed = len({described.place.doc_id for described in answer.parts})
+        head.append(f"those of {listed} of {answer.num_documents} documents are listed")
     parts = [described.place for described in answer.parts if isinstance(described.place, Appearance)]
     blocks = ["; ".join(head)] + [print_documents(parts)] * bool(parts)
     known: set[str] = set()

@@ -208,7 +208,7 @@ class Trace:
         return [] if placed is None else [self._with_appearances(placed)]
 
     def steps_of_domain(self, host: str) -> Iterator[FoundDocument]:
-        """Yield every document of a registrable domain, or of a host and its subdomains, with all its spans."""
+        """Yield every document of a domain, the hosts below it included, with all its spans."""
         return (self._with_appearances(placed) for placed in self.documents.of_host(host))
 
     def _covering(

@@ -100,6 +100,8 @@ def test_documents_left_out_by_the_mix_are_dropped(tmp_path: Path) -> None:
         ({"where": "drop_rule = near_duplicate", "language": "en"}, {COPY}),
         ({"language": "de"}, set()),
         ({"source": "web", "domain": "c.example", "verdict": "dropped", "has_text": "1"}, DROPPED - {NO_TEXT}),
+        ({"domain": "C.example.", "verdict": "dropped"}, DROPPED),
+        ({"domain": "example"}, set()),
         ({"contains": "JANE.ROE@"}, {PERSONAL}),
         ({"contains": "hostile"}, {HOSTILE}),
         ({"contains": "lorem ipsum", "verdict": "kept"}, set()),

@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import pickle
+import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,11 +17,11 @@ from jobs.verbs.inspect import diff_command
 from pipeline.inspect.diff import NOT_READ, compare_runs, live_tokens, open_compared_run
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json
-from schemas.manifest import open_table, write_run
+from schemas.manifest import open_table, read_run, write_run
 from schemas.storage import Store
-from schemas.versions import open_run
+from schemas.versions import attach_run, open_run, open_run_to_read
 from tests.support.lineage_run import edit, join_dataset, next_version
-from tests.support.report_run import LIMITS, READS, Record, crawl, identifier, make_run
+from tests.support.report_run import LIMITS, MAKERS, READS, Record, add_training, crawl, identifier, make_run
 
 SHORT, TOXIC, NEAR = "quality/gopher_short_doc", "toxicity/toxic_word_share", "dedup/near_duplicate"
 
@@ -238,6 +240,99 @@ def test_tables_whose_rows_do_not_belong_together_are_rejected(tmp_path: Path) -
         ContractError, match=r"part-0000. of `verdicts` to hold the same documents as part-0000. of `documents`"
     ):
         compare_runs(open_compared_run(a), open_compared_run(b), 0)
+
+
+# ------------------------------------------------------------------------------------------- two models on one dataset
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> tuple[Store, Store]:
+    """Return a trained run, and a run on its dataset with another plan and 20 steps fewer."""
+    run, new = make_run(tmp_path / "run"), Store(str(tmp_path / "new"))
+    join_dataset(run)
+    write_manifest_lineage(run)
+    add_training(run)
+    attach_run(new, run, ("tokens", "tokenizer"))
+    plan = run.read_json("train/plan.json") | {"num_params": 2_000, "learning_rate": 0.01, "shape": {"d_model": 64}}
+    plan["stages"][-1] |= {"seq_len": 16, "global_batch": 5}
+    plan["settings"] |= {"optim": {"name": "muon"}}
+    new.write_atomic("train/plan.json", canonical_json(plan))
+    lines = run.read_bytes("train/metrics.jsonl").splitlines(keepends=True)[:20]
+    new.write_atomic("train/metrics.jsonl", b"".join(lines))
+    return run, new
+
+
+def test_two_models_on_one_dataset(planned: tuple[Store, Store], capsys: pytest.CaptureFixture[str]) -> None:
+    text = diff(capsys, *planned)
+    assert "\nequal: the digests are the same, and so are documents and tokens\n" in text
+    lines = [line.split() for line in text.splitlines()]
+    assert ["optim.name", "not", "set", "→", "muon"] in lines
+    assert ["model.d_model", "not", "set", "→", "64"] in lines
+    assert [
+        "equal:",
+        "the",
+        "digests",
+        "are",
+        "the",
+        "same,",
+        "and",
+        "so",
+        "are",
+        "documents",
+        "and",
+        "tokens",
+    ] in lines
+    for row in (
+        ["parameters", "–", "2,000"],
+        ["steps", "40", "20", "-20"],
+        ["tokens", "seen", "3,200", "1,600", "-1,600"],
+        ["tokens", "per", "second", "9", "9", "0"],
+        ["loss", "of", "the", "last", "step", "4", "6", "+2"],
+        ["held-out", "loss", "web", "4.45", "6.45", "+2"],
+    ):
+        assert row in lines
+
+
+def test_a_run_on_the_dataset_of_another_one_has_its_documents(planned: tuple[Store, Store], tmp_path: Path) -> None:
+    run, new = planned
+    linked = open_run_to_read(new.uri)
+    assert read_run(linked).tables.keys() == {"documents", "text", "verdicts", "clusters", "dedup", "clean"} | {
+        *read_run(new).tables
+    }
+    assert {name: open_table(linked, name)[1] for name in MAKERS if name != "audit"} == {
+        name: open_table(run, name)[1] for name in MAKERS if name != "audit"
+    }
+    assert pickle.loads(pickle.dumps(linked)).read_json("run.json") == linked.read_json("run.json")
+    with pytest.raises(ContractError, match=r"run\.json: expected a run folder of its own, got one opened with"):
+        write_run(linked, read_run(linked))
+    third = Store(str(tmp_path / "third"))
+    attach_run(third, new, ("tokens", "tokenizer"))
+    assert compare_runs(open_compared_run(run), open_compared_run(open_run_to_read(third.uri)), 1).kept == (20, 20)
+
+
+def test_tables_that_are_gone_are_named(planned: tuple[Store, Store], capsys: pytest.CaptureFixture[str]) -> None:
+    run, new = planned
+    for name in ("documents", "clean"):
+        shutil.rmtree(Path(run.path(name)))
+    lines = diff(capsys, new, new).splitlines()
+    sentence = (
+        "has a dataset without the tables `documents` and `clean`, so documents, rules and lengths are not compared."
+    )
+    assert [f"A {sentence}", f"B {sentence}"] == [line for line in lines if sentence in line]
+    with pytest.raises(ContractError, match=f"expected a table 'documents', got .* Name {run.uri}, whose tables"):
+        open_table(new, "documents")
+
+
+def test_what_one_run_lacks_is_one_sentence(planned: tuple[Store, Store], capsys: pytest.CaptureFixture[str]) -> None:
+    run, new = planned
+    Path(new.path("train/metrics.jsonl")).unlink()
+    assert "B is planned and not trained yet, so it has no losses." in diff(capsys, run, new).splitlines()
+    Path(new.path("train/plan.json")).unlink()
+    lines = diff(capsys, run, new).splitlines()
+    assert "B has no plan, so it has no figures of training." in lines
+    assert not any("optim.name" in line for line in lines)
+    other = run_of(Path(run.path("../other")))
+    assert "B has no dataset yet, so it has no tokens." in diff(capsys, run, other).splitlines()
 
 
 # ----------------------------------------------------------------------------------------------------- a real threshold

@@ -342,7 +342,7 @@ def test_control_characters_of_a_page_do_not_reach_the_terminal(tmp_path: Path, 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "show: expected --doc, --url, --rule, --where or --random, got none of them. Add one."),
+        ([], "show: expected --doc, --url, --domain, --rule, --where or --random, got none of them. Add one."),
         (["--random", "0"], "show --random: expected at least 1 document, got 0"),
         (["--rule", "x", "--limit", "0"], "show --limit: expected at least 1 document, got 0"),
         (["--random", "1", "--limit", "2"], "show: expected --random or --limit, got both. Remove --limit."),
@@ -355,3 +355,25 @@ def test_options_without_an_effect_are_refused(
 ) -> None:
     code, out, err = show(Store(str(tmp_path)), *words)
     assert (code, out, err.startswith(f"penstock: {message}")) == (2, "", True), err
+
+
+def test_a_domain_has_its_hosts_also_without_a_public_suffix(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hosts = ("archive.gannet.example", "gannet.example", "notgannet.example", "www.site.co.uk", "shop.site.co.uk")
+    records = [Record(language="en", chars=100, url=f"https://{host}/{n}", text=host) for n, host in enumerate(hosts)]
+    run = make_run(tmp_path / "run", "documents", records)
+    parser = ArgumentParser()
+    parser.add_argument("run")
+    add_show_arguments(parser)
+    for domain, expected in (
+        ("gannet.example", {*hosts[:2]}),
+        ("Archive.gannet.example", {hosts[0]}),
+        ("site.co.uk", {*hosts[3:]}),
+        ("shop.site.co.uk", {hosts[4]}),
+        ("example", set()),
+    ):
+        words = [run.uri, "--domain", domain, "--json"]
+        assert exit_code_of(lambda words=words: show_command(parser.parse_args(words))) == (0 if expected else 1)
+        lines = capsys.readouterr().out.splitlines()
+        assert {json.loads(line)["url"].split("/")[2] for line in lines} == expected

@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 
-from pipeline.report.compare import PairRow, write_comparison
+from pipeline.inspect.diff_training import PairRow
+from pipeline.report.compare import write_comparison
 from schemas.errors import ContractError
+from schemas.ids import canonical_json
 from schemas.manifest import open_table
 from schemas.storage import Store
 from tests.support.lineage_run import edit
 from tests.support.report_run import SCRIPT, add_training, crawl, make_run, words_of
+from tests.support.tiny_dataset import make_tiny_dataset
 
 SHORT = "quality/gopher_short_doc"
 
@@ -70,8 +73,32 @@ def test_tokens_and_losses_of_both_runs(tmp_path: Path) -> None:
     text = words_of(page_of(tmp_path, *runs))
     assert "Both runs have the same digest, so their documents and tokens are equal." in text
     assert "Training loss" in text
-    assert "held-out loss 4.568 4.568 =" in text
+    assert "held-out loss nats per token, last measured 4.568 4.568 =" in text
+    assert "tokens seen tokens of all trained steps 3,200 3,200 =" in text
+    assert "tokens per second median of the steps 9 9 =" in text
+    # The last tenth of 40 steps are those of losses 4.3, 4.2, 4.1 and 4.0.
+    assert "loss web 4.05 4.05 =" in text
+    assert "held-out loss web 4.45 4.45 =" in text
     assert "web/heldout" in text
+
+
+def test_two_plans_on_a_dataset_without_documents(tmp_path: Path) -> None:
+    a, b = make_tiny_dataset(tmp_path / "a", {"web": 20}), make_tiny_dataset(tmp_path / "b", {"web": 20})
+    for run, name in ((a, "adamw"), (b, "muon")):
+        add_training(run)
+        plan = run.read_json("train/plan.json")
+        run.write_atomic("train/plan.json", canonical_json(plan | {"settings": {"optim": {"name": name}}}))
+    Path(b.path("train/metrics.jsonl")).unlink()
+    text = words_of(page_of(tmp_path, a, b))
+    for expected in (
+        "Both runs have the same digest, so their documents and tokens are equal. 1 setting differs.",
+        "A has a dataset without the tables `documents` and `clean`, so documents, rules and lengths are not compared.",
+        "B is planned and not trained yet, so it has no losses.",
+        'optim.name "adamw" "muon"',
+        "steps that were trained 40 – –",
+    ):
+        assert expected in text
+    assert "Documents that only one run keeps" not in text
 
 
 def test_hostile_text_is_escaped(tmp_path: Path) -> None:

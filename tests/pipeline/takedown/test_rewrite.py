@@ -192,6 +192,22 @@ def test_domains_urls_ids_and_copies_are_found(whole: Path, run: Path) -> None:
     assert (both.documents, both.copies) == (near.documents, frozenset())
 
 
+def test_a_domain_without_a_public_suffix_has_its_hosts(run: Path, tmp_path: Path) -> None:
+    rows = documents_of(opened(run))
+    every = select_documents(Store(str(run)), TakedownRequest(domains=("co.uk",)))
+    assert every.documents == {row["doc_id"] for row in rows}
+    hosts = ("archive.gannet.example", "gannet.example", "notgannet.example")
+    records = [Record(language="en", chars=100, url=f"https://{host}/", text=host) for host in hosts]
+    store = make_run(tmp_path / "own", "documents", records)
+    found = select_documents(store, TakedownRequest(domains=("gannet.example", "notgannet.example")))
+    assert {value: {*documents} for (_, value), documents in found.matched.items()} == {
+        "gannet.example": {identifier(0), identifier(1)},
+        "notgannet.example": {identifier(2)},
+    }
+    with pytest.raises(ConfigError, match=r"--domain example: expected a document of .*, got none"):
+        select_documents(store, TakedownRequest(domains=("example", "gannet.example")))
+
+
 def test_a_dry_run_lists_documents_and_their_copies(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document, before = identifier(24), all_bytes(whole)
     url = next(row["url"] for row in rows_of(whole, "documents") if row["doc_id"] == document)
@@ -206,6 +222,22 @@ def test_a_dry_run_lists_documents_and_their_copies(whole: Path, capsys: pytest.
     copies = sorted(own.hex() for own in clusters if clusters[own] == clusters[document] and own != document)
     assert lines[at + 1 : at + 5] == [f"  {copy[:12]}" for copy in copies]
     assert all_bytes(whole) == before
+
+
+def test_an_exact_copy_whose_text_stays_is_reported(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    judged = rows_of(whole, "dedup")
+    copies = {row["doc_id"]: row["survivor"] for row in judged if row["drop_rule"] == "exact_duplicate"}
+    copy, survivor = next((own, kept) for own, kept in sorted(copies.items()) if kept is not None)
+    assert take_down(whole, doc=[copy.hex()], dry_run=True) == 0
+    out = capsys.readouterr().out
+    assert (
+        "the text of 1 of them stays: they are exact copies of documents that are not selected; "
+        f"--with-copies removes these too\n  {copy.hex()[:12]} is a copy of {survivor.hex()[:12]}\n"
+        "  0 step(s) of the plan contain that text\n"
+    ) in out
+    for request in ({"doc": [copy.hex()], "with_copies": True}, {"doc": [copy.hex(), survivor.hex()]}):
+        assert take_down(whole, dry_run=True, **request) == 0
+        assert "of them stays" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from jobs.verbs.trace import add_trace_arguments, trace_command
 from schemas.ids import canonical_json
 from schemas.manifest import RunFile, make_manifest, read_run, write_manifest, write_run
 from schemas.storage import Store
-from schemas.tables import CLEAN, DOCUMENTS
+from schemas.tables import CLEAN, DEDUP, DOCUMENTS
 from schemas.text import CONTROL_CHARACTERS
 from schemas.tokens import open_dataset
 from schemas.versions import attach_run
@@ -105,8 +105,17 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Store:
     documents = [row | {"gopher_num_words": row["num_tokens"] - 2, "drop_stage": None} for row in rows]
     # A dropped record between two documents, and one more document of the same record.
     documents += [row | {"doc_id": bytes([7] * 15 + [i]), "gopher_num_words": -1} for i, row in enumerate(rows[::3])]
+    documents += dropped_rows(rows)
+    documents[7] = documents[7] | {"url": RAW_URL}
     documents.sort(key=lambda row: (row["split"], row["offset"], row["doc_id"]))
     write_table(run, "documents", DOCUMENTS, [filled(row, DOCUMENTS) for row in documents], {})
+    copies = {bytes([8] * 16): rows[5], bytes([9] * 16): {"doc_id": bytes([10] * 16)}}
+    judged = [
+        row | {"survivor": copies[row["doc_id"]]["doc_id"], "drop_stage": "dedup", "drop_rule": "exact_duplicate"}
+        for row in documents
+        if row["doc_id"] in copies
+    ]
+    write_table(run, "dedup", DEDUP, judged, {"documents": "v-test"})
     clean = [
         row
         | {"title": f"Title of {row['doc_id'].hex()}", "text": text_of(row), "pii_counts": [("email", 2), ("ip", 1)]}
@@ -117,12 +126,26 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Store:
     manifest = run.read_json("tokens/v-tiny/manifest.json")
     manifest["run"]["lineage"] = {"clean": "v-test"}
     run.write_atomic("tokens/v-tiny/manifest.json", canonical_json(manifest))
-    tables = read_run(run).tables | {"documents": "v-test", "clean": "v-test"}
+    tables = read_run(run).tables | {"documents": "v-test", "dedup": "v-test", "clean": "v-test"}
     write_run(run, RunFile(tables=tables, recipe=RECIPE))
     write_plan(run, make_plan(run, open_dataset(run), load_settings(RECIPE, [], "test")))
     write_note(run, 5, 2)
     write_note(run, 12, 3)
     return run
+
+
+RAW_URL = "http://www.site1.co.uk/?mail=jane@example.org"
+"""URL of a kept document as it was crawled; the dataset has it without the address."""
+
+
+def dropped_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows that are in no dataset: two exact copies (the survivor of the second was dropped too) and a short page."""
+    short = {"drop_stage": "quality", "drop_rule": "gopher_short_doc", "drop_value": 36.0, "drop_limit": 50.0}
+    return [
+        rows[3] | {"doc_id": bytes([8] * 16), "url": "http://copy.example/1", "domain": "copy.example"},
+        rows[4] | {"doc_id": bytes([9] * 16), "url": "http://copy.example/2", "domain": "copy.example"},
+        rows[5] | {"doc_id": bytes([11] * 16), "url": "http://short.example/", "domain": "short.example"} | short,
+    ]
 
 
 def filled(row: dict[str, Any], schema: pa.Schema) -> dict[str, Any]:
@@ -268,7 +291,7 @@ def test_a_domain_is_summed_over_all_and_listed_in_part(run: Store, trace: Calla
         (["--step", "1", "--set", "source.paths=[]"], "trace: expected --set and --unset only together with --refetch"),
         (["--doc", "xyz"], "--doc: expected a document id of 12 to 32 hex digits, got 'xyz'"),
         (["--doc", "abcd"], "--doc: expected a document id of 12 to 32 hex digits, got 'abcd'"),
-        (["--domain", "http://site1.co.uk/"], "--domain: expected a host such as example.com"),
+        (["--domain", "http://site1.co.uk/"], "--domain: expected a domain such as example.com"),
         (["--contains", ""], "--contains: expected a string to look for, got an empty one"),
     ],
 )
@@ -281,10 +304,78 @@ def test_bad_input_is_one_clear_sentence(trace: Callable[..., Told], words: list
 def test_an_empty_result_has_a_message(trace: Callable[..., Told]) -> None:
     assert trace("--url", "http://site1.co.uk/none")[:2] == (
         1,
-        "no document has this URL; URLs are stored with personal data replaced, compare with `penstock show`\n",
+        "no document of the run has this URL, kept or dropped\n",
     )
-    assert trace("--domain", "site99.co.uk")[0] == 1
-    assert trace("--doc", "00" * 16)[0] == 1
+    assert trace("--domain", "site99.co.uk")[:2] == (
+        1,
+        "no document of the run, kept or dropped, is from this domain; give a domain such as example.com\n",
+    )
+    assert trace("--doc", "00" * 16)[:2] == (1, "no document of the run has this id, kept or dropped\n")
+
+
+@pytest.mark.parametrize("option", [("--url", "http://copy.example/1"), ("--url", "https://www.copy.example/1/#a")])
+def test_a_dropped_copy_leads_to_the_document_in_its_place(
+    run: Store, trace: Callable[..., Told], option: tuple[str, str]
+) -> None:
+    survivor = rows_of(run)[5]["doc_id"].hex()
+    code, out, err = trace(*option, "--brief")
+    lines = out.splitlines()
+    assert lines[:3] == [
+        "document 080808080808 is not in the dataset: dropped by dedup/exact_duplicate  http://copy.example/1",
+        f"  document {survivor[:12]} has the same text and was kept in its place",
+        f"trace of {survivor[:12]}:",
+    ]
+    assert "\n".join(lines[3:]) + "\n" == trace("--doc", survivor, "--brief")[1]
+    assert (code, err) == (0, "trace: not in the dataset; searching the table `documents`\n")
+    values = json.loads(trace(*option, "--brief", "--json")[1])
+    assert (values["num_documents"], values["instead"]["documents"][0]["doc_id"]) == (0, survivor)
+    assert values["dropped"] == [
+        {"doc_id": "08" * 16, "url": "http://copy.example/1", "stage": "dedup", "rule": "exact_duplicate"}
+        | {"value": None, "limit": None, "survivor": survivor}
+    ]
+
+
+def test_a_document_that_a_rule_dropped_has_the_rule(trace: Callable[..., Told]) -> None:
+    text = "document 0b0b0b0b0b0b is not in the dataset: dropped by quality/gopher_short_doc (36, limit 50)"
+    for option in (("--url", "http://short.example/"), ("--domain", "short.example"), ("--doc", "0b0b0b0b0b0b")):
+        assert trace(*option)[:2] == (1, f"{text}  http://short.example/\n")
+    out = trace("--domain", "copy.example", "--limit", "1", "--brief")[1]
+    assert ("copy.example/1" in out, "copy.example/2" in out) == (True, False)
+    assert trace("--url", "http://copy.example/2")[:2] == (
+        1,
+        "document 090909090909 is not in the dataset: dropped by dedup/exact_duplicate  http://copy.example/2\n"
+        "  document 0a0a0a0a0a0a has the same text and was kept in its place\n"
+        "0a0a0a0a0a0a: not in the dataset either; `penstock show RUN --doc ID` has the rule\n",
+    )
+
+
+def test_a_url_with_personal_data_is_found_as_it_was_crawled(run: Store, trace: Callable[..., Told]) -> None:
+    own = rows_of(run)[7]["doc_id"].hex()
+    code, out, _ = trace("--url", RAW_URL, "--brief")
+    first = f"document {own[:12]} is in the dataset, where its URL has placeholders for personal data  {RAW_URL}"
+    assert (code, out.splitlines()[0]) == (0, first)
+    assert trace("--doc", own, "--brief")[1] in out
+
+
+def test_the_documents_of_a_step_are_limited(run: Store, trace: Callable[..., Told]) -> None:
+    whole = json.loads(trace("--step", "3", "--json", "--brief")[1])
+    documents = list(dict.fromkeys(part["doc_id"] for part in whole["parts"]))
+    assert (whole["num_spans"], whole["num_documents"]) == (len(whole["parts"]), len(documents))
+    for limit in (1, 2, len(documents), 99):
+        code, out, _ = trace("--step", "3", "--json", "--brief", "--limit", str(limit))
+        parts = [part for part in whole["parts"] if part["doc_id"] in documents[:limit]]
+        assert (code, json.loads(out)) == (0, whole | {"parts": parts})
+    head = trace("--step", "3", "--limit", "2")[1].splitlines()[0]
+    spans = len(whole["parts"])
+    assert head == (
+        f"step 3, rows 0 to 5 of the global batch, {spans} spans; those of 2 of {len(documents)} documents are listed"
+    )
+
+
+def test_a_document_in_no_step_says_so_once(run: Store, trace: Callable[..., Told]) -> None:
+    held = next(row for row in rows_of(run) if row["stream"] == "web/heldout")
+    out = trace("--doc", held["doc_id"].hex(), "--brief")[1]
+    assert out.count("in no step") == 1
 
 
 def test_a_run_without_a_plan_and_tables(trace: Callable[..., Told], tmp_path: Path) -> None:
