@@ -22,6 +22,8 @@ from pipeline.dedup.index import representatives_of
 from pipeline.dedup.repeats.step import build_repeats
 from pipeline.dedup.repeats.step import is_enabled as cuts_repeats
 from pipeline.dedup.survivors import build_dedup
+from pipeline.engine.failures import failures_of
+from pipeline.engine.part import EVERY_STAGE, FAILED
 from pipeline.engine.stage import PerDocument, extend_schema
 from pipeline.engine.step import Stage, Step
 from pipeline.extract.extract import EXTRACT
@@ -215,15 +217,26 @@ def declared_reasons(tables: Mapping[str, Manifest]) -> dict[str, dict[str, str]
 
 
 def reasons_of_run(run: Store) -> dict[str, str]:
-    """Return the meanings of the reasons that the run's recipe declares, by `stage/reason`."""
+    """Return the meanings of the reasons that the run's recipe declares, by `stage/reason`, and errors of stages."""
     tables = {name: table.manifest for name, table in current_tables(run).items()}
+    failures = failures_of(manifest.run.notes for manifest in tables.values())
+    return own_reasons(tables) | {f"{stage}/{FAILED}": failures.describe(stage) for stage in failures.stages()}
+
+
+def own_reasons(tables: Mapping[str, Manifest]) -> dict[str, str]:
+    """Return the meanings of the reasons that a recipe declares, by `stage/reason`, errors of its stages included.
+
+    `tables` are manifests of the run; those of `documents` and `verdicts` have declarations.
+    """
     known, built_in = declared_reasons(tables), declared_reasons({})
-    return {
+    own = {
         f"{stage}/{reason}": meaning
         for stage, reasons in known.items()
         for reason, meaning in reasons.items()
         if reason not in built_in.get(stage, {})
     }
+    failed = {f"{stage}/{reason}": text for stage in _declared_stages(tables) for reason, text in EVERY_STAGE.items()}
+    return own | failed
 
 
 def declared_columns(tables: Mapping[str, Manifest]) -> pa.Schema:
