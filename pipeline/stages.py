@@ -294,7 +294,7 @@ def _recipe_stages(recipe: Recipe) -> tuple[PerDocument, ...]:
     problems: list[str] = []
     stages: list[PerDocument] = []
     rows = pa.schema([column for column in DOCUMENT_COLUMNS if column.name not in VERDICT_COLUMNS])
-    unmeasured = dict(_unmeasured(recipe)).keys() | _unmeasured_signals(recipe)
+    unmeasured = unmeasured_columns(recipe).keys()
     for config in recipe.section(SECTION, StagesConfig).stages:
         where = f"[[{SECTION}]] {config.name}"
         if config.name == TAKEDOWN:
@@ -311,9 +311,11 @@ def _recipe_stages(recipe: Recipe) -> tuple[PerDocument, ...]:
     return tuple(stages)
 
 
-def _unmeasured_signals(recipe: Recipe) -> set[str]:
-    families = _quality(recipe).families
-    return {signal.name for name, signals in SIGNALS_OF.items() if name not in families for signal in signals}
+def unmeasured_columns(recipe: Recipe) -> dict[str, str]:
+    """Return the columns of `documents` and `scores` that are null in every row with this recipe, with the fix."""
+    families = {name: signals for name, signals in SIGNALS_OF.items() if name not in _quality(recipe).families}
+    fixes = {signal.name: f"Add {name!r} to quality.families" for name, own in families.items() for signal in own}
+    return dict(_unmeasured(recipe)) | fixes
 
 
 def _unmeasured(recipe: Recipe) -> Iterator[tuple[str, str]]:

@@ -37,6 +37,8 @@ CLOSE_SECONDS = 20.0
 """Longest time that the end of a run waits for the status file to be written [s]."""
 REDRAW_SECONDS = 1.0
 """Time between two updates of the live line on a terminal and of the figures in the status file [s]."""
+MIN_ROWS = 20
+"""Number of rows, in place of a complete part, after which the time left is estimated."""
 MIN_BASIS = 0.02
 MIN_SECONDS, ENOUGH_SECONDS = 5.0, 60.0
 """The time left is estimated after MIN_SECONDS [s], if the completed share is MIN_BASIS or more or if ENOUGH_SECONDS
@@ -420,7 +422,8 @@ class Progress:
         step.seconds, seconds = round(now - self._step_started, 3), now - work.started
         step.rate = round(step.rows / seconds, 3) if seconds > 0 else 0.0
         fraction = self._fraction() if work.total != WorkTotal() else None
-        step.seconds_left = seconds_left(fraction, seconds)
+        has_basis = step.rows >= MIN_ROWS or step.parts > 0  # files are read ahead of their rows
+        step.seconds_left = seconds_left(fraction, seconds) if has_basis else None
 
     def _fraction(self) -> float | None:
         """Return the completed share of the current piece of work, 0..1; None if it is not known."""
