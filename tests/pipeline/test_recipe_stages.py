@@ -92,7 +92,7 @@ def row(**columns):
     ("settings", "message"),
     [
         ({"name": "quality"}, "[[stage]] quality: expected a name that no section has, got 'quality'."),
-        ({"name": "Mine"}, "stage.stages.0.name: String should match pattern"),
+        ({"name": "Mine"}, "stage.stages.0.name: expected lower-case letters, digits and _"),
         ({"function": "mine"}, "expected 'path/to/file.py:function' or 'module:function'"),
         ({"columns": {"curious": "float"}}, "stage.stages.0.columns.curious.type: Input should be 'float32'"),
         ({"columns": {"curious": {"type": "int32", "mean": "x"}}}, "no such key (did you mean 'meaning'?)"),
