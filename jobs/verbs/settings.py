@@ -31,8 +31,7 @@ from schemas.versions import DATASET
 
 GROUP = "data"
 VERBS = {
-    "settings": "Print every setting, those of a recipe, or columns of tables. Each setting has a type, a "
-    "default, a unit and a meaning.",
+    "settings": "Print every setting, or columns of tables. Each setting has a type, a default, a unit and a meaning.",
 }
 
 WIDTH = 110
