@@ -196,7 +196,7 @@ def test_the_printed_command_makes_a_run_that_shares_unchanged_tables(
     rows = [line.split(maxsplit=1) for line in shown.out.splitlines() if line.startswith(("  reused ", "  built "))]
     assert rows == [
         ["reused", f"{', '.join(complete)} of {trained}"],
-        ["built", "tokens: tokens.chunk_tokens: 128 → 256"],
+        ["built", "tokens: tokens.chunk_tokens: 512 → 256"],
     ]
     assert files_of(trained) == before
     new = Store(f"{trained}-2")
