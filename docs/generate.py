@@ -19,6 +19,7 @@ from pydantic_core import PydanticUndefined
 
 from jobs.cli import GROUPS, build_parser, list_verbs
 from jobs.recipe import recipe_sections, shipped_recipes
+from jobs.verbs.settings import DATASET_FILES
 from pipeline.fit.classifier import TrainClassifierConfig
 from pipeline.fit.importance import TrainImportanceConfig
 from pipeline.fit.language_model import LmConfig
@@ -27,8 +28,8 @@ from pipeline.quality.config import QualityConfig
 from pipeline.quality.limits import LIMIT_NAMES, default_limit
 from pipeline.text.derive_profiles import DeriveConfig
 from schemas.config import Section
-from schemas.tables import TABLES, value_type
-from schemas.tokens import BY_URL, SHARD_DOCS, shard_schema
+from schemas.field_docs import describe_columns
+from schemas.tables import TABLES
 
 ROLES = {
     "content": "It changes the result, and the fingerprint of the tables contains it.",
@@ -65,6 +66,8 @@ A recipe is a TOML file with the sections below; every field has a default unles
 valid name."""
 TABLES_INTRODUCTION = """\
 # Tables and columns
+
+`penstock settings --columns` prints this list, and `penstock settings --columns documents` the columns of a table.
 
 A null value was not measured, because the document was dropped before; it never means zero. The metadata of each column
 of the Parquet files has the same text. An *entries* column holds a list of (name, value), sorted by name; DuckDB reads
@@ -277,12 +280,7 @@ def tables_page() -> str:
     lines += [f"| [`{name}`](#{name}) | {cell(table.meaning)} | {table.rows} |" for name, table in TABLES.items()]
     for name, table in TABLES.items():
         lines += ["", f"## {name} {{ #{name} }}", "", f"{table.meaning}.", *_columns(table.schema)]
-    files = {
-        "Token shard": shard_schema("uint16"),
-        "Document index of a shard": SHARD_DOCS,
-        "Index by URL": BY_URL,
-    }
-    for name, schema in files.items():
+    for name, schema in DATASET_FILES.items():
         lines += ["", f"## {name}", "", "An Arrow IPC file of the table [`tokens`](#tokens).", *_columns(schema)]
     return "\n".join(lines) + "\n"
 
@@ -291,23 +289,9 @@ def _columns(schema: pa.Schema | None) -> list[str]:
     if schema is None:
         return []
     lines = ["", "| column | type | meaning | unit |", "|---|---|---|---|"]
-    for column in schema:
-        about = {key.decode(): value.decode() for key, value in (column.metadata or {}).items()}
-        unit = about.get("unit", "")
-        lines.append(f"| `{column.name}` | {arrow(column.type)} | {cell(about.get('meaning', ''))} | {cell(unit)} |")
+    for column in describe_columns(schema):
+        lines.append(f"| `{column.name}` | {column.type} | {cell(column.meaning)} | {cell(column.unit)} |")
     return lines
-
-
-def arrow(kind: pa.DataType) -> str:
-    """Return an Arrow type in short."""
-    inside = value_type(kind)
-    if inside is not None:
-        return f"entries of {arrow(inside)}"
-    if pa.types.is_list(kind):
-        return f"list of {arrow(kind.value_type)}"
-    if pa.types.is_struct(kind):
-        return "(" + ", ".join(f"{each.name}: {arrow(each.type)}" for each in kind) + ")"
-    return str(kind).replace("fixed_size_binary", "binary")
 
 
 def recipes_page() -> str:

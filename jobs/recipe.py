@@ -1,5 +1,6 @@
 """Reading of recipes, with the sections of all data stages, the models, Spark, the plan and the training run."""
 
+import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,9 @@ from pipeline.engine.stage import no_checks
 from pipeline.models import ModelsConfig, ensure_model
 from pipeline.recipe_stages import resolve_functions
 from pipeline.stages import checked_stages, sections
-from schemas.config import Recipe, Section, load_recipe, parse_recipe
+from schemas.config import Recipe, Section, load_recipe, parse_recipe, suggest_name
 from schemas.errors import ConfigError
-from schemas.manifest import read_run
+from schemas.manifest import RUN_NAME, read_run
 from schemas.storage import Store
 from train.config.settings import SECTIONS
 
@@ -53,16 +54,30 @@ def read_values(path: str) -> dict[str, Any]:
         text = Path(recipe_file(path)).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        close = _similar(path) if isinstance(error, FileNotFoundError) else ""
         raise ConfigError(
-            f"recipe {path}: expected a readable TOML file, got an error: {reason}. Correct the path, or name a "
-            f"shipped recipe: {', '.join(shipped_recipes())}."
+            f"recipe {path}: expected a readable TOML file, got an error: {reason}{close}. Correct the path, "
+            f"or name a shipped recipe: {', '.join(shipped_recipes())}."
         ) from error
     return parse_recipe(text, path)
+
+
+def _similar(path: str) -> str:
+    """Return ` (did you mean X?)` with the file beside a path or the shipped recipe of the most similar name."""
+    beside = [str(other) for other in Path(path).parent.glob("*.toml")] if Path(path).parent.is_dir() else []
+    close = difflib.get_close_matches(path, [*beside, *shipped_recipes()], n=1, cutoff=0.7)
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def stored_recipe(run: Store, overrides: Sequence[str]) -> Recipe:
     """Return the recipe that a run stores, with overrides applied. Raises ConfigError if the folder is not a run."""
     recipe = read_run(run).recipe
+    if not recipe and run.is_local and not Path(run.root).exists():
+        runs = [path.parent.name for path in Path(run.root).parent.glob(f"*/{RUN_NAME}")]
+        raise ConfigError(
+            f"{run.uri}: expected a run folder, got a path that does not exist"
+            f"{suggest_name(Path(run.root).name, runs) if runs else ''}. Correct the path."
+        )
     if not recipe:
         raise ConfigError(
             f"{run.uri}: expected a run folder, got a folder without a recipe. Run `penstock run RECIPE --out …`."

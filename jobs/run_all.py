@@ -16,7 +16,7 @@ from jobs.recipe import read_recipe
 from jobs.spark_session import SparkConfig, spark_session
 from pipeline.quality.limits import replacement_notes
 from pipeline.quality.stage import QUALITY
-from pipeline.run import Prepared, forecast, is_complete, prepare, run_locked_steps
+from pipeline.run import Prepared, forecast, is_complete, prepare, reuse_rows, run_locked_steps
 from pipeline.summary import Summary, closing_summary
 from schemas.config import override_words
 from schemas.errors import ConfigError
@@ -60,7 +60,8 @@ def run_recipe(
         with session as spark:
             run_locked_steps(spark, prepared, folder, config.partitions, shlex.join(["penstock", *verb]))
     words = ["penstock", "run", recipe_path, "--out", out, *override_words(overrides)]
-    return closing_summary(folder, until, time.monotonic() - started, shlex.join(words) if until else None)
+    seconds, rest = time.monotonic() - started, shlex.join(words) if until else None
+    return closing_summary(folder, until, seconds, rest, reuse_rows(prepared, folder))
 
 
 def check_writable(folder: Store) -> None:

@@ -14,6 +14,7 @@ import importlib.util
 import inspect
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
@@ -30,7 +31,7 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from pipeline.engine.part import EVERY_STAGE
 from pipeline.engine.stage import Drop, PerDocument, Row, RowFunction
 from schemas.condition_parts import Kind, kind_of
-from schemas.config import Section, suggest_name
+from schemas.config import Section, execution, suggest_name
 from schemas.errors import ConfigError, ContractError
 from schemas.expressions import KEYWORDS
 from schemas.tables import DROPPED_BEFORE, field, value_type
@@ -48,6 +49,8 @@ TYPES: Mapping[ColumnType, pa.DataType] = {
 }
 FUNCTION = "function"
 """The name under which the manifest lists the SHA-256 of a stage's file."""
+MESSAGE_CHARS = 160
+"""Maximum length of the message of an error that the manifest stores [characters]."""
 SHOWN_CHARS = 60
 """Number of characters of a wrong value that an error message repeats."""
 SAMPLE_TEXT = (
@@ -82,6 +85,10 @@ class RecipeStage(Section):
     """Reasons for which the function may drop a document, with their meanings."""
     settings: dict[str, JsonValue] = Field({})
     """Keyword arguments of the function."""
+    max_failed_share: float = execution(0.01, ge=0, le=1)
+    """Maximum share of the documents on which the function may raise an error. Above it, the step ends with the error;
+    an error on fewer documents drops each as `failed`. The share is compared once the function was called on 100
+    documents; the step also ends if it fails on each of the first 100 of an input file. With 1, no error ends it."""
     version: int = Field(1, ge=1)
     """Version of the results. Raise it if they change although the file does not, as with another package version."""
 
@@ -214,6 +221,8 @@ def make_stage(config: RecipeStage, columns: pa.Schema, unmeasured: Collection[s
         make=partial(_make, columns.names),
         models=_models,
         compile=partial(_copy, columns, frozenset(unmeasured)),
+        max_failed_share=config.max_failed_share,
+        describe=partial(_describe_failure, config.file_name),
         columns=columns_of_stage({name: column.model_dump() for name, column in config.columns.items()}),
     )
 
@@ -293,7 +302,59 @@ def _described(error: BaseException, file: str) -> str:
         line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == file else line
         trace = trace.tb_next
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    line = _line_of(error, file)
     return f"{text} in line {line} of {file}" if line else text
+
+
+def _line_of(error: BaseException, file: str) -> int:
+    """Return the last line of a file that led to an error; 0: none did."""
+    trace, line = error.__traceback__, 0
+    while trace is not None:
+        line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == file else line
+        trace = trace.tb_next
+    return line
+
+
+def _describe_failure(file: str, error: BaseException, row: Row) -> tuple[str, str]:
+    """Return the place in the user's file and the message of an error, without what it quotes from the document."""
+    return f"{file}:{_line_of(error, file) or '?'}", without_quotes(_message(error), _quotable(row))
+
+
+def _message(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except Exception as broken:  # the `__str__` of an exception class of the user
+        text = f"the text of the error raised {type(broken).__name__}"
+    return " ".join(text[: 2 * MESSAGE_CHARS].split())
+
+
+def _quotable(row: Row) -> str:
+    """Return the text of a document with the texts of its columns, from which messages must not quote."""
+    values = (value for value in row.values() if isinstance(value, str))
+    return " ".join(" ".join(values).split())
+
+
+def without_quotes(message: str, text: str) -> str:
+    """Return a message in which words that `text` contains are replaced by `…`, as far as they may be personal data.
+
+    Such words are in quotation marks, have a digit, an `@` or a capital letter, or are three or more in a row. The
+    result has at most MESSAGE_CHARS characters.
+    """
+
+    def hidden(match: re.Match[str]) -> str:
+        parts = [part.strip() for part in re.split(r"\\.|\s{2,}", match[2])]
+        return f"{match[1]}…{match[1]}" if any(part and part in text for part in parts) else match[0]
+
+    words = re.sub(r"(['\"])(.*?)\1", hidden, message).split()
+    runs = [" ".join(words[start : start + 3]) in text for start in range(max(0, len(words) - 2))]
+    shown = []
+    for place, word in enumerate(words):
+        core = word.strip(".,;:!?()[]{}<>'\"")
+        is_telling = any(c.isdigit() or c == "@" for c in core) or (place > 0 and core[:1].isupper())
+        in_run = any(runs[max(0, place - 2) : place + 1])
+        shown.append("…" if in_run or (is_telling and core in text) else word)
+    result = re.sub(r"…(?: …)+", "…", " ".join(shown))
+    return result if len(result) <= MESSAGE_CHARS else f"{result[:MESSAGE_CHARS]}…"
 
 
 def sample_row(columns: pa.Schema, unmeasured: Collection[str]) -> Row:

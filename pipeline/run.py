@@ -23,7 +23,7 @@ from pipeline.engine.step import Model, Stage, Step, StepContext, TableResult, a
 from pipeline.models import ModelsConfig, ensure_model
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.splits import find_splits
-from pipeline.stages import STEPS, canonical_recipe, steps_for
+from pipeline.stages import STEPS, canonical_recipe, own_reasons, steps_for
 from schemas.config import Recipe, Section, suggest_name
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import digest_of, file_sha256
@@ -239,7 +239,8 @@ def run_step(run: Run, step: Step, inputs: Mapping[str, TableVersion], progress:
         build_step(run, step, inputs, versions[0])
     manifest = read_manifest(versions[0][step.name])
     progress.finish(step.name, "done", manifest.content.counts, manifest.run.wall_seconds)
-    progress.say(step_line(step.name, manifest.content.counts, manifest.run.wall_seconds))
+    own = own_reasons({step.name: manifest})
+    progress.say(step_line(step.name, manifest.content.counts, manifest.run.wall_seconds, own))
     return versions[0]
 
 
@@ -336,18 +337,19 @@ def commit(
         "counts": built.counts.model_dump(),
         "figures": built.figures,
     }
+    calls = {"calls": built.failures.calls} if built.failures.calls else {}
     how = {
         **timing,
         "paths": built.paths,
         "cpu_seconds": round(built.cpu_seconds, 3),
         "code_version": version("penstock"),
         "lineage": {name: read.folder.uri.rsplit("/", 1)[-1] for name, read in inputs.items()} | identities,
-        "notes": {**built.notes, "errors": built.errors},
+        "notes": {**built.notes, "errors": built.failures.most_frequent(), **calls},
     }
     write_manifest(folder, make_manifest(content, how, folder.uri))
     delete_part_results(folder)
-    for error, count in built.errors.items():
-        print(f"{step.name}: {count} record(s) dropped as failed, {error}", file=sys.stderr)
+    for warning in built.failures.warnings():
+        print(f"{step.name}: {warning}", file=sys.stderr)
 
 
 def check_inputs(folder: Store, table: str, built: TableResult, identities: Mapping[str, str]) -> None:
@@ -439,6 +441,25 @@ def is_complete(prepared: Prepared, folder: Store) -> bool:
             return False
         complete |= found
     return True
+
+
+def reuse_rows(prepared: Prepared, folder: Store) -> list[tuple[str, str]]:
+    """Return what a finished run used of the runs of `reuse` and what it built, with the reasons, as (label, text)."""
+    tables, rows = read_run(folder).tables, []
+    steps = [step.name for step in prepared.steps]
+    for other in prepared.reuse:
+        theirs = {name: other.child(f"{name}/{version}") for name, version in read_run(other).tables.items()}
+        used = [name for name in steps if folder.child(f"{name}/{tables[name]}").root == _root_of(theirs, name)]
+        rows.append(("reused", f"{', '.join(used) or 'nothing'} of {other.uri}"))
+        for step in (step for step in prepared.steps if step.name not in used):
+            reasons = _differences(prepared, step, theirs.get(step.name))
+            missing = "" if step.name in theirs else f"{other.uri} has no such table"
+            rows.append(("built", f"{step.name}: {'; '.join(reasons) or missing or 'it reads a table that differs'}"))
+    return rows
+
+
+def _root_of(folders: Mapping[str, Store], name: str) -> str:
+    return folders[name].root if name in folders else ""
 
 
 def dataset_steps(prepared: Prepared) -> list[Step]:

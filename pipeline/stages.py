@@ -22,6 +22,8 @@ from pipeline.dedup.index import representatives_of
 from pipeline.dedup.repeats.step import build_repeats
 from pipeline.dedup.repeats.step import is_enabled as cuts_repeats
 from pipeline.dedup.survivors import build_dedup
+from pipeline.engine.failures import failures_of
+from pipeline.engine.part import EVERY_STAGE, FAILED
 from pipeline.engine.stage import PerDocument, extend_schema
 from pipeline.engine.step import Stage, Step
 from pipeline.extract.extract import EXTRACT
@@ -218,9 +220,29 @@ def declared_reasons(tables: Mapping[str, Manifest]) -> dict[str, dict[str, str]
 
 
 def reasons_of_run(run: Store) -> dict[str, str]:
-    """Return the meaning of every reason of a run by `stage/reason`; stages and rules of the recipe included."""
-    known = declared_reasons({name: table.manifest for name, table in current_tables(run).items()})
-    return {f"{stage}/{reason}": meaning for stage, reasons in known.items() for reason, meaning in reasons.items()}
+    """Return the meaning of every reason of a run by `stage/reason`, with the errors of the stages of its recipe."""
+    tables = {name: table.manifest for name, table in current_tables(run).items()}
+    failures = failures_of(manifest.run.notes for manifest in tables.values())
+    failed = {f"{stage}/{FAILED}": failures.describe(stage) for stage in failures.stages()}
+    known = declared_reasons(tables)
+    meanings = {f"{stage}/{reason}": text for stage, reasons in known.items() for reason, text in reasons.items()}
+    return meanings | own_reasons(tables) | failed
+
+
+def own_reasons(tables: Mapping[str, Manifest]) -> dict[str, str]:
+    """Return the meanings of the reasons that a recipe declares, by `stage/reason`, errors of its stages included.
+
+    `tables` are manifests of the run; those of `documents` and `verdicts` have declarations.
+    """
+    known, built_in = declared_reasons(tables), declared_reasons({})
+    own = {
+        f"{stage}/{reason}": meaning
+        for stage, reasons in known.items()
+        for reason, meaning in reasons.items()
+        if reason not in built_in.get(stage, {})
+    }
+    failed = {f"{stage}/{reason}": text for stage in _declared_stages(tables) for reason, text in EVERY_STAGE.items()}
+    return own | failed
 
 
 def declared_columns(tables: Mapping[str, Manifest]) -> pa.Schema:
@@ -278,7 +300,7 @@ def _recipe_stages(recipe: Recipe) -> tuple[PerDocument, ...]:
     problems: list[str] = []
     stages: list[PerDocument] = []
     rows = pa.schema([column for column in DOCUMENT_COLUMNS if column.name not in VERDICT_COLUMNS])
-    unmeasured = dict(_unmeasured(recipe)).keys() | _unmeasured_signals(recipe)
+    unmeasured = unmeasured_columns(recipe).keys()
     for config in recipe.section(SECTION, StagesConfig).stages:
         where = f"[[{SECTION}]] {config.name}"
         if config.name == TAKEDOWN:
@@ -295,9 +317,11 @@ def _recipe_stages(recipe: Recipe) -> tuple[PerDocument, ...]:
     return tuple(stages)
 
 
-def _unmeasured_signals(recipe: Recipe) -> set[str]:
-    families = _quality(recipe).families
-    return {signal.name for name, signals in SIGNALS_OF.items() if name not in families for signal in signals}
+def unmeasured_columns(recipe: Recipe) -> dict[str, str]:
+    """Return the columns of `documents` and `scores` that are null in every row with this recipe, with the fix."""
+    families = {name: signals for name, signals in SIGNALS_OF.items() if name not in _quality(recipe).families}
+    fixes = {signal.name: f"Add {name!r} to quality.families" for name, own in families.items() for signal in own}
+    return dict(_unmeasured(recipe)) | fixes
 
 
 def _unmeasured(recipe: Recipe) -> Iterator[tuple[str, str]]:

@@ -7,9 +7,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from pipeline.engine.failures import failures_of
 from pipeline.engine.progress import largest, reasons_text, without_earlier_drops
 from pipeline.engine.step import add_figures
-from pipeline.stages import STEPS
+from pipeline.quality.stage import QUALITY
+from pipeline.stages import STEPS, own_reasons
 from schemas.manifest import Manifest, current_tables
 from schemas.storage import Store
 from schemas.tables import LATER_VERDICTS
@@ -41,10 +43,12 @@ class Summary:
         return "\n".join(["next:", *text_table(self.next, indent="  ")])
 
 
-def closing_summary(run: Store, until: str | None, seconds: float, rest: str | None = None) -> Summary:
+def closing_summary(
+    run: Store, until: str | None, seconds: float, rest: str | None = None, more: Sequence[tuple[str, str]] = ()
+) -> Summary:
     """Return the summary of a run folder after its steps up to `until` (None: all) were run in `seconds` [s].
 
-    `rest`: the command line that runs all steps; None after a run of all steps.
+    `rest`: the command line that runs all steps; None after a run of all steps. `more`: further (label, text) rows.
     """
     names = [step.name for step in STEPS]
     shown = names[: names.index(until) + 1] if until else names
@@ -56,6 +60,7 @@ def closing_summary(run: Store, until: str | None, seconds: float, rest: str | N
     rows.append(("written", f"{run.uri} ({len(tables)} tables, {format_bytes(size)})"))
     rows.append(("dataset", tables[DATASET].folder.uri if DATASET in tables else ""))
     title = f"{'run' if until is None else f'stage {until}'} complete in {format_duration(seconds)}"
+    rows += [*more, *(("warning", text) for text in _warnings(manifests))]
     lines = (title, *text_table([row for row in rows if row[1]], indent="  "))
     return Summary(lines, tuple(_next_commands(run, manifests, rest)))
 
@@ -80,7 +85,12 @@ def _documents(manifests: Mapping[str, Manifest]) -> str:
 
 def _dropped(manifests: Mapping[str, Manifest]) -> str:
     whole = manifests["documents"].content.counts.rows_in if "documents" in manifests else 0
-    return reasons_text(drops_of_run(manifests), whole)
+    return reasons_text(drops_of_run(manifests), whole, own_reasons(manifests))
+
+
+def _warnings(manifests: Mapping[str, Manifest]) -> list[str]:
+    """Return a sentence about each stage that raised errors on documents."""
+    return failures_of(manifest.run.notes for manifest in manifests.values()).warnings()
 
 
 def _token_rows(manifests: Mapping[str, Manifest]) -> list[tuple[str, str]]:
@@ -105,7 +115,10 @@ def _next_commands(run: Store, manifests: Mapping[str, Manifest], rest: str | No
     folder = shlex.quote(run.uri)
     commands = []
     dropped = drops_of_run(manifests)
-    readable = [name for name in dropped if not name.startswith(WITHOUT_TEXT)] or [*dropped]
+    own = own_reasons(manifests)
+    # Rules of quality are those that a user may want to change; other drops, such as languages, are mostly intended.
+    rules = [name for name in dropped if name in own or name.startswith(f"{QUALITY.name}/")]
+    readable = rules or [name for name in dropped if not name.startswith(WITHOUT_TEXT)] or [*dropped]
     if readable:
         rule = readable[0].partition("/")[2]
         command = f"penstock show {folder} --where {shlex.quote(f'drop_rule = {rule}')} --limit 5 --text"

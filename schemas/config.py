@@ -8,6 +8,7 @@ file enters the fingerprint, not the path. One error reports all wrong names, ea
 
 import argparse
 import difflib
+import shlex
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, ClassVar, TypeVar, get_args
@@ -17,6 +18,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from schemas.errors import ConfigError
 
 S = TypeVar("S", bound="Section")
+_WORD = "letters, digits, dots, _ and -, the first one a letter or digit"
+PATTERNS: Mapping[str, str] = {
+    r"^[a-z][a-z0-9_]{0,59}$": "lower-case letters, digits and _, the first one a letter, at most 60 characters",
+    r"^[A-Za-z0-9][A-Za-z0-9._-]*$": _WORD,
+    r"^[A-Za-z0-9][A-Za-z0-9._-]{0,23}$": f"{_WORD}, at most 24 characters",
+    "^([0-9a-f]{64})?$": "64 hexadecimal digits",
+}
+"""What the patterns of settings allow, in words."""
 SHOWN_NAMES = 40
 """Maximum number of valid names that an error lists."""
 
@@ -120,11 +129,16 @@ def suggest_name(name: str, valid: Iterable[str]) -> str:
 
 
 def build_recipe(
-    raw: Mapping[str, Any], kinds: Mapping[str, type[Section]], where: str, wrong: Sequence[str] = ()
+    raw: Mapping[str, Any],
+    kinds: Mapping[str, type[Section]],
+    where: str,
+    wrong: Sequence[str] = (),
+    overridden: Set[str] = frozenset(),
 ) -> Recipe:
     """Return the recipe of the values `raw`, validated by the section classes `kinds`.
 
-    Raises ConfigError that lists every wrong setting, after those in `wrong`.
+    `overridden`: the settings `section.key` that `--set` sets, which an error names as such. Raises ConfigError that
+    lists every wrong setting, after those in `wrong`.
     """
     problems = list(wrong)
     sections: dict[str, Section] = {}
@@ -133,7 +147,12 @@ def build_recipe(
         if name not in kinds:
             problems.append(f"[{name}]: no such section{suggest_name(name, kinds)}")
         elif not isinstance(values, Mapping):
-            problems.append(f"{name}: expected a section [{name}], got the value {values!r}")
+            is_array = isinstance(values, list) and values and isinstance(values[0], Mapping)
+            got = f"tables [[{name}]]. Write [{name}]" if is_array else f"the value {values!r}"
+            problems.append(f"{name}: expected a section [{name}], got {got}")
+        elif kinds[name].array and values and kinds[name].array not in values:
+            problems.append(f"{name}: expected tables [[{name}]], got one table [{name}]. Write [[{name}]]")
+            raw[name] = {}  # its keys are no problem of their own
     for name, kind in kinds.items():
         values = raw.get(name, {})
         if not isinstance(values, Mapping):
@@ -141,7 +160,7 @@ def build_recipe(
         try:
             sections[name] = kind.model_validate(dict(values))
         except ValidationError as error:
-            problems.extend(_problem(name, kind, item) for item in error.errors())
+            problems.extend(_problem(name, kind, item, overridden) for item in error.errors())
     for name, section in sections.items():
         problems += [
             f"[[{name}]] {table.name}: expected a name that no section has, got {table.name!r}. Rename it."
@@ -149,10 +168,12 @@ def build_recipe(
             if table.name in kinds
         ]
     if problems:
+        given = all(problem.startswith("--") for problem in problems)
+        fix = "Correct the options" if given else "Correct them in the recipe, or with --set and --unset"
         raise ConfigError(
-            f"{where}: expected valid settings, got {len(problems)} wrong:\n  "
+            f"{'command line' if given else where}: expected valid settings, got {len(problems)} wrong:\n  "
             + "\n  ".join(problems)
-            + "\nNothing was started. Correct them in the recipe, or with --set and --unset."
+            + f"\nNothing was started. {fix}."
         )
     return Recipe(sections)
 
@@ -162,17 +183,25 @@ def _as_section(values: Any, kind: type[Section] | None) -> Any:
     return {kind.array: values} if kind is not None and kind.array and isinstance(values, list) else values
 
 
-def _problem(section: str, kind: type[Section], item: Any) -> str:
-    """Return one of pydantic's validation errors in a section as a line of text."""
+def _problem(section: str, kind: type[Section], item: Any, overridden: Set[str]) -> str:
+    """Return one of pydantic's validation errors in a section as a line of text, with `--set` if that is its place."""
     field = ".".join(str(part) for part in item["loc"])
-    if item["type"] == "extra_forbidden":
-        return f"{section}.{field}: no such key{suggest_name(str(item['loc'][-1]), _fields_at(kind, item['loc']))}"
+    option = "--set " if item["loc"] and f"{section}.{item['loc'][0]}" in overridden else ""
+    where, value = f"{option}{section}.{field}", item.get("input")
+    match item["type"]:
+        case "extra_forbidden":
+            return f"{where}: no such key{suggest_name(str(item['loc'][-1]), _fields_at(kind, item['loc']))}"
+        case "missing":
+            return f"{where}: expected a value, got none. Set `{item['loc'][-1]}`"
+        case "string_pattern_mismatch" if item["ctx"]["pattern"] in PATTERNS:
+            return f"{where}: expected {PATTERNS[item['ctx']['pattern']]}, got {value!r}"
+        case "tuple_type" | "list_type" if isinstance(value, Mapping):
+            return f"{where}: expected tables [[{section}.{field}]], got one table. Write [[{section}.{field}]]"
     message = item["msg"].removeprefix("Value error, ")
-    states_value = item["type"] == "missing" or ", got " in message
-    got = "" if states_value else f", got {item.get('input')!r}"
-    if isinstance(item.get("input"), str) and item["type"] in ("dict_type", "tuple_type", "list_type"):
+    got = "" if ", got " in message else f", got {value!r}"
+    if isinstance(value, str) and item["type"] in ("dict_type", "tuple_type", "list_type"):
         got += " (not TOML: put quotes around names of tables and around texts inside lists)"
-    return f"{section}.{field}: {message}{got}" if field else f"[{section}]: {message}"
+    return f"{where}: {message}{got}" if field else f"[{section}]: {message}"
 
 
 def _fields_at(kind: type[Section], path: tuple[int | str, ...]) -> Iterable[str]:
@@ -243,7 +272,7 @@ def load_recipe(
     wrong: list[str] = []
     given: dict[str, list[str]] = {}
     for override in overrides:
-        section, key, value = _parse_override(override)
+        section, key, value = _parse_override(override, kinds)
         if isinstance(override, Unset):
             wrong += _unknown_key(section, key, kinds)
             if isinstance(values.get(section), dict):
@@ -254,10 +283,11 @@ def load_recipe(
         if isinstance(target, dict):
             target[key] = parse_value(value)
     notes = [note for section, keys in given.items() for note in _drop_replaced(values, kinds, section, keys)]
-    return Recipe(build_recipe(values, kinds, where, wrong), notes)
+    overridden = {f"{section}.{key}" for section, keys in given.items() for key in keys}
+    return Recipe(build_recipe(values, kinds, where, wrong, overridden), notes)
 
 
-def _parse_override(override: str) -> tuple[str, str, str]:
+def _parse_override(override: str, kinds: Mapping[str, type[Section]]) -> tuple[str, str, str]:
     """Return the section, key and value of an override; the value of an `Unset` is empty."""
     path, equals, value = override.partition("=")
     section, dot, key = path.strip().partition(".")
@@ -267,9 +297,11 @@ def _parse_override(override: str) -> tuple[str, str, str]:
                 f"--unset: expected section.key, got {str(override)!r}. Write it as --unset quality.min_words."
             )
     elif not (equals and dot and section and key):
-        raise ConfigError(
-            f"--set: expected section.key=value, got {override!r}. Write it as --set quality.min_words=30."
-        )
+        example = "--set quality.min_words=30"
+        if equals and section in kinds and not key:
+            named = kinds[section].array or next(iter(kinds[section].model_fields))
+            example = f"--set {shlex.quote(f'{section}.{named}={value}')}"
+        raise ConfigError(f"--set: expected section.key=value, got {override!r}. Write it as {example}.")
     return section, key, value
 
 

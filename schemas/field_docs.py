@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+import pyarrow as pa
 from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from schemas.config import Section
+from schemas.tables import value_type
 
 UNSET = "unset"
 """How the value None, an absent key, is written."""
@@ -73,7 +75,7 @@ def _setting(name: str, info: FieldInfo) -> SettingDoc:
         key=name,
         type=type_text(info.annotation),
         default=toml_value(info.get_default(call_default_factory=True)) if not info.is_required() else UNSET,
-        range=range_text(info.metadata),
+        range=range_text(info.metadata, "character" if _is_text(info.annotation) else "item"),
         unit=unit.group(1) if unit else "",
         meaning=meaning,
         role=role,
@@ -120,8 +122,16 @@ def _plural(kind: str) -> str:
     return {"whole number": "whole numbers", "number": "numbers", "text": "texts", "table": "tables"}.get(kind, kind)
 
 
-def range_text(metadata: list[Any]) -> str:
-    """Return the constraints of a field in words, such as `1 to 16`, `above 0` or `at least 1 item`."""
+def _is_text(annotation: Any) -> bool:
+    kinds = [argument for argument in get_args(annotation) if argument is not type(None)] or [annotation]
+    return all(kind is str for kind in kinds)
+
+
+def range_text(metadata: list[Any], counted: str = "item") -> str:
+    """Return the constraints of a field in words, such as `1 to 16`, `above 0` or `at least 1 item`.
+
+    `counted` is what a length counts.
+    """
     low: list[str] = []
     high: list[str] = []
     lengths: list[str] = []
@@ -136,12 +146,45 @@ def range_text(metadata: list[Any]) -> str:
             case Lt(lt=bound):
                 high.append(f"below {bound}")
             case MinLen(min_length=bound):
-                lengths.append(f"at least {bound} item{'s' if bound != 1 else ''}")
+                lengths.append(f"at least {bound} {counted}{'s' if bound != 1 else ''}")
             case MaxLen(max_length=bound):
-                lengths.append(f"at most {bound} item{'s' if bound != 1 else ''}")
+                lengths.append(f"at most {bound} {counted}{'s' if bound != 1 else ''}")
     if low and high and low[0].startswith("at least ") and high[0].startswith("at most "):
         return f"{low[0].removeprefix('at least ')} to {high[0].removeprefix('at most ')}"
     return ", ".join([*low, *high, *lengths])
+
+
+@dataclass(frozen=True)
+class ColumnDoc:
+    """One column of a table."""
+
+    name: str
+    type: str
+    """The Arrow type in short, such as `entries of int32`."""
+    meaning: str
+    unit: str
+    """Empty = none."""
+
+
+def describe_columns(schema: pa.Schema) -> list[ColumnDoc]:
+    """Return the columns of a schema with the meanings and units in its metadata."""
+    docs = []
+    for column in schema:
+        about = {key.decode(): value.decode() for key, value in (column.metadata or {}).items()}
+        docs.append(ColumnDoc(column.name, arrow_text(column.type), about.get("meaning", ""), about.get("unit", "")))
+    return docs
+
+
+def arrow_text(kind: pa.DataType) -> str:
+    """Return an Arrow type in short."""
+    inside = value_type(kind)
+    if inside is not None:
+        return f"entries of {arrow_text(inside)}"
+    if pa.types.is_list(kind):
+        return f"list of {arrow_text(kind.value_type)}"
+    if pa.types.is_struct(kind):
+        return "(" + ", ".join(f"{each.name}: {arrow_text(each.type)}" for each in kind) + ")"
+    return str(kind).replace("fixed_size_binary", "binary")
 
 
 def toml_value(value: Any) -> str:

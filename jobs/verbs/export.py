@@ -15,6 +15,7 @@ from pipeline.engine.spark import run_tasks
 from pipeline.export.card import CardText, published_recipe
 from pipeline.export.export import (
     DATASET_FORMAT,
+    ZSTD,
     ExportOptions,
     PreparedExport,
     Runner,
@@ -24,6 +25,8 @@ from pipeline.export.export import (
     prepare_table_export,
 )
 from pipeline.export.export import FORMATS as TEXT_FORMATS
+from pipeline.export.shards import COMPRESSIONS
+from pipeline.stages import unmeasured_columns
 from schemas.config import Recipe
 from schemas.errors import ConfigError
 from schemas.storage import Store
@@ -49,6 +52,7 @@ OPTIONS = {
     "signals": TEXT_FORMATS,
     "where": TEXT_FORMATS,
     "shard_size": TEXT_FORMATS,
+    "compression": ("jsonl",),
     "name": (DATASET_FORMAT,),
     "licence": (DATASET_FORMAT,),
     "creator": (DATASET_FORMAT,),
@@ -75,6 +79,9 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shard-size", metavar="SIZE", help=f"text of a shard before compression, such as 1GB; default {DEFAULT_SHARD}"
     )
+    parser.add_argument(
+        "--compression", choices=[*COMPRESSIONS], help=f"jsonl: compression of the files; default {ZSTD}"
+    )
     parser.add_argument("--step", type=int, help="huggingface: step of the checkpoint; default: the last")
     parser.add_argument("--name", help="huggingface-dataset: name of the dataset; default: that of the folder")
     parser.add_argument(
@@ -99,8 +106,8 @@ def export_command(arguments: Arguments) -> int:
         return _export_table(arguments, run, out, recipe)
     signals = tuple(name.strip() for name in (arguments.signals or "").split(",") if name.strip())
     size = parse_size(DEFAULT_SHARD if arguments.shard_size is None else arguments.shard_size)
-    options = ExportOptions(arguments.format, signals, arguments.where, size)
-    prepared = prepare_export(run, out, options)
+    options = ExportOptions(arguments.format, signals, arguments.where, size, arguments.compression or ZSTD)
+    prepared = prepare_export(run, out, options, unmeasured_columns(recipe))
     given = {name: value for name in ("licence", "creator", "url") if (value := getattr(arguments, name)) is not None}
     name = arguments.name or out.uri.rstrip("/").rpartition("/")[2]
     text = CardText(name=name, recipe=published_recipe(recipe), **given)
@@ -139,7 +146,9 @@ def parse_size(text: str) -> int:
 
 
 def _export_table(arguments: Arguments, run: Store, out: Store, recipe: Recipe) -> int:
-    prepared: PreparedExport = prepare_table_export(run, arguments.table, out, arguments.format)
+    prepared: PreparedExport = prepare_table_export(
+        run, arguments.table, out, arguments.format, arguments.compression or ZSTD
+    )
     if arguments.table == "text":
         print("export: the table `text` is raw and may hold personal data", file=sys.stderr)
     manifest = _in_spark(recipe, arguments.verbose, lambda run_all: export_table(run, prepared, run_all))

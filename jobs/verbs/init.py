@@ -1,16 +1,21 @@
-"""`penstock init`: a commented recipe for some input files, from flags or from questions on a terminal."""
+"""`penstock init`: a commented recipe for some input files, from flags or from questions on a terminal.
+
+Without `--from`, the recipe has the common settings with their defaults. With `--from RECIPE`, it is the text of that
+recipe with other sources, languages and tokenizer: its comments stay, and keys without a comment get one.
+"""
 
 import argparse
 import shlex
 import sys
 import textwrap
+import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from jobs.arguments import Command
-from jobs.recipe import recipe_sections
+from jobs.recipe import read_values, recipe_file, recipe_sections, shipped_recipes
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.first_rows import FieldSample, fields_of, suggest_text_field
 from pipeline.sources.splits import find_splits
@@ -62,13 +67,28 @@ class Answers:
 
     paths: tuple[str, ...] = ()
     name: str = "web"
+    """Name of the source; empty keeps that of `base`."""
     languages: tuple[str, ...] = ()
-    """Languages to keep; empty keeps all."""
+    """Languages to keep; empty keeps all, or those of `base`."""
     tokenizer: str | None = None
     """An existing tokenizer file; None trains a tokenizer."""
     vocab_size: int | None = None
     fields: dict[str, str] = field(default_factory=dict)
     """Settings of `[source]` that name fields of the rows."""
+    base: str | None = None
+    """The recipe to start from: a name or a file; None: the defaults."""
+
+    def settings(self) -> dict[str, dict[str, object]]:
+        """Return the settings that were answered, by section."""
+        name = {"name": self.name} if self.name or self.base is None else {}
+        values: dict[str, dict[str, object]] = {
+            "source": {**name, "paths": list(self.paths), **self.fields},
+            "language": {"languages": list(self.languages)} if self.languages or self.base is None else {},
+            "tokenizer": {"model": self.tokenizer} if self.tokenizer is not None else {},
+        }
+        if self.vocab_size is not None:
+            values["tokenizer"]["vocab_size"] = self.vocab_size
+        return values
 
 
 def add_init_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,9 +97,18 @@ def add_init_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--source", nargs="+", metavar="PATH", help="input files or patterns; without it, questions are asked"
     )
-    parser.add_argument("--name", help="name of the source; default web")
     parser.add_argument(
-        "--language", action="append", metavar="CODE", help="language to keep, such as en; may be repeated; default all"
+        "--from",
+        dest="base",
+        metavar="RECIPE",
+        help=f"start from a recipe with all of its settings: a file, or one of {', '.join(shipped_recipes())}",
+    )
+    parser.add_argument("--name", help="name of the source; default web, or that of --from")
+    parser.add_argument(
+        "--language",
+        action="append",
+        metavar="CODE",
+        help="language to keep, such as en; may be repeated; default all, or those of --from",
     )
     parser.add_argument("--tokenizer", metavar="FILE", help="an existing tokenizer; default: one is trained")
     parser.add_argument("--vocab-size", type=int, metavar="N", help="vocabulary of the trained tokenizer")
@@ -96,14 +125,17 @@ def init_command(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"init: expected an existing folder, got {path.absolute().parent}. Create the folder.")
     given = Answers(
         tuple(arguments.source or ()),
-        arguments.name or "web",
+        arguments.name or ("" if arguments.base else "web"),
         tuple(arguments.language or ()),
         arguments.tokenizer,
         arguments.vocab_size,
+        base=arguments.base,
     )
+    if given.base is not None:
+        read_values(given.base)  # reports a recipe that does not exist before any question
     answers = given if given.paths else ask(given, arguments.name is None)
     answers, notes = with_fields(answers)
-    text = recipe_text(answers)
+    text = recipe_text(answers) if answers.base is None else rewritten(answers.base, answers)
     check(text, str(path))
     with path.open("x", encoding="utf-8") as stream:
         stream.write(text)
@@ -126,9 +158,11 @@ def ask(given: Answers, asks_name: bool) -> Answers:
         paths = _asked("At least one file or pattern is needed")
     answers = replace(given, paths=tuple(words))
     if asks_name:
-        answers = replace(answers, name=_asked("Name of the source [web]") or "web")
+        usual = given.name or "that of the recipe"
+        answers = replace(answers, name=_asked(f"Name of the source [{usual}]") or given.name)
     if not given.languages:
-        languages = _asked("Languages to keep, such as en de (empty: all)")
+        usual = "all" if given.base is None else "those of the recipe"
+        languages = _asked(f"Languages to keep, such as en de (empty: {usual})")
         answers = replace(answers, languages=tuple(languages.replace(",", " ").split()))
     if given.tokenizer is None and given.vocab_size is None:
         answers = replace(answers, tokenizer=_asked("File of an existing tokenizer (empty: train one)") or None)
@@ -185,19 +219,13 @@ def _named(fields: dict[str, FieldSample], default: str, names: Sequence[str]) -
 
 def recipe_text(answers: Answers) -> str:
     """Return the recipe as TOML: what was asked for is set, other common settings are comments with their default."""
-    values: dict[str, dict[str, object]] = {
-        "source": {"name": answers.name, "paths": list(answers.paths), **answers.fields},
-        "language": {"languages": list(answers.languages)},
-        "tokenizer": {"model": answers.tokenizer} if answers.tokenizer is not None else {},
-    }
-    if answers.vocab_size is not None:
-        values["tokenizer"]["vocab_size"] = answers.vocab_size
+    values = answers.settings()
     kinds = recipe_sections()
     has_fields = bool(answers.fields)
     blocks = [
         "# A recipe of Penstock, written by `penstock init`. A line that starts with `# ` and a key shows the default\n"
         "# or an example. Remove the `# ` to set the key. `penstock settings` prints all sections, and\n"
-        "# `penstock settings SECTION` the keys of a section."
+        "# `penstock settings SECTION` the keys of a section. `penstock init --from web` starts from the recipe `web`."
     ]
     for name, keys in SHOWN.items():
         documented = {setting.key: setting for setting in settings_of_section(kinds[name])}
@@ -220,6 +248,103 @@ def _setting_lines(section: str, setting: SettingDoc, values: dict[str, object])
     return [_comment(about), f"# {setting.key} = {setting.default}"]
 
 
+@dataclass
+class _Key:
+    """A key of a recipe's text: its section, its lines, and whether a comment is above it."""
+
+    section: str
+    name: str
+    first: int
+    end: int
+    has_comment: bool
+
+
+def rewritten(base: str, answers: Answers) -> str:
+    """Return the text of a recipe with the answered settings in place of its own, and a comment at each key.
+
+    Raises ConfigError if the recipe has no tables `[section]` in which the settings can be replaced.
+    """
+    kinds, path = recipe_sections(), recipe_file(base)
+    values = answers.settings()
+    expected = {name: dict(own) if isinstance(own, dict) else own for name, own in read_values(base).items()}
+    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    for section, own in values.items():
+        current = expected.setdefault(section, {}) if own else {}
+        removed = {name for key in own for name in kinds[section].REPLACES.get(key, ()) if name not in own}
+        for name in sorted(removed & current.keys()):
+            del current[name]
+            lines = _without_key(lines, section, name)
+        for name, value in own.items():
+            current[name] = value
+            lines = _with_key(lines, section, name, value)
+    title = f"Written by `penstock init --from {base}`, with other files, languages or tokenizer than this recipe:"
+    text = "\n".join([_comment(title), "#", *lines]) + "\n"
+    if not _is_toml(text) or parse_recipe(text, path) != expected:
+        raise ConfigError(
+            f"init --from {base}: expected settings in tables such as [source], got {path}, which writes them in "
+            "another form. Copy the file, and change it by hand."
+        )
+    return _with_comments(text)
+
+
+def _keys(lines: Sequence[str]) -> list[_Key]:
+    """Return the keys of the tables `[section]` of a recipe, and the header of each table as a key without a name."""
+    keys: list[_Key] = []
+    section, number = "", 0
+    while number < len(lines):
+        line, end = lines[number].strip(), number + 1
+        if line.startswith("["):
+            section = line.partition("#")[0].strip().strip("[]").strip()
+            keys.append(_Key(section, "", number, end, True))
+        elif line and not line.startswith("#"):
+            while not _is_toml("\n".join(lines[number:end])) and end < len(lines):
+                end += 1  # a value of several lines
+            above = lines[number - 1].strip() if number else ""
+            keys.append(_Key(section, line.partition("=")[0].strip(), number, end, above.startswith("#")))
+        number = end
+    return keys
+
+
+def _is_toml(text: str) -> bool:
+    try:
+        tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return False
+    return True
+
+
+def _with_key(lines: list[str], section: str, name: str, value: object) -> list[str]:
+    """Return the lines of a recipe in which a section sets a key."""
+    line, keys = f"{name} = {toml_value(value)}", _keys(lines)
+    for key in keys:
+        if (key.section, key.name) == (section, name):
+            return [*lines[: key.first], line, *lines[key.end :]]
+    header = next((key for key in keys if (key.section, key.name) == (section, "")), None)
+    if header is None:
+        return [*lines, "", f"[{section}]", line]
+    return [*lines[: header.end], line, *lines[header.end :]]
+
+
+def _without_key(lines: list[str], section: str, name: str) -> list[str]:
+    """Return the lines of a recipe without a key of a section."""
+    keys = [key for key in _keys(lines) if (key.section, key.name) == (section, name)]
+    return [*lines[: keys[0].first], *lines[keys[0].end :]] if keys else lines
+
+
+def _with_comments(text: str) -> str:
+    """Return the text of a recipe with a comment at each key of a section that has none, and at each section."""
+    lines, kinds = text.splitlines(), recipe_sections()
+    for key in reversed(_keys(lines)):
+        if key.section not in kinds or kinds[key.section].array:
+            continue
+        documented = {setting.key: setting for setting in settings_of_section(kinds[key.section])}
+        if key.name in documented and not key.has_comment:
+            lines[key.first : key.first] = _comment(f"{documented[key.name].first_sentence}.").splitlines()
+        elif not key.name:
+            lines[key.first : key.first] = _comment(summary_of(kinds[key.section])).splitlines()
+    return "\n".join(lines) + "\n"
+
+
 def _comment(text: str) -> str:
     return textwrap.fill(text, WIDTH, initial_indent="# ", subsequent_indent="# ", break_long_words=False)
 
@@ -230,5 +355,7 @@ def check(text: str, where: str) -> None:
 
 
 COMMANDS = {
-    "init": Command((add_init_arguments,), init_command, "init recipe.toml --source 'crawl/*.warc.gz' --language en"),
+    "init": Command(
+        (add_init_arguments,), init_command, "init recipe.toml --from web --source 'crawl/*.warc.gz' --language en"
+    ),
 }

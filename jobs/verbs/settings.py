@@ -5,21 +5,34 @@ import json
 import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from jobs.arguments import Command
-from jobs.recipe import recipe_sections
+from jobs.recipe import read_values, recipe_file, recipe_sections, shipped_recipes
 from pipeline.quality.limits import LIMIT_NAMES, default_limit
-from pipeline.stages import STEPS
+from pipeline.stages import DOCUMENT_COLUMNS, STEPS
 from pipeline.stages import sections as data_sections
-from schemas.config import Section, suggest_name
+from schemas.config import Section, build_recipe, suggest_name
 from schemas.errors import ConfigError
-from schemas.field_docs import SettingDoc, settings_of_section, summary_of
+from schemas.field_docs import (
+    ColumnDoc,
+    SettingDoc,
+    describe_columns,
+    settings_of_section,
+    summary_of,
+    toml_value,
+)
+from schemas.tables import TABLES
 from schemas.text import text_table
+from schemas.tokens import BY_URL, SHARD_DOCS, shard_schema
+from schemas.versions import DATASET
 
 GROUP = "data"
 VERBS = {
-    "settings": "Print every setting. Each has a type, a default, a unit and a meaning.",
+    "settings": "Print every setting, or columns of tables. Each setting has a type, a default, a unit and a meaning.",
 }
 
 WIDTH = 110
@@ -29,12 +42,30 @@ EFFECTS = {
 }
 """What a changed value reruns, for settings for which the role does not say it."""
 Sections = Mapping[str, type[Section]]
+NO_VALUES: Mapping[str, str] = {}
+DATASET_FILES: Mapping[str, pa.Schema] = {
+    "Token shard": shard_schema("uint16"),
+    "Document index of a shard": SHARD_DOCS,
+    "Index by URL": BY_URL,
+}
+"""The columns of the files of the token dataset, which are Arrow IPC files."""
 
 
 def add_settings_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `settings`."""
     parser.add_argument(
-        "name", nargs="?", metavar="SECTION[.KEY]", help="a section, or one key; without it, the sections are listed"
+        "name",
+        nargs="?",
+        metavar="SECTION[.KEY] or RECIPE",
+        help="a section, one key, or a recipe (its name or file), of which the settings that it makes are printed; "
+        "without it, the sections are listed",
+    )
+    parser.add_argument(
+        "--columns",
+        nargs="?",
+        const="",
+        metavar="TABLE",
+        help="print the columns of a table, such as documents; without a name, the tables are listed",
     )
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print JSON")
@@ -42,7 +73,12 @@ def add_settings_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def settings_command(arguments: argparse.Namespace) -> int:
-    """Print the sections of a recipe, the keys of one section, or one key."""
+    """Print the sections of a recipe, the keys of one section, one key, the settings of a recipe, or columns."""
+    if arguments.columns is not None:
+        return _print_columns(arguments)
+    recipe = recipe_file(arguments.name) if arguments.name is not None else ""
+    if Path(recipe).is_file() and arguments.name not in recipe_sections():
+        return _print_recipe(arguments, recipe)
     chosen = choose(arguments.name, recipe_sections())
     if arguments.json:
         print(json.dumps({name: section_json(name, *found) for name, found in chosen.items()}, indent=1))
@@ -54,6 +90,82 @@ def settings_command(arguments: argparse.Namespace) -> int:
     else:
         print("\n\n".join(section_text(name, *found) for name, found in chosen.items()))
     return 0
+
+
+def _print_recipe(arguments: argparse.Namespace, path: str) -> int:
+    """Print the settings that a recipe makes, with their values and meanings."""
+    name, read = arguments.name, read_values(path)
+    example = {**read, "source": {"paths": ["x"], **read.get("source", {})}}  # a shipped recipe names no files
+    build_recipe(example, recipe_sections(), f"recipe {name}")
+    documented = choose(None, recipe_sections())
+    texts: list[str] = []
+    content: dict[str, Any] = {}
+    for section, own in read.items():
+        kind, settings = documented[section]
+        for table in own if isinstance(own, list) else [own]:
+            values = {key: toml_value(value) for key, value in table.items()}
+            found = kind, tuple(item for item in settings if item.key in table)
+            write = section_markdown if arguments.markdown else section_text
+            texts.append(write(section, *found, values))
+            content[f"{section}.{table['name']}" if isinstance(own, list) else section] = section_json(
+                section, *found, values
+            )
+    title = f"{name} ({path}) makes these settings. `penstock init FILE.toml --from {name}` writes it as your own."
+    if arguments.json:
+        print(json.dumps(content, indent=1))
+    else:
+        print("\n\n".join([*([] if arguments.markdown else ["\n".join(_wrapped(title, ""))]), *texts]))
+    return 0
+
+
+def _print_columns(arguments: argparse.Namespace) -> int:
+    """Print the tables of a run, or the columns of one table and of its files."""
+    if arguments.name is not None:
+        raise ConfigError(
+            f"settings --columns: expected no section, got {arguments.name!r}. Name a table: `penstock settings "
+            f"--columns {arguments.name}`."
+        )
+    schemas = table_schemas(arguments.columns)
+    if arguments.json:
+        print(json.dumps({name: [asdict(doc) for doc in docs] for name, docs in schemas.items()}, indent=1))
+    elif arguments.markdown:
+        for name, docs in schemas.items():
+            rows = [f"| `{doc.name}` | {doc.type} | {doc.meaning} | {doc.unit} |" for doc in docs]
+            print("\n".join([f"## {name}", "", "| column | type | meaning | unit |", "|---|---|---|---|", *rows, ""]))
+    elif not arguments.columns:
+        print("\n".join(text_table([(name, f"{table.meaning}.") for name, table in TABLES.items()])))
+        print("\npenstock settings --columns TABLE prints the columns of a table.")
+    else:
+        for name, docs in schemas.items():
+            print(f"{name}")
+            for doc in docs:
+                unit = f" [{doc.unit}]" if doc.unit else ""
+                print(f"  {doc.name}  ({doc.type}){unit}", *_wrapped(doc.meaning, " " * 6), sep="\n")
+    return 0
+
+
+def table_schemas(name: str) -> dict[str, list[ColumnDoc]]:
+    """Return the columns of a table by its name and those of its files; with an empty name, of all tables.
+
+    Raises ConfigError with the most similar name if there is no such table.
+    """
+    if name and name not in TABLES:
+        raise ConfigError(
+            f"settings --columns: expected a table, got {name!r}{suggest_name(name, TABLES)}. "
+            "Run `penstock settings --columns`, which lists the tables."
+        )
+    schemas = {table: TABLES[table].schema for table in ([name] if name else TABLES)}
+    if "documents" in schemas:
+        schemas["documents"] = DOCUMENT_COLUMNS
+    found = {table: describe_columns(schema) for table, schema in schemas.items() if schema is not None}
+    if DATASET in schemas:
+        found |= {f"{DATASET}: {file}": describe_columns(schema) for file, schema in DATASET_FILES.items()}
+    if not found:
+        raise ConfigError(
+            f"settings --columns: expected a table with columns, got {name!r}, which has files of other kinds. "
+            "Name another table."
+        )
+    return found
 
 
 Chosen = tuple[type[Section], tuple[SettingDoc, ...]]
@@ -87,9 +199,9 @@ def choose(name: str | None, sections: Sections) -> dict[str, Chosen]:
             f"Run `penstock settings {section}`, which lists the keys."
         )
     keys = [f"{place}.{item.key}" for place, (_, items) in documented.items() for item in items]
-    names = [*documented, *(keys if dot else (item.partition(".")[2] for item in keys))]
+    names = [*documented, *shipped_recipes(), *(keys if dot else (item.partition(".")[2] for item in keys))]
     raise ConfigError(
-        f"settings: expected a section or a key, got {name!r}{suggest_name(name, set(names))}. "
+        f"settings: expected a section, a key or a recipe, got {name!r}{suggest_name(name, set(names))}. "
         "Run `penstock settings`, which lists the sections."
     )
 
@@ -128,19 +240,21 @@ def facts(setting: SettingDoc) -> str:
     return ", ".join(filter(None, (setting.type, setting.range))) + (f" [{setting.unit}]" if setting.unit else "")
 
 
-def section_text(name: str, kind: type[Section], settings: tuple[SettingDoc, ...]) -> str:
-    """Return a section and some of its settings as text."""
+def section_text(
+    name: str, kind: type[Section], settings: tuple[SettingDoc, ...], values: Mapping[str, str] = NO_VALUES
+) -> str:
+    """Return a section and some of its settings as text, with the values of a recipe in place of the defaults."""
     lines = [f"{heading(name)}  {summary_of(kind)}"]
     for setting in settings:
-        lines += ["", *_setting_lines(name, setting, "  ")]
-        for key in setting.keys:
+        lines += ["", *_setting_lines(name, setting, "  ", values.get(setting.key))]
+        for key in setting.keys if setting.key not in values else ():
             lines += [f"{'':6}{key.key} = {key.default}  ({facts(key)})", *_wrapped(key.meaning, " " * 10)]
     return "\n".join(lines)
 
 
-def _setting_lines(section: str, setting: SettingDoc, indent: str) -> list[str]:
-    head = f"{indent}{section}.{setting.key} = {setting.default}"
-    about = f"({facts(setting)})"
+def _setting_lines(section: str, setting: SettingDoc, indent: str, value: str | None) -> list[str]:
+    head = f"{indent}{section}.{setting.key} = {setting.default if value is None else value}"
+    about = f"({facts(setting)})" if value is None else f"(default {setting.default}; {facts(setting)})"
     first = [f"{head}  {about}"] if len(head) + len(about) + 2 <= WIDTH else [head, *_wrapped(about, f"{indent}    ")]
     return [*first, *_wrapped(meaning(section, setting), f"{indent}    "), f"{indent}    {effect(section, setting)}"]
 
@@ -150,31 +264,37 @@ def _wrapped(text: str, indent: str) -> list[str]:
     return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent, **options)
 
 
-def section_json(name: str, kind: type[Section], settings: tuple[SettingDoc, ...]) -> dict[str, Any]:
-    """Return a section and some of its settings as JSON values."""
+def section_json(
+    name: str, kind: type[Section], settings: tuple[SettingDoc, ...], values: Mapping[str, str] = NO_VALUES
+) -> dict[str, Any]:
+    """Return a section and some of its settings as JSON values; `value` is that of a recipe, as TOML."""
+    own = {key: {"value": value} for key, value in values.items()}
     keys = {
-        setting.key: {**asdict(setting), "meaning": meaning(name, setting), "effect": effect(name, setting)}
-        for setting in settings
+        item.key: {
+            **own.get(item.key, {}),
+            **asdict(item),
+            "meaning": meaning(name, item),
+            "effect": effect(name, item),
+        }
+        for item in settings
     }
     return {"summary": summary_of(kind), "keys": keys}
 
 
-def section_markdown(name: str, kind: type[Section], settings: tuple[SettingDoc, ...]) -> str:
-    """Return a section and some of its settings as a Markdown table."""
-    lines = [
-        f"## `{heading(name)}`",
-        "",
-        summary_of(kind),
-        "",
-        "| key | type | default | meaning |",
-        "|---|---|---|---|",
-    ]
+def section_markdown(
+    name: str, kind: type[Section], settings: tuple[SettingDoc, ...], values: Mapping[str, str] = NO_VALUES
+) -> str:
+    """Return a section and some of its settings as a Markdown table, with the values of a recipe if there are any."""
+    names = ["key", "type", "default", *(["value"] if values else []), "meaning"]
+    lines = [f"## `{heading(name)}`", "", summary_of(kind), ""]
+    lines += [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for setting in settings:
         nested = "".join(
             f"<br>`{key.key}` ({facts(key)}, default `{key.default}`): {key.meaning}" for key in setting.keys
         )
         text = f"{meaning(name, setting)}{nested}<br>*{effect(name, setting)}*"
-        cells = (f"`{setting.key}`", facts(setting), f"`{setting.default}`", text)
+        value = [f"`{values[setting.key]}`"] if values else []
+        cells = (f"`{setting.key}`", facts(setting), f"`{setting.default}`", *value, text)
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(lines)
 

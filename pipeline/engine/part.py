@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from pipeline.engine.failures import FailureCounts, failures_of
 from pipeline.engine.live_counts import PartMeter, current_meter
 from pipeline.engine.parquet import PartWriter, WrittenFile
 from pipeline.engine.stage import Drop, Row
@@ -62,10 +63,13 @@ class DropCounter:
         self.dropped_chars: Counter[str] = Counter()
         self.rows_in = self.rows_kept = self.kept_chars = 0
         self._figures: dict[str, Counter[str]] = {}
+        self.failures = FailureCounts()
+        """The errors that stages raised on the rows."""
 
     def enter(self, row: Row, chars: int) -> None:
         """Count one row as kept or as dropped for its reason. `chars` is the length of the row's text [code points]."""
         self.rows_in += 1
+        self.failures.see(row)
         if row.get("drop_stage") is None:
             self.rows_kept += 1
             self.kept_chars += chars
@@ -116,8 +120,8 @@ class PartResult:
     files: Mapping[str, WrittenFile]
     counts: Counts
     figures: Mapping[str, Any] = field(default_factory=dict)
-    errors: Mapping[str, int] = field(default_factory=dict)
-    """Number of records that failed, by a text of stage, kind of error and line of code."""
+    failures: FailureCounts = field(default_factory=FailureCounts)
+    """The errors that stages raised on the part's documents."""
     cpu_seconds: float = 0.0
     source: Mapping[str, Any] | None = None
     """Name, size and SHA-256 of the input file; None if the task read only tables of the run."""
@@ -129,7 +133,8 @@ class PartResult:
             "rows": self.counts.rows_in,  # for the display of progress
             "counts": self.counts.model_dump(),
             "figures": dict(self.figures),
-            "errors": dict(self.errors),
+            "errors": self.failures.errors,
+            "calls": self.failures.calls,
             "cpu_seconds": self.cpu_seconds,
             "source": None if self.source is None else dict(self.source),
         }
@@ -139,8 +144,8 @@ class PartResult:
         """Return the result from the JSON values that `to_json` returned."""
         files = {table: WrittenFile(**written) for table, written in values["files"].items()}
         counts = Counts.model_validate(values["counts"])
-        named = {name: values[name] for name in ("figures", "errors", "cpu_seconds", "source")}
-        return cls(files, counts, **named)
+        named = {name: values[name] for name in ("figures", "cpu_seconds", "source")}
+        return cls(files, counts, failures=failures_of([values]), **named)
 
 
 @dataclass(frozen=True)
@@ -172,7 +177,6 @@ class PartOutput:
     writers: Mapping[str, PartWriter]
     books: DropCounter
     figures: dict[str, Any] = field(default_factory=dict)
-    errors: dict[str, int] = field(default_factory=dict)
     source: dict[str, Any] | None = None
     files: dict[str, WrittenFile] = field(default_factory=dict)
     """Further files besides those of the tables, by kind, such as those of a snapshot index."""
@@ -208,7 +212,7 @@ def write_part(target: PartTarget, fill: Callable[[PartOutput], None]) -> PartRe
             files={name: writer.written for name, writer in writers.items()} | output.files,
             counts=output.counts or output.books.counts,
             figures=output.figures if output.counts else output.books.figures | output.figures,
-            errors=output.errors,
+            failures=output.books.failures,
             source=output.source,
         )
 

@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import asdict, dataclass, field
@@ -37,10 +37,17 @@ CLOSE_SECONDS = 20.0
 """Longest time that the end of a run waits for the status file to be written [s]."""
 REDRAW_SECONDS = 1.0
 """Time between two updates of the live line on a terminal and of the figures in the status file [s]."""
+MIN_ROWS = 20
+"""Number of rows, in place of a complete part, after which the time left is estimated."""
+MIN_BASIS = 0.02
+MIN_SECONDS, ENOUGH_SECONDS = 5.0, 60.0
+"""The time left is estimated after MIN_SECONDS [s], if the completed share is MIN_BASIS or more or if ENOUGH_SECONDS
+have passed. Before that, the start of the workers dominates: a step of 3 s once had "32 minutes left" after its first
+row."""
 MAX_FRACTION = 0.99
 """Largest completed share that is shown while parts are incomplete."""
 SHOWN_REASONS = 3
-"""Number of reasons that the line of a finished step names."""
+"""Number of reasons that the line of a finished step names, besides those of the recipe's own rules and stages."""
 MAX_MESSAGE = 2000
 """Maximum length of the message in the status file [characters]."""
 REASON = re.compile(r"\b[a-z_0-9]+/[A-Za-z_0-9]+(?= [\d,]+)")
@@ -415,7 +422,8 @@ class Progress:
         step.seconds, seconds = round(now - self._step_started, 3), now - work.started
         step.rate = round(step.rows / seconds, 3) if seconds > 0 else 0.0
         fraction = self._fraction() if work.total != WorkTotal() else None
-        step.seconds_left = round(seconds / fraction * (1 - fraction), 1) if fraction and fraction < 1 else None
+        has_basis = step.rows >= MIN_ROWS or step.parts > 0  # files are read ahead of their rows
+        step.seconds_left = seconds_left(fraction, seconds) if has_basis else None
 
     def _fraction(self) -> float | None:
         """Return the completed share of the current piece of work, 0..1; None if it is not known."""
@@ -438,6 +446,16 @@ class Progress:
             self._file.write(self._status)
 
 
+def seconds_left(fraction: float | None, seconds: float) -> float | None:
+    """Return the estimated rest of a piece of work of which `fraction` (0..1) took `seconds` [s].
+
+    None if too little of it is complete for an estimate, or all of it.
+    """
+    if not fraction or fraction >= 1 or seconds < MIN_SECONDS or (fraction < MIN_BASIS and seconds < ENOUGH_SECONDS):
+        return None
+    return round(seconds / fraction * (1 - fraction), 1)
+
+
 def progress_line(step: StepStatus, unit: str = "parts") -> str:
     """Return a line such as `documents  3.1 MB of 8 MB  39 %  3/8 parts  1,203 rows  240 rows/s  0:00:12 left`.
 
@@ -452,7 +470,9 @@ def progress_line(step: StepStatus, unit: str = "parts") -> str:
     if step.state == "running" and step.total_parts and not step.rows and not step.parts and not step.bytes:
         items.append("workers start")
     if step.rows:
-        items += [f"{step.rows:,} rows", f"{step.rate:,.0f} rows/s"]
+        items.append(f"{step.rows:,} rows")
+    if step.rows and step.rate >= 1:
+        items.append(f"{step.rate:,.0f} rows/s")
     left = step.seconds_left
     return "  ".join([*items, f"in {format_clock(step.seconds)}" if left is None else f"{format_clock(left)} left"])
 
@@ -468,30 +488,35 @@ def largest(dropped: Mapping[str, int]) -> dict[str, int]:
     return {name: count for name, count in sorted(dropped.items(), key=lambda item: (-item[1], item[0])) if count}
 
 
-def reasons_text(dropped: Mapping[str, int], whole: int | None = None, shown: int = SHOWN_REASONS) -> str:
+def reasons_text(dropped: Mapping[str, int], whole: int | None = None, named: Collection[str] = ()) -> str:
     """Return the largest reasons with their counts, such as `source/not_html 36, language/no_text 8 and 3 others 5`.
 
-    `whole`: also print each count's share of this number. Return an empty text if nothing was dropped.
+    `whole`: also print each count's share of this number. `named`: reasons that are printed with any count, such as
+    those of the user's own rules. Return an empty text if nothing was dropped.
     """
     ranked = [*largest(dropped).items()]
+    chosen = [*ranked[:SHOWN_REASONS], *(item for item in ranked[SHOWN_REASONS:] if item[0] in named)]
 
     def amount(count: int) -> str:
         return f"{count:,}" if not whole else f"{count:,} ({100 * count / whole:.1f} %)"
 
-    named = [f"{name} {amount(count)}" for name, count in ranked[:shown]]
-    rest = ranked[shown:]
+    texts = [f"{name} {amount(count)}" for name, count in chosen]
+    rest = [item for item in ranked if item not in chosen]
     if not rest:
-        return ", ".join(named)
+        return ", ".join(texts)
     others = "1 other reason" if len(rest) == 1 else f"{len(rest)} other reasons"
-    return f"{', '.join(named)} and {others} {amount(sum(count for _, count in rest))}"
+    return f"{', '.join(texts)} and {others} {amount(sum(count for _, count in rest))}"
 
 
-def step_line(name: str, counts: Counts, seconds: float) -> str:
-    """Return the line of a finished step: its rows, those that it kept, why it dropped the others, and its time."""
+def step_line(name: str, counts: Counts, seconds: float, named: Collection[str] = ()) -> str:
+    """Return the line of a finished step: its rows, those that it kept, why it dropped the others, and its time.
+
+    `named`: reasons that are printed with any count.
+    """
     counts = without_earlier_drops(counts)
     line = f"{name:<10} {counts.rows_in:,} rows"
     if counts.dropped:
         lost = counts.rows_in - counts.rows_kept
         line += f", {counts.rows_kept:,} kept"
-        line += f", {lost:,} dropped: {reasons_text(counts.dropped)}" if lost else ", none dropped"
+        line += f", {lost:,} dropped: {reasons_text(counts.dropped, None, named)}" if lost else ", none dropped"
     return f"{line}  ({format_duration(seconds)})"

@@ -146,6 +146,11 @@ class PerDocument:
     """(config, local model paths by name, cut-offs) → the checks in the order in which they decide."""
     quantiles: Callable[[Any], Sequence[Quantile]] = no_quantiles
     """(config) → the quantiles of the data that its checks use as limits."""
+    max_failed_share: float | None = None
+    """Share of the documents, 0..1, above which errors of the stage end the step; None: calls are not counted."""
+    describe: Callable[[BaseException, Row], tuple[str, str]] | None = None
+    """(error, row) → the place in the code and the message, which is stored. None: no message, because it may quote the
+    document."""
     columns: tuple[pa.Field, ...] = ()
     """Columns of `documents`, with meaning and unit, that only this stage uses. `schemas/tables.py` does not declare
     them; they follow the columns declared there."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pipeline.engine.failures import FailureCounts
 from pipeline.engine.parquet import WrittenFile
 from pipeline.engine.part import PartResult
 from pipeline.engine.stage import PerDocument, Relation, Source, Split
@@ -69,7 +70,8 @@ class TableResult:
     counts: Counts = field(default_factory=lambda: Counts(rows_in=0, rows_kept=0))
     figures: dict[str, Any] = field(default_factory=dict)
     cpu_seconds: float = 0.0
-    errors: dict[str, int] = field(default_factory=dict)
+    failures: FailureCounts = field(default_factory=FailureCounts)
+    """The errors that stages raised on documents."""
     notes: dict[str, Any] = field(default_factory=dict)
     sources: list[Mapping[str, Any]] = field(default_factory=list)
     """Name, size and SHA-256 of every input file from outside the run."""
@@ -139,7 +141,7 @@ def combine_parts(results: Sequence[PartResult], tables: Sequence[str]) -> dict[
             built[table].add_file(result.files[table])
         first.counts = first.counts.plus(result.counts)
         first.figures = add_figures(first.figures, result.figures) if first.figures else dict(result.figures)
-        first.errors = add_figures(first.errors, result.errors)
+        first.failures.add(result.failures)
         first.cpu_seconds += result.cpu_seconds
         if result.source is not None:
             first.sources.append(result.source)

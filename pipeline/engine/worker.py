@@ -1,15 +1,14 @@
 """The fused pass: each row runs through consecutive per-document stages in one worker, which may drop it.
 
-If a stage raises an error on a row, the row is dropped as `failed`. Errors are counted by type and line of code; their
-messages are not stored. A retried task processes each row in a child process: a row that kills it is dropped as
-`crashed`.
+If a stage raises an error on a row, the row is dropped as `failed`, and its field `_failure` describes the error. A
+retried task processes each row in a child process: a row that kills it is dropped as `crashed`.
 """
 
 import multiprocessing
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 
+from pipeline.engine.failures import CALLS, FAILURE, Failure
 from pipeline.engine.part import CRASHED, FAILED, set_verdict
 from pipeline.engine.spark import worker_path
 from pipeline.engine.stage import Drop, PerDocument, Row
@@ -35,17 +34,19 @@ class FusedStages:
             (stage, stage.make(recipe[stage.name], models.get(stage.name, {})), frozenset(stage.reasons))
             for stage in stages
         ]
-        self.errors: Counter[str] = Counter()
 
     def __call__(self, row: Row) -> Row:
         """Run the stages on a row and return the row. If a stage drops the row, its `drop_` columns are set."""
         for stage, function, reasons in self._stages:
+            if stage.max_failed_share is not None:
+                row.setdefault(CALLS, []).append(stage.name)
             try:
                 drop = function(row)
             except PenstockError:
                 raise  # a setting or a file is wrong, such as a model of another kind: this record did not cause it
             except Exception as error:
-                self.errors[f"{stage.name}: {_place(error)}"] += 1
+                place, message = stage.describe(error, row) if stage.describe is not None else (_place(error), "")
+                row[FAILURE] = Failure(stage.name, type(error).__name__, place, message)
                 set_verdict(row, stage.name, Drop(FAILED))
                 break
             if drop is None:
@@ -65,8 +66,7 @@ def _place(error: BaseException) -> str:
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    where = f"{trace.tb_frame.f_code.co_filename.rsplit('/', 1)[-1]}:{trace.tb_lineno}" if trace else "?"
-    return f"{type(error).__name__} at {where}"
+    return f"{trace.tb_frame.f_code.co_filename.rsplit('/', 1)[-1]}:{trace.tb_lineno}" if trace else "?"
 
 
 def run_rows(

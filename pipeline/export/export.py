@@ -17,6 +17,7 @@ from pipeline.engine.part import TaskResult
 from pipeline.export.card import CardText, ExportFacts, croissant, dataset_card
 from pipeline.export.rows import ALL, RowSource, open_rows
 from pipeline.export.shards import (
+    COMPRESSIONS,
     PARTIAL,
     SUFFIXES,
     PartCount,
@@ -42,12 +43,15 @@ CARD, CROISSANT = "README.md", "croissant.json"
 DATASET_FORMAT = "huggingface-dataset"
 """Format with Parquet shards, a dataset card and Croissant metadata."""
 FORMATS = ("jsonl", "parquet", DATASET_FORMAT)
+ZSTD = "zstd"
+"""The compression of JSON lines unless another one is chosen."""
 VERSION = 1
 """Version of the format of exports; a change of bytes raises it."""
 MAX_NAMES = 200
 """Maximum number of sources, languages and licences that the manifest counts."""
 MIN_SHARD_BYTES, MAX_SHARD_BYTES = 1 << 10, 4 * 10**9
 
+NOTHING: Mapping[str, str] = {}
 Runner = Callable[[Callable[[Any, bool], TaskResult], Sequence[Any], str], list[TaskResult]]
 """(function, tasks, label) → the results of the function, in the order of the tasks."""
 
@@ -65,10 +69,18 @@ class ExportOptions:
     shard_bytes: int = 256 * 10**6
     """Size of a shard [bytes of text, before compression]."""
 
+    compression: str = ZSTD
+    """Compression of JSON lines: a key of COMPRESSIONS."""
+
     @property
-    def files(self) -> str:
-        """The format of the data files: `jsonl` or `parquet`."""
-        return self.format if self.format in SUFFIXES else "parquet"
+    def suffix(self) -> str:
+        """The suffix of the data files."""
+        return suffix_of(self.format, self.compression)
+
+
+def suffix_of(format: str, compression: str = ZSTD) -> str:
+    """Return the suffix of the data files of a format. `compression` is that of JSON lines."""
+    return COMPRESSIONS[compression] if format == "jsonl" else SUFFIXES["parquet"][0]
 
 
 @dataclass(frozen=True)
@@ -81,9 +93,12 @@ class PreparedExport:
     """The rows of clean text; None for the export of a table."""
 
 
-def prepare_export(run: Store, out: Store, options: ExportOptions) -> PreparedExport:
+def prepare_export(
+    run: Store, out: Store, options: ExportOptions, unmeasured: Mapping[str, str] = NOTHING
+) -> PreparedExport:
     """Return an export of clean text after all checks, without writing anything.
 
+    `unmeasured` maps columns that the run did not measure, which are null in every row, to the fix.
     Raises ConfigError if an option is not valid or the folder is in use, ContractError if a takedown is unfinished.
     """
     if not MIN_SHARD_BYTES <= options.shard_bytes <= MAX_SHARD_BYTES:
@@ -92,7 +107,7 @@ def prepare_export(run: Store, out: Store, options: ExportOptions) -> PreparedEx
             f"{options.shard_bytes:,} bytes. Correct --shard-size."
         )
     check_no_pending_takedown(run)
-    rows = open_rows(run, options.signals, options.where)
+    rows = open_rows(run, options.signals, options.where, unmeasured)
     identity = {
         "version": VERSION,
         "tables": {name: table.manifest.digest for name, table in rows.tables.items()},
@@ -100,6 +115,7 @@ def prepare_export(run: Store, out: Store, options: ExportOptions) -> PreparedEx
         "signals": list(options.signals),
         "where": options.where,
         "shard_bytes": options.shard_bytes,
+        **_compression(options.compression),
     }
     _check_out(out, identity)
     return PreparedExport(out, identity, rows)
@@ -110,7 +126,12 @@ def exportable_tables(run: Store) -> list[str]:
     return [name for name in current_tables(run) if TABLES[name].schema is not None]
 
 
-def prepare_table_export(run: Store, table: str, out: Store, format: str) -> PreparedExport:
+def _compression(compression: str) -> dict[str, str]:
+    """Return the compression for the identity of an export; the default is left out, as in earlier exports."""
+    return {} if compression == ZSTD else {"compression": compression}
+
+
+def prepare_table_export(run: Store, table: str, out: Store, format: str, compression: str = ZSTD) -> PreparedExport:
     """Return the export of a table after all checks, without writing anything.
 
     Raises ConfigError if the run has no such table or the folder is in use, ContractError if a takedown is unfinished.
@@ -126,6 +147,7 @@ def prepare_table_export(run: Store, table: str, out: Store, format: str) -> Pre
         raise ConfigError(f"export --table: expected --format {' or '.join(SUFFIXES)}, got {format}. Correct --format.")
     digest = current_tables(run)[table].manifest.digest
     identity = {"version": VERSION, "tables": {table: digest}, "table": table, "format": format}
+    identity |= _compression(compression)
     _check_out(out, identity)
     return PreparedExport(out, identity)
 
@@ -178,7 +200,7 @@ def export_text(prepared: PreparedExport, options: ExportOptions, text: CardText
     clean = source.tables["clean"].manifest
     _check_count("documents of `clean`", sum(count.num_clean for count in counts), clean.content.counts.rows_kept)
     tasks = [
-        ShardTask(source, shard, tuple(parts[number] for number, _ in shard.parts), out, options.files)
+        ShardTask(source, shard, tuple(parts[number] for number, _ in shard.parts), out, options.suffix)
         for shard in plan_shards(counts, options.shard_bytes)
     ]
     files = written_files(run_all(write_shard, tasks, "export"))
@@ -212,8 +234,9 @@ def export_table(run: Store, prepared: PreparedExport, run_all: Runner) -> dict[
     table, out = prepared.identity["table"], prepared.out
     out.write_atomic(PLAN, canonical_json(prepared.identity))
     version = current_tables(run)[table]
+    suffix = suffix_of(prepared.identity["format"], prepared.identity.get("compression", ZSTD))
     tasks = [
-        TableTask(version.folder, path, table, number, out, prepared.identity["format"])
+        TableTask(version.folder, path, table, number, out, suffix)
         for number, path in enumerate(version.manifest.paths_of())
     ]
     files = written_files(run_all(convert_part, tasks, "export"))

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from pipeline.engine.parquet import Part
 from pipeline.inspect.show import columns_of_run, expand_meta, meta_columns, parse_where
-from schemas.config import suggest_name
+from schemas.config import SHOWN_NAMES, suggest_name
 from schemas.errors import ConfigError
 from schemas.manifest import TableVersion, current_tables
 from schemas.storage import Store
@@ -81,10 +81,11 @@ class RowSource:
         return pa.schema([*COLUMNS, *(_plain_field(self.columns.field(name)) for name in self.signals)])
 
 
-def open_rows(run: Store, signals: Sequence[str], where: str | None) -> RowSource:
+def open_rows(run: Store, signals: Sequence[str], where: str | None, unmeasured: Mapping[str, str]) -> RowSource:
     """Return the source of the rows of an export; the signal `all` names every signal.
 
-    Raises ConfigError if the run has no up-to-date clean text, or if a signal or the condition is not valid.
+    `unmeasured` maps columns that the run did not measure to the fix. Raises ConfigError if the run has no up-to-date
+    clean text, if a signal is unknown or was not measured, or if the condition is not valid.
     """
     tables = current_tables(run)
     if missing := [name for name in ("documents", "clean") if name not in tables]:
@@ -97,10 +98,19 @@ def open_rows(run: Store, signals: Sequence[str], where: str | None) -> RowSourc
     columns = pa.schema([*known, *(column for column in own if column.name not in known.names)])
     offered = [name for name in columns.names if _is_signal(columns.field(name), tables)]
     chosen = offered if [*signals] == [ALL] else [*dict.fromkeys(signals)]
-    if wrong := [f"{name!r}{suggest_name(name, [*offered, ALL])}" for name in chosen if name not in offered]:
+    measured = [name for name in offered if name not in unmeasured]
+    if wrong := [f"{name!r}{suggest_name(name, [*measured, ALL])}" for name in chosen if name not in offered]:
         raise ConfigError(
             f"export --signals: expected signals of {run.uri}, got {', '.join(wrong)}. Name columns that "
             "`penstock show` prints, or all."
+        )
+    if [*signals] != [ALL] and (empty := [name for name in chosen if name in unmeasured]):
+        fixes = "; ".join(dict.fromkeys(unmeasured[name] for name in empty))
+        more = f" and {len(measured) - SHOWN_NAMES} more" if len(measured) > SHOWN_NAMES else ""
+        raise ConfigError(
+            f"export --signals: expected signals that {run.uri} measured, got {', '.join(map(repr, empty))}, which are "
+            f"null in every document. Remove them, or run the recipe again: {fixes}. Measured: "
+            f"{', '.join(measured[:SHOWN_NAMES])}{more}."
         )
     if where is not None:
         parse_where(where, columns)

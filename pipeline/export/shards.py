@@ -24,7 +24,10 @@ from schemas.storage import Store
 DATA = "data"
 PARTIAL = "_incomplete"
 """Folder of an unfinished export: its plan, the results of complete shards, and files that are being written."""
-SUFFIXES = {"jsonl": "jsonl.zst", "parquet": "parquet"}
+COMPRESSIONS = {"zstd": "jsonl.zst", "gzip": "jsonl.gz", "none": "jsonl"}
+"""Suffix of JSON lines by their compression."""
+SUFFIXES = {"jsonl": (*COMPRESSIONS.values(),), "parquet": ("parquet",)}
+"""Suffixes of the files of each format; the first one is the default."""
 GROUP_ROWS = 4096
 GROUP_BYTES = 16 << 20
 WRITE_BYTES = 1 << 20
@@ -41,11 +44,13 @@ class RowWriter(FileWriter):
 
 
 class JsonLinesWriter(RowWriter):
-    """A zstd-compressed file with one JSON object per line, in UTF-8; numbers that are not finite are null."""
+    """A file with one JSON object per line, in UTF-8; numbers that are not finite are null."""
 
-    def __init__(self, folder: Store, key: str, schema: pa.Schema):
-        super().__init__(folder, key, SUFFIXES["jsonl"])
-        self._zstd = pa.CompressedOutputStream(pa.PythonFile(self._sink, mode="w"), "zstd")
+    def __init__(self, folder: Store, key: str, schema: pa.Schema, suffix: str):
+        super().__init__(folder, key, suffix)
+        (compression,) = (name for name, known in COMPRESSIONS.items() if known == suffix)
+        file = pa.PythonFile(self._sink, mode="w")
+        self._stream = file if compression == "none" else pa.CompressedOutputStream(file, compression)
         self._pending = bytearray()
 
     def add(self, rows: pa.Table) -> None:
@@ -56,23 +61,27 @@ class JsonLinesWriter(RowWriter):
             self._pending += line.encode() + b"\n"
             # Blocks of one size, so that the compressed bytes do not depend on how rows are batched.
             while len(self._pending) >= WRITE_BYTES:
-                self._zstd.write(bytes(self._pending[:WRITE_BYTES]))
+                self._stream.write(bytes(self._pending[:WRITE_BYTES]))
                 del self._pending[:WRITE_BYTES]
         self.num_rows += rows.num_rows
 
     def _finish(self) -> None:
-        self._zstd.write(bytes(self._pending))
-        self._zstd.close()
+        self._stream.write(bytes(self._pending))
+        self._close()
 
     def _drop(self) -> None:
-        self._zstd.close()
+        self._close()
+
+    def _close(self) -> None:
+        if isinstance(self._stream, pa.CompressedOutputStream):
+            self._stream.close()  # a plain stream has nothing to finish, and the writer closes the file
 
 
 class ParquetRowWriter(RowWriter):
     """A Parquet file with zstd compression and statistics."""
 
-    def __init__(self, folder: Store, key: str, schema: pa.Schema):
-        super().__init__(folder, key, SUFFIXES["parquet"])
+    def __init__(self, folder: Store, key: str, schema: pa.Schema, suffix: str):
+        super().__init__(folder, key, suffix)
         self._writer = pq.ParquetWriter(pa.PythonFile(self._sink, mode="w"), schema, compression="zstd")
         self._schema = schema
         self._pending: list[pa.Table] = []
@@ -100,11 +109,11 @@ class ParquetRowWriter(RowWriter):
         self._writer.close()
 
 
-WRITERS: dict[str, Callable[[Store, str, pa.Schema], RowWriter]] = {
-    "jsonl": JsonLinesWriter,
-    "parquet": ParquetRowWriter,
+WRITERS: dict[str, Callable[[Store, str, pa.Schema, str], RowWriter]] = {
+    **dict.fromkeys(SUFFIXES["jsonl"], JsonLinesWriter),
+    **dict.fromkeys(SUFFIXES["parquet"], ParquetRowWriter),
 }
-"""Writer by the format of the files."""
+"""Writer by the suffix of the files."""
 
 
 def json_values(column: pa.ChunkedArray) -> list[Any]:
@@ -210,8 +219,8 @@ class ShardTask:
     shard: ExportShard
     parts: tuple[Part, ...]
     out: Store
-    format: str
-    """`jsonl` or `parquet`."""
+    suffix: str
+    """Suffix of the file, which determines its format: a value of SUFFIXES."""
 
 
 def write_shard(task: ShardTask, retried: bool) -> TaskResult:
@@ -225,7 +234,7 @@ def write_shard(task: ShardTask, retried: bool) -> TaskResult:
             yield from rows.read(first, last)
 
     name = f"train-{task.shard.number:05d}"
-    return _write(task.out, (task.shard.number, name, task.format), task.source.schema, tables())
+    return _write(task.out, (task.shard.number, name, task.suffix), task.source.schema, tables())
 
 
 @dataclass(frozen=True)
@@ -237,8 +246,8 @@ class TableTask:
     table: str
     number: int
     out: Store
-    format: str
-    """`jsonl` or `parquet`."""
+    suffix: str
+    """Suffix of the file, which determines its format: a value of SUFFIXES."""
 
 
 def convert_part(task: TableTask, retried: bool) -> TaskResult:
@@ -248,22 +257,22 @@ def convert_part(task: TableTask, retried: bool) -> TaskResult:
         schema = plain_table(file.schema_arrow.empty_table()).schema
         batches = (pa.Table.from_batches([batch]) for batch in file.iter_batches(batch_size=512))
         name = f"{task.table}-{task.number:05d}"
-        return _write(task.out, (task.number, name, task.format), schema, map(plain_table, batches))
+        return _write(task.out, (task.number, name, task.suffix), schema, map(plain_table, batches))
 
 
 def _write(out: Store, named: tuple[int, str, str], schema: pa.Schema, tables: Iterator[pa.Table]) -> TaskResult:
     """Write a file `data/NAME.SUFFIX` and return its PartResult as JSON.
 
-    `named` is (number, name, format). The file is written elsewhere and then moved, so it is complete or absent.
+    `named` is (number, name, suffix). The file is written elsewhere and then moved, so it is complete or absent.
     """
-    number, name, kind = named
+    number, name, suffix = named
     partial = out.child(PARTIAL)
 
     def write() -> PartResult:
-        with WRITERS[kind](partial, name, schema) as writer:
+        with WRITERS[suffix](partial, name, schema, suffix) as writer:
             for rows in tables:
                 writer.add(rows.cast(schema))
-        path = f"{DATA}/{name}.{SUFFIXES[kind]}"
+        path = f"{DATA}/{name}.{suffix}"
         out.move(f"{PARTIAL}/{writer.written.path}", path)
         counts = Counts(rows_in=writer.num_rows, rows_kept=writer.num_rows)
         return PartResult({"data": replace(writer.written, path=path)}, counts)

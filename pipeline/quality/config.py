@@ -40,7 +40,8 @@ class RecipeRule(Section):
     """The name of the rule in verdicts and reports: lower-case letters, digits and _. No other rule may have it."""
     when: str
     """The condition under which a document is dropped, such as "code_lines > 0.3 and language != 'en'". It may name the
-    columns of `documents` and `scores`; `schemas/expressions.py` describes the language."""
+    columns of `documents` and `scores`; it has the language of `penstock show --where`: comparisons, `and`,
+    `or`, `not`, `in`, `is null`, arithmetic."""
     reason: str = Field(min_length=1, max_length=200)
     """One sentence that states why such a document is dropped; the report and `penstock show` print it."""
 

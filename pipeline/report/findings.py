@@ -6,6 +6,8 @@ Every finding compares a measured value with a fixed level that is named in the 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from pipeline.engine.failures import failures_of
+from pipeline.engine.part import CRASHED, FAILED
 from pipeline.report.commands import Commands
 from pipeline.report.corpus import LARGE_PAGE, LITTLE_TEXT, Kept
 from pipeline.report.dedup import Dedup
@@ -28,8 +30,10 @@ MIN_PASS_RATIO = 0.5
 """A language is reported if its pass rate is below this share of the pass rate of all documents."""
 MAX_LOSS_GAP = 0.3
 """Difference of held-out and training loss above which overfitting is reported [nats/token]."""
-FAILURES = ("failed", "crashed")
+FAILURES = (FAILED, CRASHED)
 """Rules that count documents that could not be processed."""
+SHOWN_ERRORS = 3
+"""Number of kinds of errors of a stage that the text names."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +76,13 @@ def _broken(page: Measured) -> Iterator[Anomaly]:
     if failed:
         claims = "; ".join(check.claim for check in failed[:MAIN_REASONS])
         yield Anomaly(f"{len(failed)} of {len(page.checks)} consistency checks failed: {claims}.", "identity")
+    failures = failures_of(manifest.run.notes for manifest in page.facts.tables.values())
     for rows in page.drops.values():
         for row in rows:
             if row.rule in FAILURES and row.count:
                 text = f"Stage {row.stage} could not process {number(row.count)} documents ({row.rule})."
+                errors = failures.describe(row.stage, SHOWN_ERRORS) if row.rule == FAILED else ""
+                text += f" {errors}." if errors else ""
                 yield Anomaly(text, "drops", page.commands.rule(row))
     stored = page.facts.figures("documents").get("stored_bytes", {})
     gaps = sum(size for name, size in stored.items() if name.startswith("gap/"))

@@ -74,7 +74,6 @@ def clean_part(task: CleanTask, retried: bool) -> PartResult:
         for row in run_rows(rows, fused, (task.stages[0].name, task.stages[0].name), retried):
             _count(row, output)
             output.write(row)
-        output.errors.update(fused.errors)
 
     reasons = [(stage.name, stage.reasons) for stage in task.stages]
     return write_part(PartTarget(task.ordinal, {"clean": TableTarget(task.folder, CLEAN, "text")}, reasons), fill)

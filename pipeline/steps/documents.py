@@ -5,7 +5,7 @@ other stages measure all remaining documents, so that thresholds can be changed 
 """
 
 import sys
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -77,6 +77,7 @@ def build_documents(build: StepContext) -> dict[str, TableResult]:
     size = WorkTotal(bytes=sum(split.size for split in build.splits))
     results = run_parts(build.spark, documents_part, tasks, "documents", build.partitions, size)
     built = combine_parts(results, ("documents", "text"))
+    built["documents"].failures.check(failure_limits(build.per_document), is_complete=True)
     _limit_names(built["documents"].figures)
     index = build.model_paths().get(DECONTAMINATE.name, {}).get("index")
     if index is not None:
@@ -92,6 +93,7 @@ def documents_part(task: DocumentsTask, retried: bool) -> PartResult:
     Raises ConfigError if neither this split nor the first rows of the other ones have a text; see `TextWatch`.
     """
     schema = extend_schema(DOCUMENTS, task.stages)
+    limits = failure_limits(task.stages)
     columns = frozenset((*schema.names, *TEXT.names))
 
     def fill(output: PartOutput) -> None:
@@ -106,16 +108,21 @@ def documents_part(task: DocumentsTask, retried: bool) -> PartResult:
                 check_columns(row, columns)
                 watch.see(row)
                 write_row(row, output, config)
+                output.books.failures.check(limits, is_complete=False)
             watch.end()
             sha256, size = stream.finish()
         check_size(task.split, size)
         output.source = {"name": task.split.name, "bytes": size, "sha256": sha256}
-        output.errors.update(fused.errors)
 
     tables = {"documents": TableTarget(task.documents, schema), "text": TableTarget(task.text, TEXT, "text")}
     stages: tuple[Source | PerDocument, ...] = (task.source, *task.stages)
     reasons = [(stage.name, stage.reasons) for stage in stages]
     return write_part(PartTarget(task.split.ordinal, tables, reasons), fill)
+
+
+def failure_limits(stages: Iterable[PerDocument]) -> dict[str, float]:
+    """Return the share of documents that each stage of the recipe may fail on, by stage."""
+    return {stage.name: stage.max_failed_share for stage in stages if stage.max_failed_share is not None}
 
 
 def check_size(split: Split, size: int) -> None:

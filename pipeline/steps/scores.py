@@ -97,7 +97,6 @@ def scores_part(task: ScoresTask, retried: bool) -> PartResult:
         for row in run_rows(rows, fused, (task.stages[0].name, task.stages[0].name), retried):
             _count(row, output)
             output.write(row)
-        output.errors.update(fused.errors)
 
     reasons = [(stage.name, stage.reasons) for stage in task.stages]
     tables = {"scores": TableTarget(task.folder, SCORES)}

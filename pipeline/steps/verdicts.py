@@ -351,11 +351,6 @@ class Reevaluation:
             (stage.name, {**stage.verdicts, **(EVERY_STAGE if stage.name in again else {})}) for stage in stages
         ]
 
-    @property
-    def errors(self) -> dict[str, int]:
-        """Number of documents on which a stage failed, by error (stage, exception type and line of code)."""
-        return dict(self._of_text.errors + self._of_rest.errors)
-
     def __call__(self, rows: list[Row]) -> None:
         """Measure each row again, and add a drop to each row that breaks a check.
 

@@ -11,9 +11,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from docs.generate import all_sections, arrow, cell, limits, pages, toml, type_text
+from docs.generate import all_sections, cell, limits, pages, toml, type_text
 from jobs.cli import list_verbs
 from jobs.recipe import recipe_sections, shipped_recipes
+from schemas.field_docs import arrow_text
 from schemas.tables import TABLES, entries_of
 from schemas.tokens import BY_URL, SHARD_DOCS
 from tests.support.paths import ROOT
@@ -81,7 +82,7 @@ def test_every_column_has_a_meaning() -> None:
         for column in schema:
             meaning = (column.metadata or {}).get(b"meaning", b"").decode()
             assert meaning, f"{name}.{column.name}"
-            assert f"| `{column.name}` | {arrow(column.type)} | {cell(meaning)} |" in text
+            assert f"| `{column.name}` | {arrow_text(column.type)} | {cell(meaning)} |" in text
 
 
 def test_a_section_states_type_limit_default_and_role() -> None:
@@ -122,7 +123,7 @@ def test_type_text() -> None:
 
 
 def test_arrow_and_cell() -> None:
-    assert arrow(entries_of(pa.int32())) == "entries of int32"
-    assert arrow(pa.binary(16)) == "binary[16]"
+    assert arrow_text(entries_of(pa.int32())) == "entries of int32"
+    assert arrow_text(pa.binary(16)) == "binary[16]"
     assert cell("a | b <c> `<d>`") == "a \\| b &lt;c> `<d>`"
     assert limits(recipe_sections()["language"].model_fields["min_score"]) == ["at least 0", "at most 1"]

@@ -2,9 +2,10 @@
 
 import pytest
 
-from jobs.recipe import RECIPES, read_recipe, recipe_file, shipped_recipes
+from jobs.recipe import RECIPES, read_recipe, recipe_file, shipped_recipes, stored_recipe
 from pipeline.sources.config import SourceConfig
 from schemas.errors import ConfigError
+from schemas.storage import Store
 
 
 def test_the_shipped_recipes_have_the_names_of_their_files():
@@ -36,6 +37,19 @@ def test_a_file_here_precedes_the_shipped_recipe_of_its_name(tmp_path, monkeypat
     assert recipe_file("web.toml") == "web.toml"
     assert read_recipe("web.toml", ["source.paths=['x']"]).section("source", SourceConfig).name == "mine"
     assert read_recipe("web", ["source.paths=['x']"]).section("source", SourceConfig).name == "web"
+
+
+def test_similar_names_are_suggested(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text("")
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/run.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"recipe webb: .* \(did you mean 'web'\?\)\. Correct the path, or name"):
+        read_recipe("webb", [])
+    with pytest.raises(ConfigError, match=r"\(did you mean 'mine.toml'\?\)"):
+        read_recipe("mien.toml", [])
+    with pytest.raises(ConfigError, match=r"owm: expected a run folder, got .* not exist \(did you mean 'own'"):
+        stored_recipe(Store("owm"), [])
 
 
 def test_an_unknown_recipe_is_an_error_that_lists_the_shipped_ones():

@@ -187,6 +187,11 @@ def test_the_printed_command_makes_a_run_that_shares_unchanged_tables(
     shown = capsys.readouterr()
     complete = [line.split()[0] for line in shown.err.splitlines() if line.endswith(f" in {trained}")]
     assert complete == [step for step in STEPS if step != "tokens"]
+    rows = [line.split(maxsplit=1) for line in shown.out.splitlines() if line.startswith(("  reused ", "  built "))]
+    assert rows == [
+        ["reused", f"{', '.join(complete)} of {trained}"],
+        ["built", "tokens: tokens.chunk_tokens: 512 → 256"],
+    ]
     assert files_of(trained) == before
     new = Store(f"{trained}-2")
     tables = read_run(new).tables

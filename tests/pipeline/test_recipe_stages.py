@@ -12,13 +12,14 @@ import pytest
 from jobs.recipe import read_recipe, recipe_sections
 from jobs.verbs.ablate import steps_of
 from jobs.verbs.dvc import deciding_settings
+from pipeline.engine.failures import CALLS, FAILURE, Failure
 from pipeline.engine.spark import run_tasks, ship_models
 from pipeline.engine.worker import FusedStages, local_models
 from pipeline.inspect.document_text import format_document
 from pipeline.inspect.show import columns_of_run, find_documents, parse_where
 from pipeline.inspect.whatif import predict
 from pipeline.inspect.whatif_limits import changed_settings
-from pipeline.recipe_stages import FUNCTION, SECTION, RecipeStage, load_function, sample_row
+from pipeline.recipe_stages import FUNCTION, SECTION, RecipeStage, load_function, sample_row, without_quotes
 from pipeline.report.facts import collect_facts
 from pipeline.report.funnel import checks, drops_by_rule
 from pipeline.run import Run, find_models, step_identity
@@ -30,6 +31,7 @@ from pipeline.stages import (
     reasons_of_run,
     steps_for,
 )
+from pipeline.summary import closing_summary
 from schemas.config import build_recipe, load_recipe
 from schemas.errors import ConfigError, ContractError, PenstockError
 from schemas.manifest import open_table, read_run
@@ -91,7 +93,7 @@ def row(**columns):
     ("settings", "message"),
     [
         ({"name": "quality"}, "[[stage]] quality: expected a name that no section has, got 'quality'."),
-        ({"name": "Mine"}, "stage.stages.0.name: String should match pattern"),
+        ({"name": "Mine"}, "stage.stages.0.name: expected lower-case letters, digits and _"),
         ({"function": "mine"}, "expected 'path/to/file.py:function' or 'module:function'"),
         ({"columns": {"curious": "float"}}, "stage.stages.0.columns.curious.type: Input should be 'float32'"),
         ({"columns": {"curious": {"type": "int32", "mean": "x"}}}, "no such key (did you mean 'meaning'?)"),
@@ -191,12 +193,13 @@ def results(tmp_path, stage, *rows):
 
 def test_columns_drops_and_failures(tmp_path, stage) -> None:
     drop = "from pipeline.engine.stage import Drop\ndef measure(text, row): return Drop('too_curious', 4, 3.5)\n"
-    (plain, curious, french), fused = results(tmp_path, stage(), row(), row(_body="????"), row(language="fr"))
+    (plain, curious, french), _ = results(tmp_path, stage(), row(), row(_body="????"), row(language="fr"))
     assert {name: plain[name] for name in COLUMNS} == {"curious": float(np.float32(2 / 3)), "first": "Wh", "marks": 2}
     assert "drop_stage" not in plain
     assert (curious["drop_stage"], curious["drop_rule"]) == ("curiosity", "too_curious")
     assert (french["drop_stage"], french["drop_rule"]) == ("curiosity", "failed")
-    assert fused.errors == {"curiosity: ValueError at mine.py:11": 1}
+    assert french[FAILURE] == Failure("curiosity", "ValueError", "mine.py:11", "no French")
+    assert [each[CALLS] for each in (plain, curious, french)] == [["curiosity"]] * 3
     ((dropped,), _) = results(tmp_path, stage(drop), row())
     assert (dropped["drop_rule"], dropped["drop_value"], dropped["drop_limit"]) == ("too_curious", 4.0, 3.5)
 
@@ -265,7 +268,6 @@ def test_a_wrong_result_ends_the_run_and_names_the_document(tmp_path, stage, ans
         fused(row(_body="now", doc_id=bytes([171]) * 16))
     assert f"measure on document {'ab' * 16}" in str(error.value)
     assert message.replace(" (did you mean 'x'?)", "") in str(error.value)
-    assert not fused.errors
 
 
 def test_a_stage_without_columns_may_return_none(tmp_path, stage) -> None:
@@ -296,6 +298,32 @@ def test_the_sample_has_the_columns_that_the_recipe_measures() -> None:
     arrays = {name: [value] for name, value in sample.items() if not isinstance(value, dict)}
     schema = pa.schema([field for field in DOCUMENT_COLUMNS if field.name in arrays])
     assert pa.table(arrays, schema).num_rows == 1  # every value is of its column's type
+
+
+@pytest.mark.parametrize(
+    ("message", "text", "expected"),
+    [
+        ("boom", "the boom of a gun", "boom"),
+        ("no French", "Voici un texte", "no French"),
+        ("invalid literal for int() with base 10: '12,50 EUR'", "It costs 12,50 EUR for you", ""),
+        ("bad name Jane Doe", "written by Jane Doe in May", "bad name …"),
+        ("no user jane@example.org here", "mail jane@example.org", "no user … here"),
+        ("cannot parse the ship left the harbour", "And the ship left the harbour.", "cannot parse …"),
+        ("'price'", "no such word", "'price'"),
+        ("got 'a\\nJane'", "a Jane", "got '…'"),
+        ("x" * 300, "y", "x" * 160 + "…"),
+    ],
+)
+def test_messages_quote_nothing_of_a_document(message, text, expected) -> None:
+    assert without_quotes(message, text) == (expected or "invalid literal for int() with base 10: '…'")
+
+
+def test_the_limit_of_failures_changes_no_fingerprint(tmp_path, stage) -> None:
+    own = recipe(stage(), models={"cache": str(tmp_path / "cache")})
+    other = recipe(stage(max_failed_share=0.5), models={"cache": str(tmp_path / "cache")})
+    assert own["curiosity"].content() == other["curiosity"].content()
+    with pytest.raises(ConfigError, match="max_failed_share"):
+        recipe(stage(max_failed_share=1.5))
 
 
 # Recipes, fingerprints, commands.
@@ -421,14 +449,25 @@ def test_workers_run_the_copy_of_the_file(spark, tmp_path, stage) -> None:
 @pytest.mark.spark
 def test_a_run_with_a_stage_and_a_rule_on_its_column(run_at, spark, tmp_path, stage) -> None:
     values = stage(columns=COLUMNS | {"curious": {"type": "float32", "meaning": "question marks", "unit": "thirds"}})
-    values["settings"] = {"sign": ":", "most": 2}
+    values |= {"settings": {"sign": ":", "most": 2}, "max_failed_share": 1}
     own = f"stage.stages=[{toml(values)}]"
     run = run_at(2, [own], until="dedup")
     columns = columns_of_run(run)
     assert columns.field("curious").metadata == {b"meaning": b"question marks", b"unit": b"thirds"}
     documents = open_table(run, "documents")[1]
     assert documents.content.counts.dropped["curiosity/failed"] > 0
-    assert any(error.startswith("curiosity: ValueError at mine.py:11") for error in documents.run.notes["errors"])
+    (failed,) = documents.run.notes["errors"].items()
+    french = [found["doc_id"] for found in find_documents(run, parse_where("drop_rule = failed", columns), 9999)]
+    assert failed == (
+        "curiosity: ValueError at mine.py:11",
+        {"count": len(french), "document": min(french).hex(), "message": "no French"},
+    )
+    failure = f"ValueError: no French (mine.py:11), {len(french)} document(s), such as {min(french).hex()}"
+    calls = documents.run.notes["calls"]["curiosity"]
+    assert f"stage curiosity failed on {len(french)} of {calls} document(s): {failure}" in (
+        closing_summary(run, "dedup", 1.0).text()
+    )
+    assert reasons_of_run(run)["curiosity/failed"] == failure
     assert documents.content.models["curiosity/function"]
     (kept,) = find_documents(run, parse_where("marks = 1 and drop_stage is null", columns), 1)
     assert "  curious                    0.333333 thirds" in format_document(kept, False, columns).splitlines()
@@ -453,6 +492,17 @@ def test_a_run_with_a_stage_and_a_rule_on_its_column(run_at, spark, tmp_path, st
     assert rows["curiosity/too_curious"].meaning == "too many questions"
     assert all(check.holds for check in checks(facts))
     assert declared_columns(facts.tables).field("marks").type == pa.int32()
+
+
+@pytest.mark.spark
+def test_a_stage_that_fails_too_often_ends_the_step(run_at, stage) -> None:
+    code = "def measure(text, row):\n    if text[0] != 'P': raise ValueError('boom')\n    return {}\n"
+    with pytest.raises(
+        ConfigError,
+        match=r"\[\[stage\]\] curiosity: expected the function to fail on at most 1 % of the documents, got errors on "
+        r"[\d,]+ of [\d,]+: ValueError: boom \(mine.py:2\), [\d,]+ document\(s\), such as \w{32}\. Correct the",
+    ):
+        run_at(2, [f"stage.stages=[{toml(stage(code))}]"], until="documents")
 
 
 @pytest.mark.spark

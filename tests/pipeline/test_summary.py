@@ -1,5 +1,7 @@
 """The closing summary: counts, shares, tokens by source and the next commands, computed by hand from manifests."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +69,37 @@ def test_summary_of_a_stage_ends_at_that_stage(run: Store) -> None:
         "and 2 other reasons 90 (9.0 %)",
     ]
     assert summary.next[-1][0] == "penstock run r.toml --out run"
+
+
+def test_own_rules_and_failed_documents_are_always_named(run: Store) -> None:
+    edit(run, "verdicts", lambda m: m["content"]["counts"].update(rows_kept=498))
+    edit(run, "verdicts", lambda m: m["content"]["counts"]["dropped"].update({"quality/mine": 2}))
+    rule = {"name": "mine", "when": "num_chars > 9", "reason": "It is long."}
+    edit(run, "verdicts", lambda m: m["content"]["config"].update(quality={"rule": [rule]}))
+    entry = {"count": 3, "document": "0a", "message": "boom"}
+    notes = {"errors": {"long: ValueError at my.py:3": entry}, "calls": {"long": 13}}
+    edit(run, "documents", lambda m: m["run"].update(notes=notes))
+    lines = closing_summary(run, None, 1.0, None, [("reused", "documents of other")]).text().splitlines()
+    assert lines[2] == (
+        "  dropped    source/not_a_page 200 (20.0 %), quality/min_words 150 (15.0 %), extract/no_text 60 (6.0 %), "
+        "quality/mine 2 (0.2 %) and 3 other reasons 140 (14.0 %)"
+    )
+    assert lines[-2:] == [
+        "  reused     documents of other",
+        "  warning    stage long failed on 3 of 13 document(s): ValueError: boom (my.py:3), 3 document(s), such as 0a",
+    ]
+    edit(run, "verdicts", lambda m: m["content"]["counts"]["dropped"].update({"quality/min_words": 1}))
+    edit(run, "verdicts", lambda m: m["content"]["counts"]["dropped"].update({"quality/max_words": 1}))
+    edit(run, "verdicts", lambda m: m["content"]["counts"].update(rows_kept=696))
+    assert "drop_rule = mine" in closing_summary(run, None, 1.0).next[0][0]  # although language/not_wanted has 40
+
+
+def edit(run: Store, table: str, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the manifest of a table."""
+    path = Path(run.path(f"{table}/v-1/manifest.json"))
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    path.write_text(json.dumps(manifest))
 
 
 def test_drops_and_kept_rows_add_up(run: Store) -> None:

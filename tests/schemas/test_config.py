@@ -4,6 +4,7 @@ import argparse
 from typing import ClassVar
 
 import pytest
+from pydantic import Field
 
 from schemas.config import (
     Section,
@@ -66,6 +67,75 @@ def test_overrides_win_over_the_file_and_take_toml_values_or_plain_text():
     assert raw == {"quality": {"min_words": 10}}
 
 
+class Rule(Section):
+    name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,59}$")
+    when: str
+
+
+class Rules(Section):
+    array: ClassVar = "stages"
+    stages: tuple[Rule, ...] = ()
+
+
+class Filters(Section):
+    rule: tuple[Rule, ...] = ()
+
+
+MANY = {**KINDS, "stage": Rules, "filters": Filters}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            '[filters.rule]\nname = "a"\nwhen = "b"\n',
+            "filters.rule: expected tables [[filters.rule]], got one table. Write [[filters.rule]]",
+        ),
+        (
+            '[stage]\nname = "a"\nwhen = "b"\n',
+            "stage: expected tables [[stage]], got one table [stage]. Write [[stage]]",
+        ),
+        (
+            "[[quality]]\nmin_words = 3\n",
+            "quality: expected a section [quality], got tables [[quality]]. Write [quality]",
+        ),
+        ('[[stage]]\nname = "a"\n', "stage.stages.0.when: expected a value, got none. Set `when`"),
+        (
+            '[[stage]]\nname = "A b"\nwhen = "x"\n',
+            "stage.stages.0.name: expected lower-case letters, digits and _, the first one a letter, at most 60 "
+            "characters, got 'A b'",
+        ),
+    ],
+)
+def test_messages_are_in_words(text, expected):
+    with pytest.raises(ConfigError) as error:
+        load_recipe(parse_recipe(text, "r.toml"), [], MANY, "r.toml")
+    lines = str(error.value).splitlines()
+    assert lines[:2] == ["r.toml: expected valid settings, got 1 wrong:", f"  {expected}"]
+    assert len(lines) == 3
+
+
+def test_a_wrong_setting_names_the_option_that_set_it():
+    raw = {"quality": {"max_words": "many"}}
+    with pytest.raises(ConfigError) as error:
+        load_recipe({}, ["quality.min_word=30"], KINDS, "own/run.json")
+    assert str(error.value) == (
+        "command line: expected valid settings, got 1 wrong:\n  --set quality.min_word: no such key (did you mean "
+        "'min_words'?)\nNothing was started. Correct the options."
+    )
+    with pytest.raises(ConfigError) as error:
+        load_recipe(raw, ["quality.min_word=30"], KINDS, "own/run.json")
+    lines = str(error.value).splitlines()
+    assert lines[0] == "own/run.json: expected valid settings, got 2 wrong:"
+    assert [line.split(":")[0] for line in lines[1:3]] == ["  quality.max_words", "  --set quality.min_word"]
+
+
+def test_an_override_of_a_whole_section_names_a_key():
+    with pytest.raises(ConfigError, match=r"got \"stage=\[\]\"|got 'stage=\[\]'") as error:
+        load_recipe({}, ["stage=[]"], MANY, "r")
+    assert str(error.value).endswith("Write it as --set 'stage.stages=[]'.")
+
+
 @pytest.mark.parametrize("override", ["quality.min_words", "min_words=3", "=3", "quality.=3"])
 def test_an_override_of_another_form_is_rejected(override):
     with pytest.raises(ConfigError, match=rf"expected section\.key=value, got {override!r}\. Write it as --set"):
@@ -103,10 +173,10 @@ def test_a_wrong_unset_is_listed_with_the_other_wrong_settings():
             {}, [Unset("qualty.min_words"), Unset("quality.min_word"), "language.langages=['de']"], KINDS, "r.toml"
         )
     lines = str(error.value).splitlines()
-    assert lines[0] == "r.toml: expected valid settings, got 3 wrong:"
+    assert lines[0] == "command line: expected valid settings, got 3 wrong:"
     assert lines[1] == "  --unset qualty.min_words: no such section (did you mean 'quality'?)"
     assert lines[2] == "  --unset quality.min_word: no such key (did you mean 'min_words'?)"
-    assert lines[3].startswith("  language.langages: no such key (did you mean 'languages'?)")
+    assert lines[3].startswith("  --set language.langages: no such key (did you mean 'languages'?)")
 
 
 @pytest.mark.parametrize("override", ["quality", "quality.", ".min_words", "quality.min_words=3"])

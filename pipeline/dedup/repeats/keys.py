@@ -211,10 +211,6 @@ class Reevaluator(Protocol):
     def reasons(self) -> Sequence[tuple[str, Mapping[str, str]]]:
         """Return (name, drop reasons with their meanings) of each stage whose checks are applied again."""
 
-    @property
-    def errors(self) -> Mapping[str, int]:
-        """Return the number of errors so far in evaluated documents, by kind and location."""
-
     def __call__(self, rows: list[Row]) -> None:
         """Measure the documents in `rows` again, and add their new signals and verdicts to the rows.
 

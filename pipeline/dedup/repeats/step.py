@@ -24,6 +24,7 @@ from pipeline.dedup.repeats.keys import (
     windows_of_part,
 )
 from pipeline.dedup.repeats.units import Cut, Tokens, covered_runs, cuts_in_whole_text, cuts_of, grams, scoped, units_of
+from pipeline.engine.failures import FAILURE
 from pipeline.engine.parquet import TEXTS_AT_ONCE, apply_cuts, parts_of, read_measured
 from pipeline.engine.part import DropCounter, PartOutput, PartResult, PartTarget, TableTarget, set_verdict, write_part
 from pipeline.engine.spark import TALLIES_DDL, dataframe_from_tasks, is_retry, map_parts, run_part_writers, totals
@@ -90,7 +91,6 @@ def write_repeats(task: RepeatsTask, rows: Iterable[pa.RecordBatch], retried: bo
                     output.write(row)
         finally:
             judge.close()
-        output.errors.update(judge.errors)
 
     return write_part(PartTarget(task.part.ordinal, {REPEATS.name: TableTarget(task.folder, REPEATS_SCHEMA)}), fill)
 
@@ -174,9 +174,9 @@ def reevaluate(rows: list[Row], batch: pa.RecordBatch, judge: Reevaluator) -> No
     ]
     if judged:
         judge(judged)
+    measured = {*REPEATS_SCHEMA.names, FAILURE} - {"cuts", "body_chars", "num_bytes"}
     for number, row in zip(again, judged):
-        kept = ("cuts", "body_chars", "num_bytes")
-        rows[number] |= {name: row[name] for name in REPEATS_SCHEMA.names if name in row and name not in kept}
+        rows[number] |= {name: row[name] for name in row if name in measured}
 
 
 def count_row(row: Row, books: DropCounter) -> None:

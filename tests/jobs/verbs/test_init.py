@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.cli import main
-from jobs.recipe import read_recipe
+from jobs.recipe import read_recipe, read_values, shipped_recipes
 from pipeline.run import prepare, run_steps
 from schemas.manifest import open_table
 from schemas.storage import Store
@@ -65,6 +65,36 @@ def test_every_line_that_is_a_comment_is_a_valid_setting(archive: Path, tmp_path
     assert max(map(len, lines)) <= 110
 
 
+@pytest.mark.parametrize("base", [*shipped_recipes()])
+def test_a_recipe_from_a_shipped_one_has_its_settings(archive: Path, tmp_path: Path, base: str) -> None:
+    recipe = tmp_path / "r.toml"
+    assert main(["init", str(recipe), "--from", base, "--source", str(archive)]) == 0
+    expected = read_values(base)
+    expected["source"]["paths"] = [str(archive)]
+    assert tomllib.loads(recipe.read_text()) == expected
+    lines = recipe.read_text().splitlines()
+    keys = [number for number, line in enumerate(lines) if line[:1].isalpha()]
+    assert [lines[number] for number in keys if not lines[number - 1].startswith("# ")] == []
+    read_recipe(str(recipe), [])
+
+
+def test_answers_replace_settings_of_the_recipe(archive: Path, tmp_path: Path) -> None:
+    recipe, mine = tmp_path / "r.toml", tmp_path / "mine.toml"
+    mine.write_text(
+        '[language]\nlanguages = [  # two\n    "en",\n    "fr",\n]\nmin_score = 0.7\n\n'
+        "[tokenizer]\nvocab_size = 900\nsample_bytes = 5_000\n[[quality.rule]]\n"
+        'name = "short"\nwhen = "gopher_num_words < 9"\nreason = "It is short."\n'
+    )
+    given = ["--source", str(archive), "--language", "de", "--tokenizer", "t.json", "--name", "mine"]
+    assert main(["init", str(recipe), "--from", str(mine), *given]) == 0
+    assert tomllib.loads(recipe.read_text()) == {
+        "language": {"languages": ["de"], "min_score": 0.7},
+        "tokenizer": {"model": "t.json"},
+        "quality": {"rule": [{"name": "short", "when": "gopher_num_words < 9", "reason": "It is short."}]},
+        "source": {"name": "mine", "paths": [str(archive)]},
+    }
+
+
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
 def test_fields_of_rows_are_detected(tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str) -> None:
     rows = [{"uuid": "1", "title": "short", "body": "a much longer text", "page_url": "http://a.org/1"}] * 3
@@ -85,6 +115,8 @@ def test_fields_of_rows_are_detected(tmp_path: Path, capsys: pytest.CaptureFixtu
     [
         (["r.toml", "--source", "none.jsonl"], "no such file"),
         (["r.toml"], "expected --source PATH, got none, and standard input is no terminal"),
+        (["r.toml", "--source", "x.jsonl", "--from", "webb"], "recipe webb: expected "),
+        (["r.toml", "--source", "x.jsonl", "--from", "inline.toml"], "expected settings in tables such as [source]"),
         (["r.txt", "--source", "x.jsonl"], "expected a name that ends with .toml, got "),
         (["here.toml", "--source", "x.jsonl"], "which exists. Name another file, or remove it."),
         (["none/r.toml", "--source", "x.jsonl"], "expected an existing folder, got "),
@@ -104,11 +136,12 @@ def test_wrong_flags_write_nothing(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "stdin", open(os.devnull))  # noqa: SIM115
     (tmp_path / "here.toml").write_text("x")
+    (tmp_path / "inline.toml").write_text('source = {name = "a"}\n')
     (tmp_path / "x.jsonl").write_text('{"text": "a"}\n')
     (tmp_path / "numbers.jsonl").write_text('{"n": 1}\n')
     assert main(["init", *words]) == 2
     assert message in capsys.readouterr().err
-    assert {path.name for path in tmp_path.iterdir()} == {"here.toml", "x.jsonl", "numbers.jsonl"}
+    assert {path.name for path in tmp_path.iterdir()} == {"here.toml", "inline.toml", "x.jsonl", "numbers.jsonl"}
     assert (tmp_path / "here.toml").read_text() == "x"
 
 

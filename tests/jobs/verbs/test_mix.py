@@ -305,7 +305,7 @@ def test_a_plan_that_follows_a_mix_keeps_its_shares(given_run: Path, tmp_path: P
     ("train", "found"),
     [
         ({"mix": "f" * 64}, "mix requires weights"),
-        ({"mix": "f" * 63, "weights": {"a": 1}}, "train.mix: String should match pattern"),
+        ({"mix": "f" * 63, "weights": {"a": 1}}, "train.mix: expected 64 hexadecimal digits, got 'fff"),
         (
             {"mix": "f" * 64, "weights": {"a": 1}, "stages": [{"weights": {"a": 1}}]},
             "mix requires stages without their own weights",

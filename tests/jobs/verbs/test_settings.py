@@ -5,7 +5,9 @@ import json
 import pytest
 
 from jobs.cli import main
-from jobs.recipe import recipe_sections
+from jobs.recipe import read_values, recipe_sections
+from pipeline.stages import DOCUMENT_COLUMNS
+from schemas.tables import TABLES
 
 
 def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -85,6 +87,48 @@ def test_keys_of_tables_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "      learning_rate = unset  (number or unset, above 0)\n" in printed(capsys, "train.stages")
 
 
+def test_the_settings_of_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "web")
+    assert '  extract.unicode = "repair"  (default "keep"; one of keep, repair)\n' in text
+    assert "  quality.max_dup_line_chars = 0.05  (default unset; number or unset" in text
+    assert "extract.extractor" not in text
+    values = json.loads(printed(capsys, "web.toml", "--json"))
+    assert values["quality"]["keys"]["skip_rules"]["value"] == '["c4_curly_bracket"]'
+    assert "| `keep_structure` | true or false | `false` | `true` | " in printed(capsys, "web", "--markdown")
+    assert {name: {*section["keys"]} for name, section in values.items()} == {
+        name: {*section} for name, section in read_values("web").items()
+    }
+
+
+def test_every_column_of_every_table_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    tables = printed(capsys, "--columns").splitlines()
+    assert [line.split()[0] for line in tables[:-2]] == [*TABLES]
+    text = printed(capsys, "--columns", "documents")
+    for column in DOCUMENT_COLUMNS:
+        assert f"  {column.name}  (" in text
+    assert "  gopher_num_words  (int32) [words]\n      " in text
+    assert {"clean", "tokens: Token shard"} <= {*json.loads(printed(capsys, "--columns", "--json"))}
+    assert "| `cluster` | " in printed(capsys, "--columns", "dedup", "--markdown")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--columns", "document"], "expected a table, got 'document' (did you mean 'documents'?)"),
+        (["--columns", "documents", "quality"], "expected no section, got 'quality'"),
+        (["webb"], "expected a section, a key or a recipe, got 'webb' (did you mean 'web'?)"),
+    ],
+)
+def test_wrong_names(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+    assert main(["settings", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_lengths_of_texts_are_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "quality.rule")
+    assert "reason = unset  (text, at least 1 character, at most 200 characters)" in text
+
+
 def test_literals_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "(one of resiliparse, trafilatura)" in printed(capsys, "extract.extractor")
     key = json.loads(printed(capsys, "extract.extractor", "--json"))["extract"]["keys"]["extractor"]
@@ -102,10 +146,10 @@ def test_markdown_is_one_table_for_each_section(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("sorce", "expected a section or a key, got 'sorce' (did you mean 'source'?)"),
+        ("sorce", "expected a section, a key or a recipe, got 'sorce' (did you mean 'source'?)"),
         ("source.txt_field", "expected a key of [source], got 'txt_field' (did you mean 'text_field'?)"),
-        ("min_word", "expected a section or a key, got 'min_word' (did you mean 'min_words'?)"),
-        ("trian.seq_len", "expected a section or a key, got 'trian.seq_len' (did you mean 'train.seq_len'?)"),
+        ("min_word", "expected a section, a key or a recipe, got 'min_word' (did you mean 'min_words'?)"),
+        ("trian.seq_len", "expected a section, a key or a recipe, got 'trian.seq_len' (did you mean 'train.seq_len'?)"),
     ],
 )
 def test_the_nearest_name_is_suggested(capsys: pytest.CaptureFixture[str], name: str, message: str) -> None:

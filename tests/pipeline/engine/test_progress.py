@@ -26,6 +26,7 @@ from pipeline.engine.progress import (
     open_view,
     progress_line,
     reasons_text,
+    seconds_left,
     step_line,
 )
 from schemas.errors import ConfigError
@@ -163,7 +164,7 @@ def test_the_status_file_of_a_run_that_finishes(tmp_path: Path, monkeypatch: pyt
             seen = waited(tmp_path, "rows", 50)
             assert (seen["parts"], seen["total_parts"]) == (1, 4)
             assert seen["rate"] > 0
-            assert isinstance(seen["seconds_left"], float)
+            assert seen["seconds_left"] is None  # no basis yet
         progress.finish("clusters", "done", Counts(rows_in=60, rows_kept=60), 2.0)
     assert current_progress() is None
     status = read(tmp_path)
@@ -184,6 +185,35 @@ def test_the_status_file_of_a_run_that_finishes(tmp_path: Path, monkeypatch: pyt
     }
     assert (clusters["state"], clusters["rate"], clusters["what"], clusters["seconds_left"]) == ("done", 30, "", None)
     assert (clean["state"], clean["kept"], clean["dropped"]) == ("waiting", None, None)
+
+
+@pytest.mark.parametrize(
+    ("fraction", "seconds", "expected"),
+    [
+        (None, 90.0, None),
+        (0.5, 4.9, None),
+        (0.5, 5.0, 5.0),
+        (0.019, 59.9, None),
+        (0.02, 5.0, 245.0),
+        (0.001, 60.0, 59940.0),
+        (1.0, 90.0, None),
+    ],
+)
+def test_the_time_left_needs_a_basis(fraction: float | None, seconds: float, expected: float | None) -> None:
+    assert seconds_left(fraction, seconds) == expected
+
+
+def test_a_line_without_a_basis_has_no_rate_and_no_time_left() -> None:
+    step = StepStatus("clean", "running", "", 1, 0, None, 0, 1, 5.0, 0.2)
+    assert progress_line(step) == "clean       0/1 parts  1 rows  in 0:00:05"
+
+
+def test_reasons_of_the_user_are_always_named() -> None:
+    dropped = {"a/1": 9, "a/2": 8, "a/3": 7, "a/4": 6, "quality/mine": 2, "a/5": 1}
+    text = "a/1 9, a/2 8, a/3 7, quality/mine 2 and 2 other reasons 7"
+    assert reasons_text(dropped, None, {"quality/mine", "long/failed"}) == text
+    line = step_line("verdicts", Counts(rows_in=40, rows_kept=7, dropped=dropped), 1.0, {"quality/mine"})
+    assert line == f"verdicts   40 rows, 7 kept, 33 dropped: {text}  (1.0 s)"
 
 
 def waited(folder: Path, key: str, value: object) -> dict[str, Any]:
@@ -256,6 +286,6 @@ def test_parts_are_never_shown_complete_while_some_are_not() -> None:
         progress.begin_work("documents", WorkTotal(parts=2, bytes=10), lambda: WorkCounts(5, 10, 1))
         time.sleep(0.01)
         progress._update()
-        assert status.seconds_left is not None
+        assert status.seconds_left is None  # no basis yet
         assert progress._fraction() == 0.99
         assert progress.last_line().startswith("documents   10 bytes of 10 bytes  100 %  1/2 parts  5 rows  ")

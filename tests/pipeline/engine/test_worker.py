@@ -2,10 +2,11 @@
 
 import pytest
 
+from pipeline.engine.failures import FAILURE
 from pipeline.engine.part import DropCounter, reason_names, set_verdict
 from pipeline.engine.stage import Drop, PerDocument
 from pipeline.engine.step import add_figures
-from pipeline.engine.worker import FusedStages
+from pipeline.engine.worker import FusedStages, run_rows
 from schemas.config import Section, build_recipe
 from schemas.errors import ContractError
 
@@ -55,12 +56,30 @@ def test_a_raising_stage_drops_the_row_and_is_counted_without_its_text():
     def bad(row):
         raise ValueError("secret text")
 
-    row, fused = run({}, stage("a", bad), stage("b", mark("b")))
+    row, _ = run({}, stage("a", bad), stage("b", mark("b")))
     assert (row["drop_stage"], row["drop_rule"]) == ("a", "failed")
     assert "b" not in row
-    (key,) = fused.errors
-    assert key.startswith("a: ValueError at test_worker.py:")
-    assert "secret" not in key
+    failure = row[FAILURE]
+    assert failure.kind.startswith("a: ValueError at test_worker.py:")
+    assert (failure.error, failure.message) == ("ValueError", "")
+
+
+def test_errors_are_counted_in_a_child_process_too():
+    def bad(row):
+        raise ValueError("secret text")
+
+    stages = (stage("a", bad),)
+    fused = FusedStages(stages, build_recipe({}, {"a": Empty}, "r"), {})
+    counts = []
+    for retried in (False, True):
+        books = DropCounter([("a", stages[0].reasons)])
+        for row in run_rows((({"doc_id": bytes([n])}, None) for n in (2, 1)), fused, ("s", "a"), retried):
+            books.enter(row, 0)
+        counts.append(books.failures.errors)
+    ((kind, entry),) = counts[0].items()
+    assert kind.startswith("a: ValueError at test_worker.py:")
+    assert entry == {"count": 2, "document": "01", "message": ""}
+    assert counts[1] == counts[0]
 
 
 def test_a_broken_promise_stops_the_run_and_is_no_drop():

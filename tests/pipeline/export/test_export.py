@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from jobs.exit_codes import exit_code_of
+from jobs.recipe import recipe_sections
 from jobs.verbs.export import add_export_arguments, export_command, parse_size
 from pipeline.export.card import CardText, size_category, to_toml
 from pipeline.export.export import (
@@ -26,14 +27,18 @@ from pipeline.export.export import (
     prepare_table_export,
 )
 from pipeline.export.shards import PartCount, json_values, plan_shards
+from pipeline.stages import unmeasured_columns
+from schemas.config import build_recipe
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import digest_of
 from schemas.manifest import open_table
 from schemas.storage import Store
 from schemas.tables import META_FIELDS, META_NUMBERS
+from tests.support.paths import ROOT
 from tests.support.report_run import Record, crawl, identifier, make_run
 from tests.support.tiny_takedown import rows_of, take_down
 
+UNMEASURED = unmeasured_columns(build_recipe({"source": {"paths": ["x.warc.gz"]}}, recipe_sections(), "test"))
 TEXT = CardText("penrose web", "odc-by", "Penrose", recipe={"quality": {"min_words": 30, "rules": ["c4"]}})
 
 
@@ -144,6 +149,49 @@ def test_all_signals_are_those_with_a_value(run: Store, tmp_path: Path) -> None:
     content = export(run, tmp_path, "parquet", signals=("all",))
     assert [*content["columns"]][9:] == ["body_chars", "perplexity_bucket"]
     assert pq.read_table(tmp_path / "data").column("body_chars").to_pylist()[:2] == [900, 900]
+
+
+@pytest.mark.parametrize(("compression", "suffix"), [("zstd", "jsonl.zst"), ("gzip", "jsonl.gz"), ("none", "jsonl")])
+def test_compressions_hold_the_same_lines(run: Store, tmp_path: Path, compression: str, suffix: str) -> None:
+    content = export(run, tmp_path / "a", "jsonl", compression=compression)
+    (name,) = [file["path"] for file in content["files"]]
+    assert name == f"data/train-00000.{suffix}"
+    assert content.get("compression") == (None if compression == "zstd" else compression)
+    with pa.input_stream(str(tmp_path / "a" / name), compression="detect") as stream:
+        lines = stream.read().decode().split("\n")
+    assert [json.loads(line)["id"] for line in lines[:-1]] == kept_ids(run)
+    assert export(run, tmp_path / "b", "jsonl", compression=compression) == content
+    prepared = prepare_table_export(run, "dedup", Store(str(tmp_path / "t")), "jsonl", compression)
+    export_table(run, prepared, run_here)
+    assert sorted(path.name.partition(".")[2] for path in (tmp_path / "t/data").iterdir())[0] == suffix
+
+
+PYTHON = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/guides/export.md").read_text(), re.M | re.S)
+
+
+@pytest.mark.parametrize("library", ["pyarrow", "pandas", "datasets"])
+def test_the_page_reads_its_exports(
+    run: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, library: str
+) -> None:
+    if library == "pandas":
+        pytest.importorskip("zstandard", reason="zstandard is not installed")
+    if library == "datasets":
+        request.getfixturevalue("datasets")
+        monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    (text,) = [text for text in PYTHON if f"import {library}" in text or f"from {library}" in text]
+    export(run, tmp_path / "clean", "jsonl")
+    export(run, tmp_path / "plain", "jsonl", compression="gzip")
+    export(run, tmp_path / "parquet", "parquet")
+    export(run, tmp_path / "dataset", "huggingface-dataset")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(compile(text, "export.md", "exec"), names)
+    if library == "pandas":
+        assert names["frame"]["id"].to_list() == kept_ids(run)
+    elif library == "pyarrow":
+        assert names["lines"].column("id").to_pylist() == names["table"].column("id").to_pylist() == kept_ids(run)
+    else:
+        assert names["rows"]["id"] == kept_ids(run)
 
 
 def test_numbers_of_json_lines() -> None:
@@ -433,6 +481,13 @@ def test_unfinished_takedowns_and_runs_without_clean_text_are_refused(tmp_path: 
     ("options", "message"),
     [
         ({"signals": ("gopher_num_word",)}, "'gopher_num_word' (did you mean 'gopher_num_words'?)"),
+        ({"signals": ("num_words",)}, "'num_words' (did you mean 'gopher_num_words'?)"),
+        (
+            {"signals": ("gopher_num_words", "dclm_num_words", "code_lines", "toxicity_score")},
+            "measured, got 'dclm_num_words', 'code_lines', 'toxicity_score', which are null in every document. Remove "
+            "them, or run the recipe again: Add 'dclm' to quality.families; Add 'markup' to quality.families; Set "
+            "toxicity.classifier. Measured: ",
+        ),
         ({"signals": ("drop_rule",)}, "expected signals of"),
         ({"where": "langage = de"}, "did you mean 'language'?"),
         ({"shard_bytes": 10}, "export --shard-size: expected 1,024 bytes to 4 GB, got 10 bytes"),
@@ -440,7 +495,8 @@ def test_unfinished_takedowns_and_runs_without_clean_text_are_refused(tmp_path: 
 )
 def test_wrong_options_are_refused(run: Store, tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
-        prepare_export(run, Store(str(tmp_path)), ExportOptions("jsonl", **options))
+        prepare_export(run, Store(str(tmp_path)), ExportOptions("jsonl", **options), UNMEASURED)
+    assert not [*tmp_path.iterdir()]
 
 
 def test_tables_that_cannot_be_exported_are_refused(run: Store, tmp_path: Path) -> None:
@@ -457,6 +513,10 @@ def test_tables_that_cannot_be_exported_are_refused(run: Store, tmp_path: Path) 
         (
             ["--format", "jsonl", "--licence", "x"],
             "export --licence: expected --format huggingface-dataset, got jsonl.",
+        ),
+        (
+            ["--format", "parquet", "--compression", "gzip"],
+            "--compression: expected --format jsonl, got parquet",
         ),
         (["--format", "jsonl", "--table", "clean", "--where", "x = 1"], "got --where. Remove --where."),
         (["--format", "huggingface", "--signals", "all"], "export --signals: expected --format jsonl or parquet or"),

@@ -259,7 +259,7 @@ def test_all_spans_of_a_text_are_in_one_part(tmp_path: Path, files: dict[str, st
             {"positives": {"files": ["x"], "sources": ["web"]}},
             r"sources, languages: expected `run` to be set, .* got no `run`\. Set",
         ),
-        ({"name": "a/b"}, "name: String should match pattern"),
+        ({"name": "a/b"}, "name: expected letters, digits, dots, _ and -"),
         ({"postives": {}}, "postives: no such key .did you mean 'positives'"),
     ],
 )

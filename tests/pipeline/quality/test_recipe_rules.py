@@ -57,9 +57,17 @@ def recipe(*rules, **settings):
     [
         ([CODE, CODE], {}, "rule: expected each name once, got 'no_code' more than once."),
         ([CODE | {"name": "gopher_short_doc"}], {}, "expected a new name, got 'gopher_short_doc', which is a built-in"),
-        ([CODE | {"name": "No code"}], {}, "quality.rule.0.name: String should match pattern"),
+        (
+            [CODE | {"name": "No code"}],
+            {},
+            "quality.rule.0.name: expected lower-case letters, digits and _",
+        ),
         ([CODE | {"whn": "x"}], {}, "quality.rule.0.whn: no such key (did you mean 'when'?)"),
-        ([{"name": "a", "when": "num_chars > 1"}], {}, "quality.rule.0.reason: Field required"),
+        (
+            [{"name": "a", "when": "num_chars > 1"}],
+            {},
+            "quality.rule.0.reason: expected a value, got none.",
+        ),
         ([CODE | {"reason": ""}], {}, "quality.rule.0.reason: String should have at least 1 character"),
         ([], {"skip_rules": ["c4_curly_brackt"]}, "got 'c4_curly_brackt' (did you mean 'c4_curly_bracket'?)"),
         ([], {"skip_rules": ["c4_javascript"]}, "expected rules in use, got 'c4_javascript', which no chosen rule set"),

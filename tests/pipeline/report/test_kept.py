@@ -355,6 +355,14 @@ def test_findings_name_what_is_unusual(tmp_path: Path) -> None:
     manifest["content"]["counts"]["dropped"]["extract/crashed"] = 1
     path.write_text(json.dumps(manifest))
     assert "Stage extract could not process 1 documents (crashed)." in [finding.text for finding in findings_of(run)]
+    manifest["content"]["counts"]["dropped"] |= {"extract/crashed": 0, "extract/failed": 1}
+    entry = {"count": 1, "document": "0a", "message": "boom"}
+    manifest["run"]["notes"]["errors"] = {"extract: ValueError at my.py:3": entry}
+    path.write_text(json.dumps(manifest))
+    text = (
+        "Stage extract could not process 1 documents (failed). ValueError: boom (my.py:3), 1 document(s), such as 0a."
+    )
+    assert text in [finding.text for finding in findings_of(run)]
 
 
 def test_a_run_without_unusual_figures_reports_that(tmp_path: Path) -> None:

@@ -321,7 +321,8 @@ def test_a_dropped_copy_leads_to_the_document_in_its_place(
     code, out, err = trace(*option, "--brief")
     lines = out.splitlines()
     assert lines[:3] == [
-        "document 080808080808 is not in the dataset: dropped by dedup/exact_duplicate  http://copy.example/1",
+        "document 080808080808 is not in the dataset: dropped by dedup/exact_duplicate: its text equals that of the "
+        "survivor, as `dedup.exact` compares them  http://copy.example/1",
         f"  document {survivor[:12]} has the same text and was kept in its place",
         f"trace of {survivor[:12]}:",
     ]
@@ -336,7 +337,8 @@ def test_a_dropped_copy_leads_to_the_document_in_its_place(
 
 
 def test_a_document_that_a_rule_dropped_has_the_rule(trace: Callable[..., Told]) -> None:
-    text = "document 0b0b0b0b0b0b is not in the dataset: dropped by quality/gopher_short_doc (36, limit 50)"
+    text = "document 0b0b0b0b0b0b is not in the dataset: dropped by quality/gopher_short_doc (36, limit 50): "
+    text += "too few words"
     for option in (("--url", "http://short.example/"), ("--domain", "short.example"), ("--doc", "0b0b0b0b0b0b")):
         assert trace(*option)[:2] == (1, f"{text}  http://short.example/\n")
     out = trace("--domain", "copy.example", "--limit", "1", "--brief")[1]

@@ -284,7 +284,7 @@ def test_a_stage_that_fails_on_the_rest_drops_it_by_name(tmp_path):
         'repeats.units=["line"]', *QUIET, make_reevaluator=partial(Failing, CHECKED)
     )
     assert [(row["drop_stage"], row["drop_rule"]) for row in written] == [(None, None), ("quality", "failed")]
-    (place,) = answers[0].errors
+    (place,) = answers[0].failures.errors
     assert place.startswith("quality: KeyError at ")
 
 
