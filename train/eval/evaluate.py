@@ -77,7 +77,7 @@ def open_candidate(name: str, step: int | None) -> EvaluatedCheckpoint:
     Raises ContractError if the checkpoint was trained on a dataset other than the run's current one.
     """
     run = Store(name)
-    note, dataset = find_checkpoint(run, step), open_dataset(run)
+    dataset, note = open_dataset(run), find_checkpoint(run, step)
     check_objective(note, *OBJECTIVES)
     if note.identity.dataset != dataset.digest:
         raise ContractError(
