@@ -4,6 +4,7 @@ Torch is imported in the child processes that they start, never in this one.
 """
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -18,9 +19,10 @@ from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
 from train.checkpoint.folder import local_path
 from train.config.settings import Settings
+from train.parallel.devices import cluster_of
 from train.plan.make_plan import make_plan
 from train.plan.plan import check_overrides, check_ranks, check_settings_used, read_settings, settings_beyond_recipe
-from train.plan.text import describe_run
+from train.plan.text import RankDevice, describe_run, peak_memory
 from train.takedown_replay import begin_replay, describe_replay, plan_replay
 
 GROUP = "training"
@@ -128,12 +130,27 @@ def _dry_run(dataset: Dataset, settings: Settings, num_ranks: int) -> int:
     unlimited = settings.plan.model_copy(update={"device_memory": None})
     with tempfile.TemporaryDirectory() as scratch:  # the index of packed rows is written there, not to the run
         plan = make_plan(Store(scratch), dataset, settings.model_copy(update={"plan": unlimited}))
-        print(describe_run(plan, settings, num_ranks))
+        device = _device_of_rank(settings, num_ranks)
+        print(describe_run(plan, settings, num_ranks, device))
         try:
             check_ranks(make_plan(Store(scratch), dataset, settings), num_ranks)
         except ConfigError:
             return 2  # the text above describes the problem
-    return 0
+    if settings.plan.device_memory is not None or device.memory is None:
+        return 0
+    return 2 if peak_memory(plan, settings.for_device(device.kind), num_ranks, device.kind) > device.memory else 0
+
+
+def _device_of_rank(settings: Settings, num_ranks: int) -> RankDevice:
+    """Return the device of a rank: that of `[cluster]`, or else one of this machine."""
+    if (cluster := cluster_of(settings)) is not None:
+        return RankDevice(cluster.device.kind, cluster.device.name, cluster.device.memory_bytes)
+    command = [sys.executable, "-m", "train.parallel.this_machine"]
+    done = subprocess.run(command, env=worker_environment(), check=True, stdout=subprocess.PIPE)
+    here = json.loads(done.stdout)
+    # Ranks on CPUs share the memory of the machine.
+    memory = here["memory"] if here["kind"] == "cuda" else here["memory"] // num_ranks
+    return RankDevice(here["kind"], f"this machine, {here['name'] or here['kind']}", memory)
 
 
 def add_generate_arguments(parser: argparse.ArgumentParser) -> None:

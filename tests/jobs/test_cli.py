@@ -195,10 +195,13 @@ def test_all_wrong_names_at_once(tmp_path, capsys):
         (["models", "fetch", "lid.176.ftx"], "lid.176.ftz"),
         (["models", "verify"], "expected a name"),
         (["trace", "no-such-run", "--step", "1"], "no-such-run"),
-        (["train", "no-such-run", "--dry-run"], "no-such-run: expected a table 'tokens'"),
+        (["train", "no-such-run", "--dry-run"], "no-such-run: expected a run folder, got no such folder"),
         (["train", "no-such-run", "--ranks", "0"], "expected --ranks >= 1 and --restarts >= 0, got 0 and 0"),
         (["train", "no-such-run", "--restarts", "-1"], "got 1 and -1"),
-        (["export", "no-such-run", "--out", "x", "--format", "megatron"], "no-such-run: expected a table 'tokens'"),
+        (
+            ["export", "no-such-run", "--out", "x", "--format", "megatron"],
+            "no-such-run: expected a run folder, got no such folder",
+        ),
         (
             ["export", "no-such-run", "--out", "x", "--format", "megatron", "--step", "3"],
             "export --step: expected --format huggingface, got megatron",
@@ -231,14 +234,17 @@ def test_errors_are_one_message(arguments, message, capsys):
             "expected a path that ends with .lm, in an existing folder",
         ),
         (["train-lm", "--out", "x.lm", "--set", "train_lm.input=['no-such.txt']"], "no-such.txt"),
-        (["train-lm", "--out", "x.lm", "--set", "lm.run=no-such-run"], "expected a table 'clean'"),
+        (["train-lm", "--out", "x.lm", "--set", "lm.run=no-such-run"], "expected a run folder, got no such folder"),
         (["train-classifier", "--out", "x"], "expected both positives and negatives, or labelled files"),
         (
             ["train-importance", "--out", "x", "--set", "train_importance.target={run='no'}"],
             "[train_importance]: expected",
         ),
         (["derive-profiles", "--out", "x.toml"], "[derive]: expected"),
-        (["derive-profiles", "--out", "x.toml", "--set", "derive.run=no-such-run"], "expected a table 'clean'"),
+        (
+            ["derive-profiles", "--out", "x.toml", "--set", "derive.run=no-such-run"],
+            "expected a run folder, got no such folder",
+        ),
     ],
 )
 def test_what_is_wrong_or_missing_is_told_before_spark_starts(arguments, message, capsys, monkeypatch, tmp_path):
@@ -378,9 +384,9 @@ def test_a_dry_run_shows_what_would_be_and_writes_nothing(monkeypatch, tmp_path,
     for line in (
         "4 rank(s), nothing was started",
         "layout: zero3, shard 2 · tensor 2",
-        "rows: 6 a step, 3 for each of 2 group(s) of ranks (0-2 | 3-5), 1 micro-batch(es) of 3",
+        "rows: 6 a step; 2 data-parallel groups of ranks compute 3 rows each (0-2, 3-5); 1 micro-batch of 3",
         "!! does not fit: plan.device_memory is 1 kB",
-        "memory of a rank (cuda), estimated: ",
+        "memory of a rank (this machine, ",
         "run: 112 steps, 43,008 tokens",
     ):
         assert line in shown

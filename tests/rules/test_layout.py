@@ -100,6 +100,7 @@ ALONE = {
     "pipeline.steps.requirements": "settings of rooms that do not import each other",
     "train.launch": "a program that replaces torchrun",
     "train.optim": "a file for each update rule, found by its row in OPTIMIZERS",
+    "train.parallel.this_machine": "a program that imports torch, for a command that does not",
     "train.replay_check": "a program",
     "train.export": "a program for each format",
 }
