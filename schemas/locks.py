@@ -78,8 +78,9 @@ def _take(locks: ExitStack, run: Store, name: str, what: str, *, shared: bool = 
             return
         if error.errno != errno.EWOULDBLOCK:
             raise
+        holders = describe_holders(Path(run.path(name)))
         raise ContractError(
-            f"{run.uri}/{name}: expected a free lock for `{what}`, got one held by {describe_holders(Path(run.path(name)))}. "
+            f"{run.uri}/{name}: expected a free lock for `{what}`, got one held by {holders}. "
             "Wait until that process ends, or stop it."
         ) from error
     locks.callback(_release, file, Path(run.path(name)))

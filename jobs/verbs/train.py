@@ -6,6 +6,7 @@ Torch is imported in the child processes that they start, never in this one.
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -117,12 +118,12 @@ def train_command(arguments: Arguments) -> int:
         options = {"nproc-per-node": arguments.ranks, "max-restarts": arguments.restarts}
         options["shutdown-timeout"] = SHUTDOWN_SECONDS
         torchrun = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        command = ["train.launch", "--standalone", *torchrun, "-m", *command]
+        command = ["train.launch", "--standalone", *torchrun, "-m", "train.start", "--quiet", *command]
         # torchrun would set OMP_NUM_THREADS too, with a long warning; the ranks set their number of threads themselves.
         environment = {"OMP_NUM_THREADS": "1"} | environment
     # Replaces this process, so that signals and exit codes need not be passed on.
     sys.stdout.flush()
-    os.execve(sys.executable, [sys.executable, "-m", *command], environment)
+    os.execve(sys.executable, [sys.executable, "-m", "train.start", *command], environment)
 
 
 def _dry_run(dataset: Dataset, settings: Settings, num_ranks: int) -> int:
@@ -175,8 +176,13 @@ def generate_command(arguments: Arguments) -> int:
 
 
 def _in_torch(*command: str) -> int:
-    """Run a module of `train` in a child process and return its exit code."""
-    return subprocess.run([sys.executable, "-m", *command], env=worker_environment(), check=False).returncode
+    """Run a module of `train` in a child process and return its exit code, or 130 if it was interrupted."""
+    program = [sys.executable, "-m", "train.start", "--quiet", *command]
+    try:
+        return subprocess.run(program, env=worker_environment(), check=False).returncode
+    except KeyboardInterrupt:
+        print("penstock: interrupted", file=sys.stderr)  # such a command does not resume
+        return 128 + signal.SIGINT
 
 
 def _step(arguments: Arguments) -> list[str]:
@@ -195,13 +201,12 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
 
 def evaluate_command(arguments: argparse.Namespace) -> int:
     """Measure a checkpoint on the held-out text of other runs. Documents in its training text are left out."""
-    command = [sys.executable, "-m", "train.eval.evaluate", arguments.run]
-    command += [word for run in arguments.on for word in ("--on", run)]
+    command = [word for run in arguments.on for word in ("--on", run)]
     command += ["--sequences", str(arguments.sequences)]
     for name in ("step", "out"):
         if (value := getattr(arguments, name)) is not None:
             command += [f"--{name}", str(value)]
-    return subprocess.run(command, env=worker_environment(), check=False).returncode
+    return _in_torch("train.eval.evaluate", arguments.run, *command)
 
 
 COMMANDS = {

@@ -293,7 +293,8 @@ def became(monkeypatch, run, *arguments):
 def test_one_process_needs_no_torchrun(monkeypatch, tiny_run):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     command, set_here = became(monkeypatch, tiny_run, "--set", "train.steps=3", "--set", "optim.schedule=wsd")
-    assert command == ["train.pretrain", tiny_run.uri, "--set", "train.steps=3", "--set", "optim.schedule=wsd"]
+    settings = ["--set", "train.steps=3", "--set", "optim.schedule=wsd"]
+    assert command == ["train.start", "train.pretrain", tiny_run.uri, *settings]
     assert "OMP_NUM_THREADS" not in set_here
 
 
@@ -302,8 +303,8 @@ def test_several_processes_and_restarts_are_torchruns(monkeypatch, tiny_run, giv
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     command, set_here = became(monkeypatch, tiny_run, *given.split(), "--set", "layout.data=ddp")
     counts = ["--nproc-per-node", str(ranks), "--max-restarts", str(restarts), "--shutdown-timeout", "3600"]
-    trained = ["-m", "train.pretrain", tiny_run.uri, "--set", "layout.data=ddp"]
-    assert command == ["train.launch", "--standalone", *counts, *trained]
+    trained = ["-m", "train.start", "--quiet", "train.pretrain", tiny_run.uri, "--set", "layout.data=ddp"]
+    assert command == ["train.start", "train.launch", "--standalone", *counts, *trained]
     assert set_here["OMP_NUM_THREADS"] == "1"
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     assert "OMP_NUM_THREADS" not in became(monkeypatch, tiny_run, *given.split())[1]
