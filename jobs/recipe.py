@@ -60,14 +60,17 @@ def read_values(path: str) -> dict[str, Any]:
     return parse_recipe(text, path)
 
 
-def stored_recipe(run: Store, overrides: Sequence[str]) -> Recipe:
-    """Return the recipe that a run stores, with overrides applied. Raises ConfigError if the folder is not a run."""
+def stored_recipe(run: Store, overrides: Sequence[str], name: str = "") -> Recipe:
+    """Return the recipe that a run stores, with overrides applied. Raises ConfigError if the folder is not a run.
+
+    `name`: name of the run in errors; empty = its folder.
+    """
     recipe = read_run(run).recipe
     if not recipe:
         raise ConfigError(
             f"{run.uri}: expected a run folder, got a folder without a recipe. Run `penstock run RECIPE --out …`."
         )
-    return load_recipe(recipe, overrides, recipe_sections(), f"{run.uri}/run.json")
+    return load_recipe(recipe, overrides, recipe_sections(), f"{name or run.uri}/run.json")
 
 
 def deciding_models(recipe: Recipe) -> dict[str, dict[str, str]]:

@@ -28,10 +28,10 @@ VERBS = {
 Arguments = argparse.Namespace
 
 BUDGETS: dict[str, tuple[str, type, str]] = {
-    "flops": ("plan.compute", float, "budget [FLOPs]"),
+    "flops": ("plan.compute", str, "budget [FLOPs], such as 1e18"),
     "gpu-hours": ("plan.gpu_hours", float, "budget [device hours]"),
     "usd": ("plan.usd", float, "budget in US dollars, at the price --usd-per-gpu-hour"),
-    "params": ("plan.params", float, "number of parameters of the model"),
+    "params": ("plan.params", str, "number of parameters of the model, such as 124M or 1.5B"),
     "law": ("plan.law_file", str, "file of a scaling law, from `penstock ladder` or `fit-scaling`"),
     "gpu": ("cluster.device", str, "name of the device, such as h100-sxm"),
     "gpus": ("cluster.gpus", int, "number of devices in a node"),
@@ -73,6 +73,7 @@ def _planned(arguments: Arguments, run: Store, scratch: Store) -> int:
     given = vars(arguments)
     if given.get("dataset") is not None:
         run = _on_dataset_of(open_run(arguments.dataset), run, scratch if arguments.dry_run else run)
+    name = arguments.run if run is scratch else run.uri  # the user knows no scratch folder
     dataset, mix, flags = open_dataset(run), given.get("mix"), budget_overrides(given)
     overrides = [*arguments.overrides, *flags]
     if not overrides and mix is None and _is_trained(run):
@@ -80,7 +81,7 @@ def _planned(arguments: Arguments, run: Store, scratch: Store) -> int:
     if mix is not None:
         overrides += mix_overrides(mix, dataset, arguments.overrides)
     place = scratch if arguments.dry_run else run
-    plan, search_text = choose_layout(make_plan(place, dataset, _settings(run, overrides)))
+    plan, search_text = choose_layout(make_plan(place, dataset, _settings(run, overrides, name)))
     if not arguments.dry_run:
         with lock_training(run, "penstock plan"):
             check_resumable(run, dataset, plan)
@@ -109,9 +110,9 @@ def _is_trained(run: Store) -> bool:
     return run.is_local and run.exists(PLAN_NAME) and bool(list_checkpoints(run))
 
 
-def _settings(run: Store, overrides: Sequence[str]) -> Settings:
+def _settings(run: Store, overrides: Sequence[str], name: str) -> Settings:
     """Return the settings of a run's recipe with overrides applied; after training, with the content of its plan."""
-    recipe = stored_recipe(run, overrides)
+    recipe = stored_recipe(run, overrides, name)
     if not _is_trained(run):
         return with_checkpoint_formats(run, settings_of(recipe))
     # The plan also holds execution settings that were automatic before the run started on its first devices.
@@ -136,7 +137,7 @@ def _print_stored(run: Store, dataset: Dataset, quiet: bool) -> int:
 def _plan_without_overrides(run: Store, scratch: Store) -> Plan | None:
     """Return the plan of the settings before this command; None if they make no plan."""
     try:
-        return make_plan(scratch, open_dataset(run), _settings(run, []))
+        return make_plan(scratch, open_dataset(run), _settings(run, [], run.uri))
     except ConfigError:
         return None  # for instance, no size suits the data before this command gives one
 

@@ -30,7 +30,7 @@ GROUP = "training"
 VERBS = {
     "train": "Start or resume training on this machine. --dry-run prints layout and memory without starting it.",
     "generate": "Sample text from a checkpoint.",
-    "evaluate": "Measure a checkpoint on held-out text of other runs. Documents that it was trained on are left out.",
+    "evaluate": "Measure a checkpoint on held-out text of any run. Documents that it was trained on are left out.",
     "calibrate": "Measure the speed of this machine, for `plan --gpu`. It is written as a device profile.",
 }
 
@@ -192,7 +192,10 @@ def _step(arguments: Arguments) -> list[str]:
 def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `evaluate` except the run."""
     parser.add_argument(
-        "--on", action="append", required=True, help="run folder whose held-out text is read; may be repeated"
+        "--on",
+        action="append",
+        required=True,
+        help="run folder whose held-out text is read, such as RUN itself; may be repeated",
     )
     parser.add_argument("--step", type=int, help="step of the checkpoint; default: the last")
     parser.add_argument("--sequences", type=int, default=512, help="held-out rows of each source")
@@ -200,7 +203,7 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def evaluate_command(arguments: argparse.Namespace) -> int:
-    """Measure a checkpoint on the held-out text of other runs. Documents in its training text are left out."""
+    """Measure a checkpoint on the held-out text of runs. Documents in its training text are left out."""
     command = [word for run in arguments.on for word in ("--on", run)]
     command += ["--sequences", str(arguments.sequences)]
     for name in ("step", "out"):

@@ -24,7 +24,7 @@ from tests.support.paths import ROOT
 from tests.support.tiny_dataset import make_tiny_dataset
 from train.config.settings import load_settings, settings_of
 from train.plan.make_plan import make_plan
-from train.plan.plan import write_plan
+from train.plan.plan import settings_beyond_recipe, write_plan
 
 EXPECTED = ("run", "stage", "plan", "train", "report", "show", "models", "trace", "generate", "export", "demo-crawl")
 EXPECTED += ("whatif", "train-lm", "train-classifier", "train-importance", "derive-profiles")
@@ -373,6 +373,15 @@ def test_settings_of_earlier_commands_are_named_where_they_are_in_the_way(monkey
     write_plan(tiny_run, make_plan(tiny_run, open_dataset(tiny_run), settings))
     assert main(["train", tiny_run.uri, "--ranks", "2", "--set", "layout.tensor=2"]) == 2
     assert "(kept from earlier commands: layout.pipeline = 2, layout.micro_batch = 3)" in capsys.readouterr().err
+
+
+def test_settings_that_a_device_resolved_are_not_those_of_the_user(tiny_run):
+    """A plan holds them after the run has started; `train.steps` is the only one that a command gave."""
+    dataset = open_dataset(tiny_run)
+    settings = load_settings(read_run(tiny_run).recipe, ["train.steps=30"], "test")
+    write_plan(tiny_run, make_plan(tiny_run, dataset, settings.for_device("cpu")))
+    assert "micro_batch" in tiny_run.read_json("train/plan.json")["settings"]["layout"]
+    assert settings_beyond_recipe(tiny_run) == ["train.steps = 30"]
 
 
 def test_a_dry_run_shows_what_would_be_and_writes_nothing(monkeypatch, tmp_path, capsys):

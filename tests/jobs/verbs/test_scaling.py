@@ -11,6 +11,7 @@ from jobs.cli import main
 from schemas.manifest import read_run, write_run
 from schemas.storage import Store
 from tests.support.tiny_dataset import make_tiny_dataset
+from train.plan.plan import read_plan
 from train.scaling.laws import BESIROGLU
 from train.scaling.own_law import read_law
 
@@ -262,6 +263,15 @@ def test_a_budget_for_a_shape_that_is_given_buys_tokens(run: Store) -> None:
         ("--set plan.inference_tokens=1e9", "inference_tokens requires compute, gpu_hours or usd"),
         ("--gpus 4", "gpus: expected a device, got none"),
         ("--set plan.law=chinchila", "plan.law"),
+        (
+            "--params many",
+            "plan.params: Input should be a valid number, unable to parse string as a number, got 'many'",
+        ),
+        ("--set train.learning_rate=1", "train.learning_rate: no such key (did you mean 'optim.learning_rate'?)"),
+        (
+            "--unset train.learning_rate",
+            "--unset train.learning_rate: no such key (did you mean 'optim.learning_rate'?)",
+        ),
     ],
 )
 def test_budgets_that_buy_nothing_are_refused(run: Store, capsys, words: str, message: str) -> None:
@@ -329,6 +339,32 @@ def test_memory_is_that_of_the_layout_found(run: Store, capsys) -> None:
     # The limit is the search's: the layout before it, of 8 rows a micro-batch, may need more.
     limit = int(values["memory.4"])
     assert main(["plan", run.uri, *words, "--set", f"plan.device_memory={limit}"]) == 0
+
+
+@pytest.mark.parametrize("words", ["--params 30K", "--params 30_000", "--set plan.params=0.03M", "--params 3e4"])
+def test_a_size_may_have_a_suffix(run: Store, words: str) -> None:
+    assert main(["plan", run.uri, *words.split(), *MANY]) == 0
+    assert read_plan(run).settings.plan.params == 30_000
+    assert main(["plan", run.uri, "--set", "plan.min_params=0.25M", *MANY]) == 0
+    assert read_plan(run).settings.plan.min_params == 250_000
+
+
+def test_the_number_of_devices_that_no_setting_gives_is_stated(run: Store, capsys) -> None:
+    usual = "cluster.gpus is not set, so a node has as many as is usual for a100-40gb"
+    words = ["--gpu", "a100-40gb", "--set", "train.precision=bf16"]
+    assert main(["plan", run.uri, *words, "--params", "20B"]) == 2
+    error = capsys.readouterr().err
+    assert usual in error
+    assert "Value error" not in error
+    assert main(["plan", run.uri, *words, "--set", "train.global_batch=8"]) == 0
+    assert usual in " ".join(capsys.readouterr().out.split())
+    assert main(["plan", run.uri, *words, "--gpus", "4"]) == 0
+    assert usual not in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_dry_run_names_the_folder_of_the_user(run: Store, capsys) -> None:
+    assert main(["plan", "next", "--dataset", run.uri, "--dry-run", "--set", "plan.layers=2"]) == 2
+    assert capsys.readouterr().err.startswith("penstock: next/run.json: expected valid settings, got 1 wrong:\n")
 
 
 @pytest.mark.parametrize(
