@@ -5,7 +5,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-from schemas.errors import PenstockError, describe_storage_error
+from schemas.errors import RESUMES, PenstockError, describe_storage_error
 from schemas.storage import describe_remote_error
 
 
@@ -38,5 +38,5 @@ def exit_code_of(call: Callable[[], int | None]) -> int:
 
 def report_interrupt() -> int:
     """Print that the command was interrupted, and return its exit code."""
-    print("penstock: interrupted; the same command resumes where it stopped", file=sys.stderr)
+    print(f"penstock: {RESUMES}", file=sys.stderr)
     return 128 + signal.SIGINT

@@ -10,9 +10,9 @@ from pipeline.engine.stage import no_checks
 from pipeline.models import ModelsConfig, ensure_model
 from pipeline.recipe_stages import resolve_functions
 from pipeline.stages import checked_stages, sections
-from schemas.config import Recipe, Section, load_recipe, parse_recipe, suggest_name
+from schemas.config import Recipe, Section, load_recipe, parse_recipe
 from schemas.errors import ConfigError
-from schemas.manifest import RUN_NAME, read_run
+from schemas.manifest import check_folder, read_run
 from schemas.storage import Store
 from train.config.settings import SECTIONS
 
@@ -69,20 +69,18 @@ def _similar(path: str) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def stored_recipe(run: Store, overrides: Sequence[str]) -> Recipe:
-    """Return the recipe that a run stores, with overrides applied. Raises ConfigError if the folder is not a run."""
+def stored_recipe(run: Store, overrides: Sequence[str], name: str = "") -> Recipe:
+    """Return the recipe that a run stores, with overrides applied. Raises ConfigError if the folder is not a run.
+
+    `name`: name of the run in errors; empty = its folder.
+    """
     recipe = read_run(run).recipe
-    if not recipe and run.is_local and not Path(run.root).exists():
-        runs = [path.parent.name for path in Path(run.root).parent.glob(f"*/{RUN_NAME}")]
-        raise ConfigError(
-            f"{run.uri}: expected a run folder, got a path that does not exist"
-            f"{suggest_name(Path(run.root).name, runs) if runs else ''}. Correct the path."
-        )
     if not recipe:
+        check_folder(run)
         raise ConfigError(
             f"{run.uri}: expected a run folder, got a folder without a recipe. Run `penstock run RECIPE --out …`."
         )
-    return load_recipe(recipe, overrides, recipe_sections(), f"{run.uri}/run.json")
+    return load_recipe(recipe, overrides, recipe_sections(), f"{name or run.uri}/run.json")
 
 
 def deciding_models(recipe: Recipe) -> dict[str, dict[str, str]]:

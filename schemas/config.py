@@ -160,7 +160,7 @@ def build_recipe(
         try:
             sections[name] = kind.model_validate(dict(values))
         except ValidationError as error:
-            problems.extend(_problem(name, kind, item, overridden) for item in error.errors())
+            problems.extend(_problem(name, kinds, item, overridden) for item in error.errors())
     for name, section in sections.items():
         problems += [
             f"[[{name}]] {table.name}: expected a name that no section has, got {table.name!r}. Rename it."
@@ -183,14 +183,17 @@ def _as_section(values: Any, kind: type[Section] | None) -> Any:
     return {kind.array: values} if kind is not None and kind.array and isinstance(values, list) else values
 
 
-def _problem(section: str, kind: type[Section], item: Any, overridden: Set[str]) -> str:
+def _problem(section: str, kinds: Mapping[str, type[Section]], item: Any, overridden: Set[str]) -> str:
     """Return one of pydantic's validation errors in a section as a line of text, with `--set` if that is its place."""
     field = ".".join(str(part) for part in item["loc"])
     option = "--set " if item["loc"] and f"{section}.{item['loc'][0]}" in overridden else ""
     where, value = f"{option}{section}.{field}", item.get("input")
     match item["type"]:
         case "extra_forbidden":
-            return f"{where}: no such key{suggest_name(str(item['loc'][-1]), _fields_at(kind, item['loc']))}"
+            if len(item["loc"]) == 1 and (owner := _owner_of(field, kinds)):
+                return f"{where}: no such key (did you mean '{owner}.{field}'?)"
+            fields = _fields_at(kinds[section], item["loc"])
+            return f"{where}: no such key{suggest_name(str(item['loc'][-1]), fields)}"
         case "missing":
             return f"{where}: expected a value, got none. Set `{item['loc'][-1]}`"
         case "string_pattern_mismatch" if item["ctx"]["pattern"] in PATTERNS:
@@ -202,6 +205,12 @@ def _problem(section: str, kind: type[Section], item: Any, overridden: Set[str])
     if isinstance(value, str) and item["type"] in ("dict_type", "tuple_type", "list_type"):
         got += " (not TOML: put quotes around names of tables and around texts inside lists)"
     return f"{where}: {message}{got}" if field else f"[{section}]: {message}"
+
+
+def _owner_of(key: str, kinds: Mapping[str, type[Section]]) -> str | None:
+    """Return the only section that has a key of this name; None if none or several have it."""
+    owners = [name for name, kind in kinds.items() if key in kind.model_fields]
+    return owners[0] if len(owners) == 1 else None
 
 
 def _fields_at(kind: type[Section], path: tuple[int | str, ...]) -> Iterable[str]:
@@ -310,7 +319,11 @@ def _unknown_key(section: str, key: str, kinds: Mapping[str, type[Section]]) -> 
     if section not in kinds:
         return [f"--unset {section}.{key}: no such section{suggest_name(section, kinds)}"]
     fields = kinds[section].model_fields
-    return [] if key in fields else [f"--unset {section}.{key}: no such key{suggest_name(key, fields)}"]
+    if key in fields:
+        return []
+    owner = _owner_of(key, kinds)
+    hint = f" (did you mean '{owner}.{key}'?)" if owner else suggest_name(key, fields)
+    return [f"--unset {section}.{key}: no such key{hint}"]
 
 
 def _drop_replaced(

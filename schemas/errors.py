@@ -10,6 +10,10 @@ UNWRITABLE = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the quota is used
 """Error codes of storage that cannot be written to, with their descriptions."""
 
 
+RESUMES = "interrupted; the same command resumes where it stopped"
+"""Message of an interrupted command that resumes."""
+
+
 class PenstockError(Exception):
     """An error whose message contains the fix; the command line prints it without a traceback."""
 

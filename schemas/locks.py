@@ -17,14 +17,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from schemas.errors import ContractError
+from schemas.lock_files import TABLES_LOCK, TRAIN_LOCK, describe_holders
 from schemas.manifest import read_run
 from schemas.storage import Store
 from schemas.takedown import check_no_pending_takedown
 
-TABLES_LOCK = "tables.lock"
-"""The lock file that is held exclusively to write or remove tables, and shared to read them for a long time."""
-TRAIN_LOCK = "train.lock"
-"""The lock file that is held exclusively to train or to move checkpoints."""
 LOCKLESS_ERRORS = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """Error codes of a missing folder, a folder without write permission, or a filesystem without locks."""
 
@@ -81,9 +78,10 @@ def _take(locks: ExitStack, run: Store, name: str, what: str, *, shared: bool = 
             return
         if error.errno != errno.EWOULDBLOCK:
             raise
+        holders = describe_holders(Path(run.path(name)))
         raise ContractError(
-            f"{run.uri}/{name}: expected a free lock for `{what}`, got one held by {_holders(run, name)}. Wait until "
-            "that process ends, or stop it."
+            f"{run.uri}/{name}: expected a free lock for `{what}`, got one held by {holders}. "
+            "Wait until that process ends, or stop it."
         ) from error
     locks.callback(_release, file, Path(run.path(name)))
     if not shared:
@@ -116,27 +114,3 @@ def _release(file: int, path: Path) -> None:
             path.unlink()
     finally:
         os.close(file)
-
-
-def _holders(run: Store, name: str) -> str:
-    """Return a text that names the processes that hold a lock."""
-    try:
-        lines = [json.loads(line) for line in run.read_bytes(name).splitlines()]
-    except (OSError, ValueError):
-        lines = []
-    # Lines of processes that have ended are omitted, unless there are only such lines.
-    alive = [line for line in lines if line["host"] != socket.gethostname() or _is_alive(line["pid"])]
-    holders = [
-        f"`{line['what']}` (process {line['pid']} on {line['host']}, since {line['since']})" for line in alive or lines
-    ]
-    return " and ".join(holders) or "a process that has not written its id to this file yet"
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True

@@ -4,13 +4,16 @@ The block `content` describes the table and is equal for all runs that write the
 how it was made. A manifest whose row counts do not add up cannot be made. `run.json` names the current versions.
 """
 
+import difflib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from schemas.errors import ContractError
+from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json, digest_of
+from schemas.lock_files import TABLES_LOCK, describe_holders, is_written_elsewhere
 from schemas.storage import Store
 from schemas.tables import TABLES
 
@@ -250,10 +253,31 @@ def write_run(run: Store, state: RunFile) -> None:
     run.write_atomic(RUN_NAME, canonical_json(state.model_dump(mode="json")))
 
 
+def check_folder(run: Store) -> None:
+    """Raise ConfigError, with the most similar name, if a local run folder does not exist."""
+    if not run.is_local or run.exists(""):
+        return
+    path = Path(run.root)
+    parent = next(folder for folder in path.parents if folder.is_dir())
+    missing = path.relative_to(parent).parts[0]
+    close = difflib.get_close_matches(missing, [entry.name for entry in parent.iterdir() if entry.is_dir()], n=1)
+    hint = f" (did you mean {str(parent / close[0])!r}?)" if close else ""
+    raise ConfigError(f"{run.uri}: expected a run folder, got no such folder{hint}. Correct the path.")
+
+
 def open_table(run: Store, table: str) -> tuple[Store, Manifest]:
-    """Return the folder and manifest of a table's current version in a run. Raises ContractError if there is none."""
+    """Return the folder and manifest of a table's current version in a run.
+
+    Raises ContractError if there is none, and ConfigError if the run folder does not exist.
+    """
     tables = read_run(run).tables
     if table not in tables:
+        check_folder(run)
+        if run.is_local and is_written_elsewhere(path := Path(run.root)):
+            raise ContractError(
+                f"{run.uri}: expected a table {table!r}, got a run that is being written by "
+                f"{describe_holders(path / TABLES_LOCK)}. Wait until that process ends, then run this command again."
+            )
         owners = sorted({run.child(f"{name}/{path}/../..").uri for name, path in tables.items() if "../" in path})
         fix = f"Name {' or '.join(owners)}, whose tables this run uses." if owners else "Run `penstock run`."
         raise ContractError(f"{run.uri}: expected a table {table!r}, got {sorted(tables) or 'an empty run'}. {fix}")

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any, Self, TextIO
 
 PREFIXES = ("", "k", "M", "G", "T", "P")
@@ -96,6 +97,18 @@ def format_short(number: float, space: str = " ") -> str:
     while abs(number) >= 999.5 and step < len(PREFIXES) - 1:
         number, step = number / 1000, step + 1
     return f"{number:.3g}{space}{PREFIXES[step]}" if step else f"{number:.3g}"
+
+
+SIZE_TEXT = re.compile(r"([0-9][0-9_,]*(?:\.[0-9]+)?|\.[0-9]+) ?([kKMGBT])")
+SIZE_FACTORS = {"k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "B": 10**9, "T": 10**12}
+
+
+def parse_size(value: object) -> object:
+    """Return the number that a text such as `10M` or `1.5B` means (k, M, B or G, T); any other value as it is."""
+    match = SIZE_TEXT.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        return value
+    return round(Fraction(match[1].replace(",", "").replace("_", "")) * SIZE_FACTORS[match[2]])
 
 
 def format_bytes(number: float) -> str:

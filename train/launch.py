@@ -4,6 +4,7 @@ It accepts torchrun's arguments. Exit code 2 is an error that the user can fix. 
 write a checkpoint and stop; the exit code is then 0, unless a rank reports an error.
 """
 
+import logging
 import signal
 import sys
 import tempfile
@@ -14,9 +15,16 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.run import main as torchrun
 
+from schemas.errors import RESUMES
+
+SIGNAL_LOGGERS = ("torch.distributed.elastic.agent.server.api", "torch.distributed.elastic.multiprocessing.api")
+"""Loggers that warn about every signal that torchrun receives or forwards."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run torchrun and return the exit code of the first rank that failed; 128 + signal if it was killed."""
+    for name in SIGNAL_LOGGERS:
+        logging.getLogger(name).setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as errors:
         try:
             torchrun(["--log-dir", errors, *(sys.argv[1:] if argv is None else argv)])
@@ -28,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return code
         except SignalException as error:
             if error.sigval != signal.SIGTERM:
+                if error.sigval == signal.SIGINT:
+                    print(f"penstock: {RESUMES}", file=sys.stderr)
                 return 128 + error.sigval
             # Only the last start counts: torchrun recovered from earlier failures by restarting.
             starts = sorted(Path(errors).glob("*/attempt_*"), key=lambda path: int(path.name.partition("_")[2]))

@@ -147,6 +147,11 @@ def _planned(run: Store, choice: str) -> tuple[Replay, Plan]:
         )
     earlier = [replay for replay in read_replays(run) if replay.after == dataset.digest]
     before = earlier[-1].before if earlier and plan.dataset == dataset.digest else plan.dataset
+    if before == dataset.digest:
+        raise ConfigError(
+            f"train --replay-from: expected a dataset that a takedown has changed since the plan was made, got dataset "
+            f"{before[:12]}, which no takedown has changed. Train without --replay-from."
+        )
     since = takedowns_since(run, dataset, before)
     if not since:
         raise ConfigError(

@@ -2,21 +2,23 @@
 
 import argparse
 import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from jobs.arguments import Command, add_overrides, add_run
 from jobs.recipe import stored_recipe
 from schemas.errors import ConfigError, PenstockError
 from schemas.locks import lock_training
-from schemas.manifest import RUN_NAME
+from schemas.manifest import RUN_NAME, read_run
 from schemas.storage import Store
-from schemas.tokens import open_dataset
+from schemas.tokens import Dataset, open_dataset
 from schemas.versions import attach_run, open_run
-from train.checkpoint.folder import check_resumable, with_checkpoint_formats
-from train.config.settings import settings_of
+from train.checkpoint.folder import check_resumable, list_checkpoints, with_checkpoint_formats
+from train.config.settings import SECTIONS, Settings, load_settings, settings_of
 from train.plan.layouts import choose_layout
 from train.plan.make_plan import make_plan
-from train.plan.plan import copy_mix, mix_overrides, write_plan
-from train.plan.text import print_plan
+from train.plan.plan import PLAN_NAME, Plan, copy_mix, mix_overrides, read_plan, write_plan
+from train.plan.text import describe_changes, print_plan
 
 GROUP = "training"
 VERBS = {
@@ -26,10 +28,10 @@ VERBS = {
 Arguments = argparse.Namespace
 
 BUDGETS: dict[str, tuple[str, type, str]] = {
-    "flops": ("plan.compute", float, "budget [FLOPs]"),
+    "flops": ("plan.compute", str, "budget [FLOPs], such as 1e18"),
     "gpu-hours": ("plan.gpu_hours", float, "budget [device hours]"),
     "usd": ("plan.usd", float, "budget in US dollars, at the price --usd-per-gpu-hour"),
-    "params": ("plan.params", float, "number of parameters of the model"),
+    "params": ("plan.params", str, "number of parameters of the model, such as 124M or 1.5B"),
     "law": ("plan.law_file", str, "file of a scaling law, from `penstock ladder` or `fit-scaling`"),
     "gpu": ("cluster.device", str, "name of the device, such as h100-sxm"),
     "gpus": ("cluster.gpus", int, "number of devices in a node"),
@@ -71,16 +73,15 @@ def _planned(arguments: Arguments, run: Store, scratch: Store) -> int:
     given = vars(arguments)
     if given.get("dataset") is not None:
         run = _on_dataset_of(open_run(arguments.dataset), run, scratch if arguments.dry_run else run)
-    flags = {setting: given.get(flag.replace("-", "_")) for flag, (setting, *_) in BUDGETS.items()}
-    budgets = [f"{setting}={value!r}" for setting, value in flags.items() if value is not None]
-    budgets += ["plan.law='own'"] if given.get("law") is not None else []
-    recipe = stored_recipe(run, [*arguments.overrides, *budgets])
-    dataset, mix = open_dataset(run), given.get("mix")
+    name = arguments.run if run is scratch else run.uri  # the user knows no scratch folder
+    dataset, mix, flags = open_dataset(run), given.get("mix"), budget_overrides(given)
+    overrides = [*arguments.overrides, *flags]
+    if not overrides and mix is None and _is_trained(run):
+        return _print_stored(run, dataset, arguments.quiet)
     if mix is not None:
-        mixed = mix_overrides(mix, dataset, arguments.overrides)
-        recipe = stored_recipe(run, [*arguments.overrides, *budgets, *mixed])
+        overrides += mix_overrides(mix, dataset, arguments.overrides)
     place = scratch if arguments.dry_run else run
-    plan, search_text = choose_layout(make_plan(place, dataset, with_checkpoint_formats(run, settings_of(recipe))))
+    plan, search_text = choose_layout(make_plan(place, dataset, _settings(run, overrides, name)))
     if not arguments.dry_run:
         with lock_training(run, "penstock plan"):
             check_resumable(run, dataset, plan)
@@ -91,9 +92,54 @@ def _planned(arguments: Arguments, run: Store, scratch: Store) -> int:
         print(f"plan written to {run.uri}/train/plan.json")
         return 0
     print(print_plan(plan))
+    if overrides and (before := _plan_without_overrides(run, scratch)) is not None:
+        print("".join(f"\n{line}" for line in describe_changes(before, plan, overrides)), end="")
     if search_text is not None:
         print(search_text)
     return 0
+
+
+def budget_overrides(given: Mapping[str, Any]) -> list[str]:
+    """Return the flags of BUDGETS that are given as overrides; `given`: arguments by name."""
+    flags = {setting: given.get(flag.replace("-", "_")) for flag, (setting, *_) in BUDGETS.items()}
+    budgets = [f"{setting}={value!r}" for setting, value in flags.items() if value is not None]
+    return budgets + (["plan.law='own'"] if given.get("law") is not None else [])
+
+
+def _is_trained(run: Store) -> bool:
+    return run.is_local and run.exists(PLAN_NAME) and bool(list_checkpoints(run))
+
+
+def _settings(run: Store, overrides: Sequence[str], name: str) -> Settings:
+    """Return the settings of a run's recipe with overrides applied; after training, with the content of its plan."""
+    recipe = stored_recipe(run, overrides, name)
+    if not _is_trained(run):
+        return with_checkpoint_formats(run, settings_of(recipe))
+    # The plan also holds execution settings that were automatic before the run started on its first devices.
+    trained, given = read_plan(run).settings.to_json(), read_run(run).recipe
+    values = {
+        name: {key: value for key, value in given.get(name, {}).items() if key in kind.fields_of("execution")}
+        | {key: value for key, value in trained.get(name, {}).items() if key not in kind.fields_of("execution")}
+        for name, kind in SECTIONS.items()
+    }
+    return load_settings(values, overrides, f"{run.uri}/{PLAN_NAME}")
+
+
+def _print_stored(run: Store, dataset: Dataset, quiet: bool) -> int:
+    """Print the plan of a trained run, which only another setting would change."""
+    plan = read_plan(run, dataset)
+    print(f"plan kept, because the run has checkpoints: {run.uri}/{PLAN_NAME}")
+    if not quiet:
+        print(print_plan(plan))
+    return 0
+
+
+def _plan_without_overrides(run: Store, scratch: Store) -> Plan | None:
+    """Return the plan of the settings before this command; None if they make no plan."""
+    try:
+        return make_plan(scratch, open_dataset(run), _settings(run, [], run.uri))
+    except ConfigError:
+        return None  # for instance, no size suits the data before this command gives one
 
 
 def _on_dataset_of(other: Store, run: Store, place: Store) -> Store:

@@ -4,7 +4,9 @@ Torch is imported in the child processes that they start, never in this one.
 """
 
 import argparse
+import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,16 +20,17 @@ from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
 from train.checkpoint.folder import local_path
 from train.config.settings import Settings
+from train.parallel.devices import cluster_of
 from train.plan.make_plan import make_plan
 from train.plan.plan import check_overrides, check_ranks, check_settings_used, read_settings, settings_beyond_recipe
-from train.plan.text import describe_run
+from train.plan.text import RankDevice, describe_run, peak_memory
 from train.takedown_replay import begin_replay, describe_replay, plan_replay
 
 GROUP = "training"
 VERBS = {
     "train": "Start or resume training on this machine. --dry-run prints layout and memory without starting it.",
     "generate": "Sample text from a checkpoint.",
-    "evaluate": "Measure a checkpoint on held-out text of other runs. Documents that it was trained on are left out.",
+    "evaluate": "Measure a checkpoint on held-out text of any run. Documents that it was trained on are left out.",
     "calibrate": "Measure the speed of this machine, for `plan --gpu`. It is written as a device profile.",
 }
 
@@ -115,12 +118,12 @@ def train_command(arguments: Arguments) -> int:
         options = {"nproc-per-node": arguments.ranks, "max-restarts": arguments.restarts}
         options["shutdown-timeout"] = SHUTDOWN_SECONDS
         torchrun = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        command = ["train.launch", "--standalone", *torchrun, "-m", *command]
+        command = ["train.launch", "--standalone", *torchrun, "-m", "train.start", "--quiet", *command]
         # torchrun would set OMP_NUM_THREADS too, with a long warning; the ranks set their number of threads themselves.
         environment = {"OMP_NUM_THREADS": "1"} | environment
     # Replaces this process, so that signals and exit codes need not be passed on.
     sys.stdout.flush()
-    os.execve(sys.executable, [sys.executable, "-m", *command], environment)
+    os.execve(sys.executable, [sys.executable, "-m", "train.start", *command], environment)
 
 
 def _dry_run(dataset: Dataset, settings: Settings, num_ranks: int) -> int:
@@ -128,12 +131,27 @@ def _dry_run(dataset: Dataset, settings: Settings, num_ranks: int) -> int:
     unlimited = settings.plan.model_copy(update={"device_memory": None})
     with tempfile.TemporaryDirectory() as scratch:  # the index of packed rows is written there, not to the run
         plan = make_plan(Store(scratch), dataset, settings.model_copy(update={"plan": unlimited}))
-        print(describe_run(plan, settings, num_ranks))
+        device = _device_of_rank(settings, num_ranks)
+        print(describe_run(plan, settings, num_ranks, device))
         try:
             check_ranks(make_plan(Store(scratch), dataset, settings), num_ranks)
         except ConfigError:
             return 2  # the text above describes the problem
-    return 0
+    if settings.plan.device_memory is not None or device.memory is None:
+        return 0
+    return 2 if peak_memory(plan, settings.for_device(device.kind), num_ranks, device.kind) > device.memory else 0
+
+
+def _device_of_rank(settings: Settings, num_ranks: int) -> RankDevice:
+    """Return the device of a rank: that of `[cluster]`, or else one of this machine."""
+    if (cluster := cluster_of(settings)) is not None:
+        return RankDevice(cluster.device.kind, cluster.device.name, cluster.device.memory_bytes)
+    command = [sys.executable, "-m", "train.parallel.this_machine"]
+    done = subprocess.run(command, env=worker_environment(), check=True, stdout=subprocess.PIPE)
+    here = json.loads(done.stdout)
+    # Ranks on CPUs share the memory of the machine.
+    memory = here["memory"] if here["kind"] == "cuda" else here["memory"] // num_ranks
+    return RankDevice(here["kind"], f"this machine, {here['name'] or here['kind']}", memory)
 
 
 def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
@@ -158,8 +176,13 @@ def generate_command(arguments: Arguments) -> int:
 
 
 def _in_torch(*command: str) -> int:
-    """Run a module of `train` in a child process and return its exit code."""
-    return subprocess.run([sys.executable, "-m", *command], env=worker_environment(), check=False).returncode
+    """Run a module of `train` in a child process and return its exit code, or 130 if it was interrupted."""
+    program = [sys.executable, "-m", "train.start", "--quiet", *command]
+    try:
+        return subprocess.run(program, env=worker_environment(), check=False).returncode
+    except KeyboardInterrupt:
+        print("penstock: interrupted", file=sys.stderr)  # such a command does not resume
+        return 128 + signal.SIGINT
 
 
 def _step(arguments: Arguments) -> list[str]:
@@ -169,7 +192,10 @@ def _step(arguments: Arguments) -> list[str]:
 def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `evaluate` except the run."""
     parser.add_argument(
-        "--on", action="append", required=True, help="run folder whose held-out text is read; may be repeated"
+        "--on",
+        action="append",
+        required=True,
+        help="run folder whose held-out text is read, such as RUN itself; may be repeated",
     )
     parser.add_argument("--step", type=int, help="step of the checkpoint; default: the last")
     parser.add_argument("--sequences", type=int, default=512, help="held-out rows of each source")
@@ -177,14 +203,13 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def evaluate_command(arguments: argparse.Namespace) -> int:
-    """Measure a checkpoint on the held-out text of other runs. Documents in its training text are left out."""
-    command = [sys.executable, "-m", "train.eval.evaluate", arguments.run]
-    command += [word for run in arguments.on for word in ("--on", run)]
+    """Measure a checkpoint on the held-out text of runs. Documents in its training text are left out."""
+    command = [word for run in arguments.on for word in ("--on", run)]
     command += ["--sequences", str(arguments.sequences)]
     for name in ("step", "out"):
         if (value := getattr(arguments, name)) is not None:
             command += [f"--{name}", str(value)]
-    return subprocess.run(command, env=worker_environment(), check=False).returncode
+    return _in_torch("train.eval.evaluate", arguments.run, *command)
 
 
 COMMANDS = {

@@ -16,6 +16,7 @@ from pipeline.report.funnel import ConsistencyCheck, RuleDrops
 from pipeline.report.losses import describe_events
 from pipeline.report.tallies import languages
 from schemas.text import format_short
+from schemas.tokens import HELDOUT
 
 MAIN_REASONS = 3
 MIN_DOCUMENTS = 30
@@ -140,6 +141,19 @@ def _training(page: Measured) -> Iterator[Anomaly]:
         yield Anomaly(text, "training")
     outcome = training.outcome or {}
     heldout, loss = outcome.get("heldout_loss"), outcome.get("loss")
-    if heldout is not None and loss is not None and heldout - loss > MAX_LOSS_GAP:
-        text = f"The held-out loss is {format_short(heldout - loss)} nats per token above the training loss."
-        yield Anomaly(f"{text} The model may be overfitted.", "training")
+    documents = _heldout_documents(page.facts)
+    if heldout is None or loss is None or heldout - loss <= MAX_LOSS_GAP or documents < MIN_DOCUMENTS:
+        return
+    text = f"The held-out loss is {format_short(heldout - loss)} nats per token above the training loss."
+    figures = training.plan.figures if training.plan else ()
+    repeated = max((figure.value for figure in figures if figure.name.startswith("epochs.")), default=0.0)
+    cause = f"A source was read {repeated:.3g} times, so the model may be overfitted."
+    if repeated <= 1:
+        cause = "No token was read twice, so the cause is not overfitting; the held-out text may differ."
+    yield Anomaly(f"{text} {cause}", "training")
+
+
+def _heldout_documents(facts: RunFacts) -> int:
+    """Return the number of held-out documents of the dataset."""
+    files = facts.tables["tokens"].content.files if "tokens" in facts.tables else ()
+    return sum(file.rows for file in files if f"/{HELDOUT}/" in file.key and file.key.endswith(".docs"))

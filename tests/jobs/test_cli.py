@@ -24,7 +24,7 @@ from tests.support.paths import ROOT
 from tests.support.tiny_dataset import make_tiny_dataset
 from train.config.settings import load_settings, settings_of
 from train.plan.make_plan import make_plan
-from train.plan.plan import write_plan
+from train.plan.plan import settings_beyond_recipe, write_plan
 
 EXPECTED = ("run", "stage", "plan", "train", "report", "show", "models", "trace", "generate", "export", "demo-crawl")
 EXPECTED += ("whatif", "train-lm", "train-classifier", "train-importance", "derive-profiles")
@@ -195,10 +195,13 @@ def test_all_wrong_names_at_once(tmp_path, capsys):
         (["models", "fetch", "lid.176.ftx"], "lid.176.ftz"),
         (["models", "verify"], "expected a name"),
         (["trace", "no-such-run", "--step", "1"], "no-such-run"),
-        (["train", "no-such-run", "--dry-run"], "no-such-run: expected a table 'tokens'"),
+        (["train", "no-such-run", "--dry-run"], "no-such-run: expected a run folder, got no such folder"),
         (["train", "no-such-run", "--ranks", "0"], "expected --ranks >= 1 and --restarts >= 0, got 0 and 0"),
         (["train", "no-such-run", "--restarts", "-1"], "got 1 and -1"),
-        (["export", "no-such-run", "--out", "x", "--format", "megatron"], "no-such-run: expected a table 'tokens'"),
+        (
+            ["export", "no-such-run", "--out", "x", "--format", "megatron"],
+            "no-such-run: expected a run folder, got no such folder",
+        ),
         (
             ["export", "no-such-run", "--out", "x", "--format", "megatron", "--step", "3"],
             "export --step: expected --format huggingface, got megatron",
@@ -231,14 +234,17 @@ def test_errors_are_one_message(arguments, message, capsys):
             "expected a path that ends with .lm, in an existing folder",
         ),
         (["train-lm", "--out", "x.lm", "--set", "train_lm.input=['no-such.txt']"], "no-such.txt"),
-        (["train-lm", "--out", "x.lm", "--set", "lm.run=no-such-run"], "expected a table 'clean'"),
+        (["train-lm", "--out", "x.lm", "--set", "lm.run=no-such-run"], "expected a run folder, got no such folder"),
         (["train-classifier", "--out", "x"], "expected both positives and negatives, or labelled files"),
         (
             ["train-importance", "--out", "x", "--set", "train_importance.target={run='no'}"],
             "[train_importance]: expected",
         ),
         (["derive-profiles", "--out", "x.toml"], "[derive]: expected"),
-        (["derive-profiles", "--out", "x.toml", "--set", "derive.run=no-such-run"], "expected a table 'clean'"),
+        (
+            ["derive-profiles", "--out", "x.toml", "--set", "derive.run=no-such-run"],
+            "expected a run folder, got no such folder",
+        ),
     ],
 )
 def test_what_is_wrong_or_missing_is_told_before_spark_starts(arguments, message, capsys, monkeypatch, tmp_path):
@@ -287,7 +293,8 @@ def became(monkeypatch, run, *arguments):
 def test_one_process_needs_no_torchrun(monkeypatch, tiny_run):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     command, set_here = became(monkeypatch, tiny_run, "--set", "train.steps=3", "--set", "optim.schedule=wsd")
-    assert command == ["train.pretrain", tiny_run.uri, "--set", "train.steps=3", "--set", "optim.schedule=wsd"]
+    settings = ["--set", "train.steps=3", "--set", "optim.schedule=wsd"]
+    assert command == ["train.start", "train.pretrain", tiny_run.uri, *settings]
     assert "OMP_NUM_THREADS" not in set_here
 
 
@@ -296,8 +303,8 @@ def test_several_processes_and_restarts_are_torchruns(monkeypatch, tiny_run, giv
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     command, set_here = became(monkeypatch, tiny_run, *given.split(), "--set", "layout.data=ddp")
     counts = ["--nproc-per-node", str(ranks), "--max-restarts", str(restarts), "--shutdown-timeout", "3600"]
-    trained = ["-m", "train.pretrain", tiny_run.uri, "--set", "layout.data=ddp"]
-    assert command == ["train.launch", "--standalone", *counts, *trained]
+    trained = ["-m", "train.start", "--quiet", "train.pretrain", tiny_run.uri, "--set", "layout.data=ddp"]
+    assert command == ["train.start", "train.launch", "--standalone", *counts, *trained]
     assert set_here["OMP_NUM_THREADS"] == "1"
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     assert "OMP_NUM_THREADS" not in became(monkeypatch, tiny_run, *given.split())[1]
@@ -368,6 +375,15 @@ def test_settings_of_earlier_commands_are_named_where_they_are_in_the_way(monkey
     assert "(kept from earlier commands: layout.pipeline = 2, layout.micro_batch = 3)" in capsys.readouterr().err
 
 
+def test_settings_that_a_device_resolved_are_not_those_of_the_user(tiny_run):
+    """A plan holds them after the run has started; `train.steps` is the only one that a command gave."""
+    dataset = open_dataset(tiny_run)
+    settings = load_settings(read_run(tiny_run).recipe, ["train.steps=30"], "test")
+    write_plan(tiny_run, make_plan(tiny_run, dataset, settings.for_device("cpu")))
+    assert "micro_batch" in tiny_run.read_json("train/plan.json")["settings"]["layout"]
+    assert settings_beyond_recipe(tiny_run) == ["train.steps = 30"]
+
+
 def test_a_dry_run_shows_what_would_be_and_writes_nothing(monkeypatch, tmp_path, capsys):
     run = make_tiny_dataset(tmp_path)
     recipe = {"train": {"seq_len": 64, "global_batch": 6}, "plan": {"device_memory": 1000, "num_kv_heads": 2}}
@@ -378,9 +394,9 @@ def test_a_dry_run_shows_what_would_be_and_writes_nothing(monkeypatch, tmp_path,
     for line in (
         "4 rank(s), nothing was started",
         "layout: zero3, shard 2 · tensor 2",
-        "rows: 6 a step, 3 for each of 2 group(s) of ranks (0-2 | 3-5), 1 micro-batch(es) of 3",
+        "rows: 6 a step; 2 data-parallel groups of ranks compute 3 rows each (0-2, 3-5); 1 micro-batch of 3",
         "!! does not fit: plan.device_memory is 1 kB",
-        "memory of a rank (cuda), estimated: ",
+        "memory of a rank (this machine, ",
         "run: 112 steps, 43,008 tokens",
     ):
         assert line in shown

@@ -100,7 +100,9 @@ ALONE = {
     "pipeline.steps.requirements": "settings of rooms that do not import each other",
     "train.launch": "a program that replaces torchrun",
     "train.optim": "a file for each update rule, found by its row in OPTIMIZERS",
+    "train.parallel.this_machine": "a program that imports torch, for a command that does not",
     "train.replay_check": "a program",
+    "train.start": "a program that runs another one",
     "train.export": "a program for each format",
 }
 """Files that may be small and have one importer or none, with the reason."""

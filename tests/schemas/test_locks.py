@@ -14,7 +14,9 @@ from unittest import mock
 import pytest
 
 from schemas.errors import ContractError
-from schemas.locks import TABLES_LOCK, TRAIN_LOCK, lock_tables, lock_training
+from schemas.lock_files import TABLES_LOCK, TRAIN_LOCK
+from schemas.locks import lock_tables, lock_training
+from schemas.manifest import open_table
 from schemas.storage import Store
 from schemas.takedown import PENDING_NAME
 from schemas.versions import attach_run
@@ -220,3 +222,19 @@ def test_a_second_trainer_is_rejected_before_it_changes_anything(run: Path, hold
     assert f"penstock: {run}/{TRAIN_LOCK}: expected a free lock for `penstock train`" in done.stderr
     assert f"(process {process.pid} on" in done.stderr
     assert all_bytes(run) == before
+
+
+def test_a_table_that_is_still_written_is_not_missing(tmp_path: Path, holders: Holders) -> None:
+    run = Store(str(tmp_path))
+    process = holders.hold("writing_tables", tmp_path)
+    with pytest.raises(ContractError) as caught:
+        open_table(run, "tokens")
+    assert "expected a table 'tokens', got a run that is being written by `penstock writing_tables` " in str(
+        caught.value
+    )
+    assert f"(process {process.pid} on " in str(caught.value)
+    process.communicate(timeout=60)
+    for own in (False, True):  # the process that writes the run finds no table either, and need not wait for itself
+        lock = lock_tables(run, "penstock that") if own else ExitStack()
+        with lock, pytest.raises(ContractError, match="got an empty run"):
+            open_table(run, "tokens")

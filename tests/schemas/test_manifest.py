@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from schemas.errors import ContractError
+from schemas.errors import ConfigError, ContractError
 from schemas.manifest import (
     Counts,
     Manifest,
@@ -89,6 +89,18 @@ def test_a_table_exists_when_its_manifest_exists(tmp_path):
     write_manifest(run.child("documents/v-1"), make_manifest(content(), how(), "t"))
     assert open_table(run, "documents")[1].content.table == "t"
     assert read_run(run).tables == {"documents": "v-1"}
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("crawl/rnu", " (did you mean '{}/crawl/run'?)"), ("crwal/run", " (did you mean '{}/crawl'?)"), ("zzz", "")],
+)
+def test_a_missing_folder_is_no_empty_run(tmp_path, name, hint):
+    (tmp_path / "crawl" / "run").mkdir(parents=True)
+    with pytest.raises(ConfigError) as raised:
+        open_table(Store(str(tmp_path / name)), "tokens")
+    where = f"{tmp_path}/{name}: expected a run folder, got no such folder"
+    assert str(raised.value) == f"{where}{hint.format(tmp_path)}. Correct the path."
 
 
 def test_counts_of_parts_are_summed():

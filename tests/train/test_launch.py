@@ -25,6 +25,7 @@ if sys.argv[1] == "fails once" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "
 if sys.argv[1].isdigit():
     sys.exit(int(sys.argv[1]))
 signal.signal(signal.SIGTERM, stop)
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # as `train.start` does
 pathlib.Path(sys.argv[0]).with_suffix(".ready").touch()
 for _ in range(1200):  # short sleeps: a signal that arrives just before the system call does not interrupt it
     time.sleep(0.1)
@@ -52,12 +53,25 @@ def test_the_exit_code_is_that_of_the_ranks(tmp_path: Path, code: int) -> None:
 @pytest.mark.parametrize(("word", "code"), [("stops", 0), ("fails", 2), ("fails once", 0)])
 def test_a_run_told_to_stop_succeeds_unless_a_rank_says_that_it_failed(tmp_path: Path, word: str, code: int) -> None:
     process = launched(tmp_path, word)
+    _, errors = signalled(process, tmp_path / "rank.ready", signal.SIGTERM)
+    assert process.returncode == code
+    assert "death signal" not in errors
+
+
+def test_an_interrupt_prints_one_sentence(tmp_path: Path) -> None:
+    process = launched(tmp_path, "stops")
+    printed = signalled(process, tmp_path / "rank.ready", signal.SIGINT)
+    assert process.returncode == 130
+    assert printed == ("", "penstock: interrupted; the same command resumes where it stopped\n")
+
+
+def signalled(process: subprocess.Popen[str], ready: Path, number: signal.Signals) -> tuple[str, str]:
+    """Send a signal once the rank is ready; return the output and the errors."""
     try:
         limit = time.monotonic() + 120
-        while not (tmp_path / "rank.ready").exists() and process.poll() is None and time.monotonic() < limit:
+        while not ready.exists() and process.poll() is None and time.monotonic() < limit:
             time.sleep(0.01)
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=120)
+        process.send_signal(number)
+        return process.communicate(timeout=120)
     finally:
         process.kill()
-    assert process.returncode == code

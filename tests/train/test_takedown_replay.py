@@ -372,7 +372,7 @@ def test_other_choices_are_refused_before_anything_is_written(new: Path, choice:
 
 
 def test_no_replay_without_a_takedown(old: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="expected a dataset that takedowns have made"):
+    with pytest.raises(ConfigError, match=r"got dataset \w{12}, which no takedown has changed\. Train without"):
         begin_replay(Store(str(old)), "clean")
     with pytest.raises(ConfigError, match=r"expected a run that has been trained, got .* without train/plan\.json"):
         begin_replay(Store(str(make_run(tmp_path / "run"))), "clean")

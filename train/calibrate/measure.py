@@ -27,6 +27,7 @@ from train.model.shape import ModelShape
 from train.parallel.devices import KNOWN_DEVICES, Device, Link, device_named, write_profile
 from train.parallel.parallelize import SplitModel, use_matrix_units
 from train.parallel.ranks import Ranks, all_gather_single, backend_of, device_of, select_device, use_expandable_segments
+from train.parallel.this_machine import machine_memory
 
 SIDES = (256, 512, 1024)
 """Sides of the square matrices that are multiplied; on a GPU they are eight times as long."""
@@ -66,13 +67,9 @@ def measure(ranks: Ranks, report: Callable[[str], None]) -> dict[str, Any]:
         "bandwidths": bandwidths,
         "pages": pages,
         "links": links,
-        "memory": torch.cuda.mem_get_info()[1] if cuda else _memory_of_machine() // ranks.local_size,
+        "memory": torch.cuda.mem_get_info()[1] if cuda else machine_memory() // ranks.local_size,
         "layers": {} if cuda else _layer_seconds(ranks, links[0]),
     }
-
-
-def _memory_of_machine() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _shortest(ranks: Ranks, work: Callable[[], object], least: float = SECONDS) -> float:

@@ -166,19 +166,43 @@ def parse_metadata(data: bytes, where: str) -> CheckpointMetadata:
     return checkpoint
 
 
+STAGE_SETTINGS = {
+    "num_steps": "train.steps",
+    "seq_len": "train.seq_len",
+    "global_batch": "train.global_batch",
+    "counts": "train.weights",
+}
+"""Fields of a training stage, and the settings that they come from in a run of one stage."""
+
+
 def check_identity(checkpoint: CheckpointMetadata, identity: Identity) -> None:
     """Check that a checkpoint belongs to the current run. Raises ContractError that names every difference."""
     expected = checkpoint.identity
-    pairs = {name: (getattr(expected, name), getattr(identity, name)) for name in ("dataset", "tokenizer", "order")}
-    pairs |= dict(sorted(_pairs(expected.settings, identity.settings).items()))
-    wrong = [f"{name}: expected {old}, got {new}" for name, (old, new) in pairs.items() if old != new]
-    if wrong:
+    pairs = {name: (getattr(expected, name), getattr(identity, name)) for name in ("dataset", "tokenizer")}
+    for name, (old, new) in sorted(_pairs(expected.settings, identity.settings).items()):
+        pairs |= _stage_pairs(old, new) if name == "train.stages" else {name: (old, new)}
+    pairs = {name: (old, new) for name, (old, new) in pairs.items() if old != new}
+    if not pairs and expected.order != identity.order:  # otherwise it follows from another difference
+        pairs = {"order": (expected.order, identity.order)}
+    if pairs:
+        wrong = "".join(f"\n  {name}: expected {old}, got {new}" for name, (old, new) in pairs.items())
         raise ContractError(
-            f"{checkpoint.name}: expected the run that this checkpoint belongs to, got other values in this run\n  "
-            + "\n  ".join(wrong)
-            + "\n"
-            f"Undo the change, or remove {CHECKPOINTS} to train from the beginning."
+            f"{checkpoint.name}: expected the run that this checkpoint belongs to, got other values in this run{wrong}"
+            "\nUndo the change, or train with it in a new run folder: `penstock plan NEW --dataset RUN`."
         )
+
+
+def _stage_pairs(expected: Any, given: Any) -> dict[str, tuple[Any, Any]]:
+    """Return setting -> (value in the checkpoint, value in this run) of training stages."""
+    if not (isinstance(expected, list) and isinstance(given, list)) or len(expected) != len(given):
+        counts = [len(stages) if isinstance(stages, list) else 0 for stages in (expected, given)]
+        return {"train.stages": (f"{counts[0]} stage(s)", f"{counts[1]}")}
+    pairs = {}
+    for number, (old, new) in enumerate(zip(expected, given, strict=True)):
+        for field, setting in STAGE_SETTINGS.items():
+            name = setting if len(expected) == 1 else f"train.stages[{number}].{field}"
+            pairs[name] = (old[field], new[field])
+    return pairs
 
 
 def _flat(layout: Layout) -> dict[str, Any]:

@@ -3,11 +3,12 @@
 A plan never changes a value that the recipe sets. A plan also stores the fitted scaling law that it uses.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt, model_validator
 
 from schemas.config import Section, execution, location
+from schemas.text import parse_size
 
 # A scaling law that was fitted to the project's own runs, as a plan stores it: its parameters and their confidence.
 
@@ -90,21 +91,22 @@ class PlanConfig(Section):
     """With law = own: the law itself, which a plan copies from `law_file`."""
     tokens_per_parameter: float = Field(20.0, gt=0)
     """With law = ratio: training tokens per parameter. Source: Hoffmann et al. 2022, arXiv 2203.15556, Table 3."""
-    compute: float | None = Field(None, gt=0)
+    compute: Annotated[float | None, BeforeValidator(parse_size)] = Field(None, gt=0)
     """Compute budget for N and D [FLOPs, as 6ND]; None = they follow from the tokens of the dataset."""
     gpu_hours: float | None = Field(None, gt=0)
     """Compute budget in hours of one `cluster.device` at `cluster.mfu` of its peak."""
     usd: float | None = Field(None, gt=0)
     """Compute budget in money [USD], at `cluster.usd_per_gpu_hour`."""
-    params: float | None = Field(None, gt=0)
-    """Number of parameters, embeddings included; the number of training tokens then follows from the scaling law."""
-    inference_tokens: float | None = Field(None, gt=0)
+    params: Annotated[float | None, BeforeValidator(parse_size)] = Field(None, gt=0)
+    """Number of parameters, embeddings included, also as a text such as "124M" or "1.5B". The number of training tokens
+    then follows from the scaling law."""
+    inference_tokens: Annotated[float | None, BeforeValidator(parse_size)] = Field(None, gt=0)
     """Tokens that the model will read and write in use: if set, a smaller model of the same loss is trained longer.
     Source: Sardana et al. 2023, arXiv 2401.00448, section 2."""
     max_epochs: float = Field(4.0, gt=0)
     """Maximum number of epochs of a source; up to 4, repeated tokens are nearly as good as new. Source: Muennighoff et
     al. 2023, arXiv 2305.16264."""
-    min_params: int = Field(200_000, ge=1)
+    min_params: Annotated[int, BeforeValidator(parse_size)] = Field(200_000, ge=1)
     """Minimum model size [parameters]; a dataset too small for it is repeated, at most max_epochs times."""
     num_layers: int | None = Field(None, ge=1)
     """Number of layers; None = from the plan."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from schemas.ablation import Measurement, SourceLoss
+from schemas.ablation import Measurement, SourceLoss, sum_losses
 from schemas.errors import ConfigError, ContractError, PenstockError
 from schemas.ids import canonical_json, digest_of
 from schemas.storage import Store
@@ -77,7 +77,7 @@ def open_candidate(name: str, step: int | None) -> EvaluatedCheckpoint:
     Raises ContractError if the checkpoint was trained on a dataset other than the run's current one.
     """
     run = Store(name)
-    note, dataset = find_checkpoint(run, step), open_dataset(run)
+    dataset, note = open_dataset(run), find_checkpoint(run, step)
     check_objective(note, *OBJECTIVES)
     if note.identity.dataset != dataset.digest:
         raise ContractError(
@@ -281,9 +281,13 @@ def describe_measurement(measurement: Measurement, seconds: float) -> str:
     """Return a measurement as a few lines of text."""
     took = format_duration(seconds)
     lines = [f"{measurement.run}/{measurement.checkpoint} on dataset {measurement.on[:12]}  ({took})"]
-    for source, loss in sorted(measurement.sources.items()):
+    sources = sorted(measurement.sources.items())
+    # The mean over all targets, as the held-out loss that training prints.
+    rows = [*sources, ("all", sum_losses(measurement.sources.values()))] if len(sources) > 1 else sources
+    width = max(12, *(len(name) for name, _ in rows)) if rows else 12
+    for name, loss in rows:
         bits = "" if loss.bits_per_byte is None else f"  {loss.bits_per_byte:.4f} bits/byte"
-        lines.append(f"  {source:<12} {loss.loss:.4f} nats/token{bits}  {loss.targets:,} targets")
+        lines.append(f"  {name:<{width}} {loss.loss:.4f} nats/token{bits}  {loss.targets:,} targets")
     if measurement.left_out:
         left_out = f"{measurement.left_out:,} of {measurement.documents:,} documents"
         lines.append(f"  left out: {left_out} that a run was trained on, or on a copy")

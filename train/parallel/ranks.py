@@ -222,17 +222,24 @@ def default_threads(ranks: Ranks) -> int:
 class Interruption:
     """A handler that records the first SIGINT or SIGTERM, so that the current step can be finished.
 
-    After the first signal, SIGINT has its usual effect. A second SIGTERM is ignored.
+    After the first signal, SIGINT has its usual effect. A second SIGTERM is ignored. A rank whose torchrun has ended
+    stops as after SIGTERM: nothing would restart or stop it.
     """
 
     def __init__(self) -> None:
         self.signal = 0
+        self._parent = os.getppid() if torchrun_placement() is not None else None
         self._before: dict[int, Any] = {}
 
     @property
     def received(self) -> tuple[bool, bool]:
         """Return two booleans: whether the first signal was SIGTERM, and whether it was SIGINT."""
-        return self.signal == signal.SIGTERM, self.signal == signal.SIGINT
+        return self.signal == signal.SIGTERM or self.is_orphaned, self.signal == signal.SIGINT
+
+    @property
+    def is_orphaned(self) -> bool:
+        """True if the torchrun that started this rank has ended, for instance because it was killed."""
+        return self._parent is not None and os.getppid() != self._parent
 
     def __enter__(self) -> "Interruption":
         self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -157,9 +157,8 @@ def _of_shortage(plan: Plan, target: Target, epochs: Mapping[str, float]) -> str
     """Return the advice for too few tokens: train a smaller model, repeat data, or get more, with amounts."""
     sizing, required, unique = plan.settings.plan, target.asked.tokens, target.unique
     law, least = law_of(sizing), law_of(sizing).for_tokens(target.most).params
-    sentence = (
-        f"{law.name} asks for {required:,.0f} tokens, and {sizing.max_epochs:g} pass(es) give {target.most:,.0f}."
-    )
+    passes_give = "1 pass gives" if sizing.max_epochs == 1 else f"{sizing.max_epochs:g} passes give"
+    sentence = f"{law.name} asks for {required:,.0f} tokens, and {passes_give} {target.most:,.0f}."
     if least >= sizing.min_params:
         sentence += f" Train smaller: {least:,.0f} parameters suit these."
     passes = math.ceil(10 * sizing.max_epochs * required / target.most) / 10
@@ -170,7 +169,7 @@ def _of_shortage(plan: Plan, target: Target, epochs: Mapping[str, float]) -> str
         )
     else:
         sentence += (
-            f" Repeating cannot make up for it: it would take {passes:,.0f} passes, and behind some "
+            f" Repeating cannot make up for it: it would take {passes:,.0f} passes, and beyond some "
             f"{repeats.MOST_EPOCHS} nothing is left to gain ({repeats.SOURCE})."
         )
     if required > unique:

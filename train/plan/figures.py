@@ -18,7 +18,7 @@ from train.plan import rules
 from train.plan.advice import flops_rows, size_figures
 from train.plan.plan import Plan
 from train.plan.rules import Row, SourcedFigure, figures_of
-from train.plan.target import Target, formula_for_tokens, law_of
+from train.plan.target import Target, formula_for_params, formula_for_tokens
 from train.scaling import repeats
 
 MAX_WARMUP = 2000
@@ -66,7 +66,7 @@ def figures_of_plan(dataset: Dataset, plan: Plan, offer: DatasetOffer, compute: 
         *size_figures(plan, offer.target, offer.unique),
         *_model_figures(plan, offer),
     ]
-    return [*figures, *_run_figures(plan, offer.target, compute), *_cost_figures(plan)]
+    return [*figures, *_run_figures(plan, offer, compute), *_cost_figures(plan)]
 
 
 def _data_figures(dataset: Dataset, plan: Plan, offer: DatasetOffer) -> list[SourcedFigure]:
@@ -105,7 +105,6 @@ def _packed_rows(packed: Sequence[PackedSource]) -> Iterator[Row]:
 
 def _model_figures(plan: Plan, offer: DatasetOffer) -> list[SourcedFigure]:
     shape, settings = plan.shape, plan.settings.plan
-    law = law_of(settings)
     exact = "N = V·d·(1 if tied else 2) + layers·(2·d·q + 2·d·kv + 3·d·ffw + norms) + d, other options likewise"
     nearest = "nearest to wanted_params"
     rows: list[Row] = [
@@ -113,8 +112,7 @@ def _model_figures(plan: Plan, offer: DatasetOffer) -> list[SourcedFigure]:
             "wanted_params",
             round(offer.target.params),
             "parameters",
-            f"from {offer.target.how}: {law.formula}",
-            law.source,
+            *formula_for_params(offer.target, settings),
         ),
         ("num_layers", shape.num_layers, "", *_given(settings.num_layers, nearest, TABLE_A9)),
         ("d_model", shape.d_model, "", *_given(settings.d_model, nearest, TABLE_A9)),
@@ -134,11 +132,13 @@ def _model_figures(plan: Plan, offer: DatasetOffer) -> list[SourcedFigure]:
     return figures_of(rows)
 
 
-def _run_figures(plan: Plan, target: Target, compute: float) -> list[SourcedFigure]:
+def _run_figures(plan: Plan, offer: DatasetOffer, compute: float) -> list[SourcedFigure]:
     body, tokens = num_parameters(plan.shape, False), plan.num_tokens
     train, optim = plan.settings.train, plan.settings.optim
-    tokens_formula, source = formula_for_tokens(target, plan.settings.plan)
+    tokens_formula, source = formula_for_tokens(offer.target, plan.settings.plan)
     batch = f"B = 0.2920·C^0.3271 / L, to a power of two; C for D = {tokens_formula}, or for max_epochs"
+    if plan.global_batch == offer.most_samples:
+        batch = f"all samples in max_epochs, fewer than {batch}"
     steps = f"D / (B · L), D = {tokens_formula}, no source over max_epochs"
     warmup = f"as many tokens as parameters, at most {MAX_WARMUP} steps and a tenth of the run"
     law = rules.step_law_learning_rate(body, tokens)

@@ -51,8 +51,8 @@ def choose_layout(plan: Plan) -> tuple[Plan, SearchResult | None]:
             )
         raise ConfigError(
             f"cluster: expected a layout for {cluster} that this run fits into, got none among "
-            f"{result.searched:,} layouts: {reasons}. Raise cluster.gpus or cluster.nodes, or lower plan.params "
-            "or the budget."
+            f"{result.searched:,} layouts{_usual(plan)}: {reasons}. Raise cluster.gpus or cluster.nodes, or lower "
+            "plan.params or the budget."
         )
     offers = tuple(
         LayoutOffer(
@@ -77,6 +77,12 @@ def choose_layout(plan: Plan) -> tuple[Plan, SearchResult | None]:
     return plan.model_copy(update=changes), result
 
 
+def _usual(plan: Plan) -> str:
+    """Return a text on the number of devices in a node if no setting gives it."""
+    named = plan.settings.cluster
+    return f"; cluster.gpus is not set, so a node has as many as is usual for {named.device}" if not named.gpus else ""
+
+
 def _over_hours(plan: Plan, offer: LayoutOffer, cluster: Cluster) -> Iterator[str]:
     """Yield a sentence if the run takes more or fewer device hours than its budget."""
     named, sizing = plan.settings.cluster, plan.settings.plan
@@ -93,7 +99,7 @@ def _over_hours(plan: Plan, offer: LayoutOffer, cluster: Cluster) -> Iterator[st
 def _figures(plan: Plan, offer: LayoutOffer, cluster: Cluster) -> list[SourcedFigure]:
     hours = plan.steps * offer.step_seconds / HOUR
     rows: list[Row] = [
-        ("devices", cluster.world_size, "", f"{cluster.device.name}, {cluster.nodes} nodes", "recipe"),
+        ("devices", cluster.world_size, "", f"{cluster.device.name}, {cluster.nodes} node(s){_usual(plan)}", "recipe"),
         ("step_seconds", offer.step_seconds, "s", "compute, memory, links and pipeline of a step", SEARCHED),
         ("tokens_per_second", offer.tokens_per_second, "tokens/s", "B · L / step_seconds", SEARCHED),
         ("mfu", offer.mfu, "", "flops_per_token · tokens/s / (devices · bf16 peak)", SEARCHED),

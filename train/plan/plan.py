@@ -207,15 +207,20 @@ def planned_layouts(run: Store) -> tuple[LayoutOffer, ...]:
 
 
 def settings_beyond_recipe(run: Store) -> list[str]:
-    """Return settings of the stored plan that differ from the recipe, as `section.key = value`."""
+    """Return settings of the stored plan that differ from the recipe, as `section.key = value`.
+
+    Values that a device gives to automatic settings are left out.
+    """
     if not run.exists(PLAN_NAME):
         return []
-    recipe, stored = read_run(run).recipe, read_plan(run).settings.to_json()
+    recipe, stored = read_run(run).recipe, read_plan(run).settings
+    given = load_settings(recipe, [], run.uri)
+    automatic = [given, *(given.for_device(kind) for kind in ("cpu", "cuda"))]
     return [
-        f"{section}.{key} = {value}"
-        for section, values in stored.items()
+        f"{section}.{key} = {json.dumps(value)}"
+        for section, values in stored.to_json().items()
         for key, value in values.items()
-        if recipe.get(section, {}).get(key) != value
+        if all(getattr(each, section).model_dump(mode="json").get(key) != value for each in automatic)
     ]
 
 

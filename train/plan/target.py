@@ -27,12 +27,16 @@ LAWS_BY_NAME: dict[str, Law] = {
 """Laws by the names of `plan.law`; the law `ratio` is built from `plan.tokens_per_parameter`."""
 
 AVAILABLE_TOKENS = "the tokens there are"
+BUDGET_AND_TOKENS = "the budget and the tokens"
 SECONDS = 3600.0
 ROUNDS = 6
 """Iterations that convert device hours to a budget C = 6ND, which depends on the shape that C leads to; two usually
 suffice."""
 MAX_SIZE_RATIO = 1.5
 """Largest ratio between the size of a shape and the requested size."""
+MAX_SHORTAGE = 2.0
+"""Largest ratio of the tokens that a law asks for with a budget to those that exist. Up to it, the budget is spent on a
+model up to this many times larger than the law's; beyond it, most of the budget would be wasted."""
 SHAPED = ("num_layers", "d_model")
 """Settings that together determine the size of a model."""
 
@@ -159,7 +163,7 @@ def choose_target(sizing: PlanConfig, vocab_size: int, unique: float, most: floa
             f"plan: expected a budget for at least {sizing.min_params:,} parameters (plan.min_params), got one for "
             f"{params:,.0f} parameters on {tokens:,.0f} tokens. Raise {_setting_of(sizing)}, or lower plan.min_params."
         )
-    how = "the budget" if tokens == asked.tokens else "the budget and the tokens"
+    how = "the budget" if tokens == asked.tokens else BUDGET_AND_TOKENS
     if sizing.inference_tokens is not None:
         more = 6 * asked.params * asked.tokens / budget
         how += f", its loss at the least cost over {sizing.inference_tokens:.3g} tokens of use ({INFERENCE})"
@@ -168,11 +172,16 @@ def choose_target(sizing: PlanConfig, vocab_size: int, unique: float, most: floa
 
 
 def check_size_reached(target: Target, sizing: PlanConfig, shape: ModelShape) -> None:
-    """Check that the shape has about the size that a budget or `plan.params` requires. Raises ConfigError if not."""
+    """Check that the shape has about the size that a budget or `plan.params` requires.
+
+    Raises ConfigError if it does not, or if there are too few tokens to spend the budget on.
+    """
     params = num_parameters(shape)
     bought = target.budget is not None
     # If the shape is given, a budget buys only the tokens.
     given = bought and all(getattr(sizing, name) is not None for name in SHAPED)
+    if bought and not given:
+        _check_enough_tokens(target, sizing)
     if (
         given
         or (not bought and sizing.params is None)
@@ -183,15 +192,28 @@ def check_size_reached(target: Target, sizing: PlanConfig, shape: ModelShape) ->
     bound, fix = "most", f"Lower {_setting_of(sizing)}"
     if params > target.params:
         bound, fix = "fewest", f"Raise {_setting_of(sizing)}, or make the vocabulary smaller"
-    elif target.budget is not None and target.tokens < target.asked.tokens:
-        asked = target.asked
-        fix = (
-            f"Lower {_setting_of(sizing)}, or get more data: this budget is for {asked.params:,.0f} parameters on "
-            f"{asked.tokens:,.0f} tokens, and there are {target.most:,.0f} in plan.max_epochs"
-        )
     raise ConfigError(
         f"plan: expected a model of {requested} parameters, from {target.how}, got {params:,}, the {bound} that "
         f"{shape.vocab_size:,} tokens in the vocabulary and the shape settings of [plan] allow. {fix}."
+    )
+
+
+def _check_enough_tokens(target: Target, sizing: PlanConfig) -> None:
+    """Raise ConfigError if a budget asks for over MAX_SHORTAGE times the tokens of `max_epochs` passes."""
+    asked, most, setting = target.asked, target.most, _setting_of(sizing)
+    if asked.tokens <= MAX_SHORTAGE * most:
+        return
+    fixes = [f"add {(asked.tokens - most) / sizing.max_epochs:,.0f} training tokens to the dataset"]
+    suited = law_of(sizing).for_tokens(most)
+    if suited.params >= sizing.min_params and sizing.inference_tokens is None:
+        budget = getattr(sizing, setting.partition(".")[2]) * suited.compute / (target.budget or 1.0)
+        fixes.insert(0, f"lower {setting} to {budget:.2g} ({suited.params:,.0f} parameters)")
+    sentence = f"{', '.join(fixes)}, or set plan.params in place of {setting}"
+    passes = f"{sizing.max_epochs:g} pass" + ("" if sizing.max_epochs == 1 else "es")
+    raise ConfigError(
+        f"{setting}: expected a budget for at most {MAX_SHORTAGE:g} times the {most:,.0f} tokens of {passes} over the "
+        f"dataset (plan.max_epochs), got one for {asked.tokens:,.0f} tokens and {asked.params:,.0f} parameters, so "
+        f"{asked.tokens - most:,.0f} tokens are missing. {sentence[0].upper()}{sentence[1:]}."
     )
 
 
@@ -199,6 +221,15 @@ def _setting_of(sizing: PlanConfig) -> str:
     """Return the setting that requests the size: `plan.params`, or the setting that gives the budget."""
     names = ("params", "compute", "gpu_hours", "usd")
     return next((f"plan.{name}" for name in names if getattr(sizing, name) is not None), "the budget")
+
+
+def formula_for_params(target: Target, sizing: PlanConfig) -> tuple[str, str]:
+    """Return the formula for the requested N, and its source."""
+    law = law_of(sizing)
+    if target.budget is not None and target.tokens < target.asked.tokens:
+        counted = "N" if law.counts == "all" else "N'"
+        return f"from {target.how}: {counted} = C / (6·D), D = the tokens in plan.max_epochs", "count"
+    return f"from {target.how}: {law.formula}", law.source
 
 
 def formula_for_tokens(target: Target, sizing: PlanConfig) -> tuple[str, str]:

@@ -7,6 +7,7 @@ import json
 import math
 import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from schemas.text import format_bytes, text_table
 from train.config.settings import AUTO, Settings
@@ -176,6 +177,36 @@ def _advice(sentences: Sequence[str]) -> Iterator[str]:
         yield from textwrap.wrap(sentence, WIDTH, initial_indent="  - ", subsequent_indent="    ")
 
 
+COMPARED = {
+    "num_params": ("parameters", ""),
+    "num_tokens": ("tokens", ""),
+    "steps": ("train.steps", "train.steps"),
+    "global_batch": ("train.global_batch", "train.global_batch"),
+    "warmup_steps": ("optim.warmup_steps", "optim.warmup_steps"),
+    "learning_rate": ("optim.learning_rate", "optim.learning_rate"),
+}
+"""Values of a plan that follow from others -> the name that is printed, and the setting that fixes the value."""
+
+
+def describe_changes(before: Plan, plan: Plan, overrides: Sequence[str]) -> list[str]:
+    """Return lines about the derived values that differ between two plans; empty if there are none.
+
+    `before`: the plan without `overrides` (`section.key=value`). Values that an override sets are left out.
+    """
+    given = {text.partition("=")[0].strip() for text in overrides}
+    rows, settings = [], []
+    for field, (name, setting) in COMPARED.items():
+        old, new = getattr(before, field), getattr(plan, field)
+        if old != new and setting not in given:
+            rows.append((name, f"{new:,}", f"{old:,} without these settings"))
+            settings += [setting] if setting else []
+    if not rows:
+        return []
+    fix = f"  To fix one of them, set {' or '.join(settings)}." if settings else ""
+    lines = [f"  {line}" for line in text_table(rows, "<>", "  ")]
+    return [f"FOLLOWS FROM {' '.join(overrides)}", *lines, *([fix] if fix else []), ""]
+
+
 def format_value(figure: SourcedFigure) -> str:
     """Return a value as text: large numbers with commas, FLOPs with an exponent, small numbers with three digits."""
     value = figure.value
@@ -193,13 +224,25 @@ SHOWN_GROUPS = 4
 """Maximum number of groups of ranks, and of ranges of rows, that a line lists."""
 
 
-def describe_run(plan: Plan, settings: Settings, world_size: int, device: str = "cuda") -> str:
+@dataclass(frozen=True)
+class RankDevice:
+    """The device of a rank, for which a dry run describes a run."""
+
+    kind: str
+    """Type of the device, "cpu" or "cuda"."""
+    name: str
+    """Name to print, such as `this machine, cpu` or `h100-sxm`."""
+    memory: int | None = None
+    """Memory for one rank [bytes], with which the estimate is compared without plan.device_memory; None = unknown."""
+
+
+def describe_run(plan: Plan, settings: Settings, world_size: int, device: RankDevice) -> str:
     """Return a description of a plan's run under `settings` on `world_size` ranks.
 
-    A line that starts with `!!` names a problem. Memory is estimated for `device` ("cpu", "cuda") and compared with
-    `plan.device_memory` if that is set.
+    A line that starts with `!!` names a problem. Memory is estimated for `device`, and compared with
+    `plan.device_memory` or else with the memory of `device`. A last line has the memory on a GPU, if `device` is none.
     """
-    settings = settings.for_device(device)
+    given, settings = settings, settings.for_device(device.kind)
     lengths, batches = [stage.seq_len for stage in plan.stages], [stage.global_batch for stage in plan.stages]
     problems = list(layout_problems(plan.shape, settings, world_size, lengths, plan.global_batch))
     lines = [f"{world_size} rank(s), nothing was started"]
@@ -213,10 +256,16 @@ def describe_run(plan: Plan, settings: Settings, world_size: int, device: str = 
         if not problems:
             lines += _rank_memory(plan, settings, world_size, device)
     lines += [*_steps(plan), *_cost(plan, settings, world_size)]
+    if device.kind != "cuda" and not problems:
+        on_gpu = given.for_device("cuda")
+        lines.append(
+            f"on a GPU: {_precision(on_gpu)}, {format_bytes(peak_memory(plan, on_gpu, world_size, 'cuda'))} of memory "
+            "for each rank"
+        )
     return "\n".join(lines)
 
 
-def _model(plan: Plan, settings: Settings, device: str) -> Iterator[str]:
+def _model(plan: Plan, settings: Settings, device: RankDevice) -> Iterator[str]:
     shape = plan.shape
     yield (
         f"model: {num_parameters(shape):,} parameters ({num_parameters(shape, False):,} without embeddings), "
@@ -224,8 +273,11 @@ def _model(plan: Plan, settings: Settings, device: str) -> Iterator[str]:
         f"({shape.num_kv_heads} for keys and values), {shape.activation} of width {shape.d_ffw}, "
         f"{shape.vocab_size:,} tokens in the vocabulary"
     )
-    compiled = ", compiled" if settings.layout.compile else ""
-    yield f"precision ({device}): {settings.train.precision}{compiled}; optimizer: {settings.optim.optimizer}"
+    yield f"precision ({device.name}): {_precision(settings)}; optimizer: {settings.optim.optimizer}"
+
+
+def _precision(settings: Settings) -> str:
+    return settings.train.precision + (", compiled" if settings.layout.compile else "")
 
 
 def _axes(settings: Settings, axes: dict[str, int]) -> Iterator[str]:
@@ -260,12 +312,13 @@ def _rows(settings: Settings, axes: dict[str, int], global_batch: int) -> Iterat
     number = num_micro_batches(global_batch, settings.layout, axes)
     parts = [rows_of(global_batch, groups, part) for part in range(groups)]
     counts = sorted({len(part) for part in parts})
-    shown = " | ".join(f"{part.start}-{part.stop - 1}" if part else "none" for part in parts[:SHOWN_GROUPS])
-    more = f" | … ({groups} groups)" if groups > SHOWN_GROUPS else ""
+    shown = ", ".join(f"{part.start}-{part.stop - 1}" if part else "none" for part in parts[:SHOWN_GROUPS])
+    more = ", …" if groups > SHOWN_GROUPS else ""
     used = min(size, counts[-1])
+    split = f"{groups} data-parallel groups of ranks compute {' or '.join(map(str, counts))} rows each ({shown}{more})"
     yield (
-        f"rows: {global_batch} a step, {' or '.join(map(str, counts))} for each of {groups} group(s) of ranks "
-        f"({shown}{more}), {number} micro-batch(es) of {used}"
+        f"rows: {global_batch} a step; {f'{split}; ' if groups > 1 else ''}{number} micro-batch"
+        f"{'es' if number > 1 else ''} of {used}"
     )
     if counts[0] == 0:
         idle = sum(not part for part in parts)
@@ -299,12 +352,17 @@ def _stages_of_pipeline(plan: Plan, settings: Settings) -> Iterator[str]:
         yield f"!! {num_layers} layers do not divide by {total} stages: some have one more, and the others wait"
 
 
-def _rank_memory(plan: Plan, settings: Settings, world_size: int, device: str) -> Iterator[str]:
-    needs = {stage: _need(plan, stage, settings, world_size, device) for stage in range(len(plan.stages))}
+def peak_memory(plan: Plan, settings: Settings, world_size: int, kind: str) -> int:
+    """Return the estimated peak memory of a rank [bytes]. `kind`: type of the device, for which settings are known."""
+    return max(_need(plan, stage, settings, world_size, kind).peak for stage in range(len(plan.stages)))
+
+
+def _rank_memory(plan: Plan, settings: Settings, world_size: int, device: RankDevice) -> Iterator[str]:
+    needs = {stage: _need(plan, stage, settings, world_size, device.kind) for stage in range(len(plan.stages))}
     stage, need = max(needs.items(), key=lambda item: item[1].peak)
     where = f" of stage {stage + 1}" if len(needs) > 1 else ""
     largest = f"{format_bytes(need.peak)} at its largest, the {need.peak_moment}{where}"
-    yield f"memory of a rank ({device}), estimated: {largest}"
+    yield f"memory of a rank ({device.name}), estimated: {largest}"
     for name, size in sorted(need.at_peak.items(), key=lambda item: -item[1]):
         if size:
             yield f"  {name}: {format_bytes(size)}"
@@ -312,13 +370,15 @@ def _rank_memory(plan: Plan, settings: Settings, world_size: int, device: str) -
     yield f"  by moment: {', '.join(others)}"
     if need.host:
         yield f"  in the host's memory: {format_bytes(need.host)}"
-    limit = settings.plan.device_memory
+    limit, source = settings.plan.device_memory, "plan.device_memory is"
+    if limit is None:
+        limit, source = device.memory, f"the memory for each rank ({device.name}) is"
     if limit is None:
         yield "  device memory is unknown: set it with --set plan.device_memory=80_000_000_000 [bytes]"
     elif need.peak > limit:
-        yield f"!! does not fit: plan.device_memory is {format_bytes(limit)}, {format_bytes(need.peak - limit)} less"
+        yield f"!! does not fit: {source} {format_bytes(limit)}, {format_bytes(need.peak - limit)} less"
     else:
-        yield f"  fits: plan.device_memory is {format_bytes(limit)}, {100 * need.peak / limit:.0f} % of it used"
+        yield f"  fits: {source} {format_bytes(limit)}, {100 * need.peak / limit:.0f} % of it used"
 
 
 def _need(plan: Plan, stage: int, settings: Settings, world_size: int, device: str) -> Memory:

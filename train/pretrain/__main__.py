@@ -14,10 +14,10 @@ from contextlib import ExitStack
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
 from schemas.config import add_override_options
-from schemas.errors import PenstockError
+from schemas.errors import RESUMES, PenstockError
 from schemas.locks import lock_training
 from schemas.storage import Store
-from train.parallel.ranks import FirstRankFailed, Ranks, open_ranks
+from train.parallel.ranks import FirstRankFailed, Ranks, open_ranks, torchrun_placement
 from train.pretrain.loop import train
 
 LOST_CONNECTION = re.compile(r"[Cc]onnection (?:closed|reset) by peer|Broken pipe|NCCL communicator was aborted")
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             ranks = held.enter_context(open_ranks())
             ranks.on_first(lambda: held.enter_context(lock_training(run, "penstock train")))
-            return train(run, arguments.overrides, ranks)
+            code = train(run, arguments.overrides, ranks)
         except PenstockError as error:
             if not isinstance(error, FirstRankFailed):
                 print(f"penstock: {error}", file=sys.stderr)
@@ -53,8 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"penstock: rank {ranks.rank} lost its connection to another rank ({lost})", file=sys.stderr)
             return 1
         except KeyboardInterrupt:
-            print("penstock: stopped at once; the last complete checkpoint is kept", file=sys.stderr)
-            return 128 + signal.SIGINT
+            code = 128 + signal.SIGINT
+    if code == 128 + signal.SIGINT and torchrun_placement() is None:  # else `train.launch` prints it once
+        print(f"penstock: {RESUMES}", file=sys.stderr)
+    return code
 
 
 def run_rank() -> None:

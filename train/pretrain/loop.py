@@ -76,6 +76,8 @@ def pretrain(setup: TrainingSetup, ranks: Ranks) -> int:
             run.save()
         checkpoint = run.finish_saves()
         if run.step < plan.steps and not ended:
+            if interruption.is_orphaned:
+                run.record.print_line("the process that started this rank has ended")
             return report_interruption(run, checkpoint, signal.SIGTERM if by_sigterm else signal.SIGINT)
     ranks.on_first(lambda: print(write_end(setup, checkpoint, run.step), flush=True))
     return 0
@@ -85,7 +87,11 @@ def report_interruption(run: TrainingRun, checkpoint: CheckpointMetadata | None,
     """Log and print that a signal stopped the run; return the exit code."""
     name = checkpoint.name if checkpoint else None
     run.record.log_events(Interrupted(step=run.step, signal=received.name, checkpoint=name))
-    run.record.print_line(f"stopped after step {run.step} of {run.setup.plan.steps}; {name or 'no checkpoint'} is kept")
+    # After SIGINT, the command that was interrupted prints this itself.
+    hint = "; the same command resumes from it" if received == signal.SIGTERM and checkpoint else ""
+    run.record.print_line(
+        f"stopped after step {run.step} of {run.setup.plan.steps}; {name or 'no checkpoint'} is kept{hint}"
+    )
     return 0 if received == signal.SIGTERM else 128 + received
 
 

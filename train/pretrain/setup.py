@@ -150,7 +150,8 @@ def call_planner(run: Store, overrides: Sequence[str], here: RunDevices) -> tupl
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "plan.json"
         # -P: a `train.py` in the current folder does not hide ours.
-        command = [sys.executable, "-P", "-m", "train.plan", run.uri, "--devices", devices, "--out", str(out), *words]
+        command = [sys.executable, "-P", "-m", "train.start", "--quiet", "train.plan", run.uri]
+        command += ["--devices", devices, "--out", str(out), *words]
         code = subprocess.run(command, check=False).returncode
         if code not in (0, 2) or not out.exists():
             raise RuntimeError(f"train.plan: expected exit code 0, got {code}. Its error is printed above.")

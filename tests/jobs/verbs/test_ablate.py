@@ -632,7 +632,7 @@ def test_what_would_fail_at_the_end_is_refused_at_the_beginning(run: Store, tmp_
     refused(ConfigError, taken, on=["with"])
     other = make_tiny_dataset(tmp_path / "other")
     refused(ContractError, f"{other.uri}: expected the tokenizer contract of the run .*, got another", on=[other.uri])
-    refused(ContractError, f"{tmp_path}/none: expected a table 'tokens', got an empty run", on=[f"{tmp_path}/none"])
+    refused(ConfigError, f"{tmp_path}/none: expected a run folder, got no such folder", on=[f"{tmp_path}/none"])
     # A run on the dataset of another one has no clusters, by which copies are found.
     attached = Store(str(tmp_path / "attached"))
     attach_run(attached, run, ("tokens", "tokenizer"))

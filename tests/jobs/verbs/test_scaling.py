@@ -11,6 +11,7 @@ from jobs.cli import main
 from schemas.manifest import read_run, write_run
 from schemas.storage import Store
 from tests.support.tiny_dataset import make_tiny_dataset
+from train.plan.plan import read_plan
 from train.scaling.laws import BESIROGLU
 from train.scaling.own_law import read_law
 
@@ -123,23 +124,82 @@ def test_a_number_of_parameters_decides_d(run: Store, capsys) -> None:
     assert "times, worth" in capsys.readouterr().out
 
 
-def test_a_budget_that_outruns_the_data_is_told_in_words(run: Store, capsys) -> None:
-    """20 tokens per parameter want 5,773,503 tokens for 1e13 FLOPs; 168 samples of 64 in 4 passes are 43,008."""
-    few = ("--set", "plan.min_params=1000")
-    assert main(["plan", run.uri, "--flops", "1e13", "--quiet", *few]) == 0
-    assert main(["plan", run.uri, "--flops", "1e13", *few]) == 0
+def test_a_budget_that_outruns_the_data_makes_a_larger_model(run: Store, capsys) -> None:
+    """1 token per parameter asks for 57,735 tokens for 2e10 FLOPs; 168 samples of 64 in 4 passes are 43,008."""
+    few = ("--set", "plan.min_params=1000", "--set", "plan.num_layers=1")
+    assert main(["plan", run.uri, "--flops", "6e9", "--set", "plan.tokens_per_parameter=1", *few]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "asks for 5,773,503 tokens, and 4 pass(es) give 43,008. Train smaller: 2,150 parameters suit these." in shown
-    # 537 passes are beyond what repeats can give (Muennighoff et al. 2023): that they would do would be untrue.
-    assert "Repeating cannot make up for it: it would take 537 passes, and behind some 40 nothing is left" in shown
-    assert "Or get more data: 5,762,751 tokens more would be read once." in shown
+    assert "wanted_params 31,623 parameters from the budget: D = 1·N, C = 6ND" in shown
+    assert main(["plan", run.uri, "--flops", "2e10", "--set", "plan.tokens_per_parameter=1", *few]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "asks for 57,735 tokens, and 4 passes give 43,008." in shown
+    # 2e10 / 6 / 43,008: not the size of the law, 57,735.
+    formula = "from the budget and the tokens: N = C / (6·D), D = the tokens in plan.max_epochs"
+    assert f"wanted_params 77,505 parameters {formula}" in shown
     values = figures(run)
     assert values["epochs.web"] <= 4
-    assert 6 * values["params"] * values["tokens"] == pytest.approx(1e13, rel=0.15)
-    # 4.32 passes, rounded up; worth_of_tokens(1, 4.4) / 4.4.
-    assert main(["plan", run.uri, "--flops", "5e12", "--set", "plan.tokens_per_parameter=0.1", *few]) == 0
+    assert 6 * values["params"] * values["tokens"] == pytest.approx(2e10, rel=0.15)
+    assert "plan.max_epochs = 5.4 would do" in shown  # 5.37 passes, rounded up
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        # sqrt(20 · 1e13 / 6) = 5,773,503 tokens; 43,008 / 20 = 2,150 parameters, 6 · 2,150 · 43,008 FLOPs.
+        (
+            "--flops 1e13 --set plan.min_params=1000",
+            "plan.compute: expected a budget for at most 2 times the 43,008 tokens of 4 passes over the dataset "
+            "(plan.max_epochs), got one for 5,773,503 tokens and 288,675 parameters, so 5,730,495 tokens are missing. "
+            "Lower plan.compute to 5.5e+08 (2,150 parameters), add 1,432,624 training tokens to the dataset, or set "
+            "plan.params in place of plan.compute.",
+        ),
+        # A budget that suits the tokens would be for fewer than plan.min_params = 200,000 parameters.
+        (
+            "--flops 1e18 --set plan.max_epochs=1",
+            "the 10,752 tokens of 1 pass over the dataset (plan.max_epochs), got one for 1,825,741,858 tokens and "
+            "91,287,093 parameters, so 1,825,731,106 tokens are missing. Add 1,825,731,106 training tokens to the "
+            "dataset, or set plan.params in place of plan.compute.",
+        ),
+        ("--flops 1e14", "so 18,214,411 tokens are missing"),
+        ("--flops 1e21 --set plan.max_epochs=100", "got one for 57,735,026,919 tokens and 2,886,751,346 parameters"),
+        ("--gpu h100-sxm --gpu-hours 100", "plan.gpu_hours: expected a budget for at most 2 times the 43,008 tokens"),
+    ],
+)
+def test_a_budget_far_beyond_the_data_is_refused(run: Store, capsys, words: str, message: str) -> None:
+    assert main(["plan", run.uri, *words.split()]) == 2
+    assert message in capsys.readouterr().err
+    assert not run.exists("train/plan.json")
+
+
+def test_a_batch_of_all_samples_is_described(run: Store, capsys) -> None:
+    """The rule gives 16 sequences for this model; 0.08 passes have 13, which is no power of two."""
+    words = ["--set", "plan.max_epochs=0.08", "--set", "plan.num_layers=2", "--set", "plan.d_model=1024"]
+    assert main(["plan", run.uri, *words, "--unset", "train.global_batch"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "Or repeat: plan.max_epochs = 26.9 would do, each token worth 50 % of a new one." in shown
+    assert figures(run)["global_batch"] == 13
+    assert (
+        "global_batch 13 sequences all samples in max_epochs, fewer than B = 0.2920·C^0.3271 / L, to a power of two"
+        in shown
+    )
+
+
+def test_values_that_follow_from_a_setting_are_printed(run: Store, capsys) -> None:
+    """A learning rate that is set is not listed, nor is any value of a plan without changes."""
+    assert main(["plan", run.uri, "--quiet"]) == 0
+    before = run.read_json("train/plan.json")
+    assert main(["plan", run.uri, "--set", "plan.num_layers=1"]) == 0
+    shown, after = " ".join(capsys.readouterr().out.split()), run.read_json("train/plan.json")
+    assert before["learning_rate"] != after["learning_rate"]
+    rates = f"{after['learning_rate']} {before['learning_rate']} without these settings"
+    assert (
+        f"FOLLOWS FROM plan.num_layers=1 parameters {after['num_params']:,} {before['num_params']:,} without" in shown
+    )
+    assert f"optim.learning_rate {rates}" in shown
+    assert shown.endswith("set optim.learning_rate.") or "or optim.learning_rate." in shown
+    assert main(["plan", run.uri, "--set", "plan.num_layers=1", "--set", "optim.learning_rate=0.01"]) == 0
+    assert "optim.learning_rate " not in capsys.readouterr().out.partition("FOLLOWS FROM")[2].partition("\n")[2]
+    assert main(["plan", run.uri]) == 0
+    assert "FOLLOWS FROM" not in capsys.readouterr().out
 
 
 def test_nothing_is_short_where_the_shape_or_the_steps_make_a_run_short(run: Store, capsys) -> None:
@@ -172,8 +232,6 @@ def test_a_source_that_runs_out_before_the_others_is_named(run: Store, capsys) -
             "expected a model of 0.5 parameters, from plan.params, got 43,168, the fewest that 512 tokens",
         ),
         ("--params 1e30", "expected a model of 1e+30 parameters, from plan.params, got 1,6"),
-        ("--flops 1e60", "parameters, from the budget and the tokens, got 1,6"),
-        ("--flops 1e21", "this budget is for 2,886,751,346 parameters on 57,735,026,919 tokens, and there are "),
         (
             "--params 1e9 --set plan.num_layers=2 --set plan.d_model=32",
             "1,000,000,000 parameters, from plan.params, got",
@@ -205,6 +263,15 @@ def test_a_budget_for_a_shape_that_is_given_buys_tokens(run: Store) -> None:
         ("--set plan.inference_tokens=1e9", "inference_tokens requires compute, gpu_hours or usd"),
         ("--gpus 4", "gpus: expected a device, got none"),
         ("--set plan.law=chinchila", "plan.law"),
+        (
+            "--params many",
+            "plan.params: Input should be a valid number, unable to parse string as a number, got 'many'",
+        ),
+        ("--set train.learning_rate=1", "train.learning_rate: no such key (did you mean 'optim.learning_rate'?)"),
+        (
+            "--unset train.learning_rate",
+            "--unset train.learning_rate: no such key (did you mean 'optim.learning_rate'?)",
+        ),
     ],
 )
 def test_budgets_that_buy_nothing_are_refused(run: Store, capsys, words: str, message: str) -> None:
@@ -272,6 +339,32 @@ def test_memory_is_that_of_the_layout_found(run: Store, capsys) -> None:
     # The limit is the search's: the layout before it, of 8 rows a micro-batch, may need more.
     limit = int(values["memory.4"])
     assert main(["plan", run.uri, *words, "--set", f"plan.device_memory={limit}"]) == 0
+
+
+@pytest.mark.parametrize("words", ["--params 30K", "--params 30_000", "--set plan.params=0.03M", "--params 3e4"])
+def test_a_size_may_have_a_suffix(run: Store, words: str) -> None:
+    assert main(["plan", run.uri, *words.split(), *MANY]) == 0
+    assert read_plan(run).settings.plan.params == 30_000
+    assert main(["plan", run.uri, "--set", "plan.min_params=0.25M", *MANY]) == 0
+    assert read_plan(run).settings.plan.min_params == 250_000
+
+
+def test_the_number_of_devices_that_no_setting_gives_is_stated(run: Store, capsys) -> None:
+    usual = "cluster.gpus is not set, so a node has as many as is usual for a100-40gb"
+    words = ["--gpu", "a100-40gb", "--set", "train.precision=bf16"]
+    assert main(["plan", run.uri, *words, "--params", "20B"]) == 2
+    error = capsys.readouterr().err
+    assert usual in error
+    assert "Value error" not in error
+    assert main(["plan", run.uri, *words, "--set", "train.global_batch=8"]) == 0
+    assert usual in " ".join(capsys.readouterr().out.split())
+    assert main(["plan", run.uri, *words, "--gpus", "4"]) == 0
+    assert usual not in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_dry_run_names_the_folder_of_the_user(run: Store, capsys) -> None:
+    assert main(["plan", "next", "--dataset", run.uri, "--dry-run", "--set", "plan.layers=2"]) == 2
+    assert capsys.readouterr().err.startswith("penstock: next/run.json: expected valid settings, got 1 wrong:\n")
 
 
 @pytest.mark.parametrize(

@@ -25,10 +25,19 @@ from pipeline.report.page import ReportOptions, excerpt, name_pieces, write_repo
 from pipeline.report.recipe import RecipeSection, recipe_sections, recipe_text, to_toml
 from pipeline.report.samples import PER_LANGUAGE, LimitCheck, SampleChoice, survey
 from schemas.ids import shuffle_key
-from schemas.manifest import RunFile, read_run, write_run
+from schemas.manifest import RunFile, open_table, read_run, write_run
 from schemas.storage import Store
 from schemas.tables import DOCUMENTS
-from tests.support.report_run import ADDRESS, CLEAN_CHARS, bins, crawl, identifier, make_run, whole_run, words_of
+from tests.support.report_run import (
+    ADDRESS,
+    CLEAN_CHARS,
+    bins,
+    crawl,
+    identifier,
+    make_run,
+    whole_run,
+    words_of,
+)
 
 
 @pytest.fixture(scope="module")
@@ -347,7 +356,6 @@ def test_findings_name_what_is_unusual(tmp_path: Path) -> None:
     assert texts == [
         "1.9 % of the bytes of the inputs belong to no readable record.",
         "Training has 5 events to check: update skipped, spike, rewound, checkpoint not saved, stopped by an error.",
-        "The held-out loss is 0.568 nats per token above the training loss. The model may be overfitted.",
     ]
     path = Path(run.uri) / "documents/v-tiny/manifest.json"
     manifest = json.loads(path.read_text())
@@ -401,3 +409,28 @@ def test_no_heading_is_empty(page: str) -> None:
     body = re.findall(r"<tbody>(.*?)</tbody>", drops, re.DOTALL)[0]
     assert body.count("<tr>") == 10
     assert "94 rules dropped nothing." in words_of(drops)
+
+
+@pytest.mark.parametrize(
+    ("documents", "epochs", "cause"),
+    [
+        (30, 2.5, "A source was read 2.5 times, so the model may be overfitted."),
+        (30, 1.0, "No token was read twice, so the cause is not overfitting; the held-out text may differ."),
+        (29, 2.5, None),
+    ],
+)
+def test_overfitting_is_named_only_where_tokens_were_repeated(
+    tmp_path: Path, documents: int, epochs: float, cause: str | None
+) -> None:
+    run = whole_run(tmp_path / "run")
+    folder = open_table(run, "tokens")[0]
+    manifest = folder.read_json("manifest.json")
+    (heldout,) = (file for file in manifest["content"]["files"] if file["key"] == "web/heldout/00000.docs")
+    heldout["rows"] = documents
+    folder.write_atomic("manifest.json", json.dumps(manifest).encode())
+    plan = run.read_json("train/plan.json")
+    plan["figures"].append({"name": "epochs.web", "value": epochs, "unit": "passes", "formula": "", "source": "count"})
+    run.write_atomic("train/plan.json", json.dumps(plan).encode())
+    text = "The held-out loss is 0.568 nats per token above the training loss."
+    texts = [finding.text for finding in findings_of(run) if finding.text.startswith(text)]
+    assert texts == ([] if cause is None else [f"{text} {cause}"])

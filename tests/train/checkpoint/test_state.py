@@ -224,6 +224,24 @@ def test_another_identity_is_refused(change: dict, message: str) -> None:
     assert f"{expected}\n  {message}\n" in str(caught.value)
 
 
+def test_a_changed_training_stage_is_named_by_its_settings() -> None:
+    """The order of the samples follows from it and is not named."""
+    stage = {"first_step": 0, "num_steps": 60, "seq_len": 64, "global_batch": 4, "counts": {"web": 1}}
+    longer = stage | {"num_steps": 100, "counts": {"web": 3, "books": 1}}
+    before, after = (IDENTITY.settings | {"train.stages": [one]} for one in (stage, longer))
+    checkpoint = note(4).model_copy(update={"identity": IDENTITY.model_copy(update={"settings": before})})
+    with pytest.raises(ContractError) as caught:
+        check_identity(checkpoint, IDENTITY.model_copy(update={"settings": after, "order": "o2"}))
+    assert str(caught.value).splitlines()[1:] == [
+        "  train.steps: expected 60, got 100",
+        "  train.weights: expected {'web': 1}, got {'web': 3, 'books': 1}",
+        "Undo the change, or train with it in a new run folder: `penstock plan NEW --dataset RUN`.",
+    ]
+    second = IDENTITY.settings | {"train.stages": [stage, longer]}
+    with pytest.raises(ContractError, match=r"\n  train\.stages: expected 1 stage\(s\), got 2\n"):
+        check_identity(checkpoint, IDENTITY.model_copy(update={"settings": second}))
+
+
 def test_a_grown_skip_list_and_other_code_are_not_judged_here() -> None:
     change = {"skip_list": "s2", "skip_length": 3, "code_version": "0.2.0"}
     check_identity(note(4), IDENTITY.model_copy(update=change))

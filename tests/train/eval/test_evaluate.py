@@ -155,6 +155,10 @@ def test_the_command_writes_what_it_prints(run: Path, tmp_path: Path, capsys: py
     assert (
         f"web          {found['sources']['web']['nats'] / found['sources']['web']['targets']:.4f} nats/token" in printed
     )
+    losses = found["sources"].values()
+    targets = sum(loss["targets"] for loss in losses)
+    assert f"all          {sum(loss['nats'] for loss in losses) / targets:.4f} nats/token" in printed
+    assert f"  {targets:,} targets\n  left out: 1 of" in printed
     ids.write_text("zebra\n")
     assert evaluate.main([str(run), "--on", str(run), "--leave-out", str(ids)]) == 2
     assert "expected a file with one document id in hex per line, got" in capsys.readouterr().err

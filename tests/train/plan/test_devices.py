@@ -73,7 +73,7 @@ def test_without_a_device_a_plan_says_what_it_will_be(run: Store, capsys: pytest
 
 
 def test_a_run_keeps_the_precision_that_it_began_with(run: Store, capsys: pytest.CaptureFixture[str]) -> None:
-    """The plan of a run that trains has nothing automatic left, and a plan made anew is that of its checkpoints."""
+    """The plan of a run that trains has nothing automatic left. `penstock plan` keeps it, or its content for a GPU."""
     assert main(["plan", run.uri]) == 0
     capsys.readouterr()
     assert pretrain([run.uri]) == 0
@@ -82,8 +82,30 @@ def test_a_run_keeps_the_precision_that_it_began_with(run: Store, capsys: pytest
     assert pinned == pinned.for_device("cuda")
     assert (pinned.train.precision, pinned.layout.compile, pinned.layout.micro_batch) == ("fp32", False, 8)
     assert main(["plan", run.uri]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"plan kept, because the run has checkpoints: {run.uri}/train/plan.json\nplan for dataset ")
+    assert read_plan(run).settings == pinned
+    assert main(["plan", run.uri, "--gpu", "h100-sxm", "--gpus", "1"]) == 0
     again = read_plan(run).settings
-    assert (again.train.precision, again.layout.compile) == ("fp32", "auto")
+    assert (again.train.precision, again.layout.compile) == ("fp32", True)
+
+
+def test_a_trained_run_cannot_be_extended(run: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    """The settings of the training remain those of the plan, and a change of one is named with both values."""
+    assert pretrain([run.uri, "--set", "train.steps=6"]) == 0
+    trained = run.read_bytes("train/plan.json")
+    capsys.readouterr()
+    for words in (["--dry-run"], ["--quiet"]):
+        assert main(["plan", run.uri, *words]) == 0
+    assert " steps 6 steps as given " in " ".join(capsys.readouterr().out.split())
+    assert main(["plan", run.uri, "--set", "train.steps=9"]) == 2
+    error = capsys.readouterr().err
+    assert "step-000006: expected the run that this checkpoint belongs to, got other values in this run\n" in error
+    assert "\n  train.steps: expected 6, got 9\n" in error
+    assert "train.stages" not in error
+    assert "\n  order: " not in error
+    assert error.endswith("or train with it in a new run folder: `penstock plan NEW --dataset RUN`.\n")
+    assert run.read_bytes("train/plan.json") == trained
 
 
 def test_an_mfu_of_a_run_is_by_the_device_that_was_planned_for(run: Store, capsys: pytest.CaptureFixture[str]) -> None:

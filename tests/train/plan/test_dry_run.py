@@ -8,7 +8,7 @@ from train.data.stages import StagePlan
 from train.model.shape import ModelShape, flops_per_token, num_parameters
 from train.parallel.memory import memory_of_rank
 from train.plan.plan import Plan
-from train.plan.text import describe_run, groups_along
+from train.plan.text import RankDevice, describe_run, groups_along
 
 SHAPE = ModelShape(
     vocab_size=1000,
@@ -40,7 +40,10 @@ def plan_of(settings: Settings, *stages: StagePlan) -> Plan:
     )
 
 
-def described(raw: dict[str, Any], world_size: int, *stages: StagePlan, device: str = "cuda") -> list[str]:
+GPU, CPU = RankDevice("cuda", "cuda"), RankDevice("cpu", "this machine, cpu", 1_000_000_000)
+
+
+def described(raw: dict[str, Any], world_size: int, *stages: StagePlan, device: RankDevice = GPU) -> list[str]:
     settings = load_settings(raw, [], "test")
     return describe_run(plan_of(settings, *(stages or [FIRST])), settings, world_size, device).splitlines()
 
@@ -54,7 +57,7 @@ def test_one_rank() -> None:
     assert lines[0] == "1 rank(s), nothing was started"
     assert lines[1].startswith(f"model: {num_parameters(SHAPE):,} parameters ({num_parameters(SHAPE, False):,} without")
     assert "layout: zero3, one rank" in lines
-    assert "rows: 64 a step, 64 for each of 1 group(s) of ranks (0-63), 4 micro-batch(es) of 16" in lines
+    assert "rows: 64 a step; 4 micro-batches of 16" in lines
     assert "run: 100 steps, 819,200 tokens" in lines
     flops = flops_per_token(SHAPE, 128) * 64 * 128
     assert f"FLOPs: {flops:.3g} a step, {100 * flops:.3g} in all, {100 * flops:.3g} on each rank" in lines
@@ -69,7 +72,10 @@ def test_every_axis_names_its_ranks() -> None:
     assert "  context: ranks 0,2 | 1,3 | 4,6 | 5,7 | … (8 groups)" in lines
     assert "  shard: ranks 0,4 | 1,5 | 2,6 | 3,7 | … (8 groups)" in lines
     assert "  pipeline: ranks 0,8 | 1,9 | 2,10 | 3,11 | … (8 groups)" in lines
-    assert "rows: 64 a step, 32 for each of 2 group(s) of ranks (0-31 | 32-63), 4 micro-batch(es) of 8" in lines
+    assert (
+        "rows: 64 a step; 2 data-parallel groups of ranks compute 32 rows each (0-31, 32-63); 4 micro-batches of 8"
+        in lines
+    )
     assert "pipeline: 1f1b, 2 stages" in lines
     assert "  0: embedding, layers 0-2" in lines
     assert "  1: layers 3-5, head" in lines
@@ -129,13 +135,27 @@ def test_all_problems_stand_at_the_top() -> None:
 
 
 def test_memory_is_of_the_stage_that_needs_most() -> None:
-    lines = described({"plan": {"device_memory": 80_000_000_000}}, 2, FIRST, SECOND, device="cpu")
+    lines = described({"plan": {"device_memory": 80_000_000_000}}, 2, FIRST, SECOND, device=CPU)
     (memory,) = [line for line in lines if line.startswith("memory")]
     assert memory.endswith("of stage 2")
     assert [line for line in lines if line.startswith("  fits: plan.device_memory is 80 GB, ")]
     assert "  stage 1: steps 1-100, 819,200 tokens, 64 rows of 128" in lines
     assert "  stage 2: steps 101-120, 163,840 tokens, 32 rows of 256" in lines
     assert len([line for line in lines if line.startswith("rows: ")]) == 2
+
+
+def test_the_device_of_the_run_comes_first_and_a_gpu_last() -> None:
+    """The memory of a CPU rank is compared with its share of the machine."""
+    lines = described({}, 2, device=CPU)
+    assert lines[2] == "precision (this machine, cpu): fp32; optimizer: adamw"
+    (memory,) = [line for line in lines if line.startswith("memory")]
+    assert memory.startswith("memory of a rank (this machine, cpu), estimated: ")
+    assert [line for line in lines if line.startswith("  fits: the memory for each rank (this machine, cpu) is 1 GB, ")]
+    need = memory_of_rank(SHAPE, load_settings({}, [], "test").for_device("cuda"), 2, 128, 64, "cuda")
+    assert lines[-1] == f"on a GPU: bf16, compiled, {format_bytes(need.peak)} of memory for each rank"
+    small = RankDevice("cpu", "this machine, cpu", 1_000_000)
+    (problem,) = loud(described({}, 2, device=small))
+    assert problem.startswith("!! does not fit: the memory for each rank (this machine, cpu) is 1 MB, ")
 
 
 def test_parts_of_the_memory_sum_up() -> None:

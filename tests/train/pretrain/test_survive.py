@@ -147,6 +147,31 @@ def test_sigterm_makes_a_checkpoint_and_the_run_resumes_exactly(
     assert_same_bits(trained(run, 2), uninterrupted)
 
 
+def test_ranks_stop_when_torchrun_was_killed(tmp_path: Path) -> None:
+    """Nothing would restart or stop them; they write a checkpoint, as after SIGTERM."""
+    run = make_run(tmp_path / "run", SLOW | {"train": SLOW["train"] | {"steps": 200}, "plan": {"max_epochs": 1000}})
+    process = torchrun(run)
+    try:
+        wait_for(run, 3, process)
+        ranks = ranks_of(process)
+        process.kill()
+        out, _ = process.communicate(timeout=120)  # the ranks have the same output, so it ends when they do
+    finally:
+        process.kill()
+    step = notes(run)[-1].step
+    assert 3 <= step < 200
+    assert "the process that started this rank has ended\n" in out
+    assert f"stopped after step {step} of 200; {notes(run)[-1].name} is kept; the same command resumes from it" in out
+    assert not [pid for pid in ranks if Path(f"/proc/{pid}").exists() and b"train" in cmdline(pid)]
+
+
+def cmdline(pid: int) -> bytes:
+    """Return the command line of a process; empty if it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
 # ------------------------------------------------------------------------------------------------------------- signals
 
 

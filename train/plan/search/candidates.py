@@ -215,7 +215,7 @@ class LayoutSpace:
         try:
             layout = self.layout(split, 1, self.modes[0])
         except ValidationError as error:
-            return CONTRADICTION, "; ".join(str(problem["msg"]) for problem in error.errors())
+            return CONTRADICTION, "; ".join(problem["msg"].removeprefix("Value error, ") for problem in error.errors())
         settings = self.settings.model_copy(update={"layout": layout})
         lengths = [batch.seq_len for batch in self.batches]
         # Enough rows for any schedule: the actual number is checked with the micro-batches.
