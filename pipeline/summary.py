@@ -52,6 +52,7 @@ def closing_summary(run: Store, until: str | None, seconds: float, rest: str | N
     tables = {name: table for name, table in current_tables(run).items() if name in written}
     manifests = {name: table.manifest for name, table in tables.items()}
     rows = [("documents", _documents(manifests)), ("dropped", _dropped(manifests)), *_token_rows(manifests)]
+    rows.append(("tokenizer", _lowered_coverage(manifests)))
     size = sum(file.bytes for manifest in manifests.values() for file in manifest.content.files)
     rows.append(("written", f"{run.uri} ({len(tables)} tables, {format_bytes(size)})"))
     rows.append(("dataset", tables[DATASET].folder.uri if DATASET in tables else ""))
@@ -99,6 +100,17 @@ def _token_rows(manifests: Mapping[str, Manifest]) -> list[tuple[str, str]]:
         text = f"{source}: {sum(shards):,} in {len(shards):,} shard{'s' if len(shards) != 1 else ''}"
         rows.append(("tokens", f"{text}, {heldout:,} held out"))
     return rows
+
+
+def _lowered_coverage(manifests: Mapping[str, Manifest]) -> str:
+    """Return a warning if the vocabulary did not hold all characters of the sample; else an empty string."""
+    figures = manifests["tokenizer"].content.figures if "tokenizer" in manifests else {}
+    if "characters_as_bytes" not in figures:
+        return ""
+    return (
+        f"{figures['characters_as_bytes']:,} rare characters are encoded as bytes, because tokenizer.vocab_size is "
+        f"below {figures['ids_needed']:,}"
+    )
 
 
 def _next_commands(run: Store, manifests: Mapping[str, Manifest], rest: str | None) -> list[tuple[str, str]]:
