@@ -71,8 +71,8 @@ class TokenizerConfig(Section):
     sample_bytes: int = Field(64 << 20, ge=1, le=1 << 30)
     """Maximum amount of text that the model is trained on [bytes of UTF-8]."""
     character_coverage: float = Field(0.9995, gt=0, le=1)
-    """Share of the sample's characters that get an id; the rest is encoded as bytes. Default: SentencePiece's own. Unless
-    it is set, it is lowered if `vocab_size` does not hold that many characters."""
+    """Share of the sample's characters that get an id; the rest is encoded as bytes. Default: SentencePiece's own.
+    Unless it is set, it is lowered if `vocab_size` does not hold that many characters."""
     split_digits: bool = True
     """True to make every digit a separate token (Llama: Touvron et al. 2023, arXiv 2302.13971, section 2.1)."""
     before: tuple[str, ...] = ("bos",)
