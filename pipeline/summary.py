@@ -12,7 +12,8 @@ from pipeline.engine.progress import largest, reasons_text, without_earlier_drop
 from pipeline.engine.step import add_figures
 from pipeline.quality.stage import QUALITY
 from pipeline.stages import STEPS, own_reasons
-from schemas.manifest import Manifest, current_tables
+from pipeline.tokens.streams import live_tokens
+from schemas.manifest import Manifest, TableVersion, current_tables
 from schemas.storage import Store
 from schemas.tables import LATER_VERDICTS
 from schemas.text import format_bytes, format_duration, text_table
@@ -55,7 +56,8 @@ def closing_summary(
     written = {table for step in STEPS if step.name in shown for table in step.writes}
     tables = {name: table for name, table in current_tables(run).items() if name in written}
     manifests = {name: table.manifest for name, table in tables.items()}
-    rows = [("documents", _documents(manifests)), ("dropped", _dropped(manifests)), *_token_rows(manifests)]
+    rows = [("documents", _documents(manifests)), ("dropped", _dropped(manifests)), *_token_rows(tables)]
+    rows.append(("tokenizer", _lowered_coverage(manifests)))
     size = sum(file.bytes for manifest in manifests.values() for file in manifest.content.files)
     rows.append(("written", f"{run.uri} ({len(tables)} tables, {format_bytes(size)})"))
     rows.append(("dataset", tables[DATASET].folder.uri if DATASET in tables else ""))
@@ -93,22 +95,33 @@ def _warnings(manifests: Mapping[str, Manifest]) -> list[str]:
     return failures_of(manifest.run.notes for manifest in manifests.values()).warnings()
 
 
-def _token_rows(manifests: Mapping[str, Manifest]) -> list[tuple[str, str]]:
-    """Return a row for each source with its tokens to train on and its held-out tokens."""
-    if DATASET not in manifests:
+def _token_rows(tables: Mapping[str, TableVersion]) -> list[tuple[str, str]]:
+    """Return a row for each source with its tokens to train on and its held-out tokens, without removed ones."""
+    if DATASET not in tables:
         return []
-    streams: Mapping[str, Sequence[int]] = manifests[DATASET].content.figures.get("streams", {})
-    by_source: dict[str, dict[str, list[int]]] = {}
-    for stream, tokens in streams.items():
-        source, _, kind = stream.rpartition("/")
-        by_source.setdefault(source, {})[kind] = list(tokens)
+    folder, manifest = tables[DATASET].folder, tables[DATASET].manifest
+    streams: Mapping[str, Sequence[int]] = manifest.content.figures.get("streams", {})
+    left = live_tokens(folder.child("../.."), manifest)
     rows = []
-    for source, kinds in sorted(by_source.items()):
-        shards = kinds.get(TRAIN, [])
-        heldout = sum(sum(tokens) for kind, tokens in kinds.items() if kind != TRAIN)
-        text = f"{source}: {sum(shards):,} in {len(shards):,} shard{'s' if len(shards) != 1 else ''}"
-        rows.append(("tokens", f"{text}, {heldout:,} held out"))
+    for source in sorted({stream.rpartition("/")[0] for stream in streams}):
+        own = [stream for stream in streams if stream.rpartition("/")[0] == source]
+        heldout = sum(left[stream] for stream in own if stream != f"{source}/{TRAIN}")
+        num_shards = len(streams.get(f"{source}/{TRAIN}", ()))
+        text = f"{source}: {left.get(f'{source}/{TRAIN}', 0):,} in {num_shards:,} shard{'s' if num_shards != 1 else ''}"
+        removed = sum(sum(streams[stream]) - left[stream] for stream in own)
+        rows.append(("tokens", f"{text}, {heldout:,} held out{f', {removed:,} removed' if removed else ''}"))
     return rows
+
+
+def _lowered_coverage(manifests: Mapping[str, Manifest]) -> str:
+    """Return a warning if the vocabulary did not hold all characters of the sample; else an empty string."""
+    figures = manifests["tokenizer"].content.figures if "tokenizer" in manifests else {}
+    if "characters_as_bytes" not in figures:
+        return ""
+    return (
+        f"{figures['characters_as_bytes']:,} rare characters are encoded as bytes, because tokenizer.vocab_size is "
+        f"below {figures['ids_needed']:,}"
+    )
 
 
 def _next_commands(run: Store, manifests: Mapping[str, Manifest], rest: str | None) -> list[tuple[str, str]]:

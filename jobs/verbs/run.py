@@ -68,7 +68,11 @@ def add_demo_crawl_arguments(parser: argparse.ArgumentParser) -> None:
 def demo_crawl_command(arguments: argparse.Namespace) -> int:
     """Build a demo crawl: WARC files, and truth.jsonl, which lists their planted duplicates and defects."""
     truth = build_demo_crawl(Path(arguments.out), arguments.pages, arguments.seed)
-    print(f"{truth.num_pages} pages in {arguments.out}; truth.jsonl lists what is planted")
+    print(
+        f"{arguments.out}: {truth.num_records:,} records in {len(truth.files)} files. They are {truth.num_pages:,} "
+        f"ordinary pages, {len(truth.planted):,} planted ones (copies, defects and encodings, listed in truth.jsonl), "
+        f"{truth.num_requests:,} requests and {len(truth.files)} warcinfo records. A run reads each as a row."
+    )
     return 0
 
 

@@ -146,6 +146,13 @@ class Truth:
     num_pages: int
     """Number of ordinary pages, which should all be kept."""
     planted: tuple[PlantedCapture, ...]
+    num_requests: int = 0
+    """Number of request records."""
+
+    @property
+    def num_records(self) -> int:
+        """Number of rows that a run reads: pages, planted captures, requests, and a warcinfo record for each file."""
+        return self.num_pages + len(self.planted) + self.num_requests + len(self.files)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -162,6 +169,7 @@ def write_crawl(out: Path, captures: list[Capture], seed: int) -> Truth:
     """Write the captures in shuffled order to WARC files in `out`, together with `truth.jsonl` and `truth.json`."""
     out.mkdir(parents=True, exist_ok=True)
     planted: list[PlantedCapture] = []
+    num_requests = 0
     files = _spread(captures, random.Random(f"order {seed}"))
     for number, content in enumerate(files):
         name = f"demo-{number:03d}.warc.gz"
@@ -169,6 +177,7 @@ def write_crawl(out: Path, captures: list[Capture], seed: int) -> Truth:
         for capture in content:
             if int(_digest(capture.url.encode()), 16) % REQUEST_STEP == 0 and capture.fault == "none":
                 file += _member(_request(capture))
+                num_requests += 1
             offset, data = len(file), stored_record(capture)
             file += data
             if capture.kind != "page":
@@ -176,7 +185,8 @@ def write_crawl(out: Path, captures: list[Capture], seed: int) -> Truth:
         _write_if_new(out / name, bytes(file))
     names = tuple(f"demo-{number:03d}.warc.gz" for number in range(len(files)))
     num_pages = sum(capture.kind == "page" for capture in captures)
-    truth = Truth(names, sum(capture.fault != "garbage" for capture in captures), num_pages, tuple(planted))
+    num_responses = sum(capture.fault != "garbage" for capture in captures)
+    truth = Truth(names, num_responses, num_pages, tuple(planted), num_requests)
     lines = b"".join(canonical_json(item.to_json()) + b"\n" for item in planted)
     _write_if_new(out / "truth.jsonl", lines)
     _write_if_new(out / "truth.json", canonical_json(truth.to_json()) + b"\n")

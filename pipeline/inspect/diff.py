@@ -17,14 +17,21 @@ from pipeline.inspect.diff_training import NAMES, PairRow, compare_training, rea
 from pipeline.language import LANGUAGE
 from pipeline.quality.limits import limit_in_force
 from pipeline.quality.stage import QUALITY
-from pipeline.tokens.streams import MIX_RULE, STREAM_TABLES, TOKENS, Sorting, mix_drops, mixed_sorting, sorting_of
+from pipeline.tokens.streams import (
+    MIX_RULE,
+    STREAM_TABLES,
+    TOKENS,
+    Sorting,
+    live_tokens,
+    mix_drops,
+    mixed_sorting,
+    sorting_of,
+)
 from schemas.errors import ContractError
 from schemas.field_docs import toml_value
 from schemas.manifest import Manifest, TableVersion, open_table, part_key, read_run
 from schemas.storage import Store
 from schemas.tables import DROPPED_BEFORE, LATER_VERDICTS, TABLES, VERDICT_COLUMNS
-from schemas.takedown import takedown_ancestry
-from schemas.tokens import shard_key
 from schemas.versions import DATASET
 
 KEPT = "kept"
@@ -361,19 +368,7 @@ def _setting_text(side: ComparedRun, name: str, value: Any) -> str:
 
 def _tokens(a: ComparedRun, b: ComparedRun) -> dict[str, tuple[int, int]]:
     """Return the numbers of tokens in A and in B, by name of the stream; 0 for a run without the stream."""
-    both = [live_tokens(side.run, side.dataset) if side.dataset else {} for side in (a, b)]
+    both = [
+        live_tokens(side.tables[DATASET].folder.child("../.."), side.dataset) if side.dataset else {} for side in (a, b)
+    ]
     return {name: (both[0].get(name, 0), both[1].get(name, 0)) for name in sorted({*both[0], *both[1]})}
-
-
-def live_tokens(run: Store, dataset: Manifest) -> dict[str, int]:
-    """Return the number of tokens of each stream of a dataset, without the tokens that takedowns have removed."""
-    streams: Mapping[str, list[int]] = dataset.content.figures["streams"]
-    tokens = {name: sum(shards) for name, shards in streams.items()}
-    stream_of = {shard_key(name, number): name for name, shards in streams.items() for number in range(len(shards))}
-    for certificate in takedown_ancestry(run, dataset):
-        for change in certificate.tables[DATASET].rewritten:
-            if (
-                certificate.mode == "tombstones" and change.key in stream_of
-            ):  # compacted shards are already counted without
-                tokens[stream_of[change.key]] -= sum(length for _, length in change.spans)
-    return tokens

@@ -6,14 +6,23 @@ block `run`. The manifest in that folder must have that digest; otherwise the li
 
 import posixpath
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from pipeline.lineage.graph import LineageBuilder, Node, NodeTable
+from pipeline.tokens.streams import live_tokens
 from schemas.errors import ContractError
 from schemas.ids import digest_of
 from schemas.manifest import FROM_INPUT, MANIFEST_NAME, InputEntry, Manifest, read_manifest, read_run
 from schemas.storage import Store
 from schemas.tables import TABLES
-from schemas.takedown import Descent, certificate_name, descent_of, parent_name, read_parent, takedown_ancestry
+from schemas.takedown import (
+    Descent,
+    certificate_name,
+    descent_of,
+    parent_name,
+    read_parent,
+    takedown_ancestry,
+)
 from schemas.versions import DATASET
 
 POSITIONS = {name: number for number, name in enumerate(TABLES)}
@@ -92,7 +101,21 @@ class TableTraversal:
 
     def _node(self, held: NodeTable) -> Node:
         name, version = held.folder.split("/", 1)
-        return _node_of(held.folder, (held,), self._is_current(name, version))
+        node = _node_of(held.folder, (held,), self._is_current(name, version))
+        return self._without_removed(node, held, self.run.child(held.folder).child("../.."))
+
+    def _without_removed(self, node: Node, held: NodeTable, run: Store) -> Node:
+        """Return the node of a dataset with the tokens that are left after takedowns; other nodes are unchanged.
+
+        `run`: the run folder that has the dataset.
+        """
+        if held.name != DATASET:
+            return node
+        try:
+            left = live_tokens(run, held.manifest)
+        except ContractError:  # `_parents` adds a break for it
+            return node
+        return replace(node, counts={**node.counts, "tokens": sum(left.values())})
 
     def _is_current(self, name: str, version: str) -> bool:
         """Return True if a version of a table is the current one in its run."""
@@ -151,7 +174,8 @@ class TableTraversal:
             return []
         earlier = NodeTable(DATASET, before, parent)
         self.manifests[before], self.nodes[before] = parent, before
-        self.builder.add(_node_of(before, (earlier,), False), *self._parents(earlier, source))
+        node = self._without_removed(_node_of(before, (earlier,), False), earlier, run)
+        self.builder.add(node, *self._parents(earlier, source))
         counts = {"documents removed": len(taken.documents), "tokens": taken.num_tokens}
         digest = self.run.sha256(certificate)
         node = Node(certificate, "takedown", "takedown", digest, counts, taken.made, taken.code_version, (taken.mode,))

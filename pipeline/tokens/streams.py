@@ -25,8 +25,10 @@ from schemas.ids import is_in_share, shuffle_key
 from schemas.manifest import Manifest, TableVersion, part_key
 from schemas.mix import Mix, read_mix
 from schemas.signals import FAMILIES
+from schemas.storage import Store
 from schemas.tables import lookup_entry
-from schemas.tokens import HELDOUT, TRAIN
+from schemas.takedown import takedown_ancestry
+from schemas.tokens import HELDOUT, TRAIN, shard_key
 
 BUCKET_SEPARATOR = "+"
 """Separator between a source and its quality bucket in a stream's name; no source name contains it."""
@@ -341,3 +343,19 @@ def mix_drops(tables: Mapping[str, TableVersion], number: int, sorting: Sorting)
             for row in batch.to_pylist():
                 if row["drop_stage"] is None:
                     yield row["doc_id"], sorting.drop(stream_of(row), row["doc_id"])
+
+
+def live_tokens(run: Store, dataset: Manifest) -> dict[str, int]:
+    """Return the number of tokens of each stream of a dataset, without the tokens that takedowns have removed.
+
+    `run`: the run folder that has the dataset. Raises ContractError if a manifest and its certificate disagree.
+    """
+    streams: dict[str, list[int]] = dataset.content.figures.get("streams", {})
+    tokens = {name: sum(shards) for name, shards in streams.items()}
+    stream_of = {shard_key(name, number): name for name, shards in streams.items() for number in range(len(shards))}
+    for certificate in takedown_ancestry(run, dataset):
+        for change in certificate.tables[dataset.content.table].rewritten:
+            # Shards that were compacted are already counted without them.
+            if certificate.mode == "tombstones" and change.key in stream_of:
+                tokens[stream_of[change.key]] -= sum(length for _, length in change.spans)
+    return tokens

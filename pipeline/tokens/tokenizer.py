@@ -8,7 +8,10 @@ SentencePiece would change is escaped.
 import hashlib
 import io
 import re
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -68,7 +71,8 @@ class TokenizerConfig(Section):
     sample_bytes: int = Field(64 << 20, ge=1, le=1 << 30)
     """Maximum amount of text that the model is trained on [bytes of UTF-8]."""
     character_coverage: float = Field(0.9995, gt=0, le=1)
-    """Share of the sample's characters that get an id; the rest is encoded as bytes. Default: SentencePiece's own."""
+    """Share of the sample's characters that get an id; the rest is encoded as bytes. Default: SentencePiece's own.
+    Unless it is set, it is lowered if `vocab_size` does not hold that many characters."""
     split_digits: bool = True
     """True to make every digit a separate token (Llama: Touvron et al. 2023, arXiv 2302.13971, section 2.1)."""
     before: tuple[str, ...] = ("bos",)
@@ -102,11 +106,42 @@ class TokenizerConfig(Section):
         return self
 
 
+class AlphabetTooLarge(ConfigError):
+    """The vocabulary size is below the number of characters, bytes and reserved ids that a model must have."""
+
+    def __init__(self, message: str, num_needed: int):
+        super().__init__(message)
+        self.num_needed = num_needed
+        """Number of ids that the model must have, without any merge."""
+
+
+MERGE_SHARE = 0.25
+"""Share of the ids besides bytes and reserved ones that `fitting_coverage` leaves to merges of characters."""
+MIN_CHARACTERS = 64
+"""Minimum number of characters that `fitting_coverage` leaves in a vocabulary."""
+
+
+def fitting_coverage(texts: Iterable[str], config: TokenizerConfig, num_needed: int) -> tuple[float, int] | None:
+    """Return the largest share of the sample's characters for which `vocab_size` suffices, and how many lose their id.
+
+    `num_needed`: number of ids that all characters of `character_coverage` need, bytes and reserved ids included. None
+    if even the most frequent characters do not fit.
+    """
+    counts = Counter(character for line in training_lines(texts) for character in line)
+    frequent, total = sorted(counts.items(), key=lambda item: (-item[1], item[0])), counts.total()
+    covered = list(accumulate(number for _, number in frequent))
+    num_required = bisect_left(covered, config.character_coverage * total) + 1
+    num_kept = int((1 - MERGE_SHARE) * (config.vocab_size - (num_needed - num_required)))
+    if not MIN_CHARACTERS <= num_kept < num_required:
+        return None
+    return covered[num_kept - 1] / total, num_required - num_kept
+
+
 def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> bytes:
     """Train a SentencePiece model and return the bytes of its file; the same texts and settings give the same bytes.
 
-    Raises ConfigError if the vocabulary size is too large or too small for the texts. Exceptions raised by `texts` are
-    re-raised.
+    Raises AlphabetTooLarge if the vocabulary does not hold the characters of the texts, and another ConfigError if it
+    is too large for them. Exceptions raised by `texts` are re-raised.
     """
     import sentencepiece
 
@@ -169,9 +204,10 @@ def _training_error(message: str, config: TokenizerConfig) -> ConfigError:
     if limit := re.search(r"value <= (\d+)", message):
         return ConfigError(f"{where} that has at most {limit[1]}. Set tokenizer.vocab_size to at most {limit[1]}.")
     if needed := re.search(r"\d+ vs (\d+)", message):
-        return ConfigError(
+        return AlphabetTooLarge(
             f"{where} whose characters, bytes and reserved ids alone are {needed[1]}. "
-            f"Set tokenizer.vocab_size to at least {needed[1]}."
+            f"Set tokenizer.vocab_size to at least {needed[1]}.",
+            int(needed[1]),
         )
     if "sentences_.empty()" in message:
         return ConfigError("tokenizer: expected text to train on, got none. Increase tokenizer.sample_bytes.")

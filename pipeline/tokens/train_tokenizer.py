@@ -18,7 +18,15 @@ from pipeline.engine.progress import doing
 from pipeline.engine.spark import run_parts
 from pipeline.engine.stage import Relation
 from pipeline.engine.step import StepContext, TableResult
-from pipeline.tokens.tokenizer import Kind, TokenizerConfig, load_tokenizer, tokenizer_kind, train_tokenizer
+from pipeline.tokens.tokenizer import (
+    AlphabetTooLarge,
+    Kind,
+    TokenizerConfig,
+    fitting_coverage,
+    load_tokenizer,
+    tokenizer_kind,
+    train_tokenizer,
+)
 from schemas.errors import ContractError
 from schemas.ids import is_in_share, shuffle_key
 from schemas.manifest import Counts
@@ -57,7 +65,8 @@ def build_tokenizer(build: StepContext) -> dict[str, TableResult]:
     if config.model is None:
         samples = sample_files(build, config, folder)
         doing("train the tokenizer")
-        data = train_tokenizer(sample_texts(folder, samples, built), config)
+        texts = [*sample_texts(folder, samples, built)]
+        data = train_fitting(texts, config, built)
         kind: Kind = "sentencepiece"
     else:
         model = build.models["tokenizer"]["tokenizer"]
@@ -73,6 +82,26 @@ def build_tokenizer(build: StepContext) -> dict[str, TableResult]:
     built.figures = {**built.figures, "contract": tokenizer.contract.model_dump(mode="json")}
     built.cpu_seconds = time.process_time() - started
     return {"tokenizer": built}
+
+
+def train_fitting(texts: Sequence[str], config: TokenizerConfig, built: TableResult) -> bytes:
+    """Return a trained model, for which the rarest characters lose their ids if the vocabulary does not hold all.
+
+    The share of characters that keep theirs, and the number of those that do not, are then stored in `built`. Raises
+    ConfigError if the vocabulary size does not suit the texts, or the recipe sets `character_coverage`.
+    """
+    try:
+        return train_tokenizer(texts, config)
+    except AlphabetTooLarge as error:
+        fitting = fitting_coverage(texts, config, error.num_needed)
+        if "character_coverage" in config.model_fields_set or fitting is None:
+            raise
+        built.figures |= {
+            "lowered_coverage": fitting[0],
+            "characters_as_bytes": fitting[1],
+            "ids_needed": error.num_needed,
+        }
+        return train_tokenizer(texts, config.model_copy(update={"character_coverage": fitting[0]}))
 
 
 class ModelWriter(FileWriter):

@@ -121,3 +121,14 @@ def test_a_run_that_keeps_nothing_names_the_reasons() -> None:
         "1,290, quality/min_words 7, quality/max_words 3. Correct the settings of these stages, or source.paths; "
         "`penstock show RUN --where 'drop_rule = NAME'` prints dropped documents."
     )
+
+
+def test_a_vocabulary_that_is_too_small_is_reported(run: Store) -> None:
+    figures = {"lowered_coverage": 0.98, "characters_as_bytes": 1203, "ids_needed": 2042}
+    content = {"table": "tokenizer", "stages": {}, "config": {}, "inputs": [], "files": [], "figures": figures}
+    block = {"paths": {}, "started": "", "wall_seconds": 1.0, "cpu_seconds": 1.0, "code_version": "0"}
+    content["counts"] = {"rows_in": 450, "rows_kept": 450}
+    write_manifest(run.child("tokenizer/v-1"), make_manifest(content, block, "tokenizer"))
+    write_run(run, RunFile(tables=dict.fromkeys([*COUNTS, "tokenizer"], "v-1"), recipe={}))
+    line = "  tokenizer  1,203 rare characters are encoded as bytes, because tokenizer.vocab_size is below 2,042"
+    assert line in closing_summary(run, None, 75.0).text().splitlines()

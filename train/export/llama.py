@@ -288,8 +288,12 @@ def _write_weights(folder: Path, state: Mapping[str, Tensor], names: Mapping[str
     if len(shards) == 1:
         files = [WEIGHTS]
     for file, chosen in zip(files, shards):
+        # safetensors makes a file that only its owner may read; the mode of a new file is that of the process.
+        (folder / file).touch()
+        mode = (folder / file).stat().st_mode
         # Copies, since safetensors rejects views that share storage.
         save_file({names[name]: state[name].detach().cpu().clone() for name in chosen}, folder / file, {"format": "pt"})
+        (folder / file).chmod(mode)
     if len(shards) > 1:
         places = {names[name]: file for file, chosen in zip(files, shards) for name in chosen}
         total = sum(state[name].nbytes for name in names)

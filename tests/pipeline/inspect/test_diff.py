@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.verbs.inspect import diff_command
-from pipeline.inspect.diff import NOT_READ, compare_runs, live_tokens, open_compared_run
+from pipeline.inspect.diff import NOT_READ, compare_runs, open_compared_run
+from pipeline.tokens.streams import live_tokens
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json
 from schemas.manifest import open_table, read_run, write_run

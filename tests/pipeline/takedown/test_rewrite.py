@@ -1,6 +1,7 @@
 """A takedown from a dataset and from a whole run: removed data, unchanged data, and rejected requests."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.engine.parquet import PartWriter
+from pipeline.lineage.training import read_lineage
 from pipeline.report.facts import collect_facts
 from pipeline.report.funnel import checks
+from pipeline.summary import closing_summary
 from pipeline.takedown.select import TakedownRequest, select_documents
 from pipeline.takedown.shards import RemovedRows, blank_docs, blank_tokens, cut_docs, cut_tokens
 from pipeline.takedown.tables import counts_without_rows, rewrite_part
@@ -461,6 +464,26 @@ def test_near_copies_without_clusters_are_rejected(whole: Path) -> None:
         take_down(whole, near=[document])
     assert all_bytes(whole) == before
     assert take_down(whole, doc=[document]) == 0
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_summary_and_lineage_count_the_tokens_that_are_left(run: Path, compact: bool) -> None:
+    store = Store(str(run))
+    total = sum(row["num_tokens"] for row in documents_of(opened(run)))
+    assert take_down(run, domain=["site3.co.uk"], compact=compact) == 0
+    (certificate,) = certificates(run)
+    left = documents_of(opened(run))
+    num_left = sum(row["num_tokens"] for row in left if row["doc_id"] != REMOVED_ID)
+    removed = sum(len(row["tokens"]) for row in left) - num_left
+    assert (removed, num_left + certificate.num_tokens) == (0 if compact else certificate.num_tokens, total)
+    lines = closing_summary(store, None, 1.0).text().splitlines()
+    shown = [re.findall(r"[\d,]+(?= in | held out| removed)", line) for line in lines if line.startswith("  tokens")]
+    numbers = [[int(number.replace(",", "")) for number in row] for row in shown]
+    assert sum(train + heldout for train, heldout, *_ in numbers) == num_left
+    assert sum(sum(row[2:]) for row in numbers) == removed
+    lineage = read_lineage(store)
+    (dataset,) = [node for node in lineage.nodes if node.kind == "dataset" and node.is_current]
+    assert dataset.counts["tokens"] == num_left
 
 
 def test_removing_all_documents_leaves_nothing_to_train_on(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

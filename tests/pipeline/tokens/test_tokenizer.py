@@ -8,6 +8,7 @@ import io
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,10 +19,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
+from pipeline.engine.step import TableResult
 from pipeline.tokens.tokenizer import (
     CHUNK_CHARS,
     LINE_CHARS,
     PROBE_TEXTS,
+    AlphabetTooLarge,
     Tokenizer,
     TokenizerConfig,
     cut_at_newlines,
@@ -30,6 +33,7 @@ from pipeline.tokens.tokenizer import (
     train_tokenizer,
     training_lines,
 )
+from pipeline.tokens.train_tokenizer import train_fitting
 from schemas.errors import ConfigError
 from schemas.tokens import ESCAPE, RESERVED, SPACE, escape, unescape
 
@@ -300,6 +304,42 @@ def test_a_vocabulary_too_small_names_the_least() -> None:
     with pytest.raises(ConfigError, match=message):
         train_tokenizer(texts, config)
     assert train_tokenizer(texts, TokenizerConfig(vocab_size=619, character_coverage=1))
+
+
+RARE = "".join(map(chr, range(0x4E00, 0x4F00)))
+"""256 characters that are in no other text of the sample."""
+
+
+def test_a_small_vocabulary_encodes_rare_characters_as_bytes() -> None:
+    """600 ids: 363 are reserved ids, bytes and the newline, and a quarter of the other 237 is left to merges."""
+    texts, built = [*SAMPLE[:1], RARE], TableResult()
+    config = TokenizerConfig(vocab_size=600)
+    with pytest.raises(AlphabetTooLarge) as error:
+        train_tokenizer(texts, config)
+    data = train_fitting(texts, config, built)
+    assert built.figures["ids_needed"] == error.value.num_needed > 600
+    assert 0 < built.figures["characters_as_bytes"] < 256
+    assert 0.5 < built.figures["lowered_coverage"] < 0.9995
+    tokenizer = load_tokenizer(data, "sentencepiece", config)
+    assert tokenizer.contract.vocab_size == 600
+    for text in (*texts, *PROBE_TEXTS):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert train_fitting(texts, config, TableResult()) == data
+    # Characters whose frequencies are equal are ordered by code point, so a first one has an id and a last one has not.
+    assert [len(tokenizer.encode(character)) for character in (RARE[0], RARE[-1])] == [1, 3]
+
+
+@pytest.mark.parametrize("settings", [{"vocab_size": 600, "character_coverage": 0.9995}, {"vocab_size": 400}])
+def test_a_coverage_that_is_set_or_cannot_fit_is_not_lowered(settings: dict[str, Any]) -> None:
+    built = TableResult()
+    with pytest.raises(AlphabetTooLarge, match=r"Set tokenizer\.vocab_size to at least \d+"):
+        train_fitting([*SAMPLE[:1], RARE], TokenizerConfig(**settings), built)
+    assert built.figures == {}
+
+
+def test_a_vocabulary_that_suffices_is_not_changed(bpe_model: bytes) -> None:
+    built = TableResult()
+    assert (train_fitting(SAMPLE, BPE, built), built.figures) == (bpe_model, {})
 
 
 def test_errors_of_an_empty_and_of_a_failing_sample() -> None:

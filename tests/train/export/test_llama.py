@@ -1,6 +1,7 @@
 """Llama folders: what is written computes the same in `transformers`, what it writes computes the same here."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,18 @@ def test_there_and_back(name: str, tmp_path: Path) -> None:
         "generation_config.json",
         "model.safetensors",
     ]
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_all_files_have_the_mode_of_the_process(tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        folder, _ = exported(tmp_path / "llama", TINY)
+    finally:
+        os.umask(before)
+    assert {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()} == dict.fromkeys(
+        ("config.json", "generation_config.json", "model.safetensors"), 0o666 & ~mask
+    )
 
 
 @pytest.mark.parametrize("name", SHAPES)
