@@ -30,6 +30,7 @@ from pipeline.text.derive_profiles import DeriveConfig
 from schemas.config import Section
 from schemas.field_docs import describe_columns
 from schemas.tables import TABLES
+from train.monitor.metrics import HeldoutMetrics, StepMetrics
 
 ROLES = {
     "content": "It changes the result, and the fingerprint of the tables contains it.",
@@ -73,6 +74,13 @@ A null value was not measured, because the document was dropped before; it never
 of the Parquet files has the same text. An *entries* column holds a list of (name, value), sorted by name; DuckDB reads
 it with `map_from_entries`."""
 
+METRICS_INTRODUCTION = """\
+# Training metrics
+
+Training writes a line of JSON for each optimizer step to `train/metrics.jsonl`. A field with its default is absent.
+Values are those of the global batch, in any layout. `metrics.parquet` has a column for each source, such as `loss.web`,
+`tokens.web` and `heldout.web.loss`; TensorBoard has the same values as `loss/web` and so on."""
+
 # ------------------------------------------------------------------------------------------------------------- MkDocs
 
 
@@ -114,6 +122,7 @@ def pages() -> dict[str, str]:
     sections = all_sections()
     made = {"reference/cli.md": cli_page(), "reference/tables.md": tables_page()}
     made["reference/recipes.md"] = recipes_page()
+    made["reference/metrics.md"] = metrics_page()
     made["reference/settings/index.md"] = settings_index(sections)
     made |= {f"reference/settings/{name}.md": section_page(name, kind) for name, kind in sections.items()}
     return made
@@ -292,6 +301,17 @@ def _columns(schema: pa.Schema | None) -> list[str]:
     for column in describe_columns(schema):
         lines.append(f"| `{column.name}` | {column.type} | {cell(column.meaning)} | {cell(column.unit)} |")
     return lines
+
+
+def metrics_page() -> str:
+    """Return the page of the fields of `metrics.jsonl`."""
+    lines = METRICS_INTRODUCTION.splitlines()
+    for kind in (StepMetrics, HeldoutMetrics):
+        title = "metrics.jsonl" if kind is StepMetrics else "Fields of heldout, by source"
+        lines += ["", f"## {title}", "", "| field | type | meaning |", "|---|---|---|"]
+        for name, info in kind.model_fields.items():
+            lines.append(f"| `{name}` | {type_text(info.annotation)} | {cell(info.description or '')} |")
+    return "\n".join(lines) + "\n"
 
 
 def recipes_page() -> str:

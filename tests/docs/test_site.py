@@ -18,6 +18,7 @@ from schemas.field_docs import arrow_text
 from schemas.tables import TABLES, entries_of
 from schemas.tokens import BY_URL, SHARD_DOCS
 from tests.support.paths import ROOT
+from train.monitor.metrics import HeldoutMetrics, StepMetrics
 
 REMOTE = re.compile(r"<(?:script|img|iframe|source)[^>]+src=[\"']?(?:https?:)?//|<link[^>]+href=[\"']?(?:https?:)?//")
 
@@ -83,6 +84,13 @@ def test_every_column_has_a_meaning() -> None:
             meaning = (column.metadata or {}).get(b"meaning", b"").decode()
             assert meaning, f"{name}.{column.name}"
             assert f"| `{column.name}` | {arrow_text(column.type)} | {cell(meaning)} |" in text
+
+
+def test_every_metric_has_a_meaning() -> None:
+    text = pages()["reference/metrics.md"]
+    assert "| `data_seconds` | number | Time rank 0 waited for its rows [s]; " in text
+    for kind in (StepMetrics, HeldoutMetrics):
+        assert [name for name in kind.model_fields if f"| `{name}` | " not in text] == []
 
 
 def test_a_section_states_type_limit_default_and_role() -> None:
