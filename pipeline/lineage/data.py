@@ -15,14 +15,7 @@ from schemas.ids import digest_of
 from schemas.manifest import FROM_INPUT, MANIFEST_NAME, InputEntry, Manifest, read_manifest, read_run
 from schemas.storage import Store
 from schemas.tables import TABLES
-from schemas.takedown import (
-    Descent,
-    certificate_name,
-    descent_of,
-    parent_name,
-    read_parent,
-    takedown_ancestry,
-)
+from schemas.takedown import Descent, certificate_name, descent_of, parent_name, read_parent, takedown_ancestry
 from schemas.versions import DATASET
 
 POSITIONS = {name: number for number, name in enumerate(TABLES)}
