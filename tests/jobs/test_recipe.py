@@ -48,7 +48,7 @@ def test_similar_names_are_suggested(tmp_path, monkeypatch):
         read_recipe("webb", [])
     with pytest.raises(ConfigError, match=r"\(did you mean 'mine.toml'\?\)"):
         read_recipe("mien.toml", [])
-    with pytest.raises(ConfigError, match=r"owm: expected a run folder, got .* not exist \(did you mean 'own'"):
+    with pytest.raises(ConfigError, match=r"owm: expected a run folder, got no such folder \(did you mean '.*/own'"):
         stored_recipe(Store("owm"), [])
 
 

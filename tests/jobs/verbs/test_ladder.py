@@ -363,7 +363,7 @@ def test_a_dry_run_writes_nothing(dataset: Path, capsys: Any) -> None:
     [
         ("verify", " files match the manifest"),
         ("trace --step 3", "step 3, rows 0 to "),
-        ("plan --quiet", "plan written to "),
+        ("plan --quiet", "plan kept, because the run has checkpoints: "),
         ("lineage", "end of training"),
     ],
 )

@@ -364,7 +364,7 @@ def test_the_number_of_devices_that_no_setting_gives_is_stated(run: Store, capsy
 
 def test_a_dry_run_names_the_folder_of_the_user(run: Store, capsys) -> None:
     assert main(["plan", "next", "--dataset", run.uri, "--dry-run", "--set", "plan.layers=2"]) == 2
-    assert capsys.readouterr().err.startswith("penstock: next/run.json: expected valid settings, got 1 wrong:\n")
+    assert capsys.readouterr().err.startswith("penstock: command line: expected valid settings, got 1 wrong:\n")
 
 
 @pytest.mark.parametrize(

@@ -315,7 +315,7 @@ def test_a_port_in_use_is_explained(folder: Path, server: BrowseServer, capsys: 
     assert main(["browse", str(folder), "--no-open", "--port", "70000"]) == 2
     assert "--port: expected 0 to 65535, got 70000" in capsys.readouterr().err
     assert main(["browse", str(folder / "none"), "--no-open"]) == 2
-    assert "expected a table 'documents', got an empty run" in capsys.readouterr().err
+    assert "expected a run folder, got no such folder" in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------------------------------------------------ a browser

@@ -210,7 +210,7 @@ def test_bad_arguments_are_rejected(tmp_path: Path, capsys: pytest.CaptureFixtur
     run = run_of(tmp_path / "run")
     with pytest.raises(ConfigError, match="expected a number of at least 0, got -1"):
         diff(capsys, run, run, list=-1)
-    with pytest.raises(ContractError, match="expected a table 'documents', got an empty run"):
+    with pytest.raises(ConfigError, match="nothing: expected a run folder, got no such folder"):
         diff(capsys, run, str(tmp_path / "nothing"))
     edit(run, "verdicts", lambda content: content["figures"].update(bait=1))
     with pytest.raises(
@@ -267,8 +267,8 @@ def test_two_models_on_one_dataset(planned: tuple[Store, Store], capsys: pytest.
     text = diff(capsys, *planned)
     assert "\nequal: the digests are the same, and so are documents and tokens\n" in text
     lines = [line.split() for line in text.splitlines()]
-    assert ["optim.name", "not", "set", "→", "muon"] in lines
-    assert ["model.d_model", "not", "set", "→", "64"] in lines
+    assert ["optim.name", "unset", "→", '"muon"'] in lines
+    assert ["model.d_model", "unset", "→", "64"] in lines
     assert [
         "equal:",
         "the",

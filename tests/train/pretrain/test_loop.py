@@ -446,7 +446,7 @@ def test_the_seed_is_a_checkpoint_that_is_kept(full: Path, tmp_path: Path) -> No
         ),
         (["optim.learning_rate=0.003"], "optim.learning_rate: expected 0.001, got 0.003"),
         (["train.seed=1", "optim.clip_norm=2.0"], "optim.clip_norm: expected 1.0, got 2.0\n  train.seed: expected 0"),
-        (["train.steps=21"], "'num_steps': 21"),
+        (["train.steps=21"], "train.steps: expected 20, got 21"),
         (["train.precision=bf16"], "train.precision: expected fp32, got bf16"),
         (["train.skip_file=none.txt"], "expected a file"),
         (["train.objective=causal", "train.mask_share=0.2"], "mask_share requires objective = mlm or span"),

@@ -345,7 +345,8 @@ def test_a_document_that_a_rule_dropped_has_the_rule(trace: Callable[..., Told])
     assert ("copy.example/1" in out, "copy.example/2" in out) == (True, False)
     assert trace("--url", "http://copy.example/2")[:2] == (
         1,
-        "document 090909090909 is not in the dataset: dropped by dedup/exact_duplicate  http://copy.example/2\n"
+        "document 090909090909 is not in the dataset: dropped by dedup/exact_duplicate: its text equals that of "
+        "the survivor, as `dedup.exact` compares them  http://copy.example/2\n"
         "  document 0a0a0a0a0a0a has the same text and was kept in its place\n"
         "0a0a0a0a0a0a: not in the dataset either; `penstock show RUN --doc ID` has the rule\n",
     )
