@@ -1,6 +1,7 @@
 """`penstock plan`: the size of a training run, computed from its dataset and written to plan.json."""
 
 import argparse
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -60,12 +61,15 @@ def plan_command(arguments: Arguments) -> int:
 
 def _plan(arguments: Arguments, scratch: Store) -> int:
     run = Store(arguments.run)
-    is_new = not run.exists(RUN_NAME)
+    is_new, is_new_folder = not run.exists(RUN_NAME), not run.exists("")
     try:
         return _planned(arguments, run, scratch)
     except PenstockError:
+        # Without a plan, the new folder must not look like a run.
         if is_new:
-            run.delete(RUN_NAME)  # without a plan, the new folder must not look like a run
+            run.delete(RUN_NAME)
+        if is_new_folder and run.is_local and run.exists(""):
+            shutil.rmtree(run.root)
         raise
 
 

@@ -179,9 +179,11 @@ def check_identity(checkpoint: CheckpointMetadata, identity: Identity) -> None:
     """Check that a checkpoint belongs to the current run. Raises ContractError that names every difference."""
     expected = checkpoint.identity
     pairs = {name: (getattr(expected, name), getattr(identity, name)) for name in ("dataset", "tokenizer")}
-    for name, (old, new) in sorted(_pairs(expected.settings, identity.settings).items()):
-        pairs |= _stage_pairs(old, new) if name == "train.stages" else {name: (old, new)}
-    pairs = {name: (old, new) for name, (old, new) in pairs.items() if old != new}
+    settings = _pairs(expected.settings, identity.settings)
+    pairs |= _stage_pairs(*settings.pop("train.stages", (None, None)))
+    # A setting as it was given takes precedence over the values of the stages that follow from it.
+    pairs |= {name: both for name, both in sorted(settings.items()) if both[0] != both[1]}
+    pairs = dict(sorted((name, both) for name, both in pairs.items() if both[0] != both[1]))
     if not pairs and expected.order != identity.order:  # otherwise it follows from another difference
         pairs = {"order": (expected.order, identity.order)}
     if pairs:
@@ -194,13 +196,13 @@ def check_identity(checkpoint: CheckpointMetadata, identity: Identity) -> None:
 
 def _stage_pairs(expected: Any, given: Any) -> dict[str, tuple[Any, Any]]:
     """Return setting -> (value in the checkpoint, value in this run) of training stages."""
-    if not (isinstance(expected, list) and isinstance(given, list)) or len(expected) != len(given):
-        counts = [len(stages) if isinstance(stages, list) else 0 for stages in (expected, given)]
-        return {"train.stages": (f"{counts[0]} stage(s)", f"{counts[1]}")}
+    before, now = ([] if stages is None else stages for stages in (expected, given))
+    if len(before) != len(now):
+        return {"train.stages": (f"{len(before)} stage(s)", f"{len(now)}")}
     pairs = {}
-    for number, (old, new) in enumerate(zip(expected, given, strict=True)):
+    for number, (old, new) in enumerate(zip(before, now, strict=True)):
         for field, setting in STAGE_SETTINGS.items():
-            name = setting if len(expected) == 1 else f"train.stages[{number}].{field}"
+            name = setting if len(before) == 1 else f"train.stages[{number}].{field}"
             pairs[name] = (old[field], new[field])
     return pairs
 

@@ -171,6 +171,15 @@ def test_a_budget_far_beyond_the_data_is_refused(run: Store, capsys, words: str,
     assert not run.exists("train/plan.json")
 
 
+def test_a_refused_plan_leaves_no_new_folder(run: Store, tmp_path: Path, capsys) -> None:
+    assert main(["plan", str(tmp_path / "next"), "--dataset", run.uri, "--flops", "1e18"]) == 2
+    assert "so 1,825,698,850 tokens are missing" in capsys.readouterr().err
+    assert not (tmp_path / "next").exists()
+    (tmp_path / "mine").mkdir()
+    assert main(["plan", str(tmp_path / "mine"), "--dataset", run.uri, "--flops", "1e18"]) == 2
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
 def test_a_batch_of_all_samples_is_described(run: Store, capsys) -> None:
     """The rule gives 16 sequences for this model; 0.08 passes have 13, which is no power of two."""
     words = ["--set", "plan.max_epochs=0.08", "--set", "plan.num_layers=2", "--set", "plan.d_model=1024"]
