@@ -156,7 +156,7 @@ def clocked(times: list[tuple[float, float]]) -> Iterator[None]:
 
 
 def ids_of(run: Store) -> list[bytes]:
-    """Every document that stands."""
+    """Every document that exists."""
     dataset, found = open_dataset(run), set[bytes]()
     for shard in dataset.streams[STREAM]:
         with dataset.folder.open_input(shard.docs_path) as file:

@@ -1,4 +1,4 @@
-"""Training as a whole measured: the loader, how long it stands still for saves, resumes and restarts."""
+"""Training as a whole measured: the loader, how long it waits for saves, resumes and restarts."""
 
 import json
 import os
@@ -71,7 +71,7 @@ def pretrain(run: Store, *settings: str, before: Sequence[str] = ()) -> subproce
 
 
 def last_step(run: Store) -> int:
-    """The newest step whose line stands; 0 if there is none."""
+    """The newest step whose line exists; 0 if there is none."""
     path = Path(run.path(METRICS_NAME))
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     return int(json.loads(lines[-1])["step"]) if lines else 0
@@ -96,7 +96,7 @@ def finish(process: subprocess.Popen[bytes]) -> None:
 
 
 def saves() -> dict[str, Any]:
-    """How long training stands still for a save, and how long a resume takes, whole and in parts."""
+    """How long training waits for a save, and how long a resume takes, whole and in parts."""
     found: dict[str, Any] = {}
     for mode in ("sync", "async"):
         with prepared_run() as run:
@@ -118,7 +118,7 @@ def saves() -> dict[str, Any]:
     found["stall_async_of_sync"] = found["async"]["stall_seconds"] / found["sync"]["stall_seconds"]
     sync, later, size = found["sync"], found["async"], found["sync"]["bytes"] / 2**20
     print(
-        f"saves of {size:.0f} MiB, one in 10 steps of {later['step_seconds']:.2f} s: training stands still "
+        f"saves of {size:.0f} MiB, one in 10 steps of {later['step_seconds']:.2f} s: training waits "
         f"{sync['stall_seconds']:.3f} s (sync), {later['stall_seconds']:.3f} s (async, "
         f"{found['stall_async_of_sync']:.0%} of it and {later['share_of_run']:.2%} of the run)",
         flush=True,
@@ -133,7 +133,7 @@ def _around_steps(lines: Sequence[StepMetrics]) -> dict[str, float]:
 
 
 def resume() -> dict[str, float]:
-    """Seconds from the start of a process that goes on from a checkpoint to its first line, and of what is in them."""
+    """Seconds from the start of a process that resumes from a checkpoint to its first line, and of their parts."""
     with prepared_run() as run:
         process = pretrain(run)
         wait_until(process, lambda: last_step(run) >= KILL_AT)

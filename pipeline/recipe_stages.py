@@ -297,10 +297,6 @@ def _check_signature(function: Callable[..., Any], config: RecipeStage, where: s
 
 def _described(error: BaseException, file: str) -> str:
     """Return the type and message of an error, and the last line of the user's file that led to it."""
-    trace, line = error.__traceback__, 0
-    while trace is not None:
-        line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == file else line
-        trace = trace.tb_next
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     line = _line_of(error, file)
     return f"{text} in line {line} of {file}" if line else text

@@ -147,7 +147,7 @@ def _run_steps(run: Run, steps: Sequence[Step], progress: Progress) -> RunFile:
     for step in steps:
         inputs = {name: tables[name] for name in step.inputs(recipe) if name in tables}
         folders = run_step(run, step, inputs | step.external_inputs(recipe, run.splits), progress)
-        tables |= {name: TableVersion(written, read_manifest(written)) for name, written in folders.items()}
+        tables |= read_tables(folders)
         pointers = {name: relative_path(folder, name, written) for name, written in folders.items()}
         state = RunFile(tables=state.tables | pointers, recipe=state.recipe)
         write_run(folder, state)
@@ -222,26 +222,45 @@ def run_step(run: Run, step: Step, inputs: Mapping[str, TableVersion], progress:
     The complete tables may be in this run, or in another run that this run's `run.json` refers to. One line about the
     step is printed: that it is complete, or what it kept and dropped.
     """
-    identity = step_identity(run, step, inputs)
-    searched = run_folders(run.folder, run.reuse)
-    versions = [version_folders(other, step, f"v-{identity[:12]}") for other in searched]
-    for other, folders in zip(searched, versions, strict=True):
-        if all(folder.exists(MANIFEST_NAME) for folder in folders.values()):
-            where = "" if other.uri == run.folder.uri else f" in {other.uri}"
-            progress.say(f"{step.name:<10} is complete ({identity[:12]}){where}")
-            manifest = read_manifest(folders[step.name])
-            progress.finish(step.name, "complete", manifest.content.counts, manifest.run.wall_seconds)
-            return folders
+    folders, owner = find_version(run, step, inputs, run.folder)
+    if owner is not None:
+        where = "" if owner.uri == run.folder.uri else f" in {owner.uri}"
+        progress.say(f"{step.name:<10} is complete ({step_identity(run, step, inputs)[:12]}){where}")
+        manifest = read_manifest(folders[step.name])
+        progress.finish(step.name, "complete", manifest.content.counts, manifest.run.wall_seconds)
+        return folders
     if not step.reads:
-        for other in searched:
+        for other in run_folders(run.folder, run.reuse):
             check_no_takedowns(other, step.name)
     with progress.step(step.name):
-        build_step(run, step, inputs, versions[0])
-    manifest = read_manifest(versions[0][step.name])
+        build_step(run, step, inputs, folders)
+    manifest = read_manifest(folders[step.name])
     progress.finish(step.name, "done", manifest.content.counts, manifest.run.wall_seconds)
     own = own_reasons({step.name: manifest})
     progress.say(step_line(step.name, manifest.content.counts, manifest.run.wall_seconds, own))
-    return versions[0]
+    return folders
+
+
+def find_version(
+    run: Run | Prepared, step: Step, inputs: Mapping[str, TableVersion], folder: Store
+) -> tuple[dict[str, Store], Store | None]:
+    """Return the folder of each table of a step, and the run that has the tables complete; None = no run has.
+
+    That run is the run `folder` or another one that it uses. Without it, the folders are those in which the run would
+    build the tables.
+    """
+    version = f"v-{step_identity(run, step, inputs)[:12]}"
+    owners = run_folders(folder, run.reuse)
+    for owner in owners:
+        folders = version_folders(owner, step, version)
+        if all(table.exists(MANIFEST_NAME) for table in folders.values()):
+            return folders, owner
+    return version_folders(owners[0], step, version), None
+
+
+def read_tables(folders: Mapping[str, Store]) -> dict[str, TableVersion]:
+    """Return the tables in these folders with their manifests, by name."""
+    return {name: TableVersion(folder, read_manifest(folder)) for name, folder in folders.items()}
 
 
 def build_step(run: Run, step: Step, inputs: Mapping[str, TableVersion], folders: Mapping[str, Store]) -> None:
@@ -416,10 +435,9 @@ def forecast(prepared: Prepared, folder: Store) -> Forecast:
         elif all(name in complete for name in reads if name in _written(prepared)):
             inputs = {name: complete[name] for name in reads if name in complete}
             inputs |= step.external_inputs(prepared.recipe, prepared.splits)
-            folders = _find_version(prepared, step, inputs, folder)
-            complete |= {name: table for name, table in folders.items() if isinstance(table, TableVersion)}
-            roots = {name: _root(table) for name, table in folders.items()}
-            is_changed = any(name in current and current[name].root != root for name, root in roots.items())
+            folders, owner = find_version(prepared, step, inputs, folder)
+            complete |= read_tables(folders) if owner is not None else {}
+            is_changed = any(name in current and current[name].root != made.root for name, made in folders.items())
             is_changed |= step.name not in current and step.name not in complete
         else:  # an input would be built again with the same content
             is_changed = bool(reasons)
@@ -435,11 +453,10 @@ def is_complete(prepared: Prepared, folder: Store) -> bool:
     for step in prepared.steps:
         inputs = {name: complete[name] for name in step.inputs(prepared.recipe) if name in complete}
         inputs |= step.external_inputs(prepared.recipe, prepared.splits)
-        tables = _find_version(prepared, step, inputs, folder)
-        found = {name: table for name, table in tables.items() if isinstance(table, TableVersion)}
-        if len(found) < len(tables):
+        folders, owner = find_version(prepared, step, inputs, folder)
+        if owner is None:
             return False
-        complete |= found
+        complete |= read_tables(folders)
     return True
 
 
@@ -474,22 +491,6 @@ def dataset_steps(prepared: Prepared) -> list[Step]:
 
 def _written(prepared: Prepared) -> set[str]:
     return {name for step in prepared.steps for name in step.writes}
-
-
-def _find_version(
-    prepared: Prepared, step: Step, inputs: Mapping[str, TableVersion], folder: Store
-) -> dict[str, TableVersion | Store]:
-    """Return the complete version of each table of a step, or the folders in which the run would build the tables."""
-    version = f"v-{step_identity(prepared, step, inputs)[:12]}"
-    searched = [version_folders(run, step, version) for run in run_folders(folder, prepared.reuse)]
-    for folders in searched:
-        if all(table.exists(MANIFEST_NAME) for table in folders.values()):
-            return {name: TableVersion(table, read_manifest(table)) for name, table in folders.items()}
-    return dict(searched[0])
-
-
-def _root(table: TableVersion | Store) -> str:
-    return (table.folder if isinstance(table, TableVersion) else table).root
 
 
 # Reasons.

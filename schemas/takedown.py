@@ -172,7 +172,7 @@ class Certificate(_TakedownBlock):
     """Every removed document."""
     copies_left: int
     """Number of near-duplicates of the removed documents that were not requested and were kept."""
-    standing: dict[str, str]
+    versions: dict[str, str]
     """Digest of the current version of every table when the takedown started."""
     tables: dict[str, TableChange]
     """The change of every table that has a new version, by name."""

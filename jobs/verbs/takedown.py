@@ -8,7 +8,8 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from jobs.arguments import Command
-from pipeline.takedown.certificate import check_certificate, describe_check
+from pipeline.takedown.certificate import check_certificate
+from pipeline.takedown.check_result import describe_check
 from pipeline.takedown.commit import (
     DERIVED_FILES,
     PendingTakedown,

@@ -112,10 +112,7 @@ def _find_absent(answers: TraceAnswers, selector: str, arguments: Arguments) -> 
             instead[row["doc_id"]] = own
             continue
         survivor = row.get("dedup.survivor") if row["drop_stage"] == "dedup" else None
-        meaning = meanings.get(f"{row['drop_stage']}/{row['drop_rule']}", "")
-        lines.append(
-            f"document {own} is not in the dataset: {verdict_of(row)}{f': {meaning}' if meaning else ''}{named}"
-        )
+        lines.append(f"document {own} is not in the dataset: {verdict_of(row, meanings)}{named}")
         dropped.append(
             {"doc_id": row["doc_id"].hex(), "url": row["url"]}
             | {name.removeprefix("drop_"): row[name] for name in VERDICT_COLUMNS}

@@ -4,6 +4,7 @@ An error drops its document as `failed`. Errors are counted by stage, type and l
 the smallest id is the example, so that the counts and examples do not depend on the order in which parts are read.
 """
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,8 +44,7 @@ class FailureCounts:
     """The errors of a part or a step, and on how many documents the stages of the recipe were called."""
 
     errors: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """By kind: `count`, and `document` (id) and `message` of the example. A part of an earlier version has the count
-    alone."""
+    """By kind: `count`, and `document` (id) and `message` of the example."""
     calls: dict[str, int] = field(default_factory=dict)
     """Number of documents by stage."""
 
@@ -123,16 +123,8 @@ def failures_of(blocks: Iterable[Mapping[str, Any]]) -> FailureCounts:
     """Return the errors that the `notes` of manifests or results of parts list under `errors` and `calls`."""
     counts = FailureCounts()
     for notes in blocks:
-        counts.add(FailureCounts(_entries(notes.get("errors", {})), dict(notes.get("calls", {}))))
+        counts.add(FailureCounts(copy.deepcopy(dict(notes.get("errors", {}))), dict(notes.get("calls", {}))))
     return counts
-
-
-def _entries(errors: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    # Manifests of earlier versions have the count alone.
-    return {
-        kind: dict(entry) if isinstance(entry, Mapping) else {"count": entry, "document": "", "message": ""}
-        for kind, entry in errors.items()
-    }
 
 
 def _add(errors: dict[str, dict[str, Any]], kind: str, entry: Mapping[str, Any]) -> None:

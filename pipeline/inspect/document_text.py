@@ -99,8 +99,7 @@ def format_summary(row: Row, with_text: bool, meanings: Meanings | None = None) 
 
 
 def _first_line(row: Row, meanings: Meanings | None) -> str:
-    meaning = (meanings or {}).get(f"{row.get('drop_stage')}/{row.get('drop_rule')}")
-    return f"document {row['doc_id'].hex()}  {verdict_of(row)}{f': {meaning}' if meaning else ''}"
+    return f"document {row['doc_id'].hex()}  {verdict_of(row, meanings)}"
 
 
 def has_raw_text(row: Row) -> bool:
@@ -151,13 +150,15 @@ def document_json(row: Row, with_text: bool) -> str:
     return printable_json(values)
 
 
-def verdict_of(row: Row) -> str:
-    """Return the verdict of a row as text: `kept`, or `dropped by` with the stage, rule, value and limit."""
+def verdict_of(row: Row, meanings: Meanings | None = None) -> str:
+    """Return the verdict of a row as text: `kept`, or `dropped by` with stage, rule, value, limit and meaning."""
     if row.get("drop_stage") is None:
         return "kept"
     value, limit = row.get("drop_value"), row.get("drop_limit")
     measured = f" ({value:g}, limit {limit:g})" if value is not None and limit is not None else ""
-    return f"dropped by {row['drop_stage']}/{row['drop_rule']}{measured}"
+    rule = f"{row['drop_stage']}/{row['drop_rule']}"
+    meaning = (meanings or {}).get(rule)
+    return f"dropped by {rule}{measured}{f': {meaning}' if meaning else ''}"
 
 
 def _shown(value: Any) -> str:

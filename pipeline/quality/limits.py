@@ -81,7 +81,7 @@ def _rules(setting: str) -> list[tuple[str, QualityRule]]:
 
 
 def replacement_notes(recipe: Recipe, models: Mapping[str, str], settings: Collection[str] = ()) -> list[str]:
-    """Return a note for each limit of a recipe that replaces the own limits of languages that the recipe keeps.
+    """Return a note for each limit of a recipe that replaces limits of single languages that the recipe keeps.
 
     Only own limits that differ from the dialect's limit are named. `models` is that of `limits_by_setting`.
     `settings`: only these settings of `[quality]`; empty = all.
@@ -111,7 +111,7 @@ def _replacement_note(rule: QualityRule, given: float, replaced: Limits, config:
     is_minimum = rule.setting.startswith("min_")
     stricter = {name: limit for name, limit in replaced.items() if (given > limit) == is_minimum}
     looser = {name: limit for name, limit in replaced.items() if name not in stricter}
-    lines = [f"quality.{rule.setting} = {given:g} replaces the own limits of languages:"]
+    lines = [f"quality.{rule.setting} = {given:g} replaces limits of single languages:"]
     lines += [f"  {given:g} is stricter for {_listed(stricter)}"] if stricter else []
     lines += [f"  {given:g} is less strict for {_listed(looser)}"] if looser else []
     own = {} if rule.neutral else {ENGLISH: given}

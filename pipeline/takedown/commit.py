@@ -176,7 +176,7 @@ def _certificate(
         requests=pending.requests,
         documents=sorted(traces, key=lambda own: own.document),
         copies_left=pending.copies_left,
-        standing=pending.digests,
+        versions=pending.digests,
         tables=changes,
         windows=SPAN_LENGTHS,
         effects=pending.effects,

@@ -407,7 +407,7 @@ def test_a_limit_that_replaces_those_of_languages_is_noted_before_spark_starts(
         with pytest.raises(RuntimeError, match="Spark was started"):
             main(["run", str(recipe), "--out", str(tmp_path / "run"), "--set", word])
         note = (
-            "penstock: quality.min_alpha_words = 0.7 replaces the own limits of languages:\n"
+            "penstock: quality.min_alpha_words = 0.7 replaces limits of single languages:\n"
             "  0.7 is stricter for ru (0.611)\n"
         )
         assert (note in capsys.readouterr().err) is is_noted

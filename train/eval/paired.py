@@ -44,7 +44,7 @@ def verdict(interval: DifferenceInterval, number: int, share: float = SHARE) -> 
     `interval`: of the mean, over `number` pairs, of the loss without the rules minus the loss with them [nats/token].
     """
     if interval.low is None or interval.high is None:
-        return "cannot be told with 1 seed: one pair has no scatter; give --seeds 2 or more"
+        return "cannot be decided with 1 seed: one pair has no scatter; give --seeds 2 or more"
     if interval.low > 0:
         return "worth it"
     if interval.high < 0:
@@ -54,7 +54,7 @@ def verdict(interval: DifferenceInterval, number: int, share: float = SHARE) -> 
     more = seeds_for_half(number, share)
     ends = f"interval {interval.low:+.4f} to {interval.high:+.4f}"
     needed = f"more than {MOST_SEEDS} seeds" if more is None else f"{more} more seed{'s' if more > 1 else ''}"
-    return f"cannot be told with {number} seeds ({ends}); {needed} would be needed for half the width"
+    return f"cannot be decided with {number} seeds ({ends}); {needed} would be needed for half the width"
 
 
 Losses = Mapping[tuple[str, int], Sequence[Measurement]]

@@ -55,7 +55,7 @@ class StepMetrics(BaseModel):
     step_seconds: float
     """Duration of the step, waiting for data included, evaluation and checkpoints left out [s]."""
     data_seconds: float
-    """Time rank 0 waited for its rows [s]; reading that went on beside the step before is not waiting."""
+    """Time rank 0 waited for its rows [s]; reading during the step before is not waiting."""
     skipped: bool = False
     """Whether no update was made, because loss or gradient was not finite."""
     mfu: float | None = None
@@ -67,7 +67,7 @@ class StepMetrics(BaseModel):
     bytes_plain: int | None = None
     """Bytes the same gradients have uncompressed; None = not compressed."""
     checkpoint_stall: float | None = None
-    """Time that training stood still for checkpoints since the line before [s]; None = none was begun."""
+    """Time that training waited for checkpoints since the line before [s]; None = none was begun."""
     memory: int | None = None
     """Largest memory allocated on rank 0's device since the line before [bytes]; None = not CUDA."""
     heldout_loss: float | None = None

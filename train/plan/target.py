@@ -26,7 +26,7 @@ LAWS_BY_NAME: dict[str, Law] = {
 }
 """Laws by the names of `plan.law`; the law `ratio` is built from `plan.tokens_per_parameter`."""
 
-AVAILABLE_TOKENS = "the tokens there are"
+AVAILABLE_TOKENS = "the available tokens"
 BUDGET_AND_TOKENS = "the budget and the tokens"
 SECONDS = 3600.0
 ROUNDS = 6

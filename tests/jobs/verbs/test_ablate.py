@@ -263,9 +263,9 @@ def test_intervals_by_hand() -> None:
         ([-0.010, -0.011, -0.012], "not worth it"),
         (
             [0.010, 0.020, 0.060],
-            "cannot be told with 3 seeds (interval -0.0357 to +0.0957); 2 more seeds would be needed",
+            "cannot be decided with 3 seeds (interval -0.0357 to +0.0957); 2 more seeds would be needed",
         ),
-        ([0.010], "cannot be told with 1 seed"),
+        ([0.010], "cannot be decided with 1 seed"),
         ([0.0, 0.0], "no difference: each of 2 pairs is equal"),
         ([0.1, 0.1], "worth it"),
     ],
@@ -297,7 +297,9 @@ def test_seeds_are_compared_in_pairs_over_all_and_by_source() -> None:
     assert web.bits is not None
     assert web.bits.mean == pytest.approx(0.25 * 300 / (math.log(2) * 900))
     answer = summarize_comparisons([whole, books, web])
-    assert answer.startswith("Held out of the dataset with the rules: cannot be told with 2 seeds (interval -0.4853 to")
+    assert answer.startswith(
+        "Held out of the dataset with the rules: cannot be decided with 2 seeds (interval -0.4853 to"
+    )
     assert answer.endswith("; 1 more seed would be needed for half the width (mean +0.1500 nats/token).")
     for one in losses.values():
         one[0] = one[0].model_copy(update={"sources": {}})
@@ -451,7 +453,7 @@ def test_the_same_dataset_with_other_seeds_makes_no_difference(losses: dict[tupl
     same = {(WITH, seed): losses[WITH, seed] for seed in (1, 2, 3)}
     same |= {(WITHOUT, seed): losses[WITH, seed + 3] for seed in (1, 2, 3)}
     for one in compare_sides([WITH, WITHOUT], [1, 2, 3], same):
-        assert one.answer.startswith("cannot be told with 3 seeds"), one
+        assert one.answer.startswith("cannot be decided with 3 seeds"), one
 
 
 @pytest.mark.dist

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from pipeline.engine.failures import CALLS, FAILURE, Failure, FailureCounts, failures_of
+from pipeline.engine.failures import CALLS, FAILURE, Failure, FailureCounts
 from schemas.errors import ConfigError
 
 
@@ -47,11 +47,6 @@ def test_at_most_five_kinds_are_kept() -> None:
         "long: other errors": 4,
     }
     assert sum(entry["count"] for entry in kept.values()) == counts.failed("long") == 13
-
-
-def test_manifests_of_earlier_versions_have_counts_alone() -> None:
-    counts = failures_of([{"errors": {"extract: KeyError at dom.py:7": 2}}, {}])
-    assert counts.warnings() == ["stage extract failed on 2 document(s): KeyError (dom.py:7), 2 document(s)"]
 
 
 @pytest.mark.parametrize(

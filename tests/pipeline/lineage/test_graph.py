@@ -288,7 +288,7 @@ def takedown(run: Store) -> None:
         "windows": {},
         "effects": {},
         "tokenizer": None,
-        "standing": {},
+        "versions": {},
         "code_version": "0.1.0",
         "pyarrow_version": "26",
     }

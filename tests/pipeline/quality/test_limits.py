@@ -1,4 +1,4 @@
-"""The limits in force and where they come from, and the own limits of languages that a recipe's limit replaces."""
+"""The limits in force and where they come from, and the limits of single languages that a recipe's limit replaces."""
 
 import pytest
 
@@ -64,7 +64,7 @@ def test_every_limit_states_its_default():
 
 def test_a_limit_that_replaces_those_of_languages_is_noted():
     assert replacement_notes(recipe(LANGUAGES, "quality.min_alpha_words=0.7"), {}) == [
-        "quality.min_alpha_words = 0.7 replaces the own limits of languages:\n"
+        "quality.min_alpha_words = 0.7 replaces limits of single languages:\n"
         "  0.7 is stricter for ru (0.611), zh (0.494)\n"
         "  0.7 is less strict for de (0.729)\n"
         "  To keep them and change English only, set this in its place: "
@@ -72,7 +72,7 @@ def test_a_limit_that_replaces_those_of_languages_is_noted():
     ]
     # A rule that holds for every language: the limit stays for all others.
     assert replacement_notes(recipe(LANGUAGES, "quality.max_dup_5gram=0.2"), {}) == [
-        "quality.max_dup_5gram = 0.2 replaces the own limits of languages:\n"
+        "quality.max_dup_5gram = 0.2 replaces limits of single languages:\n"
         "  0.2 is stricter for zh (0.246)\n"
         "  To keep them, set this too: --set quality.by_language='{zh = {max_dup_5gram = 0.246}}'"
     ]
@@ -113,7 +113,7 @@ def test_a_what_if_states_both_limits_and_what_they_replace():
         "quality.min_alpha_words: 0.8 (default of the dialect datatrove; 3 languages have their own limits) -> 0.7",
         "toxicity.max_words: unset -> 0",
     )
-    assert lines[2].startswith("note: quality.min_alpha_words = 0.7 replaces the own limits of languages:\n")
+    assert lines[2].startswith("note: quality.min_alpha_words = 0.7 replaces limits of single languages:\n")
     # A limit that the run already had is no news.
     before, after = (
         recipe(LANGUAGES, "quality.min_alpha_words=0.7"),

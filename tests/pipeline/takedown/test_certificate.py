@@ -13,7 +13,8 @@ import pytest
 from pipeline.dedup.index import MERGED
 from pipeline.dedup.survivors import COUNTED
 from pipeline.engine.parquet import PartWriter
-from pipeline.takedown.certificate import CheckResult, check_certificate, describe_check, judge_shared_spans
+from pipeline.takedown.certificate import check_certificate
+from pipeline.takedown.check_result import CheckResult, describe_check, judge_shared_spans
 from pipeline.takedown.tables import (
     SPAN_LENGTHS,
     SpanFinder,
@@ -518,7 +519,7 @@ def test_an_invalid_certificate_is_rejected() -> None:
         parse_certificate({"id": 3, "recipe": "x"}, "a.json")
     assert str(error.value) == (
         "a.json: expected the certificate of a takedown, got missing or wrong fields (id, made, mode, salt, requests, "
-        "documents, copies_left, standing, tables, windows, effects, tokenizer, code_version, pyarrow_version, "
+        "documents, copies_left, versions, tables, windows, effects, tokenizer, code_version, pyarrow_version, "
         "recipe). Name a file such as takedowns/<id>.json of the run, or restore it from a backup."
     )
 
