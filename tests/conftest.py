@@ -4,6 +4,7 @@ An environment without Spark has the training half alone, such as a GPU's image:
 is missing there are skipped, with its name. Where Spark is installed a missing package is an error.
 """
 
+import os
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +19,8 @@ from tests.support.paths import SHARED
 __all__ = ["crawl", "finished", "run_at"]
 
 TESTS = Path(__file__).parent
+os.environ.setdefault("SPARK_CONF_DIR", str(TESTS / "support" / "spark_conf"))
+"""The settings of every Spark that a test starts, in processes of its own too."""
 
 
 class WithoutSpark(pytest.Module):
@@ -95,19 +98,10 @@ def group_of(path: str) -> str:
 
 @pytest.fixture(scope="session")
 def spark():
-    """One local session with retries, as an embedded run has it.
-
-    Its JVM compiles once and quickly: of these small runs half of the JVM's time is the optimising compiler's. Its
-    Python workers have imported the pipeline when they start.
-    """
+    """One local session with retries, as an embedded run has it."""
     from jobs.spark_session import SparkConfig, open_session
 
-    quick = {
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
-        "spark.python.daemon.module": "tests.support.spark_daemon",
-        "spark.executorEnv.PYTHONSAFEPATH": "",  # this module is in the current folder
-    }
-    config = SparkConfig(master="local[2,4]", driver_memory="1g", shuffle_partitions=4, settings=quick)
+    config = SparkConfig(master="local[2,4]", driver_memory="1g", shuffle_partitions=4)
     session = open_session(config, "tests")
     yield session
     session.stop()

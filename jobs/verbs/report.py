@@ -86,9 +86,9 @@ def output_of(path: str | None) -> tuple[Store | None, str]:
 def serve_live(run: Store, port: int, options: ReportOptions) -> None:
     """Serve the live page of a run until the command is interrupted."""
     server = LiveServer(run, port, options)
-    print(f"live: {server.address}", flush=True)
-    print("Ctrl+C closes the page; the run continues.", flush=True)
     try:
+        print(f"live: {server.address}", flush=True)
+        print("Ctrl+C closes the page; the run continues.", flush=True)
         server.serve()
     except KeyboardInterrupt:
         print("live page closed")

@@ -16,11 +16,10 @@ from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.spark
 
-QUICK = "spark.settings={'spark.driver.extraJavaOptions' = '-XX:TieredStopAtLevel=1'}"
 INTERRUPTED = "penstock: interrupted; the same command resumes where it stopped"
 STEP_LINE = re.compile(
     r"(?:documents|verdicts|clusters|dedup|audit|clean|tokenizer|tokens) +"
-    r"(?:.* of .* parts  .*|.* (?:in|left) .*|is complete .*|[\d,]+ rows, .* s\))"
+    r"(?:.* of .* parts  .*|.* (?:in|left) .*|is complete .*|[\d,]+ rows.* s\))"
 )
 """A line about a step: its progress, that it is complete, or what it kept and dropped."""
 SPARK_LINES = ("Using incubator modules", "log4j", "WARN ")
@@ -60,7 +59,7 @@ def finish(process: "subprocess.Popen[str]") -> tuple[int, list[str]]:
 
 def documents(texts: Path, *words: str) -> list[str]:
     """The words of a command that runs the first step on the three documents."""
-    source = ["--set", f'source.paths=["{texts}"]', "--set", QUICK]
+    source = ["--set", f'source.paths=["{texts}"]']
     return ["stage", "documents", str(RECIPE), "--out", str(texts.parent / "run"), *source, *words]
 
 
@@ -136,7 +135,7 @@ def test_an_interrupt_is_one_sentence_and_leaves_no_process(
     crawl: Path, tmp_path: Path, temporary: Path, until: str, pattern: str
 ) -> None:
     run = tmp_path / "run"
-    settings = [f'source.paths=["{min(crawl.glob("*.warc.gz"))}"]', *SMALL, QUICK]
+    settings = [f'source.paths=["{min(crawl.glob("*.warc.gz"))}"]', *SMALL]
     words = ["stage", until, str(RECIPE), "--out", str(run)]
     words += [word for setting in settings for word in ("--set", setting)]
     process = start(temporary, words)
@@ -161,7 +160,7 @@ def test_an_interrupt_is_one_sentence_and_leaves_no_process(
 @pytest.mark.slow
 def test_a_jvm_that_is_killed_is_named_with_its_messages(crawl: Path, tmp_path: Path, temporary: Path) -> None:
     run = tmp_path / "run"
-    settings = [f'source.paths=["{min(crawl.glob("*.warc.gz"))}"]', *SMALL, QUICK]
+    settings = [f'source.paths=["{min(crawl.glob("*.warc.gz"))}"]', *SMALL]
     words = ["stage", "documents", str(RECIPE), "--out", str(run)]
     process = start(temporary, [*words, *(word for setting in settings for word in ("--set", setting))])
     waited_for(process, Files(run, "documents/v-*/*"))
@@ -173,3 +172,14 @@ def test_a_jvm_that_is_killed_is_named_with_its_messages(crawl: Path, tmp_path: 
     assert "ended with signal 9" in lines[-1]
     (log,) = temporary.glob("penstock-spark-*/spark.log")
     assert lines[-1].endswith(f"and run the same command again; its messages are in {log}.")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere Spark's own daemon starts the workers")
+def test_workers_are_forks_of_a_process_that_has_imported_the_pipeline(spark) -> None:
+    def parent_and_modules(_: int) -> tuple[str, bool]:
+        command = Path(f"/proc/{os.getppid()}/cmdline").read_text(encoding="utf-8")
+        return command, "pipeline.stages" in sys.modules
+
+    (command, is_imported) = spark.sparkContext.parallelize([0], 1).map(parent_and_modules).first()
+    assert "jobs.spark_session" in command
+    assert is_imported
