@@ -13,6 +13,7 @@ import pkgutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -52,7 +53,8 @@ def list_verbs() -> dict[str, Verb]:
     return dict(sorted(verbs.items(), key=lambda item: ([*GROUPS].index(item[1].group), item[0])))
 
 
-def read_literals(source: bytes) -> dict[str, Any]:
+@cache
+def read_literals(source: bytes) -> Mapping[str, Any]:
     """Return the literals `GROUP` and `VERBS` of a module's source by name, as far as the module has them."""
     literals: dict[str, Any] = {}
     for statement in ast.parse(source).body:

@@ -131,7 +131,9 @@ def check_style(files: Iterable[str], root: Path) -> None:
     run(f"python -m ruff format --no-cache --check {sources}", root)
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize(
+    "name", [name if name in ("rule.md", "stage.md") else pytest.param(name, marks=pytest.mark.slow) for name in PAGES]
+)
 def test_a_page_does_what_it_says(name: str, tmp_path: Path) -> None:
     files = apply_page(name, copy_tree(tmp_path))
     assert any(path.startswith("tests/") for path in files)
