@@ -1,11 +1,12 @@
 """Extractors side by side on real pages with the main text that people marked: F1, snippets, documents lost, CPU time.
 
     python -m tests.bench_extraction [--sets NAME…] [--extractors NAME…] [--compare A B] [--json FILE]
-                                     [--save FILE] [--load FILE] [--every N] [--processes N]
+                                     [--save FILE] [--load FILE] [--before FILE] [--every N] [--processes N]
 
 The extractors of the pipeline run as the stage `extract` with its default settings. Other libraries run where they are
 installed (`pip install -e '.[extractors]'`). `--save` writes the score of every page as JSON lines, and `--load` reads
-such a file in place of running the extractors in it. A complete run of all libraries takes about half an hour of CPU.
+such a file in place of running the extractors in it. `--before` reads the scores of an earlier version, under names
+such as `resiliparse (before)`. A complete run of all libraries takes about 25 minutes of CPU.
 The measures are explained in `tests/support/gold_measure.py`.
 """
 
@@ -21,17 +22,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, fields
-from functools import cache, partial
-from importlib.metadata import PackageNotFoundError, version
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from statistics import mean, median
-from typing import Any, get_args
+from typing import Any
 
-from resiliparse.extract.html2text import extract_plain_text
-from resiliparse.parse.html import HTMLTree
-
-import penstock
-from pipeline.extract.extract import ExtractConfig
+from tests.support.gold_extractors import Extract, label_of, loaders
 from tests.support.gold_measure import (
     MEASURES,
     Comparison,
@@ -44,11 +41,6 @@ from tests.support.gold_measure import (
 )
 from tests.support.gold_pages import MORE, SETS, GoldPage, gold_pages, missing_data
 
-Extract = Callable[[GoldPage], str]
-"""Returns the main text of a page. It must not read the answer: `text`, `with_` and `without`."""
-Load = Callable[[], Extract]
-"""Imports what an extractor needs and returns it. Raises ImportError if a library is not installed."""
-
 PAGE_SECONDS = 60.0
 """Wall-clock time after which an extraction is stopped and counted as an error [s]. Native code is not interrupted."""
 MIN_GROUP = 5
@@ -58,154 +50,6 @@ SIZES = (30_000, 100_000, 300_000)
 SIZE_NAMES = ("to 30 kB", "30 to 100 kB", "100 to 300 kB", "over 300 kB")
 NUM_LARGEST = 20
 """Pages that a comparison prints for each of the two directions."""
-
-
-# ------------------------------------------------------------------------------------------------------ the extractors
-
-
-def by_stage(name: str) -> Load:
-    """The stage `extract` with an extractor of the pipeline, as shipped."""
-    return lambda: lambda page: penstock.extract(page.html, extractor=name).text
-
-
-def by_fold(make: Callable[[int], Callable[[str], str]]) -> Load:
-    """An extractor that is trained on these pages: `make(fold)` returns one that has not seen any page of the fold.
-
-    The extractor gets the page as decoded text and returns its main text. Each fold's is made once.
-    """
-
-    def load() -> Extract:
-        of_fold = cache(make)
-        return lambda page: of_fold(page.fold)(page.html)
-
-    return load
-
-
-def _trafilatura_without_comments() -> Extract:
-    import trafilatura
-
-    return lambda page: trafilatura.extract(page.html, include_comments=False) or ""
-
-
-def _resiliparse_as_it_comes() -> Extract:
-    return lambda page: extract_plain_text(HTMLTree.parse(page.html), main_content=True)
-
-
-def _whole_page() -> Extract:
-    return lambda page: _text_of(page.html)
-
-
-def _text_of(html: str) -> str:
-    return extract_plain_text(HTMLTree.parse(html), main_content=False, alt_texts=False)
-
-
-def _readability() -> Extract:
-    from readability import Document
-
-    return lambda page: _text_of(Document(page.html).summary(html_partial=True))
-
-
-STOP_LISTS = {
-    **{"ar": "Arabic", "bg": "Bulgarian", "da": "Danish", "de": "German", "el": "Greek", "en": "English"},
-    **{"es": "Spanish", "fr": "French", "id": "Indonesian", "it": "Italian", "ko": "Korean", "la": "Latin"},
-    **{"lt": "Lithuanian", "lv": "Latvian", "no": "Norwegian_Bokmal", "pl": "Polish", "pt": "Portuguese"},
-    **{"ru": "Russian", "sv": "Swedish", "tr": "Turkish"},
-}
-"""Language → its list in jusText."""
-
-
-def _justext() -> Extract:
-    import justext
-
-    def extract(page: GoldPage) -> str:
-        name = STOP_LISTS.get(page.language or "")
-        # Without a list, no share of stop words is required: the setting that its documentation gives for this case.
-        limits = {} if name else {"stopwords_low": 0.0, "stopwords_high": 0.0}
-        stop_list = justext.get_stoplist(name) if name else frozenset()
-        paragraphs = justext.justext(page.html, stop_list, **limits)
-        return "\n".join(paragraph.text for paragraph in paragraphs if not paragraph.is_boilerplate)
-
-    return extract
-
-
-def _boilerpy() -> Extract:
-    from boilerpy3.extractors import ArticleExtractor
-
-    extractor = ArticleExtractor(raise_on_failure=False)
-    return lambda page: extractor.get_content(page.html)
-
-
-def _newspaper() -> Extract:
-    from newspaper import Article
-
-    def extract(page: GoldPage) -> str:
-        article = Article("http://page.invalid/", language=page.language or "en", fetch_images=False)
-        article.download(input_html=page.html)
-        article.parse()
-        return article.text
-
-    return extract
-
-
-def _goose() -> Extract:
-    from goose3 import Goose, text
-
-    classes = {"ar": text.StopWordsArabic, "ko": text.StopWordsKorean, "zh": text.StopWordsChinese}
-
-    @cache
-    def of_language(code: str) -> Goose:
-        words = {"stopwords_class": classes[code]} if code in classes else {}
-        return Goose({"enable_image_fetching": False, "strict": False, "target_language": code, **words})
-
-    return lambda page: of_language(page.language or "en").extract(raw_html=page.html).cleaned_text
-
-
-def _gne() -> Extract:
-    from gne import GeneralNewsExtractor
-    from gne.exceptions import NoContentException
-
-    extractor = GeneralNewsExtractor()
-
-    def extract(page: GoldPage) -> str:
-        try:
-            return extractor.extract(page.html)["content"]
-        except NoContentException:
-            return ""
-
-    return extract
-
-
-OF_PIPELINE: tuple[str, ...] = get_args(ExtractConfig.model_fields["extractor"].annotation)
-CROSS_VALIDATED: Mapping[str, Load] = {}
-"""Extractors of the pipeline that are trained on these pages, by name, made with `by_fold`. They replace the shipped
-extractor of the name, which is measured as `NAME (shipped)`. That one has seen the pages, so only its time is valid."""
-LIBRARIES: Mapping[str, tuple[str, Load]] = {
-    "trafilatura, no comments": ("trafilatura", _trafilatura_without_comments),
-    "resiliparse library": ("Resiliparse", _resiliparse_as_it_comes),
-    "readability-lxml": ("readability-lxml", _readability),
-    "jusText": ("jusText", _justext),
-    "boilerpy3": ("boilerpy3", _boilerpy),
-    "newspaper4k": ("newspaper4k", _newspaper),
-    "goose3": ("goose3", _goose),
-    "gne": ("gne", _gne),
-    "whole page": ("Resiliparse", _whole_page),
-}
-"""Other extractors: name → the distribution that it needs, and its function. "whole page" extracts all text."""
-
-
-def loaders() -> dict[str, Load]:
-    """Every extractor by name: those of the pipeline, as its settings name them, and the libraries."""
-    named = {name: by_stage(name) for name in OF_PIPELINE}
-    shipped = {f"{name} (shipped)": named[name] for name in CROSS_VALIDATED}
-    return {**named, **CROSS_VALIDATED, **shipped, **{name: load for name, (_, load) in LIBRARIES.items()}}
-
-
-def label_of(name: str) -> str:
-    """The name of an extractor with the version of its library."""
-    try:
-        return f"{name} {version(LIBRARIES[name][0])}" if name in LIBRARIES else name
-    except PackageNotFoundError:
-        return name
 
 
 # --------------------------------------------------------------------------------------------------------- measurement
@@ -269,7 +113,7 @@ def measure_all(names: Iterable[str], pages: Sequence[GoldPage], processes: int)
         yield from map(run, names)
         return
     _JOB.append(run)  # inherited by the processes: the pages are not sent to them
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), max_tasks_per_child=None) as pool:
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("fork")) as pool:
         yield from pool.map(_run_job, names)
 
 
@@ -298,7 +142,7 @@ def read_scores(path: Path) -> dict[str, list[PageScore]]:
         row = json.loads(line)
         if row.keys() != names:
             raise SystemExit(f"{path}: expected scores with {sorted(names)}, got {sorted(row)}. Write the file again.")
-        row["broken"] = row["broken"] and tuple(row["broken"]) if row["broken"] != [] else ()
+        row["broken"] = None if row["broken"] is None else tuple(row["broken"])
         scores.setdefault(row["extractor"], []).append(PageScore(**row))
     return scores
 
@@ -495,16 +339,56 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The parsed command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench_extraction", description=__doc__.splitlines()[0])
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS), help="sets of pages; default: all")
-    parser.add_argument("--extractors", nargs="+", choices=loaders(), help="default: all that are installed")
-    parser.add_argument(
-        "--compare", nargs=2, choices=loaders(), metavar=("A", "B"), help="pages on which two differ most"
-    )
+    parser.add_argument("--extractors", nargs="+", metavar="NAME", help="default: all that are installed")
+    parser.add_argument("--compare", nargs=2, metavar=("A", "B"), help="the pages on which two extractors differ most")
     parser.add_argument("--json", type=Path, help="file for all figures with their intervals")
     parser.add_argument("--save", type=Path, help="file for the score of every page, JSON lines")
     parser.add_argument("--load", type=Path, help="file of --save; the extractors in it are not run again")
-    parser.add_argument("--every", type=int, default=1, help="read one page in N")
+    parser.add_argument("--before", type=Path, help="file of --save by an earlier version; its names get `(before)`")
+    parser.add_argument("--every", type=int, default=1, help="read one page in N of each set")
     parser.add_argument("--processes", type=int, default=1, help="extractors that run at the same time")
-    return parser.parse_args(argv)
+    given = parser.parse_args(argv)
+    for name in ("every", "processes"):
+        if getattr(given, name) < 1:
+            parser.error(f"--{name}: expected 1 or more, got {getattr(given, name)}")
+    return given
+
+
+def stored_scores(given: argparse.Namespace) -> dict[str, list[PageScore]]:
+    """The scores in the files of `--load` and `--before`, on the sets that are measured."""
+    loaded = read_scores(given.load) if given.load else {}
+    before = read_scores(given.before) if given.before else {}
+    named = {**loaded, **{f"{name} (before)": scores for name, scores in before.items()}}
+    return {name: [score for score in scores if score.set in given.sets] for name, scores in named.items()}
+
+
+def names_of(given: argparse.Namespace, stored: Iterable[str]) -> list[str]:
+    """The extractors to report. Raises SystemExit if one is unknown."""
+    known = list(dict.fromkeys([*stored, *loaders()]))
+    names = list(given.compare or given.extractors or known)
+    if unknown := [name for name in names if name not in known]:
+        raise SystemExit(f"bench_extraction: expected extractors of {known}, got {unknown}. Correct the names.")
+    return names
+
+
+def check_pages(scores: Scores) -> None:
+    """Raise SystemExit unless all extractors were measured on the same pages."""
+    pages = {name: {score.page for score in of_one} for name, of_one in scores.items()}
+    if len({frozenset(keys) for keys in pages.values()}) > 1:
+        sizes = {name: len(keys) for name, keys in pages.items()}
+        raise SystemExit(
+            f"bench_extraction: expected the same pages for every extractor, got {sizes} pages. Use the --sets and "
+            "--every of the stored scores."
+        )
+
+
+def write_files(given: argparse.Namespace, scores: Scores) -> None:
+    """Write the files of `--save` and `--json`."""
+    if given.save:
+        lines = (json.dumps({**asdict(score), "extractor": name}) for name in scores for score in scores[name])
+        given.save.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    if given.json:
+        given.json.write_text(json.dumps(as_json(scores), indent=1) + "\n", encoding="utf-8")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -512,28 +396,34 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = arguments(argv)
     if reason := missing_data(given.sets):
         raise SystemExit(f"bench_extraction: {reason}")
-    scores = read_scores(given.load) if given.load else {}
-    names = given.compare or given.extractors or [*scores, *(name for name in loaders() if name not in scores)]
-    new = [name for name in names if name not in scores]
-    pages = [page for number, page in enumerate(gold_pages(given.sets)) if number % given.every == 0] if new else []
-    for name, result in zip(new, measure_all(new, pages, given.processes)):
+    stored = stored_scores(given)
+    names = names_of(given, stored)
+    new = [name for name in names if name not in stored]
+    pages = []
+    for name in given.sets if new else ():
+        pages += islice(gold_pages((name,)), 0, None, given.every)
+    scores: dict[str, list[PageScore]] = {name: stored[name] for name in names if name in stored}
+    for name, result in zip(new, measure_all(new, pages, given.processes)) if new else ():
         if isinstance(result, str):
             print(result)
         else:
             scores[name] = result
-    chosen = {name: [s for s in scores[name] if s.set in given.sets] for name in names if name in scores}
-    if given.save:
-        given.save.write_text("".join(f"{json.dumps(asdict(s))}\n" for of_one in chosen.values() for s in of_one))
-    if given.json:
-        given.json.write_text(json.dumps(as_json(chosen), indent=1) + "\n")
-    if given.compare and len(chosen) == 2:
-        first, second = chosen.values()
-        title = " minus ".join(chosen)
-        if pooled(first):
-            print(comparison(f"{title}, html_gold", compare(pooled(first), pooled(second))))
-        print(comparison(f"{title}, all sets", compare(first, second)))
-    elif chosen and not given.compare:
-        print(report(chosen))
+    scores = {name: scores[name] for name in names if name in scores}
+    check_pages(scores)
+    write_files(given, scores)
+    if not given.compare:
+        print(report(scores))
+    elif len(scores) == 2:
+        print_comparison(scores)
+
+
+def print_comparison(scores: Scores) -> None:
+    """Print the comparison of two extractors over `html_gold` and over all sets."""
+    (a, first), (b, second) = scores.items()
+    parts = {"html_gold": (pooled(first), pooled(second)), "all sets": (first, second)}
+    for title, (left, right) in parts.items():
+        if any(score.f1 is not None for score in left):
+            print(comparison(f"{a} minus {b}, {title}", compare(left, right)))
 
 
 if __name__ == "__main__":

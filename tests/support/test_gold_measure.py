@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests import bench_extraction as bench
+from tests.support import gold_extractors
+from tests.support.gold_extractors import Extract, by_fold, label_of, loaders
 from tests.support.gold_measure import (
     MEASURES,
     Estimate,
@@ -200,9 +202,7 @@ def rules() -> RecipeRules:
 
 
 def test_three_pages(rules: RecipeRules) -> None:
-    scores = {
-        name: bench.measure(name, bench.loaders()[name](), PAGES, rules) for name in ("resiliparse", "whole page")
-    }
+    scores = {name: bench.measure(name, loaders()[name](), PAGES, rules) for name in ("resiliparse", "whole page")}
     first, second, third = scores["resiliparse"]
     assert (first.f1, first.precision, first.recall, first.num_words) == (1.0, 1.0, 1.0, len(words(ARTICLE)))
     assert (first.num_with, first.found_with, first.num_without, first.found_without) == (2, 2, 1, 0)
@@ -261,31 +261,31 @@ def test_each_fold_has_an_extractor_of_its_own(rules: RecipeRules) -> None:
         made.append(fold)
         return lambda html: f"fold {fold} {len(html)}"
 
-    extract = bench.by_fold(make)()
+    extract = by_fold(make)()
     pages = [page(number) for number in (7, 1, 2, 12)]
     assert [extract(one) for one in pages] == [f"fold {number % 5} {len(pages[0].html)}" for number in (7, 1, 2, 12)]
     assert made == [2, 1]
 
 
 def test_extractors_are_those_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert {"resiliparse", "trafilatura"} <= {*bench.OF_PIPELINE} <= {*bench.loaders()}
-    monkeypatch.setattr(bench, "CROSS_VALIDATED", {"resiliparse": bench.by_fold(lambda fold: str.upper)})
-    named = bench.loaders()
+    assert {"resiliparse", "trafilatura"} <= {*gold_extractors.OF_PIPELINE} <= {*loaders()}
+    monkeypatch.setattr(gold_extractors, "CROSS_VALIDATED", {"resiliparse": by_fold(lambda fold: str.upper)})
+    named = loaders()
     assert named["resiliparse"]()(page(1, html="a")) == "A"
     assert named["resiliparse (shipped)"]()(page(1)) == ARTICLE.replace("\n", "\n\n")
 
 
 def test_a_library_that_is_missing_is_named(rules: RecipeRules, monkeypatch: pytest.MonkeyPatch) -> None:
-    def load() -> bench.Extract:
+    def load() -> Extract:
         import no_such_extractor
 
         return no_such_extractor.extract
 
-    monkeypatch.setattr(bench, "LIBRARIES", {"other": ("no-such-extractor", load)})
+    monkeypatch.setattr(gold_extractors, "LIBRARIES", {"other": ("no-such-extractor", load)})
     results = list(bench.measure_all(["other", "resiliparse"], PAGES[:1], processes=1))
     assert results[0] == "other: skipped, it is not installed (No module named 'no_such_extractor')"
     assert [score.extractor for score in results[1]] == ["resiliparse"]
-    assert bench.label_of("other") == "other"
+    assert label_of("other") == "other"
 
 
 def score(number: int, f1: float | None, **changes: object) -> PageScore:
@@ -345,6 +345,37 @@ def test_command(shared_data: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out == printed
     bench.main(["--sets", "newspaper4k", "--load", str(saved), "--compare", "resiliparse", "whole page"])
     assert capsys.readouterr().out.count("resiliparse minus whole page, ") == 2
+    bench.main(["--sets", "newspaper4k", "--before", str(saved), "--compare", "resiliparse", "resiliparse (before)"])
+    printed = capsys.readouterr().out
+    assert "resiliparse minus resiliparse (before), html_gold: F1 +0.0000, 95 % interval +0.0000 to +0.0000" in printed
+    with pytest.raises(SystemExit, match=r"got \{'resiliparse': 5, 'whole page': 9\} pages"):
+        bench.main(["--sets", "newspaper4k", "--load", str(subset(saved)), "--extractors", *loaded])
+
+
+def subset(saved: Path) -> Path:
+    """A file with five of the nine pages of resiliparse, and all of the other extractor."""
+    lines = saved.read_text().splitlines(keepends=True)
+    saved.write_text("".join([*lines[:5], *lines[9:]]))
+    return saved
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--extractors", "resiliparze"], "got \\['resiliparze'\\]. Correct the names"),
+        (["--sets", "newspaper4k"], r"bench_extraction: no pages"),
+    ],
+)
+def test_wrong_arguments(argv: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "missing_data", lambda sets: "no pages" if "newspaper4k" in sets[:1] else None)
+    with pytest.raises(SystemExit, match=message):
+        bench.main(argv)
+
+
+def test_counts_are_at_least_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        bench.arguments(["--every", "0"])
+    assert "--every: expected 1 or more, got 0" in capsys.readouterr().err
 
 
 def test_figures_of_forty_real_pages(shared_data: Path, rules: RecipeRules) -> None:
@@ -353,7 +384,7 @@ def test_figures_of_forty_real_pages(shared_data: Path, rules: RecipeRules) -> N
     if reason := missing_data(sets):
         pytest.skip(reason)
     pages = [one for name in sets for one in islice(gold_pages((name,)), 10)]
-    scores = bench.measure("resiliparse", bench.loaders()["resiliparse"](), pages, rules)
+    scores = bench.measure("resiliparse", loaders()["resiliparse"](), pages, rules)
     values = {name: estimate(scores, part) for name, part in MEASURES.items()}
     assert {name: (round(value.value, 3), value.num_pages) for name, value in values.items()} == {
         "f1": (0.9, 40),
