@@ -5,8 +5,9 @@
 
 The extractors of the pipeline run as the stage `extract` with its default settings. Other libraries run where they are
 installed (`pip install -e '.[extractors]'`). `--save` writes the score of every page as JSON lines, and `--load` reads
-such a file in place of running the extractors in it. `--before` reads the scores of an earlier version, under names
-such as `resiliparse (before)`. A complete run of all libraries takes about 25 minutes of CPU.
+such a file in place of running the extractors in it: both together resume a run that was stopped. `--before` reads the
+scores of an earlier version, under names such as `resiliparse (before)`. A complete run of all libraries takes about 25
+minutes of CPU.
 The measures are explained in `tests/support/gold_measure.py`.
 """
 
@@ -382,13 +383,13 @@ def check_pages(scores: Scores) -> None:
         )
 
 
-def write_files(given: argparse.Namespace, scores: Scores) -> None:
-    """Write the files of `--save` and `--json`."""
-    if given.save:
+def save(file: Path | None, scores: Scores) -> None:
+    """Write the file of `--save`; it is replaced in one step, so that it is complete at any time."""
+    if file:
         lines = (json.dumps({**asdict(score), "extractor": name}) for name in scores for score in scores[name])
-        given.save.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    if given.json:
-        given.json.write_text(json.dumps(as_json(scores), indent=1) + "\n", encoding="utf-8")
+        new = file.with_name(f"{file.name}.new")
+        new.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        new.replace(file)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -408,9 +409,12 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(result)
         else:
             scores[name] = result
+            save(given.save, scores)  # after each one: a run that is stopped is resumed with --load
     scores = {name: scores[name] for name in names if name in scores}
     check_pages(scores)
-    write_files(given, scores)
+    save(given.save, scores)
+    if given.json:
+        given.json.write_text(json.dumps(as_json(scores), indent=1) + "\n", encoding="utf-8")
     if not given.compare:
         print(report(scores))
     elif len(scores) == 2:

@@ -145,7 +145,8 @@ LIBRARIES: Mapping[str, tuple[str, Load]] = {
     "gne": ("gne", _gne),
     "whole page": ("Resiliparse", _whole_page),
 }
-"""Other extractors: name → the distribution that it needs, and its function. "whole page" extracts all text."""
+"""Other extractors: name → the distribution that it needs, and its function. "whole page" extracts all text. Those that
+need to know the language (jusText, newspaper4k, goose3) get that of the answer, which is an advantage."""
 
 
 def loaders() -> dict[str, Load]:

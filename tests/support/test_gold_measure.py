@@ -352,6 +352,22 @@ def test_command(shared_data: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
         bench.main(["--sets", "newspaper4k", "--load", str(subset(saved)), "--extractors", *loaded])
 
 
+def test_a_run_that_stops_has_saved_the_extractors_before(
+    shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if reason := missing_data(("newspaper4k",)):
+        pytest.skip(reason)
+
+    def stopped() -> Extract:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gold_extractors, "LIBRARIES", {"slow": ("Resiliparse", stopped)})
+    saved = tmp_path / "scores.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        bench.main(["--sets", "newspaper4k", "--extractors", "resiliparse", "slow", "--save", str(saved)])
+    assert {name: len(scores) for name, scores in bench.read_scores(saved).items()} == {"resiliparse": 9}
+
+
 def subset(saved: Path) -> Path:
     """A file with five of the nine pages of resiliparse, and all of the other extractor."""
     lines = saved.read_text().splitlines(keepends=True)
