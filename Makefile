@@ -19,10 +19,10 @@ FAST_TESTS := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile -
 QUICK := tests/rules tests/schemas tests/pipeline/engine tests/jobs/test_cli.py --ignore=tests/rules/test_extend.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup requirements demo test check coverage versions bench lint docs wheel report clean
+.PHONY: help setup requirements demo test check coverage versions bench bench-extraction lint docs wheel report clean
 
 help: ## list the verbs
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: requirements $(INSTALLED) ## check the machine, then install everything, pinned, into .venv
 
@@ -62,6 +62,9 @@ bench: setup ## measure speed, as ratios taken in one run (PAGES=jsonl PEER="pyt
 	$(BIN)/python -m bench.takedown
 	$(if $(PAGES),$(BIN)/python -m bench.signals $(PAGES) $(PEER))
 	$(if $(LMPLZ),$(BIN)/python -m bench.lm --lmplz $(LMPLZ) $(TEXTS))
+
+bench-extraction: setup ## compare extractors on pages with human main text: F1, snippets, documents lost, time (half an hour)
+	$(BIN)/python -m tests.bench_extraction
 
 lint: setup ## ruff and mypy
 	$(BIN)/ruff check .
