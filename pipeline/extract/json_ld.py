@@ -16,7 +16,7 @@ Node = dict[str, Any]
 
 MAX_JSON_CHARS = 1 << 19
 """Maximum length of all JSON-LD scripts of a page together [code points]; the longest of 2,367 real pages has less than
-half of it. The scripts after the limit are not read."""
+half of it. A script that exceeds the rest is not read."""
 MAX_DEPTH = 8
 """Maximum depth at which nodes are searched [levels of objects and arrays]."""
 MAX_NODES = 2_000
@@ -52,10 +52,10 @@ def read_json_ld(scripts: Iterable[str]) -> JsonLd:
     page, chars = JsonLd(), 0
     roots = []
     for script in scripts:
-        chars += len(script)
-        if chars > MAX_JSON_CHARS:
+        if chars + len(script) > MAX_JSON_CHARS:
             page.num_unread += 1
             continue
+        chars += len(script)
         if not script.strip():
             continue
         try:

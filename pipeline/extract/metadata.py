@@ -275,7 +275,7 @@ def _read_elements(tree: HTMLTree) -> _Page:
         if tag == "meta":
             name = get("property") or get("name") or get("http-equiv")
             if name:
-                page.metas.setdefault(name.strip().lower(), []).append(get("content"))
+                page.metas.setdefault(name.strip().lower(), []).append(get("content") or "")
         elif tag == "script":
             page.scripts.append(element)
         elif tag == "title":
@@ -518,14 +518,14 @@ def _title(page: _Page, main: list[Node], sites: set[str]) -> str | None:
     ]
     headings = [text for element in page.headings[:8] if (text := page.text(element, MAX_TITLE_CHARS))]
     headings = [_without_site(text, sites, []) for text in headings]
-    headings = [text for text in dict.fromkeys(headings) if squeezed(text) not in sites] or headings[:1]
+    of_page = [text for text in dict.fromkeys(headings) if squeezed(text) not in sites]
     keys = [squeezed(title) for title in declared]
-    for heading in headings:
+    for heading in of_page:
         key = squeezed(heading)
         if len(key) >= 4 and any(other.startswith(key) or (len(other) >= 8 and other in key) for other in keys):
             return heading
-    if len(headings) == 1 and len(headings[0]) <= 200:
-        return headings[0]
+    if len(of_page) == 1 and len(of_page[0]) <= 200:
+        return of_page[0]
     stripped = [_without_site(title, sites, keys) for title in declared]
     return next(iter(stripped or headings), None)
 
