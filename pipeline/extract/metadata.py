@@ -81,11 +81,10 @@ _SELECTED = (
     'h1,time,[itemprop],script[type="application/ld+json"]'
 )
 _VISIBLE = (
-    '[rel~="author"],a[href*="/author/"],[class*="author" i],[class*="byline" i],[class*="username" i],'
-    '[class*="date" i],[class*="publish" i],[class*="posted" i],[class*="meta" i]'
+    '[rel~="author"],a[href*="/author/"],[class*="author" i],[class*="byline" i],[class*="date" i],[class*="meta" i]'
 )
-"""Elements that can show an author or a date; one selection takes a fifth of the time of nine."""
-_BYLINE = re.compile(r"author|byline|user-?name", re.IGNORECASE)
+"""Elements that can show an author or a date. Three more class names find 3 of 484 authors at twice the time."""
+_BYLINE = re.compile(r"author|byline", re.IGNORECASE)
 _ITEMS = frozenset(("author", "datePublished", "dateModified"))
 """Microdata properties that are read."""
 _FOREIGN_SCOPES = frozenset(("Review", "Comment", "Answer", "UserComments", "Rating", "AggregateRating"))

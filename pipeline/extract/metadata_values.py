@@ -19,6 +19,7 @@ MIN_DATE = date(1990, 1, 1)
 
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f\u200b\u200e\u200f\u2028-\u202e\u2060\ufeff]")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
+_NOT_ALNUM = re.compile(r"[\W_]+")
 _TAGS = re.compile(r"</?[a-zA-Z][^<>]{0,500}>")
 
 
@@ -41,7 +42,7 @@ def clean(value: object, max_chars: int) -> str | None:
 
 def squeezed(text: str) -> str:
     """Return the letters and digits of a text in lower case, to compare titles and names."""
-    return "".join(character for character in unicodedata.normalize("NFKC", text).casefold() if character.isalnum())
+    return _NOT_ALNUM.sub("", unicodedata.normalize("NFKC", text).casefold())
 
 
 # ----------------------------------------------------------------------------------------------------------------- URL

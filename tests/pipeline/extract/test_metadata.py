@@ -2,6 +2,7 @@
 
 import json
 from datetime import date
+from itertools import islice
 
 import pytest
 from resiliparse.parse.html import HTMLTree
@@ -14,6 +15,8 @@ from pipeline.extract.metadata import (
     PageMetadata,
     read_metadata,
 )
+from pipeline.extract.metadata_values import squeezed
+from tests.support.gold_pages import gold_pages, missing_data
 
 URL = "https://www.example.com/blog/turbines"
 FETCHED = date(2024, 6, 1)
@@ -415,3 +418,26 @@ def test_a_page_of_many_nested_or_long_elements_has_no_metadata(body):
     metadata = read_metadata(HTMLTree.parse(body), URL, FETCHED, body)
     assert (metadata.date_published, metadata.bad_json_ld, metadata.page_type) == (None, 0, None)
     assert len(metadata.author or "") <= MAX_AUTHOR_CHARS
+
+
+# ----------------------------------------------------------------------------------------------------------- real pages
+
+
+@pytest.mark.skipif(missing_data(("wcxb",)) is not None, reason=str(missing_data(("wcxb",))))
+def test_most_values_of_real_pages_are_those_that_people_marked():
+    right = dict.fromkeys(("title", "author", "date"), 0)
+    marked = dict(right)
+    for page in islice(gold_pages(("wcxb",)), 100):
+        metadata = read_metadata(HTMLTree.parse(page.html), page.url, date(2026, 3, 31), page.html)
+        day = metadata.date_published and metadata.date_published.isoformat()
+        values = (
+            ("title", metadata.title, page.title),
+            ("author", metadata.author, page.author),
+            ("date", day, page.date),
+        )
+        for name, value, answer in values:
+            marked[name] += bool(answer)
+            right[name] += bool(answer) and squeezed(value or "") == squeezed(answer or "")
+    assert marked == {"title": 100, "author": 57, "date": 57}
+    # Measured when this was written: 77, 34 and 51. Answers join several authors in other ways, which counts as wrong.
+    assert (right["title"] >= 75, right["author"] >= 32, right["date"] >= 49) == (True, True, True), right
