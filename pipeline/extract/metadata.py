@@ -83,8 +83,8 @@ _SELECTED = (
 _VISIBLE = (
     '[rel~="author"],a[href*="/author/"],[class*="author" i],[class*="byline" i],[class*="date" i],[class*="meta" i]'
 )
-"""Elements that can show an author or a date. Three more class names find 2 more of 484 and
-take 1.4 times as long (bench/metadata.py)."""
+"""Elements that can show an author or a date. Three more class names find 2 more of 484
+marked authors, and the search takes 0.35 instead of 0.25 ms a page (296 gold pages, least of three passes)."""
 _BYLINE = re.compile(r"author|byline", re.IGNORECASE)
 _ITEMS = frozenset(("author", "datePublished", "dateModified"))
 """Microdata properties that are read."""
