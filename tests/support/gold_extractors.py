@@ -47,7 +47,10 @@ def _resiliparse_as_it_comes() -> Extract:
 
 
 def _whole_page() -> Extract:
-    return lambda page: _text_of(page.html)
+    # Some forums hold all their posts in the element `noscript`.
+    return lambda page: extract_plain_text(
+        HTMLTree.parse(page.html), main_content=False, alt_texts=False, noscript=True
+    )
 
 
 def _text_of(html: str) -> str:
@@ -92,9 +95,13 @@ def _boilerpy() -> Extract:
 
 def _newspaper() -> Extract:
     from newspaper import Article
+    from newspaper.languages import get_available_languages
+
+    languages = frozenset(get_available_languages())
 
     def extract(page: GoldPage) -> str:
-        article = Article("http://page.invalid/", language=page.language or "en", fetch_images=False)
+        language = page.language if page.language in languages else "en"
+        article = Article("http://page.invalid/", language=language, fetch_images=False)
         article.download(input_html=page.html)
         article.parse()
         return article.text
@@ -105,7 +112,10 @@ def _newspaper() -> Extract:
 def _goose() -> Extract:
     from goose3 import Goose, text
 
-    classes = {"ar": text.StopWordsArabic, "ko": text.StopWordsKorean, "zh": text.StopWordsChinese}
+    classes = {
+        **{"ar": text.StopWordsArabic, "ja": text.StopWordsJapanese},
+        **{"ko": text.StopWordsKorean, "zh": text.StopWordsChinese},
+    }
 
     @cache
     def of_language(code: str) -> Goose:
