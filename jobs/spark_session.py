@@ -4,8 +4,6 @@ Spark runs in local mode on all cores, unless the recipe or spark-submit sets an
 to a file, which an error names. An interrupt ends the JVM at once: a session that waits for a job cannot be stopped.
 """
 
-import gc
-import importlib
 import logging
 import os
 import re
@@ -17,9 +15,8 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import FrameType
 from typing import Any
 
 from pydantic import Field
@@ -65,6 +62,10 @@ model trained 1.4 times as fast, because its logits no longer fault in new pages
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 """Environment of child processes that are started by `-m`: without it, Python searches the current folder first, and a
 `train.py` or `pipeline.py` of the user's there would hide ours."""
+
+WORKERS = "jobs.workers"
+"""Module that forks the Python workers in local mode on Linux. Elsewhere Spark's own does: forks of a process with
+threads are unsafe on macOS, and the executors of a cluster may get the package only after they start."""
 
 STORAGE_VARIABLES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION")
 """Environment variables with the location of object stores, which pyarrow reads; the driver passes them to executors.
@@ -251,27 +252,10 @@ def _properties(config: SparkConfig, conf: SparkConf) -> dict[str, str]:
     if master.startswith("local"):
         properties |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
         if sys.platform == "linux" and SUBMITTED not in os.environ:
-            properties["spark.python.daemon.module"] = "jobs.spark_session"
+            properties["spark.python.daemon.module"] = WORKERS
     environment = SAFE_PATH | {key: str(value) for key, value in MALLOC.items()}
     environment |= {key: os.environ[key] for key in STORAGE_VARIABLES if key in os.environ}
     return properties | {f"spark.executorEnv.{key}": value for key, value in environment.items()} | config.settings
-
-
-def serve_workers() -> None:
-    """Fork Spark's Python workers from this process, which has imported the pipeline, until Spark ends it.
-
-    Spark calls it in local mode on Linux. A demo run of 100 pages takes 33 s with it and 37 s without, on two cores.
-    Elsewhere Spark's own daemon is used: forks of a process with threads are unsafe on macOS, and the executors of a
-    cluster may get the package only after they start.
-    """
-    daemon = importlib.import_module("pyspark.daemon")
-    for name in ("pyspark.worker", "pipeline.stages"):
-        importlib.import_module(name)
-    gc.collect()
-    gc.freeze()
-    # Spark collects all garbage after each task, which takes 0.1 s where it has to look at all that was imported.
-    vars(daemon)["gc"] = SimpleNamespace(collect=partial(gc.collect, 0))
-    daemon.manager()
 
 
 def _end_java() -> None:
@@ -314,7 +298,3 @@ def _first_error(log: Path) -> str:
     lines = (line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines())
     unusual = (line for line in lines if line and not HARMLESS_LINE.match(line))
     return JAVA_CLASS.sub("", next(unusual, ""), count=1)
-
-
-if __name__ == "__main__":
-    serve_workers()

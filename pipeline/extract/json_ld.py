@@ -81,7 +81,7 @@ def parse_tolerantly(script: str) -> Any:
 
 def _visit(roots: list[Any], page: JsonLd) -> None:
     """Add the nodes of parsed scripts to the page, in document order and without recursion."""
-    stack: list[tuple[Any, int, bool]] = [(root, 0, True) for root in reversed(roots)]
+    stack: list[tuple[Any, int, bool]] = [(root, 0, True) for root in reversed(roots) if isinstance(root, dict | list)]
     num_visited = 0
     while stack and num_visited < MAX_NODES:
         value, depth, describes_page = stack.pop()

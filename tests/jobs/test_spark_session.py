@@ -181,5 +181,5 @@ def test_workers_are_forks_of_a_process_that_has_imported_the_pipeline(spark) ->
         return command, "pipeline.stages" in sys.modules
 
     (command, is_imported) = spark.sparkContext.parallelize([0], 1).map(parent_and_modules).first()
-    assert "jobs.spark_session" in command
+    assert "jobs.workers" in command
     assert is_imported

@@ -38,6 +38,7 @@ SPARK_MODULES = (
     "pipeline.inspect.whatif",
     "pipeline.perplexity.kneser_ney",
     "jobs.spark_session",
+    "jobs.workers",
 )
 WHO_MAY_IMPORT = {"pyspark": SPARK_MODULES, "torch": ("train",)}
 """A name is that of the module or, once it has grown into a folder, of everything below it."""

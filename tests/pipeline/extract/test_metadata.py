@@ -370,6 +370,12 @@ def test_a_broken_script_is_skipped_and_counted(script):
     assert metadata.title == "Water power"
 
 
+@pytest.mark.parametrize("script", ["7", '"a text"', "null", "true, {}", "[1, null]"])
+def test_json_that_is_no_object_is_no_node(script):
+    metadata = read(f'<script type="application/ld+json">{script}</script><title>Water power</title>')
+    assert (metadata.title, metadata.bad_json_ld) == ("Water power", 0)
+
+
 @pytest.mark.parametrize("value", [7, True, None, [], {}, [[["x"]]], {"name": 7}, {"@id": "#a"}, {"name": {"name": 1}}])
 def test_values_of_a_wrong_type_are_null(value):
     names = ("headline", "author", "datePublished", "dateModified", "license", "description", "publisher", "inLanguage")
