@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,14 @@ from pipeline.fit.classifier import (
     train_classifier,
 )
 from pipeline.fit.cross_validation import Folds, bootstrap_interval, choose, cross_validate
+from pipeline.models import ModelsConfig, ensure_model
 from schemas.config import build_recipe
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import file_sha256
 from tests.support.paths import ROOT, SHARED
 
 JUDGED = SHARED / "quality" / "dclm_human.jsonl.gz"
-EXAMPLE = ROOT / "examples" / "quality_en" / "train.toml"
+EXAMPLE = ROOT / "examples" / "judged_texts" / "train.toml"
 
 
 def folds_of(labels: list[bool], num: int = 3, seed: int = 0) -> Folds:
@@ -193,9 +195,23 @@ def test_too_few_texts_for_the_folds(tmp_path: Path) -> None:
         train_classifier(config, str(tmp_path / "out"))
 
 
+def example(path: str, **values: Any) -> TrainClassifierConfig:
+    """The configuration of the example, with these labels."""
+    section = tomllib.loads(EXAMPLE.read_text(encoding="utf-8"))["train_classifier"]
+    return TrainClassifierConfig.model_validate(section | {"labelled": [path]} | values)
+
+
+def test_the_example_trains_a_model_of_the_store(tmp_path: Path) -> None:
+    store = ModelsConfig.model_validate({"cache": str(tmp_path / "cache"), "offline": True})
+    config = example(labelled(tmp_path / "l.jsonl"), repeats=1)
+    sha256 = train_classifier(config, str(tmp_path / "out"), models=store)["content"]["model"]["sha256"]
+    assert ensure_model("judged-en", store).sha256 == sha256
+    assert ensure_model("judged-en", store).path.stat().st_size < 10_000
+
+
 @pytest.mark.skipif(not JUDGED.is_file(), reason="the documents that people judged are not on this machine")
 def test_agreement_with_people(tmp_path: Path) -> None:
-    config = settings(str(JUDGED), kind="signals", folds=5)
+    config = example(str(JUDGED), repeats=2)
     with gzip.open(JUDGED, "rt", encoding="utf-8") as stream:
         assert sum(json.loads(line)["label"] for line in stream) == 138
     content = train_classifier(config, str(tmp_path))["content"]
