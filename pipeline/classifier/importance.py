@@ -15,9 +15,16 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import model_validator
 
-from pipeline.classifier.columns import Floats, column_values, entry_values, gumbel_draws, uniform_draws
+from pipeline.classifier.columns import (
+    Floats,
+    check_model_names,
+    check_range,
+    column_values,
+    entry_values,
+    gumbel_draws,
+    uniform_draws,
+)
 from pipeline.classifier.linear import hash_buckets, keys_of_row, new_vocabulary, ngram_codes, read_model, write_model
-from pipeline.classifier.stage import check_model_names, check_range
 from pipeline.engine.stage import EVERY, Check, Cutoffs, Drop, PerDocument, Quantile, Row, RowFunction
 from pipeline.text.words import Codes
 from schemas.config import Section, decision, location

@@ -101,7 +101,7 @@ _KEY = b"penstock"
 
 
 def write_model(path: Path, kind: str, header: Mapping[str, Any], columns: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Write a model file with one row for each hash bucket; `kind` and `header` are stored in its metadata."""
+    """Write a model file with one row for each bucket or signal; `kind` and `header` are stored in its metadata."""
     arrays = {name: pa.array(values) for name, values in columns.items()}
     metadata = {_KEY: canonical_json({"kind": kind, "features": FEATURES, **header})}
     schema = pa.schema([(name, array.type) for name, array in arrays.items()], metadata=metadata)
@@ -136,6 +136,16 @@ def read_model(path: str, kind: str, where: str) -> tuple[dict[str, Any], dict[s
             "Train the model again with `penstock train-classifier` or `penstock train-importance`."
         )
     return header, columns
+
+
+def model_kind(path: str) -> str | None:
+    """Return the kind in the header of an Arrow file; None if the file is no model."""
+    try:
+        with pa.memory_map(path) as source:
+            metadata = pa.ipc.open_file(source).schema.metadata or {}
+        return str(json.loads(metadata[_KEY])["kind"])
+    except (pa.ArrowException, KeyError, TypeError, ValueError):
+        return None
 
 
 def is_arrow(path: str) -> bool:
@@ -325,9 +335,19 @@ def fit_weights(examples: Examples, l2: float) -> tuple[npt.NDArray[np.float32],
     An intercept without penalty is fitted too. It is not returned, because calibration fits its own.
     """
     columns = examples.columns()
-    matrix = examples.matrix(columns)
+    minimum = fit_logistic(examples.matrix(columns), np.array(examples.labels, bool), l2)
+    weights = np.zeros(examples.num_buckets, np.float32)
+    weights[columns] = minimum.point[:-1].astype(np.float32)
+    return weights, minimum
+
+
+def fit_logistic(matrix: Any, labels: npt.NDArray[np.bool_], l2: float) -> Minimum:
+    """Return the minimum of mean logistic loss + l2 / 2 |weights|^2; its point is the weights, then the intercept.
+
+    `matrix` is a scipy CSR matrix (documents, features). The intercept has no penalty.
+    """
     transposed = matrix.T  # a view, no copy
-    signs = np.where(np.array(examples.labels), 1.0, -1.0)
+    signs = np.where(labels, 1.0, -1.0)
 
     def loss(point: Floats) -> tuple[float, Floats]:
         weights, intercept = point[:-1], point[-1]
@@ -337,10 +357,7 @@ def fit_weights(examples: Examples, l2: float) -> tuple[npt.NDArray[np.float32],
         gradient = np.append(transposed @ derivatives + l2 * weights, np.add.reduce(derivatives))
         return value, gradient
 
-    minimum = minimize(loss, np.zeros(len(columns) + 1), TOLERANCE, MAX_STEPS)
-    weights = np.zeros(examples.num_buckets, np.float32)
-    weights[columns] = minimum.point[:-1].astype(np.float32)
-    return weights, minimum
+    return minimize(loss, np.zeros(matrix.shape[1] + 1), TOLERANCE, MAX_STEPS)
 
 
 def fit_platt(margins: Iterable[float], labels: Iterable[bool]) -> tuple[float, float]:

@@ -11,12 +11,22 @@ import numpy as np
 import pyarrow as pa
 from pydantic import Field, model_validator
 
-from pipeline.classifier.columns import MAX_SHAPE, Floats, entry_values, log_odds, pareto_shape, uniform_draws
+from pipeline.classifier.columns import (
+    MAX_SHAPE,
+    Floats,
+    check_model_names,
+    check_range,
+    entry_values,
+    log_odds,
+    pareto_shape,
+    uniform_draws,
+)
 from pipeline.classifier.fasttext import GOOD_LABEL, load_fasttext
-from pipeline.classifier.linear import is_arrow, keys_of_row, load_linear, new_vocabulary
+from pipeline.classifier.linear import is_arrow, keys_of_row, load_linear, model_kind, new_vocabulary
+from pipeline.classifier.signals import LANGUAGE, SIGNAL_KIND, SignalMeter, load_signals
 from pipeline.engine.stage import EVERY, Check, Cutoffs, Drop, PerDocument, Quantile, Row, RowFunction
 from pipeline.text.words import Vocabulary
-from schemas.config import Section, decision, location, suggest_name
+from schemas.config import Section, decision, location
 from schemas.errors import ConfigError
 
 SCORES = "classifier_scores"
@@ -51,30 +61,11 @@ class ClassifierConfig(Section):
         return self
 
 
-def check_model_names(config: Section, known: Mapping[str, str], fields: tuple[str, ...]) -> None:
-    """Raise ValueError if one of the settings `fields` of a section names a model that is not in `known`."""
-    unknown = [
-        f"{field}.{name}: expected a name in `models`, got {name!r}"
-        f"{suggest_name(name, known) if known else ', but models is empty'}"
-        for field in fields
-        for name in sorted(set(getattr(config, field)) - set(known))
-    ]
-    if unknown:
-        raise ValueError(f"{'; '.join(unknown)}. Correct the name, or add the model to `models` of this section.")
-
-
-def check_range(config: Section, fields: tuple[str, ...], is_valid: Callable[[float], bool], expected: str) -> None:
-    """Raise ValueError if a value of these fields is outside its range; `expected` describes the range."""
-    for field in fields:
-        for name, value in sorted(getattr(config, field).items()):
-            if not is_valid(value):
-                raise ValueError(f"{field}.{name}: expected {expected}, got {value}. Set {field}.{name} to {expected}.")
-
-
-def load_scorer(path: str, label: str | None, name: str, vocabulary: Vocabulary) -> Callable[[Row], float]:
+def load_scorer(path: str, label: str | None, name: str, vocabulary: Vocabulary) -> Callable[[Row], float | None]:
     """Load a classifier and return a function from a row to the probability of the good class.
 
-    Raises ConfigError if the file is not a classifier, or if a label is set for a linear model.
+    The function returns None for a text in a language that the classifier does not score. Raises ConfigError if the
+    file is not a classifier, or if a label is set for a linear model.
     """
     where = f"classifier.models.{name}"
     if is_arrow(path):
@@ -83,19 +74,32 @@ def load_scorer(path: str, label: str | None, name: str, vocabulary: Vocabulary)
                 f"classifier.labels.{name}: expected a fastText model, got {path}, a linear model without labels. "
                 f"Remove classifier.labels.{name}."
             )
+        if model_kind(path) == SIGNAL_KIND:
+            return signal_scorer(path, where)
         linear = load_linear(path, where)
         return lambda row: linear.probability(keys_of_row(row, vocabulary))
     score = load_fasttext(path, label or GOOD_LABEL, where)
     return lambda row: score(row["_body"])
 
 
+def signal_scorer(path: str, where: str) -> Callable[[Row], float | None]:
+    """Load a classifier over signals; return a function from a row to its probability, or to None if not English."""
+    model, meter = load_signals(path, where), SignalMeter()
+
+    def score(row: Row) -> float | None:
+        return model.probability(meter.features(row["_body"])) if row["language"] == LANGUAGE else None
+
+    return score
+
+
 def make_classifier(config: ClassifierConfig, models: Mapping[str, str]) -> RowFunction:
-    """Return the function that adds scores to a row: a dict by classifier name, or None if no classifier is set."""
+    """Return the function that adds scores to a row: a dict by classifier name, or None if no classifier gives one."""
     vocabulary = new_vocabulary()
     scorers = {name: load_scorer(models[name], config.labels.get(name), name, vocabulary) for name in config.models}
 
     def classify(row: Row) -> Drop | None:
-        row[SCORES] = {name: float(np.float32(score(row))) for name, score in scorers.items()} or None
+        scores = {name: score(row) for name, score in scorers.items()}
+        row[SCORES] = {name: float(np.float32(value)) for name, value in scores.items() if value is not None} or None
         return None
 
     return classify
@@ -174,7 +178,7 @@ CLASSIFIER = PerDocument(
     name="classifier",
     version=2,
     config=ClassifierConfig,
-    reads=("_body",),
+    reads=("_body", "language"),
     adds=(SCORES,),
     reasons={},
     make=make_classifier,

@@ -1,13 +1,14 @@
 """`penstock train-classifier`: train a quality classifier on examples of two classes, and measure it on held-out texts.
 
-Only the hash of a text determines whether it is used for training, calibration or held-out metrics. A manifest is
-written with the model: the digests of the inputs, the settings, and the held-out metrics.
+Only the hash of a text determines whether it is used for training, calibration or held-out metrics. With few texts, a
+repeated cross-validation replaces the division. A manifest is written with the model: the digests of the inputs, the
+settings, and the metrics.
 """
 
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ from pipeline.classifier.linear import (
     MAX_NGRAM,
     Examples,
     LinearModel,
+    Minimum,
     fit_platt,
     fit_weights,
     load_linear,
@@ -26,7 +28,16 @@ from pipeline.classifier.linear import (
     save_linear,
     word_keys_of,
 )
+from pipeline.classifier.signals import (
+    SignalMeter,
+    SignalModel,
+    calibrated,
+    fit_signals,
+    load_signals,
+    save_signals,
+)
 from pipeline.fit.corpus import BAD, GOOD, Clock, Corpus, Gathered, Reading, TrainingText, commit_model, gather_corpora
+from pipeline.fit.cross_validation import Folds, bootstrap_interval, choose, cross_validate
 from pipeline.models import ModelsConfig
 from schemas.config import Section, location
 from schemas.errors import ContractError
@@ -142,8 +153,15 @@ def heldout_figures(probabilities: Floats, labels: Labels) -> dict[str, Any]:
 TRAIN, CALIBRATE, HELDOUT = "train", "calibrate", "heldout"
 SPLIT_PARTS = (TRAIN, CALIBRATE, HELDOUT)
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-LINEAR_ONLY = ("l2", "calibrate_share")
-FASTTEXT_ONLY = ("dimensions", "epochs", "learning_rate", "threads")
+CROSS_VALIDATION_ONLY = ("repeats", "l2_choices")
+DIVISION_ONLY = ("heldout_share", "calibrate_share", "l2")
+_FASTTEXT_ONLY = ("dimensions", "epochs", "learning_rate", "threads")
+IGNORED: dict[str, tuple[str, ...]] = {
+    "linear": _FASTTEXT_ONLY,
+    "signals": (*_FASTTEXT_ONLY, "piece_chars", "bits", "ngrams"),
+    "fasttext": ("l2", "calibrate_share", "folds", *CROSS_VALIDATION_ONLY),
+}
+"""The settings that do not apply to each kind of model."""
 
 
 class TrainClassifierConfig(Section):
@@ -151,8 +169,9 @@ class TrainClassifierConfig(Section):
 
     name: str = Field("quality", pattern=NAME)
     """Name of the model: its file name, and its name in the model store."""
-    kind: Literal["linear", "fasttext"] = "linear"
-    """Kind of the model. `linear` training is deterministic; `fasttext` training gives another file each time."""
+    kind: Literal["linear", "signals", "fasttext"] = "linear"
+    """Kind of the model. `linear` has a weight for each n-gram, and `signals` has one for each quality signal of an
+    English text. Their training is deterministic; `fasttext` training gives another file each time."""
     positives: Corpus = Corpus.model_validate({})
     """Texts of the good class, such as Wikipedia or books."""
     negatives: Corpus = Corpus.model_validate({})
@@ -166,7 +185,14 @@ class TrainClassifierConfig(Section):
     heldout_share: float = Field(0.1, gt=0, lt=0.5)
     """Share of the texts that are held out for the metrics."""
     calibrate_share: float = Field(0.1, gt=0, lt=0.5)
-    """Share of the texts that are used for Platt scaling of margins to probabilities. Linear only."""
+    """Share of the texts that are used for Platt scaling of margins to probabilities. Not for fastText."""
+    folds: int = Field(0, ge=0, le=20)
+    """Number of folds of a nested cross-validation, which replaces held-out and calibration texts: the model is then
+    trained on all texts. 0 = no cross-validation. Use it for fewer than a thousand texts."""
+    repeats: int = Field(10, ge=1, le=1000)
+    """Number of repetitions of the cross-validation."""
+    l2_choices: tuple[float, ...] = Field((1e-4, 1e-3, 1e-2, 1e-1), min_length=1)
+    """Values of `l2` from which the cross-validation chooses. Each fold's value is chosen without that fold."""
     piece_chars: int = Field(5_000, ge=100)
     """Maximum length of an example [code points]. A longer text is split into several examples, at line ends or spaces
     if possible, so a book has more weight than a page. Default: about the length of a web page."""
@@ -175,7 +201,7 @@ class TrainClassifierConfig(Section):
     ngrams: int = Field(2, ge=1, le=MAX_NGRAM)
     """Longest n-gram [words]."""
     l2: float = Field(1e-4, gt=0)
-    """Coefficient of the L2 penalty that is added to the mean loss. Linear only."""
+    """Coefficient of the L2 penalty that is added to the mean loss. Not for fastText."""
     dimensions: int = Field(16, ge=1)
     """Size of fastText's vectors; with 2^bits buckets the file has at least 4 x 2^bits x dimensions bytes."""
     epochs: int = Field(5, ge=1)
@@ -187,10 +213,17 @@ class TrainClassifierConfig(Section):
 
     @model_validator(mode="after")
     def _used(self) -> "TrainClassifierConfig":
-        ignored = FASTTEXT_ONLY if self.kind == "linear" else LINEAR_ONLY
-        names = ", ".join(sorted(self.model_fields_set.intersection(ignored)))
+        names = ", ".join(sorted(self.model_fields_set.intersection(IGNORED[self.kind])))
         if names:
             raise ValueError(f"{names} would be ignored with kind = {self.kind!r}. Remove {names} from the recipe.")
+        names = ", ".join(sorted(self.model_fields_set.intersection(self._unused())))
+        if names:
+            raise ValueError(f"{names} would be ignored with folds = {self.folds}. Remove {names} from the recipe.")
+        if self.folds == 1 or min(self.l2_choices) <= 0:
+            raise ValueError(
+                f"expected folds = 0 or at least 2, and l2_choices above 0, got {self.folds} and {self.l2_choices}. "
+                "Set train_classifier.folds and train_classifier.l2_choices."
+            )
         if not self.labelled and not (self.positives.given and self.negatives.given):
             raise ValueError(
                 "expected both positives and negatives, or labelled files, got neither. "
@@ -199,10 +232,13 @@ class TrainClassifierConfig(Section):
         return self
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings that change the model, for its manifest. Settings that `kind` ignores are omitted."""
-        ignored = FASTTEXT_ONLY if self.kind == "linear" else LINEAR_ONLY
+        """Return the settings that change the model, for its manifest. Settings that are not used are omitted."""
+        ignored = (*IGNORED[self.kind], *self._unused(), *(() if self.folds else ("folds",)))
         settings = {name: value for name, value in self.content().items() if name not in ignored}
         return {**settings, "positives": self.positives.content(), "negatives": self.negatives.content()}
+
+    def _unused(self) -> tuple[str, ...]:
+        return DIVISION_ONLY if self.folds else CROSS_VALIDATION_ONLY
 
 
 class LabeledExample(NamedTuple):
@@ -224,14 +260,18 @@ def train_classifier(
     clock = Clock()
     corpora = {GOOD: config.positives, BAD: config.negatives}
     gathered = gather_corpora(corpora, config.labelled, config.reading, config.seed, spark)
-    parts = split_texts(gathered, config)
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    path, figures = (_train_linear if config.kind == "linear" else _train_fasttext)(config, parts, folder)
+    parts: dict[str, list[LabeledExample]] = {}
+    if config.folds:
+        path, figures = train_by_folds(config, gathered, folder)
+    else:
+        parts = split_texts(gathered, config)
+        path, figures = TRAINING[config.kind](config, parts, folder)
     content = {
         "kind": config.kind,
-        "deterministic": config.kind == "linear",
-        "features": FEATURES if config.kind == "linear" else None,
+        "deterministic": config.kind != "fasttext",
+        "features": None if config.kind == "fasttext" else FEATURES,
         "settings": config.settings(),
         "inputs": gathered.inputs,
         "texts": {name: count_texts(gathered, config, name) for name in (GOOD, BAD)},
@@ -244,10 +284,12 @@ def train_classifier(
 
 def part_of(text: TrainingText, config: TrainClassifierConfig) -> str:
     """Return TRAIN, CALIBRATE or HELDOUT: the use of a text. It depends only on the text's hash and the settings."""
+    if config.folds:
+        return TRAIN
     fraction = shuffle_key(config.seed, b"part" + text.digest) / (1 << 63)
     if fraction < config.heldout_share:
         return HELDOUT
-    is_calibration = config.kind == "linear" and fraction < config.heldout_share + config.calibrate_share
+    is_calibration = config.kind != "fasttext" and fraction < config.heldout_share + config.calibrate_share
     return CALIBRATE if is_calibration else TRAIN
 
 
@@ -260,15 +302,15 @@ def count_texts(gathered: Gathered, config: TrainClassifierConfig, name: str) ->
 def split_texts(gathered: Gathered, config: TrainClassifierConfig) -> dict[str, list[LabeledExample]]:
     """Split the texts into examples, and return the examples of each of TRAIN, CALIBRATE and HELDOUT.
 
-    For fastText, CALIBRATE is empty. Raises ContractError if TRAIN or HELDOUT lacks a class. For a linear model, also
+    For fastText, CALIBRATE is empty. Raises ContractError if TRAIN or HELDOUT lacks a class. For other kinds, also
     raises ContractError if CALIBRATE lacks a class.
     """
     parts: dict[str, list[LabeledExample]] = {part: [] for part in SPLIT_PARTS}
     for name in (GOOD, BAD):
         for text in gathered.texts[name]:
-            spans = split_spans(text.text, config.piece_chars)
+            spans = [text.text] if config.kind == "signals" else split_spans(text.text, config.piece_chars)
             parts[part_of(text, config)] += [LabeledExample(span, name == GOOD) for span in spans]
-    for part in SPLIT_PARTS if config.kind == "linear" else (TRAIN, HELDOUT):
+    for part in (TRAIN, HELDOUT) if config.kind == "fasttext" else SPLIT_PARTS:
         good = sum(example.good for example in parts[part])
         if not 0 < good < len(parts[part]):
             raise ContractError(
@@ -314,10 +356,25 @@ def _train_linear(
     save_linear(LinearModel(weights, config.ngrams, scale, offset), path)
     model = load_linear(str(path), "train_classifier")
     scores = [model.probability(word_keys_of(example.text, vocabulary)) for example in parts[HELDOUT]]
-    return path, {
-        "fit": {"steps": fit.steps, "loss": fit.value, "gradient": fit.gradient, "scale": scale, "offset": offset},
-        HELDOUT: _heldout(scores, parts[HELDOUT]),
-    }
+    return path, {"fit": _fit_figures(fit, scale, offset), HELDOUT: _heldout(scores, parts[HELDOUT])}
+
+
+def _train_signals(
+    config: TrainClassifierConfig, parts: dict[str, list[LabeledExample]], folder: Path
+) -> tuple[Path, dict[str, Any]]:
+    trainer = {part: SignalTrainer([(e.text, e.good) for e in examples]) for part, examples in parts.items()}
+    train, rest = trainer[TRAIN], trainer[CALIBRATE]
+    uncalibrated, fit = fit_signals(train.names, train.features, train.labels, config.l2)
+    scale, offset = fit_platt(uncalibrated.margins(rest.features).tolist(), rest.labels.tolist())
+    path = folder / f"{config.name}.arrow"
+    save_signals(calibrated(uncalibrated, scale, offset), path)
+    model = load_signals(str(path), "train_classifier")
+    scores = [model.probability(features) for features in trainer[HELDOUT].features]
+    return path, {"fit": _fit_figures(fit, scale, offset), HELDOUT: _heldout(scores, parts[HELDOUT])}
+
+
+def _fit_figures(fit: Minimum, scale: float, offset: float) -> dict[str, Any]:
+    return {"steps": fit.steps, "loss": fit.value, "gradient": fit.gradient, "scale": scale, "offset": offset}
 
 
 def _train_fasttext(
@@ -341,13 +398,163 @@ def _heldout(scores: list[float], examples: list[LabeledExample]) -> dict[str, A
     return heldout_figures(rounded, np.array([example.good for example in examples], bool))
 
 
+TRAINING = {"linear": _train_linear, "signals": _train_signals, "fasttext": _train_fasttext}
+
+
+# Training by folds: the model is trained on all texts, and measured by models that were trained on a part of them.
+
+
+class FoldTrainer(Protocol):
+    """Trains models of one kind on some of its texts, which are given by number."""
+
+    labels: Labels
+
+    def margins(self, train: Any, others: Any, l2: float) -> Floats:
+        """Return the margins of other texts by a model that is trained on the texts `train`."""
+
+    def write(self, path: Path, l2: float, calibration: tuple[float, float]) -> Minimum:
+        """Train a model on all texts and write it with the scale and offset of `calibration`."""
+
+
+class NgramTrainer:
+    """Trains linear models over n-grams. A long text is split for training and measured as a whole."""
+
+    def __init__(self, config: TrainClassifierConfig, texts: list[tuple[str, bool]]):
+        vocabulary = new_vocabulary()
+        self._config = config
+        self._spans = [
+            [word_keys_of(span, vocabulary) for span in split_spans(text, config.piece_chars)] for text, _ in texts
+        ]
+        self._keys = [word_keys_of(text, vocabulary) for text, _ in texts]
+        self.labels = np.array([good for _, good in texts], bool)
+
+    def margins(self, train: Any, others: Any, l2: float) -> Floats:
+        """Return the margins of other texts by a model that is trained on the texts `train`."""
+        weights, _ = self._fit(train, l2)
+        model = LinearModel(weights, self._config.ngrams, 1.0, 0.0)
+        return np.array([model.margin(self._keys[text]) for text in others])
+
+    def write(self, path: Path, l2: float, calibration: tuple[float, float]) -> Minimum:
+        """Train a model on all texts and write it with the scale and offset of `calibration`."""
+        weights, fit = self._fit(np.arange(len(self.labels)), l2)
+        save_linear(LinearModel(weights, self._config.ngrams, *calibration), path)
+        return fit
+
+    def _fit(self, train: Any, l2: float) -> tuple[npt.NDArray[np.float32], Minimum]:
+        examples = Examples(1 << self._config.bits, self._config.ngrams)
+        for text in train:
+            for keys in self._spans[text]:
+                examples.add(keys, bool(self.labels[text]))
+        return fit_weights(examples, l2)
+
+
+class SignalTrainer:
+    """Trains models over the quality signals of its texts."""
+
+    def __init__(self, texts: list[tuple[str, bool]]):
+        meter = SignalMeter()
+        self.names = meter.names
+        self.features = np.array([meter.features(text) for text, _ in texts])
+        self.labels = np.array([good for _, good in texts], bool)
+
+    def margins(self, train: Any, others: Any, l2: float) -> Floats:
+        """Return the margins of other texts by a model that is trained on the texts `train`."""
+        return self._fit(train, l2)[0].margins(self.features[others])
+
+    def write(self, path: Path, l2: float, calibration: tuple[float, float]) -> Minimum:
+        """Train a model on all texts and write it with the scale and offset of `calibration`."""
+        model, fit = self._fit(np.arange(len(self.labels)), l2)
+        save_signals(calibrated(model, *calibration), path)
+        return fit
+
+    def _fit(self, train: Any, l2: float) -> tuple[SignalModel, Minimum]:
+        return fit_signals(self.names, self.features[train], self.labels[train], l2)
+
+
+def train_by_folds(config: TrainClassifierConfig, gathered: Gathered, folder: Path) -> tuple[Path, dict[str, Any]]:
+    """Train a model on all texts, and return its file and the metrics of a nested cross-validation.
+
+    Raises ContractError if a class has fewer texts than 2 x folds, so that an inner fold could lack it.
+    """
+    texts = [(text, name == GOOD) for name in (GOOD, BAD) for text in gathered.texts[name]]
+    for name in (GOOD, BAD):
+        if len(gathered.texts[name]) < 2 * config.folds:
+            raise ContractError(
+                f"train_classifier.folds: expected at least {2 * config.folds} {name} texts for {config.folds} folds, "
+                f"got {len(gathered.texts[name])}. Add texts or decrease train_classifier.folds."
+            )
+    plain = [(text.text, good) for text, good in texts]
+    trainer: FoldTrainer = SignalTrainer(plain) if config.kind == "signals" else NgramTrainer(config, plain)
+    folds = Folds([text.digest for text, _ in texts], trainer.labels, config.folds, config.seed)
+    measured = cross_validate(trainer.margins, folds, config.l2_choices, config.repeats)
+    choice = choose(trainer.margins, folds, np.arange(len(texts)), config.l2_choices, 0)
+    path = folder / f"{config.name}.arrow"
+    fit = trainer.write(path, choice.l2, (choice.scale, choice.offset))
+    chosen = {str(l2): measured.chosen[l2] for l2 in config.l2_choices}
+    figures = cross_validation_figures(measured.probabilities, trainer.labels)
+    return path, {
+        "fit": {"l2": choice.l2, **_fit_figures(fit, choice.scale, choice.offset)},
+        "cross_validation": {"l2_chosen": chosen, **figures},
+    }
+
+
+def cross_validation_figures(probabilities: Floats, labels: Labels) -> dict[str, Any]:
+    """Return the metrics of probabilities (repetitions, texts) of texts with these labels (texts,).
+
+    Kappa and AUC are means over the repetitions; kappa is that of the verdict at 0.5. Their intervals are 95 %
+    bootstrap intervals over texts. `limits` has, for shares of good texts dropped, the score and the share of bad texts
+    below it, over all repetitions.
+    """
+    rounded = probabilities.astype(np.float32).astype(np.float64)
+    pooled, pooled_labels = rounded.ravel(), np.tile(labels, len(rounded))
+
+    def mean_kappa(texts: Any) -> float | None:
+        found = [kappa(row[texts] >= 0.5, labels[texts]) for row in rounded]
+        known = [value for value in found if value is not None]
+        return sum(known) / len(known) if known else None
+
+    def mean_auc(texts: Any) -> float | None:
+        if not 0 < labels[texts].sum() < len(texts):
+            return None
+        return float(np.mean([auc(row[texts], labels[texts]) for row in rounded]))
+
+    every = np.arange(len(labels))
+    limits = {}
+    for share in (0.02, 0.05, 0.1):
+        limit = float(np.quantile(pooled[pooled_labels], share))
+        limits[str(share)] = {"score": limit, "bad_dropped": float((pooled[~pooled_labels] < limit).mean())}
+    return {
+        "good": int(labels.sum()),
+        "bad": int((~labels).sum()),
+        "repeats": len(rounded),
+        "kappa": {"mean": mean_kappa(every), "interval": bootstrap_interval(mean_kappa, len(labels))},
+        "auc": {"mean": mean_auc(every), "interval": bootstrap_interval(mean_auc, len(labels), 200)},
+        "limits": limits,
+        **calibration(pooled, pooled_labels),
+    }
+
+
 def summary(manifest: dict[str, Any]) -> str:
-    """Return a summary of a trained classifier and its held-out metrics, for the terminal."""
+    """Return a summary of a trained classifier and its metrics, for the terminal."""
     content = manifest["content"]
+    lines = [
+        f"model {content['model']['file']}  sha256 {content['model']['sha256']}  {content['model']['bytes']:,} bytes"
+    ]
+    if "cross_validation" in content:
+        figures = content["cross_validation"]
+        lines.append(
+            f"cross-validation: {figures['good']} good and {figures['bad']} bad texts, {figures['repeats']} times"
+        )
+        for name in ("kappa", "auc"):
+            mean, (low, high) = figures[name]["mean"], figures[name]["interval"]
+            lines.append(f"{name} {mean:.3f}, 95 % interval {low:.3f} to {high:.3f}")
+        for share, row in figures["limits"].items():
+            dropped = f"{float(share):.0%} of the good and {row['bad_dropped']:.0%} of the bad texts"
+            lines.append(f"score {row['score']:.3f}: drops {dropped}")
+        return "\n".join(lines)
     heldout = content[HELDOUT]
     half = heldout["thresholds"]["0.5"]
-    lines = [
-        f"model {content['model']['file']}  sha256 {content['model']['sha256']}  {content['model']['bytes']:,} bytes",
+    lines += [
         f"held-out: {heldout['good']} good and {heldout['bad']} bad examples  AUC {heldout['auc']:.4f}  "
         f"Brier {heldout['brier']:.4f}  calibration error {heldout['expected_calibration_error']:.4f}",
         "at 0.5: "
