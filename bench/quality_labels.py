@@ -6,10 +6,10 @@
 The second form trains the shipped classifier `quality-en` again, byte for byte, with the settings of `quality_en.toml`.
 
 Prints Markdown. DATA: the folder of real data, beside the project by default. The judged documents are Common Crawl
-pages, whose terms allow measurements but not the release of a model that is trained on them. So every model of this
-program is discarded. Models of the first table are trained on texts in the public domain or under CC BY, CC BY-SA or
-PDDL, and never on a judged document. Those of the second table are trained on the labels in nested cross-validation:
-the penalty, the calibration and, in the last row, the features are chosen without the documents that are measured.
+pages, whose terms allow measurements but not the release of a model that is trained on them. `quality-en` and the
+models of the first table are trained on texts in the public domain or under CC BY, CC BY-SA or PDDL, and never on a
+judged document. Models of the second table are trained on the labels in nested cross-validation and then discarded: the
+penalty, the calibration and, in the last row, the features are chosen without the documents that are measured.
 """
 
 import argparse

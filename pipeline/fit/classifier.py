@@ -509,8 +509,8 @@ def cross_validation_figures(probabilities: Floats, labels: Labels) -> dict[str,
     pooled, pooled_labels = rounded.ravel(), np.tile(labels, len(rounded))
 
     def mean_kappa(texts: Any) -> float | None:
-        found = [kappa(row[texts] >= 0.5, labels[texts]) for row in rounded]
-        known = [value for value in found if value is not None]
+        values = [kappa(row[texts] >= 0.5, labels[texts]) for row in rounded]
+        known = [value for value in values if value is not None]
         return sum(known) / len(known) if known else None
 
     def mean_auc(texts: Any) -> float | None:

@@ -100,7 +100,7 @@ def cross_validate(margins: Margins, folds: Folds, l2s: Sequence[float], repeats
 def bootstrap_interval(measure: Callable[[Ints], float | None], num: int, samples: int = 1_000) -> tuple[float, float]:
     """Return the 95 % interval of a metric: its quantiles .025 and .975 over bootstrap samples of `num` documents.
 
-    `measure` takes the numbers of the sampled documents. Samples for which it gives None are left out.
+    `measure` takes the numbers of the sampled documents. Samples for which it returns None are left out.
     """
     chooser = np.random.default_rng(0)
     drawn = [measure(chooser.integers(0, num, num)) for _ in range(samples)]
