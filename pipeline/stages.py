@@ -29,6 +29,7 @@ from pipeline.engine.step import Stage, Step
 from pipeline.extract.extract import EXTRACT
 from pipeline.language import LANGUAGE
 from pipeline.minhash.stage import SIGNATURE
+from pipeline.perplexity.paragraphs import PARAGRAPHS, check_paragraphs, cuts_paragraphs, stores_paragraphs
 from pipeline.perplexity.stage import PERPLEXITY
 from pipeline.pii.stage import PII
 from pipeline.quality.config import QualityConfig
@@ -39,6 +40,7 @@ from pipeline.recipe_stages import FUNCTION, SECTION, StagesConfig, columns_of_s
 from pipeline.sources.source import SOURCE
 from pipeline.steps.clean import build_clean
 from pipeline.steps.documents import KEEP_TEXT, build_documents
+from pipeline.steps.paragraphs import build_paragraphs
 from pipeline.steps.requirements import bucket_tables, check_buckets, check_indexes, check_packages
 from pipeline.steps.scores import build_scores, has_models
 from pipeline.steps.verdicts import Reevaluation, build_verdicts
@@ -66,7 +68,7 @@ DOCUMENT_COLUMNS: pa.Schema = extend_schema(DOCUMENTS, MEASURED)
 """All columns of the table `documents`: those of `schemas/tables.py`, then those that stages declare themselves."""
 SCORED: tuple[PerDocument, ...] = (PERPLEXITY, CLASSIFIER, IMPORTANCE)
 """Stages that score the stored text with models."""
-CHECKED: tuple[PerDocument, ...] = (*MEASURED, *SCORED)
+CHECKED: tuple[PerDocument, ...] = (*MEASURED, *SCORED, PARAGRAPHS)
 """Stages whose checks decide, in this order, whether a document is kept."""
 
 NEEDED_SETTINGS = (
@@ -86,10 +88,10 @@ STEPS: tuple[Step, ...] = (
     ),
     Step(
         writes=("scores",),
-        stages=SCORED,
+        stages=(*SCORED, PARAGRAPHS),
         reads=("documents", "text"),
         build=build_scores,
-        is_used=partial(has_models, SCORED),
+        is_used=lambda recipe: has_models(SCORED, recipe) or stores_paragraphs(recipe),
     ),
     Step(
         writes=("verdicts",),
@@ -121,16 +123,24 @@ STEPS: tuple[Step, ...] = (
         is_used=is_audited,
     ),
     Step(
+        writes=("paragraphs",),
+        stages=(PARAGRAPHS,),
+        reads=("documents", "text", "scores", "verdicts", "dedup"),
+        build=build_paragraphs,
+        settings="decision",
+        is_used=cuts_paragraphs,
+    ),
+    Step(
         writes=("repeats",),
         stages=(REPEATS, *CHECKED),
-        reads=("documents", "text", "scores", "verdicts", "dedup"),
+        reads=("documents", "text", "scores", "verdicts", "dedup", "paragraphs"),
         build=partial(build_repeats, make_reevaluator=Reevaluation),
         is_used=cuts_repeats,
     ),
     Step(
         writes=("clean",),
         stages=(PII,),
-        reads=("documents", "text", "dedup", "repeats"),
+        reads=("documents", "text", "dedup", "paragraphs", "repeats"),
         build=build_clean,
         external_inputs=check_packages,
     ),
@@ -177,18 +187,30 @@ def document_columns(recipe: Recipe) -> pa.Schema:
 def checked_stages(recipe: Recipe) -> tuple[PerDocument, ...]:
     """Return the stages whose checks decide, in this order, whether a document is kept with this recipe.
 
-    Raises ConfigError if a stage or rule of the recipe is wrong.
+    Raises ConfigError if a stage or rule of the recipe is wrong, or if its limits of paragraphs cannot be applied.
     """
-    return (*_measured_stages(recipe), *SCORED)
+    check_paragraphs(recipe)
+    return tuple(
+        stage
+        for stage in (*_measured_stages(recipe), *SCORED, PARAGRAPHS)
+        if stage is not PARAGRAPHS or cuts_paragraphs(recipe)
+    )
 
 
 def steps_for(recipe: Recipe) -> tuple[Step, ...]:
     """Return the steps of this recipe's runs: STEPS with the stages and rules of the recipe.
 
-    Raises ConfigError if a stage or rule of the recipe is wrong.
+    A step has the stage PARAGRAPHS only if the recipe uses it there, so that other recipes keep their fingerprints.
+    Raises ConfigError if a stage or rule of the recipe is wrong, or if its limits of paragraphs cannot be applied.
     """
+    check_paragraphs(recipe)
     measured = _measured_stages(recipe)
-    return tuple(replace(step, stages=_extended(step.stages, measured)) for step in STEPS)
+    used = {step.name: stores_paragraphs if step.name == "scores" else cuts_paragraphs for step in STEPS}
+    stages = {
+        step.name: [stage for stage in step.stages if stage is not PARAGRAPHS or used[step.name](recipe)]
+        for step in STEPS
+    }
+    return tuple(replace(step, stages=_extended(stages[step.name], measured)) for step in STEPS)
 
 
 def canonical_recipe(recipe: Recipe) -> Recipe:

@@ -327,6 +327,26 @@ REPEATS = pa.schema(
 )
 """Cuts of repeated text, and the verdict on the remaining text: one row for every measured document."""
 
+PARAGRAPHS = pa.schema(
+    [
+        DOC_ID,
+        field(
+            "cuts",
+            pa.list_(
+                pa.field(
+                    "element",
+                    pa.struct([("start", pa.int32()), ("end", pa.int32()), ("reason", pa.string())]),
+                )
+            ),
+            "spans [start, end) of the text with paragraphs that are out of range, sorted, disjoint, with the cause; "
+            "null for a document that was dropped before",
+            "code points",
+        ),
+        field("body_chars", pa.int64(), "length of the text without these cuts and those of line rules", "code points"),
+    ]
+)
+"""Cuts of paragraphs by their perplexity and length: one row for every measured document."""
+
 CLEAN = pa.schema(
     [
         *PROVENANCE,
@@ -415,6 +435,13 @@ TABLES: Mapping[str, Table] = {
         Table("dedup", "The survivor of every cluster, and the verdict on its copies", "document", DEDUP),
         Table("representatives", "Survivors of clusters and URLs for later snapshots", "key", ids=()),
         Table("audit", "Pairs of documents that the audit of deduplication compared", "pair", AUDIT, ids=("a", "b")),
+        Table(
+            name="paragraphs",
+            meaning="Cuts of paragraphs by their perplexity and length",
+            rows="document",
+            schema=PARAGRAPHS,
+            measured_again=True,
+        ),
         Table(
             name="repeats",
             meaning="Cuts of repeated text, and the verdict on the remaining text",

@@ -159,6 +159,10 @@ def _cuts(run: BrowsedRun, rows: Mapping[str, Row]) -> list[Mark]:
     reasons = [f"line rules of {lines}"] if lines else []
     reasons += ["n-grams of evaluation sets"] if config.get("decontaminate", {}).get("cut") else []
     marks = spans_of_cuts(rows.get("text", {}).get("cuts"), " or ".join(reasons) or "line rules")
+    paragraphs = rows.get("paragraphs", {}).get("cuts") or ()
+    marks += spans_of_cuts(
+        [cut | {"reason": f"paragraph: {cut['reason'].replace('_', ' ')}"} for cut in paragraphs], "paragraph"
+    )
     return marks + spans_of_cuts(
         [cut | {"reason": f"repeated {cut['reason']}"} for cut in rows.get("repeats", {}).get("cuts") or ()], "repeated"
     )
@@ -298,8 +302,8 @@ def _compared_text(run: BrowsedRun, doc_id: bytes, hint: Position | None) -> Com
             f"{run.address}: expected the stored text of {doc_id.hex()}, got none: the run did not extract it or does "
             "not store it. Compare another document."
         )
-    repeats = (read_row(run, "repeats", part, doc_id) or {}).get("cuts")
-    cuts = union(_pairs(text.get("cuts")), _pairs(repeats))
+    later = [(read_row(run, table, part, doc_id) or {}).get("cuts") for table in ("paragraphs", "repeats")]
+    cuts = union(_pairs(text.get("cuts")), [span for stored in later for span in _pairs(stored)])
     words = WORD.finditer(without(text["text"], cuts))
     taken = [word[0] for word in itertools.islice(words, MAX_COMPARED_WORDS)]
     return ComparedText(taken, next(words, None) is None)

@@ -57,6 +57,19 @@ def values_of(check: Check | Quantile, batch: pa.RecordBatch) -> Floats:
     return rounded
 
 
+def elements_of(item: Quantile, batch: pa.RecordBatch) -> tuple[Floats, npt.NDArray[np.int64]]:
+    """Return the values over which a quantile is taken, and the number of the document of each; shape (values,).
+
+    A column of lists has a value for each element, any other column or function one for each document.
+    """
+    if item.value is None and pa.types.is_list(batch.schema.field(item.column).type):
+        column = batch.column(item.column)
+        counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+        values: Floats = column.flatten().to_numpy(zero_copy_only=False).astype(np.float64)
+        return values, np.repeat(np.arange(batch.num_rows), counts)
+    return values_of(item, batch), np.arange(batch.num_rows)
+
+
 def languages_of(batch: pa.RecordBatch) -> tuple[npt.NDArray[np.int64], list[str]]:
     """Return the index of each document's language in a list of languages, and the list.
 

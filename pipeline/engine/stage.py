@@ -82,12 +82,15 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Quantile:
-    """A limit that is computed from the data for each language: a quantile of the values of the documents."""
+    """A limit that is computed from the data for each language: a quantile of the values of the documents.
+
+    If `column` is a column of lists, the quantile is that of all elements, such as paragraphs.
+    """
 
     name: str
     column: str
     share: float
-    """The share of documents below the value, 0..1."""
+    """The share of documents, or of elements, below the value, 0..1."""
     value: Callable[[pa.RecordBatch], npt.NDArray[np.float64]] | None = None
     """Computes the values from stored columns (NaN: not measured); None uses the column itself."""
     needs: tuple[str, ...] = ()

@@ -24,6 +24,8 @@ TEXT_FACTS = {
     *("language", "language_score", "language_share", "second_language"),
 }
 QUALITY_SIGNALS = {signal.name for signals in SIGNALS_OF.values() for signal in signals}
+CUT_COLUMNS = ("text.cuts", "paragraphs.cuts", "repeats.cuts")
+"""Columns of a found document with spans that were cut from its raw text."""
 Meanings = Mapping[str, str]
 """`stage/reason` → what it means."""
 
@@ -122,9 +124,9 @@ def _text_lines(row: Row) -> Iterator[str]:
 
 
 def raw_cuts(row: Row) -> list[tuple[int, int]]:
-    """Return the spans that line rules and repeats cut from the raw text of a found document [code points]."""
-    cuts = [(cut["start"], cut["end"]) for cut in row.get("text.cuts") or ()]
-    return union(cuts, [(cut["start"], cut["end"]) for cut in row.get("repeats.cuts") or ()])
+    """Return the spans that were cut from the raw text of a found document, by any rule [code points]."""
+    cuts = [cut for name in CUT_COLUMNS for cut in row.get(name) or ()]
+    return union([(cut["start"], cut["end"]) for cut in cuts], [])
 
 
 def mark_spans(text: str, spans: Sequence[tuple[int, int]]) -> str:

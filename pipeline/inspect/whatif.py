@@ -21,12 +21,16 @@ from pipeline.dedup.index import representatives_of
 from pipeline.dedup.keys import DIGEST_BYTES
 from pipeline.dedup.survivors import earlier_clusters, earlier_urls
 from pipeline.engine.parquet import Part, parts_of, read_measured
+from pipeline.engine.part import TaskResult
 from pipeline.engine.rules import KEPT, columns_of, evaluate_checks
 from pipeline.engine.spark import dataframe_from_tasks, persist_on_disk, run_tasks
+from pipeline.engine.step import add_figures
 from pipeline.engine.worker import local_models
 from pipeline.inspect.cells import KEPT_VERDICT, PredictionCell, Rates, counts_of_shard, kept_tokens, token_rates
 from pipeline.inspect.whatif_limits import SensitivityCurve, curves_of, sensitivity_part
+from pipeline.perplexity.paragraphs import PARAGRAPHS, ParagraphsConfig, cuts_paragraphs, paragraph_limits
 from pipeline.stages import STEPS, checked_stages
+from pipeline.steps.paragraphs import count_cuts
 from pipeline.steps.verdicts import (
     VerdictsTask,
     checks_of,
@@ -73,6 +77,9 @@ class Prediction:
     cannot be predicted without text."""
     trains_tokenizer: bool = False
     """True if a run with the new settings trains its tokenizer, so that its tokens are not those of the present one."""
+    paragraphs: Mapping[str, Any] | None = None
+    """What the new limits of paragraphs cut from the documents that pass the checks, as `count_cuts` returns it; None =
+    no limit. The characters of `cells` are counted before these cuts."""
 
 
 def predict(spark: SparkSession, run: Store, recipe: Recipe, models: Mapping[str, Mapping[str, str]]) -> Prediction:
@@ -99,7 +106,10 @@ def predict(spark: SparkSession, run: Store, recipe: Recipe, models: Mapping[str
     cells = count_cells(verdicts, token_counts(spark, run) if has_tokens else None)
     judged.unpersist()
     trains = recipe.section(TOKENIZER.name, TokenizerConfig).model is None
-    return Prediction(tuple(cells), tuple(curves), has_tokens, "repeats" in read_run(run).tables, trains)
+    cuts = None
+    if cuts_paragraphs(recipe):
+        cuts = paragraph_cuts_of(run_tasks(spark, paragraphs_part, tasks, "paragraphs", None))
+    return Prediction(tuple(cells), tuple(curves), has_tokens, "repeats" in read_run(run).tables, trains, cuts)
 
 
 def open_tables(run: Store) -> dict[str, TableVersion]:
@@ -175,6 +185,26 @@ def predict_part(task: VerdictsTask, sorting: Sorting | None) -> Iterator[pa.Rec
             "chars": facts.chars,
         }
         yield pa.RecordBatch.from_pydict(rows, schema=JUDGED)
+
+
+def paragraphs_part(task: VerdictsTask, retried: bool) -> TaskResult:
+    """Return `cuts`, what limits of paragraphs cut from the documents of a part that pass the checks, and `rows`."""
+    checks = [check for _, check in checks_of(task.stages, task.recipe, local_models(task.models), task.cutoffs)]
+    limits = paragraph_limits(task.recipe.section(PARAGRAPHS.name, ParagraphsConfig), task.cutoffs)
+    cuts: dict[str, Any] = {}
+    rows = 0
+    for batch in read_measured(task.part, split_columns(columns_of(checks), task.part.paths)):
+        counted = count_cuts(limits, batch.filter(pa.array(evaluate_checks(checks, batch).first == KEPT)))
+        cuts, rows = add_figures(cuts, counted) if cuts else counted, rows + batch.num_rows
+    return {"cuts": cuts, "rows": rows}
+
+
+def paragraph_cuts_of(answers: Iterable[TaskResult]) -> dict[str, Any]:
+    """Return the sum of the results of `paragraphs_part`."""
+    total: dict[str, Any] = {}
+    for answer in answers:
+        total = add_figures(total, answer["cuts"])
+    return total
 
 
 def left_out_of(part: Part, sorting: Sorting | None) -> Iterator[bool]:
@@ -298,6 +328,7 @@ def to_json(
             }
             for curve in prediction.curves
         ],
+        **({} if prediction.paragraphs is None else {"paragraphs": prediction.paragraphs}),
     }
 
 
@@ -314,7 +345,7 @@ def format_prediction(
         lines.append("before repeated passages are cut: documents dropped or shortened by that step are not predicted")
     counted = ("documents", "", "characters", "")
     lines += ["", *text_table([("kept", *counted, "tokens", ""), _total("all", prediction.cells, rates)], "<>")]
-    lines += _about_tokens(prediction, rates)
+    lines += [*_about_tokens(prediction, rates), *_about_paragraphs(prediction)]
     lines += ["", *text_table([("dropped by", *counted), *_by_rule(prediction.cells)], "<>")]
     for title, key in (("language", _language), ("source", _source)):
         rows = [_total(name, group, rates) for name, group in _grouped(prediction.cells, key)]
@@ -338,6 +369,18 @@ def _about_tokens(prediction: Prediction, rates: Rates | None) -> Iterator[str]:
             "tokens: as the present tokenizer counts them; a run with these settings trains another one on its own "
             "documents, so its numbers differ"
         )
+
+
+def _about_paragraphs(prediction: Prediction) -> Iterator[str]:
+    """Yield what the limits of paragraphs cut, if there are any."""
+    if prediction.paragraphs is None:
+        return
+    numbers, chars = prediction.paragraphs["cut_paragraphs"], prediction.paragraphs["cut_chars"]
+    causes = [f"{cause} {number:,} ({chars[cause]:,} characters)" for cause, number in numbers.items() if number]
+    yield (
+        f"paragraphs cut from {prediction.paragraphs['cut_documents']:,} of the documents that pass the checks: "
+        f"{', '.join(causes) or 'none'}; characters are counted before these cuts"
+    )
 
 
 def _language(cell: PredictionCell) -> str:

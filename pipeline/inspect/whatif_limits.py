@@ -20,6 +20,7 @@ from pipeline.engine.stage import Check
 from pipeline.engine.step import add_figures
 from pipeline.engine.worker import local_models
 from pipeline.language import LANGUAGE, LanguageConfig
+from pipeline.perplexity.paragraphs import PARAGRAPHS
 from pipeline.quality.config import QualityConfig
 from pipeline.quality.limits import limit_in_force, limits_by_setting, replacement_notes
 from pipeline.quality.stage import QUALITY
@@ -138,6 +139,7 @@ REJECTION_REASONS = {
     **{stage.name: "it changes what is measured, or the text itself" for stage in stages_of("documents")},
     SECTION: "it changes what is measured, or the text itself",
     **{stage.name: "it changes the scores" for stage in SCORED},
+    PARAGRAPHS.name: "it changes which paragraphs are stored",
     "dedup": "it changes which documents are copies of one another",
     "pii": "it changes the text that is kept, not which documents are",
     "tokens": "it changes the shards, and which clean documents a mix leaves out of them",

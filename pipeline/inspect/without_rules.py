@@ -13,6 +13,7 @@ from pipeline.classifier.stage import ClassifierConfig
 from pipeline.decontaminate.config import DecontaminateConfig
 from pipeline.dedup.config import EXACT, NEAR, NEAR_ONLY, SAME_URL, DedupConfig, RepeatsConfig
 from pipeline.language import LanguageConfig
+from pipeline.perplexity.paragraphs import ParagraphsConfig
 from pipeline.perplexity.stage import BUCKETS, PerplexityConfig
 from pipeline.quality.config import QualityConfig
 from pipeline.quality.rules import DEFAULT_RULES, RULES, QualityLimits, QualityRule
@@ -189,6 +190,15 @@ def _of_importance(config: ImportanceConfig) -> Edits:
         yield "importance_resampled", {"min_gumbel_quantile": USE_DEFAULT, "seed": USE_DEFAULT}
 
 
+def _of_paragraphs(config: ParagraphsConfig) -> Edits:
+    """Yield the limits of the perplexity and of the length; the rule LITTLE_LEFT is off without both."""
+    both = config.by_perplexity and config.by_length
+    for name, settings in (("perplexity", config.by_perplexity), ("length", config.by_length)):
+        if settings:
+            others = [] if both else ["min_left_chars"]
+            yield name, dict.fromkeys([*settings, *others], USE_DEFAULT)
+
+
 def _of_dedup(config: DedupConfig) -> Edits:
     if config.by_url != "off":
         yield SAME_URL, {"by_url": USE_DEFAULT}
@@ -214,6 +224,7 @@ _SECTIONS: Mapping[str, tuple[type[Section], Callable[[Any], Edits]]] = {
     "perplexity": (PerplexityConfig, _of_perplexity),
     "classifier": (ClassifierConfig, _of_classifier),
     "importance": (ImportanceConfig, _of_importance),
+    "paragraphs": (ParagraphsConfig, _of_paragraphs),
     "dedup": (DedupConfig, _of_dedup),
     "repeats": (RepeatsConfig, _of_repeats),
 }

@@ -180,16 +180,16 @@ def _checks(config: PerplexityConfig, models: Mapping[str, str], cutoffs: Cutoff
     head_cuts, middle_cuts = dict(cutoffs.get(HEAD_CUT, {})), dict(cutoffs.get(MIDDLE_CUT, {}))
     keep = config.keep_buckets
     if "tail" not in keep:
-        checks.append(Check("perplexity_tail", "perplexity", high, _below(middle_cuts)))
+        checks.append(Check("perplexity_tail", "perplexity", high, largest_below(middle_cuts)))
     if "head" not in keep:
         checks.append(Check("perplexity_head", "perplexity", low, head_cuts))
     if "middle" not in keep:
-        side, limits = (high, _below(head_cuts)) if "head" in keep else (low, middle_cuts)
+        side, limits = (high, largest_below(head_cuts)) if "head" in keep else (low, middle_cuts)
         checks.append(Check("perplexity_middle", "perplexity", side, limits))
     return checks
 
 
-def _below(cutoffs: Mapping[str, float]) -> dict[str, float]:
+def largest_below(cutoffs: Mapping[str, float]) -> dict[str, float]:
     """Return the largest float32 below each quantile.
 
     A check keeps values equal to its maximum, so the quantile itself cannot be the maximum.

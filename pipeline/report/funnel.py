@@ -31,6 +31,7 @@ STAGE_MEANINGS: Mapping[str, Mapping[str, str]] = {
         "perplexity": "texts within the perplexity limits",
         "classifier": "texts within the classifier limits",
         "importance": "texts close enough to the target corpus",
+        "paragraphs": "texts of which the cuts of paragraphs leave enough",
     },
     "dedup": {"dedup": "unique documents and survivors of clusters"},
     "tokens": {"tokens": "clean documents that the mix keeps"},
@@ -99,10 +100,14 @@ def funnel_rows(facts: RunFacts, reasons: Reasons) -> list[FunnelRow]:
     left = facts.tables["documents"].content.counts.rows_in
     text = _kept_chars(facts, "documents") + sum(_dropped_chars(facts, "documents").values())
     rows: list[tuple[str, str, int, int | None]] = [("records", "all records and gaps of the inputs", left, None)]
-    for table in DROPPING_TABLES:
+    for table in (name for name in TABLES if name in (*DROPPING_TABLES, "paragraphs")):
         if table not in facts.tables:
             continue
         chars = _dropped_chars(facts, table)
+        if table == "paragraphs":
+            text = _kept_chars(facts, table)
+            rows.append(("paragraphs", "the same texts without the paragraphs that were cut", left, text))
+            continue
         if table == "repeats":
             left, text = facts.tables[table].content.counts.rows_kept, _kept_chars(facts, table)
             rows.append(("repeats", "texts without repeated passages, checked again", left, text))

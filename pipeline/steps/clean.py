@@ -1,7 +1,7 @@
 """The step `clean`: the survivors of deduplication, without the spans that were cut and with personal data replaced.
 
-Tables are joined part by part: each task reads the same part of `documents`, `text`, `dedup` and, if the run has it,
-`repeats`.
+Tables are joined part by part: each task reads the same part of `documents`, `text`, `dedup` and, if the run has them,
+`paragraphs` and `repeats`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -99,12 +99,15 @@ def survivors(task: CleanTask) -> Iterator[Row]:
     """Yield the documents of one part that `dedup` and `repeats` kept, with their text after all cuts."""
     verdicts = read_part(task, "dedup", ["doc_id", *FROM_DEDUP, "drop_stage"])
     kept = {row["doc_id"]: row for row in verdicts if row["drop_stage"] is None}
-    repeats: dict[bytes, list[Span]] = {}
+    more_cuts: dict[bytes, list[Span]] = {}
+    for row in read_part(task, "paragraphs", ["doc_id", "cuts"]) if "paragraphs" in task.paths else ():
+        if row["cuts"]:
+            more_cuts[row["doc_id"]] = spans_of(row["cuts"])
     for row in read_part(task, "repeats", ["doc_id", "cuts", "drop_stage"]) if "repeats" in task.paths else ():
         if row["drop_stage"] is not None:
             kept.pop(row["doc_id"], None)
         elif row["cuts"]:
-            repeats[row["doc_id"]] = spans_of(row["cuts"])
+            more_cuts[row["doc_id"]] = union(more_cuts.get(row["doc_id"], []), spans_of(row["cuts"]))
     documents = {row["doc_id"]: row for row in read_part(task, "documents", FROM_DOCUMENTS) if row["doc_id"] in kept}
     num_texts = 0
     for row in read_part(task, "text", ["doc_id", "title", "text", "cuts"]):
@@ -112,7 +115,7 @@ def survivors(task: CleanTask) -> Iterator[Row]:
         if identifier not in kept:
             continue
         num_texts += 1
-        text = without(row["text"], union(spans_of(row["cuts"] or []), repeats.get(identifier, [])))
+        text = without(row["text"], union(spans_of(row["cuts"] or []), more_cuts.get(identifier, [])))
         cluster = {name: kept[identifier][name] for name in FROM_DEDUP}
         yield {**documents[identifier], **cluster, "title": row["title"], "text": text, "drop_stage": None}
     if num_texts != len(kept):

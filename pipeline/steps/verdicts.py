@@ -33,12 +33,12 @@ from pipeline.engine.rules import (
     CheckResults,
     columns_of,
     count_bins,
+    elements_of,
     evaluate_checks,
     has_limit,
     is_minimum,
     languages_of,
     quantile,
-    values_of,
 )
 from pipeline.engine.spark import run_parts, run_tasks
 from pipeline.engine.stage import Check, Cutoffs, Drop, PerDocument, Quantile, Row, extend_schema
@@ -143,9 +143,10 @@ def histograms_of_part(task: VerdictsTask, retried: bool) -> TaskResult:
         rows += batch.num_rows
         numbers, languages = languages_of(batch)
         for item in quantiles:
-            values = values_of(item, batch)
+            values, documents = elements_of(item, batch)
+            language_of = numbers[documents]
             by_language = {
-                name: {str(key): count for key, count in count_bins(values[numbers == number], FINE).items()}
+                name: {str(key): count for key, count in count_bins(values[language_of == number], FINE).items()}
                 for number, name in enumerate(languages)
             }
             found[item.name] = add_figures(found.get(item.name, {}), by_language)

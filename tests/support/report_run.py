@@ -21,6 +21,7 @@ from pipeline.engine.part import DropCounter, set_verdict
 from pipeline.engine.rules import COARSE, count_bins
 from pipeline.engine.stage import Drop, PerDocument, Relation
 from pipeline.engine.step import add_figures
+from pipeline.perplexity.paragraphs import PARAGRAPHS
 from pipeline.pii.stage import PiiConfig
 from pipeline.sources.provenance import domain_of
 from pipeline.stages import STEPS, all_stages
@@ -47,7 +48,12 @@ READS = {
 }
 WITHOUT_BOOKS = ("text", "clusters", "audit")
 """Tables of steps that drop nothing."""
-STAGES = {name: step.stages for step in STEPS for name in step.writes if name in MAKERS} | {"audit": (AUDIT,)}
+STAGES = {
+    name: tuple(stage for stage in step.stages if stage is not PARAGRAPHS)  # the recipe has no limits of paragraphs
+    for step in STEPS
+    for name in step.writes
+    if name in MAKERS
+} | {"audit": (AUDIT,)}
 MEASURED = [stage for stage in STAGES["verdicts"] if isinstance(stage, PerDocument)]
 VERDICTS = {f"{stage.name}/{reason}" for stage in MEASURED for reason in stage.verdicts}
 REASONS = {stage.name: {**stage.reasons, **getattr(stage, "verdicts", {})} for stage in all_stages()}

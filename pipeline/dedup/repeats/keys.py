@@ -17,9 +17,10 @@ from pipeline.dedup.config import REPEATS, DedupConfig, RepeatsConfig
 from pipeline.dedup.keep_order import NODE_BYTES, Bytes, big_endian, binary_array, order_columns, orders, rows_of_bytes
 from pipeline.dedup.keys import scopes_of, sort_words
 from pipeline.dedup.repeats.units import Tokens, grams, scoped, seeds, units_of, window_seeds
-from pipeline.engine.parquet import TEXTS_AT_ONCE, Part, apply_cuts, read_measured
+from pipeline.engine.parquet import TEXTS_AT_ONCE, Part, read_measured
 from pipeline.engine.spark import TALLIES
 from pipeline.engine.stage import Cutoffs, Row
+from pipeline.text.spans import Span, union, without
 from pipeline.text.words import Codes, Ints
 from schemas.config import Recipe
 from schemas.ids import DOC_ID_BYTES
@@ -264,16 +265,34 @@ class Document:
 
 def documents_of(task: RepeatsTask) -> Iterator[Document]:
     """Yield the documents of a part that deduplication keeps."""
-    columns: dict[str, list[str]] = {**order_columns(task.dedup), "text": ["text", "cuts"], "dedup": ["drop_stage"]}
-    columns["documents"] = [*columns["documents"], *task.dedup.scope]
+    columns: dict[str, Sequence[str]] = {**order_columns(task.dedup), **text_columns(task.part)}
+    columns |= {"dedup": ["drop_stage"], "documents": [*columns["documents"], *task.dedup.scope]}
     for whole in read_measured(task.part, columns, TEXTS_AT_ONCE):
         batch = whole.filter(whole.column("drop_stage").is_null())
         if not batch.num_rows:
             continue
         order, scope = orders(batch, task.part.ordinal, task.dedup), scopes_of(batch, task.dedup)
-        texts = batch.select(["doc_id", "text", "cuts"]).to_pylist()
+        texts = batch.select(["doc_id", "text", *cut_columns(task.part)]).to_pylist()
         for row, first, number in zip(texts, order, scope):
-            yield Document(row["doc_id"], apply_cuts(row["text"], row["cuts"] or []), number, first)
+            yield Document(row["doc_id"], without(row["text"], cuts_before(row)), number, first)
+
+
+def text_columns(part: Part) -> Mapping[str, Sequence[str]]:
+    """Return the columns with the raw text and the cuts that were made before, by table."""
+    return {"text": ["text", "cuts"]} | ({"paragraphs": ["cuts"]} if "paragraphs" in part.paths else {})
+
+
+def cut_columns(part: Part) -> list[str]:
+    """Return the names of the columns with the cuts that were made before, as `read_measured` names them."""
+    return ["cuts", *(["paragraphs.cuts"] if "paragraphs" in part.paths else [])]
+
+
+def cuts_before(row: Row) -> list[Span]:
+    """Return the spans of the raw text that line rules and the step `paragraphs` cut, for a row with `cut_columns`."""
+    lines, paragraphs = (
+        [(cut["start"], cut["end"]) for cut in row.get(name) or ()] for name in ("cuts", "paragraphs.cuts")
+    )
+    return union(lines, paragraphs)
 
 
 def units_of_part(task: RepeatsTask) -> Iterator[pa.RecordBatch]:

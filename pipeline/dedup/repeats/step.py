@@ -18,14 +18,17 @@ from pipeline.dedup.repeats.keys import (
     KnownRepeats,
     Reevaluator,
     RepeatsTask,
+    cut_columns,
+    cuts_before,
     known_repeats,
     seeds_of_part,
+    text_columns,
     units_of_part,
     windows_of_part,
 )
 from pipeline.dedup.repeats.units import Cut, Tokens, covered_runs, cuts_in_whole_text, cuts_of, grams, scoped, units_of
 from pipeline.engine.failures import FAILURE
-from pipeline.engine.parquet import TEXTS_AT_ONCE, apply_cuts, parts_of, read_measured
+from pipeline.engine.parquet import TEXTS_AT_ONCE, parts_of, read_measured
 from pipeline.engine.part import DropCounter, PartOutput, PartResult, PartTarget, TableTarget, set_verdict, write_part
 from pipeline.engine.spark import TALLIES_DDL, dataframe_from_tasks, is_retry, map_parts, run_part_writers, totals
 from pipeline.engine.stage import Drop, Row
@@ -99,7 +102,7 @@ def columns_for(task: RepeatsTask, judge: Reevaluator) -> dict[str, Sequence[str
     """Return the stored columns that are read to cut a document and to evaluate it again, by table."""
     own = ["body_chars", "num_bytes", *task.dedup.scope, *judge.columns["documents"]]
     others = {name: columns for name, columns in judge.columns.items() if name != "documents"}
-    return {"documents": own, "text": ["text", "cuts"], "dedup": ["drop_stage"], **others}
+    return {"documents": own, **text_columns(task.part), "dedup": ["drop_stage"], **others}
 
 
 def rows_of(batch: pa.RecordBatch, task: RepeatsTask, units: KnownRepeats, windows: KnownRepeats) -> list[Row]:
@@ -108,7 +111,7 @@ def rows_of(batch: pa.RecordBatch, task: RepeatsTask, units: KnownRepeats, windo
     A row with cuts also has two texts without the repeated passages: `_rest` is the visible text, `_without` the raw
     text.
     """
-    columns = ["doc_id", "text", "cuts", "body_chars", "num_bytes", "drop_stage"]
+    columns = ["doc_id", "text", *cut_columns(task.part), "body_chars", "num_bytes", "drop_stage"]
     rows: list[Row] = []
     for stored, scope in zip(batch.select(columns).to_pylist(), scopes_of(batch, task.dedup)):
         row: dict[str, Any] = {"doc_id": stored["doc_id"], "_chars": stored["body_chars"]}
@@ -117,14 +120,17 @@ def rows_of(batch: pa.RecordBatch, task: RepeatsTask, units: KnownRepeats, windo
             set_verdict(row, REPEATS.name, Drop(DROPPED_BEFORE))
             continue
         row |= {"cuts": [], "body_chars": stored["body_chars"], "num_bytes": stored["num_bytes"]}
-        body = apply_cuts(stored["text"], stored["cuts"] or [])
+        before = cuts_before(stored)
+        body = without(stored["text"], before)
+        if stored.get("paragraphs.cuts"):
+            row |= {"body_chars": len(body), "num_bytes": len(body.encode("utf-8", "surrogatepass"))}
         document = Document(stored["doc_id"], body, scope, NO_ORDER)
         passages = passages_of(document, units, windows, task.config)
         if task.config.on_substring == "drop":
             passages = without_runs(row, passages, len(body), task.config)
         cuts = cuts_of(body, passages)
         if cuts:
-            visible = complement([(cut["start"], cut["end"]) for cut in stored["cuts"] or []], len(stored["text"]))
+            visible = complement(before, len(stored["text"]))
             cut_row(row, stored["text"], body, (cuts, cuts_in_whole_text(cuts, visible)))
             left = row["body_chars"]
             if left < task.config.min_left_chars:

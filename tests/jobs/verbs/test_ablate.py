@@ -125,6 +125,14 @@ OTHERS = DATATROVE[:3]
             "perplexity",
             {"scorer": "checkpoint:c"},
         ),
+        ("paragraphs", {"min_chars": 9, "min_left_chars": 50}, "paragraphs.length", {}),
+        (
+            "paragraphs",
+            {"min_chars": 9, "max_quantile": 0.9, "min_left_chars": 50},
+            "paragraphs.perplexity",
+            {"min_chars": 9, "min_left_chars": 50},
+        ),
+        ("paragraphs", {"min_chars": 9, "max_quantile": 0.9, "min_left_chars": 50}, "paragraphs", {}),
         (
             "classifier",
             {"models": {"edu": "m"}, "min_score": {"edu": 0.5}, "min_alpha": {"edu": 9.0}, "seed": 3},
