@@ -19,7 +19,7 @@ FAST_TESTS := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile -
 QUICK := tests/rules tests/schemas tests/pipeline/engine tests/jobs/test_cli.py --ignore=tests/rules/test_extend.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup requirements demo test check coverage versions bench bench-extraction lint docs wheel report clean
+.PHONY: help setup requirements demo test check coverage versions bench bench-extraction fit-main-text lint docs wheel report clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +65,10 @@ bench: setup ## measure speed, as ratios taken in one run (PAGES=jsonl PEER="pyt
 
 bench-extraction: setup ## compare extractors on pages with human main text: F1, snippets, documents lost, time (half an hour)
 	$(BIN)/python -m tests.bench_extraction
+
+fit-main-text: setup ## fit the model of the extractor, and a model for each fold for bench-extraction (half an hour)
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[fit]'
+	$(BIN)/python -m tests.fit_main_text --folds build/main_text --processes 2
 
 lint: setup ## ruff and mypy
 	$(BIN)/ruff check .

@@ -14,7 +14,8 @@ from contextlib import closing
 from pathlib import Path
 
 from pipeline.extract.charset import decode
-from pipeline.extract.extract import ExtractorError, by_resiliparse, normalize_text
+from pipeline.extract.extract import normalize_text
+from pipeline.extract.extractors import DecodedPage, ExtractorError, Options, make_extractor
 from pipeline.extract.unicode import repair_text
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.source import SOURCE
@@ -27,6 +28,7 @@ PASSES = 5
 def extracted_texts(paths: Sequence[str]) -> tuple[list[str], float]:
     """The extracted text of every page before normalization, and the CPU time of decoding and extraction [s]."""
     config, texts, seconds = SourceConfig(paths=tuple(paths)), [], 0.0
+    extract = make_extractor("resiliparse", Options())
     for split in find_splits(config):
         with closing(open_stream(split)) as stream:
             for row, drop in SOURCE.open(split, stream, config):
@@ -34,7 +36,7 @@ def extracted_texts(paths: Sequence[str]) -> tuple[list[str], float]:
                     continue
                 started = time.process_time()
                 try:
-                    texts.append(by_resiliparse(decode(row["_payload"], row["_http_charset"]).text)[1])
+                    texts.append(extract(DecodedPage(decode(row["_payload"], row["_http_charset"]).text)).text)
                 except ExtractorError as error:
                     print(f"{row['url']}: {error}")
                 seconds += time.process_time() - started

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from pipeline.engine.stage import Drop, PerDocument, Row, RowFunction
-from pipeline.extract.extract import EXTRACT
+from pipeline.extract.extract import EXTRACT, METADATA
 from pipeline.language import LANGUAGE
 from pipeline.models import ModelsConfig, ensure_model
 from pipeline.pii.stage import PII
@@ -34,11 +34,17 @@ class Extracted:
     text: str
     """Main text, in NFC and with `\\n` as the only line end; empty if the page was dropped."""
     title: str | None
-    """Content of the element `title`."""
+    """Title without the name of the site, if metadata are read; else the content of the element `title`."""
     charset: str | None
     """Encoding that the page was decoded with, by its WHATWG name."""
     drop: Drop | None
     """Rule that would drop the page in a run, such as `no_text`, with value and limit; None if it is kept."""
+    metadata: Mapping[str, Any]
+    """What the page declares, such as `author` and `date_published`; what it does not declare is left out."""
+    extracted_by: str | None
+    """Extractor that the text is from; None if the page was dropped before."""
+    expected_f1: float | None
+    """F1 of the text that the extractor `penstock` expects, in 0..1."""
 
 
 class Redacted(str):
@@ -76,19 +82,28 @@ class Language(str):
         return language
 
 
-def extract(html: str | bytes, charset: str | None = None, **settings: Any) -> Extracted:
-    """Return the main text and the title of an HTML page.
+def extract(html: str | bytes, charset: str | None = None, url: str | None = None, **settings: Any) -> Extracted:
+    """Return the main text, the title and the metadata of an HTML page.
 
     `html`: the page as bytes, whose encoding is detected, or as decoded text. `charset`: the encoding that the HTTP
-    header declares, if there is one. `settings`: of the section `[extract]`, such as `extractor="trafilatura"`. Raises
-    ConfigError for a wrong setting.
+    header declares, if there is one. `url`: its address, by which relative links are resolved. `settings`: of the
+    section `[extract]`, such as `extractor="trafilatura"`. Raises ConfigError for a wrong setting.
     """
     if isinstance(html, str):
         html, charset = html.encode("utf-8", "replace"), "utf-8"
-    row: Row = {"_payload": html, "_http_charset": charset, "mime": "text/html", "text": None}
+    row: Row = {"_payload": html, "_http_charset": charset, "mime": "text/html", "text": None, "url": url}
     drop = _stage(EXTRACT, settings)(row)
     text = row["text"] if drop is None else ""
-    return Extracted(text, row.get("title"), row.get("charset"), drop)
+    metadata = {name: row[name] for name in METADATA if row.get(name) is not None}
+    return Extracted(
+        text,
+        row.get("title"),
+        row.get("charset"),
+        drop,
+        metadata,
+        row.get("extracted_by"),
+        row.get("expected_f1"),
+    )
 
 
 def detect_language(text: str, **settings: Any) -> Language:

@@ -38,7 +38,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 TRAINED_HERE = "trained here"
 
 
-SHIPPED = Path(__file__).with_name("classifier")
+SHIPPED = Path(__file__).parent
 """Folder of the models that are part of the package."""
 
 
@@ -110,7 +110,16 @@ REGISTRY: Mapping[str, ModelEntry] = {
         licence="Apache-2.0",
         purpose="quality classifier for English, shipped with Penstock; its card is quality-en.md beside the file",
         url=None,
-        file="quality-en.arrow",
+        file="classifier/quality-en.arrow",
+        shipped=True,
+    ),
+    "main-text": ModelEntry(
+        sha256="df6d104d272c3189769aa1ee56d8bd35fddcd71fea2dd8bb7c4d59685ddaa166",
+        num_bytes=153_823,
+        licence="Apache-2.0",
+        purpose="main text of HTML pages, shipped with Penstock; its card is main_text.json beside the file",
+        url=None,
+        file="extract/main_text.npz",
         shipped=True,
     ),
     **_ccnet(),

@@ -6,19 +6,19 @@ WET, JSONL or Parquet) and pages of plain text are only repaired, normalized and
 
 import re
 import unicodedata
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Literal
 
 import pyarrow as pa
 from pydantic import Field, model_validator
-from resiliparse.extract.html2text import extract_plain_text
-from resiliparse.parse.html import HTMLParserException, HTMLTree
 
 from pipeline.engine.stage import Drop, PerDocument, Row, RowFunction
+from pipeline.extract.assemble import TextForm
 from pipeline.extract.charset import decode
+from pipeline.extract.extractors import DecodedPage, Extractor, ExtractorError, Name, Options, make_extractor
 from pipeline.extract.unicode import repair_text
-from schemas.config import Section
+from schemas.config import Section, location
 from schemas.tables import entries_of, field
 
 # The nesting of a page is estimated before parsing, because HTML parsers and extractors take time quadratic in depth.
@@ -99,9 +99,8 @@ def _kind(tag: str) -> tuple[str, bool, bool, bool]:
     return name, tag[0] != "/", name not in _FLAT, name in _FORMATTING
 
 
-Extractor = Callable[[str], tuple[str | None, str]]
-"""Function from a decoded page to its title and main text; raises ExtractorError if the library fails on the page."""
-
+MODEL = "main_text"
+"""Name by which the stage reads its model."""
 MAX_TITLE_CHARS = 1_000
 PLAIN_TEXT = "text/plain"
 """Media type of pages that are not parsed; their entities are content."""
@@ -116,10 +115,28 @@ _UNCLEAN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\ud
 class ExtractConfig(Section):
     """The section `[extract]` of a recipe: how the main text of a page is extracted, and its least and most length."""
 
-    extractor: Literal["resiliparse", "trafilatura"] = "resiliparse"
-    """Library that extracts the main text; trafilatura is better on articles and takes about 13 times as long."""
+    extractor: Name = "resiliparse"
+    """What extracts the main text. "penstock" scores the blocks of the page by a trained model. "trafilatura" and
+    "resiliparse" are libraries. "all" is the whole visible text."""
+    model: str = location("main-text")
+    """Name in the model store, or path, of the model of the extractor "penstock"."""
+    format: Literal["text", "markdown"] = "text"
+    """Form of the text by "penstock". Both forms have lists, tables and code; "markdown" also marks headings, emphasis,
+    quotes and the language of code."""
+    links: bool = False
+    """True to write the URL of each link after its text, by "penstock"."""
+    images: bool = False
+    """True to write the alternative texts of images, and their URLs in Markdown, by "penstock"."""
+    min_expected_f1: float = Field(0.55, ge=0, le=1)
+    """Expected F1 of the text by "penstock" below which trafilatura gives a second opinion on the page, 0..1. With 0,
+    only pages with an empty or very short text get one."""
+    max_second_opinions: float = Field(0.05, ge=0, le=1)
+    """Maximum share of the pages of a file that get a second opinion, after the first 20; 0 allows these 20 only."""
+    metadata: bool = True
+    """True to read what a page declares about itself, such as its author and date, into columns. Takes about 0.8 ms a
+    page."""
     favor_precision: bool = False
-    """True to make trafilatura keep less text that is not certain, and no comments, as FineWeb does."""
+    """True to make trafilatura keep less text that is not certain, as FineWeb does."""
     unicode: Literal["keep", "repair"] = "keep"
     """"repair" makes one form of the text: it decodes entities that are left and certain mojibake, replaces no-break
     spaces and C1 characters, and removes soft hyphens and zero-width characters except where a script or an emoji needs
@@ -136,26 +153,41 @@ class ExtractConfig(Section):
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> "ExtractConfig":
-        if self.favor_precision and self.extractor != "trafilatura":
-            raise ValueError(
-                f"favor_precision: expected extractor = 'trafilatura', got {self.extractor!r}, which ignores it. "
-                "Remove extract.favor_precision."
-            )
+        others = self.model_fields_set & {"format", "links", "images", "min_expected_f1", "max_second_opinions"}
+        for name in ("favor_precision",) if self.favor_precision else ():
+            if self.extractor != "trafilatura":
+                raise ValueError(_ignored(name, "trafilatura", self.extractor))
+        for name in sorted(others) if self.extractor != "penstock" else ():
+            raise ValueError(_ignored(name, "penstock", self.extractor))
         return self
 
 
-class ExtractorError(Exception):
-    """The extraction library failed on a page; the message is the library's."""
+def _ignored(name: str, needed: str, extractor: str) -> str:
+    return f"{name}: expected extractor = {needed!r}, got {extractor!r}, which ignores it. Remove extract.{name}."
+
+
+def models(config: ExtractConfig) -> dict[str, str]:
+    """Return the model that the extractor needs."""
+    return {MODEL: config.model} if config.extractor == "penstock" else {}
 
 
 def make_extract(config: ExtractConfig, models: Mapping[str, str]) -> RowFunction:
-    """Return the function that adds charset, title, text, its counts and num_chars to a row, or drops the page."""
-    by_config = partial(by_trafilatura, favor_precision=config.favor_precision)
-    extractor: Extractor = by_config if config.extractor == "trafilatura" else by_resiliparse
+    """Return the function that adds charset, title, text, its counts and metadata to a row, or drops the page."""
+    form = TextForm(markdown=config.format == "markdown", links=config.links, images=config.images)
+    extractor = make_extractor(
+        config.extractor,
+        Options(
+            form,
+            config.favor_precision,
+            config.metadata,
+            Path(models[MODEL]) if MODEL in models else None,
+            config.min_expected_f1,
+            config.max_second_opinions,
+        ),
+    )
 
     def extract(row: Row) -> Drop | None:
-        row["charset"] = row["charset_from"] = row["num_chars"] = None
-        row["unicode_repairs"] = row["mojibake"] = row["replacement_chars"] = None
+        row.update(dict.fromkeys(NEW_COLUMNS))
         row.setdefault("title", None)
         is_page = row["text"] is None
         if is_page:
@@ -192,10 +224,15 @@ def _read_page(row: Row, max_depth: int, extractor: Extractor) -> Drop | None:
     drop = nesting_problem(payload, page.text, max_depth)
     if drop is not None:
         return drop
+    date = row.get("date")
     try:
-        row["title"], row["text"] = extractor(page.text)
+        found = extractor(DecodedPage(page.text, row.get("url"), date.date() if date is not None else None))
     except ExtractorError:
         return Drop("parser_error")
+    row["title"], row["text"], row["extracted_by"] = found.title, found.text, found.extracted_by
+    row["expected_f1"], row["second_opinion"] = found.expected_f1, found.second_opinion
+    if found.metadata is not None:
+        row.update((name, getattr(found.metadata, name)) for name in METADATA)
     return None
 
 
@@ -209,33 +246,6 @@ def _out_of_bounds(row: Row, config: ExtractConfig) -> Drop | None:
     if undecodable > config.max_undecodable:
         return Drop("undecodable", undecodable, config.max_undecodable)
     return None
-
-
-def by_resiliparse(page: str) -> tuple[str | None, str]:
-    """Return title and main text as resiliparse extracts them, without link targets and alternative image texts."""
-    try:
-        tree = HTMLTree.parse(page)
-        return tree.title, extract_plain_text(tree, main_content=True, alt_texts=False, links=False)
-    except (HTMLParserException, UnicodeError) as error:
-        raise ExtractorError(str(error)) from error
-
-
-def by_trafilatura(page: str, favor_precision: bool = False) -> tuple[str | None, str]:
-    """Return title and main text as trafilatura extracts them with its default settings.
-
-    With `favor_precision`, comments and text that is less certain are left out.
-    """
-    import trafilatura
-
-    try:
-        tree = trafilatura.load_html(page)
-        if tree is None:
-            return None, ""
-        title = tree.findtext(".//title")
-        comments = not favor_precision
-        return title, trafilatura.extract(tree, favor_precision=favor_precision, include_comments=comments) or ""
-    except Exception as error:
-        raise ExtractorError(str(error)) from error
 
 
 def normalize_text(text: str) -> str:
@@ -253,15 +263,49 @@ def normalize_text(text: str) -> str:
     return text if unicodedata.is_normalized("NFC", text) else unicodedata.normalize("NFC", text)
 
 
+METADATA_COLUMNS = (
+    field("author", pa.string(), "names of the authors, joined by commas; null: none declared or visible"),
+    field("date_published", pa.date32(), "day of publication as the page declares it; null: none in range", "days"),
+    field("date_modified", pa.date32(), "day of the last change as the page declares it; null as above", "days"),
+    field("canonical_url", pa.string(), "canonical URL that the page declares, absolute; null: none"),
+    field("site_name", pa.string(), "name of the site that the page declares; null: none"),
+    field("description", pa.string(), "summary that the page declares; null: none"),
+    field("declared_language", pa.string(), "language that the page declares, such as pt; null: none or several"),
+    field("page_type", pa.string(), "kind of page by og:type or schema.org, such as article; null: none declared"),
+    field("declared_licence", pa.string(), "licence that the page declares, such as CC-BY-4.0, or its URL; null: none"),
+)
+METADATA = tuple(column.name for column in METADATA_COLUMNS)
+COLUMNS = (
+    field(
+        "unicode_repairs",
+        entries_of(pa.int32()),
+        "repairs of the text by kind; null: extract.unicode is not repair",
+        "occurrences",
+    ),
+    field(
+        "mojibake",
+        pa.int32(),
+        "sequences that look like mojibake and were left, because a repair is uncertain; null as above",
+        "sequences",
+    ),
+    field("replacement_chars", pa.int32(), "U+FFFD in the text before cuts", "code points"),
+    field("extracted_by", pa.string(), "extractor that the text is from; null: the text was not extracted from HTML"),
+    field("expected_f1", pa.float32(), "F1 of the text that penstock expects; null: another extractor", "0..1"),
+    field(
+        "second_opinion",
+        pa.string(),
+        "why trafilatura was asked too: empty, short or unsure, and why it gave no text; null: it was not asked",
+    ),
+    *METADATA_COLUMNS,
+)
+NEW_COLUMNS = ("charset", "charset_from", "num_chars", *(column.name for column in COLUMNS))
+
 EXTRACT = PerDocument(
     name="extract",
-    version=1,
+    version=2,
     config=ExtractConfig,
-    reads=("_payload", "_http_charset", "mime", "text"),
-    adds=(
-        *("charset", "charset_from", "title", "text", "num_chars"),
-        *("unicode_repairs", "mojibake", "replacement_chars"),
-    ),
+    reads=("_payload", "_http_charset", "mime", "text", "url", "date"),
+    adds=("title", "text", *NEW_COLUMNS),
     reasons={
         **NESTING_REASONS,
         "parser_error": "the parser or extractor refused the page",
@@ -270,20 +314,7 @@ EXTRACT = PerDocument(
         "undecodable": "more than max_undecodable of the text's characters are U+FFFD",
     },
     make=make_extract,
+    models=models,
     ends=True,
-    columns=(
-        field(
-            "unicode_repairs",
-            entries_of(pa.int32()),
-            "repairs of the text by kind; null: extract.unicode is not repair",
-            "occurrences",
-        ),
-        field(
-            "mojibake",
-            pa.int32(),
-            "sequences that look like mojibake and were left, because a repair is uncertain; null as above",
-            "sequences",
-        ),
-        field("replacement_chars", pa.int32(), "U+FFFD in the text before cuts", "code points"),
-    ),
+    columns=COLUMNS,
 )

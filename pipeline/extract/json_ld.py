@@ -37,6 +37,8 @@ class JsonLd:
     """The objects that describe the page, in document order: those at the top level, in @graph and in mainEntity."""
     by_id: dict[str, Node] = field(default_factory=dict)
     """@id → object with properties, to resolve references."""
+    types: set[str] = field(default_factory=set)
+    """The schema.org types of all objects, at any depth."""
     num_unread: int = 0
     """Number of scripts that are not JSON after the repair, or that exceed MAX_JSON_CHARS."""
 
@@ -89,6 +91,7 @@ def _visit(roots: list[Any], page: JsonLd) -> None:
         if isinstance(value, list):
             children = [(child, describes_page) for child in value[:MAX_NODES]]
         else:
+            page.types.update(types_of(value))
             if describes_page:
                 page.nodes.append(value)
             if isinstance(identifier := value.get("@id"), str) and len(value) > 1:

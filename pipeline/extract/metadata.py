@@ -70,6 +70,10 @@ class PageMetadata:
     """Kind of page by og:type or schema.org type. Null: none declared, or one of every page, such as `website`."""
     declared_licence: str | None
     """`CC-BY-SA-4.0` and its like for Creative Commons, else the licence's URL. Null: none declared."""
+    types: frozenset[str]
+    """The schema.org types that JSON-LD declares for the page and for what is on it."""
+    open_graph_type: str | None
+    """Value of og:type in lower case, at most 200 code points. Null: none declared."""
     bad_json_ld: int
     """Number of JSON-LD scripts that are not JSON after repair, or exceed the limit of size."""
     bad_dates: int
@@ -254,6 +258,8 @@ def read_metadata(
         declared_language=_language(page, main),
         page_type=kind,
         declared_licence=_licence(page, data, main, base),
+        types=frozenset(data.types),
+        open_graph_type=_first(clean(value.lower(), MAX_NAME_CHARS) for value in page.meta("og:type")),
         bad_json_ld=data.num_unread,
         bad_dates=dates.out_of_range,
     )

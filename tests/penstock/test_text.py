@@ -20,7 +20,9 @@ def test_extract_returns_text_title_and_charset() -> None:
         "The first paragraph of this page has enough words to be its main text.",
         "Größe: 3 m².",
     ]
-    assert (page.title, page.charset, page.drop) == ("A title", "utf-8", None)
+    assert (page.title, page.charset, page.drop) == ("Heading", "utf-8", None)
+    assert (page.metadata, page.extracted_by, page.expected_f1) == ({}, "resiliparse", None)
+    assert penstock.extract(PAGE, metadata=False).title == "A title"
 
 
 @pytest.mark.parametrize("charset", ["iso-8859-1", None])

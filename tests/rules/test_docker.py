@@ -253,7 +253,7 @@ def test_the_train_image_has_neither_java_nor_spark() -> None:
     assert "java" not in " ".join(item.rest for item in instructions("train"))
 
 
-OPTIONAL = {"kenlm"}
+OPTIONAL = {"catboost", "kenlm"}
 """Libraries of extras that setup.cfg declares, which a recipe must ask for."""
 
 

@@ -110,6 +110,7 @@ ALONE = {
 REGISTRIES = ("pipeline.stages", "pipeline.sources.formats")
 """Lists of stages and of source formats: a file that one of them imports may be small."""
 HEAVY = {
+    "catboost",
     "datasketch",
     "fasttext",
     "ftfy",
@@ -826,5 +827,7 @@ def test_make_names_all_that_lacks_and_starts_nothing(tmp_path: Path) -> None:
 def test_make_help_lists_the_verbs() -> None:
     done = subprocess.run(["make", "-s"], cwd=ROOT, capture_output=True, text=True, check=True)
     listed = [line.split()[1] for line in done.stdout.splitlines()]
-    verbs = "help setup demo test check coverage versions bench bench-extraction lint docs wheel report clean"
+    verbs = (
+        "help setup demo test check coverage versions bench bench-extraction fit-main-text lint docs wheel report clean"
+    )
     assert listed == verbs.split()

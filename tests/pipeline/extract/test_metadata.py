@@ -35,8 +35,10 @@ def ld(value: object) -> str:
 
 
 def test_a_page_without_declarations_has_no_metadata():
-    assert read(body="<p>Text.</p>") == PageMetadata(*[None] * 10, bad_json_ld=0, bad_dates=0)
-    assert read_metadata(HTMLTree.parse("")) == PageMetadata(*[None] * 10, bad_json_ld=0, bad_dates=0)
+    assert read(body="<p>Text.</p>") == PageMetadata(*[None] * 10, frozenset(), None, bad_json_ld=0, bad_dates=0)
+    assert read_metadata(HTMLTree.parse("")) == PageMetadata(
+        *[None] * 10, frozenset(), None, bad_json_ld=0, bad_dates=0
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------- title
@@ -380,7 +382,8 @@ def test_json_that_is_no_object_is_no_node(script):
 def test_values_of_a_wrong_type_are_null(value):
     names = ("headline", "author", "datePublished", "dateModified", "license", "description", "publisher", "inLanguage")
     metadata = read(ld({"@type": "Article", "@id": "#a", **dict.fromkeys(names, value)}))
-    assert metadata == PageMetadata(*[None] * 8, "article", None, 0, 0)
+    assert metadata == PageMetadata(*[None] * 8, "article", None, metadata.types, None, 0, 0)
+    assert "Article" in metadata.types
 
 
 def test_only_near_and_few_nodes_are_searched():

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from resiliparse.parse.html import HTMLTree
 
 from pipeline.extract import unicode
 from pipeline.extract.charset import decode
-from pipeline.extract.extract import by_resiliparse
+from pipeline.extract.extractors import by_resiliparse
 from pipeline.extract.unicode import REPAIRS, RepairedText, repair_text
 from tests.pipeline.extract.test_charset import html_at
 from tests.pipeline.extract.test_extract import row, run
@@ -122,7 +123,7 @@ def test_a_repair_keeps_lines_and_ascii_letters(text: str) -> None:
 def test_the_stage_repairs_by_choice_and_counts() -> None:
     html = "<title>Strona gÅ\x82Ã³wna\xa0Q&amp;amp;A</title><p>Strona gÅ\x82Ã³wna Q&amp;amp;A\xa0\ufffd" + "x" * 100
     kept, repaired = row(html), row(html)
-    assert run(kept) is run(repaired, unicode="repair") is None
+    assert run(kept, metadata=False) is run(repaired, unicode="repair", metadata=False) is None
     assert (kept["title"], kept["text"][:22]) == ("Strona gÅÃ³wna Q&amp;A", "Strona gÅÃ³wna Q&amp;A")
     assert (kept["unicode_repairs"], kept["mojibake"], kept["replacement_chars"]) == (None, None, 1)
     assert repaired["title"] == "Strona główna Q&A"
@@ -160,7 +161,7 @@ def test_real_pages(shared_data: Path) -> None:
     before, after, repairs = Counter[str](), Counter[str](), Counter[str]()
     for entry in entries:
         page = decode(html_at(shared_data / "warc" / entry["warc"], entry["offset"]), entry["http_charset"])
-        text = by_resiliparse(page.text)[1]
+        text = by_resiliparse(HTMLTree.parse(page.text))
         repaired = repair_text(text)
         repairs.update(repaired.repairs)
         for kind, pattern in KINDS.items():

@@ -1,0 +1,180 @@
+"""The choice of blocks by their scores, the model's file, the extractor `penstock` and its second opinions."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import penstock
+from pipeline.extract import extractors
+from pipeline.extract.blocks import cut_blocks
+from pipeline.extract.extractors import FIRST_PAGES, DecodedPage, Options, make_extractor
+from pipeline.extract.features import PageFacts, WordOdds
+from pipeline.extract.main_text import (
+    SHIPPED_MODEL,
+    MainTextModel,
+    ScoredBlocks,
+    feature_names,
+    first_features,
+    load_model,
+    parse_page,
+    score_blocks,
+    second_features,
+)
+from pipeline.extract.second_opinion import SecondOpinionError
+from pipeline.extract.trees import Trees
+from pipeline.models import REGISTRY
+from schemas.errors import ContractError
+from schemas.ids import file_sha256
+
+SENTENCE = "The penstock carries water from the reservoir down to the turbine, and its gate can be closed. "
+LINKS = "".join(f'<li><a href="/{name}">{name}</a>' for name in ("Home", "News", "Contact"))
+MENU = f"<nav><ul>{LINKS}</ul></nav>"
+PAGE = (
+    f"<html><head><title>Water power - Example</title></head><body>{MENU}<main><h1>Water power</h1>"
+    f"<p>{SENTENCE * 3}</p><p>{SENTENCE * 4}</p></main>"
+    "<footer><p>© 2024 Example. All rights reserved.</p></footer></body></html>"
+)
+
+
+def blocks(scores: list[float], words: list[float]) -> ScoredBlocks:
+    page = cut_blocks("<body>" + "<p>x</p>" * len(scores) + "</body>")
+    return ScoredBlocks(page, np.array(words, np.float32), np.array(scores, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("scores", "words", "kept", "f1"),
+    [
+        ([], [], [], 0.0),
+        ([0.9, 0.1], [10, 10], [0], 2 * 9 / (10 + 10)),
+        # Expected F1 with both blocks: 2 · (9 + 4) / (20 + 13); with the first alone: 2 · 9 / (10 + 13).
+        ([0.9, 0.4], [10, 10], [0], 2 * 13 / 33),
+        ([0.4, 0.4], [10, 10], [], 2 * 8 / (20 + 8)),
+        ([0.44, 0.46], [10, 30], [1], None),
+    ],
+)
+def test_the_blocks_to_keep(scores: list[float], words: list[float], kept: list[int], f1: float | None) -> None:
+    scored = blocks(scores, words)
+    # At least the best block is kept, whatever its score.
+    best = [number for number, score in enumerate(scores) if score == max(scores)]
+    assert scored.kept().tolist() == (kept or best)
+    if f1 is not None:
+        assert scored.expected_f1() == pytest.approx(f1, abs=1e-6)
+
+
+def test_the_main_text_of_a_page() -> None:
+    page = penstock.extract(PAGE, extractor="penstock")
+    assert page.text == f"Water power\n\n{(SENTENCE * 3).strip()}\n\n{(SENTENCE * 4).strip()}"
+    assert (page.title, page.extracted_by) == ("Water power", "penstock")
+    assert page.expected_f1 is not None
+    assert page.expected_f1 > 0.8
+    markdown = penstock.extract(PAGE, extractor="penstock", format="markdown").text
+    assert markdown.startswith("# Water power\n\n")
+
+
+@pytest.mark.parametrize("html", ["", "<html></html>", "<script>x()</script>", "<frameset><frame></frameset>", "\x00"])
+def test_pages_without_text_are_dropped(html: str) -> None:
+    assert penstock.extract(html, extractor="penstock").drop is not None
+
+
+def test_features_are_finite_and_named() -> None:
+    for body in ("x", "<p>" * 50 + "x", MENU, PAGE, "<div>" * 200 + SENTENCE, "<p>·<p>•<p>…", "<p>中文内容。" * 20):
+        parsed = parse_page(body)
+        page, first = first_features(parsed.blocks, PageFacts(), load_model(SHIPPED_MODEL).lexicon)
+        second = second_features(page, first, np.full(first.shape[1], 0.5, np.float32))
+        assert second.shape == (len(feature_names()), len(parsed.blocks))
+        assert np.isfinite(second).all()
+    assert len(set(feature_names())) == len(feature_names())
+
+
+def test_the_shipped_model_is_the_registered_one() -> None:
+    entry = REGISTRY["main-text"]
+    assert (file_sha256(SHIPPED_MODEL), SHIPPED_MODEL.stat().st_size) == (entry.sha256, entry.num_bytes)
+    assert SHIPPED_MODEL.stat().st_size < 2_000_000
+
+
+def small_model() -> MainTextModel:
+    """A model whose score is the share of words in long blocks: 1 for at least 10 words, else 0."""
+    words = feature_names().index("words")
+    split = (np.array([words], np.int16), np.array([9.5], np.float32), np.zeros((1, 1), np.int16))
+    trees = Trees(*split, np.array([[0, 1]], np.float32), 0.0)
+    return MainTextModel(WordOdds({"a": 1.5}, {"nav": -2.0}, frozenset(("the",))), trees, trees, feature_names())
+
+
+def test_a_file_of_a_model(tmp_path: Path) -> None:
+    for name in ("a.npz", "b.npz"):
+        small_model().save(tmp_path / name)
+    assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
+    again = load_model(tmp_path / "a.npz")
+    assert (again.lexicon.text, again.lexicon.markup, again.lexicon.stop_words) == ({"a": 1.5}, {"nav": -2.0}, {"the"})
+    parsed = parse_page(PAGE)
+    scores = score_blocks(parsed.blocks, parsed.facts, again).scores.tolist()
+    assert scores == [float(len(text.split()) >= 10) for text in parsed.blocks.sources()]
+
+
+@pytest.mark.parametrize("content", [b"", b"no model", None])
+def test_a_file_that_is_no_model(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "model.npz"
+    if content is None:
+        np.savez(path, format=np.array(1))
+    else:
+        path.write_bytes(content)
+    with pytest.raises(ContractError, match="expected a model of main text, got"):
+        load_model(path)
+
+
+def test_a_model_of_another_version(tmp_path: Path) -> None:
+    model = small_model()
+    MainTextModel(model.lexicon, model.first, model.second, ("words",)).save(tmp_path / "model.npz")
+    with pytest.raises(ContractError, match=f"the {len(feature_names())} features of this version, got format 1"):
+        load_model(tmp_path / "model.npz")
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The pages that get a second opinion, which is "other"."""
+    pages: list[str] = []
+
+    def answer(page: str) -> str:
+        pages.append(page)
+        if "fails" in page:
+            raise SecondOpinionError("stopped")
+        return "" if "nothing" in page else "other"
+
+    monkeypatch.setattr(extractors, "_second_opinion", answer)
+    return pages
+
+
+@pytest.mark.parametrize(
+    ("html", "text", "by", "cause"),
+    [
+        ("<p>short", "other", "trafilatura", "unsure"),
+        ("<p>nothing", "nothing", "penstock", "unsure"),
+        ("<p>fails", "fails", "penstock", "unsure: stopped"),
+        ("<script>x()</script>", "other", "trafilatura", "empty"),
+        (PAGE, None, "penstock", None),
+    ],
+)
+def test_second_opinions(asked: list[str], html: str, text: str | None, by: str, cause: str | None) -> None:
+    extract = make_extractor("penstock", Options(min_expected_f1=1.0 if html != PAGE else 0.1, max_second_opinions=0.1))
+    given = extract(DecodedPage(html))
+    assert (given.extracted_by, given.second_opinion) == (by, cause)
+    assert text is None or given.text == text
+    assert asked == ([] if cause is None else [html])
+
+
+def test_a_very_short_text_of_a_long_page(asked: list[str]) -> None:
+    extract = make_extractor("penstock", Options())
+    words = " ".join(f"<li><a href=/{number}>link</a>" for number in range(400))
+    given = extract(DecodedPage(f"<ul>{words}</ul>"))
+    assert given.second_opinion in (None, "short")
+    assert given.text
+
+
+def test_the_share_of_second_opinions_is_limited(asked: list[str]) -> None:
+    extract = make_extractor("penstock", Options(min_expected_f1=1.0, max_second_opinions=0.1))
+    given = [extract(DecodedPage("<p>short")) for _ in range(60)]
+    allowed = [page.extracted_by == "trafilatura" for page in given]
+    assert allowed[:FIRST_PAGES] == [True] * FIRST_PAGES
+    assert sum(allowed) == FIRST_PAGES + 60 // 10
+    assert [page.second_opinion == "unsure: limit" for page in given] == [not is_allowed for is_allowed in allowed]

@@ -1,0 +1,79 @@
+"""The second opinion: the answer of trafilatura from a process of its own, and its limits, which really end it."""
+
+import subprocess
+
+import pytest
+
+from pipeline.extract import second_opinion
+from pipeline.extract.extractors import by_trafilatura
+from pipeline.extract.second_opinion import SecondOpinion, SecondOpinionError
+
+SENTENCE = "The penstock carries water from the reservoir down to the turbine, and its gate can be closed. "
+PAGE = f"<html><body><article><p>{SENTENCE * 5}</p></article></body></html>"
+
+LOOP = """
+import os, resource, sys
+from pipeline.extract import second_opinion as module
+class Library:
+    @staticmethod
+    def extract(page, include_comments):
+        print("printed by the library")
+        if "loop" in page:
+            while True: pass
+        if "die" in page: os._exit(3)
+        if "raise" in page: raise ValueError("no")
+        return page.upper()
+sys.modules["trafilatura"] = Library
+module.serve()
+"""
+
+
+@pytest.fixture
+def opinion():
+    asked = SecondOpinion()
+    yield asked
+    asked.close()
+
+
+@pytest.fixture
+def odd_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process has a library that prints, loops, dies or raises, as the page says."""
+    start = subprocess.Popen
+
+    def with_loop(command, **streams):
+        path = command[2].partition("; from")[0]
+        return start([*command[:2], f"{path}\n{LOOP}"], **streams)
+
+    monkeypatch.setattr(second_opinion.subprocess, "Popen", with_loop)
+
+
+def test_the_answer_is_that_of_the_library(opinion: SecondOpinion) -> None:
+    assert opinion(PAGE) == by_trafilatura(PAGE) == (SENTENCE * 5).strip()
+    process = opinion._process
+    assert opinion("<p>x") == by_trafilatura("<p>x")
+    assert opinion._process is process
+
+
+def test_a_page_that_takes_too_long_ends_the_process(opinion: SecondOpinion, odd_library: None) -> None:
+    assert opinion("a page") == "A PAGE"
+    first = opinion._process
+    with pytest.raises(SecondOpinionError, match="stopped"):
+        opinion("loop")
+    assert first is not None
+    assert first.poll() is not None
+    assert opinion("next") == "NEXT"
+    assert opinion._process is not first
+
+
+@pytest.mark.parametrize(("page", "cause"), [("die", "stopped"), ("raise", "failed")])
+def test_causes(opinion: SecondOpinion, odd_library: None, page: str, cause: str) -> None:
+    with pytest.raises(SecondOpinionError, match=f"^{cause}$"):
+        opinion(page)
+    assert opinion("again") == "AGAIN"
+
+
+def test_a_page_beyond_the_limits_is_not_sent(opinion: SecondOpinion) -> None:
+    for page in ("x" * (second_opinion.MAX_PAGE_CHARS + 1), "<b>" * (second_opinion.MAX_PAGE_TAGS + 1)):
+        with pytest.raises(SecondOpinionError, match="too_large"):
+            opinion(page)
+    assert opinion._process is None
