@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import urljoin
 
-from pipeline.extract.blocks import CONTAINERS, IMAGE, LINE_BREAK, Blocks, unescape
+from pipeline.extract.blocks import LINE_BREAK, Blocks, unescape
 from pipeline.extract.code_blocks import code_of
+from pipeline.extract.tags import CONTAINERS, IMAGE
 
 MAX_CELL_WORDS = 60
 """Maximum number of words in a cell of a table with data; tables with more text in a cell are page layout."""
@@ -75,7 +76,7 @@ class _Places(dict[int, _Place]):
             container = int(self.blocks.parents[container])
         place = self[container]
         for inner in reversed(missing):
-            place = self[inner] = _inside(place, inner, self.blocks.containers[inner].element)
+            place = self[inner] = _inside(place, inner, self.blocks.container(inner).element)
         return place
 
 
@@ -182,7 +183,7 @@ class _Writer:
         children = []
         inner, end = container + 1, int(self.blocks.ends[container])
         while inner < end:
-            if self.blocks.containers[inner].element in elements:
+            if self.blocks.container(inner).element in elements:
                 children.append(inner)
             inner = int(self.blocks.ends[inner])
         return children
@@ -210,7 +211,7 @@ class _Writer:
 
     def _mark(self, item: int) -> str:
         around = int(self.blocks.parents[item])
-        if self.blocks.containers[around].element != _ORDERED:
+        if self.blocks.container(around).element != _ORDERED:
             return "- "
         items = self._children(around, frozenset((_ITEM,)))
         first = _FIRST_NUMBER.search(self.blocks.tag(int(self.blocks.opened[around])))

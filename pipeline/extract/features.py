@@ -14,7 +14,8 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.extract.blocks import BIT, CONTAINERS, Blocks, Floats
+from pipeline.extract.blocks import Blocks, Floats
+from pipeline.extract.tags import BIT, CONTAINERS
 
 NUM_PIECES = 40
 """Number of first words of a block that are looked up."""
@@ -182,7 +183,7 @@ class PageBlocks:
         self.up = [self.own]
         for _ in range(3):
             self.up.append(blocks.parents[self.up[-1]])
-        self.elements = np.array([tag.element for tag in blocks.containers])
+        self.elements = np.array([tag.element for tag in blocks.tags])[blocks.tag_of]
         self.element = self.elements[self.own]
         self.levels = _LEVELS[self.element]
         self.long = np.where((words >= LONG_WORDS) & (self.link < 0.5), words, np.float32(0))
@@ -197,7 +198,7 @@ class PageBlocks:
         )
         self.total, self.total_long = max(float(self.words_in[0]), 1.0), max(float(self.long_in[0]), 1.0)
         self.top = self._top()
-        self.classes = np.array([lexicon.score(tag.words) for tag in blocks.containers], np.float32)
+        self.classes = np.array([lexicon.score(tag.words) for tag in blocks.tags], np.float32)[blocks.tag_of]
         self._inherit()
 
     def _inherit(self) -> None:
@@ -205,13 +206,14 @@ class PageBlocks:
 
         After round i, a value covers the container and the 2^i - 1 containers around it.
         """
-        containers, size = self.blocks.containers, len(self.blocks.containers)
+        tags, tag_of = self.blocks.tags, self.blocks.tag_of
+        size = len(tag_of)
         around = np.append(self.blocks.parents, size)
         around[0] = size  # A container of no effect, around the body.
-        self.marks = np.array([*(tag.marks for tag in containers), 0])
+        self.marks = np.append(np.array([tag.marks for tag in tags])[tag_of], 0)
         odds = np.append(self.classes, np.float32(0))
         self.lowest, self.highest, self.decayed = np.minimum(odds, 0), np.maximum(odds, 0), odds.copy()
-        classes = np.array([hash(tag.words[:3]) for tag in containers])
+        classes = np.array([hash(tag.words[:3]) for tag in tags])[tag_of]
         self.paths = np.append(self.elements + 1, 0)
         rate, factor = np.float32(0.8), np.array([_PATH_FACTOR])
         while (around[:size] < size).any():

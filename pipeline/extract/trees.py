@@ -39,11 +39,13 @@ class Trees:
 
     def _predict(self, matrix: Floats) -> Floats:
         exceeds = (matrix[self.features] > self.bounds[:, None]).view(np.uint8)
-        leaf = np.zeros((self.levels.shape[1], matrix.shape[1]), np.uint8)
-        for bit, splits in enumerate(self.levels):
-            leaf |= exceeds[splits] << np.uint8(bit)
+        # From the highest bit on, because adding a number to itself is faster than shifting it.
+        leaf = exceeds[self.levels[-1]]
+        for splits in self.levels[-2::-1]:
+            np.add(leaf, leaf, out=leaf)
+            leaf |= exceeds[splits]
         places = leaf + (np.arange(len(self.leaves), dtype=np.int32) << np.int32(len(self.levels)))[:, None]
-        total: Floats = self.leaves.ravel()[places].sum(axis=0, dtype=np.float32) + np.float32(self.bias)
+        total: Floats = np.take(self.leaves, places).sum(axis=0, dtype=np.float32) + np.float32(self.bias)
         return total
 
     def arrays(self, prefix: str) -> dict[str, npt.NDArray[np.generic]]:

@@ -234,7 +234,7 @@ def fit_lexicon(pages: Iterable[LabelledPage]) -> WordOdds:
             label, size = float(page.labels[number]), int(page.num_words[number])
             own = int(blocks.own[number])
             weight = min(size, 100)
-            for word in {*blocks.containers[own].words, *blocks.containers[int(blocks.parents[own])].words}:
+            for word in {*blocks.container(own).words, *blocks.container(int(blocks.parents[own])).words}:
                 right, total = in_markup.get(word, (0.0, 0.0))
                 in_markup[word] = (right + label * weight, total + weight)
             if size <= MAX_LEXICON_WORDS:

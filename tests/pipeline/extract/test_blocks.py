@@ -5,7 +5,8 @@ import pytest
 from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.html import HTMLTree
 
-from pipeline.extract.blocks import BIT, CONTAINERS, MAX_TAGS, Blocks, cut_blocks, read_tag
+from pipeline.extract.blocks import MAX_TAGS, Blocks, cut_blocks
+from pipeline.extract.tags import BIT, CONTAINERS, LEFT_OUT, NOTHING, OPENS, OPENS_PRE, effects_of, name_words, read_tag
 from tests.support.gold_pages import gold_pages, missing_data
 
 
@@ -75,10 +76,43 @@ def test_a_line_break_is_kept() -> None:
     ],
 )
 def test_what_a_tag_says(source: str, marks: list[str], words: list[str]) -> None:
-    tag = read_tag(source)
+    tag = read_tag(source.encode())
     assert [mark for mark in BIT if tag.marks & BIT[mark]] == sorted(marks, key=list(BIT).index)
     assert list(tag.words) == words
     assert CONTAINERS[tag.element] == source.partition(" ")[0]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (b"post-body b2 x", ("post", "body")),
+        (b"PostBody HTMLView a", ("post", "body", "html", "view")),
+        ("über-uns".encode(), ("ber", "uns")),
+        (b"12 _", ()),
+        (b"ABC", ("abc",)),
+    ],
+)
+def test_words_of_a_class(value: bytes, words: tuple[str, ...]) -> None:
+    assert name_words(value) == words
+
+
+@pytest.mark.parametrize(
+    ("tag", "effect"),
+    [
+        *((f"<{name}>", OPENS_PRE if name == "pre" else OPENS) for name in CONTAINERS),
+        *((f"<{name} id='a'>", OPENS_PRE if name == "pre" else OPENS) for name in CONTAINERS),
+        ("<blockquotes>", NOTHING),
+        ("<blockquote-with-a-long-name>", NOTHING),
+        ("<d>", NOTHING),
+        ("<>", NOTHING),
+        ("<é>", NOTHING),
+        ("<textarea rows=2>", LEFT_OUT),
+        ("<p", OPENS),
+    ],
+)
+def test_the_effect_of_a_tag(tag: str, effect: int) -> None:
+    html = f"a{tag}".encode()
+    assert effects_of(html, np.array([1])).tolist() == [effect]
 
 
 def walk(blocks: Blocks) -> tuple[list[int], list[int], list[int]]:
