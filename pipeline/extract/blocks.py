@@ -150,7 +150,7 @@ def read_tag(source: str) -> Tag:
 def _value(source: str, start: str) -> str:
     """Return the value of the attribute that starts like this, such as ` class="`; empty if there is none."""
     place = source.find(start) + len(start)
-    return source[place : source.index('"', place)] if place >= len(start) else ""
+    return source[place:].partition('"')[0] if place >= len(start) else ""
 
 
 @lru_cache(maxsize=1 << 15)
@@ -238,6 +238,14 @@ class Blocks:
         starts, ends = self.offsets[self.first_tags].tolist(), self.offsets[self.last_tags].tolist()
         texts = [self.joined[start:end].strip() for start, end in zip(starts, ends)]
         return [unescape(text) for text in texts] if "&" in self.joined else texts
+
+    def container(self, number: int) -> Tag:
+        """Return what the start tag of a container says."""
+        return self.containers[number]
+
+    def has_markup(self, part: str) -> bool:
+        """Return whether the page has this text in its markup."""
+        return part in self.html
 
     def tag(self, number: int) -> str:
         """Return a tag without its brackets, such as `div class="menu"`."""
@@ -339,7 +347,8 @@ def _read_tags(html: str) -> _Markup:
             ends[number], begin, done = _corrected(places, number, html, effects[number] == LEFT_OUT)
             is_left_out[begin:done] = True
     kept = np.flatnonzero(~is_left_out)
-    ends = ends[kept]
+    # A page that is cut inside a tag or a comment ends with it: there is no last bracket.
+    ends = np.where((ends[kept] < 0) | (ends[kept] >= len(points)), len(points) - 1, ends[kept])
     text_ends = np.append(starts, len(points))[np.searchsorted(starts, ends)]
     is_solid = points > ord(" ")
     wide = np.flatnonzero(points >= 0x85)
