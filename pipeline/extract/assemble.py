@@ -23,6 +23,8 @@ empty lines become one. It is a noncharacter, which no text has."""
 
 _ITEMS = frozenset((ITEM,))
 _FIRST_NUMBER = re.compile(r' (?:start|value)="(-?\d{1,6})"')
+_BULLET = re.compile(r"[-–—•·▪●○◦*]\s+(?=\S)")
+"""A mark that the page has typed before an item that is marked anyway."""
 _REVERSED = re.compile(r" reversed\b")
 
 
@@ -60,6 +62,12 @@ def _between(last: _Unit, unit: _Unit, form: TextForm) -> str:
         marks = "> " * min(last.quotes, unit.quotes, MAX_INDENT)
         return f"\n{marks.rstrip()}\n"
     return "\n\n"
+
+
+def _without_mark(line: str, mark: str) -> str:
+    """Return the first line of an item of a list without a mark that the page has typed there."""
+    typed = _BULLET.match(line) if mark == "- " else None
+    return line[typed.end() :] if typed is not None else line.removeprefix(mark)
 
 
 class _Writer:
@@ -148,6 +156,8 @@ class _Writer:
                 lines = self._code(self.blocks.first_tags[block], block)
             else:
                 lines = list(filter(None, (" ".join(line.split()) for line in text.split(LINE_BREAK))))
+                if place.items and lines and place.items[-1] not in self.marked:
+                    lines[0] = _without_mark(lines[0], self._mark(place.items[-1]))
         if place.heading and lines:
             lines = ["#" * place.heading * self.form.markdown + " " * self.form.markdown + " ".join(lines)]
         return self._item(lines, place.items) if place.items and lines else lines

@@ -195,9 +195,9 @@ MEASURES: Mapping[str, Measure] = {
     "lost": lambda score: None if score.broken is None else (bool(score.broken), 1),
     "errors": lambda score: (score.error is not None, 1),
 }
-"""F1, precision and recall of words; shares of wanted and of unwanted snippets found; share of pages with an answer text
-or wanted snippets on which nothing is extracted; share of the good documents, whose answer the recipe keeps, that are
-lost because the recipe drops the extracted text; share of pages on which the extractor failed."""
+"""F1, precision and recall of words; shares of wanted and of unwanted snippets found; share of pages with an answer
+text or wanted snippets on which nothing is extracted; share of the good documents, whose answer the recipe keeps, that
+are lost because the recipe drops the extracted text; share of pages on which the extractor failed."""
 
 
 def estimate(scores: Sequence[PageScore], measure: Measure) -> Estimate | None:

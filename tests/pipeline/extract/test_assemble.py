@@ -61,6 +61,8 @@ def test_paragraphs_and_headings(body: str, text: str, markdown: str | None) -> 
         ("<ul><li><h3>a</h3>b</ul>", "- a\n  b"),
         ("<dl><dt>a<dt>b<dd>c<dd><p>d<p>e</dl><p>f", "a\nb\nc\nd\ne\n\nf"),
         ("<dl><div><dt>a</dt><dd>b</dd></div><div><dt>c</dt><dd>d</dd></div></dl>", "a\nb\nc\nd"),
+        ("<ul><li>- a<li>• b<li>-5<li>*c*<li>- </ul>", "- a\n- b\n- -5\n- *c*\n- -"),
+        ("<ol><li>1. a<li>2. b<li>4. c<li>4.5 d</ol>", "1. a\n2. b\n3. 4. c\n4. 4.5 d"),
         ("<li>alone", "- alone"),
     ],
 )
@@ -132,6 +134,7 @@ def test_a_layout_table_with_a_gutter_is_no_code(gutter: str) -> None:
         ("<pre>a<br>  b<br>c</pre>", "a\n  b\nc", "```\na\n  b\nc\n```"),
         ("<pre>a ``` b\n````</pre>", "a ``` b\n````", "`````\na ``` b\n````\n`````"),
         ("<ol><li>Run:<pre>$ a\n\n\n  b</pre>then</ol>", "1. Run:\n   $ a\n\n\n     b\n   then", None),
+        ("<ul><li><pre>- a</pre></ul>", "- - a", "- ```\n  - a\n  ```"),
         ("<p>a <code>b</code> c", "a b c", "a `b` c"),
         ("<p>a <code>b</code><br>c", "a b\nc", "a `b`\nc"),
         ("<code>a<br>b</code> <code>c</code>", "a\nb c", "`a\nb` `c`"),
