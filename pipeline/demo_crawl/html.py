@@ -268,9 +268,9 @@ LAYOUTS: dict[str, Callable[[DemoPage, random.Random], str]] = {
 }
 
 CLEAN_LAYOUTS = ("documentation", "blog", "shell")
-"""Layouts of planted pages: the extractor `penstock` finds exactly the main text of at least 216 of 240 planted pages in
-them, and the rest of each still breaks the rule of the page. In `article` and `bare`, it takes a line that occurs twice
-for furniture on some pages; in the others, it often leaves out the heading."""
+"""Layouts of planted pages. The extractor `penstock` finds exactly the main text of at least 216 of 240 planted pages
+in each; what it leaves out of the others does not change their verdict. In `article` and `bare`, it takes a line that
+occurs twice for furniture on some pages, and in the others it often leaves out the heading."""
 
 REMARKS = (
     "Thank you, this cleared up a question that I had for a long time.",
