@@ -49,6 +49,10 @@ MIN_GROUP = 5
 SIZES = (30_000, 100_000, 300_000)
 """Bounds between the groups of page sizes [bytes]."""
 SIZE_NAMES = ("to 30 kB", "30 to 100 kB", "100 to 300 kB", "over 300 kB")
+WCXB = ("wcxb", MORE)
+"""Sets whose pages have one of seven page types."""
+BASE = "trafilatura"
+"""Extractor from which the others' differences are printed."""
 NUM_LARGEST = 20
 """Pages that a comparison prints for each of the two directions."""
 
@@ -164,8 +168,16 @@ GROUPS: Mapping[str, Group] = {
     "set": lambda score: score.set,
     "language": lambda score: score.language,
     "page_type": lambda score: score.page_type,
+    "wcxb_type": lambda score: score.page_type if score.set in WCXB else None,
     "size": size_of,
 }
+TITLES: Mapping[str, str] = {
+    "f1": "F1",
+    "without": "Share of the unwanted snippets found",
+    "empty": "Share of the pages with an answer on which nothing is extracted",
+    "lost": "Good documents lost",
+}
+"""The four figures that are printed by set, language and page type."""
 
 
 def pooled(scores: Sequence[PageScore]) -> list[PageScore]:
@@ -241,30 +253,27 @@ def table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str
 
 def overview(scores: Scores) -> str:
     """The table of all extractors over `html_gold`, with F1 on the set of `html_gold_more`."""
-    head = ["extractor", "F1", "precision", "recall", f"F1 {MORE}", "with", "without", "good documents lost"]
+    head = ["extractor", "F1", "precision", "recall", f"F1 {MORE}", "with", "without", "empty", "good documents lost"]
     rows = []
     for name, of_one in scores.items():
         main = pooled(of_one)
         more = estimate([score for score in of_one if score.set == MORE], MEASURES["f1"])
         values = {kind: cell(estimate(main, part)) for kind, part in MEASURES.items()}
         shown = [values["f1"], values["precision"], values["recall"], cell(more)]
-        rows.append([label_of(name), *shown, values["with"], values["without"], values["lost"]])
+        rows.append([label_of(name), *shown, *(values[kind] for kind in ("with", "without", "empty", "lost"))])
     return table("All pages of html_gold (F1: those with an answer text), ± half of the 95 % interval", head, rows)
 
 
 def costs(scores: Scores) -> str:
-    """The table of CPU time, by page size too, of empty outputs and of errors, over all sets."""
-    head = ["extractor", "mean", "median", "p95", *SIZE_NAMES, "empty", "errors"]
+    """The table of CPU time, by page size too, and of errors, over all sets."""
+    head = ["extractor", "mean", "median", "p95", *SIZE_NAMES, "errors"]
     rows = []
     for name, of_one in scores.items():
         sizes = grouped(of_one, size_of)
         by_size = [f"{times(sizes[size])['mean']:.1f}" if size in sizes else "-" for size in SIZE_NAMES]
-        empty = sum(score.f1 is not None and not score.num_words for score in of_one)
         errors = sum(score.error is not None for score in of_one)
-        rows.append([label_of(name), *(f"{t:.1f}" for t in times(of_one).values()), *by_size, str(empty), str(errors)])
-    return table(
-        "CPU time of a page [ms], over all sets; by page size: the mean. Empty outputs and errors: pages", head, rows
-    )
+        rows.append([label_of(name), *(f"{t:.1f}" for t in times(of_one).values()), *by_size, str(errors)])
+    return table("CPU time of a page [ms], over all sets; by page size: the mean. Pages with an error", head, rows)
 
 
 def by_group(title: str, scores: Scores, kind: str, part: str) -> str:
@@ -278,6 +287,28 @@ def by_group(title: str, scores: Scores, kind: str, part: str) -> str:
         if num_pages >= MIN_GROUP:
             rows.append([key, str(num_pages), *map(cell, estimates)])
     return table(title, [kind.replace("_", " "), "pages", *scores], rows)
+
+
+def differences(scores: Scores) -> str:
+    """The table of paired differences of F1 from the extractor BASE, by set, language and type; empty without it."""
+    if BASE not in scores or len(scores) < 2:
+        return ""
+    base = {kind: grouped(scores[BASE], GROUPS[kind]) for kind in ("set", "language", "wcxb_type")}
+    others = [name for name in scores if name != BASE]
+    rows = []
+    for kind, groups in base.items():
+        for key, of_base in groups.items():
+            parts = [[score for score in scores[name] if GROUPS[kind](score) == key] for name in others]
+            num_pages = sum(score.f1 is not None for score in of_base)
+            if num_pages >= MIN_GROUP:
+                name = f"{kind.replace('_', ' ')} {key}"
+                rows.append([name, str(num_pages), *(signed(compare(part, of_base).difference) for part in parts)])
+    return table(f"F1 minus that of {BASE}, paired by page", ["pages of", "pages", *others], rows)
+
+
+def signed(value: Estimate) -> str:
+    """A difference and half the width of its interval, as `+.012±.009`."""
+    return f"{value.value:+.3f}±{_short((value.high - value.low) / 2)}".replace("0.", ".", 1)
 
 
 def rules_lost(scores: Scores) -> str:
@@ -299,20 +330,29 @@ def errors(scores: Scores) -> str:
     return "\n".join(["\nErrors, the most frequent first\n", *lines]) if lines else ""
 
 
+PLACES: Mapping[str, str] = {
+    "set": "by set",
+    "language": "by language, all sets",
+    "page_type": "by page type, all sets that state it",
+    "wcxb_type": "by page type, sets of WCXB",
+}
+"""Group → how a title names it."""
+
+
 def report(scores: Scores) -> str:
     """The report on all extractors."""
     return "\n".join(
         [
             overview(scores),
             costs(scores),
-            by_group("F1 by set", scores, "set", "f1"),
-            by_group("F1 by language, all sets", scores, "language", "f1"),
-            by_group("F1 by page type, all sets that state it", scores, "page_type", "f1"),
-            by_group("Share of the wanted snippets found", scores, "set", "with"),
-            by_group("Share of the unwanted snippets found", scores, "set", "without"),
+            *(
+                by_group(f"{title} {where}", scores, kind, part)
+                for part, title in TITLES.items()
+                for kind, where in PLACES.items()
+            ),
+            by_group("Share of the wanted snippets found by set", scores, "set", "with"),
+            differences(scores),
             rules_lost(scores),
-            by_group("Good documents lost by language, all sets", scores, "language", "lost"),
-            by_group("Good documents lost by page type, all sets", scores, "page_type", "lost"),
             errors(scores),
         ]
     )

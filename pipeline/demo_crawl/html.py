@@ -267,9 +267,10 @@ LAYOUTS: dict[str, Callable[[DemoPage, random.Random], str]] = {
     "shell": _shell,
 }
 
-CLEAN_LAYOUTS = ("article", "documentation", "forum", "bare", "wiki", "shell")
-"""Layouts from which resiliparse extracts exactly the main text (measured on 240 pages); planted pages use these.
-From `blog` it also extracts the site name, and from `magazine` it omits the heading."""
+CLEAN_LAYOUTS = ("documentation", "blog", "shell")
+"""Layouts of planted pages. The extractor `penstock` finds exactly the main text of at least 216 of 240 planted pages
+in each; what it leaves out of the others does not change their verdict. In `article` and `bare`, it takes a line that
+occurs twice for furniture on some pages, and in the others it often leaves out the heading."""
 
 REMARKS = (
     "Thank you, this cleared up a question that I had for a long time.",

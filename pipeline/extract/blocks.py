@@ -125,6 +125,10 @@ class Blocks:
         """Return what the start tag of a container says."""
         return self.tags[int(self.tag_of[number])]
 
+    def has_markup(self, part: str) -> bool:
+        """Return True if the page has this in its markup."""
+        return part.encode() in self.html
+
     def tag(self, number: int) -> str:
         """Return a tag without its brackets, such as `div class="menu"`."""
         return _decoded(self.html[self.tag_starts[number] + 1 : self.tag_ends[number]])
@@ -234,6 +238,8 @@ def _read_tags(source: str) -> _Markup:
                 is_kept[begin:done] = False
         kept = np.flatnonzero(is_kept)
         starts, ends, effects = starts[kept], ends[kept], effects[kept]
+    # A page that is cut inside a tag or a comment ends with it: there is no last bracket.
+    ends = np.where((ends < 0) | (ends >= len(points)), len(points) - 1, ends)
     text_ends = text_ends[np.searchsorted(text_ends[:-1], ends)]
     texts, text_of = _texts(html, ends, text_ends, effects == BREAK)
     chars = np.zeros(len(starts), np.int64)

@@ -13,6 +13,7 @@ from html import unescape
 from typing import NamedTuple
 
 _TOKEN = re.compile(r"<(/?)([a-zA-Z][^\s<>/]*+)([^<>]*+)>|<!--(?:.*?-->|.*)|([^<]++|<)", re.DOTALL)
+_TAG = re.compile(r"<[^<>]*+>")
 _CLASS = re.compile(r"""\bclass\s*+=\s*+(?:"([^"]*+)"|'([^']*+)')""")
 _LINE_NUMBER = re.compile(r'\bdata-line-number="(\d++)"')
 _DATA_LANGUAGE = re.compile(r'\bdata-lang(?:uage)?="([^"]++)"')
@@ -89,6 +90,19 @@ def language_of(classes: str) -> str | None:
         if language and language not in _NO_LANGUAGE:
             return language
     return None
+
+
+def holds_line_numbers(tag: str) -> bool:
+    """Return whether a start tag has a class of line numbers; `tag` is its source without brackets."""
+    return not _GUTTERS.isdisjoint(_classes(tag).lower().split())
+
+
+def has_code_alone(html: str) -> bool:
+    """Return whether the text of an element is in one `<code>`, which is then a block of code without `<pre>`."""
+    start, end = html.find("<code"), html.rfind("</code>")
+    if start < 0 or end < start or html.count("<code") > 1:
+        return False
+    return not _TAG.sub("", html[:start] + html[end:]).strip()
 
 
 class _Open(NamedTuple):

@@ -14,9 +14,11 @@ import pyarrow as pa
 from pydantic import Field, model_validator
 
 from pipeline.engine.stage import Drop, PerDocument, Row, RowFunction
-from pipeline.extract.assemble import TextForm
+from pipeline.extract.assemble import EMPTY_LINE
 from pipeline.extract.charset import decode
 from pipeline.extract.extractors import DecodedPage, Extractor, ExtractorError, Name, Options, make_extractor
+from pipeline.extract.inline import TextForm
+from pipeline.extract.page_limits import bearable
 from pipeline.extract.unicode import repair_text
 from schemas.config import Section, location
 from schemas.tables import entries_of, field
@@ -25,12 +27,12 @@ from schemas.tables import entries_of, field
 # Most pages have fewer start tags than the limit has levels, which a count of bytes shows; the others are scanned once.
 # The estimate is never too low: an end tag closes only elements of its own name, and tags inside scripts count as tags.
 
-MAX_REOPENED = 2_250_000
+MAX_REOPENED = 250_000
 """Maximum number of elements that a parser adds by reopening unclosed formatting in each following block. 2 million
 take 770 MiB and 5 s in resiliparse 2.0.1; the worst of 3,383 real pages has 19,167. Source: WHATWG HTML, 13.2.4.3."""
-SAFE_TAGS = 3_000
+SAFE_TAGS = 1_000
 """Number of start tags up to which no page can exceed MAX_REOPENED. The worst page has as many formatting elements as
-blocks, and 1,500 times 1,500 is MAX_REOPENED."""
+blocks, and 500 times 500 is MAX_REOPENED."""
 
 NESTING_REASONS = {
     "too_deep": "elements are nested deeper than max_depth by the estimate; the value is where the scan stopped",
@@ -46,6 +48,7 @@ _CLOSED_BY_NEXT = "a body dd dt head html li nobr option p tbody td tfoot th the
 _DRAWING = "circle ellipse image line path polygon polyline rect stop use"  # closed in the start tag
 _FLAT = frozenset(f"{_NO_CONTENT} {_CLOSED_BY_NEXT} {_DRAWING}".split())
 _FORMATTING = frozenset(("b", "big", "code", "em", "font", "i", "s", "small", "strike", "strong", "tt", "u"))
+_FORMATTING_START = re.compile(rf"<(?:{'|'.join(sorted(_FORMATTING))})[\s/>]", re.IGNORECASE)
 
 
 def nesting_problem(payload: bytes, text: str, max_depth: int) -> Drop | None:
@@ -56,7 +59,9 @@ def nesting_problem(payload: bytes, text: str, max_depth: int) -> Drop | None:
     safe = min(max_depth, SAFE_TAGS)
     # Each `<` has the byte 0x3C in all supported charsets, so there are at most as many start tags as such bytes.
     num_tags = payload.count(b"<")
-    if num_tags <= safe or num_tags - payload.count(b"</") <= safe:
+    if num_tags <= safe or (num_tags := num_tags - payload.count(b"</")) <= safe:
+        return None
+    if num_tags <= max_depth and num_tags * len(_FORMATTING_START.findall(text)) <= MAX_REOPENED:
         return None
     return _scan(text, max_depth)
 
@@ -115,7 +120,7 @@ _UNCLEAN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\ud
 class ExtractConfig(Section):
     """The section `[extract]` of a recipe: how the main text of a page is extracted, and its least and most length."""
 
-    extractor: Name = "resiliparse"
+    extractor: Name = "penstock"
     """What extracts the main text. "penstock" scores the blocks of the page by a trained model. "trafilatura" and
     "resiliparse" are libraries. "all" is the whole visible text."""
     model: str = location("main-text")
@@ -198,7 +203,8 @@ def make_extract(config: ExtractConfig, models: Mapping[str, str]) -> RowFunctio
             _repair(row, has_entities=not is_page or row.get("mime") != PLAIN_TEXT)
         if is_page:
             row["title"] = " ".join(normalize_text(row["title"] or "").split())[:MAX_TITLE_CHARS] or None
-        row["text"] = text = normalize_text(row["text"])
+        text = normalize_text(row["text"])
+        row["text"] = text = text.replace(EMPTY_LINE, "") if is_page else text
         row["num_chars"], row["replacement_chars"] = len(text), text.count("\ufffd")
         return _out_of_bounds(row, config)
 
@@ -226,7 +232,7 @@ def _read_page(row: Row, max_depth: int, extractor: Extractor) -> Drop | None:
         return drop
     date = row.get("date")
     try:
-        found = extractor(DecodedPage(page.text, row.get("url"), date.date() if date is not None else None))
+        found = extractor(DecodedPage(bearable(page.text), row.get("url"), date.date() if date is not None else None))
     except ExtractorError:
         return Drop("parser_error")
     row["title"], row["text"], row["extracted_by"] = found.title, found.text, found.extracted_by

@@ -13,9 +13,11 @@ from typing import Literal, NamedTuple
 from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.html import HTMLParserException, HTMLTree
 
-from pipeline.extract.assemble import TextForm, assemble
+from pipeline.extract.assemble import assemble
+from pipeline.extract.inline import TextForm
 from pipeline.extract.main_text import SHIPPED_MODEL, ScoredBlocks, load_model, parse_page, score_blocks
 from pipeline.extract.metadata import PageMetadata, read_metadata
+from pipeline.extract.page_limits import first_tags
 from pipeline.extract.second_opinion import SecondOpinion, SecondOpinionError
 
 Name = Literal["penstock", "resiliparse", "trafilatura", "all"]
@@ -111,7 +113,7 @@ class _Penstock:
         """Return the main text of a page. Raises ExtractorError if the parser refuses the page."""
         self.num_pages += 1
         try:
-            parsed = parse_page(page.html, page.url, page.fetched)
+            parsed = parse_page(first_tags(page.html), page.url, page.fetched)
         except (HTMLParserException, UnicodeError) as error:
             raise ExtractorError(str(error)) from error
         scored = score_blocks(parsed.blocks, parsed.facts, self.model)
@@ -129,7 +131,7 @@ class _Penstock:
                 if other:
                     text, extracted_by = other, "trafilatura"
         metadata = parsed.metadata if self.options.metadata else None
-        title = parsed.metadata.title
+        title = metadata.title if metadata is not None else parsed.facts.title or None
         return Extraction(text, title, metadata, extracted_by, expected, cause)
 
     def _cause(self, scored: ScoredBlocks, kept: list[int], text: str, expected: float) -> str | None:

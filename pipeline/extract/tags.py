@@ -166,7 +166,7 @@ def read_tag(source: bytes) -> Tag:
 def _value(source: bytes, start: bytes) -> bytes:
     """Return the value of the attribute that starts like this, such as ` class="`; empty if there is none."""
     place = source.find(start) + len(start)
-    return source[place : source.index(b'"', place)] if place >= len(start) else b""
+    return source[place:].partition(b'"')[0] if place >= len(start) else b""
 
 
 @lru_cache(maxsize=1 << 15)

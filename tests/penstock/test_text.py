@@ -21,7 +21,9 @@ def test_extract_returns_text_title_and_charset() -> None:
         "Größe: 3 m².",
     ]
     assert (page.title, page.charset, page.drop) == ("Heading", "utf-8", None)
-    assert (page.metadata, page.extracted_by, page.expected_f1) == ({}, "resiliparse", None)
+    assert (page.metadata, page.extracted_by) == ({}, "penstock")
+    assert page.expected_f1 is not None
+    assert 0 < page.expected_f1 <= 1
     assert penstock.extract(PAGE, metadata=False).title == "A title"
 
 
@@ -37,6 +39,36 @@ def test_extract_names_the_rule_that_drops_a_page() -> None:
     assert page.text == ""
     assert page.drop is not None
     assert (page.drop.rule, page.drop.value, page.drop.limit) == ("no_text", 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [("", ""), (b"", ""), ("no markup", "no markup"), ("<", "<"), ("\ud800", "?"), (b"\xff\x00<p>\x80", "\u00ff")],
+)
+def test_extract_takes_pages_of_any_kind(page: str | bytes, text: str) -> None:
+    found = penstock.extract(page)
+    assert found.text == text
+    assert (found.drop is None) == bool(text)
+
+
+def test_extract_drops_a_bomb() -> None:
+    page = penstock.extract("<div>" * 100_000 + ENGLISH)
+    assert page.drop is not None
+    assert (page.text, page.drop.rule, page.drop.limit) == ("", "too_deep", 3000)
+
+
+def test_extract_writes_markdown_with_links() -> None:
+    html = PAGE.replace("Größe: 3 m².", f'{ENGLISH} See <a href="b">the <b>next</b> page</a>.')
+    page = penstock.extract(html, url="https://example.org/a", format="markdown", links=True)
+    assert page.text.split("\n\n") == [
+        "The first paragraph of this page has enough words to be its main text.",
+        f"{ENGLISH} See [the **next** page](https://example.org/b).",
+    ]
+    assert penstock.extract(html).text == page.text.replace(
+        "[the **next** page](https://example.org/b)", "the next page"
+    )
+    with pytest.raises(ConfigError, match="links: expected extractor = 'penstock', got 'resiliparse'"):
+        penstock.extract(html, extractor="resiliparse", links=True)
 
 
 def test_extract_takes_the_settings_of_the_recipe() -> None:

@@ -191,13 +191,13 @@ MEASURES: Mapping[str, Measure] = {
     "recall": lambda score: None if score.recall is None else (score.recall, 1),
     "with": lambda score: (score.found_with, score.num_with) if score.num_with else None,
     "without": lambda score: (score.found_without, score.num_without) if score.num_without else None,
-    "empty": lambda score: None if score.f1 is None else (not score.num_words, 1),
+    "empty": lambda score: None if score.f1 is None and not score.num_with else (not score.num_words, 1),
     "lost": lambda score: None if score.broken is None else (bool(score.broken), 1),
     "errors": lambda score: (score.error is not None, 1),
 }
-"""F1, precision and recall of words; shares of wanted and of unwanted snippets found; share of pages with an answer on
-which nothing is extracted; share of the good documents, whose answer the recipe keeps, that are lost because the
-recipe drops the extracted text; share of pages on which the extractor failed."""
+"""F1, precision and recall of words; shares of wanted and of unwanted snippets found; share of pages with an answer
+text or wanted snippets on which nothing is extracted; share of the good documents, whose answer the recipe keeps, that
+are lost because the recipe drops the extracted text; share of pages on which the extractor failed."""
 
 
 def estimate(scores: Sequence[PageScore], measure: Measure) -> Estimate | None:

@@ -213,7 +213,10 @@ def test_three_pages(rules: RecipeRules) -> None:
     assert (whole.recall, whole.found_without) == (1.0, 1)
     assert whole.precision == pytest.approx(len(words(ARTICLE)) / (len(words(ARTICLE)) + 3))
     text = bench.report(scores)
-    assert "| resiliparse | .500±.500 | .500±.500 | .500±.500 | - | 1.000±.000 | .000±.000 | .000±.000 |" in text
+    assert (
+        "| resiliparse | .500±.500 | .500±.500 | .500±.500 | - | 1.000±.000 | .000±.000 | .000±.000 | .000±.000 |"
+        in text
+    )
     assert "Errors" not in text
     figures = bench.as_json(scores)["resiliparse"]
     assert figures["html_gold"]["f1"] == {"value": 0.5, "low": 0.0, "high": 1.0, "num_pages": 2}
@@ -314,6 +317,36 @@ def test_comparison_is_paired() -> None:
     ]
     with pytest.raises(ValueError, match="expected pages with an answer that both extractors read"):
         compare(first[:1], second[:1])
+
+
+def test_four_figures_by_set_language_and_page_type() -> None:
+    """Every table has an interval for each extractor; groups of fewer than five pages have no row."""
+    one = [score(n, 0.5 + n / 20, broken=(), num_without=2, found_without=n % 2) for n in range(6)]
+    more = [score(n, None, set="trafilatura", num_with=1, num_words=n % 2, language="de") for n in range(10, 16)]
+    few = [score(20, 0.1, set="magic-html", page_type="forum", language="zh")]
+    typed = [replace(part, page_type="article") for part in one]
+    tables = bench.report({"a": [*typed, *more, *few], "b": [*typed, *more, *few]})
+    titles = [line for line in tables.split("\n") if line[:1] not in ("|", "")]
+    for title in bench.TITLES.values():
+        assert [f"{title} {where}" for where in bench.PLACES.values()] == [t for t in titles if t.startswith(title)]
+    assert "| wcxb | 6 | .625±" in tables
+    assert "| de | 6 | .500±" in tables  # three of the six pages with wanted snippets are empty
+    assert "| article | 6 | .250±" in tables  # one of two unwanted snippets is found on every other page
+    assert "forum" not in tables
+    assert "minus" not in tables
+
+
+def test_differences_from_trafilatura_are_paired() -> None:
+    base = [score(n, 0.5) for n in range(5)]
+    other = [score(n, 0.5 + n / 100) for n in range(5)]
+    text = bench.differences({"x": other, "trafilatura": base, "y": base})
+    rows = [line for line in text.split("\n") if line.startswith("| ")]
+    assert rows[0] == "| pages of | pages | x | y |"
+    assert rows[2].startswith("| set wcxb | 5 | +.020±.01")
+    assert rows[2].endswith(" | +.000±.000 |")
+    assert [row.split(" | ")[0] for row in rows[2:]] == ["| set wcxb", "| language en"]
+    assert bench.signed(Estimate(-0.0123, -0.02, 0.0, 5)) == "-.012±.010"
+    assert bench.differences({"x": other}) == bench.differences({"trafilatura": base}) == ""
 
 
 def test_times_and_groups() -> None:

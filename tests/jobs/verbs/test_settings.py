@@ -91,7 +91,8 @@ def test_the_settings_of_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, "web")
     assert '  extract.unicode = "repair"  (default "keep"; one of keep, repair)\n' in text
     assert "  quality.max_dup_line_chars = 0.05  (default unset; number or unset" in text
-    assert "extract.extractor" not in text
+    assert '  extract.extractor = "penstock"  (default "penstock"; one of ' in text
+    assert "extract.format" not in text
     values = json.loads(printed(capsys, "web.toml", "--json"))
     assert values["quality"]["keys"]["skip_rules"]["value"] == '["c4_curly_bracket"]'
     assert "| `keep_structure` | true or false | `false` | `true` | " in printed(capsys, "web", "--markdown")
@@ -130,9 +131,9 @@ def test_lengths_of_texts_are_characters(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_literals_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "(one of resiliparse, trafilatura)" in printed(capsys, "extract.extractor")
+    assert "(one of penstock, resiliparse, trafilatura, all)" in printed(capsys, "extract.extractor")
     key = json.loads(printed(capsys, "extract.extractor", "--json"))["extract"]["keys"]["extractor"]
-    assert key["allowed"] == ["resiliparse", "trafilatura"]
+    assert key["allowed"] == ["penstock", "resiliparse", "trafilatura", "all"]
 
 
 def test_markdown_is_one_table_for_each_section(capsys: pytest.CaptureFixture[str]) -> None:

@@ -162,6 +162,14 @@ def test_more_tags_than_are_read() -> None:
     assert not cut("<p>a</p>").is_cut
 
 
+@pytest.mark.parametrize("cut", ["<!--" + "<" * 9, '<p title="' + "<" * 9, '<p class="a' + "<" * 9, "<script>x"])
+def test_a_page_that_is_cut_inside_a_tag(cut: str) -> None:
+    blocks = cut_blocks("<body>" + "<p>a</p>" * (MAX_TAGS // 2 - 2) + cut + '<">--><p>b</p>' * 4)
+    assert blocks.is_cut
+    assert len(blocks) == MAX_TAGS // 2 - 2
+    assert {blocks.tag(number).partition(" ")[0] for number in range(len(blocks.tag_starts))} >= {"p", "/p"}
+
+
 @pytest.mark.skipif(missing_data(("wcxb",)) is not None, reason=missing_data(("wcxb",)) or "")
 def test_no_text_of_real_pages_is_lost() -> None:
     """Every word that the library writes for the whole page is in a block, and containers are those of a walk."""

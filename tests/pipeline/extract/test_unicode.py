@@ -123,7 +123,8 @@ def test_a_repair_keeps_lines_and_ascii_letters(text: str) -> None:
 def test_the_stage_repairs_by_choice_and_counts() -> None:
     html = "<title>Strona gÅ\x82Ã³wna\xa0Q&amp;amp;A</title><p>Strona gÅ\x82Ã³wna Q&amp;amp;A\xa0\ufffd" + "x" * 100
     kept, repaired = row(html), row(html)
-    assert run(kept, metadata=False) is run(repaired, unicode="repair", metadata=False) is None
+    settings = {"extractor": "resiliparse", "metadata": False}
+    assert run(kept, **settings) is run(repaired, unicode="repair", **settings) is None
     assert (kept["title"], kept["text"][:22]) == ("Strona gÅÃ³wna Q&amp;A", "Strona gÅÃ³wna Q&amp;A")
     assert (kept["unicode_repairs"], kept["mojibake"], kept["replacement_chars"]) == (None, None, 1)
     assert repaired["title"] == "Strona główna Q&A"

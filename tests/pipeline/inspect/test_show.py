@@ -318,7 +318,7 @@ def test_control_characters_of_a_page_do_not_reach_the_terminal(tmp_path: Path, 
     block = f"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\n\r\n{html}".encode()
     ((row, drop),) = read(record(block, WARC_Target_URI="http://c.example/\x1b[31m\u202e"))
     assert drop is None
-    assert make_extract(ExtractConfig(), {})(row) is None
+    assert make_extract(ExtractConfig(metadata=False), {})(row) is None
     assert "\u202e" in row["title"]  # extraction removes the other control characters
     meta = json.dumps({"by": HOSTILE})
     records = [

@@ -1,0 +1,63 @@
+"""What makes a parser slow or large is taken out of a page before it is parsed; main text is not among it.
+
+The limits are on amounts of work, so they are the same on every machine, and real pages are far from them. Limits by
+which a page is dropped are in `pipeline.extract.extract`.
+"""
+
+import re
+from itertools import islice
+
+from pipeline.extract.blocks import MAX_TAGS
+
+MAX_OPTIONS = 5_000
+"""Maximum number of options of menus on a page; the tags of more are removed. resiliparse 2.0.1 takes time quadratic in
+the options of one menu: 0.1 s for 4,000, 0.3 s for 8,000, more than 40 s for 100,000."""
+MAX_ATTRIBUTE_PAIRS = 200_000_000
+"""Maximum sum over all tags of the square of their number of attributes; beyond it, tags with many lose them.
+resiliparse 2.0.1 compares each attribute with those before it: 1.1 s for 20,000 in one tag, 6.4 s for 40,000."""
+SAFE_CHARS = 28_000
+"""Length up to which no page exceeds MAX_ATTRIBUTE_PAIRS [code points]: an attribute has two with its separator."""
+LONG_TAG = 400
+"""Length of a tag from which its attributes are counted [code points]. With 16 MiB of tags that are as long, the parser
+takes 2 s."""
+
+_OPTION = re.compile(r"<opt(?:ion|group)\b[^<>]*+>?", re.IGNORECASE)
+_VALUE = r"""(?:\s*+=\s*+(?:"[^"]*+"|'[^']*+'|(?!["'])[^\s>]*+))?+"""
+_ATTRIBUTE = re.compile(rf"[^\s/>][^\s/>=]*+{_VALUE}")
+_PLAIN_TAG = r"""[a-zA-Z][a-z0-9]*+(?: [a-z-]++="[^"]*+"){0,50}+ ?/?>"""
+"""A tag with few attributes, written as most are: these are passed over, which takes a third of the time off."""
+_TAG = re.compile(rf"<(?!{_PLAIN_TAG})[a-zA-Z][^\s/>]*+(?:[\s/]++|[^\s/>][^\s/>=]*+{_VALUE})*+")
+_NAME = re.compile(r"<[^\s/>]*+")
+
+
+def bearable(page: str) -> str:
+    """Return a decoded page without what a parser cannot bear: too many options, and too many attributes of a tag."""
+    return _with_few_attributes(_with_few_options(page))
+
+
+def _with_few_options(page: str) -> str:
+    if page.count("<") <= MAX_OPTIONS or len(_OPTION.findall(page)) <= MAX_OPTIONS:
+        return page
+    return _OPTION.sub(" ", page)
+
+
+def _with_few_attributes(page: str) -> str:
+    """Return a page within MAX_ATTRIBUTE_PAIRS. Tags are read as in the HTML Standard, 13.2.5, also in scripts."""
+    if len(page) <= SAFE_CHARS:
+        return page
+    pairs = sum(_num_attributes(tag) ** 2 for tag in _TAG.findall(page) if len(tag) > LONG_TAG)
+    if pairs <= MAX_ATTRIBUTE_PAIRS:
+        return page
+    return _TAG.sub(lambda tag: _NAME.findall(tag[0])[0] if len(tag[0]) > LONG_TAG else tag[0], page)
+
+
+def _num_attributes(tag: str) -> int:
+    return len(_ATTRIBUTE.findall(tag, _NAME.match(tag).end()))  # type: ignore[union-attr]
+
+
+def first_tags(page: str) -> str:
+    """Return a page up to its MAX_TAGS-th bracket that can start a tag."""
+    if page.count("<") <= MAX_TAGS:
+        return page
+    last = next(islice(re.finditer("<", page), MAX_TAGS, None))
+    return page[: last.start()]
