@@ -132,10 +132,12 @@ class Step:
 def combine_parts(results: Sequence[PartResult], tables: Sequence[str]) -> dict[str, TableResult]:
     """Combine the results of all parts into one result for each table.
 
-    The result of the first table has the sum of the parts' counts. For the other tables, only rows are counted.
+    The result of the first table has the sum of the parts' counts, and the CPU time by stage in `notes`. For the other
+    tables, only rows are counted.
     """
     built = {table: TableResult() for table in tables}
     first = built[tables[0]]
+    cpu: dict[str, Mapping[str, float]] = {}
     for result in results:
         for table in tables:
             built[table].add_file(result.files[table])
@@ -145,6 +147,12 @@ def combine_parts(results: Sequence[PartResult], tables: Sequence[str]) -> dict[
         first.cpu_seconds += result.cpu_seconds
         if result.source is not None:
             first.sources.append(result.source)
+        for stage, spent in result.cpu.items():
+            cpu[stage] = add_figures(cpu[stage], spent) if stage in cpu else spent
+    if cpu:
+        first.notes["cpu"] = {
+            stage: {"seconds": round(spent["seconds"], 3), "rows": spent["rows"]} for stage, spent in cpu.items()
+        }
     for table in tables[1:]:
         built[table].count_rows()
     return built

@@ -5,13 +5,14 @@ retried task processes each row in a child process: a row that kills it is dropp
 """
 
 import multiprocessing
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 
 from pipeline.engine.failures import CALLS, FAILURE, Failure
 from pipeline.engine.part import CRASHED, FAILED, set_verdict
 from pipeline.engine.spark import worker_path
-from pipeline.engine.stage import Drop, PerDocument, Row
+from pipeline.engine.stage import CPU, Drop, PerDocument, Row
 from schemas.config import Recipe
 from schemas.errors import ContractError, PenstockError
 
@@ -36,10 +37,15 @@ class FusedStages:
         ]
 
     def __call__(self, row: Row) -> Row:
-        """Run the stages on a row and return the row. If a stage drops the row, its `drop_` columns are set."""
+        """Run the stages on a row and return the row. If a stage drops the row, its `drop_` columns are set.
+
+        The CPU time of each stage is in the row's field CPU.
+        """
+        times: dict[str, float] = row.setdefault(CPU, {})
         for stage, function, reasons in self._stages:
             if stage.max_failed_share is not None:
                 row.setdefault(CALLS, []).append(stage.name)
+            started = time.process_time()
             try:
                 drop = function(row)
             except PenstockError:
@@ -49,6 +55,8 @@ class FusedStages:
                 row[FAILURE] = Failure(stage.name, type(error).__name__, place, message)
                 set_verdict(row, stage.name, Drop(FAILED))
                 break
+            finally:
+                times[stage.name] = times.get(stage.name, 0.0) + time.process_time() - started
             if drop is None:
                 continue
             if drop.rule not in reasons:

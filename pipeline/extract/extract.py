@@ -13,10 +13,21 @@ from typing import Literal
 import pyarrow as pa
 from pydantic import Field, model_validator
 
-from pipeline.engine.stage import Drop, PerDocument, Row, RowFunction
+from pipeline.engine.stage import CPU, Drop, PerDocument, Row, RowFunction
 from pipeline.extract.assemble import TextForm
 from pipeline.extract.charset import decode
-from pipeline.extract.extractors import DecodedPage, Extractor, ExtractorError, Name, Options, make_extractor
+from pipeline.extract.extractors import (
+    MIN_VISIBLE_WORDS,
+    DecodedPage,
+    Extraction,
+    Extractor,
+    ExtractorError,
+    Name,
+    Options,
+    make_extractor,
+    num_words,
+    visible_text,
+)
 from pipeline.extract.unicode import repair_text
 from schemas.config import Section, location
 from schemas.tables import entries_of, field
@@ -102,6 +113,9 @@ def _kind(tag: str) -> tuple[str, bool, bool, bool]:
 MODEL = "main_text"
 """Name by which the stage reads its model."""
 MAX_TITLE_CHARS = 1_000
+GUARD, EMPTY_PAGE = "_guard", "_empty_page"
+"""Fields of a row: `none`, or cause and outcome of the second opinion, such as `unsure/used`; and why a page that shows
+at least MIN_VISIBLE_WORDS words has no text. A row has the first if its page was extracted by `penstock`."""
 PLAIN_TEXT = "text/plain"
 """Media type of pages that are not parsed; their entities are content."""
 
@@ -128,10 +142,11 @@ class ExtractConfig(Section):
     images: bool = False
     """True to write the alternative texts of images, and their URLs in Markdown, by "penstock"."""
     min_expected_f1: float = Field(0.55, ge=0, le=1)
-    """Expected F1 of the text by "penstock" below which trafilatura gives a second opinion on the page, 0..1. With 0,
-    only pages with an empty or very short text get one."""
-    max_second_opinions: float = Field(0.05, ge=0, le=1)
-    """Maximum share of the pages of a file that get a second opinion, after the first 20; 0 allows these 20 only."""
+    """Expected F1 of the text by "penstock" below which trafilatura gives a second opinion on the page, 0..1. About 5 %
+    of real pages are below the default. With 0, only pages with an empty or very short text get one."""
+    max_second_opinions: float = Field(1.0, ge=0, le=1)
+    """Share of all pages, chosen by a hash of the page, that may get a second opinion for a low expected F1. Pages with
+    an empty or very short text, about 1 %, always get one."""
     metadata: bool = True
     """True to read what a page declares about itself, such as its author and date, into columns. Takes about 0.8 ms a
     page."""
@@ -200,7 +215,10 @@ def make_extract(config: ExtractConfig, models: Mapping[str, str]) -> RowFunctio
             row["title"] = " ".join(normalize_text(row["title"] or "").split())[:MAX_TITLE_CHARS] or None
         row["text"] = text = normalize_text(row["text"])
         row["num_chars"], row["replacement_chars"] = len(text), text.count("\ufffd")
-        return _out_of_bounds(row, config)
+        drop = _out_of_bounds(row, config)
+        if drop is not None and drop.rule == "no_text" and is_page:
+            _note_empty_page(row)
+        return drop
 
     return extract
 
@@ -227,13 +245,35 @@ def _read_page(row: Row, max_depth: int, extractor: Extractor) -> Drop | None:
     date = row.get("date")
     try:
         found = extractor(DecodedPage(page.text, row.get("url"), date.date() if date is not None else None))
-    except ExtractorError:
+    except ExtractorError as error:
+        _note_opinion(row, error)
+        _note_empty_page(row)
         return Drop("parser_error")
+    _note_opinion(row, found)
     row["title"], row["text"], row["extracted_by"] = found.title, found.text, found.extracted_by
-    row["expected_f1"], row["second_opinion"] = found.expected_f1, found.second_opinion
+    row["expected_f1"] = found.expected_f1
     if found.metadata is not None:
         row.update((name, getattr(found.metadata, name)) for name in METADATA)
     return None
+
+
+def _note_opinion(row: Row, found: Extraction | ExtractorError) -> None:
+    """Write down for the counts why there was a second opinion, and what became of it."""
+    cause, _, outcome = (found.second_opinion or "").partition(": ")
+    if found.opinion_cpu is not None:
+        row.setdefault(CPU, {})["second_opinion"] = found.opinion_cpu
+    if cause:
+        row["second_opinion"], row[GUARD] = found.second_opinion, f"{cause}/{outcome or 'used'}"
+    elif isinstance(found, Extraction) and found.expected_f1 is not None:
+        row[GUARD] = "none"
+
+
+def _note_empty_page(row: Row) -> None:
+    """Write down for the counts why a page without a text has none, if it shows many words."""
+    if row.get("mime") != PLAIN_TEXT:
+        page = decode(row["_payload"], row["_http_charset"]).text
+        if num_words(visible_text(page)) >= MIN_VISIBLE_WORDS:
+            row[EMPTY_PAGE] = row["second_opinion"] or ("short_text" if row["text"] else "no_text")
 
 
 def _out_of_bounds(row: Row, config: ExtractConfig) -> Drop | None:
@@ -294,7 +334,7 @@ COLUMNS = (
     field(
         "second_opinion",
         pa.string(),
-        "why trafilatura was asked too: empty, short or unsure, and why it gave no text; null: it was not asked",
+        "why trafilatura was to be asked too: empty, short, unsure or error, and why it gave no text; null: it was not",
     ),
     *METADATA_COLUMNS,
 )
