@@ -334,7 +334,8 @@ def step_content(run: Run | Prepared, step: Step) -> dict[str, Any]:
 
 def settings_of(section: Section, step: Step) -> dict[str, Any]:
     """Return the settings of one section that change what a step writes."""
-    return section.decisions() if step.settings == "decision" else section.content()
+    content = section.content() if step.settings != "decision" else {}
+    return content | (section.decisions() if step.settings != "content" else {})
 
 
 def commit(

@@ -26,7 +26,7 @@ from pipeline.engine.failures import failures_of
 from pipeline.engine.part import EVERY_STAGE, FAILED
 from pipeline.engine.stage import PerDocument, extend_schema
 from pipeline.engine.step import Stage, Step
-from pipeline.extract.extract import EXTRACT
+from pipeline.extract.extract import EXTRACT, ExtractConfig
 from pipeline.language import LANGUAGE
 from pipeline.minhash.stage import SIGNATURE
 from pipeline.perplexity.paragraphs import PARAGRAPHS, check_paragraphs, cuts_paragraphs, stores_paragraphs
@@ -210,7 +210,15 @@ def steps_for(recipe: Recipe) -> tuple[Step, ...]:
         step.name: [stage for stage in step.stages if stage is not PARAGRAPHS or used[step.name](recipe)]
         for step in STEPS
     }
-    return tuple(replace(step, stages=_extended(stages[step.name], measured)) for step in STEPS)
+    own = {"documents": {"settings": "all"} if uses_union(recipe) else {}}
+    return tuple(
+        replace(step, stages=_extended(stages[step.name], measured), **own.get(step.name, {})) for step in STEPS
+    )
+
+
+def uses_union(recipe: Recipe) -> bool:
+    """Return True if limits choose between the texts of several extractors, so that they change `documents`."""
+    return bool(recipe.section(EXTRACT.name, ExtractConfig).union)
 
 
 def canonical_recipe(recipe: Recipe) -> Recipe:

@@ -108,9 +108,9 @@ class Step:
     reads: tuple[str, ...]
     """Names of tables of the run. If the recipe does not use the step that writes a table, the table is left out."""
     build: Callable[[StepContext], dict[str, TableResult]]
-    settings: Literal["content", "decision"] = "content"
-    """Which settings change what this step writes: "decision", those only compared with measured values, or "content".
-    """
+    settings: Literal["content", "decision", "all"] = "content"
+    """Which settings change what this step writes: "decision", those only compared with measured values, "content", or
+    "all" of them."""
     is_used: Callable[[Recipe], bool] = _always
     """Returns True if the recipe uses the step."""
     external_inputs: Callable[[Recipe, Sequence[Split]], dict[str, TableVersion]] = _nothing_external

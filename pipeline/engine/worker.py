@@ -78,7 +78,7 @@ def _place(error: BaseException) -> str:
 
 
 def run_rows(
-    rows: Iterable[tuple[Row, Drop | None]], fused: FusedStages, stages: tuple[str, str], retried: bool
+    rows: Iterable[tuple[Row, Drop | None]], fused: Callable[[Row], Row], stages: tuple[str, str], retried: bool
 ) -> Iterator[Row]:
     """Run rows through the stages and yield each row. A dropped row has the `drop_` columns.
 
@@ -86,7 +86,7 @@ def run_rows(
     `stages[0]`. If `retried` is True, rows are processed in a child process. If this process crashes on a row, a drop
     of the stage `stages[1]` is recorded.
     """
-    measure: FusedStages | Sandbox = Sandbox(fused) if retried else fused
+    measure: Callable[[Row], Row] = Sandbox(fused) if retried else fused
     try:
         for row, drop in rows:
             if drop is not None:

@@ -6,9 +6,9 @@ WET, JSONL or Parquet) and pages of plain text are only repaired, normalized and
 
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 from pydantic import Field, model_validator
@@ -141,6 +141,9 @@ class ExtractConfig(Section):
     """True to write the URL of each link after its text, by "penstock"."""
     images: bool = False
     """True to write the alternative texts of images, and their URLs in Markdown, by "penstock"."""
+    union: tuple[Name, ...] = ()
+    """Two or more extractors. The first is the extractor. If its text of a page fails the rules, the text of the next
+    that passes is kept. The limits of the rules then choose texts, so that changing them reads the pages again."""
     min_expected_f1: float = Field(0.55, ge=0, le=1)
     """Expected F1 of the text by "penstock" below which trafilatura gives a second opinion on the page, 0..1. About 5 %
     of real pages are below the default. With 0, only pages with an empty or very short text get one."""
@@ -166,28 +169,79 @@ class ExtractConfig(Section):
     max_text_chars: int = Field(5_000_000, ge=1)
     """Maximum length of a text [code points]; the longest novels have about 3 million."""
 
+    @property
+    def extractors(self) -> tuple[Name, ...]:
+        """Every extractor that reads pages, the first one first."""
+        return self.union or (self.extractor,)
+
+    def content(self) -> dict[str, Any]:
+        """Return the fields that change what is measured and written, as JSON values.
+
+        `union` is omitted if it is empty: tables that were built before it existed stay valid.
+        """
+        return {name: value for name, value in super().content().items() if value or name not in NEEDS_A_RUN}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _first_of_the_union(cls, values: Any) -> Any:
+        if isinstance(values, dict) and isinstance(values.get("union"), list | tuple) and values["union"]:
+            return {"extractor": values["union"][0], **values}
+        return values
+
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> "ExtractConfig":
-        others = self.model_fields_set & {"format", "links", "images", "min_expected_f1", "max_second_opinions"}
-        for name in ("favor_precision",) if self.favor_precision else ():
-            if self.extractor != "trafilatura":
-                raise ValueError(_ignored(name, "trafilatura", self.extractor))
-        for name in sorted(others) if self.extractor != "penstock" else ():
-            raise ValueError(_ignored(name, "penstock", self.extractor))
+        problems = _union_problems(self.union, self.extractor) if "union" in self.model_fields_set else []
+        needed = dict.fromkeys(sorted(self.model_fields_set & PENSTOCK_SETTINGS), "penstock")
+        needed |= {"favor_precision": "trafilatura"} if self.favor_precision else {}
+        got = repr(self.extractor) if len(self.extractors) == 1 else ", ".join(map(repr, self.extractors))
+        problems += [
+            f"{name}: expected extractor = {owner!r}, got {got}, which ignores it. Remove extract.{name}."
+            for name, owner in needed.items()
+            if owner not in self.extractors
+        ]
+        if problems:
+            raise ValueError("\n  ".join(problems))
         return self
 
 
-def _ignored(name: str, needed: str, extractor: str) -> str:
-    return f"{name}: expected extractor = {needed!r}, got {extractor!r}, which ignores it. Remove extract.{name}."
+PENSTOCK_SETTINGS = frozenset(("format", "links", "images", "min_expected_f1", "max_second_opinions"))
+"""Settings that only the extractor "penstock" uses."""
+NEEDS_A_RUN = ("union",)
+"""Settings that concern several extractors, so that only a run uses them; its fingerprint has them where they are set.
+"""
+
+
+def _union_problems(union: Sequence[str], extractor: str) -> list[str]:
+    problems = []
+    if len(union) < 2:
+        problems.append(f"union: expected at least two extractors, got {[*union]}. Add one, or remove extract.union.")
+    problems += [
+        f"union: expected each extractor once, got {name!r} more than once. Remove one."
+        for name in dict.fromkeys(union)
+        if union.count(name) > 1
+    ]
+    if union and extractor != union[0]:
+        problems.append(
+            f"union: expected extractor = {extractor!r} as its first, got {union[0]!r}. Remove extract.extractor."
+        )
+    return problems
+
+
+def config_of_extractor(config: ExtractConfig, name: Name) -> ExtractConfig:
+    """Return the section of a recipe in which this extractor is the only one."""
+    return config.model_copy(update={"extractor": name, "union": ()})
 
 
 def models(config: ExtractConfig) -> dict[str, str]:
-    """Return the model that the extractor needs."""
-    return {MODEL: config.model} if config.extractor == "penstock" else {}
+    """Return the model that the extractors need."""
+    return {MODEL: config.model} if "penstock" in config.extractors else {}
 
 
-def make_extract(config: ExtractConfig, models: Mapping[str, str]) -> RowFunction:
-    """Return the function that adds charset, title, text, its counts and metadata to a row, or drops the page."""
+def make_extract(config: ExtractConfig, models: Mapping[str, str], isolated: bool = False) -> RowFunction:
+    """Return the function that adds charset, title, text, its counts and metadata to a row, or drops the page.
+
+    The text is that of `config.extractor`. With `isolated`, trafilatura runs in the process of second opinions.
+    """
     form = TextForm(markdown=config.format == "markdown", links=config.links, images=config.images)
     extractor = make_extractor(
         config.extractor,
@@ -198,6 +252,7 @@ def make_extract(config: ExtractConfig, models: Mapping[str, str]) -> RowFunctio
             Path(models[MODEL]) if MODEL in models else None,
             config.min_expected_f1,
             config.max_second_opinions,
+            isolated,
         ),
     )
 

@@ -81,6 +81,8 @@ class Options(NamedTuple):
     """File of the model of `penstock`; None = the shipped one."""
     min_expected_f1: float = 0.0
     max_second_opinions: float = 1.0
+    isolated: bool = False
+    """True to run trafilatura in a process of its own, with the limits of second opinions."""
 
 
 def make_extractor(name: Name, options: Options) -> Extractor:
@@ -88,9 +90,10 @@ def make_extractor(name: Name, options: Options) -> Extractor:
     if name == "penstock":
         return _Penstock(options)
     text_of_tree = {"resiliparse": by_resiliparse, "all": by_all}.get(name)
+    opinion = SecondOpinion(options.favor_precision) if options.isolated and text_of_tree is None else None
 
     def extract(page: DecodedPage) -> Extraction:
-        metadata = None
+        metadata = cpu = None
         try:
             tree = HTMLTree.parse(page.html)
             if options.metadata:
@@ -98,11 +101,15 @@ def make_extractor(name: Name, options: Options) -> Extractor:
             title = metadata.title if metadata is not None else tree.title
             if text_of_tree is not None:
                 text = text_of_tree(tree)
+            elif opinion is not None:
+                text, cpu = opinion(page.html)
             else:
                 text = by_trafilatura(page.html, options.favor_precision)
         except (HTMLParserException, UnicodeError) as error:
             raise ExtractorError(str(error)) from error
-        return Extraction(text, title, metadata, name)
+        except SecondOpinionError as error:
+            raise ExtractorError(error.cause, opinion_cpu=error.cpu_seconds) from error
+        return Extraction(text, title, metadata, name, opinion_cpu=cpu)
 
     return extract
 

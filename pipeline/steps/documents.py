@@ -5,7 +5,7 @@ other stages measure all remaining documents, so that thresholds can be changed 
 """
 
 import sys
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,11 +18,12 @@ from pipeline.engine.progress import WorkTotal
 from pipeline.engine.spark import run_parts
 from pipeline.engine.stage import PerDocument, Relation, Row, Source, Split, extend_schema
 from pipeline.engine.step import StepContext, TableResult, combine_parts
-from pipeline.engine.worker import FusedStages, local_models, run_rows
-from pipeline.extract.extract import EMPTY_PAGE, GUARD
+from pipeline.engine.worker import FusedStages, ModelPaths, local_models, run_rows
+from pipeline.extract.extract import EMPTY_PAGE, EXTRACT, GUARD, ExtractConfig
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.first_rows import TextWatch, spread
 from pipeline.sources.splits import open_stream
+from pipeline.steps.union import TRIED, ExtractorUnion
 from schemas.config import Recipe, Section
 from schemas.errors import ContractError
 from schemas.ids import is_in_share, shuffle_key
@@ -98,7 +99,7 @@ def documents_part(task: DocumentsTask, retried: bool) -> PartResult:
     columns = frozenset((*schema.names, *TEXT.names))
 
     def fill(output: PartOutput) -> None:
-        fused = FusedStages(task.stages, task.recipe, local_models(task.models))
+        fused = document_stages(task.stages, task.recipe, local_models(task.models))
         config = task.recipe.section("text", TextConfig)
         with closing(open_stream(task.split)) as stream:
             output.meter.position = stream.tell
@@ -119,6 +120,12 @@ def documents_part(task: DocumentsTask, retried: bool) -> PartResult:
     stages: tuple[Source | PerDocument, ...] = (task.source, *task.stages)
     reasons = [(stage.name, stage.reasons) for stage in stages]
     return write_part(PartTarget(task.split.ordinal, tables, reasons), fill)
+
+
+def document_stages(stages: Sequence[PerDocument], recipe: Recipe, models: ModelPaths) -> Callable[[Row], Row]:
+    """Return the measured stages of a recipe as one function of a row. `models` are paths on this worker."""
+    has_union = bool(recipe.section(EXTRACT.name, ExtractConfig).union)
+    return ExtractorUnion(stages, recipe, models) if has_union else FusedStages(stages, recipe, models)
 
 
 def failure_limits(stages: Iterable[PerDocument]) -> dict[str, float]:
@@ -157,6 +164,11 @@ def write_row(row: Row, output: PartOutput, config: TextConfig) -> None:
             books.tally(*figure)
         if row.get("second_language") is not None:
             books.tally("mixed_languages", f"{row['language']}+{row['second_language']}")
+    for name, is_better in row.get(TRIED, ()):
+        books.tally("union_tried", name)
+        if is_better:
+            books.tally("union_taken", name)
+            books.tally("union_chars", name, row["body_chars"])
     _count_meta(row.get("_meta"), books)
     if row.get("charset") is not None:
         books.tally("charsets", row["charset"])
