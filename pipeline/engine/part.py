@@ -163,6 +163,8 @@ class TableTarget:
     folder: Store
     schema: pa.Schema
     size_column: str | None = None
+    rows_in: str | None = None
+    """Field of a row that holds the row of this table, if it has one; None = the row itself."""
 
 
 @dataclass(frozen=True)
@@ -192,11 +194,15 @@ class PartOutput:
     """Row counts of a table whose rows have no verdict; None uses the counts of `books`."""
     meter: PartMeter = field(default_factory=current_meter)
     """The counts of this part that are displayed while it is written."""
+    rows_in: Mapping[str, str] = field(default_factory=dict)
+    """The field of a row that holds the row of a table, by table; see TableTarget."""
 
     def write(self, row: Row) -> None:
         """Append a finished row to every table."""
-        for writer in self.writers.values():
-            writer.add(row)
+        for name, writer in self.writers.items():
+            own = row.get(self.rows_in[name]) if name in self.rows_in else row
+            if own is not None:
+                writer.add(own)
         self.meter.add()
 
 
@@ -214,7 +220,8 @@ def write_part(target: PartTarget, fill: Callable[[PartOutput], None]) -> PartRe
                 name: stack.enter_context(PartWriter(table.folder, key, table.schema, table.size_column))
                 for name, table in target.tables.items()
             }
-            output = PartOutput(writers, DropCounter(target.reasons, target.raises))
+            rows_in = {name: table.rows_in for name, table in target.tables.items() if table.rows_in is not None}
+            output = PartOutput(writers, DropCounter(target.reasons, target.raises), rows_in=rows_in)
             fill(output)
         return PartResult(
             files={name: writer.written for name, writer in writers.items()} | output.files,

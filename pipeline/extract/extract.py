@@ -144,6 +144,10 @@ class ExtractConfig(Section):
     union: tuple[Name, ...] = ()
     """Two or more extractors. The first is the extractor. If its text of a page fails the rules, the text of the next
     that passes is kept. The limits of the rules then choose texts, so that changing them reads the pages again."""
+    compare: Name | None = None
+    """Another extractor that reads a sample of the pages too. The report shows both texts side by side."""
+    compare_share: float = Field(0.01, gt=0, le=1)
+    """Share of the pages in that sample, chosen by a hash of doc_id."""
     min_expected_f1: float = Field(0.55, ge=0, le=1)
     """Expected F1 of the text by "penstock" below which trafilatura gives a second opinion on the page, 0..1. About 5 %
     of real pages are below the default. With 0, only pages with an empty or very short text get one."""
@@ -172,14 +176,17 @@ class ExtractConfig(Section):
     @property
     def extractors(self) -> tuple[Name, ...]:
         """Every extractor that reads pages, the first one first."""
-        return self.union or (self.extractor,)
+        names = (*(self.union or (self.extractor,)), *((self.compare,) if self.compare else ()))
+        return tuple(dict.fromkeys(names))
 
     def content(self) -> dict[str, Any]:
         """Return the fields that change what is measured and written, as JSON values.
 
-        `union` is omitted if it is empty: tables that were built before it existed stay valid.
+        `union` and `compare` are omitted if they are not used: tables that were built before they existed stay valid.
         """
-        return {name: value for name, value in super().content().items() if value or name not in NEEDS_A_RUN}
+        unused = {"union"} if not self.union else set()
+        unused |= {"compare", "compare_share"} if self.compare is None else set()
+        return {name: value for name, value in super().content().items() if name not in unused}
 
     @model_validator(mode="before")
     @classmethod
@@ -191,6 +198,16 @@ class ExtractConfig(Section):
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> "ExtractConfig":
         problems = _union_problems(self.union, self.extractor) if "union" in self.model_fields_set else []
+        if self.compare == self.extractor:
+            problems.append(
+                f"compare: expected another extractor than extractor = {self.extractor!r}, got the same. Name "
+                "another one."
+            )
+        if self.compare is None and "compare_share" in self.model_fields_set:
+            problems.append(
+                f"compare_share: expected extract.compare, got none, so that {self.compare_share} is ignored. Remove "
+                "extract.compare_share."
+            )
         needed = dict.fromkeys(sorted(self.model_fields_set & PENSTOCK_SETTINGS), "penstock")
         needed |= {"favor_precision": "trafilatura"} if self.favor_precision else {}
         got = repr(self.extractor) if len(self.extractors) == 1 else ", ".join(map(repr, self.extractors))
@@ -206,7 +223,7 @@ class ExtractConfig(Section):
 
 PENSTOCK_SETTINGS = frozenset(("format", "links", "images", "min_expected_f1", "max_second_opinions"))
 """Settings that only the extractor "penstock" uses."""
-NEEDS_A_RUN = ("union",)
+NEEDS_A_RUN = ("union", "compare", "compare_share")
 """Settings that concern several extractors, so that only a run uses them; its fingerprint has them where they are set.
 """
 
@@ -229,7 +246,7 @@ def _union_problems(union: Sequence[str], extractor: str) -> list[str]:
 
 def config_of_extractor(config: ExtractConfig, name: Name) -> ExtractConfig:
     """Return the section of a recipe in which this extractor is the only one."""
-    return config.model_copy(update={"extractor": name, "union": ()})
+    return config.model_copy(update={"extractor": name, "union": (), "compare": None})
 
 
 def models(config: ExtractConfig) -> dict[str, str]:

@@ -132,18 +132,19 @@ class _Penstock:
         except (HTMLParserException, UnicodeError) as error:
             raise ExtractorError(str(error)) from error
         metadata, title = parsed.metadata if self.options.metadata else None, parsed.metadata.title
-        scored, kept, text, expected = None, [], "", None
+        scored: ScoredBlocks | None = None
+        failure: Exception | None = None
+        cause: str | None = "error"
+        text, expected = "", None
         try:
             scored = score_blocks(parsed.blocks, parsed.facts, self.model)
             kept, expected = scored.kept().tolist(), scored.expected_f1()
             text = assemble(parsed.blocks, kept, self.options.form, page.url)
+            cause = self._cause(scored, kept, text, expected)
         except Exception as error:  # of any kind: the page gets a second opinion, and the manifest counts it
-            cause, failure = "error", error
-        else:
-            cause, failure = self._cause(scored, kept, text, expected), None
+            failure = error
         if cause is None:
             return Extraction(text, title, metadata, "penstock", expected)
-        opinion_cpu = None
         try:
             other, opinion_cpu = self._ask(page.html, cause)
             cause = cause if other else f"{cause}: empty"

@@ -152,8 +152,8 @@ def serve(favor_precision: bool = False) -> None:
         limit = int(_cpu_seconds(resource.RUSAGE_SELF)) + 1 + MAX_CPU_SECONDS
         resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))
         try:
-            settings = {"favor_precision": favor_precision, "include_comments": False}
-            text = trafilatura.extract((page or b"").decode(), **settings) or ""
+            html = (page or b"").decode()
+            text = trafilatura.extract(html, favor_precision=favor_precision, include_comments=False) or ""
             _send(answers, text.encode("utf-8", "replace"))
         except Exception:
             _send(answers, None)

@@ -1,5 +1,6 @@
-"""The union of extractors: whose text of a page is kept, what is counted, and what the limits of rules then change."""
+"""Several extractors: whose text of a page is kept, what a comparison holds, and what the limits then change."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,21 +11,33 @@ from jobs.recipe import read_recipe, recipe_sections
 from pipeline.engine.stage import CPU, Row
 from pipeline.engine.worker import FusedStages
 from pipeline.extract import extract as extract_stage
-from pipeline.extract.extract import EXTRACT, GUARD
+from pipeline.extract.extract import EXTRACT, GUARD, ExtractConfig
 from pipeline.extract.extractors import DecodedPage, Extraction, ExtractorError
 from pipeline.inspect.whatif import Prediction, format_prediction
 from pipeline.models import ModelsConfig, ensure_model
 from pipeline.quality.stage import QUALITY
+from pipeline.report.extraction import LENGTH_TEXTS
 from pipeline.run import settings_of
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.splits import find_splits
 from pipeline.stages import MEASURED, SOURCE, steps_for
-from pipeline.steps import union
+from pipeline.steps import several_extractors
 from pipeline.steps.documents import DocumentsTask, documents_part
-from pipeline.steps.union import TRIED, ExtractorUnion, checks_of_text
+from pipeline.steps.several_extractors import (
+    COMPARED,
+    LENGTHS,
+    TRIED,
+    SeveralExtractors,
+    checks_of_text,
+    figures_of_comparison,
+    length_class,
+    word_f1,
+)
 from schemas.config import Recipe, build_recipe
 from schemas.errors import ConfigError
+from schemas.ids import doc_id
 from schemas.storage import Store
+from schemas.tables import COMPARISONS
 from tests.support.paths import ROOT
 
 GOOD = "The gate of the penstock was closed in spring, and the water of the lake rose by three metres. "
@@ -37,8 +50,12 @@ TEXTS = {
 
 
 def recipe_of(*extractors: str, **more: Any) -> Recipe:
+    """Return a recipe with a union of these extractors, or with further settings of `[extract]` and other sections."""
     quality = {"rules": ["gopher_quality"], "min_words": 10, "families": ["gopher_quality"]}
-    sections = {"extract": {"union": [*extractors]}, "quality": quality, "source": {"paths": ["none"]}, **more}
+    names = set(ExtractConfig.model_fields) - {"union"}
+    extract = {name: more[name] for name in names & more.keys()} | ({"union": [*extractors]} if extractors else {})
+    others = {name: value for name, value in more.items() if name not in ExtractConfig.model_fields}
+    sections = {"extract": extract, "quality": quality, "source": {"paths": ["none"]}, **others}
     return build_recipe(sections, recipe_sections(), "test")
 
 
@@ -60,15 +77,17 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return calls
 
 
-def in_english(row: Row) -> None:
-    row["language"], row["language_score"] = "en", 1.0
+def given(page: str, **columns: Any) -> Row:
+    row = {"_payload": page.encode(), "_http_charset": None, "text": None, "language": "en", "doc_id": b""}
+    return row | columns
+
+
+def run_with(recipe: Recipe, page: str, **columns: Any) -> Row:
+    return SeveralExtractors([EXTRACT, QUALITY], recipe, {})(given(page, **columns))
 
 
 def run(page: str, *extractors: str, **columns: Any) -> Row:
-    recipe = recipe_of(*extractors)
-    stages = [EXTRACT, QUALITY]
-    row = {"_payload": page.encode(), "_http_charset": None, "text": None, "language": "en", "doc_id": b"", **columns}
-    return ExtractorUnion(stages, recipe, {})(row)
+    return run_with(recipe_of(*extractors), page, **columns)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +143,9 @@ def test_a_second_opinion_is_not_asked_for_again(read: list[str], monkeypatch: p
     monkeypatch.setitem(TEXTS["penstock"], "good", "short")
     first = FusedStages.__call__
     monkeypatch.setattr(
-        union.FusedStages, "__call__", lambda self, row: {**first(self, row), "extracted_by": "trafilatura"}
+        several_extractors.FusedStages,
+        "__call__",
+        lambda self, row: {**first(self, row), "extracted_by": "trafilatura"},
     )
     assert run("good", "penstock", "trafilatura")[TRIED] == []
 
@@ -235,3 +256,119 @@ def test_a_part_with_a_union_balances_and_has_the_same_bytes_when_it_is_retried(
     assert [row for row in own if row["doc_id"] not in {one["doc_id"] for one in taken}] == [
         row for row in rows if row not in taken
     ]
+
+
+# The comparison of two extractors.
+
+
+def test_a_comparison_holds_both_texts_and_does_not_change_the_document(read: list[str]) -> None:
+    recipe = recipe_of(extractor="penstock", compare="resiliparse", compare_share=1)
+    row = run_with(recipe, "better", doc_id=b"\x01" * 16)
+    assert (row["text"], row["extracted_by"], TRIED in row) == ("short", "penstock", False)
+    expected = {"doc_id": b"\x01" * 16, "language": "en", "first": "penstock", "second": "resiliparse"}
+    expected |= {"word_f1": 0.0, "first_chars": 5, "second_chars": len(GOOD) * 4 - 1, "second_rule": None}
+    expected |= {"first_rule": "quality/gopher_short_doc", "first_text": "short", "second_text": (GOOD * 4).strip()}
+    assert row[COMPARED] == expected
+    assert [*row[COMPARED]] == COMPARISONS.names
+    assert {"compare penstock", "compare resiliparse"} <= {*row[CPU]}
+    assert [*figures_of_comparison(row[COMPARED])] == [
+        ("compared_f1", "0.0", 1),
+        ("compared_lengths", "above_double", 1),
+        ("compared_rules", "only_second_passes", 1),
+        ("compared_chars", "first_chars", 5),
+        ("compared_chars", "second_chars", 4 * len(GOOD) - 1),
+    ]
+
+
+def test_a_union_and_a_comparison_read_a_page_once(read: list[str]) -> None:
+    recipe = recipe_of("penstock", "resiliparse", compare="resiliparse", compare_share=1)
+    row = run_with(recipe, "better", doc_id=b"\x01" * 16)
+    assert (row["extracted_by"], row[COMPARED]["first_text"]) == ("resiliparse", "short")
+    assert read == ["penstock better", "resiliparse better isolated"]
+
+
+def test_the_sample_is_a_share_of_the_pages_by_their_id(read: list[str]) -> None:
+    recipe = recipe_of(extractor="penstock", compare="resiliparse", compare_share=0.25)
+    measure = SeveralExtractors([EXTRACT, QUALITY], recipe, {})
+    ids = [doc_id("web", "a", number) for number in range(400)]
+    chosen = {one for one in ids if COMPARED in measure(given("good", doc_id=one))}
+    assert 70 <= len(chosen) <= 130  # 100 expected
+    again = SeveralExtractors([EXTRACT, QUALITY], recipe, {})
+    assert {one for one in reversed(ids) if COMPARED in again(given("good", doc_id=one))} == chosen
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "f1"),
+    [
+        ("", "", 1.0),
+        ("a", "", 0.0),
+        ("A b c", "a b", 2 * 2 / 5),
+        ("a a", "a", 2 * 1 / 3),
+        ("水力 x", "水 x", 2 * 2 / 5),
+        ("one, two!", "two one", 1.0),
+    ],
+)
+def test_the_f1_of_words(first: str, second: str, f1: float) -> None:
+    assert word_f1(first, second) == pytest.approx(f1)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "name"),
+    [
+        (0, 0, "both_empty"),
+        (0, 1, "first_empty"),
+        (1, 0, "second_empty"),
+        (100, 49, "below_half"),
+        (100, 50, "below_0.8"),
+        (100, 79, "below_0.8"),
+        (100, 80, "similar"),
+        (100, 125, "similar"),
+        (100, 126, "above_1.25"),
+        (100, 200, "above_1.25"),
+        (100, 201, "above_double"),
+    ],
+)
+def test_classes_of_length(first: int, second: int, name: str) -> None:
+    assert length_class(first, second) == name
+    assert {*LENGTHS} == {*LENGTH_TEXTS}
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"extractor": "all", "compare": "all"}, "compare: expected another extractor than extractor = 'all', got"),
+        ({"compare_share": 0.5}, "compare_share: expected extract.compare, got none, so that 0.5 is ignored"),
+        ({"compare": "all", "compare_share": 0}, "compare_share: Input should be greater than 0"),
+    ],
+)
+def test_refused_comparisons(settings: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        build_recipe({"source": {"paths": ["none"]}, "extract": settings}, recipe_sections(), "test")
+    assert problem in str(refused.value)
+
+
+def test_a_comparison_is_a_table_of_its_recipes_only() -> None:
+    for settings, is_compared in (({}, False), ({"compare": "all"}, True)):
+        recipe = build_recipe({"source": {"paths": ["none"]}, "extract": settings}, recipe_sections(), "test")
+        documents = steps_for(recipe)[0]
+        assert ("comparisons" in documents.writes) == is_compared
+        found = settings_of(recipe["extract"], documents)
+        assert ("compare" in found, "compare_share" in found) == (is_compared, is_compared)
+        assert ("min_words" in settings_of(recipe["quality"], documents)) == is_compared
+
+
+@pytest.mark.slow
+def test_a_part_with_a_comparison(crawl: Path, tmp_path: Path) -> None:
+    settings = 'extract.compare="trafilatura"', "extract.compare_share=0.3"
+    tasks = [
+        replace(make_task(crawl, tmp_path / name, *settings), comparisons=Store(f"{tmp_path}/{name}/comparisons"))
+        for name in ("a", "b")
+    ]
+    first, again = documents_part(tasks[0], False), documents_part(tasks[1], True)
+    assert [first.files[name].sha256 for name in first.files] == [again.files[name].sha256 for name in again.files]
+    assert first.figures == again.figures
+    rows = pq.read_table(tmp_path / "a" / "comparisons" / first.files["comparisons"].path).to_pylist()
+    assert len(rows) == sum(first.figures["compared_rules"].values()) == first.cpu["compare trafilatura"]["rows"] > 5
+    alone = documents_part(make_task(crawl, tmp_path / "c"), False)
+    for name in ("documents", "text"):
+        assert alone.files[name].sha256 == first.files[name].sha256
