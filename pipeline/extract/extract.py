@@ -116,6 +116,8 @@ MAX_TITLE_CHARS = 1_000
 GUARD, EMPTY_PAGE = "_guard", "_empty_page"
 """Fields of a row: `none`, or cause and outcome of the second opinion, such as `unsure/used`; and why a page that shows
 at least MIN_VISIBLE_WORDS words has no text. A row has the first if its page was extracted by `penstock`."""
+ISOLATED = "_isolated"
+"""Field of a row: why an extractor in a process of its own gave no text, such as `stopped`; None for another error."""
 PLAIN_TEXT = "text/plain"
 """Media type of pages that are not parsed; their entities are content."""
 
@@ -318,6 +320,7 @@ def _read_page(row: Row, max_depth: int, extractor: Extractor) -> Drop | None:
     try:
         found = extractor(DecodedPage(page.text, row.get("url"), date.date() if date is not None else None))
     except ExtractorError as error:
+        row[ISOLATED] = error.isolated
         _note_opinion(row, error)
         _note_empty_page(row)
         return Drop("parser_error")

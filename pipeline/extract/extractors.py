@@ -34,10 +34,19 @@ its blocks were scored."""
 class ExtractorError(Exception):
     """The extraction library failed on a page; the message is the library's."""
 
-    def __init__(self, message: str, second_opinion: str | None = None, opinion_cpu: float | None = None):
-        """The last two are those of an Extraction."""
+    def __init__(
+        self,
+        message: str,
+        second_opinion: str | None = None,
+        opinion_cpu: float | None = None,
+        isolated: str | None = None,
+    ):
+        """`second_opinion` and `opinion_cpu` are those of an Extraction.
+
+        `isolated`: why a library in a process of its own gave no text, as a SecondOpinionError says it.
+        """
         super().__init__(message)
-        self.second_opinion, self.opinion_cpu = second_opinion, opinion_cpu
+        self.second_opinion, self.opinion_cpu, self.isolated = second_opinion, opinion_cpu, isolated
 
 
 class DecodedPage(NamedTuple):
@@ -108,7 +117,7 @@ def make_extractor(name: Name, options: Options) -> Extractor:
         except (HTMLParserException, UnicodeError) as error:
             raise ExtractorError(str(error)) from error
         except SecondOpinionError as error:
-            raise ExtractorError(error.cause, opinion_cpu=error.cpu_seconds) from error
+            raise ExtractorError(error.cause, opinion_cpu=error.cpu_seconds, isolated=error.cause) from error
         return Extraction(text, title, metadata, name, opinion_cpu=cpu)
 
     return extract

@@ -132,6 +132,9 @@ class Extraction:
     """(cause, language, pages) of pages that show many words and have no text."""
     union: tuple[UnionRow, ...]
     union_seconds: float
+    """CPU time of the rules and of the further extractors [s]."""
+    stopped: int
+    """Pages on which a further extractor was ended by its limit of CPU time."""
     comparison: Comparison | None
 
     @property
@@ -157,6 +160,7 @@ def extraction(facts: RunFacts) -> Extraction:
         empty=tuple(_empty_rows(figures.get("empty_pages", {}))),
         union=tuple(_union_rows(facts)),
         union_seconds=cpu.get("union", {}).get("seconds", 0.0),
+        stopped=sum(figures.get("stopped_extractors", {}).values()),
         comparison=_comparison(facts) if "comparisons" in facts.tables else None,
     )
 

@@ -23,7 +23,7 @@ from pipeline.extract.extract import EMPTY_PAGE, EXTRACT, GUARD, ExtractConfig
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.first_rows import TextWatch, spread
 from pipeline.sources.splits import open_stream
-from pipeline.steps.several_extractors import COMPARED, TRIED, SeveralExtractors, figures_of_comparison
+from pipeline.steps.several_extractors import COMPARED, STOPPED, TRIED, SeveralExtractors, figures_of_comparison
 from schemas.config import Recipe, Section
 from schemas.errors import ContractError
 from schemas.ids import is_in_share, shuffle_key
@@ -178,6 +178,8 @@ def write_row(row: Row, output: PartOutput, config: TextConfig) -> None:
         if is_better:
             books.tally("union_taken", name)
             books.tally("union_chars", name, row["body_chars"])
+    for name in row.get(STOPPED, ()):
+        books.tally("stopped_extractors", name)
     if row.get(COMPARED) is not None:
         for figure in figures_of_comparison(row[COMPARED]):
             books.tally(*figure)

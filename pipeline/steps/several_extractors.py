@@ -20,6 +20,7 @@ from pipeline.engine.worker import FusedStages, ModelPaths
 from pipeline.extract.extract import (
     EXTRACT,
     GUARD,
+    ISOLATED,
     NESTING_REASONS,
     PLAIN_TEXT,
     ExtractConfig,
@@ -34,10 +35,13 @@ from schemas.tables import DOCUMENTS, to_entries
 
 TRIED = "_tried"
 """Field of a row: (extractor, whether its text was taken) of each further extractor that read its page."""
+STOPPED = "_stopped"
+"""Field of a row: further extractors that a limit of CPU time ended on its page."""
 COMPARED = "_compared"
 """Field of a row: the row of its page in the table `comparisons`."""
-COMPARE = "compare"
-"""First word of the names under which the CPU time of compared extractors is counted."""
+UNION, COMPARE = "union", "compare"
+"""Names under which CPU time is counted: of the rules and the further extractors of a union, and, followed by the name
+of an extractor, of its extraction of compared pages."""
 COMPARED_CHARS = 100_000
 """Maximum length of a stored text of a comparison [code points]."""
 COMPARE_SEED = 1
@@ -109,15 +113,20 @@ class SeveralExtractors:
         """
         given = dict(row)
         first = self._measured(self._first, row)
-        if not _has_other_texts(given, first):
+        name = self._config.compare
+        if name is not None and not is_in_share(shuffle_key(COMPARE_SEED, given["doc_id"]), self._config.compare_share):
+            name = None
+        if not (self._config.union or name) or not _has_other_texts(given, first):
             return first
+        started = time.process_time()
         page = _Page(given, first, self._rules.broken(first))
+        page.rules_seconds = time.process_time() - started
         chosen = self._chosen(page) if self._config.union else first
-        if self._config.compare is not None and _is_compared(given["doc_id"], self._config.compare_share):
-            chosen[COMPARED] = self._compared(page, self._config.compare)
-            for name, seconds in ((self._config.extractor, page.seconds), (self._config.compare, None)):
-                spent = extraction_seconds(page.others[name]) if seconds is None else seconds
-                chosen[CPU][f"{COMPARE} {name}"] = spent
+        if name is not None:
+            chosen[COMPARED] = self._compared(page, name)
+            chosen[CPU][f"{COMPARE} {self._config.extractor}"] = page.seconds
+            chosen[CPU][f"{COMPARE} {name}"] = extraction_seconds(page.others[name])
+        chosen[STOPPED] = [other for other, its in page.others.items() if its.get(ISOLATED) == "stopped"]
         return chosen
 
     def _chosen(self, page: "_Page") -> Row:
@@ -138,8 +147,7 @@ class SeveralExtractors:
             chosen[CPU] = page.first[CPU]
             chosen |= {name: page.first[name] for name in (GUARD, SECOND_OPINION) if name in page.first}
         chosen[TRIED] = tried
-        if tried:
-            chosen[CPU]["union"] = time.process_time() - started + elsewhere
+        chosen[CPU][UNION] = page.rules_seconds + time.process_time() - started + elsewhere
         return chosen
 
     def _compared(self, page: "_Page", name: Name) -> Row:
@@ -176,16 +184,13 @@ class _Page:
     def __init__(self, given: Row, first: Row, broken: str | None):
         self.given, self.first, self.broken = given, first, broken
         self.seconds = extraction_seconds(first)
+        self.rules_seconds = 0.0
         self.others: dict[Name, Row] = {}
 
 
 def extraction_seconds(row: Row) -> float:
     """Return the CPU time of the extraction of a measured row [s], that of other processes included."""
     return float(row[CPU].get(EXTRACT.name, 0.0) + row[CPU].get(SECOND_OPINION, 0.0))
-
-
-def _is_compared(doc_id: bytes, share: float) -> bool:
-    return is_in_share(shuffle_key(COMPARE_SEED, doc_id), share)
 
 
 def _has_other_texts(given: Row, first: Row) -> bool:
