@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import pyarrow.parquet as pq
 
 from pipeline.engine.stage import Row
+from pipeline.extract.extractors import MIN_VISIBLE_WORDS
 from pipeline.pii.stage import Redactor
 from pipeline.report.facts import RunFacts
 from pipeline.report.judged import choose_parts
@@ -97,7 +98,7 @@ class ComparedPage:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ComparedExtractors:
     """Two extractors on a sample of the pages."""
 
     first: str
@@ -116,7 +117,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Extraction:
+class ExtractionFigures:
     """All that the section on extraction shows; a part that the recipe does not use is empty or None."""
 
     milliseconds: float | None
@@ -130,12 +131,14 @@ class Extraction:
     """CPU time of second opinions [s]."""
     empty: tuple[tuple[str, str, int], ...]
     """(cause, language, pages) of pages that show many words and have no text."""
+    min_words: int
+    """The number of words that are many."""
     union: tuple[UnionRow, ...]
     union_seconds: float
     """CPU time of the rules and of the further extractors [s]."""
     stopped: int
     """Pages on which a further extractor was ended by its limit of CPU time."""
-    comparison: Comparison | None
+    comparison: ComparedExtractors | None
 
     @property
     def is_empty(self) -> bool:
@@ -143,7 +146,7 @@ class Extraction:
         return self.milliseconds is None and not (self.guard or self.empty or self.union or self.comparison)
 
 
-def extraction(facts: RunFacts) -> Extraction:
+def extraction(facts: RunFacts) -> ExtractionFigures:
     """Return what the report says about extraction. Reads the table `comparisons` if the run has one."""
     figures, cpu = facts.figures("documents"), _cpu(facts)
     guard: Mapping[str, int] = figures.get("second_opinions", {})
@@ -151,13 +154,14 @@ def extraction(facts: RunFacts) -> Extraction:
     asked = sum(number for name, number in guard.items() if not name.endswith(("none", "/limit", "/too_large")))
     spent = cpu.get("extract", {"seconds": 0.0, "rows": 0})
     seconds = cpu.get("second_opinion", {}).get("seconds", 0.0)
-    return Extraction(
+    return ExtractionFigures(
         milliseconds=1000 * (spent["seconds"] + seconds) / spent["rows"] if spent["rows"] else None,
         guard=tuple(_guard_rows(guard, pages)),
         guard_pages=pages,
         guard_share=asked / pages if pages else 0.0,
         guard_seconds=seconds,
         empty=tuple(_empty_rows(figures.get("empty_pages", {}))),
+        min_words=MIN_VISIBLE_WORDS,
         union=tuple(_union_rows(facts)),
         union_seconds=cpu.get("union", {}).get("seconds", 0.0),
         stopped=sum(figures.get("stopped_extractors", {}).values()),
@@ -201,7 +205,7 @@ def _union_rows(facts: RunFacts) -> Iterator[UnionRow]:
         )
 
 
-def _comparison(facts: RunFacts) -> Comparison | None:
+def _comparison(facts: RunFacts) -> ComparedExtractors | None:
     figures = facts.figures("documents")
     settings = facts.tables["comparisons"].content.config["extract"]
     names = settings["extractor"], settings["compare"]
@@ -210,7 +214,7 @@ def _comparison(facts: RunFacts) -> Comparison | None:
     pages = sum(figures.get("compared_rules", {}).values())
     different, random, refused = _pages(facts)
     first, second = (1000 * spent["seconds"] / spent["rows"] if spent else None for spent in cpu)
-    return Comparison(
+    return ComparedExtractors(
         *names,
         pages=pages,
         f1=tuple(_counts(figures.get("compared_f1", {}), {f"{n / 10:.1f}": _tenth(n) for n in reversed(range(10))})),

@@ -14,7 +14,6 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from pipeline.extract.extractors import MIN_VISIBLE_WORDS
 from pipeline.report import facts as numbers
 from pipeline.report.charts import training_plots
 from pipeline.report.commands import Commands
@@ -193,7 +192,6 @@ def _view(facts: RunFacts, scores: Sequence[Score], options: ReportOptions) -> d
         "stored": ranked_counts(documents.get("stored_bytes", {})),
         "record_types": ranked_counts(documents.get("record_types", {})),
         "extraction": extraction(facts),
-        "min_visible_words": MIN_VISIBLE_WORDS,
         "languages": languages(facts),
         "charsets": ranked_counts(documents.get("charsets", {})),
         "dedup": copies,
