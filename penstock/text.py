@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from pipeline.engine.stage import Drop, PerDocument, Row, RowFunction
-from pipeline.extract.extract import EXTRACT, METADATA
+from pipeline.extract.extract import EXTRACT, METADATA, NEEDS_A_RUN
 from pipeline.language import LANGUAGE
 from pipeline.models import ModelsConfig, ensure_model
 from pipeline.pii.stage import PII
@@ -89,6 +89,11 @@ def extract(html: str | bytes, charset: str | None = None, url: str | None = Non
     header declares, if there is one. `url`: its address, by which relative links are resolved. `settings`: of the
     section `[extract]`, such as `extractor="trafilatura"`. Raises ConfigError for a wrong setting.
     """
+    if ignored := sorted({*NEEDS_A_RUN} & settings.keys()):
+        raise ConfigError(
+            f"penstock.extract: expected settings of one page, got {', '.join(ignored)}, which a run uses. Remove "
+            "them, and call it with extractor=NAME for each extractor."
+        )
     if isinstance(html, str):
         html, charset = html.encode("utf-8", "replace"), "utf-8"
     row: Row = {"_payload": html, "_http_charset": charset, "mime": "text/html", "text": None, "url": url}

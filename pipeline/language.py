@@ -17,6 +17,8 @@ from schemas.errors import ConfigError
 
 MODEL = "language"
 LABEL_PREFIX = "__label__"
+NOT_WANTED = "language_not_wanted"
+"""Reason of a drop: the recipe wants other languages."""
 
 
 class LanguageConfig(Section):
@@ -70,7 +72,7 @@ def make_language(config: LanguageConfig, models: Mapping[str, str]) -> RowFunct
         row["language"], row["language_score"] = code, score
         row["language_share"] = row["second_language"] = None
         if kept and code not in kept:
-            return Drop("language_not_wanted", score)
+            return Drop(NOT_WANTED, score)
         row["language_share"], row["second_language"] = mixture(model, row["text"], code, config)
         if not score >= config.min_score:  # A broken model returns NaN.
             return Drop("language_uncertain", score, config.min_score)
@@ -155,7 +157,7 @@ LANGUAGE = PerDocument(
     reads=("text",),
     adds=("language", "language_score", "language_share", "second_language"),
     reasons={
-        "language_not_wanted": "the most probable language is not one of languages; the value is its probability",
+        NOT_WANTED: "the most probable language is not one of languages; the value is its probability",
         "language_uncertain": "the most probable language is less probable than min_score",
     },
     make=make_language,

@@ -135,8 +135,8 @@ def run_locked_steps(
 
 def _run_steps(run: Run, steps: Sequence[Step], progress: Progress) -> RunFile:
     recipe, folder = run.recipe, run.folder
-    unused = {name for step in STEPS if not step.is_used(recipe) for name in step.writes}
-    existing = {name: version for name, version in read_run(folder).tables.items() if name not in unused}
+    used = {name for step in steps_for(recipe) if step.is_used(recipe) for name in step.writes}
+    existing = {name: version for name, version in read_run(folder).tables.items() if name in used}
     state = RunFile(tables=existing, recipe=recipe.to_json())
     write_run(folder, state)
     if run.spark is not None:
@@ -334,7 +334,8 @@ def step_content(run: Run | Prepared, step: Step) -> dict[str, Any]:
 
 def settings_of(section: Section, step: Step) -> dict[str, Any]:
     """Return the settings of one section that change what a step writes."""
-    return section.decisions() if step.settings == "decision" else section.content()
+    content = section.content() if step.settings != "decision" else {}
+    return content | (section.decisions() if step.settings != "content" else {})
 
 
 def commit(

@@ -7,7 +7,7 @@ are listed only here: a step gets its stages from this list, and the report, wha
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -26,7 +26,7 @@ from pipeline.engine.failures import failures_of
 from pipeline.engine.part import EVERY_STAGE, FAILED
 from pipeline.engine.stage import PerDocument, extend_schema
 from pipeline.engine.step import Stage, Step
-from pipeline.extract.extract import EXTRACT
+from pipeline.extract.extract import EXTRACT, ExtractConfig
 from pipeline.language import LANGUAGE
 from pipeline.minhash.stage import SIGNATURE
 from pipeline.perplexity.paragraphs import PARAGRAPHS, check_paragraphs, cuts_paragraphs, stores_paragraphs
@@ -81,7 +81,7 @@ NEEDED_SETTINGS = (
 
 STEPS: tuple[Step, ...] = (
     Step(
-        writes=("documents", "text"),
+        writes=("documents", "text", "comparisons"),
         stages=(SOURCE, *MEASURED, KEEP_TEXT),
         reads=(),
         build=build_documents,
@@ -210,7 +210,22 @@ def steps_for(recipe: Recipe) -> tuple[Step, ...]:
         step.name: [stage for stage in step.stages if stage is not PARAGRAPHS or used[step.name](recipe)]
         for step in STEPS
     }
-    return tuple(replace(step, stages=_extended(stages[step.name], measured)) for step in STEPS)
+    steps = [replace(step, stages=_extended(stages[step.name], measured)) for step in STEPS]
+    first = steps[0]
+    writes = first.writes if compares(recipe) else tuple(name for name in first.writes if name != "comparisons")
+    # Limits choose between the texts of a union, and a comparison counts which texts fail them.
+    settings: Literal["content", "all"] = "all" if uses_union(recipe) or compares(recipe) else "content"
+    return (replace(first, writes=writes, settings=settings), *steps[1:])
+
+
+def compares(recipe: Recipe) -> bool:
+    """Return True if two extractors are compared, so that the first step also writes the table `comparisons`."""
+    return recipe.section(EXTRACT.name, ExtractConfig).compare is not None
+
+
+def uses_union(recipe: Recipe) -> bool:
+    """Return True if limits choose between the texts of several extractors, so that they change `documents`."""
+    return bool(recipe.section(EXTRACT.name, ExtractConfig).union)
 
 
 def canonical_recipe(recipe: Recipe) -> Recipe:

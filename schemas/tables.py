@@ -218,6 +218,24 @@ TEXT = pa.schema(
 )
 """The text of the same rows in the same order as `documents`."""
 
+COMPARISONS = pa.schema(
+    [
+        DOC_ID,
+        field("language", pa.string(), "most probable language of the first text; null where it was not measured"),
+        field("first", pa.string(), "extractor of the recipe"),
+        field("second", pa.string(), "extractor that it is compared with"),
+        field("word_f1", pa.float32(), "F1 of the words of the two texts, as multisets; 1 if both are empty", "0..1"),
+        field("first_chars", pa.int64(), "length of the text by the first", "code points"),
+        field("second_chars", pa.int64(), "length of the text by the second", "code points"),
+        field("first_rule", pa.string(), "stage/rule that the text by the first fails; null: it passes"),
+        field("second_rule", pa.string(), "stage/rule that the text by the second fails; null: it passes"),
+        field("first_text", pa.string(), "text by the first, RAW, at most 100,000 characters of it"),
+        field("second_text", pa.string(), "text by the second, RAW, at most 100,000 characters of it"),
+    ],
+    metadata={"privacy": "raw text, not redacted"},
+)
+"""The texts of a sample of the pages by two extractors, in the order of `documents`."""
+
 SCORES = pa.schema(
     [
         DOC_ID,
@@ -414,6 +432,7 @@ TABLES: Mapping[str, Table] = {
             searchable=tuple(name for name in DOCUMENTS.names if name != "signature"),
         ),
         Table("text", "The extracted text of every record, raw", "record", TEXT, blank_keeps=("doc_id",)),
+        Table("comparisons", "The texts of a sample of the pages by two extractors, raw", "other", COMPARISONS),
         Table(
             name="scores",
             meaning="Scores of models on the text of every measured document",

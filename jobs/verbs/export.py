@@ -149,8 +149,8 @@ def _export_table(arguments: Arguments, run: Store, out: Store, recipe: Recipe) 
     prepared: PreparedExport = prepare_table_export(
         run, arguments.table, out, arguments.format, arguments.compression or ZSTD
     )
-    if arguments.table == "text":
-        print("export: the table `text` is raw and may hold personal data", file=sys.stderr)
+    if arguments.table in ("text", "comparisons"):
+        print(f"export: the table `{arguments.table}` is raw and may hold personal data", file=sys.stderr)
     manifest = _in_spark(recipe, arguments.verbose, lambda run_all: export_table(run, prepared, run_all))
     rows, files = manifest["content"]["counts"]["rows"], manifest["content"]["files"]
     print(f"{out.uri}: {rows:,} rows of {arguments.table} in {len(files):,} file(s)")

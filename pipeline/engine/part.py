@@ -17,7 +17,7 @@ import pyarrow as pa
 from pipeline.engine.failures import FailureCounts, failures_of
 from pipeline.engine.live_counts import PartMeter, current_meter
 from pipeline.engine.parquet import PartWriter, WrittenFile
-from pipeline.engine.stage import Drop, Row
+from pipeline.engine.stage import CPU, Drop, Row
 from schemas.errors import ContractError
 from schemas.ids import canonical_json
 from schemas.manifest import Counts, part_key
@@ -65,11 +65,16 @@ class DropCounter:
         self._figures: dict[str, Counter[str]] = {}
         self.failures = FailureCounts()
         """The errors that stages raised on the rows."""
+        self.cpu: dict[str, dict[str, float]] = {}
+        """CPU time by stage: `seconds`, and the number of `rows` that it was spent on."""
 
     def enter(self, row: Row, chars: int) -> None:
         """Count one row as kept or as dropped for its reason. `chars` is the length of the row's text [code points]."""
         self.rows_in += 1
         self.failures.see(row)
+        for stage, seconds in row.get(CPU, {}).items():
+            spent = self.cpu.setdefault(stage, {"seconds": 0.0, "rows": 0})
+            spent["seconds"], spent["rows"] = spent["seconds"] + seconds, spent["rows"] + 1
         if row.get("drop_stage") is None:
             self.rows_kept += 1
             self.kept_chars += chars
@@ -123,6 +128,8 @@ class PartResult:
     failures: FailureCounts = field(default_factory=FailureCounts)
     """The errors that stages raised on the part's documents."""
     cpu_seconds: float = 0.0
+    cpu: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """CPU time by stage, as `DropCounter.cpu`; it is not part of the content of a table."""
     source: Mapping[str, Any] | None = None
     """Name, size and SHA-256 of the input file; None if the task read only tables of the run."""
 
@@ -136,6 +143,7 @@ class PartResult:
             "errors": self.failures.errors,
             "calls": self.failures.calls,
             "cpu_seconds": self.cpu_seconds,
+            "cpu": {stage: dict(spent) for stage, spent in self.cpu.items()},
             "source": None if self.source is None else dict(self.source),
         }
 
@@ -144,7 +152,7 @@ class PartResult:
         """Return the result from the JSON values that `to_json` returned."""
         files = {table: WrittenFile(**written) for table, written in values["files"].items()}
         counts = Counts.model_validate(values["counts"])
-        named = {name: values[name] for name in ("figures", "cpu_seconds", "source")}
+        named = {name: values[name] for name in ("figures", "cpu_seconds", "cpu", "source")}
         return cls(files, counts, failures=failures_of([values]), **named)
 
 
@@ -155,6 +163,8 @@ class TableTarget:
     folder: Store
     schema: pa.Schema
     size_column: str | None = None
+    rows_in: str | None = None
+    """Field of a row that holds the row of this table, if it has one; None = the row itself."""
 
 
 @dataclass(frozen=True)
@@ -184,11 +194,15 @@ class PartOutput:
     """Row counts of a table whose rows have no verdict; None uses the counts of `books`."""
     meter: PartMeter = field(default_factory=current_meter)
     """The counts of this part that are displayed while it is written."""
+    rows_in: Mapping[str, str] = field(default_factory=dict)
+    """The field of a row that holds the row of a table, by table; see TableTarget."""
 
     def write(self, row: Row) -> None:
         """Append a finished row to every table."""
-        for writer in self.writers.values():
-            writer.add(row)
+        for name, writer in self.writers.items():
+            own = row.get(self.rows_in[name]) if name in self.rows_in else row
+            if own is not None:
+                writer.add(own)
         self.meter.add()
 
 
@@ -206,13 +220,15 @@ def write_part(target: PartTarget, fill: Callable[[PartOutput], None]) -> PartRe
                 name: stack.enter_context(PartWriter(table.folder, key, table.schema, table.size_column))
                 for name, table in target.tables.items()
             }
-            output = PartOutput(writers, DropCounter(target.reasons, target.raises))
+            rows_in = {name: table.rows_in for name, table in target.tables.items() if table.rows_in is not None}
+            output = PartOutput(writers, DropCounter(target.reasons, target.raises), rows_in=rows_in)
             fill(output)
         return PartResult(
             files={name: writer.written for name, writer in writers.items()} | output.files,
             counts=output.counts or output.books.counts,
             figures=output.figures if output.counts else output.books.figures | output.figures,
             failures=output.books.failures,
+            cpu=output.books.cpu,
             source=output.source,
         )
 

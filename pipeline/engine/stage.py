@@ -14,6 +14,8 @@ import pyarrow as pa
 from schemas.config import Section
 
 Row = dict[str, Any]
+CPU = "_cpu"
+"""Field of a row: the CPU time [s] that was spent on it, by stage, and by work that a stage does in other processes."""
 
 
 @dataclass(frozen=True, slots=True)

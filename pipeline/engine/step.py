@@ -108,9 +108,9 @@ class Step:
     reads: tuple[str, ...]
     """Names of tables of the run. If the recipe does not use the step that writes a table, the table is left out."""
     build: Callable[[StepContext], dict[str, TableResult]]
-    settings: Literal["content", "decision"] = "content"
-    """Which settings change what this step writes: "decision", those only compared with measured values, or "content".
-    """
+    settings: Literal["content", "decision", "all"] = "content"
+    """Which settings change what this step writes: "decision", those only compared with measured values, "content", or
+    "all" of them."""
     is_used: Callable[[Recipe], bool] = _always
     """Returns True if the recipe uses the step."""
     external_inputs: Callable[[Recipe, Sequence[Split]], dict[str, TableVersion]] = _nothing_external
@@ -132,10 +132,12 @@ class Step:
 def combine_parts(results: Sequence[PartResult], tables: Sequence[str]) -> dict[str, TableResult]:
     """Combine the results of all parts into one result for each table.
 
-    The result of the first table has the sum of the parts' counts. For the other tables, only rows are counted.
+    The result of the first table has the sum of the parts' counts, and the CPU time by stage in `notes`. For the other
+    tables, only rows are counted.
     """
     built = {table: TableResult() for table in tables}
     first = built[tables[0]]
+    cpu: dict[str, Mapping[str, float]] = {}
     for result in results:
         for table in tables:
             built[table].add_file(result.files[table])
@@ -145,6 +147,12 @@ def combine_parts(results: Sequence[PartResult], tables: Sequence[str]) -> dict[
         first.cpu_seconds += result.cpu_seconds
         if result.source is not None:
             first.sources.append(result.source)
+        for stage, spent in result.cpu.items():
+            cpu[stage] = add_figures(cpu[stage], spent) if stage in cpu else spent
+    if cpu:
+        first.notes["cpu"] = {
+            stage: {"seconds": round(spent["seconds"], 3), "rows": spent["rows"]} for stage, spent in cpu.items()
+        }
     for table in tables[1:]:
         built[table].count_rows()
     return built

@@ -5,13 +5,14 @@ retried task processes each row in a child process: a row that kills it is dropp
 """
 
 import multiprocessing
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 
 from pipeline.engine.failures import CALLS, FAILURE, Failure
 from pipeline.engine.part import CRASHED, FAILED, set_verdict
 from pipeline.engine.spark import worker_path
-from pipeline.engine.stage import Drop, PerDocument, Row
+from pipeline.engine.stage import CPU, Drop, PerDocument, Row
 from schemas.config import Recipe
 from schemas.errors import ContractError, PenstockError
 
@@ -36,10 +37,15 @@ class FusedStages:
         ]
 
     def __call__(self, row: Row) -> Row:
-        """Run the stages on a row and return the row. If a stage drops the row, its `drop_` columns are set."""
+        """Run the stages on a row and return the row. If a stage drops the row, its `drop_` columns are set.
+
+        The CPU time of each stage is in the row's field CPU.
+        """
+        times: dict[str, float] = row.setdefault(CPU, {})
         for stage, function, reasons in self._stages:
             if stage.max_failed_share is not None:
                 row.setdefault(CALLS, []).append(stage.name)
+            started = time.process_time()
             try:
                 drop = function(row)
             except PenstockError:
@@ -49,6 +55,8 @@ class FusedStages:
                 row[FAILURE] = Failure(stage.name, type(error).__name__, place, message)
                 set_verdict(row, stage.name, Drop(FAILED))
                 break
+            finally:
+                times[stage.name] = times.get(stage.name, 0.0) + time.process_time() - started
             if drop is None:
                 continue
             if drop.rule not in reasons:
@@ -70,7 +78,7 @@ def _place(error: BaseException) -> str:
 
 
 def run_rows(
-    rows: Iterable[tuple[Row, Drop | None]], fused: FusedStages, stages: tuple[str, str], retried: bool
+    rows: Iterable[tuple[Row, Drop | None]], fused: Callable[[Row], Row], stages: tuple[str, str], retried: bool
 ) -> Iterator[Row]:
     """Run rows through the stages and yield each row. A dropped row has the `drop_` columns.
 
@@ -78,7 +86,7 @@ def run_rows(
     `stages[0]`. If `retried` is True, rows are processed in a child process. If this process crashes on a row, a drop
     of the stage `stages[1]` is recorded.
     """
-    measure: FusedStages | Sandbox = Sandbox(fused) if retried else fused
+    measure: Callable[[Row], Row] = Sandbox(fused) if retried else fused
     try:
         for row, drop in rows:
             if drop is not None:

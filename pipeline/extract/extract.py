@@ -6,17 +6,28 @@ WET, JSONL or Parquet) and pages of plain text are only repaired, normalized and
 
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 from pydantic import Field, model_validator
 
-from pipeline.engine.stage import Drop, PerDocument, Row, RowFunction
+from pipeline.engine.stage import CPU, Drop, PerDocument, Row, RowFunction
 from pipeline.extract.assemble import EMPTY_LINE
 from pipeline.extract.charset import decode
-from pipeline.extract.extractors import DecodedPage, Extractor, ExtractorError, Name, Options, make_extractor
+from pipeline.extract.extractors import (
+    MIN_VISIBLE_WORDS,
+    DecodedPage,
+    Extraction,
+    Extractor,
+    ExtractorError,
+    Name,
+    Options,
+    make_extractor,
+    num_words,
+    visible_text,
+)
 from pipeline.extract.inline import TextForm
 from pipeline.extract.page_limits import bearable
 from pipeline.extract.unicode import repair_text
@@ -107,6 +118,11 @@ def _kind(tag: str) -> tuple[str, bool, bool, bool]:
 MODEL = "main_text"
 """Name by which the stage reads its model."""
 MAX_TITLE_CHARS = 1_000
+GUARD, EMPTY_PAGE = "_guard", "_empty_page"
+"""Fields of a row: `none`, or cause and outcome of the second opinion, such as `unsure/used`; and why a page that shows
+at least MIN_VISIBLE_WORDS words has no text. A row has the first if its page was extracted by `penstock`."""
+ISOLATED = "_isolated"
+"""Field of a row: why an extractor in a process of its own gave no text, such as `stopped`; None for another error."""
 PLAIN_TEXT = "text/plain"
 """Media type of pages that are not parsed; their entities are content."""
 
@@ -132,11 +148,19 @@ class ExtractConfig(Section):
     """True to write the URL of each link after its text, by "penstock"."""
     images: bool = False
     """True to write the alternative texts of images, and their URLs in Markdown, by "penstock"."""
+    union: tuple[Name, ...] = ()
+    """Two or more extractors. The first is the extractor. If its text of a page fails the rules, the text of the next
+    that passes is kept. The limits of the rules then choose texts, so that changing them reads the pages again."""
+    compare: Name | None = None
+    """Another extractor that reads a sample of the pages too. The report shows both texts side by side."""
+    compare_share: float = Field(0.01, gt=0, le=1)
+    """Share of the pages in that sample, chosen by a hash of doc_id."""
     min_expected_f1: float = Field(0.55, ge=0, le=1)
-    """Expected F1 of the text by "penstock" below which trafilatura gives a second opinion on the page, 0..1. With 0,
-    only pages with an empty or very short text get one."""
-    max_second_opinions: float = Field(0.05, ge=0, le=1)
-    """Maximum share of the pages of a file that get a second opinion, after the first 20; 0 allows these 20 only."""
+    """Expected F1 of the text by "penstock" below which trafilatura gives a second opinion on the page, 0..1. About 5 %
+    of real pages are below the default. With 0, only pages with an empty or very short text get one."""
+    max_second_opinions: float = Field(1.0, ge=0, le=1)
+    """Share of all pages, chosen by a hash of the page, that may get a second opinion for a low expected F1. Pages with
+    an empty or very short text, about 1 %, always get one."""
     metadata: bool = True
     """True to read what a page declares about itself, such as its author and date, into columns. Takes about 0.8 ms a
     page."""
@@ -156,28 +180,92 @@ class ExtractConfig(Section):
     max_text_chars: int = Field(5_000_000, ge=1)
     """Maximum length of a text [code points]; the longest novels have about 3 million."""
 
+    @property
+    def extractors(self) -> tuple[Name, ...]:
+        """Every extractor that reads pages, the first one first."""
+        names = (*(self.union or (self.extractor,)), *((self.compare,) if self.compare else ()))
+        return tuple(dict.fromkeys(names))
+
+    def content(self) -> dict[str, Any]:
+        """Return the fields that change what is measured and written, as JSON values.
+
+        `union` and `compare` are omitted if they are not used: tables that were built before they existed stay valid.
+        """
+        unused = {"union"} if not self.union else set()
+        unused |= {"compare", "compare_share"} if self.compare is None else set()
+        return {name: value for name, value in super().content().items() if name not in unused}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _first_of_the_union(cls, values: Any) -> Any:
+        if isinstance(values, dict) and isinstance(values.get("union"), list | tuple) and values["union"]:
+            return {"extractor": values["union"][0], **values}
+        return values
+
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> "ExtractConfig":
-        others = self.model_fields_set & {"format", "links", "images", "min_expected_f1", "max_second_opinions"}
-        for name in ("favor_precision",) if self.favor_precision else ():
-            if self.extractor != "trafilatura":
-                raise ValueError(_ignored(name, "trafilatura", self.extractor))
-        for name in sorted(others) if self.extractor != "penstock" else ():
-            raise ValueError(_ignored(name, "penstock", self.extractor))
+        problems = _union_problems(self.union, self.extractor) if "union" in self.model_fields_set else []
+        if self.compare == self.extractor:
+            problems.append(
+                f"compare: expected another extractor than extractor = {self.extractor!r}, got the same. Name "
+                "another one."
+            )
+        if self.compare is None and "compare_share" in self.model_fields_set:
+            problems.append(
+                f"compare_share: expected extract.compare, got none, so that {self.compare_share} is ignored. Remove "
+                "extract.compare_share."
+            )
+        needed = dict.fromkeys(sorted(self.model_fields_set & PENSTOCK_SETTINGS), "penstock")
+        needed |= {"favor_precision": "trafilatura"} if self.favor_precision else {}
+        got = repr(self.extractor) if len(self.extractors) == 1 else ", ".join(map(repr, self.extractors))
+        problems += [
+            f"{name}: expected extractor = {owner!r}, got {got}, which ignores it. Remove extract.{name}."
+            for name, owner in needed.items()
+            if owner not in self.extractors
+        ]
+        if problems:
+            raise ValueError("\n  ".join(problems))
         return self
 
 
-def _ignored(name: str, needed: str, extractor: str) -> str:
-    return f"{name}: expected extractor = {needed!r}, got {extractor!r}, which ignores it. Remove extract.{name}."
+PENSTOCK_SETTINGS = frozenset(("format", "links", "images", "min_expected_f1", "max_second_opinions"))
+"""Settings that only the extractor "penstock" uses."""
+NEEDS_A_RUN = ("union", "compare", "compare_share")
+"""Settings that concern several extractors, so that only a run uses them; its fingerprint has them where they are set.
+"""
+
+
+def _union_problems(union: Sequence[str], extractor: str) -> list[str]:
+    problems = []
+    if len(union) < 2:
+        problems.append(f"union: expected at least two extractors, got {[*union]}. Add one, or remove extract.union.")
+    problems += [
+        f"union: expected each extractor once, got {name!r} more than once. Remove one."
+        for name in dict.fromkeys(union)
+        if union.count(name) > 1
+    ]
+    if union and extractor != union[0]:
+        problems.append(
+            f"union: expected extractor = {extractor!r} as its first, got {union[0]!r}. Remove extract.extractor."
+        )
+    return problems
+
+
+def config_of_extractor(config: ExtractConfig, name: Name) -> ExtractConfig:
+    """Return the section of a recipe in which this extractor is the only one."""
+    return config.model_copy(update={"extractor": name, "union": (), "compare": None})
 
 
 def models(config: ExtractConfig) -> dict[str, str]:
-    """Return the model that the extractor needs."""
-    return {MODEL: config.model} if config.extractor == "penstock" else {}
+    """Return the model that the extractors need."""
+    return {MODEL: config.model} if "penstock" in config.extractors else {}
 
 
-def make_extract(config: ExtractConfig, models: Mapping[str, str]) -> RowFunction:
-    """Return the function that adds charset, title, text, its counts and metadata to a row, or drops the page."""
+def make_extract(config: ExtractConfig, models: Mapping[str, str], isolated: bool = False) -> RowFunction:
+    """Return the function that adds charset, title, text, its counts and metadata to a row, or drops the page.
+
+    The text is that of `config.extractor`. With `isolated`, trafilatura runs in the process of second opinions.
+    """
     form = TextForm(markdown=config.format == "markdown", links=config.links, images=config.images)
     extractor = make_extractor(
         config.extractor,
@@ -188,6 +276,7 @@ def make_extract(config: ExtractConfig, models: Mapping[str, str]) -> RowFunctio
             Path(models[MODEL]) if MODEL in models else None,
             config.min_expected_f1,
             config.max_second_opinions,
+            isolated,
         ),
     )
 
@@ -206,7 +295,10 @@ def make_extract(config: ExtractConfig, models: Mapping[str, str]) -> RowFunctio
         text = normalize_text(row["text"])
         row["text"] = text = text.replace(EMPTY_LINE, "") if is_page else text
         row["num_chars"], row["replacement_chars"] = len(text), text.count("\ufffd")
-        return _out_of_bounds(row, config)
+        drop = _out_of_bounds(row, config)
+        if drop is not None and drop.rule == "no_text" and is_page:
+            _note_empty_page(row)
+        return drop
 
     return extract
 
@@ -233,13 +325,36 @@ def _read_page(row: Row, max_depth: int, extractor: Extractor) -> Drop | None:
     date = row.get("date")
     try:
         found = extractor(DecodedPage(bearable(page.text), row.get("url"), date.date() if date is not None else None))
-    except ExtractorError:
+    except ExtractorError as error:
+        row[ISOLATED] = error.isolated
+        _note_opinion(row, error)
+        _note_empty_page(row)
         return Drop("parser_error")
+    _note_opinion(row, found)
     row["title"], row["text"], row["extracted_by"] = found.title, found.text, found.extracted_by
-    row["expected_f1"], row["second_opinion"] = found.expected_f1, found.second_opinion
+    row["expected_f1"] = found.expected_f1
     if found.metadata is not None:
         row.update((name, getattr(found.metadata, name)) for name in METADATA)
     return None
+
+
+def _note_opinion(row: Row, found: Extraction | ExtractorError) -> None:
+    """Write down for the counts why there was a second opinion, and what became of it."""
+    cause, _, outcome = (found.second_opinion or "").partition(": ")
+    if found.opinion_cpu is not None:
+        row.setdefault(CPU, {})["second_opinion"] = found.opinion_cpu
+    if cause:
+        row["second_opinion"], row[GUARD] = found.second_opinion, f"{cause}/{outcome or 'used'}"
+    elif isinstance(found, Extraction) and found.expected_f1 is not None:
+        row[GUARD] = "none"
+
+
+def _note_empty_page(row: Row) -> None:
+    """Write down for the counts why a page without a text has none, if it shows many words."""
+    if row.get("mime") != PLAIN_TEXT:
+        page = decode(row["_payload"], row["_http_charset"]).text
+        if num_words(visible_text(page)) >= MIN_VISIBLE_WORDS:
+            row[EMPTY_PAGE] = row["second_opinion"] or ("short_text" if row["text"] else "no_text")
 
 
 def _out_of_bounds(row: Row, config: ExtractConfig) -> Drop | None:
@@ -300,7 +415,7 @@ COLUMNS = (
     field(
         "second_opinion",
         pa.string(),
-        "why trafilatura was asked too: empty, short or unsure, and why it gave no text; null: it was not asked",
+        "why trafilatura was to be asked too: empty, short, unsure or error, and why it gave no text; null: it was not",
     ),
     *METADATA_COLUMNS,
 )

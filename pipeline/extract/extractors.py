@@ -1,7 +1,7 @@
 """The extractors: functions from a decoded page to its main text and what it declares about itself.
 
 `penstock` scores the blocks of the page and asks for a second opinion where it is not sure. The others are libraries
-and the whole visible text.
+and the whole visible text. The result depends on the page alone, not on the pages before it.
 """
 
 from collections.abc import Callable
@@ -14,11 +14,13 @@ from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.html import HTMLParserException, HTMLTree
 
 from pipeline.extract.assemble import assemble
+from pipeline.extract.features import Text
 from pipeline.extract.inline import TextForm
 from pipeline.extract.main_text import SHIPPED_MODEL, ScoredBlocks, load_model, parse_page, score_blocks
 from pipeline.extract.metadata import PageMetadata, read_metadata
 from pipeline.extract.page_limits import first_tags
-from pipeline.extract.second_opinion import SecondOpinion, SecondOpinionError
+from pipeline.extract.second_opinion import Opinion, SecondOpinion, SecondOpinionError
+from schemas.ids import is_in_share, shuffle_key
 
 Name = Literal["penstock", "resiliparse", "trafilatura", "all"]
 
@@ -26,14 +28,27 @@ MIN_VISIBLE_WORDS = 150
 """Number of visible words from which a page must not have an empty or very short text."""
 SHORT_SHARE = 0.03
 """Share of the visible words below which a main text is very short."""
-FIRST_PAGES = 20
-"""Number of second opinions that are allowed before their share of the pages is limited."""
-CAUSES = ("empty", "short", "unsure")
-"""Why a page gets a second opinion: no text, SHORT_SHARE of many visible words, a low expected F1."""
+CAUSES = ("empty", "short", "unsure", "error")
+"""Why a page gets a second opinion: no text, SHORT_SHARE of many visible words, a low expected F1, or an error while
+its blocks were scored."""
 
 
 class ExtractorError(Exception):
     """The extraction library failed on a page; the message is the library's."""
+
+    def __init__(
+        self,
+        message: str,
+        second_opinion: str | None = None,
+        opinion_cpu: float | None = None,
+        isolated: str | None = None,
+    ):
+        """`second_opinion` and `opinion_cpu` are those of an Extraction.
+
+        `isolated`: why a library in a process of its own gave no text, as a SecondOpinionError says it.
+        """
+        super().__init__(message)
+        self.second_opinion, self.opinion_cpu, self.isolated = second_opinion, opinion_cpu, isolated
 
 
 class DecodedPage(NamedTuple):
@@ -59,6 +74,8 @@ class Extraction:
     """Estimated F1 of the text by `penstock`, in 0..1."""
     second_opinion: str | None = None
     """Why there was a second opinion (CAUSES), and after a colon why it gave no text, such as `unsure: stopped`."""
+    opinion_cpu: float | None = None
+    """CPU time of the second opinion [s]; None = it was not asked for."""
 
 
 Extractor = Callable[[DecodedPage], Extraction]
@@ -74,7 +91,9 @@ class Options(NamedTuple):
     model: Path | None = None
     """File of the model of `penstock`; None = the shipped one."""
     min_expected_f1: float = 0.0
-    max_second_opinions: float = 0.0
+    max_second_opinions: float = 1.0
+    isolated: bool = False
+    """True to run trafilatura in a process of its own, with the limits of second opinions."""
 
 
 def make_extractor(name: Name, options: Options) -> Extractor:
@@ -82,9 +101,10 @@ def make_extractor(name: Name, options: Options) -> Extractor:
     if name == "penstock":
         return _Penstock(options)
     text_of_tree = {"resiliparse": by_resiliparse, "all": by_all}.get(name)
+    opinion = SecondOpinion(options.favor_precision) if options.isolated and text_of_tree is None else None
 
     def extract(page: DecodedPage) -> Extraction:
-        metadata = None
+        metadata = cpu = None
         try:
             tree = HTMLTree.parse(page.html)
             if options.metadata:
@@ -92,47 +112,66 @@ def make_extractor(name: Name, options: Options) -> Extractor:
             title = metadata.title if metadata is not None else tree.title
             if text_of_tree is not None:
                 text = text_of_tree(tree)
+            elif opinion is not None:
+                text, cpu = opinion(page.html)
             else:
                 text = by_trafilatura(page.html, options.favor_precision)
         except (HTMLParserException, UnicodeError) as error:
             raise ExtractorError(str(error)) from error
-        return Extraction(text, title, metadata, name)
+        except SecondOpinionError as error:
+            raise ExtractorError(error.cause, opinion_cpu=error.cpu_seconds, isolated=error.cause) from error
+        return Extraction(text, title, metadata, name, opinion_cpu=cpu)
 
     return extract
 
 
 class _Penstock:
-    """The extractor `penstock`, with the number of its pages, by which second opinions are limited."""
+    """The extractor `penstock`: scored blocks, else a second opinion, else all that the page shows."""
 
     def __init__(self, options: Options):
         self.options = options
         self.model = load_model(options.model or SHIPPED_MODEL)
-        self.num_pages = self.num_opinions = 0
 
     def __call__(self, page: DecodedPage) -> Extraction:
-        """Return the main text of a page. Raises ExtractorError if the parser refuses the page."""
-        self.num_pages += 1
+        """Return the main text of a page.
+
+        Raises ExtractorError if the parser refuses the page, or if its blocks cannot be scored and there is no second
+        opinion either.
+        """
         try:
             parsed = parse_page(first_tags(page.html), page.url, page.fetched)
         except (HTMLParserException, UnicodeError) as error:
             raise ExtractorError(str(error)) from error
-        scored = score_blocks(parsed.blocks, parsed.facts, self.model)
-        kept = scored.kept().tolist()
-        text = assemble(parsed.blocks, kept, self.options.form, page.url)
-        expected = scored.expected_f1()
-        cause = self._cause(scored, kept, text, expected)
-        extracted_by = "penstock"
-        if cause is not None:
-            try:
-                other = self._ask(page.html)
-            except SecondOpinionError as error:
-                cause = f"{cause}: {error}"
-            else:
-                if other:
-                    text, extracted_by = other, "trafilatura"
         metadata = parsed.metadata if self.options.metadata else None
         title = metadata.title if metadata is not None else parsed.facts.title or None
-        return Extraction(text, title, metadata, extracted_by, expected, cause)
+        scored: ScoredBlocks | None = None
+        failure: Exception | None = None
+        cause: str | None = "error"
+        text, expected = "", None
+        try:
+            scored = score_blocks(parsed.blocks, parsed.facts, self.model)
+            kept, expected = scored.kept().tolist(), scored.expected_f1()
+            text = assemble(parsed.blocks, kept, self.options.form, page.url)
+            cause = self._cause(scored, kept, text, expected)
+        except Exception as error:  # of any kind: the page gets a second opinion, and the manifest counts it
+            failure = error
+        if cause is None:
+            return Extraction(text, title, metadata, "penstock", expected)
+        try:
+            other, opinion_cpu = self._ask(page.html, cause)
+            cause = cause if other else f"{cause}: empty"
+        except SecondOpinionError as error:
+            other, cause, opinion_cpu = "", f"{cause}: {error.cause}", error.cpu_seconds
+        if other:
+            return Extraction(other, title, metadata, "trafilatura", expected, cause, opinion_cpu)
+        if failure is not None:
+            raise ExtractorError(type(failure).__name__, cause, opinion_cpu) from failure
+        extracted_by = "penstock"
+        if not text and scored is not None:
+            text = assemble(parsed.blocks, scored.best(MIN_VISIBLE_WORDS).tolist(), self.options.form, page.url)
+        if not text and num_words(visible := visible_text(page.html)) >= MIN_VISIBLE_WORDS:
+            text, extracted_by = visible, "all"
+        return Extraction(text, title, metadata, extracted_by, expected, cause, opinion_cpu)
 
     def _cause(self, scored: ScoredBlocks, kept: list[int], text: str, expected: float) -> str | None:
         """Return why the page should get a second opinion (CAUSES), None if it need not."""
@@ -143,15 +182,32 @@ class _Penstock:
             return "short"
         return "unsure" if expected < self.options.min_expected_f1 else None
 
-    def _ask(self, html: str) -> str:
-        """Return the text of the second opinion. Raises SecondOpinionError if there is none."""
-        if self.num_opinions >= FIRST_PAGES + self.options.max_second_opinions * self.num_pages:
+    def _ask(self, html: str, cause: str) -> Opinion:
+        """Return the second opinion. Raises SecondOpinionError if there is none."""
+        if cause == "unsure" and not _is_chosen(html, self.options.max_second_opinions):
             raise SecondOpinionError("limit")
-        self.num_opinions += 1
         return _second_opinion(html)
 
 
 _second_opinion = SecondOpinion()
+
+
+def _is_chosen(html: str, share: float) -> bool:
+    """Return True for a share of all pages, by a hash of the page alone: a count would depend on the pages before."""
+    return is_in_share(shuffle_key(0, html.encode("utf-8", "surrogatepass")), share)
+
+
+def visible_text(html: str) -> str:
+    """Return the whole visible text of a decoded page; empty if the parser refuses the page."""
+    try:
+        return by_all(HTMLTree.parse(html)).strip()
+    except (HTMLParserException, UnicodeError):
+        return ""
+
+
+def num_words(text: str) -> int:
+    """Return the number of words of a text; each ideograph is a word."""
+    return int(Text([text]).words[0]) if text else 0
 
 
 def by_resiliparse(tree: HTMLTree) -> str:

@@ -142,6 +142,16 @@ class ScoredBlocks:
         kept = np.flatnonzero(self.scores >= limit)
         return kept if len(kept) or not len(self.scores) else np.flatnonzero(self.scores >= self.scores.max())
 
+    def best(self, words: float) -> npt.NDArray[np.int64]:
+        """Return the numbers of the blocks with the highest scores that have this many words, in ascending order.
+
+        All blocks that have words if they have fewer; blocks without words are left out.
+        """
+        order = np.argsort(-self.scores, kind="stable")
+        order = order[self.words[order] > 0]
+        before = np.cumsum(self.words[order]) - self.words[order]
+        return np.sort(order[before < words])
+
     def expected_f1(self) -> float:
         """Return the highest expected F1 of all choices by score, in 0..1; 0 for a page without text."""
         return self._best()[1]

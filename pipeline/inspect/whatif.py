@@ -29,7 +29,7 @@ from pipeline.engine.worker import local_models
 from pipeline.inspect.cells import KEPT_VERDICT, PredictionCell, Rates, counts_of_shard, kept_tokens, token_rates
 from pipeline.inspect.whatif_limits import SensitivityCurve, curves_of, sensitivity_part
 from pipeline.perplexity.paragraphs import PARAGRAPHS, ParagraphsConfig, cuts_paragraphs, paragraph_limits
-from pipeline.stages import STEPS, checked_stages
+from pipeline.stages import STEPS, checked_stages, uses_union
 from pipeline.steps.paragraphs import count_cuts
 from pipeline.steps.verdicts import (
     VerdictsTask,
@@ -75,6 +75,8 @@ class Prediction:
     cuts_repeats: bool = False
     """True if the run has the step `repeats`. It cuts repeated passages and checks the remaining text again, which
     cannot be predicted without text."""
+    chooses_texts: bool = False
+    """True if the run has a union of extractors: other limits would also choose other texts, which is not predicted."""
     trains_tokenizer: bool = False
     """True if a run with the new settings trains its tokenizer, so that its tokens are not those of the present one."""
     paragraphs: Mapping[str, Any] | None = None
@@ -109,7 +111,8 @@ def predict(spark: SparkSession, run: Store, recipe: Recipe, models: Mapping[str
     cuts = None
     if cuts_paragraphs(recipe):
         cuts = paragraph_cuts_of(run_tasks(spark, paragraphs_part, tasks, "paragraphs", None))
-    return Prediction(tuple(cells), tuple(curves), has_tokens, "repeats" in read_run(run).tables, trains, cuts)
+    repeats = "repeats" in read_run(run).tables
+    return Prediction(tuple(cells), tuple(curves), has_tokens, repeats, uses_union(recipe), trains, cuts)
 
 
 def open_tables(run: Store) -> dict[str, TableVersion]:
@@ -328,6 +331,7 @@ def to_json(
             }
             for curve in prediction.curves
         ],
+        **({"chooses_texts": True} if prediction.chooses_texts else {}),
         **({} if prediction.paragraphs is None else {"paragraphs": prediction.paragraphs}),
     }
 
@@ -343,6 +347,11 @@ def format_prediction(
     rates = token_rates(prediction.cells) if prediction.has_tokens else None
     if prediction.cuts_repeats:
         lines.append("before repeated passages are cut: documents dropped or shortened by that step are not predicted")
+    if prediction.chooses_texts:
+        lines.append(
+            "on the texts that the run has: by `extract.union`, other limits would take some texts from another "
+            "extractor, which is not predicted"
+        )
     counted = ("documents", "", "characters", "")
     lines += ["", *text_table([("kept", *counted, "tokens", ""), _total("all", prediction.cells, rates)], "<>")]
     lines += [*_about_tokens(prediction, rates), *_about_paragraphs(prediction)]

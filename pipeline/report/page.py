@@ -18,6 +18,7 @@ from pipeline.report import facts as numbers
 from pipeline.report.charts import training_plots
 from pipeline.report.commands import Commands
 from pipeline.report.dedup import deduplication
+from pipeline.report.extraction import extraction
 from pipeline.report.facts import PlanFigure, RunFacts, Training, collect_facts
 from pipeline.report.findings import Measured, findings, main_reasons
 from pipeline.report.funnel import checks, drops_by_rule, funnel_rows
@@ -190,6 +191,7 @@ def _view(facts: RunFacts, scores: Sequence[Score], options: ReportOptions) -> d
         "checks": checked,
         "stored": ranked_counts(documents.get("stored_bytes", {})),
         "record_types": ranked_counts(documents.get("record_types", {})),
+        "extraction": extraction(facts),
         "languages": languages(facts),
         "charsets": ranked_counts(documents.get("charsets", {})),
         "dedup": copies,

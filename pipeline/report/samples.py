@@ -250,7 +250,7 @@ def _drawn(facts: RunFacts, selection: SampleChoice, counts: CorpusCounts, rows_
     if "documents" not in facts.tables or "text" not in facts.tables:
         return DrawnSamples({}, 0)
     try:
-        redactor = _redactor(facts)
+        redactor = redactor_of(facts)
     except (OSError, zipfile.BadZipFile, ConfigError):
         return DrawnSamples({}, 0, "the name recognition model of the run is not at the path in its recipe")
     near = {name: pair for name, pair in _near_pairs(selection).items() if pair[0]}
@@ -301,7 +301,7 @@ def _kept_sample(row: Row, text: Row, redactor: Redactor) -> KeptSample:
     return KeptSample(row["doc_id"].hex(), **short, lines=lines, is_cut=len(body) > len(shown), chars=text["num_chars"])
 
 
-def _redactor(facts: RunFacts) -> Redactor:
+def redactor_of(facts: RunFacts) -> Redactor:
     """Return a redactor that replaces all types of personal data, even types that the run did not replace.
 
     Names are replaced only if the run used a model that recognizes names.

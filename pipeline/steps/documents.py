@@ -5,7 +5,7 @@ other stages measure all remaining documents, so that thresholds can be changed 
 """
 
 import sys
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,15 +18,17 @@ from pipeline.engine.progress import WorkTotal
 from pipeline.engine.spark import run_parts
 from pipeline.engine.stage import PerDocument, Relation, Row, Source, Split, extend_schema
 from pipeline.engine.step import StepContext, TableResult, combine_parts
-from pipeline.engine.worker import FusedStages, local_models, run_rows
+from pipeline.engine.worker import FusedStages, ModelPaths, local_models, run_rows
+from pipeline.extract.extract import EMPTY_PAGE, EXTRACT, GUARD, ExtractConfig
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.first_rows import TextWatch, spread
 from pipeline.sources.splits import open_stream
+from pipeline.steps.several_extractors import COMPARED, STOPPED, TRIED, SeveralExtractors, figures_of_comparison
 from schemas.config import Recipe, Section
 from schemas.errors import ContractError
 from schemas.ids import is_in_share, shuffle_key
 from schemas.storage import Store
-from schemas.tables import DOCUMENTS, META_CUT, META_FIELDS, META_NUMBERS, TEXT
+from schemas.tables import COMPARISONS, DOCUMENTS, META_CUT, META_FIELDS, META_NUMBERS, TEXT
 
 MAX_META_NAMES = 32
 """Maximum number of fields of `meta` that the result of one part counts: the first in the part."""
@@ -61,22 +63,29 @@ class DocumentsTask:
     models: dict[str, dict[str, str]]
     documents: Store
     text: Store
+    comparisons: Store | None = None
+    """Folder of the table `comparisons`; None = no extractors are compared."""
     others: tuple[Split, ...] = ()
     """Files of the same source whose first rows are read if this split has no text."""
 
 
 def build_documents(build: StepContext) -> dict[str, TableResult]:
-    """Build the tables `documents` and `text`, with one part for each split, and return their results."""
+    """Build the tables `documents` and `text`, and `comparisons` if the recipe compares extractors.
+
+    Each has one part for each split.
+    """
     (source,) = (stage for stage in build.stages if isinstance(stage, Source))
     models, folders = build.model_paths(), (build.folders["documents"], build.folders["text"])
     others = spread(build.splits)
     tasks = [
-        DocumentsTask(split, source, build.per_document, build.recipe, models, *folders, others)
+        DocumentsTask(
+            split, source, build.per_document, build.recipe, models, *folders, build.folders.get("comparisons"), others
+        )
         for split in build.splits
     ]
     size = WorkTotal(bytes=sum(split.size for split in build.splits))
     results = run_parts(build.spark, documents_part, tasks, "documents", build.partitions, size)
-    built = combine_parts(results, ("documents", "text"))
+    built = combine_parts(results, ("documents", "text", *(("comparisons",) if "comparisons" in build.folders else ())))
     built["documents"].failures.check(failure_limits(build.per_document), is_complete=True)
     _limit_names(built["documents"].figures)
     index = build.model_paths().get(DECONTAMINATE.name, {}).get("index")
@@ -88,7 +97,7 @@ def build_documents(build: StepContext) -> dict[str, TableResult]:
 
 
 def documents_part(task: DocumentsTask, retried: bool) -> PartResult:
-    """Run the rows of one split through the per-document stages, and write them to `documents` and `text`.
+    """Run the rows of one split through the per-document stages, and write them to the tables of the step.
 
     Raises ConfigError if neither this split nor the first rows of the other ones have a text; see `TextWatch`.
     """
@@ -97,7 +106,7 @@ def documents_part(task: DocumentsTask, retried: bool) -> PartResult:
     columns = frozenset((*schema.names, *TEXT.names))
 
     def fill(output: PartOutput) -> None:
-        fused = FusedStages(task.stages, task.recipe, local_models(task.models))
+        fused = document_stages(task.stages, task.recipe, local_models(task.models))
         config = task.recipe.section("text", TextConfig)
         with closing(open_stream(task.split)) as stream:
             output.meter.position = stream.tell
@@ -115,9 +124,17 @@ def documents_part(task: DocumentsTask, retried: bool) -> PartResult:
         output.source = {"name": task.split.name, "bytes": size, "sha256": sha256}
 
     tables = {"documents": TableTarget(task.documents, schema), "text": TableTarget(task.text, TEXT, "text")}
+    if task.comparisons is not None:
+        tables["comparisons"] = TableTarget(task.comparisons, COMPARISONS, "first_text", rows_in=COMPARED)
     stages: tuple[Source | PerDocument, ...] = (task.source, *task.stages)
     reasons = [(stage.name, stage.reasons) for stage in stages]
     return write_part(PartTarget(task.split.ordinal, tables, reasons), fill)
+
+
+def document_stages(stages: Sequence[PerDocument], recipe: Recipe, models: ModelPaths) -> Callable[[Row], Row]:
+    """Return the measured stages of a recipe as one function of a row. `models` are paths on this worker."""
+    has_several = len(recipe.section(EXTRACT.name, ExtractConfig).extractors) > 1
+    return SeveralExtractors(stages, recipe, models) if has_several else FusedStages(stages, recipe, models)
 
 
 def failure_limits(stages: Iterable[PerDocument]) -> dict[str, float]:
@@ -145,7 +162,7 @@ def check_columns(row: Row, columns: Container[str]) -> None:
 
 
 def write_row(row: Row, output: PartOutput, config: TextConfig) -> None:
-    """Count a finished row and write it to the tables `documents` and `text`."""
+    """Count a finished row and write it to the tables of the step."""
     books = output.books
     books.enter(row, row.get("num_chars") or 0)
     if row.get("language") is not None:
@@ -156,9 +173,23 @@ def write_row(row: Row, output: PartOutput, config: TextConfig) -> None:
             books.tally(*figure)
         if row.get("second_language") is not None:
             books.tally("mixed_languages", f"{row['language']}+{row['second_language']}")
+    for name, is_better in row.get(TRIED, ()):
+        books.tally("union_tried", name)
+        if is_better:
+            books.tally("union_taken", name)
+            books.tally("union_chars", name, row["body_chars"])
+    for name in row.get(STOPPED, ()):
+        books.tally("stopped_extractors", name)
+    if row.get(COMPARED) is not None:
+        for figure in figures_of_comparison(row[COMPARED]):
+            books.tally(*figure)
     _count_meta(row.get("_meta"), books)
     if row.get("charset") is not None:
         books.tally("charsets", row["charset"])
+    if row.get(GUARD) is not None:
+        books.tally("second_opinions", row[GUARD])
+    if row.get(EMPTY_PAGE) is not None:
+        books.tally("empty_pages", f"{row.get('declared_language') or '?'}/{row[EMPTY_PAGE]}")
     for kind, number in (row.get("unicode_repairs") or {}).items():
         books.tally("unicode_repairs", kind, number)
     books.tally("record_types", row["record_type"] or "?")

@@ -24,7 +24,7 @@ from schemas.takedown import RULE, STAGE
 
 Mask = NDArray[np.bool_]
 ID = pa.binary(DOC_ID_BYTES)
-TEXTS = ("text",)
+TEXTS = ("text", "first_text", "second_text")
 """Columns with texts, of which digests of spans are recorded when a document is removed."""
 NODE_BYTES = DOC_ID_BYTES + 4
 """Bytes at the end of a document's `order` in a snapshot index: doc_id and part."""

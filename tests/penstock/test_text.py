@@ -168,3 +168,8 @@ def test_the_import_is_cheap_and_loads_neither_spark_nor_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert float(done.stdout) < 0.2  # [s] of CPU time; measured: 0.01
+
+
+def test_settings_of_several_extractors_need_a_run() -> None:
+    with pytest.raises(ConfigError, match="expected settings of one page, got compare, union, which a run uses"):
+        penstock.extract("<p>x", union=["penstock", "all"], compare="all")

@@ -4,7 +4,7 @@ import pytest
 
 from pipeline.engine.failures import FAILURE
 from pipeline.engine.part import DropCounter, reason_names, set_verdict
-from pipeline.engine.stage import Drop, PerDocument
+from pipeline.engine.stage import CPU, Drop, PerDocument
 from pipeline.engine.step import add_figures
 from pipeline.engine.worker import FusedStages, run_rows
 from schemas.config import Section, build_recipe
@@ -43,6 +43,7 @@ def mark(name, drop=None):
 
 def test_a_drop_ends_the_pass_when_the_stage_says_so():
     row, _ = run({}, stage("a", mark("a", Drop("low", 1.0, 2.0))), stage("b", mark("b")))
+    assert {*row.pop(CPU)} == {"a"}
     assert row == {"a": True, "drop_stage": "a", "drop_rule": "low", "drop_value": 1.0, "drop_limit": 2.0}
 
 

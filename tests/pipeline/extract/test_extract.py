@@ -145,6 +145,18 @@ def test_trafilatura_finds_no_text() -> None:
     assert run(row("<html></html>"), extractor="trafilatura") == Drop("no_text", 0, 1)
 
 
+def test_trafilatura_in_a_process_of_its_own_gives_the_same_text() -> None:
+    page = DecodedPage(PAGE)
+    for favor_precision in (False, True):
+        here = make_extractor("trafilatura", Options(favor_precision=favor_precision))(page)
+        isolated = make_extractor("trafilatura", Options(favor_precision=favor_precision, isolated=True))(page)
+        assert (isolated.text, isolated.extracted_by) == (here.text, "trafilatura")
+        assert isolated.opinion_cpu is not None
+    with pytest.raises(ExtractorError, match="too_large") as refused:
+        make_extractor("trafilatura", Options(isolated=True))(DecodedPage("<b>" * 8001))
+    assert refused.value.isolated == "too_large"
+
+
 def test_trafilatura_favors_precision_by_choice() -> None:
     page = PAGE.replace("</article>", f"</article><div class='comments'><p>{'A comment on this. ' * 9}</p></div>")
     default, precise = row(page), row(page)
