@@ -264,7 +264,7 @@ def test_a_part_with_a_union_balances_and_has_the_same_bytes_when_it_is_retried(
 
 @pytest.mark.slow
 def test_second_opinions_are_the_same_when_a_part_is_retried(crawl: Path, tmp_path: Path) -> None:
-    settings = 'extract.extractor="penstock"', "extract.min_expected_f1=0.999", "extract.max_second_opinions=0.5"
+    settings = 'extract.extractor="penstock"', "extract.min_expected_f1=0.98", "extract.max_second_opinions=0.5"
     first = documents_part(make_task(crawl, tmp_path / "a", *settings), False)
     again = documents_part(make_task(crawl, tmp_path / "b", *settings), True)
     assert [first.files[name].sha256 for name in first.files] == [again.files[name].sha256 for name in again.files]
@@ -273,7 +273,7 @@ def test_second_opinions_are_the_same_when_a_part_is_retried(crawl: Path, tmp_pa
     assert min(opinions.get("unsure/used", 0), opinions.get("unsure/limit", 0)) > 0
     rows = pq.read_table(tmp_path / "a" / "documents" / first.files["documents"].path).to_pylist()
     asked = [row for row in rows if row["second_opinion"] is not None]
-    assert len(asked) == sum(opinions.values()) - opinions["none"] == first.cpu["second_opinion"]["rows"]
+    assert len(asked) == sum(opinions.values()) - opinions.get("none", 0) == first.cpu["second_opinion"]["rows"]
 
 
 # The comparison of two extractors.
