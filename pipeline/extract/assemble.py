@@ -10,13 +10,15 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from pipeline.extract.blocks import LINE_BREAK, Blocks
-from pipeline.extract.code_blocks import code_of, has_code_alone
+from pipeline.extract.code_blocks import code_of, has_code_alone, language_around
 from pipeline.extract.inline import Inline, TextForm
 from pipeline.extract.places import ITEM, ORDERED, Place, Places, children_of
 from pipeline.extract.tables import Grid, code_tables, data_tables
 
 MAX_INDENT = 10
 """Maximum number of nested lists, and of nested quotes, for which lines are indented or marked."""
+MAX_AROUND = 4
+"""Number of containers around code that can name its language."""
 EMPTY_LINE = "\ufdd0"
 """What stands in an empty line of code that follows another one, until the text is normalized: outside code, several
 empty lines become one. It is a noncharacter, which no text has."""
@@ -218,7 +220,17 @@ class _Writer:
         fence = "```"
         while any(line.lstrip().startswith(fence) for line in lines):
             fence += "`"
-        return [fence + (code.language or ""), *lines, fence]
+        return [fence + (code.language or self._language_around(last) or ""), *lines, fence]
+
+    def _language_around(self, block: int) -> str | None:
+        """Return the programming language of a block of code, as the nearest containers around it name it."""
+        container = self.own[block]
+        for _ in range(MAX_AROUND):
+            container = int(self.blocks.parents[container])
+            language = language_around(self.blocks.tag(int(self.blocks.opened[container]))) if container else None
+            if language is not None:
+                return language
+        return None
 
     def _images(self, number: int) -> str:
         """Return the images between two kept blocks, one per line: those before kept[number].
