@@ -80,7 +80,6 @@ class _Writer:
         self.inline = Inline(blocks, form, base)
         self.places = Places(blocks)
         self.own = blocks.own.tolist()
-        self.has_code = blocks.has_markup("<code")
         self.marks: dict[int, str] = {}
         """Item of a list → the mark before it."""
         self.marked: set[int] = set()
@@ -88,7 +87,7 @@ class _Writer:
         self.numbers: dict[int, dict[int, int]] = {}
         """Ordered list → number of each item."""
         self.data_tables = data_tables(blocks, kept, self.places)
-        self.code_tables = code_tables(blocks, self.places)
+        self.code_tables = code_tables(blocks, kept, self.places)
         self.grids: dict[int, Grid] = {}
 
     def units(self) -> Iterator[_Unit]:
@@ -151,8 +150,8 @@ class _Writer:
         else:
             text = self.inline.text(block, in_heading=place.heading > 0)
             if (
-                self.has_code
-                and LINE_BREAK in text
+                LINE_BREAK in text
+                and "<code" in self.blocks.markup(block)
                 and has_code_alone(self._html(self.blocks.first_tags[block], block))
             ):
                 lines = self._code(self.blocks.first_tags[block], block)
