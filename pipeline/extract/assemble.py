@@ -20,7 +20,7 @@ MAX_INDENT = 10
 MAX_AROUND = 4
 """Number of containers around code that can name its language."""
 EMPTY_LINE = "\ufdd0"
-"""What stands in an empty line of code that follows another one, until the text is normalized: outside code, several
+"""The content of an empty line of code that follows another one, until the text is normalized: outside code, several
 empty lines become one. It is a noncharacter, which no text has."""
 
 _ITEMS = frozenset((ITEM,))
