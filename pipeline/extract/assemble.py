@@ -10,15 +10,17 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from pipeline.extract.blocks import LINE_BREAK, Blocks
-from pipeline.extract.code_blocks import code_of, has_code_alone
+from pipeline.extract.code_blocks import code_of, has_code_alone, language_around
 from pipeline.extract.inline import Inline, TextForm
 from pipeline.extract.places import ITEM, ORDERED, Place, Places, children_of
 from pipeline.extract.tables import Grid, code_tables, data_tables
 
 MAX_INDENT = 10
 """Maximum number of nested lists, and of nested quotes, for which lines are indented or marked."""
+MAX_AROUND = 4
+"""Number of containers around code that can name its language."""
 EMPTY_LINE = "\ufdd0"
-"""What stands in an empty line of code that follows another one, until the text is normalized: outside code, several
+"""The content of an empty line of code that follows another one, until the text is normalized: outside code, several
 empty lines become one. It is a noncharacter, which no text has."""
 
 _ITEMS = frozenset((ITEM,))
@@ -78,7 +80,6 @@ class _Writer:
         self.inline = Inline(blocks, form, base)
         self.places = Places(blocks)
         self.own = blocks.own.tolist()
-        self.has_code = blocks.has_markup("<code")
         self.marks: dict[int, str] = {}
         """Item of a list → the mark before it."""
         self.marked: set[int] = set()
@@ -86,7 +87,7 @@ class _Writer:
         self.numbers: dict[int, dict[int, int]] = {}
         """Ordered list → number of each item."""
         self.data_tables = data_tables(blocks, kept, self.places)
-        self.code_tables = code_tables(blocks, self.places)
+        self.code_tables = code_tables(blocks, kept, self.places)
         self.grids: dict[int, Grid] = {}
 
     def units(self) -> Iterator[_Unit]:
@@ -149,8 +150,8 @@ class _Writer:
         else:
             text = self.inline.text(block, in_heading=place.heading > 0)
             if (
-                self.has_code
-                and LINE_BREAK in text
+                LINE_BREAK in text
+                and "<code" in self.blocks.markup(block)
                 and has_code_alone(self._html(self.blocks.first_tags[block], block))
             ):
                 lines = self._code(self.blocks.first_tags[block], block)
@@ -218,7 +219,17 @@ class _Writer:
         fence = "```"
         while any(line.lstrip().startswith(fence) for line in lines):
             fence += "`"
-        return [fence + (code.language or ""), *lines, fence]
+        return [fence + (code.language or self._language_around(last) or ""), *lines, fence]
+
+    def _language_around(self, block: int) -> str | None:
+        """Return the programming language of a block of code, as the nearest containers around it name it."""
+        container = self.own[block]
+        for _ in range(MAX_AROUND):
+            container = int(self.blocks.parents[container])
+            language = language_around(self.blocks.tag(int(self.blocks.opened[container]))) if container else None
+            if language is not None:
+                return language
+        return None
 
     def _images(self, number: int) -> str:
         """Return the images between two kept blocks, one per line: those before kept[number].

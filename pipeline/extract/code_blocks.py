@@ -44,6 +44,7 @@ _LANGUAGE = re.compile(
     r"(?:^|\s)(?:language-|lang-|highlight-source-|highlight-text-|highlight-(?=\S+\s+notranslate)|brush:\s*|sourceCode\s+|hljs\s+(?!language-|lang-))"
     r"([a-zA-Z][\w+#.-]*)",
 )
+_HIGHLIGHTER = re.compile(r"highlight|code|source|snippet|prettyprint", re.IGNORECASE)
 _NO_LANGUAGE = frozenset(
     (
         *("auto", "code", "default", "highlight", "literal-block", "nohighlight", "none", "notranslate", "null"),
@@ -95,6 +96,15 @@ def language_of(classes: str) -> str | None:
 def holds_line_numbers(tag: str) -> bool:
     """Return whether a start tag has a class of line numbers; `tag` is its source without brackets."""
     return not _GUTTERS.isdisjoint(_classes(tag).lower().split())
+
+
+def language_around(tag: str) -> str | None:
+    """Return the programming language that the start tag of an element around code names; None if it names none.
+
+    Classes such as `lang-en` name the language of a page, so that the class must be of a highlighter too.
+    """
+    classes = _classes(tag)
+    return language_of(classes) if _HIGHLIGHTER.search(classes) is not None else None
 
 
 def has_code_alone(html: str) -> bool:

@@ -26,7 +26,7 @@ _MARK_OF = {
 _BACKTICKS = re.compile("`+")
 _PERMALINK = re.compile(r"[#¶§🔗\s\u200b\ufe0e\ufe0f]*")
 """Text of a link to the heading that it is in."""
-_RUBY, _QUOTE = "<rt", "<q>"
+_RUBY, _QUOTE, _LINK = "<rt", "<q>", "<a"
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,7 @@ class Inline:
     def __init__(self, blocks: Blocks, form: TextForm, base: str | None):
         """`base`: URL of the page, against which the URLs of links and images are resolved."""
         self.blocks, self.form, self.base = blocks, form, base
-        self._has_ruby = blocks.has_markup(_RUBY)
-        self._is_plain = not (form.markdown or form.links or form.images or self._has_ruby or blocks.has_markup(_QUOTE))
+        self._is_plain = not (form.markdown or form.links or form.images)
         self._links = np.flatnonzero(blocks.effects == OPENS_LINK) if form.links else None
 
     def text(self, block: int, in_heading: bool = False) -> str:
@@ -78,9 +77,11 @@ class Inline:
 
         A heading has no marks of emphasis, and no link to itself such as `#`.
         """
+        if self._is_plain:
+            markup = self.blocks.markup(block)
+            if not (in_heading and _LINK in markup) and _RUBY not in markup and _QUOTE not in markup:
+                return self.blocks.source(block)
         first, last = int(self.blocks.first_tags[block]), int(self.blocks.last_tags[block])
-        if self._is_plain and not in_heading:
-            return self.blocks.source(block)
         parts: list[str] = []
         opened = self._around(block, first)
         for token in range(first, last):

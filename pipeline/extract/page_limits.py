@@ -56,7 +56,7 @@ def _num_attributes(tag: str) -> int:
 
 
 def first_tags(page: str) -> str:
-    """Return a page up to its MAX_TAGS-th bracket that can start a tag."""
+    """Return a page up to the bracket after MAX_TAGS, of which each can start a tag."""
     if page.count("<") <= MAX_TAGS:
         return page
     last = next(islice(re.finditer("<", page), MAX_TAGS, None))

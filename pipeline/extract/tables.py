@@ -48,25 +48,25 @@ def data_tables(blocks: Blocks, kept: Sequence[int], places: Places) -> frozense
 
 def _num_words(text: str) -> int:
     """Return the number of words, at most a few more than MAX_CELL_WORDS; two ideographs count as one."""
-    if len(text) > CHARS_PER_WORD * 4 * MAX_CELL_WORDS:
-        text = text[: CHARS_PER_WORD * 4 * MAX_CELL_WORDS]
-    count = len(text.split(None, MAX_CELL_WORDS))
-    if text.isascii():
-        return count
-    letters = sum(not char.isspace() for char in text)
-    return max(count, len(_WIDE.findall(text)) // 2, letters // (2 * CHARS_PER_WORD))
+    parts = text[: 4 * CHARS_PER_WORD * MAX_CELL_WORDS].split(None, MAX_CELL_WORDS)
+    letters = sum(map(len, parts))
+    if letters <= 2 * MAX_CELL_WORDS or text.isascii():
+        return len(parts)
+    return max(len(parts), len(_WIDE.findall(text)) // 2, letters // (2 * CHARS_PER_WORD))
 
 
-def code_tables(blocks: Blocks, places: Places) -> frozenset[int | None]:
-    """Return the tables in which a cell holds line numbers, by its class and its text."""
-    if not any(map(blocks.has_markup, _GUTTER_SIGNS)):
+def code_tables(blocks: Blocks, kept: Sequence[int], places: Places) -> frozenset[int | None]:
+    """Return the tables with kept blocks in which a cell holds line numbers, by its class and its text."""
+    own = blocks.own.tolist()
+    around = {table for block in kept if (table := places[own[block]].table) is not None}
+    if not around or not any(map(blocks.has_markup, _GUTTER_SIGNS)):
         return frozenset()
     tables = set()
-    for cell in range(len(blocks.opened)):
-        if blocks.container(cell).element in CELLS and places[cell].table not in tables:
-            source = blocks.tag(int(blocks.opened[cell]))
+    for cell in range(min(around), max(int(blocks.ends[table]) for table in around)):
+        if blocks.container(cell).element in CELLS and (table := places[cell].table) in around:
+            source = blocks.tag(int(blocks.opened[cell])) if table not in tables else ""
             if holds_line_numbers(source) and _NUMBERS.fullmatch(_text(blocks, cell) or _LINE_NUMBER.sub("0", source)):
-                tables.add(places[cell].table)
+                tables.add(table)
     return frozenset(tables)
 
 

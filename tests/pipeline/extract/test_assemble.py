@@ -131,6 +131,8 @@ def test_a_layout_table_with_a_gutter_is_no_code(gutter: str) -> None:
             "if x:\n\n\n\ty",
             "```py\nif x:\n\n\n\ty\n```",
         ),
+        ("<div class='highlight-sh notranslate'><div><pre>a</pre></div></div>", "a", "```sh\na\n```"),
+        ("<div class='lang-en'><pre>a</pre></div>", "a", "```\na\n```"),
         ("<pre>a<br>  b<br>c</pre>", "a\n  b\nc", "```\na\n  b\nc\n```"),
         ("<pre>a ``` b\n````</pre>", "a ``` b\n````", "`````\na ``` b\n````\n`````"),
         ("<ol><li>Run:<pre>$ a\n\n\n  b</pre>then</ol>", "1. Run:\n   $ a\n\n\n     b\n   then", None),
