@@ -155,7 +155,7 @@ class ExtractConfig(Section):
     """Another extractor that reads a sample of the pages too. The report shows both texts side by side."""
     compare_share: float = Field(0.01, gt=0, le=1)
     """Share of the pages in that sample, chosen by a hash of doc_id."""
-    min_expected_f1: float = Field(0.55, ge=0, le=1)
+    min_expected_f1: float = Field(0.45, ge=0, le=1)
     """Expected F1 of the text by "penstock" below which trafilatura gives a second opinion on the page, 0..1. About 5 %
     of real pages are below the default. With 0, only pages with an empty or very short text get one."""
     max_second_opinions: float = Field(1.0, ge=0, le=1)
