@@ -151,7 +151,7 @@ class _Writer:
             text = self.inline.text(block, in_heading=place.heading > 0)
             if (
                 LINE_BREAK in text
-                and "<code" in self.blocks.markup(block)
+                and b"<code" in self.blocks.markup(block)
                 and has_code_alone(self._html(self.blocks.first_tags[block], block))
             ):
                 lines = self._code(self.blocks.first_tags[block], block)

@@ -129,10 +129,10 @@ class Blocks:
         """Return True if the page has this in its markup."""
         return part.encode() in self.html
 
-    def markup(self, block: int) -> str:
+    def markup(self, block: int) -> bytes:
         """Return the markup of a block after its first tag, with elements that are left out."""
         first, last = self.first_tags[block], self.last_tags[block] - 1
-        return self.html[self.tag_ends[first] + 1 : self.text_ends[last]] if last > first else ""
+        return self.html[self.tag_ends[first] + 1 : self.text_ends[last]] if last > first else b""
 
     def tag(self, number: int) -> str:
         """Return a tag without its brackets, such as `div class="menu"`."""

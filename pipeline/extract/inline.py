@@ -26,7 +26,7 @@ _MARK_OF = {
 _BACKTICKS = re.compile("`+")
 _PERMALINK = re.compile(r"[#¶§🔗\s\u200b\ufe0e\ufe0f]*")
 """Text of a link to the heading that it is in."""
-_RUBY, _QUOTE, _LINK = "<rt", "<q>", "<a"
+_RUBY, _QUOTE, _LINK = b"<rt", b"<q>", b"<a"
 
 
 @dataclass(frozen=True)
