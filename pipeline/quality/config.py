@@ -68,6 +68,10 @@ class QualityConfig(QualityLimits):
     lines with `javascript` only notices. A run of cut lines leaves at most one paragraph break. Signals
     are measured on what the published rules leave in both cases, so that published limits apply. False: the text is as
     published; C4 leaves lines of three words and more without paragraph breaks."""
+    cut_repeated_lines: bool = False
+    """True to cut the later occurrences of a long line of prose before any signal is measured, so that no rule drops a
+    page for an offer or a notice that it shows twice. Headings, labels, numbers, code and rows of tables stay. If more
+    than a fifth of the text would be cut, nothing is. False: as published."""
     profiles: str | None = location(None)
     """File of language profiles (stop words, limits) from `penstock derive-profiles`. If not set: the built-in ones."""
     by_language: Mapping[str, Mapping[str, float]] = decision({})
