@@ -1,8 +1,8 @@
 """The quality stage: measures and stores the signals of each text, and declares the checks on them.
 
 The stage itself drops no document. The checks use stored signals only, so other limits can be tried without reading
-text. A limit applies to the language for which it was set: English has the published limits, other languages have those
-of their profiles. A neutral rule has the same limit in every language.
+text. A limit applies to the language for which it was set: English has the published limits or, if the recipe asks for
+them, derived ones; other languages have those of their profiles. A neutral rule has the same limit in every language.
 """
 
 import re
@@ -31,7 +31,7 @@ from pipeline.quality.refinedweb import RefinedWebRules, apply_refinedweb, share
 from pipeline.quality.repeated_lines import repeated_line_cuts, spans_in_whole_text
 from pipeline.quality.rules import NEW_SIGNALS, OWN_FAMILIES, REASONS, QualityLimits, QualityRule
 from pipeline.quality.text import TextView
-from pipeline.text.profiles import LanguageProfile, load_profiles
+from pipeline.text.profiles import ENGLISH_LIMITS, LanguageProfile, load_profiles
 from pipeline.text.spacy_tokens import UNSPACED_LANGUAGES, splitter_of
 from pipeline.text.spans import Span, complement, map_visible_spans, union, without
 from pipeline.text.words import CAPACITY, Codes, Vocabulary
@@ -258,6 +258,8 @@ def checks(config: QualityConfig, models: Mapping[str, str], cutoffs: Cutoffs) -
         )
     # The built-in profiles were derived with the dialect "datatrove".
     known = profiles if config.dialect == "datatrove" or "profiles" in models else {}
+    if config.english_limits == "derived":
+        known = {**known, **load_profiles(str(ENGLISH_LIMITS))}
     return [
         Check(rule.reason, rule.signal, rule.setting, limits_of(rule, config, known)) for rule in config.chosen_rules()
     ]
