@@ -1,13 +1,13 @@
 """Derive the English limits of `pipeline/text/english.toml`, and measure on other pages and labels what they drop.
 
-    python -m tests.derive_english [--write] [--splits 20]
+    python -m tests.derive_english [--write] [--repeats 10]
 
 Every limit starts at a percentile of the main texts that people marked, as for other languages, and never stricter
 than published. People's labels then decide which limits pay to be stricter: the step that drops the most bad documents
 for the pages that it costs is taken, until BUDGET of the pages is dropped. Steps are percentiles, so that a limit never
-depends on one document. The figures are cross-fitted: limits that were derived from one half of the sites and one half
-of the labels are measured on the other halves, and the mean over random splits is printed. Intervals are percentiles of
-a bootstrap over sites or judged documents. The set `daniel` (GPL) is only measured.
+depends on one document. The figures are cross-fitted: sites and labels are split into halves or fifths, and each is
+measured by limits that were derived without it; the mean over random splits is printed. Intervals are percentiles of a
+bootstrap over sites or judged documents. The set `daniel` (GPL) is only measured.
 """
 
 import argparse
@@ -47,13 +47,15 @@ STEPS = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05
 """Shares of the pages that a limit may drop when labels move it."""
 BUDGET = 0.08
 """Maximum share of the pages that the limits drop together."""
-GOOD_WEIGHT = 1.0
-"""How many bad documents must be dropped more for a good one that is dropped too."""
+GOOD_WEIGHT = 0.5
+"""How many dropped bad documents outweigh a dropped good one. With 1, fewer of both are dropped for the same pages."""
 FIXED = ("max_words", "max_lorem_ipsum")
 """Settings whose published limits stay."""
 ALWAYS_PUBLISHED = (*FIXED, "min_words", "min_stop_words")
 """Settings whose limits start as published, as in the profiles of other languages."""
-CLASSIFIER_LIMITS = (0.0, 0.1, 0.2, 0.3, 0.5)
+BASELINE = ("quality.english_limits='published'", "quality.by_language={}", "quality.max_dup_line_chars=0.05")
+"""Settings of the recipe `web` with published limits, but the limit of repeated lines that it had for resiliparse."""
+CLASSIFIER_LIMITS = (0.0, 0.2, 0.5)
 NAME = "quality-en"
 LOST = "lost"
 """Key of a row that an earlier stage drops."""
@@ -226,21 +228,17 @@ def read_data(rules: RecipeRules) -> Data:
     )
 
 
-def halves(data: Data, random: np.random.Generator) -> tuple[Mask, Mask]:
-    """Return a random half of the pages, by site, and of the judged documents."""
-    names, numbers = np.unique(data.sites, return_inverse=True)
-    return random.random(len(names))[numbers] < 0.5, random.random(len(data.good)) < 0.5
-
-
-def cross_fitted(data: Data, checks: Sequence[Check], splits: int) -> list[tuple[Limits, Mask, Mask]]:
-    """Return, for both halves of each split, the limits and the pages and documents on which they may be measured."""
+def cross_fitted(data: Data, checks: Sequence[Check], folds: int, repeats: int) -> list[tuple[Limits, Mask, Mask]]:
+    """Return, for each fold of each repeat, the limits, and the pages and documents that they were not derived from."""
     random = np.random.default_rng(SEED)
+    names, numbers = np.unique(data.sites, return_inverse=True)
     fitted = []
-    for _ in range(splits):
-        pages, documents = halves(data, random)
-        for here, there in ((pages, documents), (~pages, ~documents)):
-            limits = derive(data.answers, here & data.usable, data.judged, (there, data.good), checks)
-            fitted.append((limits, ~here, ~there))
+    for _ in range(repeats):
+        pages, documents = random.integers(0, folds, len(names))[numbers], random.integers(0, folds, len(data.good))
+        for fold in range(folds):
+            labels = (documents != fold, data.good)
+            limits = derive(data.answers, (pages != fold) & data.usable, data.judged, labels, checks)
+            fitted.append((limits, pages == fold, documents == fold))
     return fitted
 
 
@@ -290,18 +288,20 @@ def row_of(name: str, data: Data, drops: tuple[Floats, Floats, Floats]) -> list[
     ]
 
 
-def figures(data: Data, published: Limits, fitted: Sequence[tuple[Limits, Mask, Mask]]) -> str:
+def figures(data: Data, published: Limits, fitted: Mapping[str, Sequence[tuple[Limits, Mask, Mask]]]) -> str:
     """Return the table of published limits, and of limits derived on other pages and labels."""
-    rows = []
     texts = (data.answers, data.ours, data.judged)
-    for min_score in CLASSIFIER_LIMITS:
-        every = [(published, np.ones(len(one.scores), bool)) for one in texts]
-        drops = tuple(mean_dropped(one, [fit], min_score) for one, fit in zip(texts, every))
-        rows.append(row_of(f"published, {NAME} {min_score:g}", data, drops))
-    pages, documents = [(limits, here) for limits, here, _ in fitted], [(limits, there) for limits, _, there in fitted]
-    for min_score in CLASSIFIER_LIMITS:
-        drops = tuple(mean_dropped(one, fit, min_score) for one, fit in zip(texts, (pages, pages, documents)))
-        rows.append(row_of(f"derived elsewhere, {NAME} {min_score:g}", data, drops))
+    of_kind: dict[str, list[Sequence[tuple[Limits, Mask]]]] = {
+        "published": [[(published, np.ones(len(one.scores), bool))] for one in texts]
+    }
+    for name, limits in fitted.items():
+        pages, documents = [(one, here) for one, here, _ in limits], [(one, there) for one, _, there in limits]
+        of_kind[name] = [pages, pages, documents]
+    rows = []
+    for name, parts in of_kind.items():
+        for min_score in CLASSIFIER_LIMITS:
+            answers, ours, judged = (mean_dropped(one, part, min_score) for one, part in zip(texts, parts))
+            rows.append(row_of(f"{name}, {NAME} {min_score:g}", data, (answers, ours, judged)))
     header = ["limits", "all main texts", "English main texts", "our text of them", "bad", "good", "kappa"]
     return table(header, rows)
 
@@ -309,14 +309,16 @@ def figures(data: Data, published: Limits, fitted: Sequence[tuple[Limits, Mask, 
 def main() -> int:
     """Measure, print, and write the limits if asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--splits", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=10, help="random splits to average over")
     parser.add_argument("--write", action="store_true", help="write pipeline/text/english.toml")
     arguments = parser.parse_args()
-    rules = RecipeRules("web", ["quality.english_limits='published'", "quality.by_language={}"])
+    rules = RecipeRules("web", BASELINE)
     checks, data = rules.quality_checks, read_data(rules)
     published = {check.setting: sign_of(check.setting) * check.limits[ENGLISH] for check in checks}
     print(f"{len(data.sites)} English pages, {data.others[0]} others, {len(data.good)} judged documents\n")
-    print(figures(data, published, cross_fitted(data, checks, arguments.splits)))
+    folds = {"derived on halves": 2, "derived on four fifths": 5}
+    fitted = {name: cross_fitted(data, checks, number, arguments.repeats) for name, number in folds.items()}
+    print(figures(data, published, fitted))
     limits = derive(data.answers, data.usable, data.judged, (np.ones(len(data.good), bool), data.good), checks)
     dropped = data.judged.breaks(limits)
     print(f"derived from all: kappa {kappa(~dropped, data.good):.3f} on the documents that chose the limits\n")
