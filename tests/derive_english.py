@@ -48,7 +48,7 @@ STEPS = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05
 BUDGET = 0.08
 """Maximum share of the pages that the limits drop together."""
 GOOD_WEIGHT = 0.5
-"""How many dropped bad documents outweigh a dropped good one. With 1, fewer of both are dropped for the same pages."""
+"""How many dropped bad documents a dropped good one is worth. With 1, fewer of both are dropped for the same pages."""
 FIXED = ("max_words", "max_lorem_ipsum")
 """Settings whose published limits stay."""
 ALWAYS_PUBLISHED = (*FIXED, "min_words", "min_stop_words")

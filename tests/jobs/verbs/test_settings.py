@@ -91,7 +91,7 @@ def test_the_settings_of_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, "web")
     assert '  extract.unicode = "repair"  (default "keep"; one of keep, repair)\n' in text
     assert "  quality.max_dup_line_chars = 0.05  (default unset; number or unset" in text
-    assert "extract.extractor" not in text
+    assert "extract.metadata" not in text
     values = json.loads(printed(capsys, "web.toml", "--json"))
     assert values["quality"]["keys"]["skip_rules"]["value"] == '["c4_curly_bracket"]'
     assert "| `keep_structure` | true or false | `false` | `true` | " in printed(capsys, "web", "--markdown")

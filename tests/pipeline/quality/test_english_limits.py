@@ -94,20 +94,23 @@ def test_a_limit_starts_at_a_percentile_with_a_margin_and_is_never_stricter_than
     }
 
 
-def test_labels_make_the_limit_stricter_that_drops_bad_documents_and_few_pages() -> None:
+@pytest.mark.parametrize(("short_good", "stricter"), [(10, False), (9, True)])
+def test_labels_make_the_limit_stricter_that_drops_bad_documents_and_few_pages(short_good: int, stricter: bool) -> None:
     pages = texts([i / 2000 for i in range(1000)], [100.0 + i for i in range(1000)], [5.0] * 1000)
-    # Bad documents are lists of 0.7, or short; good ones are as short as some bad ones.
-    judged = texts([0.7] * 5 + [0.0] * 15, [500.0] * 5 + [80.0] * 5 + [60.0] * 5 + [500.0] * 5, [5.0] * 20)
-    good = np.array([False] * 10 + [True] * 10)
-    every = (np.ones(20, bool), good)
-    limits = derive(pages, np.ones(1000, bool), judged, every, CHECKS)
-    assert 0.49 < limits["max_bullet_lines"] < 0.7  # drops five bad documents
-    assert limits["min_words"] == -50  # any step drops as many good documents as bad ones
+    # Five bad documents are lists, and five are short. GOOD_WEIGHT is a half: ten good ones are worth them.
+    long_good = 15 - short_good
+    judged = texts([0.7] * 5 + [0.0] * 20, [500.0] * 5 + [80.0] * (5 + short_good) + [500.0] * long_good, [5.0] * 25)
+    good = np.array([False] * 10 + [True] * 15)
+    everything, nothing = np.ones(25, bool), np.zeros(25, bool)
+    limits = derive(pages, np.ones(1000, bool), judged, (everything, good), CHECKS)
+    assert 0.49 < limits["max_bullet_lines"] < 0.7
+    # The percentile 0.001 of 100, 101, … 1,099 words is 100.999: no page is between it and the published limit.
+    assert limits["min_words"] == pytest.approx(-100.999 if stricter else -50)
     assert limits["min_mean_word_length"] == -3.0
-    assert judged.breaks(limits).tolist() == [True] * 5 + [False] * 15
+    assert judged.breaks(limits).sum() == 5 + (5 + short_good) * stricter
     assert pages.breaks(limits).mean() <= 0.08
-    none = derive(pages, np.ones(1000, bool), judged, (np.zeros(20, bool), good), CHECKS)
-    assert none == first_limits(pages, np.ones(1000, bool), CHECKS)
+    unlabelled = derive(pages, np.ones(1000, bool), judged, (nothing, good), CHECKS)
+    assert unlabelled == first_limits(pages, np.ones(1000, bool), CHECKS)
 
 
 def test_limits_are_rounded_in_the_direction_that_is_less_strict() -> None:
