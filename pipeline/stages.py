@@ -76,6 +76,7 @@ NEEDED_SETTINGS = (
     (TOXICITY.name, "classifier", ("toxicity_score",)),
     (DECONTAMINATE.name, "evaluation_sets", ("contamination", "contaminated_share", "contaminated_pieces")),
     (DECONTAMINATE.name, "canaries", ("canaries",)),
+    (QUALITY.name, "cut_repeated_lines", ("repeated_lines_cut",)),
 )
 """(section, setting, columns): the columns are null in every row if the setting is empty."""
 

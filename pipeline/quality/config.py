@@ -68,8 +68,15 @@ class QualityConfig(QualityLimits):
     lines with `javascript` only notices. A run of cut lines leaves at most one paragraph break. Signals
     are measured on what the published rules leave in both cases, so that published limits apply. False: the text is as
     published; C4 leaves lines of three words and more without paragraph breaks."""
+    cut_repeated_lines: bool = False
+    """True to cut the later occurrences of a long line of prose before any signal is measured, so that no rule drops a
+    page for an offer or a notice that it shows twice. Headings, labels, numbers, code and rows of tables stay. If more
+    than half of the text would be cut, nothing is. False: as published."""
     profiles: str | None = location(None)
     """File of language profiles (stop words, limits) from `penstock derive-profiles`. If not set: the built-in ones."""
+    english_limits: Literal["published", "derived"] = decision("published")
+    """Limits of English. "derived": from main texts of English pages that people marked and from judged documents;
+    they drop fewer good pages for as many bad ones. They are for the dialect datatrove, without `profiles`."""
     by_language: Mapping[str, Mapping[str, float]] = decision({})
     """Limits for single languages, such as {"de": {"min_words": 30}}; they override all other limits."""
     skip_rules: tuple[str, ...] = decision(())
@@ -154,6 +161,12 @@ class QualityConfig(QualityLimits):
                     f"{where}: expected the limit of a rule in use, got one that no chosen rule of the dialect "
                     f"{self.dialect!r} uses. Remove quality.{where}."
                 )
+        if self.english_limits == "derived" and (self.dialect != "datatrove" or self.profiles):
+            got = f"the dialect {self.dialect!r}" if self.dialect != "datatrove" else f"profiles {self.profiles!r}"
+            problems.append(
+                f"english_limits: expected the dialect 'datatrove' without profiles for 'derived', got {got}. "
+                "Remove quality.english_limits."
+            )
         if self.keep_structure and not self.cut_lines:
             problems.append(
                 "keep_structure: expected line rules in cut_lines, got none. Remove quality.keep_structure."
@@ -197,9 +210,12 @@ class QualityConfig(QualityLimits):
     def decisions(self) -> dict[str, Any]:
         """Return the fields that only change decisions, as JSON values.
 
-        `rule` and `skip_rules` are omitted if they are empty: tables that were built before they existed stay valid.
+        `rule`, `skip_rules` and published English limits are omitted: tables that were built before they existed stay
+        valid.
         """
         values = super().decisions()
+        if self.english_limits == "published":
+            del values["english_limits"]
         return {name: value for name, value in values.items() if value or name not in ("rule", "skip_rules")}
 
     def chosen_rules(self) -> list[QualityRule]:

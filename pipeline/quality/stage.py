@@ -1,8 +1,8 @@
 """The quality stage: measures and stores the signals of each text, and declares the checks on them.
 
 The stage itself drops no document. The checks use stored signals only, so other limits can be tried without reading
-text. A limit applies to the language for which it was set: English has the published limits, other languages have those
-of their profiles. A neutral rule has the same limit in every language.
+text. A limit applies to the language for which it was set: English has the published limits or, if the recipe asks for
+them, derived ones; other languages have those of their profiles. A neutral rule has the same limit in every language.
 """
 
 import re
@@ -28,9 +28,10 @@ from pipeline.quality.dclm_dolma import dclm_lines, dclm_words, dolma_lines, dol
 from pipeline.quality.gopher import STOP_WORDS, gopher_signals, repetition_signals, stop_codes
 from pipeline.quality.redpajama import LineCounts, line_signals, redpajama_lines, redpajama_words
 from pipeline.quality.refinedweb import RefinedWebRules, apply_refinedweb, share_of_words
+from pipeline.quality.repeated_lines import repeated_line_cuts, spans_in_whole_text
 from pipeline.quality.rules import NEW_SIGNALS, OWN_FAMILIES, REASONS, QualityLimits, QualityRule
 from pipeline.quality.text import TextView
-from pipeline.text.profiles import LanguageProfile, load_profiles
+from pipeline.text.profiles import ENGLISH_LIMITS, LanguageProfile, load_profiles
 from pipeline.text.spacy_tokens import UNSPACED_LANGUAGES, splitter_of
 from pipeline.text.spans import Span, complement, map_visible_spans, union, without
 from pipeline.text.words import CAPACITY, Codes, Vocabulary
@@ -40,6 +41,7 @@ from schemas.tables import field as column
 
 ENGLISH = "en"
 NO_CODES: Codes = np.zeros(0, np.uint64)
+REPEATED_LINES_CUT = "repeated_lines_cut"
 _EMPTY_LINES = re.compile(r"\n\n(\n+)")
 _RATIOS = tuple(signal.name for signal in (*SIGNALS, *NEW_SIGNALS) if signal.kind == pa.float32())
 
@@ -55,6 +57,8 @@ class QualityMeasures:
     refinedweb: RefinedWebRules = field(default_factory=RefinedWebRules)
     keep_structure: bool = False
     """True if the cuts keep short lines and paragraph breaks; the signals do not depend on it."""
+    cut_repeated_lines: bool = False
+    """True if lines that repeat an earlier line are cut before anything is measured."""
     stop_words: Mapping[str, Codes] = field(default_factory=lambda: {ENGLISH: stop_codes(STOP_WORDS)})
     """Sorted codes of the stop words of each language."""
 
@@ -71,6 +75,21 @@ def measure(text: str, language: str, measures: QualityMeasures, vocabulary: Voc
     """
     vocabulary.trim()
     whole = TextView(text, vocabulary)
+    if not measures.cut_repeated_lines:
+        return _measure(whole, language, measures)
+    repeated, number = repeated_line_cuts(text, whole.lines, language)
+    row = _measure(TextView(without(text, repeated), vocabulary) if repeated else whole, language, measures)
+    row[REPEATED_LINES_CUT] = number
+    if repeated:
+        row["cuts"] = union(repeated, map_visible_spans(complement(repeated, len(text)), row["cuts"]))
+        if "lines" in row:
+            row["lines"] = spans_in_whole_text(repeated, len(text), row["lines"])
+    return row
+
+
+def _measure(whole: TextView, language: str, measures: QualityMeasures) -> dict[str, Any]:
+    """Return the values that `measure` returns, for a text without repeated lines; `cuts` are spans of this text."""
+    text, vocabulary = whole.text, whole.vocabulary
     row = _families(whole, language, measures)
     cuts: list[Span] = []
     body = whole
@@ -213,8 +232,15 @@ def measures_of(config: QualityConfig, stop_words: Mapping[str, Codes]) -> Quali
     lines = C4LineRules(config.c4_terminal_punctuation, config.c4_min_line_words, config.c4_max_word_length)
     english = {ENGLISH: stop_codes(STOP_WORDS)}
     refinedweb = RefinedWebRules(config.refinedweb_max_uppercase, config.refinedweb_min_line_words)
-    families, cut_lines = frozenset(config.families), frozenset(config.cut_lines)
-    return QualityMeasures(families, cut_lines, lines, refinedweb, config.keep_structure, {**stop_words, **english})
+    return QualityMeasures(
+        families=frozenset(config.families),
+        cut_lines=frozenset(config.cut_lines),
+        lines=lines,
+        refinedweb=refinedweb,
+        keep_structure=config.keep_structure,
+        cut_repeated_lines=config.cut_repeated_lines,
+        stop_words={**stop_words, **english},
+    )
 
 
 def checks(config: QualityConfig, models: Mapping[str, str], cutoffs: Cutoffs) -> Sequence[Check]:
@@ -232,6 +258,8 @@ def checks(config: QualityConfig, models: Mapping[str, str], cutoffs: Cutoffs) -
         )
     # The built-in profiles were derived with the dialect "datatrove".
     known = profiles if config.dialect == "datatrove" or "profiles" in models else {}
+    if config.english_limits == "derived":
+        known = {**known, **load_profiles(str(ENGLISH_LIMITS))}
     return [
         Check(rule.reason, rule.signal, rule.setting, limits_of(rule, config, known)) for rule in config.chosen_rules()
     ]
@@ -258,7 +286,7 @@ QUALITY = PerDocument(
     reads=("text", "language"),
     adds=(
         *(signal.name for signal in (*SIGNALS, *NEW_SIGNALS)),
-        *("cuts", "lines", *(signal.name for signal in LINE_SIGNALS)),
+        *(REPEATED_LINES_CUT, "cuts", "lines", *(signal.name for signal in LINE_SIGNALS)),
         *("num_bytes", "_body", "_words"),
     ),
     reasons={},
@@ -268,5 +296,8 @@ QUALITY = PerDocument(
     verdicts=REASONS,
     checks=checks,
     again="text",
-    columns=tuple(column(s.name, s.kind, s.meaning, s.unit) for s in NEW_SIGNALS),
+    columns=(
+        *(column(s.name, s.kind, s.meaning, s.unit) for s in NEW_SIGNALS),
+        column(REPEATED_LINES_CUT, pa.int32(), "lines cut because they repeat an earlier line of the text", "lines"),
+    ),
 )

@@ -1,7 +1,8 @@
 """Language profiles: the stop words and quality limits of a language, derived from clean text.
 
 A limit has the name of a setting in `[quality]`. The built-in file was derived by `penstock derive-profiles` and
-contains only function words and numbers. English is not in it, because the published rules were made for English.
+contains only function words and numbers. English is not in it, because the published rules were made for English; the
+derived limits of English are a file of their own.
 """
 
 import json
@@ -16,6 +17,8 @@ from typing import Any
 from schemas.errors import ConfigError
 
 BUILT_IN = Path(__file__).with_name("profiles.toml")
+ENGLISH_LIMITS = Path(__file__).with_name("english.toml")
+"""Limits of English that `quality.english_limits = "derived"` selects, as `tests/derive_english.py` derived them."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from jobs.recipe import read_recipe
 from pipeline.engine.rules import columns_of, evaluate_checks
+from pipeline.engine.stage import Row
 from pipeline.extract.extract import EXTRACT
 from pipeline.language import LANGUAGE
 from pipeline.models import ModelsConfig, ensure_model
@@ -123,9 +124,12 @@ def _flat(text: str) -> str:
 class RecipeRules:
     """The rules of a shipped recipe that drop a document for its language or quality."""
 
-    def __init__(self, recipe: str = "web"):
-        """Load the stages of the recipe. Raises ConfigError if the language model can neither be found nor fetched."""
-        sections = read_recipe(recipe, ['source.paths=["gold"]'])
+    def __init__(self, recipe: str = "web", settings: Sequence[str] = ()):
+        """Load the stages of the recipe with other settings, such as `quality.min_words=30`.
+
+        Raises ConfigError if the language model can neither be found nor fetched.
+        """
+        sections = read_recipe(recipe, ['source.paths=["gold"]', *settings])
         self._functions, self._checks = [], []
         self._good: dict[str, bool] = {}
         for stage in (EXTRACT, LANGUAGE, QUALITY):
@@ -135,6 +139,7 @@ class RecipeRules:
             }
             self._functions.append(stage.make(config, paths))
             self._checks += stage.checks(config, paths, {})
+        self.quality_checks = list(QUALITY.checks(sections["quality"], paths, {}))
 
     def keeps_answer(self, page: GoldPage) -> bool:
         """Return whether the page has an answer text that the recipe keeps. The verdict is stored for the next call."""
@@ -147,14 +152,27 @@ class RecipeRules:
 
         A text that the stages `extract` or `language` drop has this one rule: nothing more is measured on it.
         """
-        row = {"text": text}
-        for function in self._functions:
-            if drop := function(row):
-                return (drop.rule,)
+        row, dropped = self.row_of(text)
+        if dropped is not None:
+            return (dropped,)
         columns = {name: pa.array([row.get(name)]) for name in columns_of(self._checks)}
         columns = {name: c.cast(pa.float64()) if c.type == pa.null() else c for name, c in columns.items()}
         broken = evaluate_checks(self._checks, pa.RecordBatch.from_pydict(columns)).broken[:, 0]
         return tuple(dict.fromkeys(check.reason for check, breaks in zip(self._checks, broken) if breaks))
+
+    def row_of(self, text: str) -> tuple[Row, str | None]:
+        """Return the row of a main text after the stages, and the rule of the stage that drops it, if one does."""
+        row: Row = {"text": text}
+        for function in self._functions:
+            if drop := function(row):
+                return row, drop.rule
+        return row, None
+
+    def quality_row(self, text: str, language: str) -> Row:
+        """Return the row of a text after the stage `quality` alone."""
+        row: Row = {"text": text, "language": language}
+        self._functions[-1](row)
+        return row
 
 
 def score_page(

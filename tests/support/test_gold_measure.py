@@ -442,6 +442,6 @@ def test_figures_of_forty_real_pages(shared_data: Path, rules: RecipeRules) -> N
         "with": (0.864, 10),
         "without": (0.093, 10),
         "empty": (0.0, 40),
-        "lost": (0.083, 36),
+        "lost": (0.026, 38),
         "errors": (0.0, 40),
     }

@@ -93,6 +93,7 @@ def test_the_settings_of_a_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     assert "  quality.max_dup_line_chars = 0.05  (default unset; number or unset" in text
     assert '  extract.extractor = "penstock"  (default "penstock"; one of ' in text
     assert "extract.format" not in text
+    assert "extract.metadata" not in text
     values = json.loads(printed(capsys, "web.toml", "--json"))
     assert values["quality"]["keys"]["skip_rules"]["value"] == '["c4_curly_bracket"]'
     assert "| `keep_structure` | true or false | `false` | `true` | " in printed(capsys, "web", "--markdown")

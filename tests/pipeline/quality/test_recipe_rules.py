@@ -111,6 +111,7 @@ def test_wrong_names_are_reported_with_the_recipe(rules, settings, message) -> N
         ({"when": "perplexity > 900"}, {}, "got 'perplexity'. Set the models of [perplexity]."),
         ({"when": "toxicity_score > 0.5"}, {}, "got 'toxicity_score'. Set toxicity.classifier."),
         ({"when": "canaries > 0"}, {}, "got 'canaries'. Set decontaminate.canaries."),
+        ({"when": "repeated_lines_cut > 3"}, {}, "got 'repeated_lines_cut'. Set quality.cut_repeated_lines."),
         ({"name": "near_duplicate"}, {}, "expected a new name, got 'near_duplicate', which is a reason of [dedup]."),
         ({"name": "toxic_words"}, {}, "expected a new name, got 'toxic_words', which is a reason of [toxicity]."),
     ],

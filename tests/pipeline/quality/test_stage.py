@@ -133,7 +133,7 @@ def test_reasons_are_closed_and_columns_are_declared() -> None:
     }
     assert {row.setting for row in LIMITS} == set(QualityLimits.model_fields) == QualityLimits.fields_of("decision")
     assert len(checks(QualityConfig(), {}, {})) == 30
-    row = run(PAGE, families=(*SIGNALS_OF, "lines"))[0]
+    row = run(PAGE, families=(*SIGNALS_OF, "lines"), cut_repeated_lines=True)[0]
     assert set(row) == {"text", "language", *QUALITY.adds}
     assert {signal.name for signal in SIGNALS} < set(QUALITY.adds)
     assert QUALITY.ends is False
