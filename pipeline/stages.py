@@ -44,6 +44,8 @@ from pipeline.steps.paragraphs import build_paragraphs
 from pipeline.steps.requirements import bucket_tables, check_buckets, check_indexes, check_packages
 from pipeline.steps.scores import build_scores, has_models
 from pipeline.steps.verdicts import Reevaluation, build_verdicts
+from pipeline.templates.stage import TEMPLATES, cuts_templates
+from pipeline.templates.step import build_templates
 from pipeline.tokens.dataset import build_tokens
 from pipeline.tokens.streams import TOKENS
 from pipeline.tokens.train_tokenizer import TOKENIZER, build_tokenizer
@@ -68,7 +70,7 @@ DOCUMENT_COLUMNS: pa.Schema = extend_schema(DOCUMENTS, MEASURED)
 """All columns of the table `documents`: those of `schemas/tables.py`, then those that stages declare themselves."""
 SCORED: tuple[PerDocument, ...] = (PERPLEXITY, CLASSIFIER, IMPORTANCE)
 """Stages that score the stored text with models."""
-CHECKED: tuple[PerDocument, ...] = (*MEASURED, *SCORED, PARAGRAPHS)
+CHECKED: tuple[PerDocument, ...] = (TEMPLATES, *MEASURED, *SCORED, PARAGRAPHS)
 """Stages whose checks decide, in this order, whether a document is kept."""
 
 NEEDED_SETTINGS = (
@@ -88,30 +90,37 @@ STEPS: tuple[Step, ...] = (
         build=build_documents,
     ),
     Step(
+        writes=("templates",),
+        stages=(TEMPLATES, *MEASURED),
+        reads=("documents", "text"),
+        build=build_templates,
+        is_used=cuts_templates,
+    ),
+    Step(
         writes=("scores",),
         stages=(*SCORED, PARAGRAPHS),
-        reads=("documents", "text"),
+        reads=("documents", "text", "templates"),
         build=build_scores,
         is_used=lambda recipe: has_models(SCORED, recipe) or stores_paragraphs(recipe),
     ),
     Step(
         writes=("verdicts",),
         stages=CHECKED,
-        reads=("documents", "scores"),
+        reads=("documents", "templates", "scores"),
         build=build_verdicts,
         settings="decision",
     ),
     Step(
         writes=("clusters", "index"),
         stages=(SIGNATURE, DEDUP),
-        reads=("documents", "text", "scores"),
+        reads=("documents", "text", "templates", "scores"),
         build=build_clusters,
         external_inputs=partial(check_indexes, partial(has_models, SCORED)),
     ),
     Step(
         writes=("dedup", "representatives"),
         stages=(DEDUP,),
-        reads=("documents", "scores", "verdicts", "clusters", "index"),
+        reads=("documents", "templates", "scores", "verdicts", "clusters", "index"),
         build=build_dedup,
         settings="decision",
         external_inputs=representatives_of,
@@ -119,14 +128,14 @@ STEPS: tuple[Step, ...] = (
     Step(
         writes=("audit",),
         stages=(AUDIT,),
-        reads=("documents", "text", "clusters"),
+        reads=("documents", "text", "templates", "clusters"),
         build=build_audit,
         is_used=is_audited,
     ),
     Step(
         writes=("paragraphs",),
         stages=(PARAGRAPHS,),
-        reads=("documents", "text", "scores", "verdicts", "dedup"),
+        reads=("documents", "text", "templates", "scores", "verdicts", "dedup"),
         build=build_paragraphs,
         settings="decision",
         is_used=cuts_paragraphs,
@@ -134,14 +143,14 @@ STEPS: tuple[Step, ...] = (
     Step(
         writes=("repeats",),
         stages=(REPEATS, *CHECKED),
-        reads=("documents", "text", "scores", "verdicts", "dedup", "paragraphs"),
+        reads=("documents", "text", "templates", "scores", "verdicts", "dedup", "paragraphs"),
         build=partial(build_repeats, make_reevaluator=Reevaluation),
         is_used=cuts_repeats,
     ),
     Step(
         writes=("clean",),
         stages=(PII,),
-        reads=("documents", "text", "dedup", "paragraphs", "repeats"),
+        reads=("documents", "text", "templates", "dedup", "paragraphs", "repeats"),
         build=build_clean,
         external_inputs=check_packages,
     ),
@@ -191,26 +200,20 @@ def checked_stages(recipe: Recipe) -> tuple[PerDocument, ...]:
     Raises ConfigError if a stage or rule of the recipe is wrong, or if its limits of paragraphs cannot be applied.
     """
     check_paragraphs(recipe)
-    return tuple(
-        stage
-        for stage in (*_measured_stages(recipe), *SCORED, PARAGRAPHS)
-        if stage is not PARAGRAPHS or cuts_paragraphs(recipe)
-    )
+    stages = (TEMPLATES, *_measured_stages(recipe), *SCORED, PARAGRAPHS)
+    return tuple(stage for stage in stages if _is_in_use(stage, "verdicts", recipe))
 
 
 def steps_for(recipe: Recipe) -> tuple[Step, ...]:
     """Return the steps of this recipe's runs: STEPS with the stages and rules of the recipe.
 
-    A step has the stage PARAGRAPHS only if the recipe uses it there, so that other recipes keep their fingerprints.
+    A step has the stages TEMPLATES and PARAGRAPHS only if the recipe uses them there, so that other recipes keep their
+    fingerprints.
     Raises ConfigError if a stage or rule of the recipe is wrong, or if its limits of paragraphs cannot be applied.
     """
     check_paragraphs(recipe)
     measured = _measured_stages(recipe)
-    used = {step.name: stores_paragraphs if step.name == "scores" else cuts_paragraphs for step in STEPS}
-    stages = {
-        step.name: [stage for stage in step.stages if stage is not PARAGRAPHS or used[step.name](recipe)]
-        for step in STEPS
-    }
+    stages = {step.name: [stage for stage in step.stages if _is_in_use(stage, step.name, recipe)] for step in STEPS}
     steps = [replace(step, stages=_extended(stages[step.name], measured)) for step in STEPS]
     first = steps[0]
     writes = first.writes if compares(recipe) else tuple(name for name in first.writes if name != "comparisons")
@@ -227,6 +230,13 @@ def compares(recipe: Recipe) -> bool:
 def uses_union(recipe: Recipe) -> bool:
     """Return True if limits choose between the texts of several extractors, so that they change `documents`."""
     return bool(recipe.section(EXTRACT.name, ExtractConfig).union)
+
+
+def _is_in_use(stage: Stage, step: str, recipe: Recipe) -> bool:
+    """Return True if a step has the stage with this recipe."""
+    if stage is PARAGRAPHS:
+        return stores_paragraphs(recipe) if step == "scores" else cuts_paragraphs(recipe)
+    return stage is not TEMPLATES or cuts_templates(recipe)
 
 
 def canonical_recipe(recipe: Recipe) -> Recipe:

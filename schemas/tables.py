@@ -236,6 +236,69 @@ COMPARISONS = pa.schema(
 )
 """The texts of a sample of the pages by two extractors, in the order of `documents`."""
 
+MEASURED_AGAIN = (
+    *("num_chars", "body_chars", "num_bytes"),
+    *(s.name for s in SIGNALS),
+    *("toxic_words", "toxic_word_share", "toxicity_score"),
+    *("contamination", "contaminated_share", "contaminated_pieces", "canaries"),
+    *("raw_digest", "text_digest", "signature", "anchor"),
+)
+"""Columns of `documents` that the step `templates` measures again."""
+
+
+def _spans(*more: pa.Field) -> pa.ListType:
+    """Return the type of a column of spans [start, end) with further values of each."""
+    ends = [pa.field("start", pa.int32()), pa.field("end", pa.int32())]
+    return pa.list_(pa.field("element", pa.struct([*ends, *more])))
+
+
+def _without_templates(own: pa.Field) -> pa.Field:
+    """Return the column with the value of a document without its templates."""
+    metadata = {key.decode(): value.decode() for key, value in (own.metadata or {}).items()}
+    meaning = f"without the templates: {metadata.get('meaning', '')}; null where nothing was cut"
+    return field(own.name, own.type, meaning, metadata.get("unit", ""))
+
+
+TEMPLATES = pa.schema(
+    [
+        DOC_ID,
+        field("host_pages", pa.int64(), "pages of the document's host; null for a host with few pages", "pages"),
+        field(
+            "blocks",
+            _spans(pa.field("pages", pa.int64())),
+            "spans [start, end) of the text with lines that many pages of the host have, and the number of these pages",
+            "code points",
+        ),
+        field(
+            "cuts",
+            _spans(pa.field("reason", pa.string())),
+            "spans [start, end) of the text that were cut as templates of the host, sorted, disjoint",
+            "code points",
+        ),
+        field("template_chars", pa.int64(), "length of these cuts", "code points"),
+        field(
+            "remainder_drop",
+            pa.string(),
+            "`stage/reason` with which a stage dropped the text without the templates; nothing was cut then",
+        ),
+        field(
+            "text_cuts",
+            _spans(),
+            "spans [start, end) of the text that were cut as templates, or then by line rules, sorted, disjoint; null "
+            "where nothing was cut",
+            "code points",
+        ),
+        *(_without_templates(DOCUMENTS.field(name)) for name in MEASURED_AGAIN),
+        *(_without_templates(own) for own in TEXT if own.name == "lines" or own.name in {s.name for s in LINE_SIGNALS}),
+    ]
+)
+"""Templates of hosts: one row for every measured document. A row with cuts has the values of `documents` and `text`
+measured again on the text without the templates; later steps read them in place of the first ones."""
+TEMPLATE_COLUMNS = frozenset(("host_pages", "blocks", "template_chars", "remainder_drop"))
+"""Columns that only `templates` has."""
+REPLACED: Mapping[str, Mapping[str, str]] = {"text": {"cuts": "text_cuts"}}
+"""Column of a table → the column of `templates` that replaces it, where their names differ."""
+
 SCORES = pa.schema(
     [
         DOC_ID,
@@ -433,6 +496,14 @@ TABLES: Mapping[str, Table] = {
         ),
         Table("text", "The extracted text of every record, raw", "record", TEXT, blank_keeps=("doc_id",)),
         Table("comparisons", "The texts of a sample of the pages by two extractors, raw", "other", COMPARISONS),
+        Table(
+            name="templates",
+            meaning="Lines that many pages of a host have, their cuts, and what is measured without them",
+            rows="document",
+            schema=TEMPLATES,
+            searchable=("host_pages", "template_chars", "remainder_drop"),
+            measured_again=True,
+        ),
         Table(
             name="scores",
             meaning="Scores of models on the text of every measured document",

@@ -73,18 +73,33 @@ def canonical_url(url: str) -> str:
     """
     stripped = _INNER.sub("", url.strip(_CONTROLS))
     parts = _WEB.match(stripped)
-    if parts is None:
+    where = _site(parts) if parts is not None else None
+    if parts is None or where is None:
         return stripped
-    host, port, path, query, fragment = parts.groups()
-    number = int(port.lstrip("0")[:6] or "0") if port else 80
-    name = _host(host)
-    if name is None or number > MAX_PORT:
-        return stripped
-    where = name if number in DEFAULT_PORTS else f"{name}:{number}"
+    _, _, path, query, fragment = parts.groups()
     parameters = _query(query) if query else ""
     # Crawlers send no fragments. In a URL that was copied from a browser, `#!` and `#/` name the page.
     route = f"#{_encoded(fragment, _OTHER_QUERY)}" if fragment and fragment.startswith(ROUTES) else ""
     return f"http://{where}{_path(path)}{parameters}{route}"
+
+
+def web_host(url: str) -> str | None:
+    """Return the host of a web URL in its canonical form, with the port unless it is 80 or 443.
+
+    The hosts of `https://www.Example.com/a` and `http://example.com:80` are equal. None if the text is not a web URL.
+    """
+    parts = _WEB.match(_INNER.sub("", url.strip(_CONTROLS)))
+    return _site(parts) if parts is not None else None
+
+
+def _site(parts: re.Match[str]) -> str | None:
+    """Return host and port of a matched URL, without a default port; None if one of them is not valid."""
+    host, port = parts.group(1, 2)
+    number = int(port.lstrip("0")[:6] or "0") if port else 80
+    name = _host(host)
+    if name is None or number > MAX_PORT:
+        return None
+    return name if number in DEFAULT_PORTS else f"{name}:{number}"
 
 
 def url_key(url: str) -> bytes:

@@ -28,7 +28,7 @@ from pipeline.browse.spans import Hits, Mark, divide, json_value, spans_of_cuts
 from pipeline.engine.stage import EVERY, Row
 from pipeline.inspect.document_text import verdict_of
 from pipeline.inspect.show import JOINED
-from pipeline.text.spans import Span, union, without
+from pipeline.text.spans import Span, difference, union, without
 from schemas.errors import ConfigError
 from schemas.tables import PROVENANCE, TABLES, VERDICT_COLUMNS
 from schemas.text import format_short
@@ -41,7 +41,18 @@ MAX_MEMBERS = 50
 """Maximum number of documents of a cluster that a page lists."""
 MAX_MEMBER_ROWS = 2_000_000
 """Maximum number of rows that one request reads to find the documents of a cluster."""
-HIDDEN = ("signature", "paragraphs", "paragraph_perplexity", "cuts", "text", "title", "leader", "survivor")
+HIDDEN = (
+    "signature",
+    "paragraphs",
+    "paragraph_perplexity",
+    "cuts",
+    "text",
+    "title",
+    "leader",
+    "survivor",
+    "blocks",
+    "text_cuts",
+)
 """Columns that are not in the list of signals: bytes, long lists, and values that are shown elsewhere."""
 ORIGIN = (*(field.name for field in PROVENANCE), "record_type", "charset")
 """Columns of the provenance of a document."""
@@ -135,12 +146,14 @@ def _signals(run: BrowsedRun, rows: Mapping[str, Row], documents: Row) -> Iterat
             item = {"rule": rule, "side": check["side"], "limit": limit, "setting": check["setting"]}
             limits.setdefault(check["column"], []).append(item)
     known = {*ORIGIN, *VERDICT_COLUMNS, *HIDDEN}
+    again = rows.get("templates", {})  # its values are compared in place of those of `documents`
     for table, row in rows.items():
         for name, value in row.items() if table != "text" else ():
             if value is None or name in known or (table == "clean" and name in documents):
                 continue
             checks = [check | {"broken": _breaks(value, check)} for check in limits.get(name, [])]
-            yield _named_value(run, name, value) | {"table": table, "checks": checks if table != "repeats" else []}
+            decides = table != "repeats" and (table != "documents" or again.get(name) is None)
+            yield _named_value(run, name, value) | {"table": table, "checks": checks if decides else []}
         if not TABLES[table].measured_again:
             known |= {*row} if table != "documents" else set()
 
@@ -158,7 +171,8 @@ def _cuts(run: BrowsedRun, rows: Mapping[str, Row]) -> list[Mark]:
     lines = ", ".join(config.get("quality", {}).get("cut_lines", ()))
     reasons = [f"line rules of {lines}"] if lines else []
     reasons += ["n-grams of evaluation sets"] if config.get("decontaminate", {}).get("cut") else []
-    marks = spans_of_cuts(rows.get("text", {}).get("cuts"), " or ".join(reasons) or "line rules")
+    marks = spans_of_cuts(_line_cuts(rows), " or ".join(reasons) or "line rules")
+    marks += spans_of_cuts(rows.get("templates", {}).get("cuts"), "template")
     paragraphs = rows.get("paragraphs", {}).get("cuts") or ()
     marks += spans_of_cuts(
         [cut | {"reason": f"paragraph: {cut['reason'].replace('_', ' ')}"} for cut in paragraphs], "paragraph"
@@ -166,6 +180,15 @@ def _cuts(run: BrowsedRun, rows: Mapping[str, Row]) -> list[Mark]:
     return marks + spans_of_cuts(
         [cut | {"reason": f"repeated {cut['reason']}"} for cut in rows.get("repeats", {}).get("cuts") or ()], "repeated"
     )
+
+
+def _line_cuts(rows: Mapping[str, Row]) -> Sequence[Mapping[str, Any]]:
+    """Return the cuts of line rules: those of the text without the templates if there are any."""
+    templates: Mapping[str, Any] = rows.get("templates", {})
+    if not templates.get("cuts"):
+        return rows.get("text", {}).get("cuts") or ()
+    spans = difference(_pairs(templates["text_cuts"]), _pairs(templates["cuts"]))
+    return [{"start": start, "end": end} for start, end in spans]
 
 
 def _text_json(text: str | None, marks: Sequence[Mark]) -> dict[str, Any] | None:
@@ -303,7 +326,8 @@ def _compared_text(run: BrowsedRun, doc_id: bytes, hint: Position | None) -> Com
             "not store it. Compare another document."
         )
     later = [(read_row(run, table, part, doc_id) or {}).get("cuts") for table in ("paragraphs", "repeats")]
-    cuts = union(_pairs(text.get("cuts")), [span for stored in later for span in _pairs(stored)])
+    first = (read_row(run, "templates", part, doc_id) or {}).get("text_cuts") or text.get("cuts")
+    cuts = union(_pairs(first), [span for stored in later for span in _pairs(stored)])
     words = WORD.finditer(without(text["text"], cuts))
     taken = [word[0] for word in itertools.islice(words, MAX_COMPARED_WORDS)]
     return ComparedText(taken, next(words, None) is None)

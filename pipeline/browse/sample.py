@@ -67,7 +67,7 @@ def read_sample(run: BrowsedRun, checks: Sequence[Check], size: int, progress: S
     All parts are read unless they have more than MAX_ROWS_READ documents with signals. About 2 x `size` documents are
     in memory. Raises ConfigError if no document has signals.
     """
-    tables = {name: run.tables[name] for name in ("documents", "scores") if name in run.tables}
+    tables = {name: run.tables[name] for name in ("documents", "templates", "scores") if name in run.tables}
     parts = parts_of(tables)
     population = run.tables["verdicts"].manifest.content.counts.rows_in
     progress.rows_total = min(population, MAX_ROWS_READ)

@@ -34,7 +34,7 @@ from schemas.tables import CLUSTERS
 
 EDGES = pa.schema([pa.field("a", pa.binary()), pa.field("b", pa.binary())])
 EDGES_DDL = "a binary, b binary"
-READ = ("documents", "text", "scores")
+READ = ("documents", "text", "templates", "scores")
 PARTITION_ROWS = 4_000_000
 """Most rows of keys in a shuffle partition, on average, so that its memory does not grow with the data."""
 

@@ -44,7 +44,7 @@ from schemas.manifest import TableVersion, part_key
 from schemas.storage import Store
 from schemas.tables import DEDUP as DEDUP_SCHEMA
 
-READ = ("documents", "scores", "verdicts", "clusters")
+READ = ("documents", "templates", "scores", "verdicts", "clusters")
 EARLIER_PART = -1
 """Value of the column `part` in counts (TALLIES) that come from an earlier snapshot."""
 COUNTED = pa.schema([TALLIES.field("key"), TALLIES.field("count"), TALLIES.field("first")])

@@ -12,13 +12,14 @@ from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.engine.stage import Row
 from schemas.errors import ContractError
 from schemas.manifest import TableVersion, part_key
 from schemas.storage import Store
-from schemas.tables import TABLES, to_entries, value_type
+from schemas.tables import REPLACED, TABLES, to_entries, value_type
 
 GROUP_ROWS = 2048
 GROUP_BYTES = 32 << 20
@@ -240,10 +241,13 @@ def read_measured(
     """Yield batches of the documents of a part that `documents` did not drop, with columns of several tables.
 
     `columns` maps each table to the columns to read. `doc_id` is the first column of the batches. If two tables have a
-    column of the same name, the column of the later table is named `table.column`. Raises ContractError if the tables
-    do not hold the same documents in the same order.
+    column of the same name, the column of the later table is named `table.column`. If the part has the table
+    `templates`, the columns of `documents` and `text` have the values without the templates of a host. Raises
+    ContractError if the tables do not hold the same documents in the same order.
     """
     own = list(dict.fromkeys(["doc_id", *columns.get("documents", ())]))
+    replaced = _replaced_columns(part, columns)
+    wanted, columns = {TEMPLATES: [], **columns}, _with_replacements(columns, replaced)
     others = {
         name: _Rows(_batches(part, name, ["doc_id", *names], rows_at_once), name, part)
         for name, names in columns.items()
@@ -253,16 +257,88 @@ def read_measured(
         passed = whole.column("drop_stage").is_null()
         batch = whole.filter(passed).select(own)
         arrays = dict(zip(batch.schema.names, batch.columns))
+        places: dict[tuple[str, str], str] = {}
+        changed: pa.RecordBatch | None = None
         for name, rows in others.items():
             is_complete = TABLES[name].rows == "record"
             taken = rows.take(whole.num_rows).filter(passed) if is_complete else rows.take(batch.num_rows)
             rows.check(taken.column("doc_id"), batch.column("doc_id"))
-            for column in columns[name]:
-                arrays[column if column not in arrays else f"{name}.{column}"] = taken.column(column)
+            for column in wanted[name]:
+                place = column if column not in arrays else f"{name}.{column}"
+                arrays[place] = taken.column(column)
+                places[name, column] = place
+            if name == TEMPLATES:
+                changed = taken
+        if replaced and changed is not None:
+            _replace(arrays, {places.get(at, at[1]): own for at, own in replaced.items()}, changed)
         if batch.num_rows:
             yield pa.RecordBatch.from_arrays(list(arrays.values()), list(arrays))
     for rows in others.values():
         rows.finish()
+
+
+TEMPLATES, TEMPLATE_CHARS = "templates", "template_chars"
+"""The table with new values of columns of `documents` and `text`, and its column that is above 0 in rows with them."""
+
+
+def _replaced_columns(part: Part, columns: Mapping[str, Sequence[str]]) -> dict[tuple[str, str], str]:
+    """Return the columns of `documents` and `text` that `templates` replaces: (table, column) → its column."""
+    if TEMPLATES not in part.paths:
+        return {}
+    with part.folders[TEMPLATES].open_input(part.paths[TEMPLATES]) as stream:
+        known = set(pq.read_schema(stream).names) - {"doc_id", TEMPLATE_CHARS, "cuts"}
+    renamed = {
+        (table, column): REPLACED.get(table, {}).get(column, column)
+        for table in ("documents", "text")
+        for column in columns.get(table, ())
+    }
+    return {at: column for at, column in renamed.items() if column in known}
+
+
+def _with_replacements(
+    columns: Mapping[str, Sequence[str]], replaced: Mapping[tuple[str, str], str]
+) -> dict[str, list[str]]:
+    """Return the columns to read, by table: those that are asked for, and those of `templates` that replace others."""
+    read = {table: [*names] for table, names in columns.items()}
+    if replaced:
+        read[TEMPLATES] = list(dict.fromkeys([*read.get(TEMPLATES, ()), *replaced.values(), TEMPLATE_CHARS]))
+    return read
+
+
+def _replace(arrays: dict[str, pa.Array], columns: Mapping[str, str], changed: pa.RecordBatch) -> None:
+    """Replace columns (name in `arrays` → name in `templates`) in the rows from which templates were cut."""
+    is_cut = pc.fill_null(pc.greater(changed.column(TEMPLATE_CHARS), 0), False)
+    for name, column in columns.items():
+        arrays[name] = pc.if_else(is_cut, changed.column(column), arrays[name])
+
+
+def table_without_templates(part: Part, table: str, rows: pa.Table) -> pa.Table:
+    """Return what `without_templates` returns, for a table of rows that are in memory."""
+    batches = rows.combine_chunks().to_batches()
+    return pa.Table.from_batches([without_templates(part, table, batch) for batch in batches]) if batches else rows
+
+
+def without_templates(part: Part, table: str, rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows of `documents` or `text`, in any order, with the values that `read_measured` returns for them."""
+    replaced = _replaced_columns(part, {table: rows.schema.names})
+    if not replaced:
+        return rows
+    names = ["doc_id", TEMPLATE_CHARS, *dict.fromkeys(replaced.values())]
+    ids = rows.column("doc_id")
+    with part.folders[TEMPLATES].open_input(part.paths[TEMPLATES]) as stream:
+        file = pq.ParquetFile(stream)
+        stored = [file.schema_arrow.empty_table().select(names)]
+        for group in range(file.num_row_groups):  # groups without these documents are read for their ids only
+            hits = pc.is_in(file.read_row_group(group, columns=["doc_id"]).column("doc_id"), value_set=ids)
+            if pc.any(hits).as_py():
+                stored.append(file.read_row_group(group, columns=names).select(names).filter(hits))
+    changed = pa.concat_tables(stored).combine_chunks()
+    places = pc.index_in(ids, value_set=changed.column("doc_id").combine_chunks())
+    (taken,) = changed.take(places).combine_chunks().to_batches() or [None]
+    arrays = dict(zip(rows.schema.names, rows.columns))
+    if taken is not None:
+        _replace(arrays, {column: own for (_, column), own in replaced.items()}, taken)
+    return pa.RecordBatch.from_arrays(list(arrays.values()), list(arrays))
 
 
 def _batches(part: Part, table: str, columns: list[str], rows_at_once: int) -> Iterator[pa.RecordBatch]:

@@ -274,6 +274,8 @@ def _limits(facts: ExportFacts) -> Iterator[str]:
         yield f"Fields of {cut:,} rows of the inputs were too large or could not be read, and are not in `meta`."
     if any(TABLES[name].rows == "document" and name == "repeats" for name in facts.manifests):
         yield "Passages that occur in several documents were cut out of the texts."
+    if "templates" in facts.manifests:
+        yield "Lines that many pages of one host have were cut out of the texts; some of them may be content."
     if "paragraphs" in facts.manifests:
         yield "Paragraphs whose perplexity or length is out of the recipe's range were cut out of the texts."
 

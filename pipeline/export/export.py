@@ -15,7 +15,7 @@ import pyarrow.fs as pafs
 from pipeline.engine.parquet import WrittenFile, parts_of
 from pipeline.engine.part import TaskResult
 from pipeline.export.card import CardText, ExportFacts, croissant, dataset_card
-from pipeline.export.rows import ALL, RowSource, open_rows
+from pipeline.export.rows import ALL, SIGNAL_TABLES, RowSource, open_rows
 from pipeline.export.shards import (
     COMPRESSIONS,
     PARTIAL,
@@ -183,9 +183,7 @@ def export_text(prepared: PreparedExport, options: ExportOptions, text: CardText
     if source is None:
         raise ContractError("export: expected rows of clean text, got a table. Use `export_table`.")
     out.write_atomic(PLAN, canonical_json(prepared.identity))
-    tables = {
-        name: source.tables[name] for name in ("documents", "clean", "scores", "verdicts") if name in source.tables
-    }
+    tables = {name: source.tables[name] for name in ("clean", *SIGNAL_TABLES) if name in source.tables}
     parts = parts_of(tables)
     measures = [*options.signals] == [ALL]
     counted = run_all(

@@ -1,7 +1,7 @@
 """The rows of an export: which columns they have, and how they are read from one part of the tables of a run.
 
-A row is a kept document of the table `clean`, with signals of the same document from `documents`, `scores` and
-`verdicts`. All values have types that every reader of JSON and Parquet knows: ids are hexadecimal, dates ISO 8601.
+A row is a kept document of the table `clean`, with signals of the same document from `documents`, `templates`, `scores`
+and `verdicts`. All values have types that every reader of JSON and Parquet knows: ids are hexadecimal, dates ISO 8601.
 """
 
 import json
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.engine.parquet import Part
+from pipeline.engine.parquet import Part, table_without_templates
 from pipeline.inspect.show import columns_of_run, expand_meta, meta_columns, parse_where
 from schemas.config import SHOWN_NAMES, suggest_name
 from schemas.errors import ConfigError
@@ -38,7 +38,7 @@ COLUMNS = pa.schema(
 )
 """The columns of every export; chosen signals follow."""
 FROM_CLEAN = ("doc_id", "text", "title", "url", "date", "source", "language", "licence", "meta")
-SIGNAL_TABLES = ("documents", "scores", "verdicts")
+SIGNAL_TABLES = ("documents", "templates", "scores", "verdicts")
 """Tables with signals of a document, in the order in which a column is looked up."""
 ALL = "all"
 NO_SIGNALS = {
@@ -165,7 +165,8 @@ class PartRows:
         """Return narrow columns of a table, which are read once."""
         key = (table, *names)
         if key not in self._narrow:
-            self._narrow[key] = self._file(table).read(["doc_id", *names])
+            rows = self._file(table).read(["doc_id", *names])
+            self._narrow[key] = table_without_templates(self._part, table, rows) if table == "documents" else rows
         return self._narrow[key]
 
     def _columns(self, doc_ids: pa.ChunkedArray, names: Sequence[str]) -> pa.Table:

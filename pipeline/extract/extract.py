@@ -353,7 +353,7 @@ def _note_empty_page(row: Row) -> None:
     """Write down for the counts why a page without a text has none, if it shows many words."""
     if row.get("mime") != PLAIN_TEXT:
         page = decode(row["_payload"], row["_http_charset"]).text
-        if num_words(visible_text(page)) >= MIN_VISIBLE_WORDS:
+        if num_words(visible_text(bearable(page))) >= MIN_VISIBLE_WORDS:
             row[EMPTY_PAGE] = row["second_opinion"] or ("short_text" if row["text"] else "no_text")
 
 

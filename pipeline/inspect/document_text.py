@@ -26,6 +26,8 @@ TEXT_FACTS = {
 QUALITY_SIGNALS = {signal.name for signals in SIGNALS_OF.values() for signal in signals}
 CUT_COLUMNS = ("text.cuts", "paragraphs.cuts", "repeats.cuts")
 """Columns of a found document with spans that were cut from its raw text."""
+NEW_CUTS = "templates.text_cuts"
+"""Column with spans that replace `text.cuts` in a document from which templates were cut."""
 Meanings = Mapping[str, str]
 """`stage/reason` → what it means."""
 
@@ -125,7 +127,8 @@ def _text_lines(row: Row) -> Iterator[str]:
 
 def raw_cuts(row: Row) -> list[tuple[int, int]]:
     """Return the spans that were cut from the raw text of a found document, by any rule [code points]."""
-    cuts = [cut for name in CUT_COLUMNS for cut in row.get(name) or ()]
+    columns = (NEW_CUTS, *CUT_COLUMNS[1:]) if row.get(NEW_CUTS) else CUT_COLUMNS
+    cuts = [cut for name in columns for cut in row.get(name) or ()]
     return union([(cut["start"], cut["end"]) for cut in cuts], [])
 
 
@@ -172,6 +175,7 @@ def _shown(value: Any) -> str:
         return ", ".join(map(_shown, value)) or "none"
     if isinstance(value, dict) and NAME in value:
         return f"{value[NAME]} {_shown(value[VALUE])}"
-    if isinstance(value, dict) and "start" in value:  # a span; some have a reason
-        return f"{value['start']}-{value['end']}" + (f" {value['reason']}" if "reason" in value else "")
+    if isinstance(value, dict) and "start" in value:  # a span; some have a reason or a number of pages
+        more = f" {value['reason']}" if "reason" in value else f" on {value['pages']} pages" if "pages" in value else ""
+        return f"{value['start']}-{value['end']}{more}"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | bool) else str(value)

@@ -27,6 +27,7 @@ from pipeline.quality.stage import QUALITY
 from pipeline.recipe_stages import SECTION
 from pipeline.stages import CHECKED, SCORED, document_columns, stages_of
 from pipeline.steps.verdicts import VerdictsTask, checks_of, split_columns
+from pipeline.templates.stage import TEMPLATES
 from schemas.config import Recipe
 from schemas.errors import ConfigError
 from schemas.field_docs import toml_value
@@ -139,6 +140,7 @@ REJECTION_REASONS = {
     **{stage.name: "it changes what is measured, or the text itself" for stage in stages_of("documents")},
     SECTION: "it changes what is measured, or the text itself",
     **{stage.name: "it changes the scores" for stage in SCORED},
+    TEMPLATES.name: "it changes the cuts, and so the text that is measured",
     PARAGRAPHS.name: "it changes which paragraphs are stored",
     "dedup": "it changes which documents are copies of one another",
     "pii": "it changes the text that is kept, not which documents are",

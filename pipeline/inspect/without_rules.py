@@ -17,6 +17,7 @@ from pipeline.perplexity.paragraphs import ParagraphsConfig
 from pipeline.perplexity.stage import BUCKETS, PerplexityConfig
 from pipeline.quality.config import QualityConfig
 from pipeline.quality.rules import DEFAULT_RULES, RULES, QualityLimits, QualityRule
+from pipeline.templates.stage import TemplatesConfig
 from pipeline.toxicity import ToxicityConfig
 from schemas.config import Recipe, Section, suggest_name
 from schemas.errors import ConfigError
@@ -199,6 +200,12 @@ def _of_paragraphs(config: ParagraphsConfig) -> Edits:
             yield name, dict.fromkeys([*settings, *others], USE_DEFAULT)
 
 
+def _of_templates(config: TemplatesConfig) -> Edits:
+    """Yield the cuts of lines; nothing is left of the section without them."""
+    if config.min_share is not None:
+        yield "lines", dict.fromkeys(TemplatesConfig.model_fields, USE_DEFAULT)
+
+
 def _of_dedup(config: DedupConfig) -> Edits:
     if config.by_url != "off":
         yield SAME_URL, {"by_url": USE_DEFAULT}
@@ -217,6 +224,7 @@ def _of_repeats(config: RepeatsConfig) -> Edits:
 
 
 _SECTIONS: Mapping[str, tuple[type[Section], Callable[[Any], Edits]]] = {
+    "templates": (TemplatesConfig, _of_templates),
     "language": (LanguageConfig, _of_language),
     "quality": (QualityConfig, _of_quality),
     "decontaminate": (DecontaminateConfig, _of_decontaminate),

@@ -17,6 +17,11 @@ Reasons = Mapping[str, Mapping[str, str]]
 """Stage → rule → description, with the stages in the order of the run."""
 DROPPING_TABLES = ("documents", *LATER_VERDICTS, DATASET)
 """Tables that drop documents, in the order in which a run builds them."""
+CUTTING_TABLES = {
+    "templates": "the same texts without the lines that many pages of their host have",
+    "paragraphs": "the same texts without the paragraphs that were cut",
+}
+"""Description of the row of each table that only cuts texts."""
 STAGE_MEANINGS: Mapping[str, Mapping[str, str]] = {
     "documents": {
         "source": "records that are pages",
@@ -24,6 +29,7 @@ STAGE_MEANINGS: Mapping[str, Mapping[str, str]] = {
         "language": "texts in a language of the recipe",
     },
     "verdicts": {
+        "templates": "texts of which the cuts of templates leave enough",
         "language": "texts in a single language",
         "quality": "texts that pass every quality rule",
         "decontaminate": "texts with little overlap with the evaluation sets",
@@ -100,13 +106,13 @@ def funnel_rows(facts: RunFacts, reasons: Reasons) -> list[FunnelRow]:
     left = facts.tables["documents"].content.counts.rows_in
     text = _kept_chars(facts, "documents") + sum(_dropped_chars(facts, "documents").values())
     rows: list[tuple[str, str, int, int | None]] = [("records", "all records and gaps of the inputs", left, None)]
-    for table in (name for name in TABLES if name in (*DROPPING_TABLES, "paragraphs")):
+    for table in (name for name in TABLES if name in (*DROPPING_TABLES, *CUTTING_TABLES)):
         if table not in facts.tables:
             continue
         chars = _dropped_chars(facts, table)
-        if table == "paragraphs":
+        if table in CUTTING_TABLES:
             text = _kept_chars(facts, table)
-            rows.append(("paragraphs", "the same texts without the paragraphs that were cut", left, text))
+            rows.append((table, CUTTING_TABLES[table], left, text))
             continue
         if table == "repeats":
             left, text = facts.tables[table].content.counts.rows_kept, _kept_chars(facts, table)

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pipeline.engine.parquet import TEMPLATES, Part, table_without_templates
 from pipeline.report.facts import RunFacts
 from pipeline.tokens.streams import TOKENS
 from schemas.ids import shuffle_key
@@ -105,6 +106,9 @@ def read_judged(facts: RunFacts, reading: PartChoice, columns: Sequence[str]) ->
 
 def _judged(facts: RunFacts, number: int, columns: Sequence[str], limit: int) -> JudgedPart:
     own = _columns(facts, "documents", number, (*FACTS, *VERDICT_COLUMNS, *columns), limit)
+    if TEMPLATES in facts.tables:  # the verdicts compare the values without the templates
+        paths = {TEMPLATES: facts.tables[TEMPLATES].paths_of()[number]}
+        own = table_without_templates(Part(number, facts.folders, paths), "documents", own)
     row_of = {identifier: row for row, identifier in enumerate(own.column("doc_id").to_pylist())}
     verdicts = list(zip(*(own.column(name).to_pylist() for name in VERDICT_COLUMNS), strict=True))
     scores = [name for name in columns if name in SCORES.names]

@@ -1,7 +1,7 @@
 """The step `clean`: the survivors of deduplication, without the spans that were cut and with personal data replaced.
 
 Tables are joined part by part: each task reads the same part of `documents`, `text`, `dedup` and, if the run has them,
-`paragraphs` and `repeats`.
+`templates`, `paragraphs` and `repeats`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -110,12 +110,17 @@ def survivors(task: CleanTask) -> Iterator[Row]:
             more_cuts[row["doc_id"]] = union(more_cuts.get(row["doc_id"], []), spans_of(row["cuts"]))
     documents = {row["doc_id"]: row for row in read_part(task, "documents", FROM_DOCUMENTS) if row["doc_id"] in kept}
     num_texts = 0
+    own_cuts: dict[bytes, list[Span]] = {}
+    for row in read_part(task, "templates", ["doc_id", "text_cuts"]) if "templates" in task.paths else ():
+        if row["text_cuts"]:
+            own_cuts[row["doc_id"]] = spans_of(row["text_cuts"])
     for row in read_part(task, "text", ["doc_id", "title", "text", "cuts"]):
         identifier = row["doc_id"]
         if identifier not in kept:
             continue
         num_texts += 1
-        text = without(row["text"], union(spans_of(row["cuts"] or []), more_cuts.get(identifier, [])))
+        cuts = own_cuts.get(identifier) or spans_of(row["cuts"] or [])
+        text = without(row["text"], union(cuts, more_cuts.get(identifier, [])))
         cluster = {name: kept[identifier][name] for name in FROM_DEDUP}
         yield {**documents[identifier], **cluster, "title": row["title"], "text": text, "drop_stage": None}
     if num_texts != len(kept):

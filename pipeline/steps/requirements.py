@@ -105,4 +105,4 @@ def bucket_tables(recipe: Recipe) -> tuple[str, ...]:
     config = recipe.section(TOKENS.name, TokensConfig)
     if config.measure and config.measure.name:
         return ("documents", config.measure.table)
-    return ("documents", "verdicts", "repeats") if config.buckets_by else ()
+    return ("documents", "templates", "verdicts", "repeats") if config.buckets_by else ()

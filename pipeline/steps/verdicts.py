@@ -47,7 +47,16 @@ from pipeline.engine.worker import Crashed, FusedStages, ModelPaths, Sandbox, lo
 from pipeline.perplexity.stage import ALL, HEAD_CUT, MIDDLE_CUT, perplexity_buckets
 from schemas.config import Recipe
 from schemas.storage import Store
-from schemas.tables import DOC_ID, DOCUMENTS, SCORES, VERDICT_COLUMNS, VERDICTS, to_entries
+from schemas.tables import (
+    DOC_ID,
+    DOCUMENTS,
+    SCORES,
+    TEMPLATE_COLUMNS,
+    TEMPLATES,
+    VERDICT_COLUMNS,
+    VERDICTS,
+    to_entries,
+)
 
 SHOWN_LANGUAGES = 12
 FACTS = ["source", "body_chars", "perplexity"]
@@ -55,7 +64,7 @@ FACTS = ["source", "body_chars", "perplexity"]
 
 @dataclass(frozen=True)
 class VerdictsTask:
-    """One part of `documents` and `scores` to check, and the folder of the table `verdicts`."""
+    """One part of `documents`, `templates` and `scores` to check, and the folder of the table `verdicts`."""
 
     part: Part
     stages: tuple[PerDocument, ...]
@@ -126,10 +135,12 @@ def limits_of(named: Sequence[tuple[str, Check]]) -> dict[str, Any]:
 
 
 def split_columns(names: Sequence[str], tables: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Group column names by the table that has them: `documents`, and `scores` if the run has this table."""
-    columns = {"documents": [name for name in names if name == DOC_ID.name or name not in SCORES.names]}
-    if "scores" in tables:
-        columns["scores"] = [name for name in names if name in SCORES.names and name != "doc_id"]
+    """Group column names by the table that has them: `documents`, and `templates` and `scores` if the run has them."""
+    later = {"templates": TEMPLATE_COLUMNS, "scores": {*SCORES.names} - {DOC_ID.name}}
+    columns = {"documents": [name for name in names if not any(name in known for known in later.values())]}
+    for table, known in later.items():
+        if table in tables:
+            columns[table] = [name for name in names if name in known]
     return columns
 
 
@@ -343,7 +354,7 @@ class Reevaluation:
         self._measure = Sandbox(self._measured) if isolated else self._measured
         self._named = checks_of(stages, recipe, local, cutoffs)
         self._checks = [check for _, check in self._named]
-        schemas = (SCORES, extend_schema(DOCUMENTS, stages))
+        schemas = (TEMPLATES, SCORES, extend_schema(DOCUMENTS, stages))
         self._kinds = {field.name: field.type for schema in schemas for field in schema}
         names = list(dict.fromkeys([*columns_of(self._checks), *CONTEXT]))
         self.columns: Mapping[str, Sequence[str]] = split_columns(names, {"scores": None} if scored else {})

@@ -37,7 +37,7 @@ from pipeline.text.profiles import LanguageProfile, render_profiles
 from pipeline.text.spacy_tokens import UNSPACED_LANGUAGES, splitter_of
 from schemas.config import Section
 from schemas.errors import ConfigError
-from schemas.manifest import TableVersion, open_table
+from schemas.manifest import TableVersion, current_tables, open_table
 from schemas.storage import Store, resolve_uri
 from schemas.tables import DOCUMENTS
 
@@ -338,7 +338,9 @@ def _tasks(config: DeriveConfig) -> list[CountTask]:
         splits = find_splits(SourceConfig.model_validate({"paths": config.reference, "format": "jsonl"}))
         return [CountTask(split, quality) for split in splits]
     run = Store(config.run)
+    current = current_tables(run)
     tables = {name: TableVersion(*open_table(run, name)) for name in ("documents", "text")}
+    tables |= {name: table for name, table in current.items() if name == "templates"}
     return [CountTask(part, quality, config.sources) for part in parts_of(tables)]
 
 

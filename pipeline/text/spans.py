@@ -78,6 +78,19 @@ def union(cuts: Iterable[Span], others: Iterable[Span]) -> list[Span]:
     return joined
 
 
+def difference(spans: Iterable[Span], others: Iterable[Span]) -> list[Span]:
+    """Return the parts of sorted, disjoint spans that sorted, disjoint others do not cover."""
+    left: list[Span] = []
+    rest = list(others)
+    for start, end in spans:
+        for low, high in rest:
+            if low < end and start < high:
+                append_span(left, start, min(low, end))
+                start = max(start, high)
+        append_span(left, start, end)
+    return left
+
+
 def without(text: str, cuts: Sequence[Span]) -> str:
     """Return the text without the spans in `cuts`."""
     if not cuts:

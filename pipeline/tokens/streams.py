@@ -258,8 +258,8 @@ def describe_shortfalls(figure: Mapping[str, Any], where: str) -> Iterator[str]:
 
 # The quality bucket and the stream of each document of a part, computed from the stored tables.
 
-BUCKET_TABLES = ("documents", "scores", "verdicts", "repeats")
-"""Tables from which quality buckets are computed; `scores` and `repeats` are read only if the run has them."""
+BUCKET_TABLES = ("documents", "templates", "scores", "verdicts", "repeats")
+"""Tables from which quality buckets are computed. A run may lack `templates`, `scores` and `repeats`."""
 STREAM_TABLES = (*BUCKET_TABLES, "clean")
 """Tables that determine the streams of a dataset."""
 

@@ -35,6 +35,7 @@ SPARK_MODULES = (
     "pipeline.dedup",
     "pipeline.tokens.dataset",
     "pipeline.tokens.train_tokenizer",
+    "pipeline.templates.step",
     "pipeline.inspect.whatif",
     "pipeline.perplexity.kneser_ney",
     "jobs.spark_session",

@@ -86,6 +86,7 @@ def test_the_columns_of_the_tables() -> None:
     types = {(name, field.name): value_type(field.type) for name, field in fields if value_type(field.type)}
     assert types == {
         ("documents", "contamination"): pa.int32(),
+        ("templates", "contamination"): pa.int32(),
         ("scores", "classifier_scores"): pa.float32(),
         ("scores", "importance"): pa.float32(),
         ("clean", "pii_counts"): pa.int32(),

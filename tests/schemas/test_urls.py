@@ -26,6 +26,7 @@ from schemas.urls import (
     surt,
     url_key,
     url_pattern,
+    web_host,
 )
 
 FORMS = [
@@ -237,6 +238,27 @@ def test_long_urls_take_time_in_proportion(piece: str) -> None:
     canonical_url("http://example.com/" + piece * 50_000)
     canonical_url("http://" + piece * 50_000)
     assert time.process_time() - started < 20
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("https://www.Example.com./a?b", "example.com"),
+        ("http://user@example.com:443", "example.com"),
+        ("//example.com:8080/a", "example.com:8080"),
+        ("http://straße.example/", "xn--strae-oqa.example"),
+        ("http://[0:0::1]:80/", "[::1]"),
+        ("http://example.com:65536/", None),
+        ("http://a b/", None),
+        ("ftp://example.com/", None),
+        ("example.com/a", None),
+        ("", None),
+    ],
+)
+def test_the_host_of_a_web_url_is_that_of_its_form(url: str, host: str | None) -> None:
+    assert web_host(url) == host
+    if host is not None:
+        assert canonical_url(url).startswith(f"http://{host}/")
 
 
 def test_sort_friendly_form() -> None:

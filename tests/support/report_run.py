@@ -25,6 +25,7 @@ from pipeline.perplexity.paragraphs import PARAGRAPHS
 from pipeline.pii.stage import PiiConfig
 from pipeline.sources.provenance import domain_of
 from pipeline.stages import STEPS, all_stages
+from pipeline.templates.stage import TEMPLATES
 from pipeline.toxicity import ToxicityConfig
 from schemas.ids import canonical_json, doc_id
 from schemas.manifest import RunFile, make_manifest, open_table, part_key, read_run, write_manifest, write_run
@@ -49,7 +50,8 @@ READS = {
 WITHOUT_BOOKS = ("text", "clusters", "audit")
 """Tables of steps that drop nothing."""
 STAGES = {
-    name: tuple(stage for stage in step.stages if stage is not PARAGRAPHS)  # the recipe has no limits of paragraphs
+    # the recipe cuts neither templates nor paragraphs
+    name: tuple(stage for stage in step.stages if stage not in (TEMPLATES, PARAGRAPHS))
     for step in STEPS
     for name in step.writes
     if name in MAKERS

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from pipeline.dedup.config import AuditConfig, DedupConfig
 from pipeline.dedup.keep_order import big_endian, binary_array, rows_of_bytes
 from pipeline.dedup.keys import key_columns, near_keys, scopes_of
-from pipeline.engine.parquet import Part, apply_cuts, read_measured
+from pipeline.engine.parquet import Part, apply_cuts, read_measured, without_templates
 from pipeline.minhash.permutations import mix_bits
 from pipeline.minhash.stage import SignatureConfig, shingle_hashes
 from pipeline.text.words import Codes
@@ -264,7 +264,8 @@ def rows_of(part: Part, table: str, columns: Sequence[str], wanted: pa.Array) ->
             hits = pc.is_in(file.read_row_group(group, columns=["doc_id"]).column("doc_id"), value_set=wanted)
             if pc.any(hits).as_py():
                 rows = file.read_row_group(group, columns=list(columns)).filter(hits).select(list(columns))
-                yield rows.combine_chunks().to_batches()[0]
+                batch = rows.combine_chunks().to_batches()[0]
+                yield without_templates(part, table, batch) if table in ("documents", "text") else batch
 
 
 def joined(batches: Iterator[pa.RecordBatch]) -> pa.RecordBatch | None:

@@ -277,22 +277,31 @@ def documents_of(task: RepeatsTask) -> Iterator[Document]:
             yield Document(row["doc_id"], without(row["text"], cuts_before(row)), number, first)
 
 
+LATER_CUTS = ("templates", "paragraphs")
+"""Tables with cuts that were made before, besides `text`, whose cuts include those of `templates`."""
+
+
 def text_columns(part: Part) -> Mapping[str, Sequence[str]]:
     """Return the columns with the raw text and the cuts that were made before, by table."""
-    return {"text": ["text", "cuts"]} | ({"paragraphs": ["cuts"]} if "paragraphs" in part.paths else {})
+    return {"text": ["text", "cuts"]} | {table: ["cuts"] for table in LATER_CUTS if table in part.paths}
 
 
 def cut_columns(part: Part) -> list[str]:
     """Return the names of the columns with the cuts that were made before, as `read_measured` names them."""
-    return ["cuts", *(["paragraphs.cuts"] if "paragraphs" in part.paths else [])]
+    return ["cuts", *(f"{table}.cuts" for table in LATER_CUTS if table in part.paths)]
 
 
 def cuts_before(row: Row) -> list[Span]:
-    """Return the spans of the raw text that line rules and the step `paragraphs` cut, for a row with `cut_columns`."""
+    """Return the spans of the raw text that were cut before the step `repeats`, for a row with `cut_columns`."""
     lines, paragraphs = (
         [(cut["start"], cut["end"]) for cut in row.get(name) or ()] for name in ("cuts", "paragraphs.cuts")
     )
     return union(lines, paragraphs)
+
+
+def template_cuts(row: Row) -> list[Span]:
+    """Return the spans of the raw text that were cut as templates, for a row with `cut_columns`."""
+    return [(cut["start"], cut["end"]) for cut in row.get("templates.cuts") or ()]
 
 
 def units_of_part(task: RepeatsTask) -> Iterator[pa.RecordBatch]:

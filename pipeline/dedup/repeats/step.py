@@ -22,6 +22,7 @@ from pipeline.dedup.repeats.keys import (
     cuts_before,
     known_repeats,
     seeds_of_part,
+    template_cuts,
     text_columns,
     units_of_part,
     windows_of_part,
@@ -33,7 +34,7 @@ from pipeline.engine.part import DropCounter, PartOutput, PartResult, PartTarget
 from pipeline.engine.spark import TALLIES_DDL, dataframe_from_tasks, is_retry, map_parts, run_part_writers, totals
 from pipeline.engine.stage import Drop, Row
 from pipeline.engine.step import StepContext, TableResult, combine_parts
-from pipeline.text.spans import Span, complement, without
+from pipeline.text.spans import Span, complement, union, without
 from schemas.config import Recipe
 from schemas.tables import DROPPED_BEFORE
 from schemas.tables import REPEATS as REPEATS_SCHEMA
@@ -109,7 +110,7 @@ def rows_of(batch: pa.RecordBatch, task: RepeatsTask, units: KnownRepeats, windo
     """Return the rows of the table `repeats` for a batch of documents, with their cuts.
 
     A row with cuts also has two texts without the repeated passages: `_rest` is the visible text, `_without` the raw
-    text.
+    text without the templates of its host.
     """
     columns = ["doc_id", "text", *cut_columns(task.part), "body_chars", "num_bytes", "drop_stage"]
     rows: list[Row] = []
@@ -131,7 +132,7 @@ def rows_of(batch: pa.RecordBatch, task: RepeatsTask, units: KnownRepeats, windo
         cuts = cuts_of(body, passages)
         if cuts:
             visible = complement(before, len(stored["text"]))
-            cut_row(row, stored["text"], body, (cuts, cuts_in_whole_text(cuts, visible)))
+            cut_row(row, stored["text"], body, (cuts, cuts_in_whole_text(cuts, visible)), template_cuts(stored))
             left = row["body_chars"]
             if left < task.config.min_left_chars:
                 set_verdict(row, REPEATS.name, Drop(NOTHING_LEFT, left, task.config.min_left_chars))
@@ -154,14 +155,15 @@ def without_runs(
     return [(kind, spans) for kind, spans in passages if kind != SUBSTRING]
 
 
-def cut_row(row: Row, text: str, body: str, cuts: tuple[list[Cut], list[Cut]]) -> None:
+def cut_row(row: Row, text: str, body: str, cuts: tuple[list[Cut], list[Cut]], templates: list[Span]) -> None:
     """Set the cuts, the remaining texts and their sizes in a row.
 
-    `cuts` has all cuts twice: as spans of `body`, the visible text, and as spans of `text`, the raw text.
+    `cuts` has all cuts twice: as spans of `body`, the visible text, and as spans of `text`, the raw text. `templates`
+    are the spans of the raw text that were cut as templates.
     """
     in_body, in_text = ([(start, end) for start, end, _ in spans] for spans in cuts)
     row["cuts"] = cuts[1]
-    row["_rest"], row["_without"] = without(body, in_body), without(text, in_text)
+    row["_rest"], row["_without"] = without(body, in_body), without(text, union(in_text, templates))
     row["body_chars"] = len(row["_rest"])
     row["num_bytes"] = len(row["_rest"].encode("utf-8", "surrogatepass"))
 

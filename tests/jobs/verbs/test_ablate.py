@@ -126,6 +126,7 @@ OTHERS = DATATROVE[:3]
             {"scorer": "checkpoint:c"},
         ),
         ("paragraphs", {"min_chars": 9, "min_left_chars": 50}, "paragraphs.length", {}),
+        ("templates", {"min_share": 0.3, "min_left_chars": 50}, "templates.lines", {}),
         (
             "paragraphs",
             {"min_chars": 9, "max_quantile": 0.9, "min_left_chars": 50},

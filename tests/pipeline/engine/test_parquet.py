@@ -7,9 +7,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.engine import parquet as writing
-from pipeline.engine.parquet import PartWriter
+from pipeline.engine.parquet import Part, PartWriter, read_measured, without_templates
 from schemas.errors import ContractError
 from schemas.storage import Store
+from schemas.tables import DOCUMENTS, TEMPLATES, TEXT
 
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("text", pa.string())])
 
@@ -61,3 +62,68 @@ def test_no_rows_give_an_empty_table(tmp_path):
     entry = write(Store(str(tmp_path)), [])
     assert pq.read_table(tmp_path / entry.path).schema.equals(SCHEMA)
     assert entry.rows == 0
+
+
+# Columns that the table `templates` replaces.
+
+NEW = {"doc_id", "num_chars", "text_cuts", "template_chars", "gopher_num_words"}
+
+
+def replaced_part(tmp_path):
+    """Four documents, of which the second was dropped; from the last one templates were cut."""
+    store = Store(str(tmp_path))
+    ids = [number.to_bytes(16, "big") for number in range(4)]
+    tables = {
+        "documents": (
+            DOCUMENTS,
+            [{"num_chars": 10 * n, "drop_stage": "extract" if n == 1 else None} for n in range(4)],
+        ),
+        "text": (TEXT, [{"text": "a" * 10 * n, "cuts": [{"start": n, "end": n + 1}]} for n in range(4)]),
+        "templates": (
+            pa.schema([column for column in TEMPLATES if column.name in NEW]),
+            [
+                {"template_chars": None},
+                {"template_chars": 0},
+                {"template_chars": 4, "num_chars": 26, "text_cuts": [(0, 4)]},
+            ],
+        ),
+    }
+    paths = {}
+    for name, (schema, rows) in tables.items():
+        chosen = ids if name != "templates" else [ids[0], *ids[2:]]
+        with PartWriter(store.child(name), "part-00000", schema) as writer:
+            for identifier, row in zip(chosen, rows, strict=True):
+                writer.add({"doc_id": identifier} | row)
+        paths[name] = writer.written.path
+    return Part(0, {name: store.child(name) for name in paths}, paths), ids
+
+
+def test_values_without_templates_replace_those_of_documents_and_text(tmp_path):
+    part, _ = replaced_part(tmp_path)
+    columns = {"documents": ["num_chars", "url"], "text": ["cuts", "text"], "templates": ["template_chars"]}
+    (batch,) = read_measured(part, columns)
+    assert batch.schema.names == ["doc_id", "num_chars", "url", "cuts", "text", "template_chars"]
+    assert batch.column("num_chars").to_pylist() == [0, 20, 26]
+    spans = [[(cut["start"], cut["end"]) for cut in cuts] for cuts in batch.column("cuts").to_pylist()]
+    assert spans == [[(0, 1)], [(2, 3)], [(0, 4)]]
+    assert [len(text) for text in batch.column("text").to_pylist()] == [0, 20, 30]
+    assert batch.column("template_chars").to_pylist() == [None, 0, 4]
+    (narrow,) = read_measured(part, {"text": ["cuts"]})
+    assert narrow.schema.names == ["doc_id", "cuts"]
+    assert narrow.column("cuts") == batch.column("cuts")
+    (counts,) = read_measured(part, {"documents": ["url"], "templates": ["gopher_num_words"]})  # nothing is replaced
+    assert counts.schema.names == ["doc_id", "url", "gopher_num_words"]
+    without = Part(0, part.folders, {name: path for name, path in part.paths.items() if name != "templates"})
+    (before,) = read_measured(without, {"documents": ["num_chars"]})
+    assert before.column("num_chars").to_pylist() == [0, 20, 30]
+
+
+def test_single_rows_have_the_same_values_in_any_order(tmp_path):
+    part, ids = replaced_part(tmp_path)
+    rows = pa.RecordBatch.from_pydict(
+        {"doc_id": pa.array([ids[3], ids[0], ids[1]], pa.binary(16)), "num_chars": pa.array([30, 0, 10])}
+    )
+    assert without_templates(part, "documents", rows).column("num_chars").to_pylist() == [26, 0, 10]
+    texts = pa.RecordBatch.from_pydict({"doc_id": pa.array(ids[:1], pa.binary(16)), "text": ["a"]})
+    assert without_templates(part, "text", texts) is texts
+    assert without_templates(part, "documents", rows.slice(0, 0)).num_rows == 0

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.text.spans import append_span, complement, map_visible_spans, trim, union, without
+from pipeline.text.spans import append_span, complement, difference, map_visible_spans, trim, union, without
 
 EDGES = st.lists(st.integers(0, 40), max_size=12, unique=True).map(sorted)
 
@@ -35,6 +35,24 @@ def test_append_joins_what_touches_and_leaves_out_what_is_empty():
 def test_union():
     assert union([(0, 2), (5, 7)], [(2, 3), (6, 9)]) == [(0, 3), (5, 9)]
     assert union([(3, 4)], [(0, 9)]) == [(0, 9)]
+
+
+def test_difference():
+    assert difference([(0, 9)], [(2, 3), (5, 7)]) == [(0, 2), (3, 5), (7, 9)]
+    assert difference([(0, 3), (5, 8)], [(2, 6)]) == [(0, 2), (6, 8)]
+    assert difference([(3, 5)], [(0, 9)]) == []
+    assert difference([(3, 5)], []) == [(3, 5)]
+    assert difference([(3, 5)], [(0, 3), (5, 6)]) == [(3, 5)]
+
+
+@given(EDGES, EDGES)
+def test_difference_is_the_cover_of_one_list_alone(edges: list[int], others: list[int]):
+    spans, removed = spans_of(edges), spans_of(others)
+
+    def points(chosen: list[tuple[int, int]]) -> set[int]:
+        return {point for start, end in chosen for point in range(start, end)}
+
+    assert points(difference(spans, removed)) == points(spans) - points(removed)
 
 
 def test_trim():

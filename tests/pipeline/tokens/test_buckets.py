@@ -166,7 +166,7 @@ def test_scores_are_read_only_if_they_define_the_buckets() -> None:
     for by, models, tables in (
         ("classifier.wiki", (WIKI,), ("documents", "scores")),
         ("importance.books", (BOOKS,), ("documents", "scores")),
-        (SIGNAL, (WIKI,), ("documents", "verdicts", "repeats")),
+        (SIGNAL, (WIKI,), ("documents", "templates", "verdicts", "repeats")),
     ):
         recipe = cut_by(by, *models)
         assert check_buckets(recipe, SPLITS) == {}
@@ -174,7 +174,7 @@ def test_scores_are_read_only_if_they_define_the_buckets() -> None:
     whole = read_recipe(str(RECIPE), ['tokens.buckets_by=""', "tokens.bucket_cuts=[]", WIKI])
     assert tokens.inputs(whole) == ("clean", "tokenizer")
     perplexity = read_recipe(str(RECIPE), ["tokens.buckets_by=perplexity", "tokens.bucket_cuts=[]"])
-    assert tokens.inputs(perplexity) == ("clean", "tokenizer", "documents", "verdicts", "repeats")
+    assert tokens.inputs(perplexity) == ("clean", "tokenizer", "documents", "templates", "verdicts", "repeats")
 
 
 def test_a_cut_belongs_to_the_bucket_above_it() -> None:
