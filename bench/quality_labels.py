@@ -35,12 +35,12 @@ from fastwarc.warc import ArchiveIterator
 from resiliparse.extract.html2text import extract_plain_text
 from scipy.sparse import csr_matrix, hstack
 
+import penstock
 from bench.quality import SHARED, agreement_row, interval, lines_of, rules_of_config, table, wikipedia, write_texts
 from jobs.recipe import read_recipe
 from pipeline.classifier.linear import Examples, fit_logistic, logistic, new_vocabulary, word_keys_of
 from pipeline.classifier.signals import SignalMeter, standardize
 from pipeline.classifier.stage import CLASSIFIER, ClassifierConfig
-from pipeline.extract.extract import by_resiliparse
 from pipeline.fit.classifier import TrainClassifierConfig, auc, calibration, kappa, train_classifier
 from pipeline.fit.cross_validation import Choice, Folds, bootstrap_interval, choose
 from pipeline.models import ModelsConfig, ensure_model
@@ -375,7 +375,7 @@ def table_of_pages(data: Path) -> str:
     pages = list(pages_of(data / "html_gold", data / "warc"))
     texts = {
         "main text by people": [text for _, text, _ in pages],
-        "text by the extractor": [by_resiliparse(page)[1] for _, _, page in pages],
+        "text by the extractor": [penstock.extract(page).text for _, _, page in pages],
         "whole visible text": [extract_plain_text(page, main_content=False) for _, _, page in pages],
     }
     rows = []

@@ -35,8 +35,8 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
 
-MAX_TAGS = 200_000
-"""Maximum number of tags of a page that are read; the largest of 2,367 real pages has fewer than half as many."""
+MAX_TAGS = 100_000
+"""Maximum number of tags of a page that are read; the largest of 2,367 real pages has 19,807."""
 LINE_BREAK = "\v"
 """What `<br>` becomes in the text of a block, in which line ends are only spaces."""
 
