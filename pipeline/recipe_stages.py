@@ -17,7 +17,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from functools import partial
 from numbers import Integral, Real
 from pathlib import Path
@@ -374,6 +374,8 @@ def sample_row(columns: pa.Schema, unmeasured: Collection[str]) -> Row:
 
 
 def _sample_value(kind: pa.DataType) -> Any:
+    if pa.types.is_date(kind):
+        return date(2024, 1, 1)
     values: Mapping[Kind, Any] = {
         "a number": 0.25 if pa.types.is_floating(kind) else 1,
         "text": "sample",

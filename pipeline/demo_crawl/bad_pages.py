@@ -136,7 +136,7 @@ def short_doc(stock: Stock, rng: random.Random) -> Blocks:
 
 def long_doc(stock: Stock, rng: random.Random) -> Blocks:
     """Make more than 100,000 words, drawn from the vocabulary."""
-    words = rng.choices(stock.words[:4000], k=115_000)
+    words = rng.choices(stock.words[:4000], k=130_000)
     sentences = [" ".join(words[start : start + 12]).capitalize() + "." for start in range(0, len(words), 12)]
     return prose([" ".join(sentences[start : start + 8]) for start in range(0, len(sentences), 8)])
 

@@ -24,6 +24,7 @@ from schemas.tables import to_mapping
 from tests.support.paths import SHARED
 
 NAME = "quality-en"
+FOLDER = SHIPPED / "classifier"
 LABELS = SHARED / "quality" / "dclm_human.jsonl.gz"
 PROSE = """\
 The river rises in the hills above the town, and for most of its length it is too shallow for boats. In the eighteenth
@@ -62,12 +63,12 @@ def scores_of(texts: list[str], language: str = "en") -> list[float | None]:
 
 
 def test_the_file_has_the_digest_of_its_card_its_manifest_and_the_registry() -> None:
-    data = (SHIPPED / "quality-en.arrow").read_bytes()
+    data = (FOLDER / "quality-en.arrow").read_bytes()
     digest = hashlib.sha256(data).hexdigest()
-    manifest = json.loads((SHIPPED / "quality-en.json").read_text(encoding="utf-8"))
+    manifest = json.loads((FOLDER / "quality-en.json").read_text(encoding="utf-8"))
     assert manifest["model"] == {"file": "quality-en.arrow", "bytes": len(data), "sha256": digest}
     assert (REGISTRY[NAME].sha256, REGISTRY[NAME].num_bytes) == (digest, len(data))
-    card = (SHIPPED / "quality-en.md").read_text(encoding="utf-8")
+    card = (FOLDER / "quality-en.md").read_text(encoding="utf-8")
     assert [name for name in (digest, *(entry["sha256"] for entry in manifest["inputs"])) if name not in card] == []
     assert len(data) < 2_000_000
 
@@ -75,7 +76,7 @@ def test_the_file_has_the_digest_of_its_card_its_manifest_and_the_registry() -> 
 def test_the_name_resolves_offline_without_a_cache(tmp_path: Path) -> None:
     model = verify_model(NAME, offline(tmp_path))
     assert model == ensure_model(NAME, offline(tmp_path))
-    assert (model.path, model.sha256) == (SHIPPED / "quality-en.arrow", REGISTRY[NAME].sha256)
+    assert (model.path, model.sha256) == (FOLDER / "quality-en.arrow", REGISTRY[NAME].sha256)
     assert [str(row.path) for row in list_models(offline(tmp_path)) if row.name == NAME] == [str(model.path)]
     assert not (tmp_path / "no-cache").exists()
 
@@ -95,7 +96,7 @@ def test_the_recipe_web_uses_it_for_english(tmp_path: Path) -> None:
     recipe = read_recipe("web", ['source.paths=["x"]', f'models.cache="{tmp_path}"', "models.offline=true"])
     assert recipe.section("classifier", ClassifierConfig).min_score == {"english": 0.5}
     assert CLASSIFIER.models(recipe["classifier"]) == {"english": NAME}
-    assert ensure_model(NAME, recipe.section("models", ModelsConfig)).path == SHIPPED / "quality-en.arrow"
+    assert ensure_model(NAME, recipe.section("models", ModelsConfig)).path == FOLDER / "quality-en.arrow"
 
 
 def test_scores_of_fixed_texts() -> None:

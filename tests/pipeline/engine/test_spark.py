@@ -31,6 +31,7 @@ GATHERING = {"collect", "toPandas", "toArrow", "toLocalIterator"}
 SMALL = {("spark.py", "run_tasks"), ("spark.py", "run_partitions")}
 SMALL |= {
     ("step.py", "lowest_proposals"),
+    ("step.py", "count_hosts"),
     ("dataset.py", "stream_totals"),
     ("whatif.py", "count_cells"),
     ("corpus.py", "_rows"),

@@ -40,6 +40,7 @@ from pipeline.run import prepare, run_steps
 from pipeline.stages import CHECKED, STEPS, checked_stages, steps_for
 from pipeline.steps.paragraphs import count_cuts
 from pipeline.steps.verdicts import cutoffs_of
+from pipeline.templates.stage import TEMPLATES
 from schemas.config import load_recipe
 from schemas.errors import ConfigError, ContractError
 from schemas.manifest import open_table
@@ -297,7 +298,8 @@ def test_only_a_recipe_with_limits_has_the_stage() -> None:
 
     assert PARAGRAPHS in CHECKED
     assert (places(), used()) == ([], [])
-    assert checked_stages(recipe()) == tuple(stage for stage in CHECKED if stage is not PARAGRAPHS)
+    optional = PARAGRAPHS, TEMPLATES
+    assert checked_stages(recipe()) == tuple(stage for stage in CHECKED if stage not in optional)
     limited = {"paragraphs": {"max_quantile": 0.9}, "perplexity": NGRAM}
     assert places(**limited) == ["verdicts", "paragraphs", "repeats"]
     assert used(**limited) == ["scores", "paragraphs"]
