@@ -11,6 +11,10 @@ AUTO = "auto"
 """The value of `source.format` that leaves the choice to the suffix of each file."""
 
 
+class FormatConfig(Section):
+    """The settings of one format, such as `[source.mediawiki]`; only files of this format use them."""
+
+
 class SourceConfig(Section):
     """The section `[source]` of a recipe: the input files, their format, and which records are pages."""
 
@@ -56,6 +60,21 @@ class SourceConfig(Section):
     verify_digests: bool = False
     """True to compare records with the digests in their headers. Off by default, because gzip members have a CRC."""
 
+    def content(self) -> dict[str, Any]:
+        """Return the fields that change what is measured and written, as JSON values.
+
+        The settings of formats are omitted unless the recipe sets them: tables that were built before a format existed
+        stay valid.
+        """
+        unused = self.formats().keys() - self.model_fields_set
+        return {name: value for name, value in super().content().items() if name not in unused}
+
+    @classmethod
+    def formats(cls) -> dict[str, type[FormatConfig]]:
+        """Return the class of the settings of each format that has some, by the name of the format."""
+        kinds = {name: info.annotation for name, info in cls.model_fields.items()}
+        return {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, FormatConfig)}
+
     @field_validator("paths", mode="before")
     @classmethod
     def _one_path(cls, value: Any) -> Any:
@@ -77,6 +96,18 @@ class SourceConfig(Section):
                 "meta_fields",
                 "meta_fields: expected fields other than text_field, got {field}. Remove it from source.meta_fields.",
                 {"field": self.text_field},
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _no_ignored_format(self) -> "SourceConfig":
+        ignored = sorted(self.model_fields_set & self.formats().keys() - {self.format})
+        if ignored and self.format != AUTO:
+            raise PydanticCustomError(
+                "ignored_format",
+                "{name}: expected format = '{name}', got '{format}', which ignores these settings. Remove "
+                "[source.{name}].",
+                {"name": ignored[0], "format": self.format},
             )
         return self
 

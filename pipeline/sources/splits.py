@@ -76,6 +76,9 @@ def find_splits(config: SourceConfig) -> list[Split]:
         crawl = CRAWL.search(name)
         snapshot = config.snapshot or (crawl.group() if crawl else None)
         splits.append(Split(ordinal, name, file.uri, int(file.info.size), identity, config.name, format_name, snapshot))
+    read = {split.format for split in splits}
+    if ignored := sorted(config.model_fields_set & config.formats().keys() - read):
+        problems.append(f"expected a file of the format {ignored[0]} for [source.{ignored[0]}], got none. Remove it.")
     if problems:
         raise ConfigError("\n  ".join([f"source.paths: {len(problems)} problem(s); nothing was started", *problems]))
     return splits
