@@ -10,6 +10,7 @@ from pipeline.engine.stage import no_checks
 from pipeline.models import ModelsConfig, ensure_model
 from pipeline.recipe_stages import resolve_functions
 from pipeline.stages import checked_stages, sections
+from pipeline.steps.verdicts import settings_by_source
 from schemas.config import Recipe, Section, load_recipe, parse_recipe
 from schemas.errors import ConfigError
 from schemas.manifest import check_folder, read_run
@@ -87,7 +88,9 @@ def deciding_models(recipe: Recipe) -> dict[str, dict[str, str]]:
     """Return stage -> model name -> local path, for the models of every stage that can drop documents."""
     config = recipe.section("models", ModelsConfig)
     return {
-        stage.name: {name: str(ensure_model(place, config).path) for name, place in places.items()}
+        settings.key: {name: str(ensure_model(place, config).path) for name, place in places.items()}
         for stage in checked_stages(recipe)
-        if stage.checks is not no_checks and (places := stage.models(recipe[stage.name]))
+        if stage.checks is not no_checks
+        for settings in settings_by_source(recipe, stage.name)
+        if (places := stage.models(settings.section))
     }

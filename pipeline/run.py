@@ -6,7 +6,7 @@ Inputs, models and the output folder are checked before the first task starts.
 import posixpath
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -18,13 +18,12 @@ from pyspark.sql import SparkSession
 from pipeline.engine.part import delete_part_results
 from pipeline.engine.progress import Progress, reasons_text, step_line, without_earlier_drops
 from pipeline.engine.spark import ship_models, show_progress
-from pipeline.engine.stage import PerDocument, Source, Split
+from pipeline.engine.stage import PerDocument, Relation, Source, Split
 from pipeline.engine.step import Model, Stage, Step, StepContext, TableResult, add_figures
 from pipeline.models import ModelsConfig, ensure_model
-from pipeline.sources.config import SourceConfig
-from pipeline.sources.splits import find_splits
-from pipeline.stages import STEPS, canonical_recipe, own_reasons, steps_for
-from schemas.config import Recipe, Section, suggest_name
+from pipeline.sources.splits import splits_of
+from pipeline.stages import STEPS, canonical_recipe, own_reasons, stages_by_source, steps_for
+from schemas.config import SEPARATOR, SOURCE, Recipe, Section, own_key, suggest_name
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import digest_of, file_sha256
 from schemas.locks import lock_tables
@@ -96,7 +95,7 @@ def prepare(recipe: Recipe, until: str | None) -> Prepared:
             f"stage: expected a step that this recipe uses ({used}), got {until!r}, which none of its settings and "
             "models asks for. Name another step, or add its settings; `penstock settings` lists them."
         )
-    splits = find_splits(recipe.section("source", SourceConfig))
+    splits = splits_of(recipe)
     for step in steps:
         step.external_inputs(recipe, splits)
     return Prepared(recipe, steps, splits, find_models(recipe, steps))
@@ -180,23 +179,32 @@ def find_models(recipe: Recipe, steps: Sequence[Step]) -> Models:
     """
     config = recipe.section("models", ModelsConfig)
     models: Models = {}
-    seen: set[str] = set()
-    for step in steps:
-        for stage in step.stages:
-            if stage.name in seen:
-                continue
-            seen.add(stage.name)
-            named = {} if isinstance(stage, Source) else stage.models(recipe[stage.name])
-            for name, place in named.items():
-                local = ensure_model(place, config)
-                models.setdefault(stage.name, {})[name] = Model(str(local.path), local.sha256, is_shipped(stage, name))
-            if isinstance(stage, PerDocument) and stage.name in models:
-                models[stage.name] |= compiled(stage, recipe[stage.name], models[stage.name], config)
-            if isinstance(stage, PerDocument):
-                paths = {name: model.path for name, model in models.get(stage.name, {}).items()}
-                if paths:  # a model that does not work with the settings fails here and not on the workers
-                    stage.make(recipe[stage.name], paths)
-                stage.checks(recipe[stage.name], paths, {})
+    stages = {stage.name: stage for step in steps for stage in step.stages if not isinstance(stage, Source)}
+    for name, stage in stages.items():
+        for key, section in sections_of_stage(recipe, name).items():
+            if found := models_of_stage(stage, section, config):
+                models[key] = found
+    return models
+
+
+def sections_of_stage(recipe: Recipe, stage: str) -> dict[str, Section]:
+    """Return the settings of a stage: those of the run by its name, then those that sources have for themselves."""
+    own = {name: each for name, each in recipe.by_source().items() if stage in each.own}
+    return {stage: recipe[stage]} | {own_key(name, stage): each[stage] for name, each in own.items()}
+
+
+def models_of_stage(stage: PerDocument | Relation, section: Section, config: ModelsConfig) -> dict[str, Model]:
+    """Return the models that a stage needs with some settings, fetched and verified."""
+    models: dict[str, Model] = {}
+    for name, place in stage.models(section).items():
+        local = ensure_model(place, config)
+        models[name] = Model(str(local.path), local.sha256, is_shipped(stage, name))
+    if isinstance(stage, PerDocument):
+        models |= compiled(stage, section, models, config) if models else {}
+        paths = {name: model.path for name, model in models.items()}
+        if paths:  # a model that does not work with the settings fails here and not on the workers
+            stage.make(section, paths)
+        stage.checks(section, paths, {})
     return models
 
 
@@ -273,7 +281,17 @@ def build_step(run: Run, step: Step, inputs: Mapping[str, TableVersion], folders
     started, clock = datetime.now(UTC), time.monotonic()
     models = models_of(run, step)
     built = step.build(
-        StepContext(run.spark, run.recipe, step.stages, folders, inputs, run.splits, models, run.partitions)
+        StepContext(
+            run.spark,
+            run.recipe,
+            step.stages,
+            folders,
+            inputs,
+            run.splits,
+            models,
+            run.partitions,
+            stages_by_source(step, run.recipe),
+        )
     )
     timing = {"started": started.isoformat(timespec="seconds"), "wall_seconds": round(time.monotonic() - clock, 3)}
     for table in reversed(step.writes):
@@ -305,7 +323,8 @@ def relative_path(folder: Store, table: str, written: Store) -> str:
 
 def models_of(run: Run | Prepared, step: Step) -> Models:
     """Return the models of a step's stages."""
-    return {stage.name: run.models[stage.name] for stage in step.stages if stage.name in run.models}
+    names = {stage.name for stage in step.stages}
+    return {key: models for key, models in run.models.items() if key.rpartition(SEPARATOR)[2] in names}
 
 
 def step_identity(run: Run | Prepared, step: Step, inputs: Mapping[str, TableVersion]) -> str:
@@ -316,7 +335,7 @@ def step_identity(run: Run | Prepared, step: Step, inputs: Mapping[str, TableVer
     """
     reads: Any = {name: origin_digest(table.manifest) for name, table in inputs.items()}
     if not step.reads:
-        reads = [(split.name, split.size, split.identity, split.format) for split in run.splits]
+        reads = [(split.key, split.size, split.identity, split.format) for split in run.splits]
     columns = [column.name for stage in step.stages if isinstance(stage, PerDocument) for column in stage.columns]
     more = {"columns": columns} if columns else {}
     return digest_of({"table": step.name, **step_content(run, step), "reads": reads, **more})
@@ -327,9 +346,33 @@ def step_content(run: Run | Prepared, step: Step) -> dict[str, Any]:
     models = models_of(run, step)
     return {
         "stages": {stage.name: stage.version for stage in step.stages},
-        "config": {stage.name: settings_of(run.recipe[stage.name], step) for stage in step.stages},
+        "config": {
+            key: settings
+            for stage in step.stages
+            for key, settings in (
+                [(stage.name, settings_of_sources(run.recipe, step))]
+                if isinstance(stage, Source)
+                else own_settings(run.recipe, stage.name, step)
+            )
+        },
         "models": {f"{stage}/{name}": model.sha256 for stage, named in models.items() for name, model in named.items()},
     }
+
+
+def settings_of_sources(recipe: Recipe, step: Step) -> dict[str, Any]:
+    """Return the settings of the source, or with several sources those of each, by its name."""
+    found = {name: settings_of(own[SOURCE], step) for name, own in recipe.by_source().items()}
+    return found if recipe.has_several_sources else next(iter(found.values()))
+
+
+def own_settings(recipe: Recipe, stage: str, step: Step) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the settings of a stage that change what a step writes, and those of each source if they differ."""
+    shared: dict[str, Any] = {}
+    for key, section in sections_of_stage(recipe, stage).items():
+        settings = settings_of(section, step)
+        if key == stage or settings != shared:
+            yield key, settings
+        shared = settings if key == stage else shared
 
 
 def settings_of(section: Section, step: Step) -> dict[str, Any]:
@@ -343,7 +386,7 @@ def commit(
 ) -> None:
     """Commit one table: write its manifest, then delete the JSON files that described its parts."""
     table, built, inputs, timing = facts
-    identities = {f"{FROM_INPUT}{split.name}": split.identity for split in run.splits} if not step.reads else {}
+    identities = {f"{FROM_INPUT}{split.key}": split.identity for split in run.splits} if not step.reads else {}
     check_inputs(run.folder, table, built, identities)
     entries = [InputEntry.model_validate(source) for source in built.sources]
     for name, read in inputs.items():
@@ -512,7 +555,7 @@ def _differences(prepared: Prepared, step: Step, current: Store | None) -> list[
         lines += [f"{kind} {name}: {_short(old.get(name))} → {_short(new.get(name))}" for name in names]
     if not step.reads:
         recorded = {name: at for name, at in manifest.run.lineage.items() if name.startswith(FROM_INPUT)}
-        lines += _files(recorded, {f"{FROM_INPUT}{split.name}": split.identity for split in prepared.splits})
+        lines += _files(recorded, {f"{FROM_INPUT}{split.key}": split.identity for split in prepared.splits})
     return lines
 
 

@@ -50,7 +50,7 @@ from pipeline.tokens.dataset import build_tokens
 from pipeline.tokens.streams import TOKENS
 from pipeline.tokens.train_tokenizer import TOKENIZER, build_tokenizer
 from pipeline.toxicity import TOXICITY
-from schemas.config import Recipe, Section
+from schemas.config import SEPARATOR, Recipe, Section
 from schemas.errors import ConfigError
 from schemas.manifest import Manifest, current_tables
 from schemas.storage import Store
@@ -94,14 +94,14 @@ STEPS: tuple[Step, ...] = (
         stages=(TEMPLATES, *MEASURED),
         reads=("documents", "text"),
         build=build_templates,
-        is_used=cuts_templates,
+        uses=cuts_templates,
     ),
     Step(
         writes=("scores",),
         stages=(*SCORED, PARAGRAPHS),
         reads=("documents", "text", "templates"),
         build=build_scores,
-        is_used=lambda recipe: has_models(SCORED, recipe) or stores_paragraphs(recipe),
+        uses=lambda recipe: has_models(SCORED, recipe) or stores_paragraphs(recipe),
     ),
     Step(
         writes=("verdicts",),
@@ -130,7 +130,7 @@ STEPS: tuple[Step, ...] = (
         stages=(AUDIT,),
         reads=("documents", "text", "templates", "clusters"),
         build=build_audit,
-        is_used=is_audited,
+        uses=is_audited,
     ),
     Step(
         writes=("paragraphs",),
@@ -138,14 +138,14 @@ STEPS: tuple[Step, ...] = (
         reads=("documents", "text", "templates", "scores", "verdicts", "dedup"),
         build=build_paragraphs,
         settings="decision",
-        is_used=cuts_paragraphs,
+        uses=cuts_paragraphs,
     ),
     Step(
         writes=("repeats",),
         stages=(REPEATS, *CHECKED),
         reads=("documents", "text", "templates", "scores", "verdicts", "dedup", "paragraphs"),
         build=partial(build_repeats, make_reevaluator=Reevaluation),
-        is_used=cuts_repeats,
+        uses=cuts_repeats,
     ),
     Step(
         writes=("clean",),
@@ -199,7 +199,8 @@ def checked_stages(recipe: Recipe) -> tuple[PerDocument, ...]:
 
     Raises ConfigError if a stage or rule of the recipe is wrong, or if its limits of paragraphs cannot be applied.
     """
-    check_paragraphs(recipe)
+    for own in recipe.by_source().values():
+        check_paragraphs(own)
     stages = (TEMPLATES, *_measured_stages(recipe), *SCORED, PARAGRAPHS)
     return tuple(stage for stage in stages if _is_in_use(stage, "verdicts", recipe))
 
@@ -211,7 +212,8 @@ def steps_for(recipe: Recipe) -> tuple[Step, ...]:
     fingerprints.
     Raises ConfigError if a stage or rule of the recipe is wrong, or if its limits of paragraphs cannot be applied.
     """
-    check_paragraphs(recipe)
+    for own in recipe.by_source().values():
+        check_paragraphs(own)
     measured = _measured_stages(recipe)
     stages = {step.name: [stage for stage in step.stages if _is_in_use(stage, step.name, recipe)] for step in STEPS}
     steps = [replace(step, stages=_extended(stages[step.name], measured)) for step in STEPS]
@@ -222,20 +224,33 @@ def steps_for(recipe: Recipe) -> tuple[Step, ...]:
     return (replace(first, writes=writes, settings=settings), *steps[1:])
 
 
+def stages_by_source(step: Step, recipe: Recipe) -> dict[str, tuple[Stage, ...]]:
+    """Return the stages of a step for each source; empty if the recipe has one source."""
+    if not recipe.has_several_sources:
+        return {}
+    own = {name: {each.name: each for each in steps_for(of)} for name, of in recipe.by_source().items()}
+    return {name: steps[step.name].stages for name, steps in own.items()}
+
+
 def compares(recipe: Recipe) -> bool:
     """Return True if two extractors are compared, so that the first step also writes the table `comparisons`."""
-    return recipe.section(EXTRACT.name, ExtractConfig).compare is not None
+    return any(config.compare is not None for config in _extract_configs(recipe))
 
 
 def uses_union(recipe: Recipe) -> bool:
     """Return True if limits choose between the texts of several extractors, so that they change `documents`."""
-    return bool(recipe.section(EXTRACT.name, ExtractConfig).union)
+    return any(config.union for config in _extract_configs(recipe))
+
+
+def _extract_configs(recipe: Recipe) -> list[ExtractConfig]:
+    return [own.section(EXTRACT.name, ExtractConfig) for own in recipe.by_source().values()]
 
 
 def _is_in_use(stage: Stage, step: str, recipe: Recipe) -> bool:
     """Return True if a step has the stage with this recipe."""
     if stage is PARAGRAPHS:
-        return stores_paragraphs(recipe) if step == "scores" else cuts_paragraphs(recipe)
+        uses = stores_paragraphs if step == "scores" else cuts_paragraphs
+        return any(uses(own) for own in recipe.by_source().values())
     return stage is not TEMPLATES or cuts_templates(recipe)
 
 
@@ -244,8 +259,18 @@ def canonical_recipe(recipe: Recipe) -> Recipe:
 
     Raises ConfigError if a rule of the recipe is wrong.
     """
-    rules = canonical_rules(_quality(recipe), rule_columns(document_columns(recipe)), dict(_unmeasured(recipe)))
+    own = {
+        name: {QUALITY.name: _canonical_quality(of)}
+        for name, of in recipe.by_source().items()
+        if QUALITY.name in of.own
+    }
+    rules = _canonical_quality(recipe)
+    recipe = recipe.with_own(own) if own else recipe
     return recipe.with_section(QUALITY.name, rules) if rules.rule else recipe
+
+
+def _canonical_quality(recipe: Recipe) -> QualityConfig:
+    return canonical_rules(_quality(recipe), rule_columns(document_columns(recipe)), dict(_unmeasured(recipe)))
 
 
 # The stages and rules of a run's recipe, as the manifests of its tables declare them.
@@ -259,8 +284,9 @@ def declared_reasons(tables: Mapping[str, Manifest]) -> dict[str, dict[str, str]
     ordered = [pair for name in reasons for pair in ((name, reasons[name]), *(own.items() if name == last else ()))]
     found = dict(ordered)
     for table in tables.values():
-        for rule in table.content.config.get(QUALITY.name, {}).get("rule", ()):
-            found[QUALITY.name][rule["name"]] = rule["reason"]
+        for key, settings in table.content.config.items():
+            for rule in settings.get("rule", ()) if key.rpartition(SEPARATOR)[2] == QUALITY.name else ():
+                found[QUALITY.name][rule["name"]] = rule["reason"]
     verify = tables["clusters"].content.config.get(DEDUP.name, {}).get("verify") if "clusters" in tables else None
     if verify in NEAR_MEANINGS:
         found[DEDUP.name][NEAR] = NEAR_MEANINGS[verify]
@@ -322,8 +348,11 @@ def _extended(stages: Sequence[Stage], measured: Sequence[PerDocument]) -> tuple
 
 def _measured_stages(recipe: Recipe) -> tuple[PerDocument, ...]:
     own = _recipe_stages(recipe)
-    config, columns = _quality(recipe), rule_columns(document_columns(recipe))
-    canonical_rules(config, columns, dict(_unmeasured(recipe)))  # reports wrong rules
+    columns = rule_columns(document_columns(recipe))
+    for of_source in recipe.by_source().values():
+        canonical_rules(_quality(of_source), columns, dict(_unmeasured(of_source)))  # reports wrong rules
+    rules = [rule for of_source in recipe.by_source().values() for rule in _quality(of_source).rule]
+    config = _quality(recipe).model_copy(update={"rule": tuple({rule.name: rule for rule in rules}.values())})
     measured = (*(with_rules(config, columns) if stage is QUALITY else stage for stage in MEASURED), *own)
     names = {rule.name for rule in config.rule}
     taken = {reason: stage.name for stage in (*all_stages(), *own) for reason in (*stage.reasons, *_verdicts(stage))}

@@ -7,10 +7,12 @@ file enters the fingerprint, not the path. One error reports all wrong names, ea
 """
 
 import argparse
+import copy
 import difflib
 import shlex
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -38,6 +40,9 @@ class Section(BaseModel):
     """Key -> keys that the recipe may not set beside it. `--set` of the key removes those that only the file sets."""
     array: ClassVar[str] = ""
     """For a section that a recipe writes as tables `[[section]]`: the field that holds them; each has a `name`."""
+    own_sections: ClassVar[Set[str]] = frozenset()
+    """For the section `[source]`, which may be several tables `[[source]]`: the sections that each table may set for
+    its documents alone, such as `[source.quality]`."""
 
     @classmethod
     def table_class(cls) -> "type[Section]":
@@ -76,17 +81,73 @@ def location(default: Any, **constraints: Any) -> Any:
     return Field(default, json_schema_extra={"role": "location"}, **constraints)
 
 
+SOURCE = "source"
+"""The section of which a recipe may have several: `[[source]]`."""
+SEPARATOR = "."
+"""Separates the parts of the name of a section that one source has for itself; names of sections do not contain it."""
+
+
+def own_key(source: str, section: str) -> str:
+    """Return the name of a section that one of several sources has for itself, such as `source.books.quality`."""
+    return f"{SOURCE}{SEPARATOR}{source}{SEPARATOR}{section}"
+
+
+@dataclass(frozen=True)
+class SourceSections:
+    """One table `[[source]]`: its own settings, and the sections in which it differs from the rest of the recipe."""
+
+    config: Any
+    """The section `source` of this source; its `name` is the name of the source."""
+    sections: Mapping[str, Section]
+    """The whole sections with the settings of `[source.SECTION]`, by name; empty for most sources."""
+    values: Mapping[str, Mapping[str, Any]]
+    """The settings that the recipe makes in `[source.SECTION]`, by section."""
+
+
 class Recipe(Mapping[str, Section]):
     """The validated sections of a run by name; a section that is absent from the file has its defaults.
 
-    The tables of an array `[[section]]` can be looked up by their names too. They are not listed as sections.
+    The tables of an array `[[section]]` can be looked up by their names too. They are not listed as sections. A recipe
+    with several sources has no section `source`: `of_source` returns the recipe of one of them.
     """
 
-    def __init__(self, sections: Mapping[str, Section], notes: Sequence[str] = ()):
+    def __init__(
+        self,
+        sections: Mapping[str, Section],
+        notes: Sequence[str] = (),
+        several: Sequence[SourceSections] = (),
+        own: Set[str] = frozenset(),
+    ):
+        """`several`: the sources, if there are several; the section `source` is then left out of `sections`."""
         self._sections = dict(sections)
         self._named = {table.name: table for section in sections.values() for table in _tables_of(section)}
+        self._several = {source.config.name: source for source in several}
         self.notes = tuple(notes)
         """Sentences to print: the settings of the file that an override has removed."""
+        self.own = frozenset(own)
+        """For the recipe of one of several sources: the sections that it has for itself."""
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The names of the sources, in the order of the recipe."""
+        return tuple(self._several) or (getattr(self._sections.get(SOURCE), "name", ""),)
+
+    @property
+    def has_several_sources(self) -> bool:
+        """True if the recipe has two or more tables `[[source]]`."""
+        return bool(self._several)
+
+    def of_source(self, name: str) -> "Recipe":
+        """Return the recipe of one source: the sections of the run, with those in which this source differs."""
+        if not self._several:
+            return self
+        source = self._several[name]
+        sections = {**self._sections, **source.sections, SOURCE: source.config}
+        return Recipe(sections, own=source.sections.keys())
+
+    def by_source(self) -> "dict[str, Recipe]":
+        """Return the recipe of each source, by the source's name."""
+        return {name: self.of_source(name) for name in self.sources}
 
     def __getitem__(self, name: str) -> Section:
         return self._sections[name] if name in self._sections else self._named[name]
@@ -104,14 +165,62 @@ class Recipe(Mapping[str, Section]):
             raise TypeError(f"recipe section [{name}]: expected a {kind.__name__}, got a {type(section).__name__}.")
         return section
 
+    def section_at(self, key: str) -> Section:
+        """Return the section with this name; `own_key` is the name of a section that one of several sources has."""
+        place, _, name = key.rpartition(SEPARATOR)
+        source = place.removeprefix(f"{SOURCE}{SEPARATOR}")
+        return self.of_source(source)[name] if place else self[key]
+
+    def differences(self, other: "Recipe") -> Iterator[tuple[str, Section, Section]]:
+        """Yield (name, section, section of the other recipe) of all sections, with those of single sources.
+
+        Raises ConfigError unless both recipes have the same sources.
+        """
+        if self.sources != other.sources:
+            raise ConfigError(
+                f"[[{SOURCE}]]: expected the same sources, got {', '.join(self.sources)} and "
+                f"{', '.join(other.sources)}. Leave the names of the sources as they are."
+            )
+        yield from ((name, section, other[name]) for name, section in self.items())
+        for source in self.sources if self._several else ():
+            one, two = self.of_source(source), other.of_source(source)
+            for name in (SOURCE, *sorted(one.own | two.own)):
+                yield own_key(source, name), one[name], two[name]
+
     def with_section(self, name: str, section: Section) -> "Recipe":
-        """Return the recipe with another section of this name."""
-        return Recipe({**self._sections, name: section})
+        """Return the recipe with another section of this name, for all sources that do not have it for themselves."""
+        return Recipe({**self._sections, name: section}, self.notes, list(self._several.values()), self.own)
+
+    def with_notes(self, notes: Sequence[str]) -> "Recipe":
+        """Return the recipe with other notes."""
+        return Recipe(self._sections, notes, list(self._several.values()), self.own)
+
+    def with_own(self, changed: Mapping[str, Mapping[str, Section]]) -> "Recipe":
+        """Return the recipe with other sections of single sources, by the name of the source and of the section."""
+        several = [
+            SourceSections(each.config, {**each.sections, **changed.get(name, {})}, each.values)
+            for name, each in self._several.items()
+        ]
+        return Recipe(self._sections, self.notes, several, self.own)
+
+    def without_source(self, name: str) -> "Recipe":
+        """Return the recipe without one of its several sources."""
+        several = [source for other, source in self._several.items() if other != name]
+        if len(several) > 1:
+            return Recipe(self._sections, self.notes, several, self.own)
+        (only,) = several
+        return Recipe({**self._sections, **only.sections, SOURCE: only.config}, self.notes)
 
     def to_json(self) -> dict[str, Any]:
         """Return the values that the recipe sets, by section, without defaults."""
-        sections = {name: section.model_dump(mode="json", exclude_unset=True) for name, section in self.items()}
+        sections: dict[str, Any] = {name: _set_values(section) for name, section in self.items()}
+        if self._several:
+            sections[SOURCE] = [{**_set_values(each.config), **each.values} for each in self._several.values()]
         return {name: values for name, values in sections.items() if values}
+
+
+def _set_values(section: Section) -> dict[str, Any]:
+    return section.model_dump(mode="json", exclude_unset=True)
 
 
 def _tables_of(section: Section) -> Sequence[Any]:
@@ -142,6 +251,8 @@ def build_recipe(
     """
     problems = list(wrong)
     sections: dict[str, Section] = {}
+    raw, tables = _split_sources(raw, kinds, problems)
+    several: list[SourceSections] = []
     raw = {name: _as_section(values, kinds.get(name)) for name, values in raw.items()}
     for name, values in raw.items():
         if name not in kinds:
@@ -155,12 +266,14 @@ def build_recipe(
             raw[name] = {}  # its keys are no problem of their own
     for name, kind in kinds.items():
         values = raw.get(name, {})
-        if not isinstance(values, Mapping):
+        if not isinstance(values, Mapping) or (name == SOURCE and tables):
             continue
         try:
             sections[name] = kind.model_validate(dict(values))
         except ValidationError as error:
             problems.extend(_problem(name, kinds, item, overridden) for item in error.errors())
+    for table in tables:
+        several += _source_sections(table, raw, kinds, (problems, overridden))
     for name, section in sections.items():
         problems += [
             f"[[{name}]] {table.name}: expected a name that no section has, got {table.name!r}. Rename it."
@@ -175,7 +288,99 @@ def build_recipe(
             + "\n  ".join(problems)
             + f"\nNothing was started. {fix}."
         )
-    return Recipe(sections)
+    return Recipe(sections, several=several)
+
+
+def _split_sources(
+    raw: Mapping[str, Any], kinds: Mapping[str, type[Section]], problems: list[str]
+) -> tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]:
+    """Return the values of a recipe without its tables `[[source]]`, and these tables if there are several.
+
+    The sections of a single source are those of the recipe. Problems are added to `problems`.
+    """
+    kind, values = kinds.get(SOURCE), raw.get(SOURCE)
+    if kind is None or not kind.own_sections or values is None:
+        return raw, ()
+    tables = values if isinstance(values, list) else [values]
+    if not tables or not all(isinstance(table, Mapping) for table in tables):
+        return raw, ()  # reported as a section that is none
+    if len(tables) == 1:
+        own = _own_values(tables[0], kinds, problems)
+        rest = _without_sections(tables[0], kinds)
+        merged = {name: _merged(raw.get(name, {}), values, kinds[name]) for name, values in own.items()}
+        return {**raw, **merged, SOURCE: rest}, ()
+    default = kind.model_fields["name"].default
+    names = [table.get("name", default) for table in tables]
+    problems += [
+        f"[[{SOURCE}]]: expected a name of its own for each source, got {name!r} more than once. Set `name`"
+        for name in dict.fromkeys(name for name in names if names.count(name) > 1)
+    ]
+    return {key: value for key, value in raw.items() if key != SOURCE}, tables
+
+
+def _source_sections(
+    table: Mapping[str, Any],
+    raw: Mapping[str, Any],
+    kinds: Mapping[str, type[Section]],
+    reports: tuple[list[str], Set[str]],
+) -> Iterator[SourceSections]:
+    """Yield one of several sources, unless a setting of it is wrong.
+
+    `reports`: the list to which problems are added, and the settings that `--set` sets.
+    """
+    problems, overridden = reports
+    own = _own_values(table, kinds, problems)
+    name = table.get("name", kinds[SOURCE].model_fields["name"].default)
+    found: dict[str, Section] = {}
+    for section, values in {SOURCE: _without_sections(table, kinds), **own}.items():
+        whole = values if section == SOURCE else _merged(raw.get(section, {}), values, kinds[section])
+        try:
+            found[section] = kinds[section].model_validate(dict(whole))
+        except ValidationError as error:
+            where = f"{SOURCE}.{name}." if section == SOURCE else f"{SOURCE}.{name}.{section}."
+            problems += [
+                where + _problem(section, kinds, item, overridden).removeprefix(f"{section}.")
+                for item in error.errors()
+            ]
+    if len(found) == len(own) + 1:
+        config = found.pop(SOURCE)
+        yield SourceSections(config, found, {section: dict(values) for section, values in own.items()})
+
+
+def _without_sections(table: Mapping[str, Any], kinds: Mapping[str, type[Section]]) -> dict[str, Any]:
+    """Return the keys of a table `[[source]]` that are not sections of the recipe."""
+    fields = kinds[SOURCE].model_fields
+    return {key: value for key, value in table.items() if key in fields or key not in kinds}
+
+
+def _own_values(
+    table: Mapping[str, Any], kinds: Mapping[str, type[Section]], problems: list[str]
+) -> dict[str, Mapping[str, Any]]:
+    """Return the tables `[source.SECTION]` of a source, by section. Sections that it may not have are problems."""
+    kind, rest = kinds[SOURCE], _without_sections(table, kinds)
+    own = {key: value for key, value in table.items() if key not in rest}
+    problems += [
+        f"{SOURCE}.{name}: expected a section that a source may have for itself"
+        f" ({', '.join(sorted(kind.own_sections))}), got [{SOURCE}.{name}]. Write [{name}], for all sources"
+        for name in own
+        if name not in kind.own_sections
+    ]
+    problems += [
+        f"{SOURCE}.{name}: expected a table [{SOURCE}.{name}], got {value!r}"
+        for name, value in own.items()
+        if name in kind.own_sections and not isinstance(value, Mapping)
+    ]
+    return {name: value for name, value in own.items() if isinstance(value, Mapping)}
+
+
+def _merged(base: Any, values: Mapping[str, Any], kind: type[Section]) -> dict[str, Any]:
+    """Return the settings of a section with those of a source, which replace the keys that they exclude."""
+    kept = dict(base) if isinstance(base, Mapping) else {}
+    for key in values:
+        for name in kind.REPLACES.get(key, ()):
+            if name not in values:
+                kept.pop(name, None)
+    return {**kept, **values}
 
 
 def _as_section(values: Any, kind: type[Section] | None) -> Any:
@@ -277,11 +482,14 @@ def load_recipe(
     the recipe names it. Raises ConfigError that lists every wrong setting.
     """
     sections = {name: _as_section(section, kinds.get(name)) for name, section in raw.items()}
-    values = {name: dict(section) if isinstance(section, Mapping) else section for name, section in sections.items()}
+    values: dict[str, Any] = {name: copy.deepcopy(section) for name, section in sections.items()}
     wrong: list[str] = []
     given: dict[str, list[str]] = {}
     for override in overrides:
         section, key, value = _parse_override(override, kinds)
+        if section == SOURCE and section in kinds and kinds[section].own_sections and _is_deep(key, values, kinds):
+            wrong += _override_source(override, key, value, values, kinds)
+            continue
         if isinstance(override, Unset):
             wrong += _unknown_key(section, key, kinds)
             if isinstance(values.get(section), dict):
@@ -293,7 +501,7 @@ def load_recipe(
             target[key] = parse_value(value)
     notes = [note for section, keys in given.items() for note in _drop_replaced(values, kinds, section, keys)]
     overridden = {f"{section}.{key}" for section, keys in given.items() for key in keys}
-    return Recipe(build_recipe(values, kinds, where, wrong, overridden), notes)
+    return build_recipe(values, kinds, where, wrong, overridden).with_notes(notes)
 
 
 def _parse_override(override: str, kinds: Mapping[str, type[Section]]) -> tuple[str, str, str]:
@@ -312,6 +520,40 @@ def _parse_override(override: str, kinds: Mapping[str, type[Section]]) -> tuple[
             example = f"--set {shlex.quote(f'{section}.{named}={value}')}"
         raise ConfigError(f"--set: expected section.key=value, got {override!r}. Write it as {example}.")
     return section, key, value
+
+
+def _is_deep(key: str, values: Mapping[str, Any], kinds: Mapping[str, type[Section]]) -> bool:
+    """Return True if an override of `[source]` sets one of several sources, or a table in a source."""
+    return isinstance(values.get(SOURCE), list) or "." in key
+
+
+def _override_source(
+    override: str, key: str, value: str, values: dict[str, Any], kinds: Mapping[str, type[Section]]
+) -> list[str]:
+    """Apply an override of one source, or of a table in it, such as `source.books.quality.min_words=5`.
+
+    Return problems as lines of text.
+    """
+    option = "--unset" if isinstance(override, Unset) else "--set"
+    table = values.setdefault(SOURCE, {})
+    tables = table if isinstance(table, list) else [table]
+    default = kinds[SOURCE].model_fields["name"].default
+    named = {each.get("name", default): each for each in tables if isinstance(each, dict)}
+    name = next((name for name in sorted(named, key=len, reverse=True) if key.startswith(f"{name}.")), None)
+    if name is None and len(tables) > 1:
+        names = ", ".join(f"{SOURCE}.{each}.{key}" for each in named)
+        return [f"{option} {SOURCE}.{key}: expected the name of a source, as in {names}"]
+    target = named[name] if name is not None else next(iter(named.values()), {})
+    *path, last = key.removeprefix(f"{name}." if name is not None else "").split(".")
+    for part in path:
+        target = target.setdefault(part, {})
+        if not isinstance(target, dict):
+            return [f"{option} {SOURCE}.{key}: expected a table at {part}, got {target!r}"]
+    if isinstance(override, Unset):
+        target.pop(last, None)
+    else:
+        target[last] = parse_value(value)
+    return []
 
 
 def _unknown_key(section: str, key: str, kinds: Mapping[str, type[Section]]) -> list[str]:

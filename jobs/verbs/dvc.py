@@ -24,7 +24,7 @@ from pipeline.engine.step import Step
 from pipeline.run import settings_of
 from pipeline.sources.config import SourceConfig
 from pipeline.stages import STEPS, steps_for
-from schemas.config import Recipe, override_words
+from schemas.config import SOURCE, Recipe, override_words, own_key
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json
 from schemas.manifest import MANIFEST_NAME, RUN_NAME, TableVersion, open_table, read_run
@@ -193,9 +193,24 @@ def _own(step: Step, recipe: Recipe) -> dict[str, Any]:
     names = [stage.name for stage in step.stages]
     return {
         "stages": {stage.name: stage.version for stage in step.stages},
-        "settings": {name: settings_of(recipe[name], step) | _located(recipe, name) for name in names},
-        "inputs": [] if step.reads else list(recipe.section("source", SourceConfig).paths),
+        "settings": {
+            name if source is None else own_key(source, name): settings_of(own[name], step) | _located(own, name)
+            for source, own, stages in _recipes(recipe, names)
+            for name in stages
+        },
+        "inputs": [] if step.reads else _paths(recipe),
     }
+
+
+def _recipes(recipe: Recipe, names: Sequence[str]) -> Iterator[tuple[str | None, Recipe, Sequence[str]]]:
+    """Yield (None, the recipe, the sections of all sources), then each of several sources with its own sections."""
+    yield None, recipe, [name for name in names if name != SOURCE or not recipe.has_several_sources]
+    for source, own in recipe.by_source().items() if recipe.has_several_sources else ():
+        yield source, own, [name for name in names if name in own.own or name == SOURCE]
+
+
+def _paths(recipe: Recipe) -> list[str]:
+    return [path for own in recipe.by_source().values() for path in own.section(SOURCE, SourceConfig).paths]
 
 
 def _located(recipe: Recipe, name: str) -> dict[str, Any]:
@@ -211,13 +226,14 @@ def _settings_file(run: str, stage: str) -> str:
 def _outside(step: Step, recipe: Recipe) -> Iterator[str]:
     """Yield the local files that a step reads besides tables: inputs, model files, and the `run.json` of other runs."""
     if not step.reads:
-        for pattern in recipe.section("source", SourceConfig).paths:
+        for pattern in _paths(recipe):
             if "://" not in pattern:
                 yield fixed_folder(pattern)
-    for stage in step.stages:
-        models: Mapping[str, str] = {} if isinstance(stage, Source) else stage.models(recipe[stage.name])
-        for place in [*models.values(), *_locations(recipe, stage.name)]:
-            yield from _tracked_files(place)
+    for own in recipe.by_source().values():
+        for stage in step.stages:
+            models: Mapping[str, str] = {} if isinstance(stage, Source) else stage.models(own[stage.name])
+            for place in [*models.values(), *_locations(own, stage.name)]:
+                yield from _tracked_files(place)
 
 
 def _locations(recipe: Recipe, name: str) -> Iterator[str]:

@@ -14,8 +14,9 @@ from pipeline.inspect.document_text import verdict_of
 from pipeline.inspect.show import column_equals, find_documents, host_below
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.source import RefetchedRecord, refetch
-from pipeline.sources.splits import find_splits
+from pipeline.sources.splits import splits_of
 from pipeline.stages import reasons_of_run
+from pipeline.tokens.streams import BUCKET_SEPARATOR
 from schemas.config import add_override_options
 from schemas.document_ids import ID_HELP, MIN_ID_DIGITS, resolve_doc_ids
 from schemas.errors import ConfigError, ContractError
@@ -34,6 +35,7 @@ from train.trace.answer import (
     present_step,
 )
 from train.trace.documents import describe_scan
+from train.trace.trace import Appearance, FoundDocument
 
 GROUP = "join"
 VERBS = {
@@ -238,10 +240,11 @@ def _refetch_records(
     arguments: Arguments, answers: TraceAnswers, documents: Sequence[TracedDocument]
 ) -> Iterator[dict[str, Any]]:
     """Yield a dict for each distinct document: its original record, and the differences from the stored row."""
-    config = stored_recipe(answers.run, arguments.overrides).section("source", SourceConfig)
-    splits = {split.name: split for split in find_splits(config)}
+    recipe = stored_recipe(answers.run, arguments.overrides)
+    splits = {(split.source, split.name): split for split in splits_of(recipe)}
     for doc_id, place in {document.place.doc_id: document.place for document in documents}.items():
-        if place.split not in splits:
+        source = _source_of(place)
+        if (source, place.split) not in splits:
             raise ContractError(
                 f"--refetch: expected the file {place.split} in source.paths, got no such file. Give its path by "
                 "--set source.paths='[\"…\"]'."
@@ -249,8 +252,15 @@ def _refetch_records(
         recorded = answers.details.record(place.split, place.offset, doc_id)
         # Without the documents table only the byte range is known; the URL in the index is redacted.
         recorded = recorded or {"offset": place.offset, "length": place.length}
-        refetched: RefetchedRecord = refetch(splits[place.split], recorded, config)
+        config = recipe.of_source(source).section("source", SourceConfig)
+        refetched: RefetchedRecord = refetch(splits[source, place.split], recorded, config)
         yield {"doc_id": doc_id, "record_known": "url" in recorded} | vars(refetched)
+
+
+def _source_of(place: Appearance | FoundDocument) -> str:
+    """Return the source of a document, without the quality bucket of its token stream."""
+    stream = place.source if isinstance(place, Appearance) else place.stream.rpartition("/")[0]
+    return stream.partition(BUCKET_SEPARATOR)[0]
 
 
 def _present_record(record: dict[str, Any]) -> str:

@@ -62,7 +62,7 @@ def open_limits(run: BrowsedRun, size: int, progress: SampleProgress) -> RunLimi
     if "verdicts" not in run.tables:
         raise ConfigError(f"{run.address}: expected a run with verdicts, got none. Run `penstock run` to its end.")
     stored = run.tables["verdicts"].manifest.content.config
-    if changed := sorted(name for name, values in stored.items() if recipe[name].decisions() != values):
+    if changed := sorted(name for name, values in stored.items() if recipe.section_at(name).decisions() != values):
         raise ContractError(
             f"{run.address}: expected verdicts by the limits of the recipe, got other limits of {', '.join(changed)}. "
             "Run `penstock run` again, or browse the run folder without @<digest>."

@@ -4,7 +4,7 @@ The first check that a document breaks drops it. No text is read here. A run, a 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,12 +41,14 @@ class CheckResults:
 def columns_of(checks: Sequence[Check | Quantile]) -> list[str]:
     """Return `language` and the stored columns that checks or quantiles read, each column once."""
     names = [name for check in checks for name in (check.needs or (check.column,))]
-    return list(dict.fromkeys(["language", *names]))
+    facts = ["language", "source"] if any(check.sources is not None for check in checks) else ["language"]
+    return list(dict.fromkeys([*facts, *names]))
 
 
 def values_of(check: Check | Quantile, batch: pa.RecordBatch) -> Floats:
     """Return the values that a check or quantile uses, in float32; shape (documents,), NaN where there is none."""
-    if not check.column:
+    applies = of_sources(check.sources, batch)
+    if not check.column or (applies is not None and not applies.any()):
         return np.full(batch.num_rows, np.nan)
     if check.value is not None:
         values = check.value(batch)
@@ -54,7 +56,15 @@ def values_of(check: Check | Quantile, batch: pa.RecordBatch) -> Floats:
         column = pc.fill_null(pc.cast(batch.column(check.column), pa.float64()), np.nan)
         values = column.to_numpy(zero_copy_only=False)
     rounded: Floats = values.astype(np.float32).astype(np.float64)
-    return rounded
+    return rounded if applies is None else np.where(applies, rounded, np.nan)
+
+
+def of_sources(sources: Set[str] | None, batch: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
+    """Return True for the documents of these sources (documents,); None if `sources` is None, which means all."""
+    if sources is None:
+        return None
+    found: npt.NDArray[np.bool_] = pc.is_in(batch.column("source"), pa.array(sorted(sources))).to_numpy(False)
+    return found
 
 
 def elements_of(item: Quantile, batch: pa.RecordBatch) -> tuple[Floats, npt.NDArray[np.int64]]:
@@ -66,7 +76,8 @@ def elements_of(item: Quantile, batch: pa.RecordBatch) -> tuple[Floats, npt.NDAr
         column = batch.column(item.column)
         counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
         values: Floats = column.flatten().to_numpy(zero_copy_only=False).astype(np.float64)
-        return values, np.repeat(np.arange(batch.num_rows), counts)
+        documents, applies = np.repeat(np.arange(batch.num_rows), counts), of_sources(item.sources, batch)
+        return values if applies is None else np.where(applies[documents], values, np.nan), documents
     return values_of(item, batch), np.arange(batch.num_rows)
 
 
@@ -85,11 +96,16 @@ def evaluate_checks(checks: Sequence[Check], batch: pa.RecordBatch) -> CheckResu
     broken, values, limits = np.zeros(shape, bool), np.full(shape, np.nan), np.full(shape, np.nan)
     numbers, names = languages_of(batch)
     for row, check in enumerate(checks):
+        applies = of_sources(check.sources, batch)
+        if applies is not None and not applies.any():
+            continue
         by_language = np.array([limit_of(check, name) for name in names], np.float64)
         limits[row] = by_language.astype(np.float32)[numbers]
         values[row] = values_of(check, batch)
+        if applies is not None:
+            limits[row, ~applies] = np.nan
         if check.drops is not None:
-            broken[row] = check.drops(batch)
+            broken[row] = check.drops(batch) if applies is None else check.drops(batch) & applies
         else:
             broken[row] = values[row] < limits[row] if is_minimum(check) else values[row] > limits[row]
     return CheckResults(broken, values, limits)
@@ -124,7 +140,7 @@ def is_minimum(check: Check) -> bool:
 def evaluate_row(checks: Sequence[Check], row: Mapping[str, object]) -> tuple[str, float, float] | None:
     """Return reason, value and limit of the first check that one document breaks, or None if it breaks none."""
     names = columns_of(checks)
-    kinds = {"doc_id": pa.binary(16), "language": pa.string()}
+    kinds = {"doc_id": pa.binary(16), "language": pa.string(), "source": pa.string()}
     batch = pa.RecordBatch.from_arrays([pa.array([row.get(n)], kinds.get(n)) for n in names], names)
     if pa.null() in batch.schema.types:
         arrays = [c.cast(pa.float64()) if c.type == pa.null() else c for c in batch.columns]

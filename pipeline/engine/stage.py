@@ -44,6 +44,8 @@ class Split:
     format: str
     snapshot: str | None = None
     """The crawl that the file belongs to."""
+    key: str = ""
+    """Name of the file among the inputs of a run: `name`, and with several sources `source/name`."""
 
 
 EVERY = "*"
@@ -80,6 +82,8 @@ class Check:
     """With `drops`: the kind of the limit that `column` is compared with; None: there is no limit."""
     inclusive: bool = True
     """False if a value equal to the limit is dropped."""
+    sources: frozenset[str] | None = None
+    """The sources whose documents are checked; None: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,8 @@ class Quantile:
     """Computes the values from stored columns (NaN: not measured); None uses the column itself."""
     needs: tuple[str, ...] = ()
     """The stored columns that `value` reads."""
+    sources: frozenset[str] | None = None
+    """The sources whose documents are counted; None: all."""
 
 
 RowFunction = Callable[[Row], Drop | None]

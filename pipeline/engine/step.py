@@ -4,18 +4,19 @@ A `build` function only writes part files. `pipeline/run.py` skips complete step
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar
 
 from pipeline.engine.failures import FailureCounts
 from pipeline.engine.parquet import WrittenFile
 from pipeline.engine.part import PartResult
 from pipeline.engine.stage import PerDocument, Relation, Source, Split
-from schemas.config import Recipe
+from schemas.config import SEPARATOR, Recipe, own_key
 from schemas.manifest import Counts, FileEntry, TableVersion
 from schemas.storage import Store
 
 Stage = Source | PerDocument | Relation
+M = TypeVar("M")
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,29 @@ class StepContext:
     """The models of the step's stages, by stage and name."""
     partitions: int | None
     """Number of Spark partitions; None: one for each part."""
+    stages_by_source: Mapping[str, tuple[Stage, ...]] = field(default_factory=dict)
+    """The stages of the step for each source, if there are several sources."""
+
+    def of_source(self, source: str) -> "StepContext":
+        """Return the same context with the settings, stages and models of one source."""
+        if source not in self.stages_by_source:
+            return self
+        return replace(
+            self,
+            recipe=self.recipe.of_source(source),
+            stages=self.stages_by_source[source],
+            models=models_of_source(self.models, source),
+            stages_by_source={},
+        )
+
+    def by_source(self) -> "dict[str, StepContext]":
+        """Return the context of each source. All documents of a part are of one source."""
+        return {source: self.of_source(source) for source in self.recipe.sources}
+
+    def by_part(self) -> "list[StepContext]":
+        """Return the context of each part, by its number."""
+        contexts = self.by_source()
+        return [contexts.get(split.source, self) for split in self.splits]
 
     @property
     def per_document(self) -> tuple[PerDocument, ...]:
@@ -59,6 +83,13 @@ class StepContext:
             stage: {name: model.path for name, model in models.items() if model.shipped}
             for stage, models in self.models.items()
         }
+
+
+def models_of_source(models: Mapping[str, Mapping[str, M]], source: str) -> dict[str, Mapping[str, M]]:
+    """Return the models of the stages for the documents of one source: its own, else those of the run."""
+    prefix = own_key(source, "")
+    shared = {stage: named for stage, named in models.items() if SEPARATOR not in stage}
+    return shared | {stage[len(prefix) :]: named for stage, named in models.items() if stage.startswith(prefix)}
 
 
 @dataclass
@@ -111,13 +142,17 @@ class Step:
     settings: Literal["content", "decision", "all"] = "content"
     """Which settings change what this step writes: "decision", those only compared with measured values, "content", or
     "all" of them."""
-    is_used: Callable[[Recipe], bool] = _always
-    """Returns True if the recipe uses the step."""
+    uses: Callable[[Recipe], bool] = _always
+    """Returns True if the recipe of a source uses the step."""
     external_inputs: Callable[[Recipe, Sequence[Split]], dict[str, TableVersion]] = _nothing_external
     """Returns the tables of other runs that the step reads. It is called before Spark starts, and raises ConfigError if
     the step cannot use one of them."""
     optional_inputs: Callable[[Recipe], tuple[str, ...]] = _no_tables
     """Returns the names of further tables of the run that the step reads with these settings."""
+
+    def is_used(self, recipe: Recipe) -> bool:
+        """Return True if the recipe uses the step for any source."""
+        return any(self.uses(own) for own in recipe.by_source().values())
 
     def inputs(self, recipe: Recipe) -> tuple[str, ...]:
         """Return the names of all tables of the run that the step reads with this recipe."""

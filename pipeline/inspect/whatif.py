@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -28,9 +29,9 @@ from pipeline.engine.step import add_figures
 from pipeline.engine.worker import local_models
 from pipeline.inspect.cells import KEPT_VERDICT, PredictionCell, Rates, counts_of_shard, kept_tokens, token_rates
 from pipeline.inspect.whatif_limits import SensitivityCurve, curves_of, sensitivity_part
-from pipeline.perplexity.paragraphs import PARAGRAPHS, ParagraphsConfig, cuts_paragraphs, paragraph_limits
+from pipeline.perplexity.paragraphs import cuts_paragraphs
 from pipeline.stages import STEPS, checked_stages, uses_union
-from pipeline.steps.paragraphs import count_cuts
+from pipeline.steps.paragraphs import count_cuts, limits_of_source
 from pipeline.steps.verdicts import (
     VerdictsTask,
     checks_of,
@@ -109,7 +110,7 @@ def predict(spark: SparkSession, run: Store, recipe: Recipe, models: Mapping[str
     judged.unpersist()
     trains = recipe.section(TOKENIZER.name, TokenizerConfig).model is None
     cuts = None
-    if cuts_paragraphs(recipe):
+    if any(cuts_paragraphs(own) for own in recipe.by_source().values()):
         cuts = paragraph_cuts_of(run_tasks(spark, paragraphs_part, tasks, "paragraphs", None))
     repeats = "repeats" in read_run(run).tables
     return Prediction(tuple(cells), tuple(curves), has_tokens, repeats, uses_union(recipe), trains, cuts)
@@ -193,12 +194,16 @@ def predict_part(task: VerdictsTask, sorting: Sorting | None) -> Iterator[pa.Rec
 def paragraphs_part(task: VerdictsTask, retried: bool) -> TaskResult:
     """Return `cuts`, what limits of paragraphs cut from the documents of a part that pass the checks, and `rows`."""
     checks = [check for _, check in checks_of(task.stages, task.recipe, local_models(task.models), task.cutoffs)]
-    limits = paragraph_limits(task.recipe.section(PARAGRAPHS.name, ParagraphsConfig), task.cutoffs)
+    limits = {name: limits_of_source(own, task.cutoffs) for name, own in task.recipe.by_source().items()}
     cuts: dict[str, Any] = {}
     rows = 0
-    for batch in read_measured(task.part, split_columns(columns_of(checks), task.part.paths)):
-        counted = count_cuts(limits, batch.filter(pa.array(evaluate_checks(checks, batch).first == KEPT)))
-        cuts, rows = add_figures(cuts, counted) if cuts else counted, rows + batch.num_rows
+    columns = list(dict.fromkeys([*columns_of(checks), "source"]))
+    for batch in read_measured(task.part, split_columns(columns, task.part.paths)):
+        passed = batch.filter(pa.array(evaluate_checks(checks, batch).first == KEPT))
+        for name, own in limits.items():
+            counted = count_cuts(own, passed.filter(pc.equal(passed.column("source"), name)))
+            cuts = add_figures(cuts, counted) if cuts else counted
+        rows += batch.num_rows
     return {"cuts": cuts, "rows": rows}
 
 

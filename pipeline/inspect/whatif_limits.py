@@ -28,7 +28,7 @@ from pipeline.recipe_stages import SECTION
 from pipeline.stages import CHECKED, SCORED, document_columns, stages_of
 from pipeline.steps.verdicts import VerdictsTask, checks_of, split_columns
 from pipeline.templates.stage import TEMPLATES
-from schemas.config import Recipe
+from schemas.config import SEPARATOR, Recipe
 from schemas.errors import ConfigError
 from schemas.field_docs import toml_value
 from schemas.tables import SCORES
@@ -156,9 +156,10 @@ def changed_settings(committed: Recipe, tried: Recipe) -> dict[str, tuple[Any, A
     changed: dict[str, tuple[Any, Any]] = {}
     rejected: list[str] = []
     judged = {DEDUP.name, *(stage.name for stage in CHECKED)}
-    for name, section in tried.items():
-        before, after = committed[name].model_dump(mode="json"), section.model_dump(mode="json")
-        decides = section.fields_of("decision") if name in judged else set()
+    for name, old, section in committed.differences(tried):
+        before, after = old.model_dump(mode="json"), section.model_dump(mode="json")
+        kind = name.rpartition(SEPARATOR)[2]
+        decides = section.fields_of("decision") if kind in judged else set()
         execution = section.fields_of("execution")
         for key in after:
             if before[key] == after[key]:
@@ -166,9 +167,9 @@ def changed_settings(committed: Recipe, tried: Recipe) -> dict[str, tuple[Any, A
             changed[f"{name}.{key}"] = before[key], after[key]
             if key in execution:
                 rejected.append(f"{name}.{key}: it has no effect on what is kept")
-            elif key not in decides and (name, key) not in SURVIVOR_SETTINGS:
-                rejected.append(f"{name}.{key}: {_reason(name)}")
-        rejected += _derived(name, committed[name].content(), section.content(), changed)
+            elif key not in decides and (kind, key) not in SURVIVOR_SETTINGS:
+                rejected.append(f"{name}.{key}: {_reason(kind)}")
+        rejected += _derived(name, old.content(), section.content(), changed)
     if rejected:
         raise ConfigError(
             "what-if: expected only settings that are compared with stored measurements, got\n  "
@@ -186,9 +187,10 @@ def _derived(
     For example, the list of signals depends on `quality.dialect`.
     """
     return [
-        f"{section}.{key}: would become {after[key]!r} (now {before[key]!r}); {_reason(section)}"
+        f"{section}.{key}: would become {after[key]!r} (now {before.get(key)!r}); "
+        f"{_reason(section.rpartition(SEPARATOR)[2])}"
         for key in after
-        if before[key] != after[key] and f"{section}.{key}" not in changed
+        if before.get(key) != after[key] and f"{section}.{key}" not in changed
     ]
 
 
@@ -206,20 +208,21 @@ def describe_changes(
     """
     lines, names = [], [*changed]
     for name in names:
-        section, _, key = name.partition(".")
+        section, _, key = name.rpartition(SEPARATOR)
         before, after = (_shown(recipe, section, key, models) for recipe in (committed, tried))
         lines.append(f"{name}: {before} -> {after}")
-    limits = [key for section, _, key in (name.partition(".") for name in names) if section == QUALITY.name]
+    limits = [key for section, _, key in (name.rpartition(SEPARATOR) for name in names) if section == QUALITY.name]
     if limits:
         lines += [f"note: {note}" for note in replacement_notes(tried, models, limits)]
     return tuple(lines)
 
 
 def _shown(recipe: Recipe, section: str, key: str, models: Mapping[str, str]) -> str:
-    value = getattr(recipe[section], key)
-    if section != QUALITY.name:
+    found = recipe.section_at(section)
+    value = getattr(found, key)
+    if not isinstance(found, QualityConfig):
         return toml_value(value)
-    config = recipe.section(QUALITY.name, QualityConfig)
+    config = found
     languages = recipe.section(LANGUAGE.name, LanguageConfig).languages
     limits = limits_by_setting(config, models).get(key)
     return limit_in_force(key, value, config.dialect, limits, languages) or toml_value(value)

@@ -11,12 +11,27 @@ AUTO = "auto"
 """The value of `source.format` that leaves the choice to the suffix of each file."""
 
 
+OWN_SECTIONS = frozenset(
+    (
+        *("extract", "language", "quality", "decontaminate", "toxicity", "perplexity", "classifier", "importance"),
+        *("paragraphs", "pii"),
+    )
+)
+"""Sections that a source may set for its documents alone; the others concern all documents together."""
+
+
 class FormatConfig(Section):
     """The settings of one format, such as `[source.mediawiki]`; only files of this format use them."""
 
 
 class SourceConfig(Section):
-    """The section `[source]` of a recipe: the input files, their format, and which records are pages."""
+    """The section `[source]` of a recipe: the input files, their format, and which records are pages.
+
+    A recipe may have several, each a table `[[source]]` with a name of its own. `[source.SECTION]` after a table sets
+    what differs for its documents, such as `[source.quality]`.
+    """
+
+    own_sections = OWN_SECTIONS
 
     name: str = Field("web", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name of the source. It is hashed into every doc_id, and it names the folder of the source's token shards."""

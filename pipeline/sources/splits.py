@@ -9,6 +9,7 @@ import hashlib
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -17,7 +18,7 @@ import pyarrow.fs as pafs
 from pipeline.engine.stage import Split
 from pipeline.sources.config import AUTO, SourceConfig
 from pipeline.sources.formats import FORMATS
-from schemas.config import suggest_name
+from schemas.config import Recipe, suggest_name
 from schemas.errors import ConfigError
 from schemas.storage import resolve_uri
 
@@ -31,6 +32,24 @@ class _InputFile(NamedTuple):
     name: str
     uri: str
     info: pafs.FileInfo
+
+
+def splits_of(recipe: Recipe) -> list[Split]:
+    """Return the files of all sources of a recipe, numbered source by source.
+
+    Raises ConfigError for the first source whose files cannot be read; see `find_splits`.
+    """
+    splits: list[Split] = []
+    for name, own in recipe.by_source().items():
+        try:
+            found = find_splits(own.section("source", SourceConfig))
+        except ConfigError as error:
+            if not recipe.has_several_sources:
+                raise
+            raise ConfigError(f"[[source]] {name}: {error}") from error
+        prefix = f"{name}/" if recipe.has_several_sources else ""
+        splits += [replace(split, ordinal=len(splits) + split.ordinal, key=f"{prefix}{split.name}") for split in found]
+    return splits
 
 
 def find_splits(config: SourceConfig) -> list[Split]:
@@ -75,7 +94,8 @@ def find_splits(config: SourceConfig) -> list[Split]:
             name = f"{config.snapshot}/{name}"
         crawl = CRAWL.search(name)
         snapshot = config.snapshot or (crawl.group() if crawl else None)
-        splits.append(Split(ordinal, name, file.uri, int(file.info.size), identity, config.name, format_name, snapshot))
+        size = int(file.info.size)
+        splits.append(Split(ordinal, name, file.uri, size, identity, config.name, format_name, snapshot, name))
     read = {split.format for split in splits}
     if ignored := sorted(config.model_fields_set & config.formats().keys() - read):
         problems.append(f"expected a file of the format {ignored[0]} for [source.{ignored[0]}], got none. Remove it.")

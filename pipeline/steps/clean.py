@@ -47,8 +47,8 @@ def build_clean(build: StepContext) -> dict[str, TableResult]:
     paths = [part_paths(build.inputs, ordinal) for ordinal in range(num_parts(build.inputs["documents"]))]
     folders = {name: table.folder for name, table in build.inputs.items()}
     tasks = [
-        CleanTask(ordinal, build.per_document, build.recipe, build.model_paths(), folders, path, build.folders["clean"])
-        for ordinal, path in enumerate(paths)
+        CleanTask(ordinal, own.per_document, own.recipe, own.model_paths(), folders, path, build.folders["clean"])
+        for ordinal, (path, own) in enumerate(zip(paths, build.by_part(), strict=True))
     ]
     last = build.inputs.get("repeats") or build.inputs["dedup"]
     size = WorkTotal(rows=last.manifest.content.counts.rows_kept)

@@ -75,13 +75,11 @@ def build_documents(build: StepContext) -> dict[str, TableResult]:
     Each has one part for each split.
     """
     (source,) = (stage for stage in build.stages if isinstance(stage, Source))
-    models, folders = build.model_paths(), (build.folders["documents"], build.folders["text"])
-    others = spread(build.splits)
+    folders = build.folders["documents"], build.folders["text"], build.folders.get("comparisons")
+    others = {name: spread([split for split in build.splits if split.source == name]) for name in build.recipe.sources}
     tasks = [
-        DocumentsTask(
-            split, source, build.per_document, build.recipe, models, *folders, build.folders.get("comparisons"), others
-        )
-        for split in build.splits
+        DocumentsTask(split, source, own.per_document, own.recipe, own.model_paths(), *folders, others[split.source])
+        for split, own in zip(build.splits, build.by_part(), strict=True)
     ]
     size = WorkTotal(bytes=sum(split.size for split in build.splits))
     results = run_parts(build.spark, documents_part, tasks, "documents", build.partitions, size)
@@ -121,7 +119,7 @@ def documents_part(task: DocumentsTask, retried: bool) -> PartResult:
             watch.end()
             sha256, size = stream.finish()
         check_size(task.split, size)
-        output.source = {"name": task.split.name, "bytes": size, "sha256": sha256}
+        output.source = {"name": task.split.key, "bytes": size, "sha256": sha256}
 
     tables = {"documents": TableTarget(task.documents, schema), "text": TableTarget(task.text, TEXT, "text")}
     if task.comparisons is not None:

@@ -4,7 +4,7 @@ The stored paragraphs and perplexities decide, and no text is scored. The cuts a
 `repeats` and `clean` read the text without them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,18 +17,21 @@ from pipeline.engine.part import PartOutput, PartResult, PartTarget, TableTarget
 from pipeline.engine.progress import WorkTotal
 from pipeline.engine.rules import KEPT
 from pipeline.engine.spark import run_parts
-from pipeline.engine.stage import Row
+from pipeline.engine.stage import Cutoffs, Row
 from pipeline.engine.step import StepContext, TableResult, add_figures, combine_parts
 from pipeline.perplexity.paragraphs import (
     CAUSES,
     NEEDS,
     Limits,
     ParagraphsConfig,
+    cuts_paragraphs,
     judge_paragraphs,
     paragraph_cuts,
     paragraph_limits,
 )
+from pipeline.steps.verdicts import cutoffs_of_stage
 from pipeline.text.spans import complement
+from schemas.config import Recipe
 from schemas.manifest import Counts
 from schemas.storage import Store
 from schemas.tables import PARAGRAPHS
@@ -58,12 +61,34 @@ def build_paragraphs(build: StepContext) -> dict[str, TableResult]:
     Its figures are those of `empty_figures`, summed over the parts, and `limits`, the limits in force by cause.
     """
     cutoffs = build.inputs["verdicts"].manifest.content.figures["cutoffs"]
-    limits = paragraph_limits(build.recipe.section(NAME, ParagraphsConfig), cutoffs)
-    tasks = [ParagraphsTask(part, limits, build.folders[NAME]) for part in parts_of(build.inputs)]
+    limits = {name: limits_of_source(own.recipe, cutoffs) for name, own in build.by_source().items()}
+    tasks = [
+        ParagraphsTask(part, limits[own.recipe.sources[0]], build.folders[NAME])
+        for part, own in zip(parts_of(build.inputs), build.by_part(), strict=True)
+    ]
     size = WorkTotal(rows=build.inputs["documents"].manifest.content.counts.rows_kept)
     built = combine_parts(run_parts(build.spark, paragraphs_part, tasks, NAME, build.partitions, size), (NAME,))
-    built[NAME].figures = {**(built[NAME].figures or empty_figures()), "limits": limits}
+    built[NAME].figures = {**(built[NAME].figures or empty_figures()), "limits": _limits_by_cause(limits)}
     return built
+
+
+def limits_of_source(recipe: Recipe, cutoffs: Cutoffs) -> Limits:
+    """Return the limits of paragraphs of one source; none if it does not cut paragraphs."""
+    if not cuts_paragraphs(recipe):
+        return {}
+    return paragraph_limits(recipe.section(NAME, ParagraphsConfig), cutoffs_of_stage(cutoffs, recipe, NAME))
+
+
+def _limits_by_cause(limits: Mapping[str, Limits]) -> dict[str, Any]:
+    """Return the limits in force by cause; those of a source that differs are named `cause of SOURCE`."""
+    shared = next((found for found in limits.values() if found), {})
+    other = {
+        f"{cause} of {source}": values
+        for source, found in limits.items()
+        if found and found != shared
+        for cause, values in found.items()
+    }
+    return {**shared, **other}
 
 
 def empty_figures() -> dict[str, Any]:

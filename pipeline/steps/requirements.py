@@ -77,11 +77,12 @@ def check_packages(recipe: Recipe, splits: Sequence[Split]) -> dict[str, TableVe
 
     Raises ConfigError if a package is missing.
     """
-    config = recipe.section(PII.name, PiiConfig)
+    configs = [own.section(PII.name, PiiConfig) for own in recipe.by_source().values()]
+    types = {kind for config in configs for kind in config.types}
     needed = {
-        "phonenumbers": bool(config.types),  # presidio imports it too
-        "presidio-analyzer": bool({*config.types} - {"phone"}),
-        "spacy": config.ner_model is not None,
+        "phonenumbers": bool(types),  # presidio imports it too
+        "presidio-analyzer": bool(types - {"phone"}),
+        "spacy": any(config.ner_model is not None for config in configs),
     }
     for package, is_needed in needed.items():
         if is_needed and find_spec(package.replace("-", "_")) is None:

@@ -45,13 +45,19 @@ def has_models(stages: Sequence[PerDocument], recipe: Recipe) -> bool:
 def build_scores(build: StepContext) -> dict[str, TableResult]:
     """Build the table `scores`, with one part for each part of `documents`, and return its result."""
     folder = build.folders["scores"]
-    models = build.model_paths()
-    tasks = [ScoresTask(part, build.per_document, build.recipe, models, folder) for part in parts_of(build.inputs)]
-    perplexity = build.recipe.section("perplexity", PerplexityConfig)
+    tasks = [
+        ScoresTask(part, own.per_document, own.recipe, own.model_paths(), folder)
+        for part, own in zip(parts_of(build.inputs), build.by_part(), strict=True)
+    ]
     scored: list[str] = []
-    if (perplexity.scorer or "").startswith(CHECKPOINT):
-        scored = scored_by_checkpoint(build, perplexity, tasks)
-        tasks = [replace(task, scored=name) for task, name in zip(tasks, scored)]
+    for own in build.by_source().values():
+        perplexity = own.recipe.section("perplexity", PerplexityConfig)
+        chosen = [at for at, task in enumerate(tasks) if task.recipe.sources == own.recipe.sources]
+        if (perplexity.scorer or "").startswith(CHECKPOINT) and chosen:
+            files = scored_by_checkpoint(build, perplexity, [tasks[at] for at in chosen])
+            for at, name in zip(chosen, files, strict=True):
+                tasks[at] = replace(tasks[at], scored=name)
+            scored += files
     size = WorkTotal(rows=build.inputs["documents"].manifest.content.counts.rows_kept)
     built = combine_parts(run_parts(build.spark, scores_part, tasks, "scores", build.partitions, size), ("scores",))
     for name in scored:

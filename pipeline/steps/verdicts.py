@@ -38,14 +38,15 @@ from pipeline.engine.rules import (
     has_limit,
     is_minimum,
     languages_of,
+    of_sources,
     quantile,
 )
 from pipeline.engine.spark import run_parts, run_tasks
 from pipeline.engine.stage import Check, Cutoffs, Drop, PerDocument, Quantile, Row, extend_schema
 from pipeline.engine.step import StepContext, TableResult, add_figures, combine_parts
 from pipeline.engine.worker import Crashed, FusedStages, ModelPaths, Sandbox, local_models
-from pipeline.perplexity.stage import ALL, HEAD_CUT, MIDDLE_CUT, perplexity_buckets
-from schemas.config import Recipe
+from pipeline.perplexity.stage import ALL, HEAD_CUT, MIDDLE_CUT, PERPLEXITY, perplexity_buckets
+from schemas.config import Recipe, own_key
 from schemas.storage import Store
 from schemas.tables import (
     DOC_ID,
@@ -99,19 +100,75 @@ def build_verdicts(build: StepContext) -> dict[str, TableResult]:
     return built
 
 
+@dataclass(frozen=True)
+class StageSettings:
+    """The settings of a stage that apply to the documents of some sources."""
+
+    section: Any
+    """The section of the stage."""
+    key: str
+    """Name under which the run keeps the models of the stage."""
+    sources: frozenset[str] | None
+    """The sources; None: all of the recipe."""
+    suffix: str
+    """What distinguishes the checks and quantiles of one source's own settings, such as ` of books`; else empty."""
+
+
+def settings_by_source(recipe: Recipe, stage: str) -> list[StageSettings]:
+    """Return the settings of a stage: those of the run, and those of each source that has the section for itself."""
+    if not recipe.has_several_sources:
+        return [StageSettings(recipe[stage], stage, None, _suffix(recipe.sources[0]) if stage in recipe.own else "")]
+    own = {name: each[stage] for name, each in recipe.by_source().items() if stage in each.own}
+    others = frozenset(recipe.sources) - own.keys()
+    shared = [StageSettings(recipe[stage], stage, others if own else None, "")] if others else []
+    return shared + [
+        StageSettings(section, own_key(name, stage), frozenset((name,)), _suffix(name)) for name, section in own.items()
+    ]
+
+
+def _suffix(source: str) -> str:
+    return f" of {source}"
+
+
 def quantiles_of(stages: Sequence[PerDocument], recipe: Recipe) -> list[Quantile]:
-    """Return every quantile of the data that the stages' checks use as a limit."""
-    return [quantile for stage in stages for quantile in stage.quantiles(recipe[stage.name])]
+    """Return every quantile of the data that the stages' checks use as a limit.
+
+    A stage that a source has for itself has quantiles of its own, over the documents of this source.
+    """
+    return [
+        replace(item, name=f"{item.name}{settings.suffix}", sources=settings.sources)
+        for stage in stages
+        for settings in settings_by_source(recipe, stage.name)
+        for item in stage.quantiles(settings.section)
+    ]
+
+
+def cutoffs_of_stage(cutoffs: Cutoffs, recipe: Recipe, stage: str) -> Cutoffs:
+    """Return the cut-offs that apply to a stage with the recipe of one source, by the stage's names of its quantiles.
+
+    Those of a stage that the source has for itself are stored under names that end with ` of SOURCE`.
+    """
+    return _with_suffix(cutoffs, settings_by_source(recipe, stage)[0].suffix)
+
+
+def _with_suffix(cutoffs: Cutoffs, suffix: str) -> Cutoffs:
+    return {name.removesuffix(suffix): found for name, found in cutoffs.items() if name.endswith(suffix)}
 
 
 def checks_of(
     stages: Sequence[PerDocument], recipe: Recipe, models: ModelPaths, cutoffs: Cutoffs
 ) -> list[tuple[str, Check]]:
-    """Return every check with the name of its stage, in the order in which documents are checked."""
+    """Return every check with the name of its stage, in the order in which documents are checked.
+
+    The label of a check that a source has for itself ends with `of SOURCE`.
+    """
     return [
-        (stage.name, check)
+        (stage.name, replace(check, label=f"{check.label}{settings.suffix}".strip(), sources=settings.sources))
         for stage in stages
-        for check in stage.checks(recipe[stage.name], models.get(stage.name, {}), cutoffs)
+        for settings in settings_by_source(recipe, stage.name)
+        for check in stage.checks(
+            settings.section, models.get(settings.key, {}), _with_suffix(cutoffs, settings.suffix)
+        )
     ]
 
 
@@ -206,7 +263,7 @@ def verdicts_part(task: VerdictsTask, retried: bool) -> PartResult:
             judgement = evaluate_checks(checks, batch)
             distributions = add_figures(distributions, distributions_of(named, judgement, batch))
             beyond = add_figures(beyond, beyond_of(named, judgement, batch))
-            for name, (row, chars) in zip(buckets_of(batch, task.cutoffs), rows_of(named, judgement, batch)):
+            for name, (row, chars) in zip(buckets_of(batch, task), rows_of(named, judgement, batch)):
                 row["perplexity_bucket"] = name
                 buckets.setdefault(row["language"] or "?", Counter())[name] += 1
                 count_verdict(row, chars, output.books)
@@ -287,7 +344,7 @@ def _or_none(value: float) -> float | None:
     return None if np.isnan(value) else value
 
 
-def buckets_of(batch: pa.RecordBatch, cutoffs: Cutoffs) -> list[str]:
+def buckets_of(batch: pa.RecordBatch, task: VerdictsTask) -> list[str]:
     """Return the perplexity bucket of each document: head, middle or tail.
 
     The bucket is `all` if the perplexity was not measured, or if the document's language has no cut-offs.
@@ -295,13 +352,18 @@ def buckets_of(batch: pa.RecordBatch, cutoffs: Cutoffs) -> list[str]:
     if "perplexity" not in batch.schema.names:
         return [ALL] * batch.num_rows
     numbers, languages = languages_of(batch)
-    cuts = [
-        np.array([cutoffs.get(name, {}).get(language, np.nan) for language in languages])[numbers]
-        for name in (HEAD_CUT, MIDDLE_CUT)
-    ]
     measured_values = batch.column("perplexity").to_numpy(zero_copy_only=False)
-    found: list[str] = perplexity_buckets(measured_values, *cuts).tolist()
-    return found
+    found = np.full(batch.num_rows, ALL, object)
+    for settings in settings_by_source(task.recipe, PERPLEXITY.name):
+        cutoffs = _with_suffix(task.cutoffs, settings.suffix)
+        cuts = [
+            np.array([cutoffs.get(name, {}).get(language, np.nan) for language in languages])[numbers]
+            for name in (HEAD_CUT, MIDDLE_CUT)
+        ]
+        names = perplexity_buckets(measured_values, *cuts)
+        applies = of_sources(settings.sources, batch)
+        found = names if applies is None else np.where(applies, names, found)
+    return list(found.tolist())
 
 
 def count_verdict(row: Row, chars: int, books: DropCounter) -> None:

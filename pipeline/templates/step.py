@@ -241,9 +241,10 @@ def build_templates(build: StepContext) -> dict[str, TableResult]:
     Its figures are those of `empty_figures`, summed over the parts, and `hosts`: those with enough pages, and those of
     them with a line that reaches the limits.
     """
-    stages, models = measured_again(build.per_document), build.model_paths()
-    parts = parts_of(build.inputs)
-    tasks = [TemplatesTask(part, build.recipe, stages, models, build.folders[NAME]) for part in parts]
+    tasks = [
+        TemplatesTask(part, own.recipe, measured_again(own.per_document), own.model_paths(), build.folders[NAME])
+        for part, own in zip(parts_of(build.inputs), build.by_part(), strict=True)
+    ]
     if not tasks:
         return combine_parts([], (NAME,))
     shuffled = shuffled_bytes(build.spark)

@@ -210,12 +210,17 @@ def build_repeats(build: StepContext, make_reevaluator: Callable[..., Reevaluato
     `make_reevaluator` gets the stages of the step, and then the arguments of a `MakeReevaluator`.
     """
     cutoffs = build.inputs["verdicts"].manifest.content.figures["cutoffs"]
-    folder, models = build.folders[REPEATS.name], build.model_paths()
+    folder = build.folders[REPEATS.name]
     tasks = [
         RepeatsTask(
-            part, build.recipe, models, cutoffs, folder, functools.partial(make_reevaluator, build.per_document)
+            part,
+            own.recipe,
+            own.model_paths(),
+            cutoffs,
+            folder,
+            functools.partial(make_reevaluator, own.per_document),
         )
-        for part in parts_of(build.inputs)
+        for part, own in zip(parts_of(build.inputs), build.by_part(), strict=True)
     ]
     if not tasks:
         return combine_parts([], (REPEATS.name,))

@@ -1,0 +1,113 @@
+"""Recipes with several sources: each has its own sections, and every wrong setting is reported at once."""
+
+import pytest
+from pydantic import Field
+
+from schemas.config import Section, Unset, build_recipe, load_recipe, own_key, parse_recipe
+from schemas.errors import ConfigError
+
+
+class Source(Section):
+    own_sections = frozenset(("quality",))
+
+    name: str = Field("web")
+    paths: tuple[str, ...] = ()
+
+
+class Quality(Section):
+    REPLACES = {"min_lines": frozenset(("min_words",))}
+
+    min_words: int = 50
+    max_words: int = 100_000
+    min_lines: int = 0
+
+
+class Dedup(Section):
+    near: bool = True
+
+
+KINDS = {"source": Source, "quality": Quality, "dedup": Dedup}
+RECIPE = """
+[[source]]
+paths = ["a"]
+[[source]]
+name = "books"
+paths = ["b"]
+[source.quality]
+min_words = 5
+[quality]
+min_words = 20
+max_words = 99
+"""
+
+
+def recipe(text=RECIPE, overrides=()):
+    return load_recipe(parse_recipe(text, "r.toml"), overrides, KINDS, "r.toml")
+
+
+def test_a_source_has_the_sections_of_the_run_with_its_own_settings():
+    found = recipe()
+    assert found.sources == ("web", "books")
+    web, books = found.by_source().values()
+    assert (web["quality"].min_words, web["quality"].max_words) == (20, 99)
+    assert (books["quality"].min_words, books["quality"].max_words) == (5, 99)
+    assert (web["source"].paths, books["source"].paths) == (("a",), ("b",))
+    assert (web.own, books.own) == (frozenset(), frozenset(("quality",)))
+    assert books["dedup"] is found["dedup"]
+    assert found.section_at(own_key("books", "quality")) is books["quality"]
+    with pytest.raises(KeyError):
+        found["source"]  # there is no one source of the run
+
+
+def test_an_own_setting_replaces_the_settings_of_the_run_that_it_excludes():
+    found = recipe(RECIPE.replace("min_words = 5", "min_lines = 3")).of_source("books")
+    assert (found["quality"].min_lines, found["quality"].min_words) == (3, 50)
+
+
+def test_a_stored_recipe_reads_back_the_same():
+    found = recipe()
+    again = load_recipe(found.to_json(), (), KINDS, "run.json")
+    assert again.to_json() == found.to_json()
+    assert again.to_json()["source"][1] == {"name": "books", "paths": ["b"], "quality": {"min_words": 5}}
+    assert [*again.differences(found)] == [*found.differences(found)]
+
+
+def test_one_source_is_the_same_as_a_single_table():
+    one = recipe('[[source]]\npaths = ["a"]\n[source.quality]\nmin_words = 7')
+    assert one.to_json() == recipe('[source]\npaths = ["a"]\n[quality]\nmin_words = 7').to_json()
+    assert not one.has_several_sources and one.of_source("web") is one
+
+
+def test_overrides_name_the_source():
+    changes = ["source.books.paths=['c']", "source.books.quality.max_words=7", Unset("source.books.quality.min_words")]
+    books = recipe(overrides=changes).of_source("books")
+    assert (books["source"].paths, books["quality"].max_words, books["quality"].min_words) == (("c",), 7, 20)
+    one = recipe('[source]\npaths = ["a"]', ["source.quality.min_words=3", "source.web.paths=['z']"])
+    assert (one["quality"].min_words, one["source"].paths) == (3, ("z",))
+    with pytest.raises(ConfigError, match=r"expected the name of a source, as in source.web.paths, source.books.paths"):
+        recipe(overrides=["source.paths=['c']"])
+
+
+def test_every_wrong_setting_of_every_source_is_reported_at_once():
+    raw = {
+        "source": [
+            {"name": "a", "pathz": [], "quality": {"min_word": 1}},
+            {"name": "a", "dedup": {"near": False}, "quality": 3},
+        ]
+    }
+    with pytest.raises(ConfigError) as error:
+        build_recipe(raw, KINDS, "r.toml")
+    message = str(error.value)
+    assert "got 5 wrong" in message
+    assert "[[source]]: expected a name of its own for each source, got 'a' more than once" in message
+    assert "source.a.pathz: no such key (did you mean 'paths'?)" in message
+    assert "source.a.quality.min_word: no such key (did you mean 'min_words'?)" in message
+    assert "source.dedup: expected a section that a source may have for itself (quality), got [source.dedup]" in message
+    assert "source.quality: expected a table [source.quality], got 3" in message
+
+
+def test_a_source_can_be_left_out():
+    rest = recipe().without_source("web")
+    assert rest.sources == ("books",) and rest["quality"].min_words == 5
+    with pytest.raises(ConfigError, match="expected the same sources"):
+        [*recipe().differences(rest)]
