@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pipeline.dedup.config import EXACT, NEAR, SAME_URL, DedupConfig
-from pipeline.dedup.keep_order import PART_BYTES, order_columns, orders, rows_of_bytes
+from pipeline.dedup.keep_order import EARLIER, PART_BYTES, order_columns, orders, rows_of_bytes
 from pipeline.dedup.keys import DIGEST_BYTES, DIGESTS, scopes_of
 from pipeline.engine.stage import Row
 from schemas.ids import DOC_ID_BYTES
@@ -135,10 +135,11 @@ def early_drop_reasons(facts: DedupFacts, known: KnownTotals) -> list[str | None
     return reasons
 
 
-def decide(facts: DedupFacts, known: KnownTotals) -> Iterator[tuple[Row, str | None, int]]:
-    """Yield (row of the table `dedup`, drop reason, length of the text [code points]) for every document.
+def decide(facts: DedupFacts, known: KnownTotals) -> Iterator[tuple[Row, str | None, int, int | None]]:
+    """Yield (row of the table `dedup`, drop reason, length of the text [code points], part) for every document.
 
-    The row has no verdict yet. The reason is None for a survivor.
+    The row has no verdict yet. The reason is None for a survivor. `part` is the part of the document that is kept in
+    place of a copy; None for a document that is kept, or that was dropped before.
     """
     for index, reason in enumerate(early_drop_reasons(facts, known)):
         identifier = facts.ids[index]
@@ -147,6 +148,11 @@ def decide(facts: DedupFacts, known: KnownTotals) -> Iterator[tuple[Row, str | N
         survivor = None if best[:1] == DROPPED else doc_id_of(best, facts.digest)
         if reason is None and survivor != identifier:
             reason = EXACT if facts.digest and best[-facts.digest :] == own[-facts.digest :] else NEAR
+        part = None
+        if reason == SAME_URL:
+            part = part_of(known[URL + (facts.urls[index] or b"")][1], 0)
+        elif reason in (EXACT, NEAR):
+            part = part_of(best, facts.digest)
         row: Row = {
             "doc_id": identifier,
             "cluster": facts.clusters[index],
@@ -154,13 +160,22 @@ def decide(facts: DedupFacts, known: KnownTotals) -> Iterator[tuple[Row, str | N
             "survivor": survivor,
             "similarity": facts.similarities[index],
         }
-        yield row, reason, facts.chars[index]
+        yield row, reason, facts.chars[index], part
 
 
 def doc_id_of(best: bytes, digest: int) -> bytes:
     """Return the doc_id in `best`, which is a keep order followed by a text digest of `digest` bytes."""
     end = len(best) - digest - PART_BYTES
     return best[end - DOC_ID_BYTES : end]
+
+
+def part_of(best: bytes, digest: int) -> int:
+    """Return the part of the document of a keep order, which a text digest of `digest` bytes may follow.
+
+    An empty keep order is that of a document of an earlier snapshot: EARLIER.
+    """
+    end = len(best) - digest
+    return int.from_bytes(best[end - PART_BYTES : end], "big") if best else EARLIER
 
 
 def weight_of(size: int, config: DedupConfig) -> int:

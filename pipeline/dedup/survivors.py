@@ -27,6 +27,7 @@ from pipeline.dedup.decide import (
     weight_of,
 )
 from pipeline.dedup.index import MERGED, MERGED_DDL, read_files, rows_of_file, write_file
+from pipeline.dedup.keep_order import EARLIER, PART_BYTES, order_bytes
 from pipeline.engine.parquet import Part, parts_of, read_measured
 from pipeline.engine.part import DropCounter, PartOutput, PartResult, PartTarget, TableTarget, set_verdict, write_part
 from pipeline.engine.spark import (
@@ -39,12 +40,15 @@ from pipeline.engine.spark import (
     totals,
 )
 from pipeline.engine.stage import Drop, Row
-from pipeline.engine.step import StepContext, TableResult, combine_parts
+from pipeline.engine.step import PartSources, StepContext, TableResult, combine_parts
 from schemas.manifest import TableVersion, part_key
 from schemas.storage import Store
 from schemas.tables import DEDUP as DEDUP_SCHEMA
 
 READ = ("documents", "templates", "scores", "verdicts", "clusters")
+LOST_TO = "lost_to"
+"""Figure of a run with several sources: documents dropped as copies, by `source/source of the document kept`."""
+EARLIER_SNAPSHOT = "earlier snapshot"
 EARLIER_PART = -1
 """Value of the column `part` in counts (TALLIES) that come from an earlier snapshot."""
 COUNTED = pa.schema([TALLIES.field("key"), TALLIES.field("count"), TALLIES.field("first")])
@@ -59,6 +63,8 @@ class SurvivorsTask:
     config: DedupConfig
     dedup: Store
     representatives: Store
+    sources: PartSources | None = None
+    """The source of each part, if there are several sources."""
 
 
 def build_dedup(build: StepContext) -> dict[str, TableResult]:
@@ -66,18 +72,18 @@ def build_dedup(build: StepContext) -> dict[str, TableResult]:
     config = build.recipe.section("dedup", DedupConfig)
     parts = parts_of({name: build.inputs[name] for name in READ if name in build.inputs})
     folders = build.folders["dedup"], build.folders["representatives"]
-    tasks = [SurvivorsTask(part, config, *folders) for part in parts]
+    tasks = [SurvivorsTask(part, config, *folders, build.part_sources) for part in parts]
     urls = None
     if config.by_url != "off":
         own = dataframe_from_tasks(build.spark, url_tallies_of_part, tasks, TALLIES_DDL)
         urls = persist_on_disk(totals_for_parts(totals(own.union(earlier_urls(build.spark, build.inputs))), URL))
     own = cluster_frame(build, tasks, urls)
-    rows = totals_for_parts(totals(own.union(earlier_clusters(build.spark, build.inputs))), CLUSTER)
+    rows = totals_for_parts(totals(own.union(earlier_clusters(build.spark, build.inputs, config))), CLUSTER)
     rows = rows if urls is None else rows.union(urls)
     answers = write_parts(build, rows, tasks)
     if urls is not None:
         urls.unpersist()
-    built = combine_parts(answers, ("dedup",)) | {"representatives": TableResult()}
+    built = combine_parts(answers, ("dedup",), build.part_sources) | {"representatives": TableResult()}
     other = built["representatives"]
     for answer in answers:
         for name in ("clusters", "urls"):
@@ -119,14 +125,19 @@ def earlier_urls(spark: SparkSession, inputs: Mapping[str, TableVersion]) -> Dat
     return frame.select("key", F.lit(EARLIER_PART).alias("part"), "count", F.lit(b"").alias("first"))
 
 
-def earlier_clusters(spark: SparkSession, inputs: Mapping[str, TableVersion]) -> DataFrame:
+def earlier_clusters(spark: SparkSession, inputs: Mapping[str, TableVersion], config: DedupConfig) -> DataFrame:
     """Return the counts (TALLIES) of those clusters of earlier snapshots to which documents of this snapshot belong."""
     frame = read_files(spark, inputs, ("representatives", "clusters/"), COUNTED, COUNTED_DDL)
     index = inputs["index"]
     files = [(index.folder, path) for path in index.manifest.paths_of("merged/")]
     merged = dataframe_from_tasks(spark, partial(rows_of_file, schema=MERGED), files, MERGED_DDL)
     joined = frame.join(merged, frame["key"] == merged["earlier"])
-    return joined.select(F.col("cluster").alias("key"), F.lit(EARLIER_PART).alias("part"), "count", "first")
+    # The part of a document of an earlier run is no part of this one. A byte before the keep order marks drops.
+    start = 1 + order_bytes(config) - PART_BYTES
+    first = F.expr(f"overlay(first placing X'{EARLIER:08X}' from {start + 1} for {PART_BYTES})")
+    return joined.select(
+        F.col("cluster").alias("key"), F.lit(EARLIER_PART).alias("part"), "count", first.alias("first")
+    )
 
 
 def facts_of_part(task: SurvivorsTask) -> Iterator[DedupFacts]:
@@ -195,8 +206,11 @@ def write_survivors(task: SurvivorsTask, known: KnownTotals) -> PartResult:
         clusters: dict[bytes, tuple[int, bytes]] = {}
         urls: dict[bytes, tuple[int, bytes]] = {}
         for facts in facts_of_part(task):
-            for row, reason, chars in decide(facts, known):
+            for row, reason, chars, survivor in decide(facts, known):
                 write_verdict(row, reason, chars, task.config, output.books)
+                if task.sources is not None and survivor is not None:
+                    other = EARLIER_SNAPSHOT if survivor == EARLIER else task.sources[survivor]
+                    output.books.tally(LOST_TO, f"{task.sources[task.part.ordinal]}/{other}")
                 output.write(row)
             if task.config.write_index:
                 cluster_tallies(facts, known, clusters, alone=True)

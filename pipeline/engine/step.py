@@ -3,6 +3,7 @@
 A `build` function only writes part files. `pipeline/run.py` skips complete steps and writes manifests.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
@@ -28,6 +29,18 @@ class Model:
     shipped: bool = True
     """True if the file is copied to the workers. A model that only another process reads, or from which another file
     was compiled, is not."""
+
+
+@dataclass(frozen=True)
+class PartSources:
+    """The source of each part of a run with several sources. The parts are numbered source by source."""
+
+    firsts: tuple[int, ...]
+    """Number of the first part of each source, in ascending order."""
+    names: tuple[str, ...]
+
+    def __getitem__(self, part: int) -> str:
+        return self.names[bisect_right(self.firsts, part) - 1]
 
 
 @dataclass(frozen=True)
@@ -76,6 +89,14 @@ class StepContext:
     def per_document(self) -> tuple[PerDocument, ...]:
         """The per-document stages of the step, in order."""
         return tuple(stage for stage in self.stages if isinstance(stage, PerDocument))
+
+    @property
+    def part_sources(self) -> PartSources | None:
+        """The source of each part; None if the recipe has one source."""
+        if not self.recipe.has_several_sources:
+            return None
+        firsts = {split.source: split.ordinal for split in reversed(self.splits)}
+        return PartSources(tuple(sorted(firsts.values())), tuple(sorted(firsts, key=firsts.__getitem__)))
 
     def model_paths(self) -> dict[str, dict[str, str]]:
         """Return the paths of the shipped models by stage and name, for the stages' `make` functions."""
@@ -164,16 +185,33 @@ class Step:
         return self.writes[0]
 
 
-def combine_parts(results: Sequence[PartResult], tables: Sequence[str]) -> dict[str, TableResult]:
-    """Combine the results of all parts into one result for each table.
+BY_SOURCE = "by_source"
+"""Figure of a table that drops documents, in a run with several sources: the counts of each source."""
+
+
+def combine_parts(
+    results: Sequence[PartResult], tables: Sequence[str], sources: PartSources | None = None
+) -> dict[str, TableResult]:
+    """Combine the results of all parts, in the order of the parts, into one result for each table.
 
     The result of the first table has the sum of the parts' counts, and the CPU time by stage in `notes`. For the other
-    tables, only rows are counted.
+    tables, only rows are counted. With `sources`, the figure BY_SOURCE of the first table has the counts, and the
+    numbers of code points, by source.
     """
     built = {table: TableResult() for table in tables}
     first = built[tables[0]]
     cpu: dict[str, Mapping[str, float]] = {}
-    for result in results:
+    by_source: dict[str, Any] = {}
+    for number, result in enumerate(results):
+        if sources is not None:
+            own = {
+                "rows_in": result.counts.rows_in,
+                "rows_kept": result.counts.rows_kept,
+                "dropped": {reason: count for reason, count in result.counts.dropped.items() if count},
+                "kept_chars": result.figures.get("kept_chars", 0),
+                "dropped_chars": result.figures.get("dropped_chars", {}),
+            }
+            by_source[sources[number]] = add_figures(by_source.get(sources[number], {}), own)
         for table in tables:
             built[table].add_file(result.files[table])
         first.counts = first.counts.plus(result.counts)
@@ -184,6 +222,8 @@ def combine_parts(results: Sequence[PartResult], tables: Sequence[str]) -> dict[
             first.sources.append(result.source)
         for stage, spent in result.cpu.items():
             cpu[stage] = add_figures(cpu[stage], spent) if stage in cpu else spent
+    if by_source:
+        first.figures = {**first.figures, BY_SOURCE: by_source}
     if cpu:
         first.notes["cpu"] = {
             stage: {"seconds": round(spent["seconds"], 3), "rows": spent["rows"]} for stage, spent in cpu.items()

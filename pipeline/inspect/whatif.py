@@ -269,7 +269,7 @@ def with_survivors(
     flag = F.when(stays, F.lit(NOT_DROPPED)).otherwise(F.lit(DROPPED))
     judged = judged.withColumns({"stays": stays, "own": F.concat(flag, "order")})
     copies = judged.where("joined").select("cluster", "own")
-    copies = copies.union(earlier_clusters(spark, tables).select("key", "first"))
+    copies = copies.union(earlier_clusters(spark, tables, config).select("key", "first"))
     judged = judged.join(copies.groupBy("cluster").agg(F.min("own").alias("best")), "cluster", "left")
     loses = F.col("stays") & F.col("joined") & (F.col("own") != F.col("best"))
     digest = DIGEST_BYTES if config.exact != "off" else 0

@@ -28,6 +28,7 @@ from pipeline.report.losses import SHOWN_VERDICTS, ablations, by_source, describ
 from pipeline.report.recipe import package_versions, recipe_sections, recipe_text
 from pipeline.report.samples import NearLimit, survey
 from pipeline.report.signals import STAGES_WITH_SECTION, bucket_chart, buckets, charts
+from pipeline.report.sources import sources
 from pipeline.report.tallies import (
     canaries,
     contract,
@@ -172,6 +173,7 @@ def _view(facts: RunFacts, scores: Sequence[Score], options: ReportOptions) -> d
         "findings": findings(measured) if pages else [],
         "reasons": main_reasons(drops),
         "kept": kept,
+        "sources": sources(facts),
         "near_limits": _near_by_rule(samples.near),
         "name": facts.run.uri.rstrip("/").rpartition("/")[2],
         "facts": facts,

@@ -52,7 +52,9 @@ def build_clean(build: StepContext) -> dict[str, TableResult]:
     ]
     last = build.inputs.get("repeats") or build.inputs["dedup"]
     size = WorkTotal(rows=last.manifest.content.counts.rows_kept)
-    return combine_parts(run_parts(build.spark, clean_part, tasks, "clean", build.partitions, size), ("clean",))
+    return combine_parts(
+        run_parts(build.spark, clean_part, tasks, "clean", build.partitions, size), ("clean",), build.part_sources
+    )
 
 
 def num_parts(table: TableVersion) -> int:

@@ -83,7 +83,8 @@ def build_documents(build: StepContext) -> dict[str, TableResult]:
     ]
     size = WorkTotal(bytes=sum(split.size for split in build.splits))
     results = run_parts(build.spark, documents_part, tasks, "documents", build.partitions, size)
-    built = combine_parts(results, ("documents", "text", *(("comparisons",) if "comparisons" in build.folders else ())))
+    tables = ("documents", "text", *(("comparisons",) if "comparisons" in build.folders else ()))
+    built = combine_parts(results, tables, build.part_sources)
     built["documents"].failures.check(failure_limits(build.per_document), is_complete=True)
     _limit_names(built["documents"].figures)
     index = build.model_paths().get(DECONTAMINATE.name, {}).get("index")

@@ -91,7 +91,7 @@ def build_verdicts(build: StepContext) -> dict[str, TableResult]:
     tasks = [replace(task, cutoffs=cutoffs) for task in tasks]
     size = WorkTotal(rows=build.inputs["documents"].manifest.content.counts.rows_kept)
     results = run_parts(build.spark, verdicts_part, tasks, "verdicts", build.partitions, size)
-    built = combine_parts(results, ("verdicts",))
+    built = combine_parts(results, ("verdicts",), build.part_sources)
     figures = built["verdicts"].figures
     figures["cutoffs"] = cutoffs
     figures["limits"] = limits_of(checks_of(build.per_document, build.recipe, build.model_paths(), cutoffs))

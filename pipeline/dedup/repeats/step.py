@@ -230,7 +230,9 @@ def build_repeats(build: StepContext, make_reevaluator: Callable[..., Reevaluato
         return write_repeats(shared.value[number], batches, is_retry())
 
     repeats = repeats_of(build, tasks)
-    return combine_parts(run_part_writers(repeats, len(tasks), write, "cut repeated passages"), (REPEATS.name,))
+    return combine_parts(
+        run_part_writers(repeats, len(tasks), write, "cut repeated passages"), (REPEATS.name,), build.part_sources
+    )
 
 
 def repeats_of(build: StepContext, tasks: list[RepeatsTask]) -> DataFrame:
