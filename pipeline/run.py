@@ -189,6 +189,8 @@ def find_models(recipe: Recipe, steps: Sequence[Step]) -> Models:
 
 def sections_of_stage(recipe: Recipe, stage: str) -> dict[str, Section]:
     """Return the settings of a stage: those of the run by its name, then those that sources have for themselves."""
+    if stage == SOURCE and recipe.has_several_sources:
+        return {own_key(name, SOURCE): each[SOURCE] for name, each in recipe.by_source().items()}
     own = {name: each for name, each in recipe.by_source().items() if stage in each.own}
     return {stage: recipe[stage]} | {own_key(name, stage): each[stage] for name, each in own.items()}
 

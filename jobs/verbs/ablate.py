@@ -30,7 +30,7 @@ from jobs.verbs.proxies import (
 from pipeline.engine.step import Step
 from pipeline.inspect.diff import KEPT, Difference, compare_runs, open_compared_run
 from pipeline.inspect.without_rules import leave_out_rules
-from pipeline.run import prepare, run_folders, run_locked_steps, settings_of
+from pipeline.run import prepare, run_folders, run_locked_steps, sections_of_stage, settings_of
 from pipeline.stages import steps_for
 from pipeline.tokens.tokenizer import TRAIN_SETTINGS
 from schemas.ablation import (
@@ -156,7 +156,9 @@ def steps_of(before: Recipe, after: Recipe) -> list[tuple[str, bool]]:
 
 def _settings_differ(before: tuple[Step, Recipe], after: tuple[Step, Recipe]) -> bool:
     def settings(step: Step, recipe: Recipe) -> list[tuple[object, ...]]:
-        sections = {stage.name: recipe[stage.name] for stage in step.stages}
+        sections = {
+            key: section for stage in step.stages for key, section in sections_of_stage(recipe, stage.name).items()
+        }
         places = [each.model_dump(mode="json", include=each.fields_of("location")) for each in sections.values()]
         own = [settings_of(section, step) for section in sections.values()]
         return list(zip(sections, own, places, strict=True))
@@ -336,7 +338,11 @@ SEQUENCES = 512
 def add_ablate_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `ablate` except the run."""
     parser.add_argument(
-        "--without", action="append", default=[], metavar="SECTION.RULE", help="rule to remove; may be repeated"
+        "--without",
+        action="append",
+        default=[],
+        metavar="SECTION.RULE",
+        help="rule or source.NAME to leave out; may be repeated",
     )
     add_override_options(
         parser, "override a data setting of the branch, or a training setting of the proxy runs of both datasets"

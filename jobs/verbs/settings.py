@@ -3,7 +3,7 @@
 import argparse
 import json
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ import pyarrow as pa
 from jobs.arguments import Command
 from jobs.recipe import read_values, recipe_file, recipe_sections, shipped_recipes
 from pipeline.quality.limits import LIMIT_NAMES, default_limit
+from pipeline.sources.config import SourceConfig
 from pipeline.stages import DOCUMENT_COLUMNS, STEPS
 from pipeline.stages import sections as data_sections
-from schemas.config import Section, build_recipe, suggest_name
+from schemas.config import SOURCE, Section, build_recipe, suggest_name
 from schemas.errors import ConfigError
 from schemas.field_docs import (
     ColumnDoc,
@@ -95,27 +96,37 @@ def settings_command(arguments: argparse.Namespace) -> int:
 def _print_recipe(arguments: argparse.Namespace, path: str) -> int:
     """Print the settings that a recipe makes, with their values and meanings."""
     name, read = arguments.name, read_values(path)
-    example = {**read, "source": {"paths": ["x"], **read.get("source", {})}}  # a shipped recipe names no files
+    tables = read.get(SOURCE, {})
+    tables = tables if isinstance(tables, list) else [tables]
+    example = {**read, SOURCE: [{"paths": ["x"], **table} for table in tables]}  # a shipped recipe names no files
     build_recipe(example, recipe_sections(), f"recipe {name}")
     documented = choose(None, recipe_sections())
     texts: list[str] = []
     content: dict[str, Any] = {}
-    for section, own in read.items():
+    for label, section, table in _written_tables(read):
         kind, settings = documented[section]
-        for table in own if isinstance(own, list) else [own]:
-            values = {key: toml_value(value) for key, value in table.items()}
-            found = kind, tuple(item for item in settings if item.key in table)
-            write = section_markdown if arguments.markdown else section_text
-            texts.append(write(section, *found, values))
-            content[f"{section}.{table['name']}" if isinstance(own, list) else section] = section_json(
-                section, *found, values
-            )
+        values = {key: toml_value(value) for key, value in table.items()}
+        found = kind, tuple(item for item in settings if item.key in table)
+        write = section_markdown if arguments.markdown else section_text
+        title = heading(section) if label == section or section == "stage" else f"[{label}]"
+        texts.append(write(section, *found, values, title))
+        content[label] = section_json(section, *found, values)
     title = f"{name} ({path}) makes these settings. `penstock init FILE.toml --from {name}` writes it as your own."
     if arguments.json:
         print(json.dumps(content, indent=1))
     else:
         print("\n\n".join([*([] if arguments.markdown else ["\n".join(_wrapped(title, ""))]), *texts]))
     return 0
+
+
+def _written_tables(read: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Yield (name to print, section, values) of each table of a recipe, and of each table in a source."""
+    for section, own in read.items():
+        for table in own if isinstance(own, list) else [own]:
+            label = f"{section}.{table.get('name', 'web')}" if isinstance(own, list) else section
+            nested = {key for key in table if section == SOURCE and key in SourceConfig.own_sections}
+            yield label, section, {key: value for key, value in table.items() if key not in nested}
+            yield from ((f"{label}.{key}", key, table[key]) for key in table if key in nested)
 
 
 def _print_columns(arguments: argparse.Namespace) -> int:
@@ -241,10 +252,17 @@ def facts(setting: SettingDoc) -> str:
 
 
 def section_text(
-    name: str, kind: type[Section], settings: tuple[SettingDoc, ...], values: Mapping[str, str] = NO_VALUES
+    name: str,
+    kind: type[Section],
+    settings: tuple[SettingDoc, ...],
+    values: Mapping[str, str] = NO_VALUES,
+    title: str = "",
 ) -> str:
-    """Return a section and some of its settings as text, with the values of a recipe in place of the defaults."""
-    lines = [f"{heading(name)}  {summary_of(kind)}"]
+    """Return a section and some of its settings as text, with the values of a recipe in place of the defaults.
+
+    `title` takes the place of the section's heading.
+    """
+    lines = [f"{title or heading(name)}  {summary_of(kind)}"]
     for setting in settings:
         lines += ["", *_setting_lines(name, setting, "  ", values.get(setting.key))]
         for key in setting.keys if setting.key not in values else ():
@@ -282,11 +300,18 @@ def section_json(
 
 
 def section_markdown(
-    name: str, kind: type[Section], settings: tuple[SettingDoc, ...], values: Mapping[str, str] = NO_VALUES
+    name: str,
+    kind: type[Section],
+    settings: tuple[SettingDoc, ...],
+    values: Mapping[str, str] = NO_VALUES,
+    title: str = "",
 ) -> str:
-    """Return a section and some of its settings as a Markdown table, with the values of a recipe if there are any."""
+    """Return a section and some of its settings as a Markdown table, with the values of a recipe if there are any.
+
+    `title` takes the place of the section's heading.
+    """
     names = ["key", "type", "default", *(["value"] if values else []), "meaning"]
-    lines = [f"## `{heading(name)}`", "", summary_of(kind), ""]
+    lines = [f"## `{title or heading(name)}`", "", summary_of(kind), ""]
     lines += [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for setting in settings:
         nested = "".join(

@@ -18,6 +18,7 @@ from schemas.storage import Store
 
 Stage = Source | PerDocument | Relation
 M = TypeVar("M")
+P = TypeVar("P")
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,10 @@ class StepContext:
         """Return the context of each source. All documents of a part are of one source."""
         return {source: self.of_source(source) for source in self.recipe.sources}
 
-    def by_part(self) -> "list[StepContext]":
-        """Return the context of each part, by its number."""
-        contexts = self.by_source()
-        return [contexts.get(split.source, self) for split in self.splits]
+    def by_part(self, parts: Sequence[P]) -> "list[tuple[P, StepContext]]":
+        """Return each of the run's parts, in order, with its context."""
+        sources, contexts = self.part_sources, self.by_source()
+        return [(part, self if sources is None else contexts[sources[at]]) for at, part in enumerate(parts)]
 
     @property
     def per_document(self) -> tuple[PerDocument, ...]:

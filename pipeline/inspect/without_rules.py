@@ -5,6 +5,7 @@ replace the reason. The name of a section alone means all of its rules. A rule t
 error, since leaving it out would change nothing.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,9 +18,10 @@ from pipeline.perplexity.paragraphs import ParagraphsConfig
 from pipeline.perplexity.stage import BUCKETS, PerplexityConfig
 from pipeline.quality.config import QualityConfig
 from pipeline.quality.rules import DEFAULT_RULES, RULES, QualityLimits, QualityRule
+from pipeline.sources.config import SourceConfig
 from pipeline.templates.stage import TemplatesConfig
 from pipeline.toxicity import ToxicityConfig
-from schemas.config import Recipe, Section, suggest_name
+from schemas.config import SOURCE, Recipe, Section, suggest_name
 from schemas.errors import ConfigError
 
 USE_DEFAULT = object()
@@ -37,13 +39,14 @@ Edit = Mapping[str, Any]
 
 
 def leave_out_rules(values: Mapping[str, Any], words: Sequence[str], load: Callable[[Values], Recipe]) -> Values:
-    """Return the values of a recipe, by section, with the named rules switched off.
+    """Return the values of a recipe, by section, with the named rules switched off and the named sources left out.
 
-    `words` are the values of --without. `load` validates values and returns a recipe. Raises ConfigError if a rule is
-    not in the recipe or is named twice.
+    `words` are the values of --without. `load` validates values and returns a recipe. Raises ConfigError if a rule or
+    source is not in the recipe or is named twice.
     """
-    left: Values = {name: dict(section) for name, section in values.items()}
-    known = rules_of(load(left))
+    left: Values = copy.deepcopy(dict(values))
+    recipe = load(left)
+    known = rules_of(recipe) | _sources_of(recipe)
     for word in words:
         if words.count(word) > 1:
             raise ConfigError(
@@ -55,6 +58,9 @@ def leave_out_rules(values: Mapping[str, Any], words: Sequence[str], load: Calla
             raise ConfigError(f"--without: expected a rule of the recipe, got {word!r}{close}. {_list_rules(known)}")
     for word in words:
         section = word.partition(".")[0]
+        if section == SOURCE:
+            _leave_out_source(left, word.partition(".")[2])
+            continue
         while edit := _chosen(rules_of(load(left)), word):
             edited = {**left.get(section, {}), **edit}
             left[section] = {key: value for key, value in edited.items() if value is not USE_DEFAULT}
@@ -73,8 +79,24 @@ def rules_of(recipe: Recipe) -> dict[str, Edit]:
     }
 
 
+def _sources_of(recipe: Recipe) -> dict[str, Edit]:
+    """Return `source.NAME` of each source that can be left out: one of several."""
+    return {f"{SOURCE}.{name}": {} for name in recipe.sources} if recipe.has_several_sources else {}
+
+
+def _leave_out_source(values: Values, name: str) -> None:
+    """Remove a source from the values of a recipe, and from the settings that name it."""
+    tables: Any = values[SOURCE]
+    default = SourceConfig.model_fields["name"].default
+    values[SOURCE] = [table for table in tables if table.get("name", default) != name]  # type: ignore[assignment]
+    values.get("train", {}).get("weights", {}).pop(name, None)
+    ranks = values.get("dedup", {}).get("source_ranks")
+    if ranks is not None:
+        values["dedup"]["source_ranks"] = [other for other in ranks if other != name]
+
+
 def _words(known: Mapping[str, Edit]) -> set[str]:
-    return {*known, *(word.partition(".")[0] for word in known)}
+    return {*known, *(section for word in known if (section := word.partition(".")[0]) != SOURCE)}
 
 
 def _chosen(known: Mapping[str, Edit], word: str) -> Edit:

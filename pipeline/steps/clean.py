@@ -48,7 +48,7 @@ def build_clean(build: StepContext) -> dict[str, TableResult]:
     folders = {name: table.folder for name, table in build.inputs.items()}
     tasks = [
         CleanTask(ordinal, own.per_document, own.recipe, own.model_paths(), folders, path, build.folders["clean"])
-        for ordinal, (path, own) in enumerate(zip(paths, build.by_part(), strict=True))
+        for ordinal, (path, own) in enumerate(build.by_part(paths))
     ]
     last = build.inputs.get("repeats") or build.inputs["dedup"]
     size = WorkTotal(rows=last.manifest.content.counts.rows_kept)

@@ -79,7 +79,7 @@ def build_documents(build: StepContext) -> dict[str, TableResult]:
     others = {name: spread([split for split in build.splits if split.source == name]) for name in build.recipe.sources}
     tasks = [
         DocumentsTask(split, source, own.per_document, own.recipe, own.model_paths(), *folders, others[split.source])
-        for split, own in zip(build.splits, build.by_part(), strict=True)
+        for split, own in build.by_part(build.splits)
     ]
     size = WorkTotal(bytes=sum(split.size for split in build.splits))
     results = run_parts(build.spark, documents_part, tasks, "documents", build.partitions, size)

@@ -64,7 +64,7 @@ def build_paragraphs(build: StepContext) -> dict[str, TableResult]:
     limits = {name: limits_of_source(own.recipe, cutoffs) for name, own in build.by_source().items()}
     tasks = [
         ParagraphsTask(part, limits[own.recipe.sources[0]], build.folders[NAME])
-        for part, own in zip(parts_of(build.inputs), build.by_part(), strict=True)
+        for part, own in build.by_part(parts_of(build.inputs))
     ]
     size = WorkTotal(rows=build.inputs["documents"].manifest.content.counts.rows_kept)
     built = combine_parts(run_parts(build.spark, paragraphs_part, tasks, NAME, build.partitions, size), (NAME,))

@@ -47,7 +47,7 @@ def build_scores(build: StepContext) -> dict[str, TableResult]:
     folder = build.folders["scores"]
     tasks = [
         ScoresTask(part, own.per_document, own.recipe, own.model_paths(), folder)
-        for part, own in zip(parts_of(build.inputs), build.by_part(), strict=True)
+        for part, own in build.by_part(parts_of(build.inputs))
     ]
     scored: list[str] = []
     for own in build.by_source().values():

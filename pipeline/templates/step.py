@@ -243,7 +243,7 @@ def build_templates(build: StepContext) -> dict[str, TableResult]:
     """
     tasks = [
         TemplatesTask(part, own.recipe, measured_again(own.per_document), own.model_paths(), build.folders[NAME])
-        for part, own in zip(parts_of(build.inputs), build.by_part(), strict=True)
+        for part, own in build.by_part(parts_of(build.inputs))
     ]
     if not tasks:
         return combine_parts([], (NAME,))

@@ -220,7 +220,7 @@ def build_repeats(build: StepContext, make_reevaluator: Callable[..., Reevaluato
             folder,
             functools.partial(make_reevaluator, own.per_document),
         )
-        for part, own in zip(parts_of(build.inputs), build.by_part(), strict=True)
+        for part, own in build.by_part(parts_of(build.inputs))
     ]
     if not tasks:
         return combine_parts([], (REPEATS.name,))

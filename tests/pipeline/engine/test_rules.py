@@ -1,5 +1,7 @@
 """Judging: both sides of a limit, limits by language, nulls, computed values, and which check comes first."""
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -13,7 +15,7 @@ HASHES = Check("hashes", "ratio", "max_ratio", {"en": 0.3})
 
 
 def batch(**columns):
-    kinds = {"words": pa.int32(), "ratio": pa.float32(), "language": pa.string()}
+    kinds = {"words": pa.int32(), "ratio": pa.float32(), "language": pa.string(), "source": pa.string()}
     return pa.RecordBatch.from_arrays([pa.array(v, kinds[k]) for k, v in columns.items()], list(columns))
 
 
@@ -66,3 +68,18 @@ def test_no_checks_keep_everything():
 def test_a_setting_that_tells_no_side_is_refused():
     with pytest.raises(ContractError, match="expected a setting whose name starts with min_ or max_, got 'words'"):
         evaluate_checks([Check("short", "words", "words", {EVERY: 50})], batch(words=[1], language=["en"]))
+
+
+def test_a_check_of_some_sources_applies_to_their_documents_alone():
+    own = replace(SHORT, limits={EVERY: 5}, sources=frozenset(("books",)))
+    shared = replace(SHORT, sources=frozenset(("web", "news")))
+    rows = {"words": [4, 6, 6, 60], "language": ["en"] * 4, "source": ["books", "books", "web", "news"]}
+    assert "source" in columns_of([own, shared])
+    assert "source" not in columns_of([SHORT])
+    assert firsts([own, shared], **rows) == [0, KEPT, 1, KEPT]
+    result = evaluate_checks([own, shared], batch(**rows))
+    assert np.isnan(result.limits).tolist() == [[False, False, True, True], [True, True, False, False]]
+    rule = replace(HASHES, drops=lambda batch: np.ones(batch.num_rows, bool), sources=frozenset(("news",)))
+    ratios = {"ratio": [0.1] * 2, "language": ["en"] * 2, "source": ["web", "news"]}
+    assert firsts([rule], **ratios) == [KEPT, 0]
+    assert firsts([replace(rule, sources=frozenset(("none",)))], **ratios) == [KEPT, KEPT]

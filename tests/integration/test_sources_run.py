@@ -1,0 +1,213 @@
+"""A run of several sources: web pages, the project's code and its guides, each by its own rules, deduplicated together.
+
+The pages are those of the demo crawl; code and guides are files of this project. Some guides are in two sources.
+"""
+
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from jobs.recipe import recipe_sections
+from jobs.verbs.ablate import branch_recipe, change_of, steps_of
+from pipeline.report.facts import collect_facts
+from pipeline.report.page import write_report
+from pipeline.report.sources import sources
+from pipeline.run import is_complete, prepare
+from schemas.config import load_recipe
+from schemas.manifest import open_table, read_run
+from schemas.storage import Store
+from schemas.tokens import open_dataset
+from tests.support.paths import ROOT
+from tests.support.tiny_stages import order_of
+from train.config.train import TrainConfig
+
+pytestmark = pytest.mark.spark
+COPIES = 5
+"""Number of guides that are in the source `copies` too."""
+
+
+def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
+    with gzip.open(path, "wt", encoding="utf-8") as stream:
+        stream.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def recipe_of(folder: Path, archive: Path) -> str:
+    return f"""
+[[source]]
+name = "web"
+paths = ["{archive}"]
+
+[[source]]
+name = "guides"
+paths = ["{folder}/guides/*.jsonl.gz"]
+[source.quality]
+rules = ["gopher_quality"]
+min_alpha_words = 0
+max_hash_ratio = 1
+min_words = 5
+max_words = 3000
+
+[[source]]
+name = "code"
+paths = ["{folder}/code/*.jsonl.gz"]
+[source.language]
+languages = []
+min_score = 0
+[source.quality]
+rules = []
+[[source.quality.rule]]
+name = "long_code"
+when = "num_chars > 40000"
+reason = "the file is too long"
+[source.pii]
+types = []
+
+[[source]]
+name = "copies"
+paths = ["{folder}/copies/*.jsonl.gz"]
+[source.quality]
+rules = []
+
+[language]
+languages = ["en"]
+[dedup]
+keep = ["source_rank"]
+source_ranks = ["guides", "web", "code", "copies"]
+[tokenizer]
+vocab_size = 600
+[tokens]
+shard_tokens = 16384
+chunk_tokens = 128
+heldout_share = 0.02
+[train]
+seq_len = 128
+weights = {{web = 1, guides = 3, code = 2}}
+"""
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory, crawl: Path) -> str:
+    """The text of the recipe; its files are written."""
+    folder = tmp_path_factory.mktemp("sources")
+    guides = [
+        {"text": path.read_text(encoding="utf-8"), "url": f"https://docs.example.org/{path.stem}"}
+        for path in sorted((ROOT / "docs/guides").glob("*.md"))
+    ]
+    code = [
+        {"text": path.read_text(encoding="utf-8"), "url": f"https://code.example.org/{path.name}"}
+        for path in sorted((ROOT / "pipeline/engine").glob("*.py"))
+        if path.stat().st_size
+    ]
+    copies = [row | {"url": f"https://mirror.example.org/{number}"} for number, row in enumerate(guides[:COPIES])]
+    for name, rows in (("guides", guides), ("code", code), ("copies", copies)):
+        (folder / name).mkdir()
+        write_lines(folder / name / "part-0.jsonl.gz", rows)  # the same name in each source
+    return recipe_of(folder, sorted(crawl.glob("*.warc.gz"))[0])
+
+
+def load(text: str, overrides: tuple[str, ...] = ()) -> Any:
+    import tomllib
+
+    return load_recipe(tomllib.loads(text), overrides, recipe_sections(), "test")
+
+
+@pytest.fixture(scope="module")
+def run(spark: Any, recipe: str, tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """The run of all sources."""
+    from pipeline.run import run_steps
+
+    store = Store(str(tmp_path_factory.mktemp("run")))
+    run_steps(spark, prepare(load(recipe), None), store, 2)
+    return store
+
+
+def rows(run: Store, table: str) -> list[dict[str, Any]]:
+    folder, manifest = open_table(run, table)
+    return [row for path in manifest.paths_of() for row in pq.read_table(folder.path(path)).to_pylist()]
+
+
+def test_each_source_is_judged_by_its_own_rules(run: Store) -> None:
+    documents, verdicts = rows(run, "documents"), rows(run, "verdicts")
+    source_of = {row["doc_id"]: row["source"] for row in documents}
+    assert len(source_of) == len(documents)  # files of the same name in two sources have different documents
+    rules = {(source_of[row["doc_id"]], row["drop_rule"]) for row in verdicts if row["drop_stage"]}
+    assert {rule for source, rule in rules if source == "code"} <= {"long_code"}
+    assert not {rule for source, rule in rules if source == "copies"}
+    assert "gopher_long_doc" in {rule for source, rule in rules if source == "guides"}
+    assert {row["language"] for row in documents if row["source"] == "guides" and not row["drop_stage"]} == {"en"}
+    limits = open_table(run, "verdicts")[1].content.figures["limits"]
+    assert limits["quality/gopher_long_doc of guides"]["limits"] == {"*": 3000}
+    assert limits["quality/long_code of code"]["limits"] == {"*": 40000}
+    assert not [name for name in limits if name.startswith("quality/gopher") and name.endswith("of code")]
+
+
+def test_personal_data_stays_where_a_source_says_so(run: Store) -> None:
+    counts = Counter(row["source"] for row in rows(run, "clean") if row["pii_counts"])
+    assert not counts["code"]
+
+
+def test_the_books_balance_by_source(run: Store) -> None:
+    for table in ("documents", "verdicts", "dedup", "clean"):
+        content = open_table(run, table)[1].content
+        by_source = content.figures["by_source"]
+        assert sum(own["rows_in"] for own in by_source.values()) == content.counts.rows_in
+        assert sum(own["rows_kept"] for own in by_source.values()) == content.counts.rows_kept
+        for own in by_source.values():
+            assert own["rows_in"] == own["rows_kept"] + sum(own["dropped"].values())
+
+
+def test_the_source_rank_says_whose_copy_stays(run: Store) -> None:
+    lost = open_table(run, "dedup")[1].content.figures["lost_to"]
+    assert lost["copies/guides"] == by_source(run, "dedup", "copies", "dropped").get("dedup/exact_duplicate")
+    assert {name for name in lost if name.startswith("copies/")} == {"copies/guides"}
+    kept = Counter(row["source"] for row in rows(run, "clean"))
+    # A guide that its own rules drop does not take the place of its copy.
+    assert kept["copies"] == COPIES - lost["copies/guides"]
+    assert all(kept[name] for name in ("web", "guides", "code"))
+
+
+def by_source(run: Store, table: str, source: str, name: str) -> Any:
+    return open_table(run, table)[1].content.figures["by_source"][source][name]
+
+
+def test_the_report_shows_each_source(run: Store) -> None:
+    found = sources(collect_facts(run))
+    assert [row.name for row in found.rows] == ["code", "copies", "guides", "web"]
+    tokens = open_dataset(run).num_tokens()
+    held = open_dataset(run).num_tokens("heldout")
+    assert {row.name: row.tokens for row in found.rows if row.tokens} == {
+        name: number + held.get(name, 0) for name, number in tokens.items()
+    }
+    assert found.winners == tuple(sorted(set(found.winners)))
+    text = Path(write_report(run)).read_text(encoding="utf-8")
+    assert 'id="sources"' in text and "Copies by source" in text
+
+
+def test_weights_of_sources_hold_at_every_prefix(run: Store) -> None:
+    weights = {"web": 1.0, "guides": 3.0, "code": 2.0, "copies": 0.0}
+    order = order_of(open_dataset(run), TrainConfig(seq_len=128, weights=weights))
+    taken = np.array(order.sources)[order.at(0, np.arange(600)).source]
+    for name, weight in weights.items():
+        counts = np.cumsum(taken == name)
+        assert np.abs(counts - np.arange(1, len(taken) + 1) * weight / 6).max() < 1
+
+
+def test_the_same_recipe_builds_nothing_again(run: Store, recipe: str) -> None:
+    assert is_complete(prepare(load(recipe), None), run)
+    stricter = prepare(load(recipe, ("source.guides.quality.max_words=500",)), None)
+    assert not is_complete(stricter, run)
+    changes = dict(steps_of(load(recipe), load(recipe, ("source.guides.quality.max_words=500",))))
+    assert (changes["documents"], changes["verdicts"]) == (False, True)
+
+
+def test_a_source_can_be_ablated(run: Store) -> None:
+    change = change_of(["source.copies"], [])
+    after = branch_recipe(run, change)
+    assert after.sources == ("web", "guides", "code")
+    assert dict(steps_of(load_recipe(read_run(run).recipe, (), recipe_sections(), "run"), after))["documents"]
