@@ -186,7 +186,8 @@ def test_the_report_shows_each_source(run: Store) -> None:
     }
     assert found.winners == tuple(sorted(set(found.winners)))
     text = Path(write_report(run)).read_text(encoding="utf-8")
-    assert 'id="sources"' in text and "Copies by source" in text
+    assert 'id="sources"' in text
+    assert "Copies by source" in text
 
 
 def test_weights_of_sources_hold_at_every_prefix(run: Store) -> None:

@@ -1,5 +1,7 @@
 """Recipes with several sources: each has its own sections, and every wrong setting is reported at once."""
 
+from typing import ClassVar
+
 import pytest
 from pydantic import Field
 
@@ -15,7 +17,7 @@ class Source(Section):
 
 
 class Quality(Section):
-    REPLACES = {"min_lines": frozenset(("min_words",))}
+    REPLACES: ClassVar = {"min_lines": frozenset(("min_words",))}
 
     min_words: int = 50
     max_words: int = 100_000
@@ -75,7 +77,8 @@ def test_a_stored_recipe_reads_back_the_same():
 def test_one_source_is_the_same_as_a_single_table():
     one = recipe('[[source]]\npaths = ["a"]\n[source.quality]\nmin_words = 7')
     assert one.to_json() == recipe('[source]\npaths = ["a"]\n[quality]\nmin_words = 7').to_json()
-    assert not one.has_several_sources and one.of_source("web") is one
+    assert not one.has_several_sources
+    assert one.of_source("web") is one
 
 
 def test_overrides_name_the_source():
@@ -108,6 +111,7 @@ def test_every_wrong_setting_of_every_source_is_reported_at_once():
 
 def test_a_source_can_be_left_out():
     rest = recipe().without_source("web")
-    assert rest.sources == ("books",) and rest["quality"].min_words == 5
+    assert rest.sources == ("books",)
+    assert rest["quality"].min_words == 5
     with pytest.raises(ConfigError, match="expected the same sources"):
         [*recipe().differences(rest)]

@@ -9,7 +9,7 @@ from pipeline.engine.parquet import WrittenFile
 from pipeline.engine.part import PartResult
 from pipeline.engine.stage import Split
 from pipeline.engine.step import BY_SOURCE, Model, PartSources, StepContext, combine_parts
-from pipeline.run import sections_of_stage, step_content
+from pipeline.run import Prepared, sections_of_stage, step_content
 from pipeline.stages import steps_for
 from pipeline.steps.verdicts import checks_of, cutoffs_of_stage, quantiles_of, settings_by_source
 from schemas.config import Recipe, build_recipe, own_key
@@ -84,7 +84,8 @@ def test_checks_and_quantiles_of_a_source_have_its_name() -> None:
     labels = {check.label: check.sources for _, check in checks_of(stages, own, {}, {})}
     assert labels["of books"] == frozenset(("books",))
     names = [quantile.name for quantile in quantiles_of(stages, own)]
-    assert names and {name.removesuffix(" of books") for name in names} == {*names} - {
+    assert names
+    assert {name.removesuffix(" of books") for name in names} == {*names} - {
         name for name in names if name.endswith(" of books")
     }
     cutoffs = {names[0]: {"en": 1.0}, f"{names[0]} of books": {"en": 2.0}}
@@ -93,15 +94,11 @@ def test_checks_and_quantiles_of_a_source_have_its_name() -> None:
 
 
 def test_only_settings_that_differ_enter_the_fingerprint_of_a_step() -> None:
-    class Prepared:
-        models: dict[str, dict[str, Model]] = {}
-
-        def __init__(self, of: Recipe):
-            self.recipe = of
-
     def config(of: Recipe, step: str) -> dict[str, Any]:
-        (found,) = [each for each in steps_for(of) if each.name == step]
-        return step_content(Prepared(of), found)["config"]  # type: ignore[arg-type]
+        steps = steps_for(of)
+        (found,) = [each for each in steps if each.name == step]
+        content: dict[str, Any] = step_content(Prepared(of, steps, (), {}), found)["config"]
+        return content
 
     strict = recipe({"quality": {"min_words": 3}})
     assert config(strict, "documents") == config(recipe(), "documents")  # a limit changes no measurement
