@@ -16,6 +16,7 @@ from pipeline.engine.rules import KEPT, RowChecks
 from pipeline.engine.stage import CPU, Check, PerDocument, Row, extend_schema
 from pipeline.engine.worker import FusedStages, ModelPaths
 from pipeline.extract.extract import (
+    ERRORS,
     EXTRACT,
     GUARD,
     ISOLATED,
@@ -116,6 +117,7 @@ class SeveralExtractors:
             chosen[CPU][f"{COMPARE} {self._config.extractor}"] = page.seconds
             chosen[CPU][f"{COMPARE} {name}"] = extraction_seconds(page.others[name])
         chosen[STOPPED] = [other for other, its in page.others.items() if its.get(ISOLATED) == "stopped"]
+        chosen[ERRORS] = [error for row in (page.first, *page.others.values()) for error in row.get(ERRORS, ())]
         return chosen
 
     def _chosen(self, page: "_Page") -> Row:
