@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pipeline.engine.parquet import TEMPLATE_CHARS, TEMPLATES
 from pipeline.engine.stage import Drop, PerDocument, Row
 from pipeline.engine.worker import ModelPaths
 from pipeline.inspect.show import JOINED, columns_of_run
@@ -103,10 +104,14 @@ class JudgedBatch:
 def judged_batches(run: BrowsedRun, part: int, columns: Sequence[str]) -> Generator[JudgedBatch, None, None]:
     """Yield the rows of one part in batches, with `doc_id`, the final verdict and the searchable `columns`.
 
-    The final verdict is that of the last step that judged the document. Raises ContractError if the tables do not hold
-    the same documents.
+    The final verdict is that of the last step that judged the document. Signals are those that the rules compare: where
+    templates were cut, those of the text without them. Raises ContractError if the tables do not hold the same
+    documents.
     """
     split = _by_table(run, columns)
+    replaced = _replaced(run, part, columns)
+    if replaced:
+        split[TEMPLATES] = list(dict.fromkeys([*split.get(TEMPLATES, ()), *replaced, TEMPLATE_CHARS]))
     with ExitStack() as stack:
         later = {name: _LaterRows(run, name, part, names, stack) for name, names in split.items()}
         names = list(dict.fromkeys(["doc_id", *VERDICT_COLUMNS, *split_documents(run, columns)]))
@@ -116,7 +121,9 @@ def judged_batches(run: BrowsedRun, part: int, columns: Sequence[str]) -> Genera
             rows = pa.Table.from_batches([batch])
             for name, reader in later.items():
                 matched = reader.match(rows.column("doc_id").combine_chunks())
-                rows = _with_later(rows, matched, name, [column for column in columns if column in split[name]])
+                if name == TEMPLATES:
+                    rows = _without_templates(rows, matched, replaced)
+                rows = _with_later(rows, matched, name, [c for c in columns if c in TABLES[name].searchable])
                 if name == "clean" and run.sorting is not None:
                     rows = _with_mix(rows, matched, left_out)
             yield JudgedBatch(part, first_row, rows)
@@ -140,6 +147,24 @@ def _by_table(run: BrowsedRun, columns: Sequence[str]) -> dict[str, list[str]]:
         if names:
             split[name] = names
     return split
+
+
+def _replaced(run: BrowsedRun, part: int, columns: Sequence[str]) -> list[str]:
+    """Return those of the columns of `documents` that `templates` replaces."""
+    if TEMPLATES not in run.tables:
+        return []
+    with ExitStack() as stack:
+        known = set(_open_part(run, TEMPLATES, part, stack).schema_arrow.names) - {*TABLES[TEMPLATES].searchable}
+    return [name for name in split_documents(run, columns) if name in known]
+
+
+def _without_templates(rows: pa.Table, matched: pa.Table, names: Sequence[str]) -> pa.Table:
+    """Return the rows with the values of `templates` in these columns where templates were cut."""
+    is_cut = pc.fill_null(pc.greater(matched.column(TEMPLATE_CHARS), 0), False) if names else None
+    for name in names:
+        values = pc.if_else(is_cut, matched.column(name), rows.column(name))
+        rows = rows.set_column(rows.schema.get_field_index(name), rows.schema.field(name), values)
+    return rows
 
 
 def _with_later(rows: pa.Table, matched: pa.Table, name: str, wanted: Sequence[str]) -> pa.Table:

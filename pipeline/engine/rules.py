@@ -6,6 +6,7 @@ The first check that a document breaks drops it. No text is read here. A run, a 
 import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ import pyarrow.compute as pc
 
 from pipeline.engine.stage import EVERY, Check, Quantile
 from schemas.errors import ContractError
+from schemas.tables import to_entries
 
 Floats = npt.NDArray[np.float64]
 KEPT = -1
@@ -109,6 +111,45 @@ def evaluate_checks(checks: Sequence[Check], batch: pa.RecordBatch) -> CheckResu
         else:
             broken[row] = values[row] < limits[row] if is_minimum(check) else values[row] > limits[row]
     return CheckResults(broken, values, limits)
+
+
+class RowChecks:
+    """Some checks for one document at a time, with the results of `evaluate_checks`.
+
+    Comparisons of a column with a limit are made without Arrow, which takes milliseconds for a batch of one row.
+    """
+
+    def __init__(self, checks: Sequence[Check], kinds: Mapping[str, pa.DataType]):
+        """`kinds` are the types of the stored columns that the checks read."""
+        self._checks = checks
+        self._kinds = kinds
+        languages = {EVERY, *(name for check in checks for name in check.limits)}
+        self._limits = {name: [float(np.float32(limit_of(check, name))) for check in checks] for name in languages}
+        self._is_plain = [check.value is None and check.drops is None for check in checks]
+        self._is_minimum = [is_plain and is_minimum(check) for check, is_plain in zip(checks, self._is_plain)]
+
+    def first_broken(self, row: Mapping[str, Any]) -> int:
+        """Return the index of the first check that a document breaks, KEPT if it breaks none."""
+        limits = self._limits.get(row.get("language") or EVERY, self._limits[EVERY])
+        for number, check in enumerate(self._checks):
+            if not self._is_plain[number]:
+                if evaluate_checks([check], self._batch(check, row)).broken[0, 0]:
+                    return number
+                continue
+            measured = row.get(check.column)
+            if measured is None or math.isnan(limits[number]):
+                continue
+            value = float(np.float32(measured))
+            if value < limits[number] if self._is_minimum[number] else value > limits[number]:
+                return number
+        return KEPT
+
+    def _batch(self, check: Check, row: Mapping[str, Any]) -> pa.RecordBatch:
+        names = columns_of([check])
+        values = [row.get(name) for name in names]
+        stored = [to_entries(value) if isinstance(value, dict) else value for value in values]
+        arrays = [pa.array([value], self._kinds[name]) for name, value in zip(names, stored)]
+        return pa.RecordBatch.from_arrays(arrays, names)
 
 
 def limit_of(check: Check, language: str) -> float:

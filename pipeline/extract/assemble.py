@@ -21,7 +21,8 @@ MAX_AROUND = 4
 """Number of containers around code that can name its language."""
 EMPTY_LINE = "\ufdd0"
 """The content of an empty line of code that follows another one, until the text is normalized: outside code, several
-empty lines become one. It is a noncharacter, which no text has."""
+empty lines become one. It is also before the indentation of code with which the text begins, as white space at the ends
+of a text is removed. It is a noncharacter, which no text has."""
 
 _ITEMS = frozenset((ITEM,))
 _FIRST_NUMBER = re.compile(r' (?:start|value)="(-?\d{1,6})"')
@@ -39,6 +40,8 @@ class _Unit(NamedTuple):
     quote: int | None = None
     """The outermost quote that they are in."""
     quotes: int = 0
+    is_indented: bool = False
+    """True for code whose first line is indented."""
 
 
 def assemble(blocks: Blocks, kept: Sequence[int], form: TextForm, base: str | None = None) -> str:
@@ -52,6 +55,8 @@ def assemble(blocks: Blocks, kept: Sequence[int], form: TextForm, base: str | No
         if unit.lines:
             if text:
                 text.append(_between(last, unit, form))
+            elif unit.is_indented:
+                text.append(EMPTY_LINE)
             text.append(unit.lines)
             last = unit
     return "".join(text)
@@ -126,7 +131,9 @@ class _Writer:
         if place.quotes and self.form.markdown:
             marks = "> " * min(place.quotes, MAX_INDENT)
             lines = [(marks + line.replace(EMPTY_LINE, "")).rstrip() for line in lines]
-        return _Unit("\n".join(lines), group, place.quote, place.quotes)
+        # Only code keeps the white space at the start of a line, and the items of nested lists have theirs from here.
+        is_indented = bool(lines) and lines[0][:1].isspace() and not place.items
+        return _Unit("\n".join(lines), group, place.quote, place.quotes, is_indented)
 
     def _row(self, place: Place, blocks: Sequence[int]) -> list[str]:
         """Return the line of a row, with the line that Markdown has below the first row of a table."""

@@ -29,7 +29,7 @@ from pipeline.extract.extractors import (
     visible_text,
 )
 from pipeline.extract.inline import TextForm
-from pipeline.extract.page_limits import bearable
+from pipeline.extract.page_limits import TAGS, bearable
 from pipeline.extract.unicode import repair_text
 from schemas.config import Section, location
 from schemas.tables import entries_of, field
@@ -121,6 +121,9 @@ MAX_TITLE_CHARS = 1_000
 GUARD, EMPTY_PAGE = "_guard", "_empty_page"
 """Fields of a row: `none`, or cause and outcome of the second opinion, such as `unsure/used`; and why a page that shows
 at least MIN_VISIBLE_WORDS words has no text. A row has the first if its page was extracted by `penstock`."""
+LIMITED, ERRORS = "_limited", "_errors"
+"""Fields of a row: the limits for which its page was not read whole, such as `tags`; and the errors of extractors on
+it, such as `trafilatura/ValueError`."""
 ISOLATED = "_isolated"
 """Field of a row: why an extractor in a process of its own gave no text, such as `stopped`; None for another error."""
 PLAIN_TEXT = "text/plain"
@@ -142,12 +145,14 @@ class ExtractConfig(Section):
     model: str = location("main-text")
     """Name in the model store, or path, of the model of the extractor "penstock"."""
     format: Literal["text", "markdown"] = "text"
-    """Form of the text by "penstock". Both forms have lists, tables and code; "markdown" also marks headings, emphasis,
-    quotes and the language of code."""
+    """Form of the text by "penstock" and "trafilatura", second opinions included. Both forms have lists, tables and
+    code; "markdown" also marks headings, emphasis, quotes and code. The other extractors give plain text, and so is the
+    whole visible text of a page on which "penstock" and its second opinion find none."""
     links: bool = False
-    """True to write the URL of each link after its text, by "penstock"."""
+    """True to write the URL of each link after its text, by "penstock" and "trafilatura"."""
     images: bool = False
-    """True to write the alternative texts of images, and their URLs in Markdown, by "penstock"."""
+    """True to write the alternative texts of images, and their URLs in Markdown, by "penstock" and "trafilatura". In
+    plain text too, trafilatura writes links and images as Markdown does."""
     union: tuple[Name, ...] = ()
     """Two or more extractors. The first is the extractor. If its text of a page fails the rules, the text of the next
     that passes is kept. The limits of the rules then choose texts, so that changing them reads the pages again."""
@@ -223,13 +228,29 @@ class ExtractConfig(Section):
             for name, owner in needed.items()
             if owner not in self.extractors
         ]
+        problems += self._form_problems()
         if problems:
             raise ValueError("\n  ".join(problems))
         return self
 
+    def _form_problems(self) -> list[str]:
+        """Return the problems of the settings of form: every extractor of the recipe must follow them."""
+        plain = [name for name in self.extractors if name not in FORMING]
+        chosen = [name for name in FORM_SETTINGS if getattr(self, name) != type(self).model_fields[name].default]
+        return [
+            f"{name}: expected only extractors that follow it, {' and '.join(map(repr, FORMING))}, got "
+            f"{', '.join(map(repr, plain))}. Remove extract.{name}."
+            for name in chosen
+            if plain
+        ]
 
-PENSTOCK_SETTINGS = frozenset(("format", "links", "images", "min_expected_f1", "max_second_opinions"))
+
+PENSTOCK_SETTINGS = frozenset(("min_expected_f1", "max_second_opinions"))
 """Settings that only the extractor "penstock" uses."""
+FORM_SETTINGS = ("format", "links", "images")
+"""Settings of the form of a text."""
+FORMING = ("penstock", "trafilatura")
+"""Extractors that follow the settings of form; the others give plain text only."""
 NEEDS_A_RUN = ("union", "compare", "compare_share")
 """Settings that concern several extractors, so that only a run uses them; its fingerprint has them where they are set.
 """
@@ -323,13 +344,15 @@ def _read_page(row: Row, max_depth: int, extractor: Extractor) -> Drop | None:
     if drop is not None:
         return drop
     date = row.get("date")
+    html, limits = bearable(page.text)
     try:
-        found = extractor(DecodedPage(bearable(page.text), row.get("url"), date.date() if date is not None else None))
+        found = extractor(DecodedPage(html, row.get("url"), date.date() if date is not None else None))
     except ExtractorError as error:
-        row[ISOLATED] = error.isolated
+        row[ISOLATED], row[LIMITED], row[ERRORS] = error.isolated, limits, error.errors
         _note_opinion(row, error)
         _note_empty_page(row)
         return Drop("parser_error")
+    row[LIMITED], row[ERRORS] = (*limits, *((TAGS,) if found.is_cut else ())), found.errors
     _note_opinion(row, found)
     row["title"], row["text"], row["extracted_by"] = found.title, found.text, found.extracted_by
     row["expected_f1"] = found.expected_f1
@@ -353,7 +376,7 @@ def _note_empty_page(row: Row) -> None:
     """Write down for the counts why a page without a text has none, if it shows many words."""
     if row.get("mime") != PLAIN_TEXT:
         page = decode(row["_payload"], row["_http_charset"]).text
-        if num_words(visible_text(bearable(page))) >= MIN_VISIBLE_WORDS:
+        if num_words(visible_text(bearable(page).html)) >= MIN_VISIBLE_WORDS:
             row[EMPTY_PAGE] = row["second_opinion"] or ("short_text" if row["text"] else "no_text")
 
 

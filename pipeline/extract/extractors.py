@@ -7,6 +7,7 @@ and the whole visible text. The result depends on the page alone, not on the pag
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -19,7 +20,15 @@ from pipeline.extract.inline import TextForm
 from pipeline.extract.main_text import SHIPPED_MODEL, ScoredBlocks, load_model, parse_page, score_blocks
 from pipeline.extract.metadata import PageMetadata, read_metadata
 from pipeline.extract.page_limits import first_tags
-from pipeline.extract.second_opinion import Opinion, SecondOpinion, SecondOpinionError
+from pipeline.extract.second_opinion import (
+    DEFAULTS,
+    LibrarySettings,
+    Opinion,
+    SecondOpinion,
+    SecondOpinionError,
+    error_name,
+    library_text,
+)
 from schemas.ids import is_in_share, shuffle_key
 
 Name = Literal["penstock", "resiliparse", "trafilatura", "all"]
@@ -42,13 +51,15 @@ class ExtractorError(Exception):
         second_opinion: str | None = None,
         opinion_cpu: float | None = None,
         isolated: str | None = None,
+        errors: tuple[str, ...] = (),
     ):
-        """`second_opinion` and `opinion_cpu` are those of an Extraction.
+        """`second_opinion`, `opinion_cpu` and `errors` are those of an Extraction.
 
         `isolated`: why a library in a process of its own gave no text, as a SecondOpinionError says it.
         """
         super().__init__(message)
         self.second_opinion, self.opinion_cpu, self.isolated = second_opinion, opinion_cpu, isolated
+        self.errors = errors
 
 
 class DecodedPage(NamedTuple):
@@ -76,6 +87,10 @@ class Extraction:
     """Why there was a second opinion (CAUSES), and after a colon why it gave no text, such as `unsure: stopped`."""
     opinion_cpu: float | None = None
     """CPU time of the second opinion [s]; None = it was not asked for."""
+    is_cut: bool = False
+    """True if the page has more than MAX_TAGS tags, so that the text is from the first ones only."""
+    errors: tuple[str, ...] = ()
+    """Errors of extractors on the page, such as `trafilatura/ValueError`."""
 
 
 Extractor = Callable[[DecodedPage], Extraction]
@@ -101,7 +116,8 @@ def make_extractor(name: Name, options: Options) -> Extractor:
     if name == "penstock":
         return _Penstock(options)
     text_of_tree = {"resiliparse": by_resiliparse, "all": by_all}.get(name)
-    opinion = SecondOpinion(options.favor_precision) if options.isolated and text_of_tree is None else None
+    settings = _library_settings(options)._replace(favor_precision=options.favor_precision)
+    opinion = SecondOpinion(settings) if options.isolated and text_of_tree is None else None
 
     def extract(page: DecodedPage) -> Extraction:
         metadata = cpu = None
@@ -113,13 +129,14 @@ def make_extractor(name: Name, options: Options) -> Extractor:
             if text_of_tree is not None:
                 text = text_of_tree(tree)
             elif opinion is not None:
-                text, cpu = opinion(page.html)
+                text, cpu = opinion(page.html, page.url)
             else:
-                text = by_trafilatura(page.html, options.favor_precision)
+                text = by_trafilatura(page.html, page.url, settings)
         except (HTMLParserException, UnicodeError) as error:
-            raise ExtractorError(str(error)) from error
+            raise ExtractorError(str(error), errors=(f"{name}/{error_name(error)}",)) from error
         except SecondOpinionError as error:
-            raise ExtractorError(error.cause, opinion_cpu=error.cpu_seconds, isolated=error.cause) from error
+            errors = _errors_of(error)
+            raise ExtractorError(error.cause, None, error.cpu_seconds, error.cause, errors) from error
         return Extraction(text, title, metadata, name, opinion_cpu=cpu)
 
     return extract
@@ -131,6 +148,7 @@ class _Penstock:
     def __init__(self, options: Options):
         self.options = options
         self.model = load_model(options.model or SHIPPED_MODEL)
+        self.second_opinion = _second_opinion(_library_settings(options))
 
     def __call__(self, page: DecodedPage) -> Extraction:
         """Return the main text of a page.
@@ -138,15 +156,17 @@ class _Penstock:
         Raises ExtractorError if the parser refuses the page, or if its blocks cannot be scored and there is no second
         opinion either.
         """
+        html = first_tags(page.html)
         try:
-            parsed = parse_page(first_tags(page.html), page.url, page.fetched)
+            parsed = parse_page(html, page.url, page.fetched)
         except (HTMLParserException, UnicodeError) as error:
-            raise ExtractorError(str(error)) from error
+            raise ExtractorError(str(error), errors=(f"penstock/{error_name(error)}",)) from error
         metadata = parsed.metadata if self.options.metadata else None
         title = metadata.title if metadata is not None else parsed.facts.title or None
         scored: ScoredBlocks | None = None
         failure: Exception | None = None
         cause: str | None = "error"
+        errors: tuple[str, ...] = ()
         text, expected = "", None
         try:
             scored = score_blocks(parsed.blocks, parsed.facts, self.model)
@@ -154,24 +174,26 @@ class _Penstock:
             text = assemble(parsed.blocks, kept, self.options.form, page.url)
             cause = self._cause(scored, kept, text, expected)
         except Exception as error:  # of any kind: the page gets a second opinion, and the manifest counts it
-            failure = error
+            failure, errors = error, (f"penstock/{error_name(error)}",)
+        is_cut = html is not page.html or parsed.blocks.is_cut
         if cause is None:
-            return Extraction(text, title, metadata, "penstock", expected)
+            return Extraction(text, title, metadata, "penstock", expected, is_cut=is_cut)
         try:
-            other, opinion_cpu = self._ask(page.html, cause)
+            other, opinion_cpu = self._ask(page, cause)
             cause = cause if other else f"{cause}: empty"
         except SecondOpinionError as error:
             other, cause, opinion_cpu = "", f"{cause}: {error.cause}", error.cpu_seconds
+            errors += _errors_of(error)
         if other:
-            return Extraction(other, title, metadata, "trafilatura", expected, cause, opinion_cpu)
+            return Extraction(other, title, metadata, "trafilatura", expected, cause, opinion_cpu, errors=errors)
         if failure is not None:
-            raise ExtractorError(type(failure).__name__, cause, opinion_cpu) from failure
+            raise ExtractorError(type(failure).__name__, cause, opinion_cpu, errors=errors) from failure
         extracted_by = "penstock"
         if not text and scored is not None:
             text = assemble(parsed.blocks, scored.best(MIN_VISIBLE_WORDS).tolist(), self.options.form, page.url)
         if not text and num_words(visible := visible_text(page.html)) >= MIN_VISIBLE_WORDS:
-            text, extracted_by = visible, "all"
-        return Extraction(text, title, metadata, extracted_by, expected, cause, opinion_cpu)
+            text, extracted_by, is_cut = visible, "all", False
+        return Extraction(text, title, metadata, extracted_by, expected, cause, opinion_cpu, is_cut, errors)
 
     def _cause(self, scored: ScoredBlocks, kept: list[int], text: str, expected: float) -> str | None:
         """Return why the page should get a second opinion (CAUSES), None if it need not."""
@@ -182,14 +204,27 @@ class _Penstock:
             return "short"
         return "unsure" if expected < self.options.min_expected_f1 else None
 
-    def _ask(self, html: str, cause: str) -> Opinion:
+    def _ask(self, page: DecodedPage, cause: str) -> Opinion:
         """Return the second opinion. Raises SecondOpinionError if there is none."""
-        if cause == "unsure" and not _is_chosen(html, self.options.max_second_opinions):
+        if cause == "unsure" and not _is_chosen(page.html, self.options.max_second_opinions):
             raise SecondOpinionError("limit")
-        return _second_opinion(html)
+        return self.second_opinion(page.html, page.url)
 
 
-_second_opinion = SecondOpinion()
+@lru_cache
+def _second_opinion(settings: LibrarySettings) -> SecondOpinion:
+    """Return the process with these settings, which all extractors of a worker share."""
+    return SecondOpinion(settings)
+
+
+def _library_settings(options: Options) -> LibrarySettings:
+    """Return the settings of trafilatura for a text in the form of the recipe."""
+    form = options.form
+    return LibrarySettings(markdown=form.markdown, links=form.links, images=form.images)
+
+
+def _errors_of(error: SecondOpinionError) -> tuple[str, ...]:
+    return () if error.error is None else (f"trafilatura/{error.error}",)
 
 
 def _is_chosen(html: str, share: float) -> bool:
@@ -222,14 +257,9 @@ def by_all(tree: HTMLTree) -> str:
     return text
 
 
-def by_trafilatura(page: str, favor_precision: bool = False) -> str:
-    """Return the main text of a decoded page by trafilatura, without comments.
-
-    With `favor_precision`, text that is less certain is left out too. Raises ExtractorError if trafilatura fails.
-    """
-    import trafilatura
-
+def by_trafilatura(page: str, url: str | None = None, settings: LibrarySettings = DEFAULTS) -> str:
+    """Return what `library_text` returns. Raises ExtractorError if trafilatura fails."""
     try:
-        return trafilatura.extract(page, favor_precision=favor_precision, include_comments=False) or ""
+        return library_text(page, url, settings)
     except Exception as error:
-        raise ExtractorError(str(error)) from error
+        raise ExtractorError(str(error), errors=(f"trafilatura/{error_name(error)}",)) from error

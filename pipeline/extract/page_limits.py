@@ -6,6 +6,7 @@ which a page is dropped are in `pipeline.extract.extract`.
 
 import re
 from itertools import islice
+from typing import NamedTuple
 
 from pipeline.extract.blocks import MAX_TAGS
 
@@ -30,9 +31,24 @@ _TAG = re.compile(rf"<(?!{_PLAIN_TAG})[a-zA-Z][^\s/>]*+(?:[\s/]++|[^\s/>][^\s/>=
 _NAME = re.compile(r"<[^\s/>]*+")
 
 
-def bearable(page: str) -> str:
-    """Return a decoded page without what a parser cannot bear: too many options, and too many attributes of a tag."""
-    return _with_few_attributes(_with_few_options(page))
+class BearablePage(NamedTuple):
+    """A decoded page without what a parser cannot bear."""
+
+    html: str
+    limits: tuple[str, ...]
+    """The limits that the page exceeded, `options` and `attributes`; empty = nothing was taken out."""
+
+
+TAGS = "tags"
+"""The limit of a page of which only the first MAX_TAGS tags are read."""
+
+
+def bearable(page: str) -> BearablePage:
+    """Return a decoded page without too many options and too many attributes of a tag."""
+    few_options = _with_few_options(page)
+    html = _with_few_attributes(few_options)
+    changed = {"options": few_options is not page, "attributes": html is not few_options}
+    return BearablePage(html, tuple(name for name, is_changed in changed.items() if is_changed))
 
 
 def _with_few_options(page: str) -> str:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 MAX_PAGE_CHARS = 1_000_000
 """Maximum length of a page that gets a second opinion [code points]."""
@@ -27,19 +27,61 @@ MAX_CPU_SECONDS = 3
 MAX_SECONDS = 60.0
 """Maximum wall-clock time for a page [s], for a process that waits without using CPU time."""
 
-_HEADER = struct.Struct("<qd")
-"""Size of a message [bytes], and CPU time of the process since its start [s]."""
-_FAILED = -1
+_HEADER = struct.Struct("<?qd")
+"""Whether a message is the name of an error, its size [bytes], and CPU time of the process since its start [s]."""
+_NAMED_ERRORS = frozenset(("builtins", "lxml.etree", "resiliparse.parse.html.exception"))
+"""Modules whose types of errors are counted by their names."""
+
+
+class LibrarySettings(NamedTuple):
+    """The settings of a recipe that trafilatura takes."""
+
+    favor_precision: bool = False
+    """True to leave out text that is less certain."""
+    markdown: bool = False
+    links: bool = False
+    images: bool = False
+
+
+DEFAULTS = LibrarySettings()
+
+
+def library_text(page: str, url: str | None, settings: LibrarySettings) -> str:
+    """Return the main text of a decoded page by trafilatura, without comments of readers; empty if it finds none.
+
+    The URL of the page resolves those of links and images.
+    """
+    import trafilatura
+
+    options: dict[str, Any] = {"favor_precision": settings.favor_precision, "include_comments": False}
+    source: Any = page
+    if settings.markdown:
+        options["output_format"] = "markdown"
+    if settings.links or settings.images:
+        options |= {"include_links": settings.links, "include_images": settings.images}
+        # trafilatura 2.3.1 resolves relative URLs against the host alone.
+        tree = trafilatura.load_html(page) if url else None
+        if tree is not None:
+            tree.make_links_absolute(url, resolve_base_href=False, handle_failures="ignore")
+            source = tree
+    return trafilatura.extract(source, **options) or ""
+
+
+def error_name(error: BaseException) -> str:
+    """Return the name of the nearest type of an error that is counted by its name, so that there are few names."""
+    return next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ in _NAMED_ERRORS)
 
 
 class SecondOpinionError(Exception):
     """There is no second opinion; `cause` is `too_large`, `stopped`, `failed`, or `limit`, the share of the pages."""
 
-    def __init__(self, cause: str, cpu_seconds: float = 0.0):
+    def __init__(self, cause: str, cpu_seconds: float = 0.0, error: str | None = None):
         super().__init__(cause)
         self.cause = cause
         self.cpu_seconds = cpu_seconds
         """CPU time that was spent in vain [s]."""
+        self.error = error
+        """Name of the type of the library's error, as `error_name` returns it, if the cause is `failed`."""
 
 
 class Opinion(NamedTuple):
@@ -54,33 +96,33 @@ class Opinion(NamedTuple):
 class SecondOpinion:
     """Gets the main text of pages from trafilatura; the process starts at the first page."""
 
-    def __init__(self, favor_precision: bool = False) -> None:
-        self._favor_precision = favor_precision
+    def __init__(self, settings: LibrarySettings = DEFAULTS) -> None:
+        self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
         self._counted = 0.0
 
-    def __call__(self, page: str) -> Opinion:
-        """Return the main text of a decoded page. Raises SecondOpinionError if there is no answer."""
+    def __call__(self, page: str, url: str | None = None) -> Opinion:
+        """Return the main text of a decoded page with this URL. Raises SecondOpinionError if there is no answer."""
         if len(page) > MAX_PAGE_CHARS or page.count("<") - page.count("</") > MAX_PAGE_TAGS:
             raise SecondOpinionError("too_large")
         process = self._running()
         try:
-            _send(process.stdin, page.encode("utf-8", "replace"))
-            answer, cpu = _receive(process.stdout, time.monotonic() + MAX_SECONDS)
+            _send(process.stdin, f"{' '.join((url or '').split())}\n{page}".encode("utf-8", "replace"))
+            is_error, answer, cpu = _receive(process.stdout, time.monotonic() + MAX_SECONDS)
         except (OSError, EOFError) as error:
             raise SecondOpinionError("stopped", self.close()) from error
         spent, self._counted = cpu - self._counted, cpu
-        if answer is None:
-            raise SecondOpinionError("failed", spent)
-        return Opinion(answer.decode(), spent)
+        if is_error:
+            raise SecondOpinionError("failed", spent, answer)
+        return Opinion(answer, spent)
 
     def _running(self) -> "subprocess.Popen[bytes]":
         # A forked worker has the parent's pipes, which it must not use.
         if self._process is not None and self._owner == os.getpid() and self._process.poll() is None:
             return self._process
-        call = f"serve({self._favor_precision})"
-        program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; {call}"
+        call = f"from {__name__} import LibrarySettings, serve; serve({self._settings!r})"
+        program = f"import sys; sys.path[:] = {sys.path!r}; {call}"
         self._process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._owner, self._counted = os.getpid(), 0.0
         atexit.register(self.close)
@@ -106,23 +148,22 @@ def _cpu_seconds(whose: int) -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _send(pipe: IO[bytes] | None, data: bytes | None) -> None:
+def _send(pipe: IO[bytes] | None, data: bytes, is_error: bool = False) -> None:
     if pipe is None:
         raise EOFError("the pipe is closed")
-    cpu = _cpu_seconds(resource.RUSAGE_SELF)
-    pipe.write(_HEADER.pack(_FAILED if data is None else len(data), cpu) + (data or b""))
+    pipe.write(_HEADER.pack(is_error, len(data), _cpu_seconds(resource.RUSAGE_SELF)) + data)
     pipe.flush()
 
 
-def _receive(pipe: IO[bytes] | None, deadline: float | None = None) -> tuple[bytes | None, float]:
-    """Return the next message, None for a failure, and the CPU time of the other process.
+def _receive(pipe: IO[bytes] | None, deadline: float | None = None) -> tuple[bool, str, float]:
+    """Return whether the next message is the name of an error, the message, and the CPU time of the other process.
 
     Raises EOFError if the other end is closed or at the deadline.
     """
     if pipe is None:
         raise EOFError("the pipe is closed")
-    size, cpu = _HEADER.unpack(_read(pipe, _HEADER.size, deadline))
-    return None if size == _FAILED else _read(pipe, size, deadline), cpu
+    is_error, size, cpu = _HEADER.unpack(_read(pipe, _HEADER.size, deadline))
+    return is_error, _read(pipe, size, deadline).decode(), cpu
 
 
 def _read(pipe: IO[bytes], size: int, deadline: float | None) -> bytes:
@@ -137,23 +178,22 @@ def _read(pipe: IO[bytes], size: int, deadline: float | None) -> bytes:
     return data
 
 
-def serve(favor_precision: bool = False) -> None:
-    """Answer pages from standard input until it is closed."""
-    import trafilatura
+def serve(settings: LibrarySettings = DEFAULTS) -> None:
+    """Answer pages from standard input until it is closed. The first line of a message is the URL of the page."""
+    import trafilatura  # noqa: F401  the first page pays for it, before its limit begins
 
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # What the library prints must not mix with the answers.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     while True:
         try:
-            page, _ = _receive(sys.stdin.buffer)
+            _, message, _ = _receive(sys.stdin.buffer)
         except EOFError:
             return
         limit = int(_cpu_seconds(resource.RUSAGE_SELF)) + 1 + MAX_CPU_SECONDS
         resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+        url, _, page = message.partition("\n")
         try:
-            html = (page or b"").decode()
-            text = trafilatura.extract(html, favor_precision=favor_precision, include_comments=False) or ""
-            _send(answers, text.encode("utf-8", "replace"))
-        except Exception:
-            _send(answers, None)
+            _send(answers, library_text(page, url, settings).encode("utf-8", "replace"))
+        except Exception as error:
+            _send(answers, error_name(error).encode(), is_error=True)

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pipeline.engine.parquet import TEMPLATES, parts_of, table_without_templates
 from pipeline.engine.stage import Row
 from pipeline.tokens.streams import STREAM_TABLES, TOKENS, Sorting, mix_drops, mixed_sorting
 from schemas.config import suggest_name
@@ -133,8 +134,10 @@ def find_documents(
     """Yield up to `limit` documents that meet the condition.
 
     A row has the searchable columns of all tables, and further columns of later tables as `table.column`. The verdict
-    columns are those of the last step that judged the document. If `url` is given, the URL of a document must have the
-    same canonical form. `with_text` adds columns of the table `text` to documents without a clean text.
+    columns are those of the last step that judged the document. Where templates were cut, signals are those of the text
+    without them, which the rules compare; `documents.column` has those of the whole page. If `url` is given, the URL of
+    a document must have the same canonical form. `with_text` adds columns of the table `text` to documents without a
+    clean text.
     """
     search = _Search(run, with_text)
     num_found = 0
@@ -199,10 +202,25 @@ class _Search:
         for name in JOINED:
             if rows and name in self._tables:
                 _join(name, self._tables[name], number, rows)
+        if TEMPLATES in self._tables:
+            self._join_whole_pages(number, [row for row in rows if row["template_chars"]])
         without = [row for row in rows if row.get("clean.text") is None]
         if self._with_text and without and "text" in self._tables:
             _join("text", self._tables["text"], number, without)
         return rows
+
+    def _join_whole_pages(self, number: int, rows: list[Row]) -> None:
+        """Add the values of whole pages, as `documents.column`, to rows that have those without templates."""
+        prefix = f"{TEMPLATES}."
+        names = {name.removeprefix(prefix) for row in rows for name in row if name.startswith(prefix)}
+        names &= {name for row in rows for name in row} - {*TABLES[TEMPLATES].searchable}
+        identifiers = pa.array([row["doc_id"] for row in rows], pa.binary(16))
+        part = _read_part(self._documents, number, ["doc_id", *sorted(names)]) if rows else pa.table({"doc_id": []})
+        by_id = {row["doc_id"]: row for row in part.filter(pc.is_in(pc.field("doc_id"), identifiers)).to_pylist()}
+        for row in rows:
+            for name in names:
+                del row[f"{prefix}{name}"]  # the row has it as its own value
+                row[f"documents.{name}"] = by_id[row["doc_id"]][name]
 
 
 def expand_meta(part: pa.Table, columns: Sequence[pa.Field]) -> pa.Table:
@@ -237,11 +255,15 @@ def mix_of(run: Store, tables: Mapping[str, TableVersion]) -> Sorting | None:
 def judged_part(tables: Mapping[str, TableVersion], number: int, sorting: Sorting | None) -> pa.Table:
     """Return one part of `documents` with final verdicts and with the searchable columns of all tables.
 
-    `sorting` decides which documents the mix leaves out of the dataset; None = no document is left out.
+    Signals are those that the rules compare: where templates were cut, those of the text without them. `sorting`
+    decides which documents the mix leaves out of the dataset; None = no document is left out.
     """
     own = [field.name for field in _own_columns(tables["documents"])]
     known = TABLES["documents"].searchable
     part = _read_part(tables["documents"], number, [*known, *own])
+    if TEMPLATES in tables:
+        pair = {name: tables[name] for name in ("documents", TEMPLATES)}
+        part = table_without_templates(parts_of(pair)[number], "documents", part)
     row_of = {identifier: row for row, identifier in enumerate(part.column("doc_id").to_pylist())}
     final = part.select(VERDICT_COLUMNS).to_pylist()
     for name in (name for name in JOINED if name in tables):

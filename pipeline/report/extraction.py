@@ -12,7 +12,9 @@ from dataclasses import dataclass
 import pyarrow.parquet as pq
 
 from pipeline.engine.stage import Row
+from pipeline.extract.blocks import MAX_TAGS
 from pipeline.extract.extractors import MIN_VISIBLE_WORDS
+from pipeline.extract.page_limits import MAX_OPTIONS
 from pipeline.pii.stage import Redactor
 from pipeline.report.facts import RunFacts
 from pipeline.report.judged import choose_parts
@@ -32,6 +34,12 @@ OUTCOME_TEXTS = {
     "too_large": "not asked: the page is too large",
     "failed": "trafilatura raised an error",
 }
+LIMIT_TEXTS = {
+    "tags": f"of more than {MAX_TAGS:,} tags, the first are read",
+    "options": f"of more than {MAX_OPTIONS:,} options of menus, the texts are read without their tags",
+    "attributes": "too many attributes of tags are not read",
+}
+"""Limits of the parser, by the name under which a page beyond them is counted."""
 LENGTH_TEXTS = {
     "second_empty": "no text by the second",
     "below_half": "less than half",
@@ -133,6 +141,10 @@ class ExtractionFigures:
     """(cause, language, pages) of pages that show many words and have no text."""
     min_words: int
     """The number of words that are many."""
+    limited: tuple[tuple[str, int], ...]
+    """(limit, pages) of pages that a parser could not bear whole."""
+    errors: tuple[tuple[str, str, int], ...]
+    """(extractor, type of the error, pages) of errors of extractors."""
     union: tuple[UnionRow, ...]
     union_seconds: float
     """CPU time of the rules and of the further extractors [s]."""
@@ -143,7 +155,9 @@ class ExtractionFigures:
     @property
     def is_empty(self) -> bool:
         """True if the run measured nothing that the section shows."""
-        return self.milliseconds is None and not (self.guard or self.empty or self.union or self.comparison)
+        return self.milliseconds is None and not (
+            self.guard or self.empty or self.limited or self.errors or self.union or self.comparison
+        )
 
 
 def extraction(facts: RunFacts) -> ExtractionFigures:
@@ -162,6 +176,8 @@ def extraction(facts: RunFacts) -> ExtractionFigures:
         guard_seconds=seconds,
         empty=tuple(_empty_rows(figures.get("empty_pages", {}))),
         min_words=MIN_VISIBLE_WORDS,
+        limited=tuple((LIMIT_TEXTS.get(name, name), pages) for name, pages in _most(figures.get("limited_pages", {}))),
+        errors=tuple(_error_rows(figures.get("extractor_errors", {}))),
         union=tuple(_union_rows(facts)),
         union_seconds=cpu.get("union", {}).get("seconds", 0.0),
         stopped=sum(figures.get("stopped_extractors", {}).values()),
@@ -176,17 +192,28 @@ def _cpu(facts: RunFacts) -> Mapping[str, Mapping[str, float]]:
     return cpu
 
 
+def _most(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Return the names and numbers of some counts, the largest number first."""
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+
+
 def _guard_rows(guard: Mapping[str, int], pages: int) -> Iterator[GuardRow]:
-    for name, number in sorted(guard.items(), key=lambda item: (-item[1], item[0])):
+    for name, number in _most(guard):
         cause, _, outcome = name.partition("/")
         if outcome:
             yield GuardRow(cause, OUTCOME_TEXTS.get(outcome, outcome), number, number / pages)
 
 
 def _empty_rows(counts: Mapping[str, int]) -> Iterator[tuple[str, str, int]]:
-    for name, number in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+    for name, number in _most(counts):
         language, _, cause = name.partition("/")
         yield cause, language, number
+
+
+def _error_rows(counts: Mapping[str, int]) -> Iterator[tuple[str, str, int]]:
+    for name, number in _most(counts):
+        extractor, _, kind = name.partition("/")
+        yield extractor, kind, number
 
 
 def _union_rows(facts: RunFacts) -> Iterator[UnionRow]:

@@ -19,7 +19,7 @@ from pipeline.engine.spark import run_parts
 from pipeline.engine.stage import PerDocument, Relation, Row, Source, Split, extend_schema
 from pipeline.engine.step import StepContext, TableResult, combine_parts
 from pipeline.engine.worker import FusedStages, ModelPaths, local_models, run_rows
-from pipeline.extract.extract import EMPTY_PAGE, EXTRACT, GUARD, ExtractConfig
+from pipeline.extract.extract import EMPTY_PAGE, ERRORS, EXTRACT, GUARD, LIMITED, ExtractConfig
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.first_rows import TextWatch, spread
 from pipeline.sources.splits import open_stream
@@ -189,6 +189,10 @@ def write_row(row: Row, output: PartOutput, config: TextConfig) -> None:
         books.tally("second_opinions", row[GUARD])
     if row.get(EMPTY_PAGE) is not None:
         books.tally("empty_pages", f"{row.get('declared_language') or '?'}/{row[EMPTY_PAGE]}")
+    for limit in row.get(LIMITED, ()):
+        books.tally("limited_pages", limit)
+    for error in row.get(ERRORS, ()):
+        books.tally("extractor_errors", error)
     for kind, number in (row.get("unicode_repairs") or {}).items():
         books.tally("unicode_repairs", kind, number)
     books.tally("record_types", row["record_type"] or "?")

@@ -12,12 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-import pyarrow as pa
-
-from pipeline.engine.rules import KEPT, columns_of, evaluate_checks
+from pipeline.engine.rules import KEPT, RowChecks
 from pipeline.engine.stage import CPU, Check, PerDocument, Row, extend_schema
 from pipeline.engine.worker import FusedStages, ModelPaths
 from pipeline.extract.extract import (
+    ERRORS,
     EXTRACT,
     GUARD,
     ISOLATED,
@@ -31,7 +30,7 @@ from pipeline.extract.extractors import Name
 from pipeline.language import LANGUAGE, NOT_WANTED
 from schemas.config import Recipe
 from schemas.ids import is_in_share, shuffle_key
-from schemas.tables import DOCUMENTS, to_entries
+from schemas.tables import DOCUMENTS
 
 TRIED = "_tried"
 """Field of a row: (extractor, whether its text was taken) of each further extractor that read its page."""
@@ -68,24 +67,15 @@ class TextRules:
         """`models` are paths on this worker."""
         named = checks_of_text(stages, recipe, models)
         self._names = [f"{stage}/{check.reason}" for stage, check in named]
-        self._checks = [check for _, check in named]
-        self._columns = columns_of(self._checks)
         kinds = {field.name: field.type for field in extend_schema(DOCUMENTS, stages)}
-        self._kinds = [kinds[name] for name in self._columns]
+        self._checks = RowChecks([check for _, check in named], kinds)
 
     def broken(self, row: Row) -> str | None:
         """Return `stage/reason` of the drop of a measured row, or of the first check that it breaks; None if none."""
         if row.get("drop_stage") is not None:
             return f"{row['drop_stage']}/{row['drop_rule']}"
-        if not self._checks:
-            return None
-        arrays = [pa.array([_stored(row.get(name))], kind) for name, kind in zip(self._columns, self._kinds)]
-        first = int(evaluate_checks(self._checks, pa.RecordBatch.from_arrays(arrays, self._columns)).first[0])
+        first = self._checks.first_broken(row)
         return None if first == KEPT else self._names[first]
-
-
-def _stored(value: object) -> object:
-    return to_entries(value) if isinstance(value, dict) else value
 
 
 class SeveralExtractors:
@@ -127,6 +117,7 @@ class SeveralExtractors:
             chosen[CPU][f"{COMPARE} {self._config.extractor}"] = page.seconds
             chosen[CPU][f"{COMPARE} {name}"] = extraction_seconds(page.others[name])
         chosen[STOPPED] = [other for other, its in page.others.items() if its.get(ISOLATED) == "stopped"]
+        chosen[ERRORS] = [error for row in (page.first, *page.others.values()) for error in row.get(ERRORS, ())]
         return chosen
 
     def _chosen(self, page: "_Page") -> Row:

@@ -20,7 +20,7 @@ from pipeline.engine.parquet import open_parquet, write_group
 from pipeline.takedown.check_result import NO_DOCUMENT, CheckResult, judge_shared_spans
 from pipeline.takedown.commit import unreferenced_files
 from pipeline.takedown.shards import BLANK, KEPT, exact_copy
-from pipeline.takedown.tables import SpanFinder, columns_with_ids, documents_named, plain_schema
+from pipeline.takedown.tables import TEXTS, SpanFinder, columns_with_ids, documents_named, plain_schema
 from schemas.errors import ContractError
 from schemas.manifest import RUN_NAME, Manifest, TableVersion, open_table, read_run
 from schemas.storage import Store
@@ -122,7 +122,8 @@ def _exact(array: pa.Array) -> pa.Array:
     )
 
 
-TEXT_COLUMNS = ("text", "title", "url")
+TEXT_COLUMNS = ("title", "url", *TEXTS)
+"""Columns that are scanned for the texts of removed documents, in tables that have the ids of documents."""
 
 
 def check_certificate(run: Store, certificate: Certificate) -> CheckResult:
@@ -151,7 +152,8 @@ def check_certificate(run: Store, certificate: Certificate) -> CheckResult:
                 f"{name}: expected files that can be scanned, got an error: {str(error).rstrip('.')}. "
                 "Restore them from a backup."
             )
-    for name in unreferenced_files(run, present):
+    current = read_run(run).tables
+    for name in unreferenced_files(run, [*present, *(table for table in TABLES if table not in current)]):
         checked.problems.append(
             f"{name}: expected no old file, got one of no current version. Run `penstock takedown --drop-old`."
         )
@@ -285,9 +287,12 @@ def _check_files(name: str, table: TableVersion, certificate: Certificate, check
 def _check_rows(name: str, table: TableVersion, certificate: Certificate, checked: CheckResult) -> None:
     """Check that a table's rows of removed documents are blanked, and scan its texts for spans of these documents."""
     removed = {traces.document for traces in certificate.documents}
-    if not TABLES[name].describes_documents:
+    describes_documents = TABLES[name].describes_documents
+    if not describes_documents:
         _check_named(name, table, (removed, certificate.salt), checked)
-        return
+        schema = TABLES[name].schema
+        if schema is None or "doc_id" not in schema.names or {*TEXTS}.isdisjoint(schema.names):
+            return
     finder = SpanFinder("text", certificate.salt, [(i, traces.text) for i, traces in enumerate(certificate.documents)])
     for path in table.manifest.paths_of("part-"):
         with table.folder.open_input(path) as stream:
@@ -296,7 +301,7 @@ def _check_rows(name: str, table: TableVersion, certificate: Certificate, checke
             verdict = ["drop_stage"] if "drop_stage" in file.schema_arrow.names else []
             for batch in file.iter_batches(batch_size=4096, columns=["doc_id", *verdict, *columns]):
                 ids = batch.column("doc_id").to_pylist()
-                for row, identifier in enumerate(ids):
+                for row, identifier in enumerate(ids if describes_documents else ()):
                     if salted_digest(certificate.salt, "document", identifier) in removed:
                         _check_blank(name, batch, row, checked)
                 for column in columns:

@@ -136,7 +136,8 @@ def finish_takedown(run: Store, pending: PendingTakedown) -> Certificate:
     for name in DERIVED_FILES:
         run.delete(name)
     if not pending.keep_old:
-        drop_old(run, list(certificate.tables))
+        # A table that a changed recipe no longer makes, such as `comparisons`, still has its files.
+        drop_old(run, [*certificate.tables, *(name for name in TABLES if name not in read_run(run).tables)])
     run.delete(PENDING_NAME)
     return certificate
 
@@ -225,10 +226,12 @@ def _cleaned(line: bytes, documents: set[str]) -> bytes:
 def unreferenced_files(run: Store, tables: Collection[str] = tuple(TABLES)) -> Iterator[str]:
     """Yield the files of `tables` that belong to no current version; they may hold removed documents."""
     current = read_run(run).tables
-    for table in (name for name in TABLES if name in current and name in tables):
-        manifest = open_table(run, table)[1]
-        named = {f"{table}/{_path_in_table(current[table], path)}" for path in manifest.run.paths.values()}
-        named.add(f"{table}/{current[table]}/{MANIFEST_NAME}")
+    for table in (name for name in TABLES if name in tables):
+        named: set[str] = set()
+        if table in current:
+            manifest = open_table(run, table)[1]
+            named |= {f"{table}/{_path_in_table(current[table], path)}" for path in manifest.run.paths.values()}
+            named.add(f"{table}/{current[table]}/{MANIFEST_NAME}")
         for name in sorted(run.child(table).walk()):
             if f"{table}/{name}" not in named and not name.endswith(f"/{REPLACED_NAME}"):
                 yield f"{table}/{name}"

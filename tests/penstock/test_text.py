@@ -67,7 +67,10 @@ def test_extract_writes_markdown_with_links() -> None:
     assert penstock.extract(html).text == page.text.replace(
         "[the **next** page](https://example.org/b)", "the next page"
     )
-    with pytest.raises(ConfigError, match="links: expected extractor = 'penstock', got 'resiliparse'"):
+    with pytest.raises(
+        ConfigError,
+        match="links: expected only extractors that follow it, 'penstock' and 'trafilatura', got 'resiliparse'",
+    ):
         penstock.extract(html, extractor="resiliparse", links=True)
 
 

@@ -6,9 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline.engine.rules import KEPT, columns_of, evaluate_checks, evaluate_row
+from pipeline.engine.rules import KEPT, RowChecks, columns_of, evaluate_checks, evaluate_row
 from pipeline.engine.stage import EVERY, Check
 from schemas.errors import ContractError
+from schemas.tables import entries_of
 
 SHORT = Check("short", "words", "min_words", {EVERY: 50, "ja": 10})
 HASHES = Check("hashes", "ratio", "max_ratio", {"en": 0.3})
@@ -59,6 +60,43 @@ def test_a_computed_value_is_compared_and_shown():
     assert columns_of([check, HASHES]) == ["language", "words", "ratio"]
     assert evaluate_row([check], {"words": 6, "language": "en"}) == ("twice", 12, 10)
     assert evaluate_row([check], {"words": 5, "language": "en"}) is None
+
+
+KINDS = {"words": pa.int32(), "ratio": pa.float32(), "language": pa.string(), "repairs": entries_of(pa.int32())}
+
+
+def test_checks_of_one_document_have_the_results_of_a_batch():
+    def is_long(rows):
+        return np.array([words is not None and words % 7 == 0 for words in rows.column("words").to_pylist()])
+
+    def doubled(rows):
+        return rows.column("words").cast(pa.float64()).to_numpy(zero_copy_only=False) * 2
+
+    decided = Check("sevens", "", "sevens", {}, needs=("words",), drops=is_long)
+    computed = Check("twice", "twice", "max_twice", {EVERY: 120}, doubled, ("words",))
+    random = np.random.default_rng(3)
+    edges = [0.3, float(np.float32(0.3)), float(np.nextafter(np.float32(0.3), 1)), None, 0.0, True]
+    rows = [
+        {
+            "words": None if number % 11 == 0 else int(random.integers(0, 70)),
+            "ratio": edges[number % len(edges)],
+            "language": ("en", "ja", "xx", None, "")[number % 5],
+        }
+        for number in range(400)
+    ]
+    for checks in ([SHORT, HASHES], [HASHES, decided, SHORT], [computed, HASHES, decided], []):
+        one = RowChecks(checks, KINDS)
+        columns = {name: [row[name] for row in rows] for name in ("words", "ratio", "language")}
+        assert [one.first_broken(row) for row in rows] == firsts(checks, **columns)
+
+
+def test_checks_of_one_document_read_entries_as_they_are_stored():
+    def has_repairs(rows):
+        return np.array([bool(value) for value in rows.column("repairs").to_pylist()])
+
+    checks = RowChecks([Check("repaired", "", "", {}, needs=("repairs",), drops=has_repairs)], KINDS)
+    assert checks.first_broken({"repairs": {"entity": 2}, "language": "en"}) == 0
+    assert checks.first_broken({"repairs": {}, "language": "en"}) == KEPT
 
 
 def test_no_checks_keep_everything():

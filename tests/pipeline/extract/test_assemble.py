@@ -186,3 +186,19 @@ def test_deep_nesting_stays_small(markdown: bool) -> None:
     assert write("<ul><li>" * 300 + "deep", markdown=markdown) == "  " * 9 + "- deep"
     quotes = write("<blockquote>" * 300 + "<p>a<p>b", markdown=markdown)
     assert len(quotes) == (10 * 2 * 3 + 3 if markdown else 4)
+
+
+@pytest.mark.parametrize(
+    ("body", "begins"),
+    [
+        ("<pre>    a\n  b</pre>", f"{EMPTY_LINE}    a\n  b"),
+        ("<p>x</p><pre>    a\n  b</pre>", "x\n\n    a\n  b"),
+        ("<pre>\n\n\tif x:\n\t\ty</pre>", f"{EMPTY_LINE}\tif x:\n\t\ty"),
+        ("<pre>a\n  b</pre>", "a\n  b"),
+        ("<p>  x", "x"),
+        ("<ul><li><ul><li>a</ul></ul>", "  - a"),
+    ],
+)
+def test_the_indentation_of_code_at_the_start_is_marked(body: str, begins: str) -> None:
+    blocks = cut_blocks(HTMLTree.parse(f"<body>{body}</body>").body.html)
+    assert assemble(blocks, list(range(len(blocks))), TextForm()) == begins

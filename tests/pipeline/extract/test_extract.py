@@ -24,6 +24,7 @@ from pipeline.extract.extract import (
     normalize_text,
 )
 from pipeline.extract.extractors import DecodedPage, ExtractorError, Options, by_trafilatura, make_extractor
+from pipeline.extract.inline import TextForm
 from pipeline.extract.main_text import ScoredBlocks
 from tests.pipeline.extract.test_charset import html_at
 
@@ -146,11 +147,13 @@ def test_trafilatura_finds_no_text() -> None:
 
 
 def test_trafilatura_in_a_process_of_its_own_gives_the_same_text() -> None:
-    page = DecodedPage(PAGE)
-    for favor_precision in (False, True):
-        here = make_extractor("trafilatura", Options(favor_precision=favor_precision))(page)
-        isolated = make_extractor("trafilatura", Options(favor_precision=favor_precision, isolated=True))(page)
+    page = DecodedPage(PAGE.replace("<p>", "<p><b>Gates</b> ", 1))
+    for favor_precision, markdown in ((False, False), (True, False), (False, True)):
+        options = Options(TextForm(markdown=markdown), favor_precision)
+        here = make_extractor("trafilatura", options)(page)
+        isolated = make_extractor("trafilatura", options._replace(isolated=True))(page)
         assert (isolated.text, isolated.extracted_by) == (here.text, "trafilatura")
+        assert ("**Gates**" in here.text) == markdown
         assert isolated.opinion_cpu is not None
     with pytest.raises(ExtractorError, match="too_large") as refused:
         make_extractor("trafilatura", Options(isolated=True))(DecodedPage("<b>" * 8001))
@@ -167,7 +170,7 @@ def test_trafilatura_favors_precision_by_choice() -> None:
 def test_wrong_settings_are_refused() -> None:
     with pytest.raises(ValidationError, match="favor_precision: expected extractor = 'trafilatura', got 'penstock'"):
         ExtractConfig(favor_precision=True)
-    with pytest.raises(ValidationError, match="format: expected extractor = 'penstock', got"):
+    with pytest.raises(ValidationError, match="format: expected only extractors that follow it, 'penstock' and"):
         ExtractConfig(extractor="resiliparse", format="markdown")
     with pytest.raises(ValidationError, match="'penstock', 'resiliparse', 'trafilatura' or 'all'"):
         ExtractConfig(extractor="justext")

@@ -9,8 +9,8 @@ import pytest
 import penstock
 from pipeline.engine.stage import CPU, Drop
 from pipeline.extract import extractors
-from pipeline.extract.blocks import cut_blocks
-from pipeline.extract.extract import EMPTY_PAGE, GUARD, ExtractConfig, make_extract
+from pipeline.extract.blocks import MAX_TAGS, cut_blocks
+from pipeline.extract.extract import EMPTY_PAGE, ERRORS, GUARD, LIMITED, ExtractConfig, make_extract
 from pipeline.extract.extractors import DecodedPage, ExtractorError, Options, make_extractor
 from pipeline.extract.features import PageFacts, WordOdds
 from pipeline.extract.main_text import (
@@ -138,13 +138,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The pages that get a second opinion, which is "other"."""
     pages: list[str] = []
 
-    def answer(page: str) -> Opinion:
+    def answer(page: str, url: str | None) -> Opinion:
         pages.append(page)
         if "fails" in page:
             raise SecondOpinionError("stopped", 3.0)
         return Opinion("" if "nothing" in page else "other", 0.25)
 
-    monkeypatch.setattr(extractors, "_second_opinion", answer)
+    monkeypatch.setattr(extractors, "_second_opinion", lambda settings: answer)
     return pages
 
 
@@ -257,3 +257,51 @@ def test_what_is_counted_of_a_page(
     page = {"_payload": html.encode(), "_http_charset": None, "text": None}
     make_extract(ExtractConfig(extractor="penstock", **settings), {})(page)
     assert (page[GUARD], page.get(EMPTY_PAGE)) == (guard, empty)
+
+
+def extracted(html: str, **settings: Any) -> dict[str, Any]:
+    """Return the row of a page after extraction."""
+    page = {"_payload": html.encode(), "_http_charset": None, "text": None, "url": "https://example.org/a"}
+    make_extract(ExtractConfig(**settings), {})(page)
+    return page
+
+
+def test_code_at_the_start_keeps_the_indentation_of_its_first_line() -> None:
+    code = "".join(f"    gate_{number} = open_gate(lake, {number})\n" for number in range(40))
+    html = f"<html><body><article><pre>\n  # no text before\n{code}</pre></article></body></html>"
+    page = extracted(html, min_expected_f1=0.0)
+    assert page["text"] == f"  # no text before\n{code}".rstrip()
+    assert page["num_chars"] == len(page["text"])
+
+
+def test_second_opinions_have_the_form_of_the_recipe() -> None:
+    html = PAGE.replace("<p>", "<h2>The gate</h2><p>Opened <b>slowly</b> <a href=/log>here</a>. ", 1)
+    plain, marked = (
+        extracted(html, min_expected_f1=1.0, format=form, links=links)
+        for form, links in (("text", False), ("markdown", True))
+    )
+    assert (plain["extracted_by"], marked["extracted_by"]) == ("trafilatura", "trafilatura")
+    assert "The gate\nOpened slowly here." in plain["text"]
+    assert "## The gate\n\nOpened **slowly** [here](https://example.org/log)." in marked["text"]
+
+
+@pytest.mark.parametrize("tag", ["<p>", "<b>x</b>"])
+def test_a_page_with_too_many_tags_is_counted(asked: list[str], tag: str) -> None:
+    whole = extracted(PAGE, min_expected_f1=0.0)
+    long = extracted(PAGE.replace("</main>", f"{tag * MAX_TAGS}</main>"), min_expected_f1=0.0)
+    assert (whole[LIMITED], long[LIMITED]) == ((), ("tags",))
+    other = extracted(f"<script>{tag * MAX_TAGS}</script>", min_expected_f1=0.0)
+    assert (other["extracted_by"], other[LIMITED]) == ("trafilatura", ())
+
+
+def test_errors_are_counted_by_the_names_of_their_types(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(page: str, url: str | None) -> Opinion:
+        raise SecondOpinionError("failed", 0.5, "RecursionError")
+
+    assert extracted(PAGE, min_expected_f1=0.0)[ERRORS] == ()
+    monkeypatch.setattr(extractors, "_second_opinion", lambda settings: fails)
+    assert extracted("<p>short", min_expected_f1=1.0)[ERRORS] == ("trafilatura/RecursionError",)
+    monkeypatch.setattr(extractors, "score_blocks", broken)
+    page = extracted("<p>short", min_expected_f1=1.0)
+    assert page[GUARD] == "error/failed"
+    assert page[ERRORS] == ("penstock/ValueError", "trafilatura/RecursionError")

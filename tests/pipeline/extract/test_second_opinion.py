@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.extract import second_opinion
 from pipeline.extract.extractors import by_trafilatura
-from pipeline.extract.second_opinion import SecondOpinion, SecondOpinionError
+from pipeline.extract.second_opinion import LibrarySettings, SecondOpinion, SecondOpinionError, error_name
 
 SENTENCE = "The penstock carries water from the reservoir down to the turbine, and its gate can be closed. "
 PAGE = f"<html><body><article><p>{SENTENCE * 5}</p></article></body></html>"
@@ -14,6 +14,7 @@ PAGE = f"<html><body><article><p>{SENTENCE * 5}</p></article></body></html>"
 LOOP = """
 import os, resource, sys
 from pipeline.extract import second_opinion as module
+class Odd(ValueError): pass
 class Library:
     @staticmethod
     def extract(page, favor_precision, include_comments):
@@ -21,7 +22,7 @@ class Library:
         if "loop" in page:
             while True: pass
         if "die" in page: os._exit(3)
-        if "raise" in page: raise ValueError("no")
+        if "raise" in page: raise Odd("no")
         return page.upper()
 sys.modules["trafilatura"] = Library
 module.serve()
@@ -58,6 +59,23 @@ def test_the_answer_is_that_of_the_library(opinion: SecondOpinion) -> None:
     assert first.cpu_seconds > 10 * second.cpu_seconds > 0
 
 
+def test_the_form_of_the_text_is_that_of_the_settings() -> None:
+    page = PAGE.replace("<p>", "<h2>The gate</h2><p><b>Closed</b> <a href=/log>here</a> <img src=a.png alt=gate> ", 1)
+    text = (SENTENCE * 5).strip()
+    forms = {
+        LibrarySettings(): f"The gate\nClosed here {text}",
+        LibrarySettings(markdown=True): f"## The gate\n\n**Closed** here {text}",
+        LibrarySettings(links=True): f"The gate\nClosed [here](https://example.org/log) {text}",
+        LibrarySettings(images=True): f"The gate\nClosed here ![gate](https://example.org/a/a.png) {text}",
+    }
+    for settings, expected in forms.items():
+        opinion = SecondOpinion(settings)
+        given = opinion(page, "https://example.org/a/b\nc").text
+        opinion.close()
+        assert given == by_trafilatura(page, "https://example.org/a/b c", settings)
+        assert " ".join(given.split()) == " ".join(expected.split())
+
+
 def test_a_page_that_takes_too_long_ends_the_process(opinion: SecondOpinion, odd_library: None) -> None:
     assert opinion("a page").text == "A PAGE"
     first = opinion._process
@@ -71,10 +89,11 @@ def test_a_page_that_takes_too_long_ends_the_process(opinion: SecondOpinion, odd
     assert opinion._process is not first
 
 
-@pytest.mark.parametrize(("page", "cause"), [("die", "stopped"), ("raise", "failed")])
-def test_causes(opinion: SecondOpinion, odd_library: None, page: str, cause: str) -> None:
-    with pytest.raises(SecondOpinionError, match=f"^{cause}$"):
+@pytest.mark.parametrize(("page", "cause", "error"), [("die", "stopped", None), ("raise", "failed", "ValueError")])
+def test_causes(opinion: SecondOpinion, odd_library: None, page: str, cause: str, error: str | None) -> None:
+    with pytest.raises(SecondOpinionError, match=f"^{cause}$") as refused:
         opinion(page)
+    assert refused.value.error == error
     assert opinion("again").text == "AGAIN"
 
 
@@ -83,3 +102,14 @@ def test_a_page_beyond_the_limits_is_not_sent(opinion: SecondOpinion) -> None:
         with pytest.raises(SecondOpinionError, match="too_large"):
             opinion(page)
     assert opinion._process is None
+
+
+def test_names_of_errors_are_those_of_python_and_of_parsers() -> None:
+    from lxml.etree import ParserError
+
+    made = type("Made", (type("Inner", (KeyError,), {}),), {})
+    assert [error_name(error) for error in (made(), ParserError(""), MemoryError())] == [
+        "KeyError",
+        "ParserError",
+        "MemoryError",
+    ]

@@ -18,6 +18,8 @@ from tests.support.report_run import ADDRESS, IMAGE, identifier, make_run, words
 FIGURES: dict[str, Any] = {
     "second_opinions": {"none": 180, "unsure/used": 12, "short/empty": 4, "unsure/limit": 3, "empty/too_large": 1},
     "empty_pages": {"de/short_text": 2, "?/error: stopped": 1},
+    "limited_pages": {"options": 1, "tags": 5},
+    "extractor_errors": {"trafilatura/ValueError": 2, "penstock/RecursionError": 3},
     "union_tried": {"trafilatura": 40, "all": 30},
     "union_taken": {"trafilatura": 10},
     "union_chars": {"trafilatura": 8500},
@@ -86,6 +88,9 @@ def test_figures_of_the_manifest(run: Store) -> None:
     assert found.guard[0] == GuardRow("unsure", "the second text is used", 12, 12 / 200)
     assert (found.guard_pages, found.guard_share, found.guard_seconds) == (200, 16 / 200, 0.6)
     assert found.empty == (("short_text", "de", 2), ("error: stopped", "?", 1))
+    assert found.limited[0] == ("of more than 100,000 tags, the first are read", 5)
+    assert len(found.limited) == 2
+    assert found.errors == (("penstock", "RecursionError", 3), ("trafilatura", "ValueError", 2))
     assert [row.extractor for row in found.union] == ["trafilatura", "all"]
     assert found.union[1] == UnionRow("all", 30, 0, 0, found.union[1].tokens)
     assert (found.union_seconds, found.stopped) == (2.5, 3)
@@ -117,6 +122,8 @@ def test_the_page_of_the_report(run: Store) -> None:
     assert f"Only here {IMAGE}" in words
     assert "8 ms of CPU per page" in words
     assert "trafilatura was asked about 8.0 % of 200 pages" in words
+    assert "of more than 100,000 tags, the first are read 5" in words
+    assert "trafilatura ValueError 2" in words
     assert "resiliparse and trafilatura compared" in words
 
 

@@ -1,5 +1,6 @@
 """The documents pass without Spark: a retry in a child gives the same bytes, a record that kills it is named."""
 
+import gzip
 import os
 import signal
 from pathlib import Path
@@ -11,6 +12,9 @@ from jobs.recipe import read_recipe
 from pipeline.demo_crawl.build import build_demo_crawl
 from pipeline.engine.stage import Drop
 from pipeline.engine.worker import run_rows
+from pipeline.extract import extractors
+from pipeline.extract.blocks import MAX_TAGS
+from pipeline.extract.page_limits import MAX_OPTIONS
 from pipeline.models import ModelsConfig, ensure_model
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.splits import find_splits
@@ -20,6 +24,7 @@ from pipeline.steps.documents import DocumentsTask, documents_part
 from schemas.errors import ConfigError, ContractError
 from schemas.storage import Store
 from tests.support.paths import ROOT
+from tests.support.tiny_archive import record
 
 pytestmark = pytest.mark.slow
 RECIPE = ROOT / "jobs" / "recipes" / "demo.toml"
@@ -54,6 +59,30 @@ def test_a_retry_in_a_child_gives_the_same_bytes_and_a_finished_part_is_not_done
         assert first.files[table].sha256 == retried.files[table].sha256
     assert first.counts == retried.counts
     assert documents_part(make_task(crawl, tmp_path / "a"), False) == first
+
+
+def test_pages_that_were_not_read_whole_and_errors_of_extractors_are_counted(tmp_path, monkeypatch):
+    score = extractors.score_blocks
+
+    def fails(blocks, *more):
+        if b"broken" in blocks.html:
+            raise KeyError("no such feature")
+        return score(blocks, *more)
+
+    monkeypatch.setattr(extractors, "score_blocks", fails)
+    sentence = "<p>The penstock carries water from the reservoir down to the turbine, and its gate can be closed."
+    pages = [
+        sentence * 9,
+        sentence * 9 + "<p>and" * MAX_TAGS,
+        f"<select>{'<option>a' * (MAX_OPTIONS + 1)}</select>{sentence * 9}",
+        f"<article>{sentence * 9} broken</article>",
+    ]
+    blocks = [b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n" + page.encode() for page in pages]
+    (tmp_path / "a.warc.gz").write_bytes(b"".join(gzip.compress(record(block)) for block in blocks))
+    part = documents_part(make_task(tmp_path, tmp_path / "out", 'extract.extractor="penstock"'), False)
+    assert part.figures["limited_pages"] == {"tags": 1, "options": 1}
+    assert part.figures["extractor_errors"] == {"penstock/KeyError": 1}
+    assert part.figures["second_opinions"]["error/used"] == 1
 
 
 def test_text_of_dropped_documents_is_kept_sampled_or_left_out(crawl, tmp_path):

@@ -187,7 +187,19 @@ def test_limits_enter_the_fingerprint_of_documents_with_a_union_only() -> None:
         ),
         (
             {"union": ["resiliparse", "all"], "links": True, "format": "markdown"},
-            ["format: expected extractor = 'penstock', got 'resiliparse', 'all'", "links: expected extractor"],
+            [
+                "format: expected only extractors that follow it, 'penstock' and 'trafilatura', got 'resiliparse', "
+                "'all'. Remove extract.format.",
+                "links: expected only extractors",
+            ],
+        ),
+        (
+            {"union": ["penstock", "trafilatura", "all"], "format": "markdown"},
+            ["format: expected only extractors that follow it, 'penstock' and 'trafilatura', got 'all'."],
+        ),
+        (
+            {"compare": "resiliparse", "images": True},
+            ["images: expected only extractors that follow it, 'penstock' and 'trafilatura', got 'resiliparse'."],
         ),
     ],
 )

@@ -8,10 +8,13 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+import penstock
 from jobs.cli import main
 from jobs.recipe import deciding_models, recipe_sections, stored_recipe
 from jobs.verbs.browse import open_run_of
 from pipeline.browse.document import document_json
+from pipeline.browse.rows import Position
+from pipeline.browse.search import make_query, search
 from pipeline.inspect.document_text import format_document
 from pipeline.inspect.show import find_documents, parse_where
 from pipeline.inspect.whatif import KEPT_VERDICT, predict
@@ -246,6 +249,27 @@ def test_exports_and_the_report_use_the_values_without_the_lines(cut: Store, tmp
     words = [part.numbers("gopher_num_words") for part in read_judged(facts, choose_parts(facts), ["gopher_num_words"])]
     expected = [(again[one] if again[one]["cuts"] else stored[one])["gopher_num_words"] for one in again]
     assert sorted(value for part in words for value in part.tolist()) == sorted(expected)
+
+
+def test_conditions_compare_the_values_without_the_lines(cut: Store) -> None:
+    again = {row["doc_id"]: row for row in rows(cut, "templates")}
+    stored = {row["doc_id"]: row for row in rows(cut, "documents")}
+    changed = {one: row["gopher_num_words"] for one, row in again.items() if row["cuts"]}
+    limit = max(changed.values())
+    assert limit < min(stored[one]["gopher_num_words"] for one in changed)
+    where = f"template_chars > 0 and gopher_num_words <= {limit}"
+    found = {row["doc_id"]: row for row in find_documents(cut, parse_where(where), 99)}
+    assert {one: row["gopher_num_words"] for one, row in found.items()} == changed
+    for one, row in found.items():
+        assert row["documents.gopher_num_words"] == stored[one]["gopher_num_words"]
+        assert "templates.gopher_num_words" not in row
+    selected = penstock.open(cut.uri).documents.where(where).select("gopher_num_words")
+    assert sorted(row["gopher_num_words"] for row in selected) == sorted(changed.values())
+    browsed = open_run_of(cut.uri)
+    query = make_query(browsed, {"where": where, "columns": "gopher_num_words"})
+    page = search(browsed, query, Position(0, 0), 99)
+    assert len(page.rows) == len(changed)
+    assert sorted(row["values"]["gopher_num_words"] for row in page.rows) == sorted(changed.values())
 
 
 def test_show_and_browse_mark_the_cuts(cut: Store) -> None:
