@@ -51,7 +51,7 @@ rules = ["gopher_quality"]
 min_alpha_words = 0
 max_hash_ratio = 1
 min_words = 5
-max_words = 3000
+max_words = 900
 
 [[source]]
 name = "code"
@@ -63,7 +63,7 @@ min_score = 0
 rules = []
 [[source.quality.rule]]
 name = "long_code"
-when = "num_chars > 40000"
+when = "num_chars > 18000"
 reason = "the file is too long"
 [source.pii]
 types = []
@@ -137,13 +137,13 @@ def test_each_source_is_judged_by_its_own_rules(run: Store) -> None:
     source_of = {row["doc_id"]: row["source"] for row in documents}
     assert len(source_of) == len(documents)  # files of the same name in two sources have different documents
     rules = {(source_of[row["doc_id"]], row["drop_rule"]) for row in verdicts if row["drop_stage"]}
-    assert {rule for source, rule in rules if source == "code"} <= {"long_code"}
+    assert {rule for source, rule in rules if source == "code"} == {"long_code"}
     assert not {rule for source, rule in rules if source == "copies"}
     assert "gopher_long_doc" in {rule for source, rule in rules if source == "guides"}
     assert {row["language"] for row in documents if row["source"] == "guides" and not row["drop_stage"]} == {"en"}
     limits = open_table(run, "verdicts")[1].content.figures["limits"]
-    assert limits["quality/gopher_long_doc of guides"]["limits"] == {"*": 3000}
-    assert limits["quality/long_code of code"]["limits"] == {"*": 40000}
+    assert limits["quality/gopher_long_doc of guides"]["limits"]["en"] == 900
+    assert limits["quality/long_code of code"]["limits"] == {"*": 18000}
     assert not [name for name in limits if name.startswith("quality/gopher") and name.endswith("of code")]
 
 
@@ -191,8 +191,9 @@ def test_the_report_shows_each_source(run: Store) -> None:
 
 
 def test_weights_of_sources_hold_at_every_prefix(run: Store) -> None:
-    weights = {"web": 1.0, "guides": 3.0, "code": 2.0, "copies": 0.0}
-    order = order_of(open_dataset(run), TrainConfig(seq_len=128, weights=weights))
+    dataset = open_dataset(run)
+    weights = dict.fromkeys(dataset.num_tokens(), 0.0) | {"web": 1.0, "guides": 3.0, "code": 2.0}
+    order = order_of(dataset, TrainConfig(seq_len=128, weights=weights))
     taken = np.array(order.sources)[order.at(0, np.arange(600)).source]
     for name, weight in weights.items():
         counts = np.cumsum(taken == name)
@@ -201,9 +202,9 @@ def test_weights_of_sources_hold_at_every_prefix(run: Store) -> None:
 
 def test_the_same_recipe_builds_nothing_again(run: Store, recipe: str) -> None:
     assert is_complete(prepare(load(recipe), None), run)
-    stricter = prepare(load(recipe, ("source.guides.quality.max_words=500",)), None)
+    stricter = prepare(load(recipe, ("source.guides.quality.max_words=700",)), None)
     assert not is_complete(stricter, run)
-    changes = dict(steps_of(load(recipe), load(recipe, ("source.guides.quality.max_words=500",))))
+    changes = dict(steps_of(load(recipe), load(recipe, ("source.guides.quality.max_words=700",))))
     assert (changes["documents"], changes["verdicts"]) == (False, True)
 
 
