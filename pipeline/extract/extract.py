@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pyarrow as pa
 from pydantic import Field, model_validator
 
-from pipeline.engine.stage import CPU, Drop, PerDocument, Row, RowFunction
+from pipeline.engine.stage import CPU, TITLE_FIRST, Drop, PerDocument, Row, RowFunction
 from pipeline.extract.assemble import EMPTY_LINE
 from pipeline.extract.charset import decode
 from pipeline.extract.extractors import (
@@ -290,10 +290,10 @@ def make_extract(config: ExtractConfig, models: Mapping[str, str], isolated: boo
                 return drop
         if config.unicode == "repair":
             _repair(row, has_entities=not is_page or row.get("mime") != PLAIN_TEXT)
-        if is_page:
-            row["title"] = " ".join(normalize_text(row["title"] or "").split())[:MAX_TITLE_CHARS] or None
+        row["title"] = " ".join(normalize_text(row["title"] or "").split())[:MAX_TITLE_CHARS] or None
         text = normalize_text(row["text"])
-        row["text"] = text = text.replace(EMPTY_LINE, "") if is_page else text
+        text = text.replace(EMPTY_LINE, "") if is_page else text
+        row["text"] = text = with_title(row["title"], text) if row.get(TITLE_FIRST) and row["title"] else text
         row["num_chars"], row["replacement_chars"] = len(text), text.count("\ufffd")
         drop = _out_of_bounds(row, config)
         if drop is not None and drop.rule == "no_text" and is_page:
@@ -301,6 +301,12 @@ def make_extract(config: ExtractConfig, models: Mapping[str, str], isolated: boo
         return drop
 
     return extract
+
+
+def with_title(title: str, text: str) -> str:
+    """Return the text with the title as its first line, followed by an empty line, unless it begins with the title."""
+    first = text[: 2 * MAX_TITLE_CHARS].partition("\n")[0].lstrip("# ")
+    return text if not text or " ".join(first.split()).casefold() == title.casefold() else f"{title}\n\n{text}"
 
 
 def _repair(row: Row, has_entities: bool) -> None:

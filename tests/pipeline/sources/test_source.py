@@ -44,6 +44,11 @@ CASES = {
     "empty_file": ("warc", b"", {}),
     "bad_line": ("jsonl", b"{", {}),
     "no_text_field": ("jsonl", b"{}", {}),
+    "bad_xml": ("mediawiki", b"<page><title>&bomb;</title></page>", {}),
+    "other_namespace": ("mediawiki", b"<page><ns>14</ns></page>", {}),
+    "not_wikitext": ("mediawiki", b"<page><revision><model>Scribunto</model></revision></page>", {}),
+    "redirect": ("mediawiki", b"<page><redirect title='A' /></page>", {}),
+    "disambiguation": ("mediawiki", b"<page><title>A (disambiguation)</title></page>", {}),
 }
 
 
