@@ -9,7 +9,7 @@ pages each. A record extends to the start of the next page; the first one begins
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cached_property
 from typing import NamedTuple
 from urllib.parse import quote
@@ -20,7 +20,7 @@ import pyarrow.fs as pafs
 from pipeline.engine.stage import Drop, Row, Split
 from pipeline.sources.compression import ByteStream, FrameReader
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.jsonl_parquet import SourceRows, pack_meta
+from pipeline.sources.jsonl_parquet import SourceRows, pack_meta, parse_date
 from pipeline.sources.provenance import SourceItem, account_bytes, encodable, new_row, set_text
 from pipeline.sources.wiki_blocks import WikiForm
 from pipeline.sources.wiki_names import DISAMBIGUATION_NAMES, REDIRECT
@@ -316,21 +316,13 @@ def _parse(element: str) -> _Page | None:
     page, texts = handler.page, handler.page.texts
     page.title, page.text = texts.get("title", ""), texts.get("revision/text", "")
     page.namespace, page.identifier = _number(texts.get("ns")), _number(texts.get("id"))
-    page.revision, page.date = _number(texts.get("revision/id")), _date(texts.get("revision/timestamp"))
+    page.revision, page.date = _number(texts.get("revision/id")), parse_date(texts.get("revision/timestamp"))
     page.model = texts.get("revision/model")
     return page
 
 
 def _number(text: str | None) -> int | None:
     return int(text) if text is not None and re.fullmatch(r"-?\d{1,18}", text) else None
-
-
-def _date(text: str | None) -> datetime | None:
-    try:
-        date = datetime.fromisoformat((text or "").strip())
-        return (date if date.tzinfo else date.replace(tzinfo=UTC)).astimezone(UTC)
-    except (ValueError, OverflowError):
-        return None
 
 
 def read_page(fs: pafs.FileSystem, path: str, offset: int, length: int) -> bytes:

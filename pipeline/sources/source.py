@@ -42,6 +42,11 @@ REASONS = {
     "not_wikitext": "a page of a wiki that is code, data or a discussion by its content model",
     "redirect": "a page of a wiki that only leads to another one",
     "disambiguation": "a page of a wiki that lists the meanings of a name, by its templates, categories or title",
+    "not_a_book": "a file or a member of an archive that is no text and no EPUB, by its name or its bytes",
+    "bad_archive": "a zip archive or EPUB that is damaged or none, or compressed by another method than deflate",
+    "bad_epub": "an EPUB without a readable package document or chapter, or with a chapter that no parser can bear",
+    "encrypted_book": "an archive or EPUB whose texts are encrypted",
+    "unsafe_name": "an archive with a name that points outside of it",
 }
 
 
