@@ -24,8 +24,8 @@ class MediaWikiConfig(FormatConfig):
     keep_disambiguation: bool = False
     """True to keep pages that only list the meanings of a name, which are dropped by default."""
     disambiguation_names: tuple[str, ...] = ()
-    """Names of further templates and categories that mark such pages, without a namespace. The reference of formats lists
-    those of 62 languages, which are known."""
+    """Names of further templates and categories that mark such pages, without a namespace. The reference of formats
+    lists those of 62 languages, which are known."""
     headings: bool = True
     """True to keep the headings of sections, each in a line of its own. Headings without any text below are left out.
     """
