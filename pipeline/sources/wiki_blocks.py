@@ -65,7 +65,7 @@ class _Block(NamedTuple):
 def mark_of(number: int, held: Held) -> str:
     """Return what takes the place of held content in the lines of the page."""
     mark = f"{HOLD}{number}{HOLD_END}"
-    return f"\n{mark}\n" if held.kind in ("block", "display") else mark
+    return f"{EDGE}{mark}{EDGE}" if held.kind in ("block", "display") else mark
 
 
 def text_of_lines(text: str, form: WikiForm, held: list[Held]) -> str:
@@ -180,7 +180,7 @@ class _Tables:
         content = "\n".join(" | ".join(row).strip(" |") for row in texts)
         content = _HELD.sub(lambda match: _restored(self._held[int(match[1])]), unescape(content))
         self._held.append(Held("block", content))
-        return ["", *table.caption, mark_of(len(self._held) - 1, self._held[-1]).strip(), ""]
+        return ["", *table.caption, mark_of(len(self._held) - 1, self._held[-1]), ""]
 
     def _has_block(self, line: str) -> bool:
         return any(self._held[int(number)].kind in ("block", "display") for number in _HELD.findall(line))
@@ -213,7 +213,7 @@ def _blocks(lines: Sequence[str], form: WikiForm, held: Sequence[Held]) -> Itera
 
 def _special_line(line: str, form: WikiForm, held: Sequence[Held], counters: dict[int, int]) -> Sequence[_Block] | None:
     """Return the blocks of a line that is no part of a paragraph; None if it is one, or has no text."""
-    plain = line.replace(GONE, "").strip(f" \t{BREAK}")
+    plain = line.strip(f" \t{BREAK}{GONE}")
     if not plain:
         return None
     if (match := _HELD.fullmatch(plain.lstrip(": "))) is not None:
