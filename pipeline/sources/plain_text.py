@@ -29,8 +29,10 @@ broke lines by hand."""
 _CONTROLS = bytes([*range(9), *range(14, 26), *range(28, 32)])
 """Control characters that no text has; 26 ends files of DOS, and 27 switches between Japanese alphabets."""
 _LINE_END = re.compile(r"\r\n?|\x0b|\x85|\u2028")
-_GAP = re.compile(r"\S(?: {3,}|\t)\S|\S +\| +\S|^\s*[-+=_|]{5,}")
+_GAP = re.compile(r"\S {3,}\S|\S +\| +\S|^\s*[-+=_|]{5,}")
 """What lines of a table have: wide spaces between words, bars, or a rule."""
+_MAY_GAP = re.compile(r"\S   | \| |[-+=_|]{5}")
+"""A block without these has no such line."""
 _WIDE = re.compile(r"[\u2e80-\ud7ff\uf900-\ufaff\ufe30-\ufe4f\uff00-\uffef]")
 _HYPHEN = re.compile(r"(?:\w-|--|\u2014)\Z")
 
@@ -101,7 +103,7 @@ def kept_lines(text: str) -> str:
 
 
 def _stripped(text: str) -> str:
-    return "\n".join(line.rstrip() for line in text.expandtabs(4).split("\n"))
+    return "\n".join(map(str.rstrip, (text.expandtabs(4) if "\t" in text else text).split("\n")))
 
 
 def _width(blocks: Sequence[Sequence[str]]) -> int:
@@ -116,6 +118,8 @@ def _paragraphs(block: Sequence[str], width: int) -> str:
         return block[0].strip()
     if not width or not _is_prose(block, width):
         return _dedented(block)
+    if not any(line[0].isspace() for line in block):
+        return _joined(block)
     indents = [len(line) - len(line.lstrip()) for line in block]
     left = min(indents)
     parts: list[list[str]] = []
@@ -128,7 +132,7 @@ def _paragraphs(block: Sequence[str], width: int) -> str:
 
 
 def _is_prose(block: Sequence[str], width: int) -> bool:
-    if 3 * sum(_GAP.search(line) is not None for line in block) > len(block):
+    if _MAY_GAP.search("\n".join(block)) and 3 * sum(_GAP.search(line) is not None for line in block) > len(block):
         return False
     breaks = len(block) - 1
     limit = width - width // SLACK
@@ -138,8 +142,11 @@ def _is_prose(block: Sequence[str], width: int) -> bool:
 
 def _first_word(line: str) -> int:
     """Return the length of the first word of a line; an ideograph is a word."""
-    word = line.split(None, 1)[0] if line.strip() else ""
-    return 1 if _WIDE.match(word) else len(word)
+    line = line.lstrip()
+    if not line.isascii() and _WIDE.match(line):
+        return 1
+    end = line.find(" ")
+    return len(line) if end < 0 else end
 
 
 def _dedented(block: Sequence[str]) -> str:
@@ -152,7 +159,8 @@ def _joined(lines: Sequence[str]) -> str:
     for line in lines:
         if parts:
             last = parts[-1]
-            is_whole = _HYPHEN.search(last) is not None or (_WIDE.match(last[-1:]) and _WIDE.match(line))
+            sign = last[-1:]
+            is_whole = (sign in "-\u2014" and _HYPHEN.search(last[-2:])) or (_WIDE.match(sign) and _WIDE.match(line))
             parts.append("" if is_whole else " ")
         parts.append(line)
     return "".join(parts)
