@@ -60,6 +60,7 @@ bench: setup ## measure speed, as ratios taken in one run (PAGES=jsonl PEER="pyt
 	$(BIN)/python -m bench.search
 	$(BIN)/python -m bench.trace
 	$(BIN)/python -m bench.takedown
+	$(BIN)/python -m bench.formats
 	$(if $(PAGES),$(BIN)/python -m bench.signals $(PAGES) $(PEER))
 	$(if $(LMPLZ),$(BIN)/python -m bench.lm --lmplz $(LMPLZ) $(TEXTS))
 

@@ -270,6 +270,8 @@ def toml(value: Any) -> str:
             return str(value).lower()
         case str():
             return f'"{value}"'
+        case BaseModel():
+            return toml(dict(value))
         case Mapping():
             return "{" + ", ".join(f"{key} = {toml(each)}" for key, each in value.items()) + "}"
         case tuple() | list():

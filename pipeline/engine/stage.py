@@ -17,6 +17,9 @@ Row = dict[str, Any]
 CPU = "_cpu"
 """Field of a row: the CPU time [s] that was spent on it, by stage, and by work that a stage does in other processes."""
 
+TITLE_FIRST = "_title_first"
+"""Field of a row: True if the title becomes the first line of the text, as `source.title` asks."""
+
 
 @dataclass(frozen=True, slots=True)
 class Drop:

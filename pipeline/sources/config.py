@@ -1,6 +1,6 @@
 """The settings of the source stage: the input files, their format, and the conditions for a page."""
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -22,6 +22,45 @@ OWN_SECTIONS = frozenset(
 
 class FormatConfig(Section):
     """The settings of one format, such as `[source.mediawiki]`; only files of this format use them."""
+
+
+class MediaWikiConfig(FormatConfig):
+    """The settings of dumps of Wikipedia and other wikis that run MediaWiki."""
+
+    namespaces: tuple[int, ...] = Field(default=(0,), min_length=1)
+    """Numbers of the namespaces whose pages are kept. 0 holds the articles, 1 their talk pages, 4 pages about the wiki,
+    10 the templates and 14 the categories; further ones are in the head of each dump."""
+    keep_disambiguation: bool = False
+    """True to keep pages that only list the meanings of a name, which are dropped by default."""
+    disambiguation_names: tuple[str, ...] = ()
+    """Names of further templates and categories that mark such pages, without a namespace. The reference of formats
+    lists those of 62 languages, which are known."""
+    headings: bool = True
+    """True to keep the headings of sections, each in a line of its own. Headings without any text below are left out.
+    """
+    lists: bool = True
+    """True to keep the items of lists, with `- ` or their number before them."""
+    tables: bool = True
+    """True to keep tables, a row in each line and ` | ` between its cells. Infoboxes and navigation boxes are left out.
+    """
+    math: bool = True
+    """True to keep formulas as LaTeX, in `$…$`, and in `$$…$$` if they have a line of their own."""
+
+
+class GutenbergConfig(FormatConfig):
+    """The settings of books of Project Gutenberg."""
+
+    join_lines: bool = True
+    """True to join the lines of a paragraph that were broken only for their length. Verse and tables keep their lines.
+    """
+
+
+class BooksConfig(FormatConfig):
+    """The settings of books in EPUB files and plain text."""
+
+    join_lines: bool = True
+    """True to join the lines of a paragraph of plain text that were broken only for their length. Verse and tables keep
+    their lines."""
 
 
 class SourceConfig(Section):
@@ -60,6 +99,9 @@ class SourceConfig(Section):
     """Field or column with the date of a row: ISO 8601, a year, or seconds since 1970. None: rows have no date."""
     licence_field: str | None = None
     """Field or column with the licence of a row. None: it is unknown."""
+    title: Literal["column", "first_line"] = "column"
+    """Where the title of a document is stored. "column": only in the column `title`; "first_line": also as the first
+    line of its text, unless the text begins with it."""
     max_page_bytes: int = Field(16 << 20, ge=1)
     """Maximum size of a page after HTTP decoding, or of a row's text [bytes]."""
     max_record_bytes: int = Field(32 << 20, ge=1 << 10)
@@ -74,14 +116,21 @@ class SourceConfig(Section):
     a page is often long enough."""
     verify_digests: bool = False
     """True to compare records with the digests in their headers. Off by default, because gzip members have a CRC."""
+    mediawiki: MediaWikiConfig = MediaWikiConfig()
+    """Settings of the format `mediawiki`."""
+    gutenberg: GutenbergConfig = GutenbergConfig()
+    """Settings of the format `gutenberg`."""
+    books: BooksConfig = BooksConfig()
+    """Settings of the format `books`."""
 
     def content(self) -> dict[str, Any]:
         """Return the fields that change what is measured and written, as JSON values.
 
-        The settings of formats are omitted unless the recipe sets them: tables that were built before a format existed
-        stay valid.
+        The settings of formats, and `title`, are omitted unless the recipe sets them: tables that were built before
+        they existed stay valid.
         """
         unused = self.formats().keys() - self.model_fields_set
+        unused |= {"title"} if self.title == "column" else set()
         return {name: value for name, value in super().content().items() if name not in unused}
 
     @classmethod

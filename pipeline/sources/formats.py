@@ -12,10 +12,14 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from pipeline.engine.stage import Drop, Row, Split
+from pipeline.sources.books import open_books, read_whole_book
 from pipeline.sources.compression import ByteStream, FrameReader
 from pipeline.sources.config import SourceConfig
+from pipeline.sources.gutenberg import open_gutenberg, read_book
 from pipeline.sources.jsonl_parquet import open_jsonl, open_parquet
+from pipeline.sources.mediawiki import open_mediawiki, page_of, read_page
 from pipeline.sources.warc import RECORD_STARTS, DecodedWindow, open_warc
+from pipeline.sources.zip_archives import first_member
 
 READ_BYTES = 1 << 20
 _COMPRESSED = (".gz", ".zst", ".bz2")
@@ -82,12 +86,22 @@ def _suffixes(names: str, codecs: str = "") -> re.Pattern[str]:
     return re.compile(rf"\.(?:{names})" + (rf"(?:\.(?:{codecs}))?$" if codecs else "$"), re.IGNORECASE)
 
 
+_DUMP = re.compile(
+    r"-pages-(?:articles|meta-current|meta-history)[^/]*\.xml(?:-p\d+p\d+)?(?:\.(?:gz|zst|bz2))?$", re.IGNORECASE
+)
+"""Names of the dumps of Wikimedia, such as enwiki-20240101-pages-articles1.xml-p1p41242.bz2."""
+_NONE = re.compile(r"(?!)")
+"""Matches no name: the suffixes of such a format mean other formats too, so `source.format` has to name it."""
+
 FORMATS: Mapping[str, FileFormat] = {
     row.name: row
     for row in (
         FileFormat("warc", _suffixes("warc|arc|wet|wat", "gz|zst"), open_warc, _read_range, _record_head),
         FileFormat("jsonl", _suffixes("jsonl|ndjson|json", "gz|zst|bz2"), open_jsonl, _read_line, lambda data: data),
         FileFormat("parquet", _suffixes("parquet|pq"), open_parquet, _read_row, lambda data: b"", in_bytes=False),
+        FileFormat("mediawiki", _DUMP, open_mediawiki, read_page, page_of),
+        FileFormat("gutenberg", _NONE, open_gutenberg, read_book, first_member),
+        FileFormat("books", _suffixes("epub"), open_books, read_whole_book, first_member),
     )
 }
 """Format by name; a file has the first format whose suffixes match."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.engine.stage import Drop, Row, Source, Split
+from pipeline.engine.stage import TITLE_FIRST, Drop, Row, Source, Split
 from pipeline.sources.compression import ByteStream
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.formats import FORMATS
@@ -37,6 +37,16 @@ REASONS = {
     "empty_file": "the file holds no bytes, or no record and no gap",
     "bad_line": "a line that is no JSON object",
     "no_text_field": "a row without a text",
+    "bad_xml": "an element of an XML dump that is not well-formed, or nested too deeply",
+    "other_namespace": "a page of a wiki in a namespace that is not in mediawiki.namespaces; the value is its number",
+    "not_wikitext": "a page of a wiki that is code, data or a discussion by its content model",
+    "redirect": "a page of a wiki that only leads to another one",
+    "disambiguation": "a page of a wiki that lists the meanings of a name, by its templates, categories or title",
+    "not_a_book": "a file or a member of an archive that is no text and no EPUB, by its name or its bytes",
+    "bad_archive": "a zip archive or EPUB that is damaged or none, or compressed by another method than deflate",
+    "bad_epub": "an EPUB without a readable package document or chapter, or with a chapter that no parser can bear",
+    "encrypted_book": "an archive or EPUB whose texts are encrypted",
+    "unsafe_name": "an archive with a name that points outside of it",
 }
 
 
@@ -45,7 +55,15 @@ def open_split(split: Split, stream: ByteStream, config: SourceConfig) -> Iterat
 
     Invalid content never raises an error. An error of the storage is raised.
     """
-    return FORMATS[split.format].open(split, stream, config)
+    rows = FORMATS[split.format].open(split, stream, config)
+    return rows if config.title == "column" else _with_mark(rows)
+
+
+def _with_mark(rows: Iterator[tuple[Row, Drop | None]]) -> Iterator[tuple[Row, Drop | None]]:
+    """Yield the rows with the mark by which the extract stage adds the title to the text, once it has both."""
+    for row, drop in rows:
+        row[TITLE_FIRST] = True
+        yield row, drop
 
 
 SOURCE = Source(

@@ -20,13 +20,13 @@ from pipeline.extract.extract import (
     EXTRACT,
     GUARD,
     ISOLATED,
-    NESTING_REASONS,
     PLAIN_TEXT,
     ExtractConfig,
     config_of_extractor,
     make_extract,
 )
 from pipeline.extract.extractors import Name
+from pipeline.extract.nesting import NESTING_REASONS
 from pipeline.language import LANGUAGE, NOT_WANTED
 from schemas.config import Recipe
 from schemas.ids import is_in_share, shuffle_key

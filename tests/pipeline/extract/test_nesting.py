@@ -3,7 +3,7 @@
 import pytest
 
 from pipeline.engine.stage import Drop
-from pipeline.extract.extract import MAX_REOPENED, SAFE_TAGS, SCAN_CHARS, nesting_problem
+from pipeline.extract.nesting import MAX_REOPENED, SAFE_TAGS, SCAN_CHARS, nesting_problem
 
 DEEP = Drop("too_deep", 3001, 3000)
 

@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import zipfile
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,6 +26,16 @@ def warc(block=PAGE, kind="response", **fields):
     return b"WARC/1.0\r\n" + header.encode() + b"\r\n" + block + b"\r\n\r\n"
 
 
+def archive(name, flags=0):
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as target:
+        target.writestr(name, b"words")
+    data = bytearray(out.getvalue())
+    for place in (6, data.index(b"PK\x01\x02") + 8):
+        data[place] |= flags
+    return bytes(data)
+
+
 CASES = {
     "not_a_page": ("warc", warc(kind="request"), {}),
     "http_status": ("warc", warc(PAGE.replace(b"200", b"404")), {}),
@@ -44,6 +55,16 @@ CASES = {
     "empty_file": ("warc", b"", {}),
     "bad_line": ("jsonl", b"{", {}),
     "no_text_field": ("jsonl", b"{}", {}),
+    "bad_xml": ("mediawiki", b"<page><title>&bomb;</title></page>", {}),
+    "other_namespace": ("mediawiki", b"<page><ns>14</ns></page>", {}),
+    "not_wikitext": ("mediawiki", b"<page><revision><model>Scribunto</model></revision></page>", {}),
+    "redirect": ("mediawiki", b"<page><redirect title='A' /></page>", {}),
+    "disambiguation": ("mediawiki", b"<page><title>A (disambiguation)</title></page>", {}),
+    "not_a_book": ("books", b"%PDF-1.4 " + bytes(99), {}),
+    "bad_archive": ("books", b"PK\x03\x04", {}),
+    "bad_epub": ("books", archive("mimetype"), {}),
+    "encrypted_book": ("gutenberg", archive("a.txt", flags=1), {}),
+    "unsafe_name": ("books", archive("../mimetype"), {}),
 }
 
 
