@@ -16,7 +16,7 @@ from pipeline.engine.stage import Drop, Row, Split
 from pipeline.sources.compression import ByteStream, FrameReader
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.provenance import SourceItem, account_bytes, new_row
-from pipeline.sources.rows import UNREADABLE_VALUE, row_of
+from pipeline.sources.rows import UNREADABLE_VALUE, RowMapping
 
 BATCH_ROWS = 16
 BUFFER_BYTES = 1 << 20
@@ -71,7 +71,8 @@ class LineReader:
 
 def open_jsonl(split: Split, stream: ByteStream, config: SourceConfig) -> SourceRows:
     """Yield the rows of a file with one JSON object per line."""
-    return read_lines(split, stream, config, _parse)
+    mapping = RowMapping(config)
+    return read_lines(split, stream, config, lambda line, _: _parse(line, mapping))
 
 
 def read_lines(split: Split, stream: ByteStream, config: SourceConfig, parse: LineParser) -> SourceRows:
@@ -92,14 +93,14 @@ def read_lines(split: Split, stream: ByteStream, config: SourceConfig, parse: Li
     return account_bytes(items(), split, lambda: lines.position)
 
 
-def _parse(line: bytes, config: SourceConfig) -> tuple[Row, Drop | None]:
+def _parse(line: bytes, mapping: RowMapping) -> tuple[Row, Drop | None]:
     try:
         value = json.loads(line.strip())
     except (ValueError, RecursionError):
         return new_row("row"), Drop("bad_line")
     if not isinstance(value, dict):
         return new_row("row"), Drop("bad_line")
-    return row_of(value, config)
+    return mapping(value)
 
 
 def open_parquet(split: Split, stream: ByteStream, config: SourceConfig) -> SourceRows:
@@ -108,7 +109,7 @@ def open_parquet(split: Split, stream: ByteStream, config: SourceConfig) -> Sour
     The unreadable rows of a row group are one gap. An unreadable file is one gap of length 0, and the drop_value of
     this gap is the file's size [bytes].
     """
-    num_rows = 0
+    num_rows, mapping = 0, RowMapping(config)
 
     def items() -> Iterator[SourceItem]:
         nonlocal num_rows
@@ -117,14 +118,14 @@ def open_parquet(split: Split, stream: ByteStream, config: SourceConfig) -> Sour
             return
         try:
             file = pq.ParquetFile(stream, pre_buffer=False, buffer_size=BUFFER_BYTES)
-            columns = _columns(file.schema_arrow.names, config)
+            columns = mapping.columns(file.schema_arrow.names)
         except UNREADABLE:
             yield SourceItem(0, new_row("gap"), Drop("unreadable_gap", float(size)))
             return
         for group in range(file.num_row_groups):
             end = num_rows + file.metadata.row_group(group).num_rows
             for value in _group(file, group, columns):
-                yield SourceItem(num_rows, *row_of(value, config))
+                yield SourceItem(num_rows, *mapping(value))
                 num_rows += 1
             if num_rows < end:
                 yield SourceItem(num_rows, new_row("gap"), Drop("unreadable_gap", float(end - num_rows)))
@@ -142,13 +143,6 @@ def _group(file: pq.ParquetFile, group: int, columns: list[str]) -> Iterator[dic
                 yield {name: column[row] for name, column in zip(columns, values, strict=True)}
     except UNREADABLE:
         return
-
-
-def _columns(names: list[str], config: SourceConfig) -> list[str]:
-    """Return the columns of a Parquet file to read, in the order of the file; names that occur twice are left out."""
-    wanted = {config.text_field, config.url_field, config.id_field, config.date_field, config.licence_field}
-    wanted |= {*(names if config.meta_fields is None else config.meta_fields)}
-    return [name for name in names if name in wanted and names.count(name) == 1]
 
 
 def _values(column: pa.Array) -> list[Any]:

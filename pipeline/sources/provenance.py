@@ -38,6 +38,7 @@ COLUMNS = (
     "_http_charset",
     "_meta",
 )
+MAX_TITLE_CHARS = 1_000
 HOST = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://(?:[^/?#\\]*@)?(\[[^\]/]*\]|[^/?#\\:]*)")
 
 
@@ -141,3 +142,9 @@ def set_text(row: Row, text: str, config: SourceConfig) -> Drop | None:
         return Drop("empty_page")
     row["text"] = text
     return None
+
+
+def set_title(row: Row, title: str) -> None:
+    """Set the row's title, on one line, unless it is empty."""
+    if title := " ".join(encodable(title).split())[:MAX_TITLE_CHARS]:
+        row["title"] = title

@@ -3,13 +3,14 @@
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
 from typing import Any, NamedTuple
 
 from pipeline.engine.stage import Drop, Row
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.provenance import encodable, new_row, set_text
+from pipeline.sources.fields import MISSING, lookup, top_field, without
+from pipeline.sources.provenance import encodable, new_row, set_text, set_title
 
 MAX_META_DEPTH = 16
 """Maximum nesting depth of a field that is stored in `meta`; deeper values are left out."""
@@ -22,26 +23,57 @@ NUMBER = re.compile(r"-?(?:0|[1-9]\d{0,17})(?:\.\d{1,18})?(?:[eE][-+]?\d{1,2})?"
 """A text that is compared as a number; a leading zero makes it a code."""
 
 
-def row_of(value: dict[str, Any], config: SourceConfig) -> tuple[Row, Drop | None]:
-    """Return the row of `documents` of a row with named fields, with a Drop if it cannot be a document."""
-    url, stored = value.get(config.url_field), {config.text_field}
-    origin = config.url_field
-    if url is None or url == "":
-        stored.add(config.url_field)
-        url, origin = value.get(config.id_field), config.id_field
-    row = new_row("row", encodable(str(url)) if isinstance(url, str | int) else None)
-    stored |= {origin} if isinstance(url, str | int) else set()
-    if config.date_field is not None and (found := _date(value.get(config.date_field))) is not None:
-        row["date"] = found
-        stored.add(config.date_field)
-    if config.licence_field is not None and (licence := _licence(value.get(config.licence_field), config)) is not None:
-        row["licence"] = licence
-        stored.add(config.licence_field)
-    row["meta"], row["_meta"] = _meta(value, stored, config)
-    text = value.get(config.text_field)
-    if not isinstance(text, str):
-        return row, Drop("no_text_field")
-    return row, set_text(row, text, config)
+class RowMapping:
+    """Turns rows with named fields into rows of `documents`, by the settings of the source."""
+
+    def __init__(self, config: SourceConfig):
+        self._config = config
+        self._text = config.text_parts()
+        self._is_joined = config.text is not None
+
+    def __call__(self, value: Mapping[str, Any]) -> tuple[Row, Drop | None]:
+        """Return the row of `documents` of a row with named fields, with a Drop if it cannot be a document."""
+        config = self._config
+        url, stored = _found(value, config.url_field), {*self._text.paths}
+        origin = config.url_field
+        if url is None or url == "":
+            stored.add(config.url_field)
+            url, origin = _found(value, config.id_field), config.id_field
+        row = new_row("row", encodable(str(url)) if isinstance(url, str | int) else None)
+        stored |= {origin} if isinstance(url, str | int) else set()
+        day = None if config.date_field is None else _found(value, config.date_field)
+        if config.date_field is not None and (found := date_of(day)) is not None:
+            row["date"] = found
+            stored.add(config.date_field)
+        if config.licence_field is not None:
+            licence = _licence(_found(value, config.licence_field), config)
+            if licence is not None:
+                row["licence"] = licence
+                stored.add(config.licence_field)
+        if config.title_field is not None and isinstance(title := _found(value, config.title_field), str):
+            set_title(row, title)
+            stored.add(config.title_field)
+        row["meta"], row["_meta"] = meta_of(value, stored, config, day is not None and row["date"] is None)
+        text = self._text.join(value) if self._is_joined else _found(value, config.text_field)
+        if not isinstance(text, str):
+            return row, Drop("no_text_field")
+        return row, set_text(row, text, config)
+
+    def columns(self, names: Sequence[str]) -> list[str]:
+        """Return the columns of a table to read, in their order; names that occur twice are left out."""
+        config = self._config
+        paths = {*self._text.paths, config.url_field, config.id_field, config.date_field, config.licence_field}
+        paths |= {config.title_field, *(config.meta_fields or ())}
+        wanted = {top_field(path, names) for path in paths if path is not None}
+        wanted |= {*(names if config.meta_fields is None else ())}
+        return [name for name in names if name in wanted and names.count(name) == 1]
+
+
+def _found(value: Mapping[str, Any], path: str) -> Any:
+    found = value.get(path)
+    if found is None and "." in path and (found := lookup(value, path)) is MISSING:
+        return None
+    return found
 
 
 # The fields of a row beside text, URL and id.
@@ -60,15 +92,23 @@ class _TooDeep(ValueError):
     """A value is nested deeper than MAX_META_DEPTH."""
 
 
-def _meta(value: Mapping[str, Any], stored: set[str], config: SourceConfig) -> tuple[str | None, MetaNote | None]:
-    """Return the JSON object of the fields to store in `meta` (None: no field), and what to count of them."""
+def meta_of(
+    value: Mapping[str, Any], stored: set[str], config: SourceConfig, is_undated: bool = False
+) -> tuple[str | None, MetaNote | None]:
+    """Return the JSON object of the fields to store in `meta` (None: no field), and what to count of them.
+
+    `stored`: paths of fields that have a column of their own, which `meta` holds only if the recipe names them.
+    `is_undated`: True if the row has a date that cannot be read.
+    """
     if config.meta_fields is None:
+        if any("." in path for path in stored):
+            value = without(value, sorted(stored))
         names = [name for name in value if name not in stored]
     else:
-        names = [name for name in config.meta_fields if name in value]
+        value = {name: found for name in config.meta_fields if (found := lookup(value, name)) is not MISSING}
+        names = [*value]
     size, parts, numbers, cut = 1, [], {}, set()
-    is_dated = config.date_field is None or config.date_field in stored or value.get(config.date_field) is None
-    cut |= set() if is_dated else {"no_date"}
+    cut |= {"no_date"} if is_undated else set()
     for name in names:
         if value[name] is None:
             continue
@@ -128,7 +168,7 @@ def plain_value(value: Any, depth: int = 0) -> Any:
     return value.hex() if isinstance(value, bytes) else str(value)
 
 
-def _date(value: Any) -> datetime | None:
+def date_of(value: Any) -> datetime | None:
     """Return the date of a row in UTC; None if the value is no date that the column can hold."""
     try:
         if isinstance(value, datetime):
