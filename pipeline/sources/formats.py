@@ -12,13 +12,14 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from pipeline.engine.stage import Drop, Row, Split
-from pipeline.sources.compression import ByteStream, FrameReader
+from pipeline.sources.arrow_table import open_arrow, read_arrow_row
+from pipeline.sources.compression import MAGIC_BYTES, ByteStream, FrameReader, is_compressed
 from pipeline.sources.config import SourceConfig
+from pipeline.sources.csv_table import open_csv, open_csv_record
 from pipeline.sources.jsonl_parquet import open_jsonl, open_parquet
 from pipeline.sources.warc import RECORD_STARTS, DecodedWindow, open_warc
 
-READ_BYTES = 1 << 20
-_COMPRESSED = (".gz", ".zst", ".bz2")
+CODECS = "gz|zst|bz2|lz4"
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,21 @@ class FileFormat:
     """Stored bytes of a record → its first bytes, decompressed; empty in a binary format."""
     in_bytes: bool = True
     """True if lengths count bytes; False if they count rows."""
+    open_record: Callable[[Split, ByteStream, SourceConfig], Iterator[tuple[Row, Drop | None]]] | None = None
+    """Yields the row of the bytes of one record, if it needs more than these bytes; None: `open` does."""
+
+
+def read_decoded(stream: ByteStream, offset: int, length: int) -> bytes:
+    """Return `length` bytes from `offset` on of the decompressed file; fewer if it cannot be read that far."""
+    frames, parts, position = FrameReader(stream, None), [], 0
+    if (first := frames.blocks.peek(0, MAGIC_BYTES)) and not is_compressed(first):
+        stream.seek(min(offset, frames.blocks.size()))
+        return bytes(stream.read(length))
+    # Offsets count decompressed bytes, so everything before them has to be decompressed.
+    while position < offset + length and (piece := frames.next()) is not None:
+        parts.append(piece.data[max(0, offset - position) : max(0, offset + length - position)])
+        position += len(piece.data)
+    return b"".join(parts)
 
 
 def _read_range(fs: pafs.FileSystem, path: str, offset: int, length: int) -> bytes:
@@ -46,14 +62,8 @@ def _read_range(fs: pafs.FileSystem, path: str, offset: int, length: int) -> byt
 
 
 def _read_line(fs: pafs.FileSystem, path: str, offset: int, length: int) -> bytes:
-    if not path.lower().endswith(_COMPRESSED):
-        return _read_range(fs, path, offset, length)
-    # Offsets count decompressed bytes, so everything before them has to be decompressed.
-    with fs.open_input_stream(path) as stream:
-        left = offset
-        while left and (skipped := len(stream.read(min(left, READ_BYTES)))):
-            left -= skipped
-        return bytes(stream.read(length))
+    with fs.open_input_file(path) as stream:
+        return read_decoded(stream, offset, length)
 
 
 def _read_row(fs: pafs.FileSystem, path: str, number: int, length: int) -> bytes:
@@ -86,7 +96,9 @@ FORMATS: Mapping[str, FileFormat] = {
     row.name: row
     for row in (
         FileFormat("warc", _suffixes("warc|arc|wet|wat", "gz|zst"), open_warc, _read_range, _record_head),
-        FileFormat("jsonl", _suffixes("jsonl|ndjson|json", "gz|zst|bz2"), open_jsonl, _read_line, lambda data: data),
+        FileFormat("jsonl", _suffixes("jsonl|ndjson|json", CODECS), open_jsonl, _read_line, lambda data: data),
+        FileFormat("arrow", _suffixes("arrows?|feather|ipc"), open_arrow, read_arrow_row, lambda data: b"", False),
+        FileFormat("csv", _suffixes("csv|tsv", CODECS), open_csv, _read_line, lambda data: data, True, open_csv_record),
         FileFormat("parquet", _suffixes("parquet|pq"), open_parquet, _read_row, lambda data: b"", in_bytes=False),
     )
 }

@@ -1,4 +1,4 @@
-"""Readers of JSON lines (plain, gzip, zstd or bzip2) and Parquet files: one row for each line or row, and for each gap.
+"""Readers of JSON lines (plain or compressed) and Parquet files: one row for each line or row, and for each gap.
 
 Offsets and lengths of JSON lines count bytes of the decompressed file, so `zcat FILE | tail -c +$((OFFSET + 1))` prints
 from that line on. Lengths add up to the size. Compressed bytes that cannot be decoded are a gap of length 0, whose
@@ -33,39 +33,50 @@ class LineReader:
     After the last line, `position` is the size of the decompressed file [bytes].
     """
 
-    def __init__(self, frames: FrameReader, max_bytes: int):
+    def __init__(self, frames: FrameReader, max_bytes: int, mark: bytes = b""):
+        """`mark`: a byte to count in lines that are too long."""
         self._frames = frames
         self._max_bytes = max_bytes
+        self._mark = mark
         self.position = 0
+        self.num_marks = 0
+        """Number of marks in the line that was yielded last, if it is too long."""
 
     def __iter__(self) -> Iterator[tuple[int, bytes | Drop]]:
         """Yield (offset, line without its line feed). A Drop replaces a line that is too long or cannot be decoded."""
         held: list[bytes] = []
-        start = size = 0
+        start = size = marks = 0
         while (piece := self._frames.next()) is not None:
             if piece.fault is not None:
                 if size:
-                    yield start, b"".join(held) if size <= self._max_bytes else self._too_long(size)
+                    yield start, b"".join(held) if size <= self._max_bytes else self._too_long(size, marks)
                 yield self.position, Drop(piece.fault, float(piece.resumed - piece.start))
-                held, start, size = [], self.position, 0
+                held, start, size, marks = [], self.position, 0, 0
                 continue
             *whole, rest = piece.data.split(b"\n")
             for part in whole:
                 size += len(part)
-                line = b"".join([*held, part]) if held else part
-                yield start, line if size <= self._max_bytes else self._too_long(size)
+                if size > self._max_bytes:
+                    yield start, self._too_long(size, marks + self._count([*held, part]))
+                else:
+                    yield start, b"".join([*held, part]) if held else part
                 start += size + 1
-                held, size = [], 0
+                held, size, marks = [], 0, 0
             size += len(rest)
             if rest and size <= self._max_bytes:
                 held.append(rest)
             elif rest:
+                marks += self._count([*held, rest])
                 held = []
             self.position += len(piece.data)
         if size:
-            yield start, b"".join(held) if size <= self._max_bytes else self._too_long(size)
+            yield start, b"".join(held) if size <= self._max_bytes else self._too_long(size, marks)
 
-    def _too_long(self, size: int) -> Drop:
+    def _count(self, parts: list[bytes]) -> int:
+        return sum(part.count(self._mark) for part in parts) if self._mark else 0
+
+    def _too_long(self, size: int, marks: int) -> Drop:
+        self.num_marks = marks
         return Drop("record_too_large", float(size), float(self._max_bytes))
 
 
@@ -138,11 +149,16 @@ def _group(file: pq.ParquetFile, group: int, columns: list[str]) -> Iterator[dic
     """Yield the rows of a row group, up to the first batch that cannot be read."""
     try:
         for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[group], columns=columns):
-            values = [_values(batch.column(batch.schema.get_field_index(name))) for name in columns]
-            for row in range(batch.num_rows):
-                yield {name: column[row] for name, column in zip(columns, values, strict=True)}
+            yield from rows_of_batch(batch, columns)
     except UNREADABLE:
         return
+
+
+def rows_of_batch(batch: pa.RecordBatch, columns: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a record batch with these columns. A value that cannot be converted is UNREADABLE_VALUE."""
+    values = [_values(batch.column(batch.schema.get_field_index(name))) for name in columns]
+    for row in range(batch.num_rows):
+        yield {name: column[row] for name, column in zip(columns, values, strict=True)}
 
 
 def _values(column: pa.Array) -> list[Any]:

@@ -32,11 +32,13 @@ REASONS = {
     "lying_length": "no record, gap or end of file at the declared end of the record",
     "digest_mismatch": "the block does not have the digest that its header gives",
     "bad_header": "a record whose header has no end or no length",
-    "bad_gzip": "a compressed member is damaged (gzip, zstd or bzip2)",
+    "bad_gzip": "a compressed member is damaged (gzip, zstd, bzip2 or LZ4)",
     "unreadable_gap": "bytes that belong to no record",
     "empty_file": "the file holds no bytes, or no record and no gap",
     "bad_line": "a line that is no JSON object",
     "no_text_field": "a row without a text",
+    "bad_row": "a row of a table or dump that cannot be parsed",
+    "ragged_row": "a row of a CSV file with more or fewer fields than the header; the value is their number",
 }
 
 
@@ -97,7 +99,8 @@ def refetch(split: Split, recorded: Mapping[str, Any], config: SourceConfig) -> 
             f"{split.uri}: expected a readable record at offset {offset}, got an error: {error}. Restore the file from "
             "a backup."
         ) from error
-    rows = open_split(replace(split, size=len(data)), HashedStream(io.BytesIO(data)), config)
+    open_record = file_format.open_record or file_format.open
+    rows = open_record(replace(split, size=len(data)), HashedStream(io.BytesIO(data)), config)
     row = next((row for row, _ in rows if row["record_type"] != "gap"), None)
     if file_format.in_bytes and len(data) < length:
         changes = [f"length: expected {length} bytes from {offset} on, got {len(data)}"]
