@@ -44,6 +44,8 @@ class Split:
     format: str
     snapshot: str | None = None
     """The crawl that the file belongs to."""
+    companions: tuple[str, ...] = ()
+    """URIs of other files that its reader needs, such as those of the comments on posts."""
 
 
 EVERY = "*"

@@ -29,7 +29,7 @@ OTHER_FILES = 32
 """Maximum number of other files whose first rows are read, evenly spread over the source."""
 SHOWN_FIELDS = 12
 """Maximum number of fields that a message lists."""
-WITHOUT_TEXT = ("no_text_field", "bad_line", "record_too_large")
+WITHOUT_TEXT = ("no_text_field", "bad_line", "bad_row", "ragged_row", "record_too_large")
 """Reasons of the source stage that leave open whether the file has texts."""
 
 OpenSplit = Callable[[Split, Any, Any], Iterator[tuple[Row, Drop | None]]]

@@ -16,7 +16,9 @@ from pipeline.sources.arrow_table import open_arrow, read_arrow_row
 from pipeline.sources.compression import MAGIC_BYTES, ByteStream, FrameReader, is_compressed
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.csv_table import open_csv, open_csv_record
+from pipeline.sources.hf_folder import open_shard
 from pipeline.sources.jsonl_parquet import open_jsonl, open_parquet
+from pipeline.sources.reddit import open_reddit
 from pipeline.sources.warc import RECORD_STARTS, DecodedWindow, open_warc
 
 CODECS = "gz|zst|bz2|lz4"
@@ -40,6 +42,10 @@ class FileFormat:
     """True if lengths count bytes; False if they count rows."""
     open_record: Callable[[Split, ByteStream, SourceConfig], Iterator[tuple[Row, Drop | None]]] | None = None
     """Yields the row of the bytes of one record, if it needs more than these bytes; None: `open` does."""
+    companions: Callable[[SourceConfig], tuple[str, ...]] = lambda config: ()
+    """Returns the paths and patterns of other files that the reader needs, as `Split.companions`."""
+    problem: Callable[[str, SourceConfig], str | None] = lambda uri, config: None
+    """Returns why a file cannot be read with these settings, and what to do about it; None if it can."""
 
 
 def read_decoded(stream: ByteStream, offset: int, length: int) -> bytes:
@@ -80,12 +86,24 @@ def _read_row(fs: pafs.FileSystem, path: str, number: int, length: int) -> bytes
     return b""
 
 
+def _read_shard(fs: pafs.FileSystem, path: str, number: int, length: int) -> bytes:
+    return (_read_row if path.endswith(".parquet") else read_arrow_row)(fs, path, number, length)
+
+
 def _record_head(data: bytes) -> bytes:
     window = DecodedWindow(FrameReader(io.BytesIO(data), RECORD_STARTS))
     while not window.skip_newlines():
         if window.advance() is None:
             return b""
     return window.peek()
+
+
+NO_SUFFIX = re.compile(r"(?!)")
+"""Suffixes of a format that is recognized in another way."""
+
+
+REDDIT_NAMES = re.compile(rf"(?:^|/)RS_(?:v2_)?\d{{4}}-\d\d(?:-\d\d)?(?:\.(?:{CODECS}))?$")
+"""Names of the monthly and daily files of submissions."""
 
 
 def _suffixes(names: str, codecs: str = "") -> re.Pattern[str]:
@@ -99,7 +117,16 @@ FORMATS: Mapping[str, FileFormat] = {
         FileFormat("jsonl", _suffixes("jsonl|ndjson|json", CODECS), open_jsonl, _read_line, lambda data: data),
         FileFormat("arrow", _suffixes("arrows?|feather|ipc"), open_arrow, read_arrow_row, lambda data: b"", False),
         FileFormat("csv", _suffixes("csv|tsv", CODECS), open_csv, _read_line, lambda data: data, True, open_csv_record),
+        FileFormat("hf", NO_SUFFIX, open_shard, _read_shard, lambda data: b"", in_bytes=False),
         FileFormat("parquet", _suffixes("parquet|pq"), open_parquet, _read_row, lambda data: b"", in_bytes=False),
+        FileFormat(
+            "reddit",
+            REDDIT_NAMES,
+            open_reddit,
+            _read_line,
+            lambda data: data,
+            companions=lambda config: config.reddit.comments,
+        ),
     )
 }
 """Format by name; a file has the first format whose suffixes match."""

@@ -1,6 +1,7 @@
 """The settings of the dumps of forums: `[source.stackexchange]` and `[source.reddit]`."""
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from pipeline.sources.format_config import FormatConfig
 
@@ -49,6 +50,18 @@ class RedditConfig(FormatConfig):
     """Maximum number of comments of a document. None: no limit."""
     max_comment_depth: int = Field(20, ge=1, le=500)
     """Maximum depth of a comment; 1 is an answer to the submission."""
+
+    @model_validator(mode="after")
+    def _comments_are_joined(self) -> "RedditConfig":
+        ignored = sorted(self.model_fields_set & {"min_comment_score", "max_comments", "max_comment_depth"})
+        if ignored and not self.comments:
+            raise PydanticCustomError(
+                "comments",
+                "{name}: expected the files of comments in comments, got none, so that {name} is ignored. Set "
+                "source.reddit.comments, or remove it.",
+                {"name": ignored[0]},
+            )
+        return self
 
     @field_validator("subreddits", "excluded_subreddits", "bots")
     @classmethod

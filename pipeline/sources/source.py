@@ -38,6 +38,21 @@ REASONS = {
     "bad_line": "a line that is no JSON object",
     "no_text_field": "a row without a text",
     "bad_row": "a row of a table or dump that cannot be parsed",
+    "not_a_question": "a post that is neither question nor answer, such as the description of a tag",
+    "joined_to_question": "an answer that is in the document of its question",
+    "answer_without_question": "an answer whose question is not in the file",
+    "question_dropped": "an answer whose question is dropped",
+    "low_answer_score": "an answer whose score is lower than min_answer_score",
+    "surplus_answer": "an answer beyond the max_answers best ones of its question",
+    "unanswered": "a question without an answer to join",
+    "xml_doctype": "a document type declaration, whose entities are not expanded",
+    "low_score": "a question or submission whose score is lower than min_score",
+    "subreddit_not_kept": "a submission of a subreddit that is not among those to keep",
+    "bot_author": "a submission of a bot",
+    "deleted_post": "a submission whose title or text was deleted or removed",
+    "adult_content": "a submission that is marked as adult content",
+    "link_post": "a submission of a link, without a text of its own",
+    "title_only": "a submission of a mere title, without a text",
     "ragged_row": "a row of a CSV file with more or fewer fields than the header; the value is their number",
 }
 
@@ -100,7 +115,7 @@ def refetch(split: Split, recorded: Mapping[str, Any], config: SourceConfig) -> 
             "a backup."
         ) from error
     open_record = file_format.open_record or file_format.open
-    rows = open_record(replace(split, size=len(data)), HashedStream(io.BytesIO(data)), config)
+    rows = open_record(replace(split, size=len(data), companions=()), HashedStream(io.BytesIO(data)), config)
     row = next((row for row, _ in rows if row["record_type"] != "gap"), None)
     if file_format.in_bytes and len(data) < length:
         changes = [f"length: expected {length} bytes from {offset} on, got {len(data)}"]
