@@ -22,6 +22,8 @@ MAX_AROUND = 4
 EMPTY_LINE = "\ufdd0"
 """The content of an empty line of code that follows another one, until the text is normalized: outside code, several
 empty lines become one. It is a noncharacter, which no text has."""
+MARKED_LINES = "_marked_lines"
+"""Field of a row: True if its source has written EMPTY_LINE into the text."""
 
 _ITEMS = frozenset((ITEM,))
 _FIRST_NUMBER = re.compile(r' (?:start|value)="(-?\d{1,6})"')

@@ -14,7 +14,7 @@ import pyarrow as pa
 from pydantic import Field, model_validator
 
 from pipeline.engine.stage import CPU, Drop, PerDocument, Row, RowFunction
-from pipeline.extract.assemble import EMPTY_LINE
+from pipeline.extract.assemble import EMPTY_LINE, MARKED_LINES
 from pipeline.extract.charset import decode
 from pipeline.extract.extractors import (
     MIN_VISIBLE_WORDS,
@@ -293,7 +293,7 @@ def make_extract(config: ExtractConfig, models: Mapping[str, str], isolated: boo
         if is_page:
             row["title"] = " ".join(normalize_text(row["title"] or "").split())[:MAX_TITLE_CHARS] or None
         text = normalize_text(row["text"])
-        row["text"] = text = text.replace(EMPTY_LINE, "") if is_page else text
+        row["text"] = text = text.replace(EMPTY_LINE, "") if is_page or row.get(MARKED_LINES) else text
         row["num_chars"], row["replacement_chars"] = len(text), text.count("\ufffd")
         drop = _out_of_bounds(row, config)
         if drop is not None and drop.rule == "no_text" and is_page:

@@ -116,6 +116,12 @@ class DecodedBlock(NamedTuple):
     """Stored offset at which reading resumes after a fault."""
 
 
+class Frames(Protocol):
+    """The decoded blocks of a file in order."""
+
+    def next(self) -> DecodedBlock | None: ...
+
+
 class RecordPatterns(NamedTuple):
     """How to recognize the start of a record, so that reading can resume after damage."""
 

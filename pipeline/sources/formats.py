@@ -6,6 +6,7 @@ A new format is a module with its reader, a row of FORMATS and a test: see `docs
 import io
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 
 import pyarrow.fs as pafs
@@ -13,12 +14,14 @@ import pyarrow.parquet as pq
 
 from pipeline.engine.stage import Drop, Row, Split
 from pipeline.sources.arrow_table import open_arrow, read_arrow_row
-from pipeline.sources.compression import MAGIC_BYTES, ByteStream, FrameReader, is_compressed
+from pipeline.sources.compression import MAGIC_BYTES, ByteStream, FrameReader, Frames, is_compressed
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.csv_table import open_csv, open_csv_record
 from pipeline.sources.hf_folder import open_shard
 from pipeline.sources.jsonl_parquet import open_jsonl, open_parquet
 from pipeline.sources.reddit import open_reddit
+from pipeline.sources.seven_zip import MemberFrames
+from pipeline.sources.stackexchange import SITES, is_posts, open_stackexchange, problem_of
 from pipeline.sources.warc import RECORD_STARTS, DecodedWindow, open_warc
 
 CODECS = "gz|zst|bz2|lz4"
@@ -48,12 +51,9 @@ class FileFormat:
     """Returns why a file cannot be read with these settings, and what to do about it; None if it can."""
 
 
-def read_decoded(stream: ByteStream, offset: int, length: int) -> bytes:
+def _decoded_range(frames: Frames, offset: int, length: int) -> bytes:
     """Return `length` bytes from `offset` on of the decompressed file; fewer if it cannot be read that far."""
-    frames, parts, position = FrameReader(stream, None), [], 0
-    if (first := frames.blocks.peek(0, MAGIC_BYTES)) and not is_compressed(first):
-        stream.seek(min(offset, frames.blocks.size()))
-        return bytes(stream.read(length))
+    parts, position = [], 0
     # Offsets count decompressed bytes, so everything before them has to be decompressed.
     while position < offset + length and (piece := frames.next()) is not None:
         parts.append(piece.data[max(0, offset - position) : max(0, offset + length - position)])
@@ -69,7 +69,17 @@ def _read_range(fs: pafs.FileSystem, path: str, offset: int, length: int) -> byt
 
 def _read_line(fs: pafs.FileSystem, path: str, offset: int, length: int) -> bytes:
     with fs.open_input_file(path) as stream:
-        return read_decoded(stream, offset, length)
+        frames = FrameReader(stream, None)
+        if is_compressed(frames.blocks.peek(0, MAGIC_BYTES)):
+            return _decoded_range(frames, offset, length)
+    return _read_range(fs, path, offset, length)
+
+
+def _read_post(fs: pafs.FileSystem, path: str, offset: int, length: int) -> bytes:
+    if not path.lower().endswith(".7z"):
+        return _read_line(fs, path, offset, length)
+    with fs.open_input_file(path) as stream, closing(MemberFrames(stream, is_posts)) as frames:
+        return _decoded_range(frames, offset, length)
 
 
 def _read_row(fs: pafs.FileSystem, path: str, number: int, length: int) -> bytes:
@@ -102,6 +112,10 @@ NO_SUFFIX = re.compile(r"(?!)")
 """Suffixes of a format that is recognized in another way."""
 
 
+POSTS_NAMES = re.compile(
+    rf"(?:(?:^|[/.-])Posts\.xml(?:\.(?:{CODECS}))?|{SITES.pattern}(?:-Posts)?\.7z)$", re.IGNORECASE
+)
+"""Names of Posts.xml, and of the archives of a site that hold it."""
 REDDIT_NAMES = re.compile(rf"(?:^|/)RS_(?:v2_)?\d{{4}}-\d\d(?:-\d\d)?(?:\.(?:{CODECS}))?$")
 """Names of the monthly and daily files of submissions."""
 
@@ -119,6 +133,7 @@ FORMATS: Mapping[str, FileFormat] = {
         FileFormat("csv", _suffixes("csv|tsv", CODECS), open_csv, _read_line, lambda data: data, True, open_csv_record),
         FileFormat("hf", NO_SUFFIX, open_shard, _read_shard, lambda data: b"", in_bytes=False),
         FileFormat("parquet", _suffixes("parquet|pq"), open_parquet, _read_row, lambda data: b"", in_bytes=False),
+        FileFormat("stackexchange", POSTS_NAMES, open_stackexchange, _read_post, lambda data: data, problem=problem_of),
         FileFormat(
             "reddit",
             REDDIT_NAMES,

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.engine.stage import Drop, Row, Split
-from pipeline.sources.compression import ByteStream, FrameReader
+from pipeline.sources.compression import ByteStream, FrameReader, Frames
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.provenance import SourceItem, account_bytes, new_row
 from pipeline.sources.rows import UNREADABLE_VALUE, RowMapping
@@ -33,7 +33,7 @@ class LineReader:
     After the last line, `position` is the size of the decompressed file [bytes].
     """
 
-    def __init__(self, frames: FrameReader, max_bytes: int, mark: bytes = b""):
+    def __init__(self, frames: Frames, max_bytes: int, mark: bytes = b""):
         """`mark`: a byte to count in lines that are too long."""
         self._frames = frames
         self._max_bytes = max_bytes

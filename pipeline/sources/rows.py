@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from pipeline.engine.stage import Drop, Row
@@ -110,23 +111,25 @@ def meta_of(
     size, parts, numbers, cut = 1, [], {}, set()
     cut |= {"no_date"} if is_undated else set()
     for name in names:
-        if value[name] is None:
+        item = value[name]
+        if item is None:
             continue
-        if value[name] is UNREADABLE_VALUE:
+        if item is UNREADABLE_VALUE:
             cut.add("unreadable")
             continue
         try:
-            plain = plain_value(value[name])
+            plain = item if isinstance(item, str) else plain_value(item)
         except _TooDeep:
             cut.add("too_deep")
             continue
         if plain is None:
             continue
-        part = encodable(f"{json.dumps(name, ensure_ascii=False)}:{_json(plain)}")
-        if size + len(part.encode()) + 1 > config.max_meta_bytes:
+        part = encodable(f"{_key(name)}:{_json(plain)}")
+        added = (len(part) if part.isascii() else len(part.encode())) + 1
+        if size + added > config.max_meta_bytes:
             cut.add("too_large")
             continue
-        size += len(part.encode()) + 1
+        size += added
         parts.append(part)
         if len(name) <= MAX_NAME:
             numbers[encodable(name)] = is_number(plain)
@@ -134,8 +137,12 @@ def meta_of(
     return (f"{{{','.join(parts)}}}" if parts else None), note
 
 
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+@lru_cache(maxsize=1 << 12)
+def _key(name: str) -> str:
+    return _json(name)
 
 
 def is_number(value: Any) -> bool:
