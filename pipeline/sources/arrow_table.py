@@ -80,6 +80,12 @@ def open_arrow(split: Split, stream: ByteStream, config: SourceConfig) -> Source
     return account_bytes(items(), split, lambda: num_rows)
 
 
+def read_batches(stream: ByteStream) -> Iterator[pa.RecordBatch]:
+    """Yield the record batches of an Arrow file or stream. Raises an error of UNREADABLE where it is damaged."""
+    with pa.ipc.open_stream(_Messages(stream)) as reader:
+        yield from _batches(reader)
+
+
 def _batches(reader: Any) -> Iterator[pa.RecordBatch]:
     """Yield the record batches of a stream. Raises an error of UNREADABLE at one that is damaged."""
     while True:
@@ -105,8 +111,8 @@ def _validate(batch: pa.RecordBatch) -> None:
 def read_arrow_row(fs: pafs.FileSystem, path: str, number: int, length: int) -> bytes:
     """Return row `number` of an Arrow file as a stream of one row; empty if there is no such row."""
     first = 0
-    with fs.open_input_file(path) as file, pa.ipc.open_stream(_Messages(file)) as reader:
-        for batch in _batches(reader):
+    with fs.open_input_file(path) as file:
+        for batch in read_batches(file):
             if number < first + batch.num_rows:
                 sink = io.BytesIO()
                 with pa.ipc.new_stream(sink, batch.schema) as writer:

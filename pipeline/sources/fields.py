@@ -34,12 +34,14 @@ def top_field(path: str, names: Sequence[str]) -> str:
 
 
 def without(row: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Any]:
-    """Return a copy of the row without the fields that paths name."""
+    """Return a copy of the row without the fields that paths name, and without objects that have no others."""
     rest = {name: value for name, value in row.items() if name not in paths}
     for path in paths:
         name, dot, inner = path.partition(".")
         if dot and path not in row and isinstance(value := rest.get(name), Mapping):
-            rest[name] = without(value, (inner,)) or None
+            rest[name] = without(value, (inner,))
+            if not rest[name]:
+                del rest[name]
     return rest
 
 

@@ -8,7 +8,7 @@ file is computed while the file is read.
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
@@ -78,23 +78,29 @@ def find_splits(config: SourceConfig) -> list[Split]:
         except OSError as error:
             problems.append(f"expected a file at {file.uri}, got {error}. Make it readable.")
             continue
-        identity = f"{file.info.size}:{file.info.mtime_ns or 0}"
-        if config.snapshot is not None:  # Ids derive from names, and two crawls may use the same file names.
-            name = f"{config.snapshot}/{name}"
-        crawl = CRAWL.search(name)
-        snapshot = config.snapshot or (crawl.group() if crawl else None)
         needed = companions.get(format_name, ())
-        if needed:
-            described = ";".join(f"{other.name}:{other.info.size}:{other.info.mtime_ns or 0}" for other in needed)
-            identity += f":{hashlib.sha256(described.encode()).hexdigest()[:16]}"
-        split = Split(ordinal, name, file.uri, int(file.info.size), identity, config.name, format_name, snapshot)
-        splits.append(replace(split, companions=tuple(other.uri for other in needed)))
+        splits.append(_split(ordinal, file, format_name, needed, config))
     read = {split.format for split in splits}
     if ignored := sorted(config.model_fields_set & config.formats().keys() - read):
         problems.append(f"expected a file of the format {ignored[0]} for [source.{ignored[0]}], got none. Remove it.")
     if problems:
         raise ConfigError("\n  ".join([f"source.paths: {len(problems)} problem(s); nothing was started", *problems]))
     return splits
+
+
+def _split(
+    ordinal: int, file: _InputFile, format_name: str, companions: Sequence[_InputFile], config: SourceConfig
+) -> Split:
+    identity, name = f"{file.info.size}:{file.info.mtime_ns or 0}", file.name
+    if companions:
+        described = ";".join(f"{other.name}:{other.info.size}:{other.info.mtime_ns or 0}" for other in companions)
+        identity += f":{hashlib.sha256(described.encode()).hexdigest()[:16]}"
+    if config.snapshot is not None:  # Ids derive from names, and two crawls may use the same file names.
+        name = f"{config.snapshot}/{name}"
+    crawl = CRAWL.search(name)
+    snapshot = config.snapshot or (crawl.group() if crawl else None)
+    split = Split(ordinal, name, file.uri, int(file.info.size), identity, config.name, format_name, snapshot)
+    return replace(split, companions=tuple(other.uri for other in companions))
 
 
 def _companions(config: SourceConfig, problems: list[str]) -> dict[str, list[_InputFile]]:
