@@ -14,9 +14,9 @@ import pyarrow.fs as pafs
 from pipeline.engine.stage import Drop, Split
 from pipeline.sources.compression import ByteStream
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.jsonl_parquet import UNREADABLE, SourceRows, rows_of_batch
+from pipeline.sources.lines import SourceRows
 from pipeline.sources.provenance import SourceItem, account_bytes, new_row
-from pipeline.sources.rows import RowMapping
+from pipeline.sources.rows import UNREADABLE, RowMapping, rows_of_batch
 
 FILE_START = b"ARROW1\0\0"
 MAX_BATCH_BYTES = 1 << 30

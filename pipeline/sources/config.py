@@ -6,9 +6,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from pipeline.sources.fields import TextParts, parse_text
-from pipeline.sources.format_config import FormatConfig
-from pipeline.sources.forum_config import RedditConfig, StackExchangeConfig
-from pipeline.sources.table_config import CsvConfig, HfConfig
+from pipeline.sources.format_config import CsvConfig, FormatConfig, HfConfig, RedditConfig, StackExchangeConfig
 from schemas.config import Section, execution
 
 AUTO = "auto"

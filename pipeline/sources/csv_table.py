@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 from pipeline.engine.stage import Drop, Split
 from pipeline.sources.compression import ByteStream, FrameReader
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.jsonl_parquet import BOM, LineReader, SourceRows
+from pipeline.sources.lines import BOM, LineReader, SourceRows
 from pipeline.sources.provenance import SourceItem, account_bytes, new_row
 from pipeline.sources.rows import RowMapping
 from schemas.storage import resolve_uri
 
-TAB_SUFFIXES = (".tsv", ".tab")
+TAB_SUFFIX = ".tsv"
 CODEC_SUFFIXES = (".gz", ".zst", ".bz2", ".lz4")
 
 
@@ -174,7 +174,7 @@ def _dialect(split: Split, config: SourceConfig) -> dict[str, Any]:
     name = next((name.removesuffix(suffix) for suffix in CODEC_SUFFIXES if name.endswith(suffix)), name)
     quoting = csv.QUOTE_MINIMAL if settings.quote else csv.QUOTE_NONE
     return {
-        "delimiter": settings.delimiter or ("\t" if name.endswith(TAB_SUFFIXES) else ","),
+        "delimiter": settings.delimiter or ("\t" if name.endswith(TAB_SUFFIX) else ","),
         "quotechar": settings.quote or None,
         "escapechar": settings.escape,
         "quoting": quoting,

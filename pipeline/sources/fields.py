@@ -87,7 +87,7 @@ def parse_text(expression: str | Sequence[str]) -> TextParts:
     """Return the parts of an expression such as `title + ': ' + body`, or of a list of fields.
 
     The fields of a list are joined by an empty line. In quoted text, `\\n` is a line feed, `\\t` a tab, and a
-    backslash before a quotation mark or a backslash stands for that character. Raises ValueError if the expression has
+    backslash before a quotation mark or a backslash means that character. Raises ValueError if the expression has
     another form.
     """
     if not isinstance(expression, str):

@@ -19,7 +19,8 @@ from pipeline.sources.arrow_table import read_batches
 from pipeline.sources.compression import FrameReader
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.csv_table import read_records
-from pipeline.sources.jsonl_parquet import BOM, UNREADABLE, LineReader
+from pipeline.sources.lines import BOM, LineReader
+from pipeline.sources.rows import UNREADABLE
 from pipeline.sources.splits import open_stream
 from schemas.errors import ConfigError
 

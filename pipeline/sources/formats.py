@@ -17,7 +17,6 @@ from pipeline.sources.arrow_table import open_arrow, read_arrow_row
 from pipeline.sources.compression import MAGIC_BYTES, ByteStream, FrameReader, Frames, is_compressed
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.csv_table import open_csv, open_csv_record
-from pipeline.sources.hf_folder import open_shard
 from pipeline.sources.jsonl_parquet import open_jsonl, open_parquet
 from pipeline.sources.reddit import open_reddit
 from pipeline.sources.seven_zip import MemberFrames
@@ -96,6 +95,10 @@ def _read_row(fs: pafs.FileSystem, path: str, number: int, length: int) -> bytes
     return b""
 
 
+def _open_shard(split: Split, stream: ByteStream, config: SourceConfig) -> Iterator[tuple[Row, Drop | None]]:
+    return (open_parquet if split.name.endswith(".parquet") else open_arrow)(split, stream, config)
+
+
 def _read_shard(fs: pafs.FileSystem, path: str, number: int, length: int) -> bytes:
     return (_read_row if path.endswith(".parquet") else read_arrow_row)(fs, path, number, length)
 
@@ -110,8 +113,6 @@ def _record_head(data: bytes) -> bytes:
 
 NO_SUFFIX = re.compile(r"(?!)")
 """Suffixes of a format that is recognized in another way."""
-
-
 POSTS_NAMES = re.compile(
     rf"(?:(?:^|[/.-])Posts\.xml(?:\.(?:{CODECS}))?|{SITES.pattern}(?:-Posts)?\.7z)$", re.IGNORECASE
 )
@@ -131,7 +132,7 @@ FORMATS: Mapping[str, FileFormat] = {
         FileFormat("jsonl", _suffixes("jsonl|ndjson|json", CODECS), open_jsonl, _read_line, lambda data: data),
         FileFormat("arrow", _suffixes("arrows?|feather|ipc"), open_arrow, read_arrow_row, lambda data: b"", False),
         FileFormat("csv", _suffixes("csv|tsv", CODECS), open_csv, _read_line, lambda data: data, True, open_csv_record),
-        FileFormat("hf", NO_SUFFIX, open_shard, _read_shard, lambda data: b"", in_bytes=False),
+        FileFormat("hf", NO_SUFFIX, _open_shard, _read_shard, lambda data: b"", in_bytes=False),
         FileFormat("parquet", _suffixes("parquet|pq"), open_parquet, _read_row, lambda data: b"", in_bytes=False),
         FileFormat("stackexchange", POSTS_NAMES, open_stackexchange, _read_post, lambda data: data, problem=problem_of),
         FileFormat(

@@ -1,4 +1,4 @@
-"""Hugging Face dataset folders: which Parquet and Arrow files of a folder belong to a split, and the reader of a file.
+"""Hugging Face dataset folders: which Parquet and Arrow files of a folder belong to a split.
 
 Folders that `save_to_disk` wrote, copies of a repository and folders of the cache are supported. A file belongs to the
 split that its name or a folder names, such as `data/train-00000-of-00005.parquet`, `train/data-00000-of-00001.arrow`
@@ -10,11 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 
-from pipeline.engine.stage import Split
-from pipeline.sources.arrow_table import open_arrow
-from pipeline.sources.compression import ByteStream
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.jsonl_parquet import SourceRows, open_parquet
 from schemas.config import suggest_name
 from schemas.errors import ConfigError
 
@@ -98,8 +94,3 @@ def _split_of(path: str, known: set[str]) -> str:
         if stem == split or re.search(rf"(?:^|[-_.]){re.escape(split)}$|^{re.escape(split)}[-_.]", stem):
             return split
     return next((folder for folder in reversed(folders) if folder in known), "train")
-
-
-def open_shard(split: Split, stream: ByteStream, config: SourceConfig) -> SourceRows:
-    """Yield the rows of a Parquet or Arrow file of a dataset."""
-    return (open_parquet if split.name.endswith(".parquet") else open_arrow)(split, stream, config)

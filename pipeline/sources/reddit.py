@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from pipeline.engine.stage import Drop, Row, Split
 from pipeline.sources.compression import ByteStream, FrameReader
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.jsonl_parquet import BOM, LineReader, SourceRows
+from pipeline.sources.lines import BOM, LineReader, SourceRows
 from pipeline.sources.provenance import SourceItem, account_bytes, encodable, new_row, set_text, set_title
 from pipeline.sources.rows import date_of, meta_of
 from pipeline.sources.temporary_rows import BATCH_ROWS, temporary_database

@@ -3,10 +3,12 @@
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
 from functools import lru_cache
 from typing import Any, NamedTuple
+
+import pyarrow as pa
 
 from pipeline.engine.stage import Drop, Row
 from pipeline.sources.config import SourceConfig
@@ -19,6 +21,8 @@ MAX_NAME = 64
 """Maximum length of the name of a field that the manifest counts [code points]."""
 UNREADABLE_VALUE = object()
 """Takes the place of a value of a Parquet column that cannot be converted, such as a date after the year 9999."""
+UNREADABLE = (pa.ArrowException, OSError, ValueError)
+"""Errors of pyarrow on damaged files."""
 PARTIAL_DATE = re.compile(r"(\d{4})(?:-(\d\d))?")
 NUMBER = re.compile(r"-?(?:0|[1-9]\d{0,17})(?:\.\d{1,18})?(?:[eE][-+]?\d{1,2})?")
 """A text that is compared as a number; a leading zero makes it a code."""
@@ -207,3 +211,32 @@ def _licence(value: Any, config: SourceConfig) -> str | None:
         return None
     text = encodable(plain if isinstance(plain, str) else _json(plain))
     return text if len(text.encode()) <= config.max_meta_bytes else None
+
+
+# The rows of record batches.
+
+
+def rows_of_batch(batch: pa.RecordBatch, columns: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a record batch with these columns. A value that cannot be converted is UNREADABLE_VALUE."""
+    values = [_values(batch.column(batch.schema.get_field_index(name))) for name in columns]
+    for row in range(batch.num_rows):
+        yield {name: column[row] for name, column in zip(columns, values, strict=True)}
+
+
+def _values(column: pa.Array) -> list[Any]:
+    try:
+        return list(column.to_pylist())
+    except UnicodeDecodeError:
+        if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+            return [_value(column, row) for row in range(len(column))]
+        stored = column.cast(pa.large_binary()).to_pylist()
+        return [None if value is None else value.decode("utf-8", "replace") for value in stored]
+    except (ValueError, OverflowError, pa.ArrowException):
+        return [_value(column, row) for row in range(len(column))]
+
+
+def _value(column: pa.Array, row: int) -> Any:
+    try:
+        return column[row].as_py()
+    except (ValueError, OverflowError, pa.ArrowException):
+        return UNREADABLE_VALUE  # counted as a field that is left out of `meta`; the row itself is read

@@ -23,7 +23,7 @@ from pipeline.extract.formulas import may_have_formulas, write_formulas
 from pipeline.extract.inline import TextForm
 from pipeline.sources.compression import ByteStream, FrameReader, Frames
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.jsonl_parquet import LineReader, SourceRows
+from pipeline.sources.lines import LineReader, SourceRows
 from pipeline.sources.provenance import SourceItem, account_bytes, encodable, new_row, set_text, set_title
 from pipeline.sources.rows import date_of, meta_of
 from pipeline.sources.seven_zip import MAGIC, MemberFrames
