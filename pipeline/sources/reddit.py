@@ -44,7 +44,7 @@ class Submission(NamedTuple):
     drop: Drop | None
 
 
-class _Rules:
+class SubmissionRules:
     """The conditions for a submission, by the settings of the source."""
 
     def __init__(self, config: SourceConfig):
@@ -77,7 +77,7 @@ def open_reddit(split: Split, stream: ByteStream, config: SourceConfig) -> Sourc
 
     Parts of these files that cannot be read are gaps of length 0 at the end.
     """
-    rules, max_bytes = _Rules(config), config.max_record_bytes
+    rules, max_bytes = SubmissionRules(config), config.max_record_bytes
     lines = LineReader(FrameReader(stream, None), max_bytes)
 
     def items() -> Iterator[SourceItem]:
@@ -90,7 +90,7 @@ def open_reddit(split: Split, stream: ByteStream, config: SourceConfig) -> Sourc
                 if isinstance(line, Drop):
                     yield SourceItem(start, new_row("row" if line.rule == "record_too_large" else "gap"), line)
                 elif (line := line.removeprefix(BOM)).strip():
-                    found = _parse(line, rules)
+                    found = parse_submission(line, rules)
                     if isinstance(found, Drop):
                         yield SourceItem(start, new_row("row"), found)
                     else:
@@ -101,7 +101,8 @@ def open_reddit(split: Split, stream: ByteStream, config: SourceConfig) -> Sourc
     return account_bytes(items(), split, lambda: lines.position)
 
 
-def _parse(line: bytes, rules: _Rules) -> Submission | Drop:
+def parse_submission(line: bytes, rules: SubmissionRules) -> Submission | Drop:
+    """Return the submission on a line; a Drop if there is none."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
@@ -153,12 +154,12 @@ def _finish(found: Submission, database: sqlite3.Connection | None, config: Sour
 
 def _collect(database: sqlite3.Connection, split: Split, stream: ByteStream, config: SourceConfig) -> list[Drop]:
     """Store the comments on the submissions of a file that are kept; return what cannot be read of their files."""
-    rules, max_bytes = _Rules(config), config.max_record_bytes
+    rules, max_bytes = SubmissionRules(config), config.max_record_bytes
     database.execute("CREATE TABLE post (id INTEGER PRIMARY KEY) WITHOUT ROWID")
     database.execute("CREATE TABLE comment (post INTEGER, id INTEGER, parent INTEGER, score INTEGER, body TEXT)")
     for _, line in LineReader(FrameReader(stream, None), max_bytes):
         if not isinstance(line, Drop) and line.strip():
-            found = _parse(line.removeprefix(BOM), rules)
+            found = parse_submission(line.removeprefix(BOM), rules)
             if isinstance(found, Submission) and found.drop is None:
                 database.execute("INSERT OR IGNORE INTO post VALUES (?)", (found.number,))
     faults: list[Drop] = []
@@ -183,7 +184,9 @@ def _insert(database: sqlite3.Connection, batch: list[tuple[int, int, int, int, 
     database.executemany("INSERT INTO comment VALUES (?, ?, ?, ?, ?)", batch)
 
 
-def _comment(line: bytes, database: sqlite3.Connection, rules: _Rules) -> tuple[int, int, int, int, str] | None:
+def _comment(
+    line: bytes, database: sqlite3.Connection, rules: SubmissionRules
+) -> tuple[int, int, int, int, str] | None:
     """Return (submission, id, parent, score, text) of a comment to store; the parent 0 is the submission."""
     link = LINK_ID.search(line)
     if link is None or not database.execute("SELECT 1 FROM post WHERE id = ?", (int(link[1], 36),)).fetchone():
