@@ -6,46 +6,26 @@ drop_value is their number. In Parquet files, offsets and lengths count rows.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow.parquet as pq
 
 from pipeline.engine.stage import Drop, Row, Split
-from pipeline.sources.compression import ByteStream, FrameReader
+from pipeline.sources.compression import ByteStream
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.lines import BOM, LineReader, SourceRows
+from pipeline.sources.lines import SourceRows, read_lines
 from pipeline.sources.provenance import SourceItem, account_bytes, new_row
 from pipeline.sources.rows import UNREADABLE, RowMapping, rows_of_batch
 
 BATCH_ROWS = 16
 BUFFER_BYTES = 1 << 20
-LineParser = Callable[[bytes, SourceConfig], tuple[Row, Drop | None]]
-"""Function from (line without its line feed, settings) to the line's row, with a Drop if it cannot be a document."""
 
 
 def open_jsonl(split: Split, stream: ByteStream, config: SourceConfig) -> SourceRows:
     """Yield the rows of a file with one JSON object per line."""
     mapping = RowMapping(config)
     return read_lines(split, stream, config, lambda line, _: _parse(line, mapping))
-
-
-def read_lines(split: Split, stream: ByteStream, config: SourceConfig, parse: LineParser) -> SourceRows:
-    """Yield the rows of a file with one row per line. `parse` returns the row of a line.
-
-    An empty line has no row. Its bytes belong to the row before it.
-    """
-    lines = LineReader(FrameReader(stream, None), config.max_record_bytes)
-
-    def items() -> Iterator[SourceItem]:
-        for start, line in lines:
-            if isinstance(line, Drop):
-                kind = "row" if line.rule == "record_too_large" else "gap"
-                yield SourceItem(start, new_row(kind), line)
-            elif (line := line.removeprefix(BOM)).strip():
-                yield SourceItem(start, *parse(line, config))
-
-    return account_bytes(items(), split, lambda: lines.position)
 
 
 def _parse(line: bytes, mapping: RowMapping) -> tuple[Row, Drop | None]:

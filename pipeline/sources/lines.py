@@ -1,13 +1,17 @@
 """The lines of a file, compressed or not, with their offsets in the decompressed file."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from pipeline.engine.stage import Drop, Row
-from pipeline.sources.compression import Frames
+from pipeline.engine.stage import Drop, Row, Split
+from pipeline.sources.compression import ByteStream, FrameReader, Frames
+from pipeline.sources.config import SourceConfig
+from pipeline.sources.provenance import SourceItem, account_bytes, new_row
 
 BOM = b"\xef\xbb\xbf"
 SourceRows = Iterator[tuple[Row, Drop | None]]
 """What a reader yields: each row, with a Drop if it cannot be a document."""
+LineParser = Callable[[bytes, SourceConfig], tuple[Row, Drop | None]]
+"""Function from (line without its line feed, settings) to the line's row, with a Drop if it cannot be a document."""
 
 
 class LineReader:
@@ -61,3 +65,21 @@ class LineReader:
     def _too_long(self, size: int, marks: int) -> Drop:
         self.num_marks = marks
         return Drop("record_too_large", float(size), float(self._max_bytes))
+
+
+def read_lines(split: Split, stream: ByteStream, config: SourceConfig, parse: LineParser) -> SourceRows:
+    """Yield the rows of a file with one row per line. `parse` returns the row of a line.
+
+    An empty line has no row. Its bytes belong to the row before it.
+    """
+    lines = LineReader(FrameReader(stream, None), config.max_record_bytes)
+
+    def items() -> Iterator[SourceItem]:
+        for start, line in lines:
+            if isinstance(line, Drop):
+                kind = "row" if line.rule == "record_too_large" else "gap"
+                yield SourceItem(start, new_row(kind), line)
+            elif (line := line.removeprefix(BOM)).strip():
+                yield SourceItem(start, *parse(line, config))
+
+    return account_bytes(items(), split, lambda: lines.position)
