@@ -57,7 +57,7 @@ EXAMPLES: dict[tuple[str, str], object] = {
     ("plan", "params"): 100_000_000,
 }
 """Values that are shown for settings without a default, or with a default that is longer than a line."""
-ROW_FORMATS = ("jsonl", "parquet")
+ROW_FORMATS = ("jsonl", "parquet", "csv", "arrow", "hf")
 """Formats whose rows have named fields."""
 
 
@@ -181,7 +181,8 @@ def with_fields(answers: Answers) -> tuple[Answers, list[str]]:
 
     Raises ConfigError if the paths match no readable file, or no field of a row format holds text.
     """
-    splits = find_splits(SourceConfig.model_validate({"paths": answers.paths}))
+    config = SourceConfig.model_validate({"paths": answers.paths})
+    splits = find_splits(config)
     formats = Counter(split.format for split in splits)
     size = format_bytes(sum(split.size for split in splits))
     counted = ", ".join(f"{count} {name}" for name, count in sorted(formats.items()))
@@ -189,7 +190,7 @@ def with_fields(answers: Answers) -> tuple[Answers, list[str]]:
     first = next((split for split in splits if split.format in ROW_FORMATS and split.size), None)
     if first is None:
         return answers, notes
-    fields = fields_of(first)
+    fields = fields_of(first, config)
     chosen = {
         "text_field": _text_field(fields, first.name),
         "url_field": _named(fields, "url", ("url", "uri", "link")),

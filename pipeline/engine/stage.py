@@ -49,6 +49,8 @@ class Split:
     """The crawl that the file belongs to."""
     key: str = ""
     """Name of the file among the inputs of a run: `name`, and with several sources `source/name`."""
+    companions: tuple[str, ...] = ()
+    """URIs of other files that its reader needs, such as those of the comments on posts."""
 
 
 EVERY = "*"

@@ -23,6 +23,8 @@ EMPTY_LINE = "\ufdd0"
 """The content of an empty line of code that follows another one, until the text is normalized: outside code, several
 empty lines become one. It is also before the indentation of code with which the text begins, as white space at the ends
 of a text is removed. It is a noncharacter, which no text has."""
+MARKED_LINES = "_marked_lines"
+"""Field of a row: True if its source has written EMPTY_LINE into the text."""
 
 _ITEMS = frozenset((ITEM,))
 _FIRST_NUMBER = re.compile(r' (?:start|value)="(-?\d{1,6})"')

@@ -14,7 +14,7 @@ import pyarrow as pa
 from pydantic import Field, model_validator
 
 from pipeline.engine.stage import CPU, TITLE_FIRST, Drop, PerDocument, Row, RowFunction
-from pipeline.extract.assemble import EMPTY_LINE
+from pipeline.extract.assemble import EMPTY_LINE, MARKED_LINES
 from pipeline.extract.charset import decode
 from pipeline.extract.extractors import (
     MIN_VISIBLE_WORDS,
@@ -233,7 +233,7 @@ def make_extract(config: ExtractConfig, models: Mapping[str, str], isolated: boo
             _repair(row, has_entities=not is_page or row.get("mime") != PLAIN_TEXT)
         row["title"] = " ".join(normalize_text(row["title"] or "").split())[:MAX_TITLE_CHARS] or None
         text = normalize_text(row["text"])
-        text = text.replace(EMPTY_LINE, "") if is_page else text
+        text = text.replace(EMPTY_LINE, "") if is_page or row.get(MARKED_LINES) else text
         row["text"] = text = with_title(row["title"], text) if row.get(TITLE_FIRST) and row["title"] else text
         row["num_chars"], row["replacement_chars"] = len(text), text.count("\ufffd")
         drop = _out_of_bounds(row, config)

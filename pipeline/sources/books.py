@@ -28,9 +28,10 @@ from pipeline.extract.nesting import nesting_problem
 from pipeline.extract.page_limits import bearable
 from pipeline.sources.compression import ByteStream
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.jsonl_parquet import SourceRows, pack_meta, parse_date
+from pipeline.sources.lines import SourceRows
 from pipeline.sources.plain_text import decoded_text, joined_lines, kept_lines, read_decoded, read_whole
 from pipeline.sources.provenance import SourceItem, account_bytes, encodable, new_row, set_text
+from pipeline.sources.rows import date_of, meta_of
 from pipeline.sources.zip_archives import DAMAGE, TextArchive, is_unsafe, is_zip
 
 MAX_PACKAGE_BYTES = 4 << 20
@@ -131,7 +132,7 @@ def _describe(row: Row, package: Package, missing: int, config: SourceConfig) ->
     names = (*fields.get("identifier", ()), *fields.get("source", ()))
     url = next((name for name in names if re.match(r"https?://\S+\Z", name)), None)
     row.update(new_row("book", encodable(url or "")) | {"title": row["title"]})
-    row["date"] = parse_date(next(iter(fields.get("date", ())), None))
+    row["date"] = date_of(next(iter(fields.get("date", ())), None))
     rights = encodable(" ".join(fields.get("rights", ())))
     row["licence"] = rights if rights and len(rights.encode()) <= config.max_meta_bytes else None
     facts: dict[str, Any] = {
@@ -139,7 +140,7 @@ def _describe(row: Row, package: Package, missing: int, config: SourceConfig) ->
         "language": ", ".join(fields.get("language", ())),
     }
     facts |= {"publisher": ", ".join(fields.get("publisher", ())), "missing_chapters": missing}
-    row["meta"], row["_meta"] = pack_meta({key: value for key, value in facts.items() if value}, set(), config)
+    row["meta"], row["_meta"] = meta_of({key: value for key, value in facts.items() if value}, set(), config)
 
 
 class _Epub:
@@ -232,7 +233,7 @@ def _resolved(folder: str, href: str) -> str:
 
 def chapter_text(data: bytes) -> str:
     """Return the text of a chapter in HTML. Raises _BadEpubError if no parser can bear it."""
-    html = bearable(decode(data, None).text)
+    html = bearable(decode(data, None).text).html
     if nesting_problem(data, html, MAX_DEPTH) is not None:
         raise _BadEpubError(Drop("bad_epub"))
     try:

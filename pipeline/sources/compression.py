@@ -1,4 +1,4 @@
-"""Decoder of compressed files: of gzip members, zstd frames and bzip2 streams (here all called frames) and plain bytes.
+"""Decoder of compressed files: gzip members, zstd and LZ4 frames, bzip2 streams (all called frames) and plain bytes.
 
 Each frame's exact byte range in the file (its stored offsets) is found and its checksum is verified. A decoded block
 has a maximum size at any compression ratio. After bytes that cannot be decoded, reading resumes at the next frame.
@@ -11,7 +11,9 @@ import zlib
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, NamedTuple, Protocol, cast
 
+import zstandard
 from fastwarc.stream_io import ZstdReader
+from lz4.frame import LZ4FrameDecompressor
 
 # Random access to a byte stream through one cached block, and search in it.
 
@@ -89,8 +91,11 @@ DECODED_BYTES = 1 << 20
 BACKTRACK_BYTES = 192 << 10
 ZSTD_BLOCK_BYTES = 128 << 10
 PEEK_BYTES = 8 << 10
-CANDIDATE = re.compile(rb"\x1f\x8b\x08|\x28\xb5\x2f\xfd|BZh[1-9](?:1AY&SY|\x17\x72\x45\x38\x50\x90)")
-GZIP, ZSTD, BZIP2 = b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd", b"BZh"
+MAGIC_BYTES = 10
+MAX_USUAL_WINDOW, MAX_WINDOW = 128 << 20, 1 << 31
+"""Largest window of zstd frames that decoders accept, without and with `--long=31` [bytes]. Reddit dumps have 2 GiB."""
+CANDIDATE = re.compile(rb"\x1f\x8b\x08|\x28\xb5\x2f\xfd|\x04\x22\x4d\x18|BZh[1-9](?:1AY&SY|\x17\x72\x45\x38\x50\x90)")
+GZIP, ZSTD, BZIP2, LZ4 = b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd", b"BZh", b"\x04\x22\x4d\x18"
 # Skippable zstd frames have sixteen magic numbers. Source: RFC 8878, section 3.1.2.
 ZSTD_SKIPPABLE = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")
 
@@ -109,6 +114,12 @@ class DecodedBlock(NamedTuple):
     """If bytes cannot be decoded completely, the reason; they extend from `start` to `resumed`."""
     resumed: int = 0
     """Stored offset at which reading resumes after a fault."""
+
+
+class Frames(Protocol):
+    """The decoded blocks of a file in order."""
+
+    def next(self) -> DecodedBlock | None: ...
 
 
 class RecordPatterns(NamedTuple):
@@ -163,7 +174,7 @@ class FrameReader:
         return self.blocks.size()
 
     def _decodes(self, position: int) -> bool:
-        codec = _codec(self.blocks.peek(position, 10))
+        codec = _codec(self.blocks.peek(position, MAGIC_BYTES))
         if codec is None:
             return True
         try:
@@ -173,7 +184,7 @@ class FrameReader:
         return self.starts is None or self.starts.begins(data)
 
     def _read(self, position: int) -> Generator[DecodedBlock, None, None]:
-        while head := self.blocks.peek(position, 10):
+        while head := self.blocks.peek(position, MAGIC_BYTES):
             codec = _codec(head)
             if codec is not None:
                 position = yield from self._frame(codec, position)
@@ -217,11 +228,18 @@ Codec = Callable[[BlockReader, int], Iterator[tuple[bytes, int]]]
 the file has been read. It raises _DamageError."""
 
 
+def is_compressed(head: bytes) -> bool:
+    """Return True if a file with these MAGIC_BYTES first bytes begins with a compressed frame."""
+    return _codec(head) is not None
+
+
 def _codec(head: bytes) -> Codec | None:
     if head.startswith(GZIP):
         return _gzip
     if head.startswith(ZSTD) or ZSTD_SKIPPABLE.match(head):
         return _zstd
+    if head.startswith(LZ4):
+        return _lz4
     return _bzip2 if head.startswith(BZIP2) and CANDIDATE.match(head) else None
 
 
@@ -272,6 +290,21 @@ def _bzip2(blocks: BlockReader, start: int) -> Iterator[tuple[bytes, int]]:
         yield data, position
 
 
+def _lz4(blocks: BlockReader, start: int) -> Iterator[tuple[bytes, int]]:
+    decoder = LZ4FrameDecompressor()
+    position = start
+    while not decoder.eof:
+        stored = bytes(blocks.at(position, SLICE_BYTES)) if decoder.needs_input else b""
+        if decoder.needs_input and not stored:
+            raise _DamageError("truncated_record", position)
+        try:
+            data = decoder.decompress(stored, DECODED_BYTES)
+        except (RuntimeError, EOFError, MemoryError):
+            raise _DamageError("bad_gzip", position) from None
+        position += len(stored) - (len(decoder.unused_data or b"") if decoder.eof else 0)
+        yield data, position
+
+
 def _zstd(blocks: BlockReader, start: int) -> Iterator[tuple[bytes, int]]:
     damage = None
     try:
@@ -279,14 +312,27 @@ def _zstd(blocks: BlockReader, start: int) -> Iterator[tuple[bytes, int]]:
     except _DamageError as error:
         damage, end = error, error.position
     try:
-        reader = ZstdReader(cast(Any, _Range(blocks, start, end))) if blocks.peek(start, 4) == ZSTD else io.BytesIO()
+        reader = _zstd_reader(blocks, start, end) if blocks.peek(start, 4) == ZSTD else io.BytesIO()
         while data := reader.read(DECODED_BYTES):
             yield data, end
-    except OSError:
+    except (OSError, MemoryError, zstandard.ZstdError):
         raise damage or _DamageError("bad_gzip", start) from None
     if damage:
         raise damage
     yield b"", end
+
+
+def _zstd_reader(blocks: BlockReader, start: int, end: int) -> Any:
+    """Return a reader of a zstd frame.
+
+    Source: RFC 8878, section 3.1.1.1.2 (window descriptor).
+    """
+    stored = cast(Any, _Range(blocks, start, end))
+    flags, window = blocks.peek(start, 6).ljust(6, b"\0")[4:6]
+    size = 0 if flags >> 5 & 1 else (1 << 10 + (window >> 3)) // 8 * (8 + (window & 7))
+    if size <= MAX_USUAL_WINDOW:
+        return ZstdReader(stored)
+    return zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW).stream_reader(stored)
 
 
 def _zstd_end(blocks: BlockReader, start: int) -> int:

@@ -1,10 +1,21 @@
 """The settings of the source stage: the input files, their format, and the conditions for a page."""
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from pipeline.sources.fields import TextParts, parse_text
+from pipeline.sources.format_config import (
+    BooksConfig,
+    CsvConfig,
+    FormatConfig,
+    GutenbergConfig,
+    HfConfig,
+    MediaWikiConfig,
+    RedditConfig,
+    StackExchangeConfig,
+)
 from schemas.config import Section, execution
 
 AUTO = "auto"
@@ -20,49 +31,6 @@ OWN_SECTIONS = frozenset(
 """Sections that a source may set for its documents alone; the others concern all documents together."""
 
 
-class FormatConfig(Section):
-    """The settings of one format, such as `[source.mediawiki]`; only files of this format use them."""
-
-
-class MediaWikiConfig(FormatConfig):
-    """The settings of dumps of Wikipedia and other wikis that run MediaWiki."""
-
-    namespaces: tuple[int, ...] = Field(default=(0,), min_length=1)
-    """Numbers of the namespaces whose pages are kept. 0 holds the articles, 1 their talk pages, 4 pages about the wiki,
-    10 the templates and 14 the categories; further ones are in the head of each dump."""
-    keep_disambiguation: bool = False
-    """True to keep pages that only list the meanings of a name, which are dropped by default."""
-    disambiguation_names: tuple[str, ...] = ()
-    """Names of further templates and categories that mark such pages, without a namespace. The reference of formats
-    lists those of 62 languages, which are known."""
-    headings: bool = True
-    """True to keep the headings of sections, each in a line of its own. Headings without any text below are left out.
-    """
-    lists: bool = True
-    """True to keep the items of lists, with `- ` or their number before them."""
-    tables: bool = True
-    """True to keep tables, a row in each line and ` | ` between its cells. Infoboxes and navigation boxes are left out.
-    """
-    math: bool = True
-    """True to keep formulas as LaTeX, in `$…$`, and in `$$…$$` if they have a line of their own."""
-
-
-class GutenbergConfig(FormatConfig):
-    """The settings of books of Project Gutenberg."""
-
-    join_lines: bool = True
-    """True to join the lines of a paragraph that were broken only for their length. Verse and tables keep their lines.
-    """
-
-
-class BooksConfig(FormatConfig):
-    """The settings of books in EPUB files and plain text."""
-
-    join_lines: bool = True
-    """True to join the lines of a paragraph of plain text that were broken only for their length. Verse and tables keep
-    their lines."""
-
-
 class SourceConfig(Section):
     """The section `[source]` of a recipe: the input files, their format, and which records are pages.
 
@@ -71,6 +39,8 @@ class SourceConfig(Section):
     """
 
     own_sections = OWN_SECTIONS
+
+    REPLACES: ClassVar = {"text": {"text_field"}, "text_field": {"text"}}
 
     name: str = Field("web", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name of the source. It is hashed into every doc_id, and it names the folder of the source's token shards."""
@@ -84,7 +54,13 @@ class SourceConfig(Section):
     """Format of the files: `warc` (WARC, WET, WAT and ARC, compressed or not), `jsonl`, `parquet` or another name in
     `formats.FORMATS`; `auto` determines it by the suffix of each file."""
     text_field: str = "text"
-    """Field of a JSON line, or column of a Parquet file, that holds the text."""
+    """Field of a JSON line, or column of a table, that holds the text. A name such as `article.body`, here and in other
+    settings of fields, is the field `body` of an object in the field `article`."""
+    text: str | tuple[str, ...] | None = None
+    """Fields that are joined to the text, in place of `text_field`: a list, joined by empty lines, or fields and quoted
+    text joined by +, such as `title + ': ' + body`. A field without a value is left out with the text before it."""
+    title_field: str | None = None
+    """Field or column with the title of a row. None: rows have no title."""
     url_field: str = "url"
     """Field or column that holds the URL, if there is one."""
     id_field: str = "id"
@@ -116,20 +92,28 @@ class SourceConfig(Section):
     a page is often long enough."""
     verify_digests: bool = False
     """True to compare records with the digests in their headers. Off by default, because gzip members have a CRC."""
-    mediawiki: MediaWikiConfig = MediaWikiConfig()
+    mediawiki: MediaWikiConfig = MediaWikiConfig.model_validate({})
     """Settings of the format `mediawiki`."""
-    gutenberg: GutenbergConfig = GutenbergConfig()
+    gutenberg: GutenbergConfig = GutenbergConfig.model_validate({})
     """Settings of the format `gutenberg`."""
-    books: BooksConfig = BooksConfig()
+    books: BooksConfig = BooksConfig.model_validate({})
     """Settings of the format `books`."""
+    csv: CsvConfig = CsvConfig.model_validate({})
+    """How CSV files are written."""
+    hf: HfConfig = HfConfig.model_validate({})
+    """Which files of a Hugging Face dataset folder to read."""
+    stackexchange: StackExchangeConfig = StackExchangeConfig.model_validate({})
+    """Which questions and answers of a Stack Exchange dump become documents."""
+    reddit: RedditConfig = RedditConfig.model_validate({})
+    """Which Reddit submissions become documents, and the comments that follow them."""
 
     def content(self) -> dict[str, Any]:
         """Return the fields that change what is measured and written, as JSON values.
 
-        The settings of formats, and `title`, are omitted unless the recipe sets them: tables that were built before
-        they existed stay valid.
+        The settings of formats, and those that were added later, are omitted unless the recipe sets them: tables that
+        were built before they existed stay valid.
         """
-        unused = self.formats().keys() - self.model_fields_set
+        unused = (self.formats().keys() | {"text", "title_field"}) - self.model_fields_set
         unused |= {"title"} if self.title == "column" else set()
         return {name: value for name, value in super().content().items() if name not in unused}
 
@@ -153,13 +137,37 @@ class SourceConfig(Section):
             )
         return value
 
+    def text_parts(self) -> TextParts:
+        """Return the fields of the text of a row, and the quoted text between them."""
+        return parse_text((self.text_field,) if self.text is None else self.text)
+
+    @field_validator("text")
+    @classmethod
+    def _readable_text(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+        try:
+            parse_text(value if value is not None else ("text",))
+        except ValueError as error:
+            raise PydanticCustomError(
+                "text",
+                "expected fields and quoted text joined by +, or a list of fields, got {value}: {error}. Correct "
+                "source.text.",
+                {"value": repr(value), "error": str(error)},
+            ) from None
+        return value
+
     @model_validator(mode="after")
     def _text_is_no_meta(self) -> "SourceConfig":
-        if self.text_field in (self.meta_fields or ()):
+        if {"text", "text_field"} <= self.model_fields_set and self.text is not None:
+            raise PydanticCustomError(
+                "text",
+                "text: expected either text or text_field, got both. Remove source.text_field.",
+            )
+        paths = self.text_parts().paths
+        if len(paths) == 1 and paths[0] in (self.meta_fields or ()):
             raise PydanticCustomError(
                 "meta_fields",
                 "meta_fields: expected fields other than text_field, got {field}. Remove it from source.meta_fields.",
-                {"field": self.text_field},
+                {"field": paths[0]},
             )
         return self
 

@@ -15,9 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.engine.stage import Drop, Row, Split
+from pipeline.sources.arrow_table import read_batches
 from pipeline.sources.compression import FrameReader
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.jsonl_parquet import BOM, LineReader
+from pipeline.sources.csv_table import read_records
+from pipeline.sources.lines import BOM, LineReader
+from pipeline.sources.rows import UNREADABLE
 from pipeline.sources.splits import open_stream
 from schemas.errors import ConfigError
 
@@ -29,7 +32,7 @@ OTHER_FILES = 32
 """Maximum number of other files whose first rows are read, evenly spread over the source."""
 SHOWN_FIELDS = 12
 """Maximum number of fields that a message lists."""
-WITHOUT_TEXT = ("no_text_field", "bad_line", "record_too_large")
+WITHOUT_TEXT = ("no_text_field", "bad_line", "bad_row", "ragged_row", "record_too_large")
 """Reasons of the source stage that leave open whether the file has texts."""
 
 OpenSplit = Callable[[Split, Any, Any], Iterator[tuple[Row, Drop | None]]]
@@ -46,8 +49,8 @@ class FieldSample:
     """Mean length of the texts over all rows [code points]; 0 if no value is a text."""
 
 
-def fields_of(split: Split) -> dict[str, FieldSample]:
-    """Return the fields in the first rows of a JSON lines or Parquet file, in their order; empty for other formats.
+def fields_of(split: Split, config: SourceConfig) -> dict[str, FieldSample]:
+    """Return the fields in the first rows of a file of rows, such as JSON lines, in their order; empty for others.
 
     A file that cannot be read has no fields. Raises OSError if the storage fails.
     """
@@ -55,7 +58,7 @@ def fields_of(split: Split) -> dict[str, FieldSample]:
         return {}
     values: dict[str, list[Any]] = {}
     with closing(open_stream(split)) as stream:
-        rows = list(islice(ROWS_OF[split.format](stream), FIELD_ROWS))
+        rows = list(islice(ROWS_OF[split.format](stream, split, config), FIELD_ROWS))
     for row in rows:
         for name, value in row.items():
             values.setdefault(name, []).append(value)
@@ -72,8 +75,8 @@ def _kind(value: Any) -> str:
     return names.get(type(value), type(value).__name__)
 
 
-def _json_rows(stream: Any) -> Iterator[Mapping[str, Any]]:
-    for _, line in LineReader(FrameReader(stream, None), SourceConfig.model_fields["max_record_bytes"].default):
+def _json_rows(stream: Any, split: Split, config: SourceConfig) -> Iterator[Mapping[str, Any]]:
+    for _, line in LineReader(FrameReader(stream, None), config.max_record_bytes):
         if isinstance(line, Drop):
             continue
         try:
@@ -84,7 +87,7 @@ def _json_rows(stream: Any) -> Iterator[Mapping[str, Any]]:
             yield value
 
 
-def _parquet_rows(stream: Any) -> Iterator[Mapping[str, Any]]:
+def _parquet_rows(stream: Any, split: Split, config: SourceConfig) -> Iterator[Mapping[str, Any]]:
     try:
         file = pq.ParquetFile(stream, pre_buffer=False)
         for batch in file.iter_batches(batch_size=FIELD_ROWS):
@@ -93,7 +96,36 @@ def _parquet_rows(stream: Any) -> Iterator[Mapping[str, Any]]:
         return
 
 
-ROWS_OF: Mapping[str, Callable[[Any], Iterator[Mapping[str, Any]]]] = {"jsonl": _json_rows, "parquet": _parquet_rows}
+def _csv_rows(stream: Any, split: Split, config: SourceConfig) -> Iterator[Mapping[str, Any]]:
+    names = [*config.csv.columns]
+    for record in read_records(stream, split, config):
+        if isinstance(record.fields, Drop):
+            continue
+        if not names:
+            names = record.fields
+        elif len(record.fields) == len(names):
+            yield dict(zip(names, record.fields, strict=True))
+
+
+def _arrow_rows(stream: Any, split: Split, config: SourceConfig) -> Iterator[Mapping[str, Any]]:
+    try:
+        for batch in read_batches(stream):
+            yield from batch.slice(0, FIELD_ROWS).to_pylist()
+    except UNREADABLE:
+        return
+
+
+def _shard_rows(stream: Any, split: Split, config: SourceConfig) -> Iterator[Mapping[str, Any]]:
+    return (_parquet_rows if split.name.endswith(".parquet") else _arrow_rows)(stream, split, config)
+
+
+ROWS_OF: Mapping[str, Callable[[Any, Split, SourceConfig], Iterator[Mapping[str, Any]]]] = {
+    "jsonl": _json_rows,
+    "parquet": _parquet_rows,
+    "csv": _csv_rows,
+    "arrow": _arrow_rows,
+    "hf": _shard_rows,
+}
 """Readers of rows with named fields, by format."""
 
 
@@ -169,19 +201,23 @@ class TextWatch:
         )
 
     def _field_message(self, where: str) -> str:
-        wanted, fields = self._config.text_field, fields_of(self._split)
+        fields = fields_of(self._split, self._config)
+        if self._config.text is not None:
+            wanted, setting = ", ".join(self._config.text_parts().paths), "source.text"
+        else:
+            wanted, setting = self._config.text_field, "source.text_field"
         names = [*fields][:SHOWN_FIELDS]
         more = f" and {len(fields) - len(names)} more" if len(fields) > len(names) else ""
         best = suggest_text_field({name: sample for name, sample in fields.items() if name != wanted})
-        fix = f"Set source.text_field={best}." if best else "Name files that have texts in source.paths."
+        fix = f"Set {setting}={best}." if best else "Name files that have texts in source.paths."
         if wanted in fields:
             kinds = " or ".join(fields[wanted].kinds) or "null"
             return (
-                f"source.text_field: expected text in the field `{wanted}` of {where}, got {kinds} in "
+                f"{setting}: expected text in the field `{wanted}` of {where}, got {kinds} in "
                 f"{_count(self._rows, 'row')}. {fix}"
             )
         got = f"got the fields {', '.join(names)}{more}" if fields else "got rows without it"
-        return f"source.text_field: expected the field `{wanted}` in the rows of {where}, {got}. {fix}"
+        return f"{setting}: expected the field `{wanted}` in the rows of {where}, {got}. {fix}"
 
 
 def _count(number: int, noun: str) -> str:

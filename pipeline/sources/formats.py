@@ -6,23 +6,28 @@ A new format is a module with its reader, a row of FORMATS and a test: see `docs
 import io
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from pipeline.engine.stage import Drop, Row, Split
+from pipeline.sources.arrow_table import open_arrow, read_arrow_row
 from pipeline.sources.books import open_books, read_whole_book
-from pipeline.sources.compression import ByteStream, FrameReader
+from pipeline.sources.compression import MAGIC_BYTES, ByteStream, FrameReader, Frames, is_compressed
 from pipeline.sources.config import SourceConfig
+from pipeline.sources.csv_table import open_csv, open_csv_record
 from pipeline.sources.gutenberg import open_gutenberg, read_book
 from pipeline.sources.jsonl_parquet import open_jsonl, open_parquet
 from pipeline.sources.mediawiki import open_mediawiki, page_of, read_page
+from pipeline.sources.reddit import open_reddit
+from pipeline.sources.seven_zip import MemberFrames
+from pipeline.sources.stackexchange import SITES, is_posts, open_stackexchange, problem_of
 from pipeline.sources.warc import RECORD_STARTS, DecodedWindow, open_warc
 from pipeline.sources.zip_archives import first_member
 
-READ_BYTES = 1 << 20
-_COMPRESSED = (".gz", ".zst", ".bz2")
+CODECS = "gz|zst|bz2|lz4"
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,22 @@ class FileFormat:
     """Stored bytes of a record → its first bytes, decompressed; empty in a binary format."""
     in_bytes: bool = True
     """True if lengths count bytes; False if they count rows."""
+    open_record: Callable[[Split, ByteStream, SourceConfig], Iterator[tuple[Row, Drop | None]]] | None = None
+    """Yields the row of the bytes of one record, if it needs more than these bytes; None: `open` does."""
+    companions: Callable[[SourceConfig], tuple[str, ...]] = lambda config: ()
+    """Returns the paths and patterns of other files that the reader needs, as `Split.companions`."""
+    problem: Callable[[str, SourceConfig], str | None] = lambda uri, config: None
+    """Returns why a file cannot be read with these settings, and what to do about it; None if it can."""
+
+
+def _decoded_range(frames: Frames, offset: int, length: int) -> bytes:
+    """Return `length` bytes from `offset` on of the decompressed file; fewer if it cannot be read that far."""
+    parts, position = [], 0
+    # Offsets count decompressed bytes, so everything before them has to be decompressed.
+    while position < offset + length and (piece := frames.next()) is not None:
+        parts.append(piece.data[max(0, offset - position) : max(0, offset + length - position)])
+        position += len(piece.data)
+    return b"".join(parts)
 
 
 def _read_range(fs: pafs.FileSystem, path: str, offset: int, length: int) -> bytes:
@@ -50,14 +71,18 @@ def _read_range(fs: pafs.FileSystem, path: str, offset: int, length: int) -> byt
 
 
 def _read_line(fs: pafs.FileSystem, path: str, offset: int, length: int) -> bytes:
-    if not path.lower().endswith(_COMPRESSED):
-        return _read_range(fs, path, offset, length)
-    # Offsets count decompressed bytes, so everything before them has to be decompressed.
-    with fs.open_input_stream(path) as stream:
-        left = offset
-        while left and (skipped := len(stream.read(min(left, READ_BYTES)))):
-            left -= skipped
-        return bytes(stream.read(length))
+    with fs.open_input_file(path) as stream:
+        frames = FrameReader(stream, None)
+        if is_compressed(frames.blocks.peek(0, MAGIC_BYTES)):
+            return _decoded_range(frames, offset, length)
+    return _read_range(fs, path, offset, length)
+
+
+def _read_post(fs: pafs.FileSystem, path: str, offset: int, length: int) -> bytes:
+    if not path.lower().endswith(".7z"):
+        return _read_line(fs, path, offset, length)
+    with fs.open_input_file(path) as stream, closing(MemberFrames(stream, is_posts)) as frames:
+        return _decoded_range(frames, offset, length)
 
 
 def _read_row(fs: pafs.FileSystem, path: str, number: int, length: int) -> bytes:
@@ -74,12 +99,30 @@ def _read_row(fs: pafs.FileSystem, path: str, number: int, length: int) -> bytes
     return b""
 
 
+def _open_shard(split: Split, stream: ByteStream, config: SourceConfig) -> Iterator[tuple[Row, Drop | None]]:
+    return (open_parquet if split.name.endswith(".parquet") else open_arrow)(split, stream, config)
+
+
+def _read_shard(fs: pafs.FileSystem, path: str, number: int, length: int) -> bytes:
+    return (_read_row if path.endswith(".parquet") else read_arrow_row)(fs, path, number, length)
+
+
 def _record_head(data: bytes) -> bytes:
     window = DecodedWindow(FrameReader(io.BytesIO(data), RECORD_STARTS))
     while not window.skip_newlines():
         if window.advance() is None:
             return b""
     return window.peek()
+
+
+NO_SUFFIX = re.compile(r"(?!)")
+"""Suffixes of a format that is recognized in another way."""
+POSTS_NAMES = re.compile(
+    rf"(?:(?:^|[/.-])Posts\.xml(?:\.(?:{CODECS}))?|{SITES.pattern}(?:-Posts)?\.7z)$", re.IGNORECASE
+)
+"""Names of Posts.xml, and of the archives of a site that hold it."""
+REDDIT_NAMES = re.compile(rf"(?:^|/)RS_(?:v2_)?\d{{4}}-\d\d(?:-\d\d)?(?:\.(?:{CODECS}))?$")
+"""Names of the monthly and daily files of submissions."""
 
 
 def _suffixes(names: str, codecs: str = "") -> re.Pattern[str]:
@@ -90,18 +133,28 @@ _DUMP = re.compile(
     r"-pages-(?:articles|meta-current|meta-history)[^/]*\.xml(?:-p\d+p\d+)?(?:\.(?:gz|zst|bz2))?$", re.IGNORECASE
 )
 """Names of the dumps of Wikimedia, such as enwiki-20240101-pages-articles1.xml-p1p41242.bz2."""
-_NONE = re.compile(r"(?!)")
-"""Matches no name: the suffixes of such a format mean other formats too, so `source.format` has to name it."""
 
 FORMATS: Mapping[str, FileFormat] = {
     row.name: row
     for row in (
         FileFormat("warc", _suffixes("warc|arc|wet|wat", "gz|zst"), open_warc, _read_range, _record_head),
-        FileFormat("jsonl", _suffixes("jsonl|ndjson|json", "gz|zst|bz2"), open_jsonl, _read_line, lambda data: data),
+        FileFormat("jsonl", _suffixes("jsonl|ndjson|json", CODECS), open_jsonl, _read_line, lambda data: data),
+        FileFormat("arrow", _suffixes("arrows?|feather|ipc"), open_arrow, read_arrow_row, lambda data: b"", False),
+        FileFormat("csv", _suffixes("csv|tsv", CODECS), open_csv, _read_line, lambda data: data, True, open_csv_record),
+        FileFormat("hf", NO_SUFFIX, _open_shard, _read_shard, lambda data: b"", in_bytes=False),
         FileFormat("parquet", _suffixes("parquet|pq"), open_parquet, _read_row, lambda data: b"", in_bytes=False),
         FileFormat("mediawiki", _DUMP, open_mediawiki, read_page, page_of),
-        FileFormat("gutenberg", _NONE, open_gutenberg, read_book, first_member),
+        FileFormat("gutenberg", NO_SUFFIX, open_gutenberg, read_book, first_member),
         FileFormat("books", _suffixes("epub"), open_books, read_whole_book, first_member),
+        FileFormat("stackexchange", POSTS_NAMES, open_stackexchange, _read_post, lambda data: data, problem=problem_of),
+        FileFormat(
+            "reddit",
+            REDDIT_NAMES,
+            open_reddit,
+            _read_line,
+            lambda data: data,
+            companions=lambda config: config.reddit.comments,
+        ),
     )
 }
 """Format by name; a file has the first format whose suffixes match."""

@@ -15,9 +15,10 @@ import pyarrow.fs as pafs
 from pipeline.engine.stage import Drop, Row, Split
 from pipeline.sources.compression import ByteStream
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.jsonl_parquet import SourceRows, pack_meta
+from pipeline.sources.lines import SourceRows
 from pipeline.sources.plain_text import decoded_text, joined_lines, kept_lines, read_decoded, read_whole
 from pipeline.sources.provenance import SourceItem, account_bytes, encodable, new_row, set_text
+from pipeline.sources.rows import meta_of
 from pipeline.sources.zip_archives import DAMAGE, TextArchive, is_unsafe, is_zip, single_member
 
 MAX_HEADER_CHARS = 60_000
@@ -127,7 +128,7 @@ def _row(data: bytes, name: str, config: SourceConfig) -> tuple[Row, Drop | None
     facts: dict[str, Any] = {key.lower(): fields[key] for key in (*_PEOPLE, "Language") if key in fields}
     facts |= {"ebook": int(number[1])} if number else {}
     facts |= {"copyrighted": True} if "COPYRIGHTED Project Gutenberg" in book.header else {}
-    row["meta"], row["_meta"] = pack_meta(facts, set(), config)
+    row["meta"], row["_meta"] = meta_of(facts, set(), config)
     body = joined_lines(book.body) if config.gutenberg.join_lines else kept_lines(book.body)
     return row, set_text(row, body.strip("\n"), config)
 

@@ -20,8 +20,9 @@ import pyarrow.fs as pafs
 from pipeline.engine.stage import Drop, Row, Split
 from pipeline.sources.compression import ByteStream, FrameReader
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.jsonl_parquet import SourceRows, pack_meta, parse_date
+from pipeline.sources.lines import SourceRows
 from pipeline.sources.provenance import SourceItem, account_bytes, encodable, new_row, set_text
+from pipeline.sources.rows import date_of, meta_of
 from pipeline.sources.wiki_blocks import WikiForm
 from pipeline.sources.wiki_names import DISAMBIGUATION_NAMES, REDIRECT
 from pipeline.sources.wikitext import categories, plain_name, template_names, text_of_wikitext
@@ -218,7 +219,7 @@ class Wiki:
             "wiki": self.name,
             "namespace": page.namespace,
         }
-        row["meta"], row["_meta"] = pack_meta(facts, set(), config)
+        row["meta"], row["_meta"] = meta_of(facts, set(), config)
         if (drop := _unwanted(page, config)) is not None:
             return row, drop
         settings = config.mediawiki
@@ -316,7 +317,7 @@ def _parse(element: str) -> _Page | None:
     page, texts = handler.page, handler.page.texts
     page.title, page.text = texts.get("title", ""), texts.get("revision/text", "")
     page.namespace, page.identifier = _number(texts.get("ns")), _number(texts.get("id"))
-    page.revision, page.date = _number(texts.get("revision/id")), parse_date(texts.get("revision/timestamp"))
+    page.revision, page.date = _number(texts.get("revision/id")), date_of(texts.get("revision/timestamp"))
     page.model = texts.get("revision/model")
     return page
 

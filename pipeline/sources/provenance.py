@@ -9,12 +9,11 @@ import re
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import cache, lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from tldextract import TLDExtract
 
 from pipeline.engine.stage import Drop, Row, Split
-from pipeline.sources.config import SourceConfig
 from schemas.ids import doc_id
 
 COLUMNS = (
@@ -38,6 +37,7 @@ COLUMNS = (
     "_http_charset",
     "_meta",
 )
+MAX_TITLE_CHARS = 1_000
 HOST = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://(?:[^/?#\\]*@)?(\[[^\]/]*\]|[^/?#\\:]*)")
 
 
@@ -127,7 +127,14 @@ def encodable(text: str) -> str:
     return text
 
 
-def set_text(row: Row, text: str, config: SourceConfig) -> Drop | None:
+class PageLimit(Protocol):
+    """The setting of a source that limits the size of a text."""
+
+    @property
+    def max_page_bytes(self) -> int: ...
+
+
+def set_text(row: Row, text: str, config: PageLimit) -> Drop | None:
     """Set the row's text and its size [bytes of UTF-8], and return None.
 
     If the text is empty or too large, only the size is set, and a Drop is returned.
@@ -141,3 +148,9 @@ def set_text(row: Row, text: str, config: SourceConfig) -> Drop | None:
         return Drop("empty_page")
     row["text"] = text
     return None
+
+
+def set_title(row: Row, title: str) -> None:
+    """Set the row's title, on one line, unless it is empty."""
+    if title := " ".join(encodable(title).split())[:MAX_TITLE_CHARS]:
+        row["title"] = title

@@ -32,7 +32,7 @@ REASONS = {
     "lying_length": "no record, gap or end of file at the declared end of the record",
     "digest_mismatch": "the block does not have the digest that its header gives",
     "bad_header": "a record whose header has no end or no length",
-    "bad_gzip": "a compressed member is damaged (gzip, zstd or bzip2)",
+    "bad_gzip": "a compressed member is damaged (gzip, zstd, bzip2 or LZ4)",
     "unreadable_gap": "bytes that belong to no record",
     "empty_file": "the file holds no bytes, or no record and no gap",
     "bad_line": "a line that is no JSON object",
@@ -47,6 +47,23 @@ REASONS = {
     "bad_epub": "an EPUB without a readable package document or chapter, or with a chapter that no parser can bear",
     "encrypted_book": "an archive or EPUB whose texts are encrypted",
     "unsafe_name": "an archive with a name that points outside of it",
+    "bad_row": "a row of a table or dump that cannot be parsed",
+    "not_a_question": "a post that is neither question nor answer, such as the description of a tag",
+    "joined_to_question": "an answer that is in the document of its question",
+    "answer_without_question": "an answer whose question is not in the file",
+    "question_dropped": "an answer whose question is dropped",
+    "low_answer_score": "an answer whose score is lower than min_answer_score",
+    "surplus_answer": "an answer beyond the max_answers best ones of its question",
+    "unanswered": "a question without an answer to join",
+    "xml_doctype": "a document type declaration, whose entities are not expanded",
+    "low_score": "a question or submission whose score is lower than min_score",
+    "subreddit_not_kept": "a submission of a subreddit that is not among those to keep",
+    "bot_author": "a submission of a bot",
+    "deleted_post": "a submission whose title or text was deleted or removed",
+    "adult_content": "a submission that is marked as adult content",
+    "link_post": "a submission of a link, without a text of its own",
+    "title_only": "a submission of a mere title, without a text",
+    "ragged_row": "a row of a CSV file with more or fewer fields than the header; the value is their number",
 }
 
 
@@ -115,7 +132,8 @@ def refetch(split: Split, recorded: Mapping[str, Any], config: SourceConfig) -> 
             f"{split.uri}: expected a readable record at offset {offset}, got an error: {error}. Restore the file from "
             "a backup."
         ) from error
-    rows = open_split(replace(split, size=len(data)), HashedStream(io.BytesIO(data)), config)
+    open_record = file_format.open_record or file_format.open
+    rows = open_record(replace(split, size=len(data), companions=()), HashedStream(io.BytesIO(data)), config)
     row = next((row for row, _ in rows if row["record_type"] != "gap"), None)
     if file_format.in_bytes and len(data) < length:
         changes = [f"length: expected {length} bytes from {offset} on, got {len(data)}"]

@@ -8,7 +8,7 @@ file is computed while the file is read.
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
@@ -18,12 +18,14 @@ import pyarrow.fs as pafs
 from pipeline.engine.stage import Split
 from pipeline.sources.config import AUTO, SourceConfig
 from pipeline.sources.formats import FORMATS
+from pipeline.sources.hf_folder import files_of, is_dataset_folder
 from schemas.config import Recipe, suggest_name
 from schemas.errors import ConfigError
 from schemas.storage import resolve_uri
 
 # In a URI a question mark starts the options of the filesystem.
 LOCAL_MAGIC, URI_MAGIC = re.compile(r"[*?\[]"), re.compile(r"[*\[]")
+HF = "hf"
 CRAWL = re.compile(r"CC-MAIN-\d{4}-\d{2}(?!\d)")
 TOKEN = re.compile(r"\*+|\?|\[!?\]?[^\]]*\]|.")
 
@@ -32,6 +34,8 @@ class _InputFile(NamedTuple):
     name: str
     uri: str
     info: pafs.FileInfo
+    format: str | None = None
+    """The format of the file; None: the name of the file shows it."""
 
 
 def splits_of(recipe: Recipe) -> list[Split]:
@@ -67,7 +71,7 @@ def find_splits(config: SourceConfig) -> list[Split]:
     files: dict[str, _InputFile] = {}
     for path in config.paths:
         try:
-            for file in _match(path):
+            for file in _match_dataset(path, config) or _match(path):
                 if other := files.get(file.name):
                     problems.append(
                         f"expected one file of the name {file.name!r}, got {other.uri} and {file.uri}. Rename one."
@@ -78,30 +82,77 @@ def find_splits(config: SourceConfig) -> list[Split]:
         except (OSError, ValueError, re.error) as error:
             problems.append(f"expected files at {path}, got {error}. Correct the path.")
     splits: list[Split] = []
+    companions = _companions(config, problems)
     for ordinal, name in enumerate(sorted(files)):
         file = files[name]
         try:
-            format_name = config.format if config.format != AUTO else _format_of(name)
+            format_name = config.format if config.format != AUTO else file.format or _format_of(name)
             _check_readable(file)
+            if (problem := FORMATS[format_name].problem(file.uri, config)) is not None:
+                raise ValueError(problem)
         except ValueError as error:
             problems.append(f"expected a file at {file.uri}, got {error}")
             continue
         except OSError as error:
             problems.append(f"expected a file at {file.uri}, got {error}. Make it readable.")
             continue
-        identity = f"{file.info.size}:{file.info.mtime_ns or 0}"
-        if config.snapshot is not None:  # Ids derive from names, and two crawls may use the same file names.
-            name = f"{config.snapshot}/{name}"
-        crawl = CRAWL.search(name)
-        snapshot = config.snapshot or (crawl.group() if crawl else None)
-        size = int(file.info.size)
-        splits.append(Split(ordinal, name, file.uri, size, identity, config.name, format_name, snapshot, name))
+        needed = companions.get(format_name, ())
+        splits.append(_split(ordinal, file, format_name, needed, config))
     read = {split.format for split in splits}
     if ignored := sorted(config.model_fields_set & config.formats().keys() - read):
         problems.append(f"expected a file of the format {ignored[0]} for [source.{ignored[0]}], got none. Remove it.")
     if problems:
         raise ConfigError("\n  ".join([f"source.paths: {len(problems)} problem(s); nothing was started", *problems]))
     return splits
+
+
+def _split(
+    ordinal: int, file: _InputFile, format_name: str, companions: Sequence[_InputFile], config: SourceConfig
+) -> Split:
+    identity, name = f"{file.info.size}:{file.info.mtime_ns or 0}", file.name
+    if companions:
+        described = ";".join(f"{other.name}:{other.info.size}:{other.info.mtime_ns or 0}" for other in companions)
+        identity += f":{hashlib.sha256(described.encode()).hexdigest()[:16]}"
+    if config.snapshot is not None:  # Ids derive from names, and two crawls may use the same file names.
+        name = f"{config.snapshot}/{name}"
+    crawl = CRAWL.search(name)
+    snapshot = config.snapshot or (crawl.group() if crawl else None)
+    split = Split(ordinal, name, file.uri, int(file.info.size), identity, config.name, format_name, snapshot, name)
+    return replace(split, companions=tuple(other.uri for other in companions))
+
+
+def _companions(config: SourceConfig, problems: list[str]) -> dict[str, list[_InputFile]]:
+    """Return the other files that the readers of formats need, sorted by name, by format; add what is wrong."""
+    found: dict[str, list[_InputFile]] = {}
+    for name, file_format in FORMATS.items():
+        for path in file_format.companions(config):
+            try:
+                files = list(_match(path))
+                for file in files:
+                    _check_readable(file)
+                found.setdefault(name, []).extend(files)
+            except ValueError as error:
+                ending = "" if str(error).endswith(".") else ". Correct the path."
+                problems.append(f"expected files at {path}, got {error}{ending}")
+            except (OSError, re.error) as error:
+                problems.append(f"expected files at {path}, got {error}. Correct the path.")
+    return {name: sorted(files, key=lambda file: file.name) for name, files in found.items()}
+
+
+def _match_dataset(path: str, config: SourceConfig) -> list[_InputFile]:
+    """Return the files of a Hugging Face dataset folder; empty if the path names no such folder.
+
+    Raises ConfigError if the source has the format `hf` and the path is no local folder, or the folder has no files.
+    """
+    is_wanted = config.format == HF
+    if not is_wanted and (config.format != AUTO or "://" in path or not is_dataset_folder(path)):
+        return []
+    if not os.path.isdir(path):
+        raise ConfigError("no local folder. Name the folder of a dataset.")
+    folder = os.path.abspath(path)
+    fs = pafs.LocalFileSystem()
+    names = files_of(folder, config)
+    return [_InputFile(name, f"{folder}/{name}", fs.get_file_info(f"{folder}/{name}"), HF) for name in names]
 
 
 def _match(path: str) -> Iterator[_InputFile]:

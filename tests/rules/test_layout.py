@@ -120,6 +120,7 @@ HEAVY = {
     "matplotlib",
     "phonenumbers",
     "presidio_analyzer",
+    "py7zr",
     "pyspark",
     "rich",
     "safetensors",

@@ -1,5 +1,6 @@
 """The first rows of input files: their fields, and the early end of a run whose source has no text."""
 
+import io
 import json
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -71,14 +72,17 @@ def test_fields_of_both_formats(write: Callable[..., list[Split]]) -> None:
     rows = [{"n": 1, "t": "abcd", "l": [1]}, {"n": None, "t": "ab", "l": None}]
     expected = {"n": FieldSample(("number",), 0), "t": FieldSample(("text",), 3), "l": FieldSample(("list",), 0)}
     jsonl, parquet, warc = write(a_jsonl=rows, b_parquet=rows, c_warc=b"WARC/1.0\r\n")
-    assert fields_of(jsonl) == fields_of(parquet) == expected
-    assert fields_of(warc) == {}
+    assert fields_of(jsonl, SourceConfig(paths=("x",))) == fields_of(parquet, SourceConfig(paths=("x",))) == expected
+    assert fields_of(warc, SourceConfig(paths=("x",))) == {}
     assert suggest_text_field(expected) == "t"
     assert suggest_text_field({"n": expected["n"]}) is None
 
 
 def test_files_that_cannot_be_read_have_no_fields(write: Callable[..., list[Split]]) -> None:
-    assert [fields_of(split) for split in write(a_parquet=b"PAR1 no", b_jsonl=b"a,b\n1,2\n", c_jsonl=b"")] == [{}] * 3
+    assert [
+        fields_of(split, SourceConfig(paths=("x",)))
+        for split in write(a_parquet=b"PAR1 no", b_jsonl=b"a,b\n1,2\n", c_jsonl=b"")
+    ] == [{}] * 3
 
 
 @pytest.mark.parametrize(
@@ -164,3 +168,17 @@ def test_other_files_are_spread_over_the_source(write: Callable[..., list[Split]
     assert len(set(chosen)) == OTHER_FILES
     assert (chosen[0], chosen[-1]) == (splits[0], splits[-1])
     assert spread(splits[:5]) == tuple(splits[:5])
+
+
+def test_fields_of_tables(write: Callable[..., list[Split]]) -> None:
+    arrow = io.BytesIO()
+    with pa.ipc.new_stream(arrow, pa.schema({"n": pa.int64(), "t": pa.string()})) as writer:
+        writer.write_table(pa.table({"n": [1, None], "t": ["abcd", "ab"]}))
+    for split in write(a_arrow=arrow.getvalue(), b_csv=b"n,t\nx,abcd\nyy,ab\nz\n"):
+        sample = fields_of(split, SourceConfig(paths=("x",)))["t"]
+        assert sample == FieldSample(("text",), 3)
+
+
+def test_a_joined_text_without_its_fields_names_the_setting(write: Callable[..., list[Split]]) -> None:
+    with pytest.raises(ConfigError, match=r"source\.text: expected the field `title, text`.*Set source\.text=body\."):
+        read(write(a_csv=b"head,body\n1,abc\n"), text="title + text")

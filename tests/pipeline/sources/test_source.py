@@ -36,6 +36,17 @@ def archive(name, flags=0):
     return bytes(data)
 
 
+def post(kind, accepted=None):
+    """A row of Posts.xml whose question has the id 1."""
+    number = 1 if kind == 1 else 7
+    parent = ' ParentId="1"' if kind == 2 else f' AcceptedAnswerId="{accepted}"' if accepted else ""
+    return f'<row Id="{number}" PostTypeId="{kind}"{parent} Score="1" Title="t" Body="b"/>\n'.encode()
+
+
+def submission(**values):
+    return json.dumps({"id": "a", "title": "t", "selftext": "s"} | values).encode()
+
+
 CASES = {
     "not_a_page": ("warc", warc(kind="request"), {}),
     "http_status": ("warc", warc(PAGE.replace(b"200", b"404")), {}),
@@ -65,6 +76,23 @@ CASES = {
     "bad_epub": ("books", archive("mimetype"), {}),
     "encrypted_book": ("gutenberg", archive("a.txt", flags=1), {}),
     "unsafe_name": ("books", archive("../mimetype"), {}),
+    "bad_row": ("reddit", b"{}", {}),
+    "ragged_row": ("csv", b"text\na,b\n", {}),
+    "not_a_question": ("stackexchange", post(4), {}),
+    "joined_to_question": ("stackexchange", post(1, 9) + post(2), {}),
+    "answer_without_question": ("stackexchange", post(2), {}),
+    "question_dropped": ("stackexchange", post(1) + post(2), {"stackexchange": {"min_score": 5}}),
+    "low_answer_score": ("stackexchange", post(1, 9) + post(2), {"stackexchange": {"min_answer_score": 5}}),
+    "surplus_answer": ("stackexchange", post(1, 9) + post(2), {"stackexchange": {"max_answers": 0}}),
+    "unanswered": ("stackexchange", post(1), {"stackexchange": {"keep_unanswered": False}}),
+    "xml_doctype": ("stackexchange", b"<!DOCTYPE posts>\n", {}),
+    "low_score": ("reddit", submission(score=1), {"reddit": {"min_score": 2}}),
+    "subreddit_not_kept": ("reddit", submission(subreddit="b"), {"reddit": {"subreddits": ["a"]}}),
+    "bot_author": ("reddit", submission(author="AutoModerator"), {}),
+    "deleted_post": ("reddit", submission(selftext="[deleted]"), {}),
+    "adult_content": ("reddit", submission(over_18=True), {}),
+    "link_post": ("reddit", submission(selftext=""), {}),
+    "title_only": ("reddit", submission(selftext="", is_self=True), {}),
 }
 
 
@@ -73,9 +101,10 @@ def test_every_reason_is_reached(reason):
     format_name, stored, settings = CASES[reason]
     split = Split(0, "f", "f", len(stored), "", "web", format_name)
     config = SourceConfig(paths=("x",), **settings)
-    ((row, drop),) = open_split(split, io.BytesIO(stored), config)
-    assert drop.rule == reason
-    assert (row["offset"], row["length"], row["_payload"], row["text"]) == (0, len(stored), None, None)
+    rows = list(open_split(split, io.BytesIO(stored), config))
+    assert [row["text"] for row, drop in rows if drop and drop.rule == reason] == [None]
+    assert sum(row["length"] for row, _ in rows) == len(stored)
+    assert (rows[0][0]["offset"], rows[0][0]["_payload"]) == (0, None)
 
 
 def test_the_reasons_are_closed():
@@ -111,9 +140,13 @@ def test_files_of_every_format_from_disk(tmp_path):
 
 
 def test_the_setting_accepts_every_registered_format_and_no_other(tmp_path):
-    (tmp_path / "a").write_bytes(b"")
+    (tmp_path / "set").mkdir()
+    for name in ("a", "set/a.parquet"):
+        (tmp_path / name).write_bytes(b"")
+    needed = {"stackexchange": {"stackexchange": {"site": "a.stackexchange.com"}}, "hf": {"paths": f"{tmp_path}/set"}}
     for name in FORMATS:
-        assert [split.format for split in find_splits(SourceConfig(paths=(f"{tmp_path}/a",), format=name))] == [name]
+        settings = {"paths": f"{tmp_path}/a", "format": name} | needed.get(name, {})
+        assert [split.format for split in find_splits(SourceConfig.model_validate(settings))] == [name]
     with pytest.raises(ConfigError, match=r"source\.format: .*got 'parqet' \(did you mean 'parquet'\?\)"):
         find_splits(SourceConfig(paths=(f"{tmp_path}/a",), format="parqet"))
     assert [row.name for row in FORMATS.values()] == list(FORMATS)

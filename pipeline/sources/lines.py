@@ -1,0 +1,85 @@
+"""The lines of a file, compressed or not, with their offsets in the decompressed file."""
+
+from collections.abc import Callable, Iterator
+
+from pipeline.engine.stage import Drop, Row, Split
+from pipeline.sources.compression import ByteStream, FrameReader, Frames
+from pipeline.sources.config import SourceConfig
+from pipeline.sources.provenance import SourceItem, account_bytes, new_row
+
+BOM = b"\xef\xbb\xbf"
+SourceRows = Iterator[tuple[Row, Drop | None]]
+"""What a reader yields: each row, with a Drop if it cannot be a document."""
+LineParser = Callable[[bytes, SourceConfig], tuple[Row, Drop | None]]
+"""Function from (line without its line feed, settings) to the line's row, with a Drop if it cannot be a document."""
+
+
+class LineReader:
+    """Iterates over the lines of a file and their offsets in the decompressed file.
+
+    After the last line, `position` is the size of the decompressed file [bytes].
+    """
+
+    def __init__(self, frames: Frames, max_bytes: int, mark: bytes = b""):
+        """`mark`: a byte to count in lines that are too long."""
+        self._frames = frames
+        self._max_bytes = max_bytes
+        self._mark = mark
+        self.position = 0
+        self.num_marks = 0
+        """Number of marks in the line that was yielded last, if it is too long."""
+
+    def __iter__(self) -> Iterator[tuple[int, bytes | Drop]]:
+        """Yield (offset, line without its line feed). A Drop replaces a line that is too long or cannot be decoded."""
+        held: list[bytes] = []
+        start = size = marks = 0
+        while (piece := self._frames.next()) is not None:
+            if piece.fault is not None:
+                if size:
+                    yield start, b"".join(held) if size <= self._max_bytes else self._too_long(size, marks)
+                yield self.position, Drop(piece.fault, float(piece.resumed - piece.start))
+                held, start, size, marks = [], self.position, 0, 0
+                continue
+            *whole, rest = piece.data.split(b"\n")
+            for part in whole:
+                size += len(part)
+                if size > self._max_bytes:
+                    yield start, self._too_long(size, marks + self._count([*held, part]))
+                else:
+                    yield start, b"".join([*held, part]) if held else part
+                start += size + 1
+                held, size, marks = [], 0, 0
+            size += len(rest)
+            if rest and size <= self._max_bytes:
+                held.append(rest)
+            elif rest:
+                marks += self._count([*held, rest])
+                held = []
+            self.position += len(piece.data)
+        if size:
+            yield start, b"".join(held) if size <= self._max_bytes else self._too_long(size, marks)
+
+    def _count(self, parts: list[bytes]) -> int:
+        return sum(part.count(self._mark) for part in parts) if self._mark else 0
+
+    def _too_long(self, size: int, marks: int) -> Drop:
+        self.num_marks = marks
+        return Drop("record_too_large", float(size), float(self._max_bytes))
+
+
+def read_lines(split: Split, stream: ByteStream, config: SourceConfig, parse: LineParser) -> SourceRows:
+    """Yield the rows of a file with one row per line. `parse` returns the row of a line.
+
+    An empty line has no row. Its bytes belong to the row before it.
+    """
+    lines = LineReader(FrameReader(stream, None), config.max_record_bytes)
+
+    def items() -> Iterator[SourceItem]:
+        for start, line in lines:
+            if isinstance(line, Drop):
+                kind = "row" if line.rule == "record_too_large" else "gap"
+                yield SourceItem(start, new_row(kind), line)
+            elif (line := line.removeprefix(BOM)).strip():
+                yield SourceItem(start, *parse(line, config))
+
+    return account_bytes(items(), split, lambda: lines.position)

@@ -1,0 +1,242 @@
+"""Rows with named fields as rows of `documents`: text, URL, date, licence and further fields of a line or row."""
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, date, datetime
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from pipeline.engine.stage import Drop, Row
+from pipeline.sources.config import SourceConfig
+from pipeline.sources.fields import MISSING, lookup, top_field, without
+from pipeline.sources.provenance import encodable, new_row, set_text, set_title
+
+MAX_META_DEPTH = 16
+"""Maximum nesting depth of a field that is stored in `meta`; deeper values are left out."""
+MAX_NAME = 64
+"""Maximum length of the name of a field that the manifest counts [code points]."""
+UNREADABLE_VALUE = object()
+"""Takes the place of a value of a Parquet column that cannot be converted, such as a date after the year 9999."""
+UNREADABLE = (pa.ArrowException, OSError, ValueError)
+"""Errors of pyarrow on damaged files."""
+PARTIAL_DATE = re.compile(r"(\d{4})(?:-(\d\d))?")
+NUMBER = re.compile(r"-?(?:0|[1-9]\d{0,17})(?:\.\d{1,18})?(?:[eE][-+]?\d{1,2})?")
+"""A text that is compared as a number; a leading zero makes it a code."""
+
+
+class RowMapping:
+    """Turns rows with named fields into rows of `documents`, by the settings of the source."""
+
+    def __init__(self, config: SourceConfig):
+        self._config = config
+        self._text = config.text_parts()
+        self._is_joined = config.text is not None
+
+    def __call__(self, value: Mapping[str, Any]) -> tuple[Row, Drop | None]:
+        """Return the row of `documents` of a row with named fields, with a Drop if it cannot be a document."""
+        config = self._config
+        url, stored = _found(value, config.url_field), {*self._text.paths}
+        origin = config.url_field
+        if url is None or url == "":
+            stored.add(config.url_field)
+            url, origin = _found(value, config.id_field), config.id_field
+        row = new_row("row", encodable(str(url)) if isinstance(url, str | int) else None)
+        stored |= {origin} if isinstance(url, str | int) else set()
+        day = None if config.date_field is None else _found(value, config.date_field)
+        if config.date_field is not None and (found := date_of(day)) is not None:
+            row["date"] = found
+            stored.add(config.date_field)
+        if config.licence_field is not None:
+            licence = _licence(_found(value, config.licence_field), config)
+            if licence is not None:
+                row["licence"] = licence
+                stored.add(config.licence_field)
+        if config.title_field is not None and isinstance(title := _found(value, config.title_field), str):
+            set_title(row, title)
+            stored.add(config.title_field)
+        row["meta"], row["_meta"] = meta_of(value, stored, config, day is not None and row["date"] is None)
+        text = self._text.join(value) if self._is_joined else _found(value, config.text_field)
+        if not isinstance(text, str):
+            return row, Drop("no_text_field")
+        return row, set_text(row, text, config)
+
+    def columns(self, names: Sequence[str]) -> list[str]:
+        """Return the columns of a table to read, in their order; names that occur twice are left out."""
+        config = self._config
+        paths = {*self._text.paths, config.url_field, config.id_field, config.date_field, config.licence_field}
+        paths |= {config.title_field, *(config.meta_fields or ())}
+        wanted = {top_field(path, names) for path in paths if path is not None}
+        wanted |= {*(names if config.meta_fields is None else ())}
+        return [name for name in names if name in wanted and names.count(name) == 1]
+
+
+def _found(value: Mapping[str, Any], path: str) -> Any:
+    found = value.get(path)
+    if found is None and "." in path and (found := lookup(value, path)) is MISSING:
+        return None
+    return found
+
+
+# The fields of a row beside text, URL and id.
+
+
+class MetaNote(NamedTuple):
+    """What the manifest counts of the fields of one row."""
+
+    numbers: Mapping[str, bool]
+    """Whether the value is a number, by the name of each field in `meta`; names over MAX_NAME are not counted."""
+    cut: tuple[str, ...]
+    """Causes for which fields were left out or not used: `too_large`, `too_deep`, `unreadable`, `no_date`."""
+
+
+class _TooDeep(ValueError):
+    """A value is nested deeper than MAX_META_DEPTH."""
+
+
+def meta_of(
+    value: Mapping[str, Any], stored: set[str], config: SourceConfig, is_undated: bool = False
+) -> tuple[str | None, MetaNote | None]:
+    """Return the JSON object of the fields to store in `meta` (None: no field), and what to count of them.
+
+    `stored`: paths of fields that have a column of their own, which `meta` holds only if the recipe names them.
+    `is_undated`: True if the row has a date that cannot be read.
+    """
+    if config.meta_fields is None:
+        if any("." in path for path in stored):
+            value = without(value, sorted(stored))
+        names = [name for name in value if name not in stored]
+    else:
+        value = {name: found for name in config.meta_fields if (found := lookup(value, name)) is not MISSING}
+        names = [*value]
+    size, parts, numbers, cut = 1, [], {}, set()
+    cut |= {"no_date"} if is_undated else set()
+    for name in names:
+        item = value[name]
+        if item is None:
+            continue
+        if item is UNREADABLE_VALUE:
+            cut.add("unreadable")
+            continue
+        try:
+            plain = item if isinstance(item, str) else plain_value(item)
+        except _TooDeep:
+            cut.add("too_deep")
+            continue
+        if plain is None:
+            continue
+        part = encodable(f"{_key(name)}:{_json(plain)}")
+        added = (len(part) if part.isascii() else len(part.encode())) + 1
+        if size + added > config.max_meta_bytes:
+            cut.add("too_large")
+            continue
+        size += added
+        parts.append(part)
+        if len(name) <= MAX_NAME:
+            numbers[encodable(name)] = is_number(plain)
+    note = MetaNote(numbers, tuple(sorted(cut))) if numbers or cut else None
+    return (f"{{{','.join(parts)}}}" if parts else None), note
+
+
+_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+@lru_cache(maxsize=1 << 12)
+def _key(name: str) -> str:
+    return _json(name)
+
+
+def is_number(value: Any) -> bool:
+    """Return True if a value of `meta` is compared as a number: a number, or a text that is written as one."""
+    if isinstance(value, str):
+        return NUMBER.fullmatch(value) is not None
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def plain_value(value: Any, depth: int = 0) -> Any:
+    """Return a value of a line or row as a JSON value. Numbers that are not finite are None.
+
+    Whole numbers beyond 64 bits, and values without a JSON type, such as dates, become texts. Bytes become hexadecimal.
+    Raises ValueError if the value is nested deeper than MAX_META_DEPTH.
+    """
+    if depth > MAX_META_DEPTH:
+        raise _TooDeep(f"expected at most {MAX_META_DEPTH} levels, got more")
+    if value is None or isinstance(value, str | bool):
+        return value
+    if isinstance(value, int):
+        return value if -(1 << 63) <= value < 1 << 63 else str(value)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(name): plain_value(item, depth + 1) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_value(item, depth + 1) for item in value]
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    return value.hex() if isinstance(value, bytes) else str(value)
+
+
+def date_of(value: Any) -> datetime | None:
+    """Return the date of a row in UTC; None if the value is no date that the column can hold."""
+    try:
+        if isinstance(value, datetime):
+            found = value
+        elif isinstance(value, date):
+            found = datetime(value.year, value.month, value.day)
+        elif isinstance(value, str) and (match := PARTIAL_DATE.fullmatch(value.strip())):
+            found = datetime(int(match[1]), int(match[2] or 1), 1)
+        elif isinstance(value, str):
+            found = datetime.fromisoformat(value.strip())
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            found = datetime.fromtimestamp(value, UTC)
+        else:
+            return None
+        found = found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
+    # pandas dates have nanoseconds; the column has milliseconds.
+    return datetime(*found.timetuple()[:6], found.microsecond // 1000 * 1000, UTC)
+
+
+def _licence(value: Any, config: SourceConfig) -> str | None:
+    """Return the licence of a row as text; None if there is none or it does not fit into `max_meta_bytes`."""
+    try:
+        plain = plain_value(None if value is UNREADABLE_VALUE else value)
+    except _TooDeep:
+        return None
+    if plain is None or plain == "":
+        return None
+    text = encodable(plain if isinstance(plain, str) else _json(plain))
+    return text if len(text.encode()) <= config.max_meta_bytes else None
+
+
+# The rows of record batches.
+
+
+def rows_of_batch(batch: pa.RecordBatch, columns: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a record batch with these columns. A value that cannot be converted is UNREADABLE_VALUE."""
+    values = [_values(batch.column(batch.schema.get_field_index(name))) for name in columns]
+    for row in range(batch.num_rows):
+        yield {name: column[row] for name, column in zip(columns, values, strict=True)}
+
+
+def _values(column: pa.Array) -> list[Any]:
+    try:
+        return list(column.to_pylist())
+    except UnicodeDecodeError:
+        if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+            return [_value(column, row) for row in range(len(column))]
+        stored = column.cast(pa.large_binary()).to_pylist()
+        return [None if value is None else value.decode("utf-8", "replace") for value in stored]
+    except (ValueError, OverflowError, pa.ArrowException):
+        return [_value(column, row) for row in range(len(column))]
+
+
+def _value(column: pa.Array, row: int) -> Any:
+    try:
+        return column[row].as_py()
+    except (ValueError, OverflowError, pa.ArrowException):
+        return UNREADABLE_VALUE  # counted as a field that is left out of `meta`; the row itself is read
