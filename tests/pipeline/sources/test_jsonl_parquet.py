@@ -16,8 +16,9 @@ from pydantic import ValidationError
 
 from pipeline.engine.stage import Drop, Split
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.jsonl_parquet import is_number, open_jsonl, open_parquet
+from pipeline.sources.jsonl_parquet import open_jsonl, open_parquet
 from pipeline.sources.provenance import COLUMNS
+from pipeline.sources.rows import is_number
 from pipeline.sources.splits import HashedStream
 
 CONFIG = SourceConfig(paths=("x",), max_page_bytes=40, max_record_bytes=1 << 10)
