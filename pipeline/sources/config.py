@@ -5,14 +5,13 @@ from typing import Any
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from pipeline.sources.code_config import CodeConfig
+from pipeline.sources.format_config import FormatConfig
+from pipeline.sources.paper_config import ArxivConfig, UnarxiveConfig
 from schemas.config import Section, execution
 
 AUTO = "auto"
 """The value of `source.format` that leaves the choice to the suffix of each file."""
-
-
-class FormatConfig(Section):
-    """The settings of one format, such as `[source.mediawiki]`; only files of this format use them."""
 
 
 class SourceConfig(Section):
@@ -59,6 +58,12 @@ class SourceConfig(Section):
     a page is often long enough."""
     verify_digests: bool = False
     """True to compare records with the digests in their headers. Off by default, because gzip members have a CRC."""
+    arxiv: ArxivConfig = ArxivConfig()
+    """What becomes the text of papers that are given as TeX source."""
+    unarxive: UnarxiveConfig = UnarxiveConfig()
+    """What becomes the text of papers of the data set unarXive."""
+    code: CodeConfig = CodeConfig()
+    """Which files of repositories become documents."""
 
     def content(self) -> dict[str, Any]:
         """Return the fields that change what is measured and written, as JSON values.

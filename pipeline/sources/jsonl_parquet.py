@@ -103,7 +103,17 @@ def _parse(line: bytes, config: SourceConfig) -> tuple[Row, Drop | None]:
 
 
 def open_parquet(split: Split, stream: ByteStream, config: SourceConfig) -> SourceRows:
-    """Yield the rows of a Parquet file.
+    """Yield the rows of a Parquet file."""
+    return read_parquet(split, stream, lambda names: _columns(names, config), lambda value: row_of(value, config))
+
+
+def read_parquet(
+    split: Split,
+    stream: ByteStream,
+    columns_of: Callable[[list[str]], list[str]],
+    parse: Callable[[dict[str, Any]], tuple[Row, Drop | None]],
+) -> SourceRows:
+    """Yield the rows of a Parquet file. `columns_of` chooses the columns to read; `parse` returns the row of a row.
 
     The unreadable rows of a row group are one gap. An unreadable file is one gap of length 0, and the drop_value of
     this gap is the file's size [bytes].
@@ -117,14 +127,14 @@ def open_parquet(split: Split, stream: ByteStream, config: SourceConfig) -> Sour
             return
         try:
             file = pq.ParquetFile(stream, pre_buffer=False, buffer_size=BUFFER_BYTES)
-            columns = _columns(file.schema_arrow.names, config)
+            columns = columns_of(file.schema_arrow.names)
         except UNREADABLE:
             yield SourceItem(0, new_row("gap"), Drop("unreadable_gap", float(size)))
             return
         for group in range(file.num_row_groups):
             end = num_rows + file.metadata.row_group(group).num_rows
             for value in _group(file, group, columns):
-                yield SourceItem(num_rows, *row_of(value, config))
+                yield SourceItem(num_rows, *parse(value))
                 num_rows += 1
             if num_rows < end:
                 yield SourceItem(num_rows, new_row("gap"), Drop("unreadable_gap", float(end - num_rows)))

@@ -31,13 +31,13 @@ def row_of(value: dict[str, Any], config: SourceConfig) -> tuple[Row, Drop | Non
         url, origin = value.get(config.id_field), config.id_field
     row = new_row("row", encodable(str(url)) if isinstance(url, str | int) else None)
     stored |= {origin} if isinstance(url, str | int) else set()
-    if config.date_field is not None and (found := _date(value.get(config.date_field))) is not None:
+    if config.date_field is not None and (found := date_of(value.get(config.date_field))) is not None:
         row["date"] = found
         stored.add(config.date_field)
     if config.licence_field is not None and (licence := _licence(value.get(config.licence_field), config)) is not None:
         row["licence"] = licence
         stored.add(config.licence_field)
-    row["meta"], row["_meta"] = _meta(value, stored, config)
+    row["meta"], row["_meta"] = meta_of(value, stored, config)
     text = value.get(config.text_field)
     if not isinstance(text, str):
         return row, Drop("no_text_field")
@@ -60,7 +60,7 @@ class _TooDeep(ValueError):
     """A value is nested deeper than MAX_META_DEPTH."""
 
 
-def _meta(value: Mapping[str, Any], stored: set[str], config: SourceConfig) -> tuple[str | None, MetaNote | None]:
+def meta_of(value: Mapping[str, Any], stored: set[str], config: SourceConfig) -> tuple[str | None, MetaNote | None]:
     """Return the JSON object of the fields to store in `meta` (None: no field), and what to count of them."""
     if config.meta_fields is None:
         names = [name for name in value if name not in stored]
@@ -128,7 +128,7 @@ def plain_value(value: Any, depth: int = 0) -> Any:
     return value.hex() if isinstance(value, bytes) else str(value)
 
 
-def _date(value: Any) -> datetime | None:
+def date_of(value: Any) -> datetime | None:
     """Return the date of a row in UTC; None if the value is no date that the column can hold."""
     try:
         if isinstance(value, datetime):
