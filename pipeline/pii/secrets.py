@@ -61,7 +61,9 @@ _KNOWN = re.compile(
     r"|eyJ|T[A-Z0-9]{6,12}/B"
 )
 _HEX = re.compile(r"[0-9a-fA-F]+")
-_CODE = re.compile(r"[()\[\];,]|^\$|^&|^@[\w.]+$|^[a-z]+(?:[._-][a-z]+)+$|^[A-Z]+(?:_[A-Z]+)+$|^[a-z]*+(?:[A-Z][a-z]++)*+$")
+_CODE = re.compile(
+    r"[()\[\];,]|^\$|^&|^@[\w.]+$|^[a-z]+(?:[._-][a-z]+)+$|^[A-Z]+(?:_[A-Z]+)+$|^[a-z]*+(?:[A-Z][a-z]++)*+$"
+)
 """Values of settings that are code: calls, variables, names of several words."""
 _SAMPLES = re.compile(r"EXAMPLE|\.\.\.|XXXX|xxxx|0{12}|1234567890")
 

@@ -26,7 +26,7 @@ class SourceConfig(Section):
     """Input files: local paths or URIs that pyarrow.fs supports (s3://, gs://, hdfs://), with `*`, `?`, `[…]` and `**`.
     A manifest records inputs by name and digest, so their location does not change the result."""
     format: str = AUTO
-    """Format of the files: `warc` (WARC, WET, WAT and ARC, compressed or not), `jsonl`, `parquet` or another name in
+    """Format of the files: `warc` (WARC, WET and ARC, compressed or not), `jsonl`, `parquet` or another name in
     `formats.FORMATS`; `auto` determines it by the suffix of each file."""
     text_field: str = "text"
     """Field of a JSON line, or column of a Parquet file, that holds the text."""

@@ -123,7 +123,7 @@ def _suffixes(names: str, codecs: str = "") -> re.Pattern[str]:
 FORMATS: Mapping[str, FileFormat] = {
     row.name: row
     for row in (
-        FileFormat("warc", _suffixes("warc|arc|wet|wat", "gz|zst"), open_warc, _read_range, _record_head),
+        FileFormat("warc", _suffixes("warc|arc|wet", "gz|zst"), open_warc, _read_range, _record_head),
         FileFormat("jsonl", _suffixes("jsonl|ndjson|json", "gz|zst|bz2"), open_jsonl, _read_line, lambda data: data),
         FileFormat("parquet", _suffixes("parquet|pq"), open_parquet, _read_row, lambda data: b"", in_bytes=False),
         FileFormat("arxiv", NO_SUFFIX, open_arxiv, _read_package, _member_head),

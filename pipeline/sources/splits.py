@@ -8,7 +8,8 @@ file is computed while the file is read.
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -27,6 +28,7 @@ LOCAL_MAGIC, URI_MAGIC = re.compile(r"[*?\[]"), re.compile(r"[*\[]")
 CRAWL = re.compile(r"CC-MAIN-\d{4}-\d{2}(?!\d)")
 MAX_MATCHES = 100_000
 """Maximum number of files and folders that a pattern of a format of repositories matches; each is a split."""
+WAT = re.compile(r"\.wat(?:\.(?:gz|zst))?$", re.IGNORECASE)
 TOKEN = re.compile(r"\*+|\?|\[!?\]?[^\]]*\]|.")
 
 
@@ -66,6 +68,8 @@ def find_splits(config: SourceConfig) -> list[Split]:
     for ordinal, name in enumerate(sorted(files)):
         file = files[name]
         try:
+            if WAT.search(name):
+                raise ValueError("a WAT file, which has no text. Use `penstock links` for its links.")
             format_name = config.format if config.format != AUTO else _format_of(name)
             size, identity = _check_readable(file, packs)
         except ValueError as error:
@@ -85,6 +89,26 @@ def find_splits(config: SourceConfig) -> list[Split]:
     if problems:
         raise ConfigError("\n  ".join([f"source.paths: {len(problems)} problem(s); nothing was started", *problems]))
     return splits
+
+
+def find_files(paths: Sequence[str]) -> list[Split]:
+    """Return the files that paths name or match, sorted by name, without a format.
+
+    Raises ConfigError for paths without a readable file; the message lists all of them.
+    """
+    problems: list[str] = []
+    files: dict[str, Split] = {}
+    for path in paths:
+        try:
+            for file in _match(path):
+                size, identity = _check_readable(file, None)
+                files[file.uri] = Split(0, file.name, file.uri, size, identity, "", "")
+        except (OSError, ValueError, re.error, ConfigError) as error:
+            problems.append(f"expected files at {path}, got {error}")
+    if problems:
+        raise ConfigError("\n  ".join([f"files: {len(problems)} problem(s); nothing was started", *problems]))
+    ordered = sorted(files.values(), key=lambda split: (split.name, split.uri))
+    return [replace(split, ordinal=ordinal) for ordinal, split in enumerate(ordered)]
 
 
 def _match(path: str) -> Iterator[_InputFile]:
@@ -265,7 +289,7 @@ def open_stream(split: Split) -> HashedStream:
     Raises OSError if it does not exist.
     """
     fs, path = resolve_uri(split.uri)
-    packs = FORMATS[split.format].packs
+    packs = FORMATS[split.format].packs if split.format else None
     if packs is not None and (packs(split.name) or fs.get_file_info(path).type == pafs.FileType.Directory):
         return HashedStream(FolderArchive(fs, path))
     return HashedStream(fs.open_input_file(path))
