@@ -118,11 +118,12 @@ class TarReader:
             start = start if extended else self._stream.position
             block = self._stream.read(BLOCK)
             if len(block) < BLOCK:
-                if block.strip(b"\0"):
-                    yield ArchiveMember(start, "", len(block), drop=Drop("unreadable_gap", float(len(block))))
-                if (fault := self._stream.take_fault()) is None:
+                fault = self._stream.take_fault()
+                if fault is None:
+                    if block.strip(b"\0"):
+                        yield ArchiveMember(start, "", len(block), drop=Drop("unreadable_gap", float(len(block))))
                     return
-                yield ArchiveMember(self._stream.position, "", 0, drop=fault)
+                yield ArchiveMember(start, "", len(block), drop=fault)
                 self._resume()
                 extended = {}
             elif is_tar_header(block) and (size := _number(block[124:136])) is not None and size >= 0:

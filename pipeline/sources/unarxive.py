@@ -24,8 +24,9 @@ _NO_TARGET = re.compile(r"(?<![\w-])REF(?![\w-])")
 """The mark of a reference whose target is not in the paper."""
 _NO_CAPTION = "NO_CAPTION"
 _CUT = "\x1c"
-_EMPTY_BRACKETS = re.compile(rf"[ \t]*[(\[](?:see|e\.g\.,?|cf\.|and|[\s,;]|{_CUT})*{_CUT}(?:and|[\s,;–-]|{_CUT})*[)\]]")
-_CUT_SPACE = re.compile(rf"[ \t]*(?:{_CUT}[ \t]*(?:[,;–-][ \t]*(?={_CUT}))?)+(?=[.,;:!?)\]]|\n|\Z)")
+_BRACKETS = re.compile(rf" ?[(\[](?:see|e\.g\.,?|cf\.|and|[\s,;–-]|{_CUT})*+[)\]]")
+_CUT_LIST = re.compile(rf"{_CUT} ?(?:[,;–-] ?)?(?={_CUT})")
+_CUT_SPACE = re.compile(rf" ?{_CUT} ?(?=[.,;:!?)\]]|\n|\Z)")
 _SPACES = re.compile(r"[ \t\xa0]+")
 _LEVELS = {"section": 2, "subsection": 3, "subsubsection": 4}
 _FIELDS = ("authors", "categories", "doi", "journal-ref")
@@ -114,7 +115,9 @@ def restore_marks(text: str, entries: Mapping[str, Any], sources: Mapping[str, A
     text = _MARK_SPACE.sub("", text.replace(_CUT, ""))
     text = _MARK.sub(replaced, text if keeps_citations else _NO_TARGET.sub(_CUT, text))
     if _CUT in text:
-        text = _CUT_SPACE.sub("", _EMPTY_BRACKETS.sub(_CUT, text)).replace(_CUT, " ")
+        text = _SPACES.sub(" ", text)
+        text = _BRACKETS.sub(lambda match: _CUT if _CUT in match.group() else match.group(), text)
+        text = _CUT_SPACE.sub("", _CUT_LIST.sub("", text)).replace(_CUT, " ")
     return _SPACES.sub(" ", text)
 
 

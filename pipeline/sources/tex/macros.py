@@ -14,6 +14,8 @@ MAX_EXPANDED_CHARS = 16 << 20
 MAX_GROUP_TOKENS = 1 << 20
 MAX_OPTION_TOKENS = 400
 """Maximum number of tokens of an argument in braces, and of one in brackets."""
+MAX_UNCLOSED = 50
+"""Number of brackets without an end after which the maximum for one in brackets is a twentieth."""
 
 TOKEN = re.compile(
     r"\\(?:[a-zA-Z@]+\*?|\r?\n|.|\Z)|[{}\[\]]|\$\$?|\n[ \t]*\n\s*|-{2,3}|``|''|[~&^_#]|[^\\{}\[\]$~&^_#\n`'-]+|.",
@@ -64,6 +66,7 @@ class TokenStream:
         self.switches: dict[str, bool] = {"true": True, "false": False, "pdf": True, "PDFTeX": True, "pdfoutput": True}
         self._num_expansions = 0
         self._expanded_chars = 0
+        self._num_unclosed = 0
 
     def next(self) -> str | None:
         """Return the next token, or None at the end."""
@@ -112,7 +115,8 @@ class TokenStream:
             return None
         tokens: list[str] = []
         depth = 0
-        while (token := self.next()) is not None and len(tokens) < MAX_OPTION_TOKENS:
+        limit = MAX_OPTION_TOKENS if self._num_unclosed < MAX_UNCLOSED else MAX_OPTION_TOKENS // 20
+        while (token := self.next()) is not None and len(tokens) < limit:
             depth += (token == "{") - (token == "}")
             if (token == "]" and depth <= 0) or depth < 0:
                 if depth < 0:
@@ -121,6 +125,7 @@ class TokenStream:
             if is_paragraph(token):
                 break
             tokens.append(token)
+        self._num_unclosed += 1
         self.push("[", *tokens, *([token] if token is not None else []))
         return None
 

@@ -7,6 +7,7 @@ stay as they are.
 
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -31,15 +32,19 @@ from pipeline.sources.tex.symbols import (
 
 LINE, PARAGRAPH, CUT = "\x1e", "\x1d", "\x1c"
 """Marks in the text while it is written: a line end, a paragraph end, and the place of a citation that was left out."""
+MAX_GROUPS = 64
+"""Maximum number of open groups around an item of a list."""
 _LENGTH = re.compile(
     r"\s*=?\s*[-+]?(?:[\d.]+|(?=\\))\s*(?:true)?\s*(?:pt|em|ex|cm|mm|in|pc|bp|sp|mu|dd|cc|fil{1,3})?"
     r"(?:\s*(?:plus|minus)\s*[-+]?[\d.]+\s*(?:pt|em|ex|cm|mm|in|fil{1,3})?)*"
 )
-_EMPTY_BRACKETS = re.compile(rf"[ \t]*[(\[](?:see|e\.g\.,?|cf\.|and|[\s,;]|{CUT})*{CUT}(?:and|[\s,;]|{CUT})*[)\]]")
-_CUT_SPACE = re.compile(rf"[ \t\n]*(?:{CUT}[ \t\n]*(?:[,;][ \t\n]*(?={CUT}))?)+(?=[.,;:!?)\]]|{PARAGRAPH}|\Z)")
+_BRACKETS = re.compile(rf" ?[(\[](?:see|e\.g\.,?|cf\.|and|[\s,;]|{CUT})*+[)\]]")
+"""Brackets around places of citations, if one is in them."""
+_CUT_LIST = re.compile(rf"{CUT} ?(?:[,;–-] ?)?(?={CUT})")
+_CUT_SPACE = re.compile(rf" ?{CUT} ?(?=[.,;:!?)\]]|{PARAGRAPH}|\Z)")
 _SPACES = re.compile(r"[ \t\n\xa0]+")
-_AROUND_LINE = re.compile(rf" *{LINE} *")
-_AROUND_PARAGRAPH = re.compile(rf"[ {LINE}]*{PARAGRAPH}[ {PARAGRAPH}{LINE}]*")
+_AROUND_LINE = re.compile(rf" ?{LINE}[ {LINE}]*+")
+_AROUND_PARAGRAPH = re.compile(rf" ?{LINE}? ?{PARAGRAPH}[ {PARAGRAPH}{LINE}]*+")
 _NUMBER_TAGS = frozenset(("nonumber", "notag", "displaylimits"))
 _ENDS_WITH_LETTER = re.compile(r"\\[a-zA-Z@]+\Z")
 
@@ -90,6 +95,7 @@ class _Renderer:
         self.out: list[str] = []
         self.outs: list[list[str]] = []
         self.frames: list[_Frame] = []
+        self.open_names: Counter[str] = Counter()
         self.fields: dict[str, list[str]] = {"title": [], "author": [], "abstract": []}
         for style in project.styles:
             for found in definitions(style):
@@ -102,7 +108,7 @@ class _Renderer:
         while (token := self.stream.next()) is not None:
             self._token(token)
         while self.frames:
-            self._close(self.frames.pop())
+            self._close()
         abstract = tidy("".join(self.fields["abstract"][:1]))
         text = tidy("".join(self.out))
         title = " ".join(tidy("".join(self.fields["title"][:1])).split())
@@ -119,7 +125,7 @@ class _Renderer:
             self._open(_Frame("{"))
         elif token == "}":
             if self.frames and self.frames[-1].name == "{":
-                self._close(self.frames.pop())
+                self._close()
         elif first == "$":
             self._formula(token)
         elif is_paragraph(token):
@@ -221,11 +227,14 @@ class _Renderer:
 
     def _open(self, frame: _Frame) -> None:
         self.frames.append(frame)
+        self.open_names[frame.name] += 1
         if frame.target is not None:
             self.outs.append(self.out)
             self.out = []
 
-    def _close(self, frame: _Frame) -> None:
+    def _close(self) -> None:
+        frame = self.frames.pop()
+        self.open_names[frame.name] -= 1
         self.out.append(frame.closing)
         if frame.target is not None:
             text, self.out = "".join(self.out), self.outs.pop()
@@ -320,12 +329,11 @@ class _Renderer:
 
     def _end(self, name: str) -> None:
         """Close the environment of this name, and groups in it that were left open."""
-        depth = next((at for at in range(len(self.frames) - 1, -1, -1) if self.frames[at].name == name), None)
-        if depth is None:
+        if not self.open_names[name]:
             return
-        while len(self.frames) > depth:
-            frame = self.frames.pop()
-            self._close(frame)
+        while self.open_names[name] and self.frames[-1].name != name:
+            self._close()
+        self._close()
         if name.rstrip("*") in FLOATS and self.options.floats == "captions":
             self.out += [
                 PARAGRAPH,
@@ -333,7 +341,7 @@ class _Renderer:
             ]
 
     def _item(self) -> None:
-        frame = next((frame for frame in reversed(self.frames) if frame.name != "{"), None)
+        frame = next((frame for frame in self.frames[: -MAX_GROUPS - 1 : -1] if frame.name != "{"), None)
         label = self.stream.option()
         self.out.append(LINE)
         if frame is not None and frame.name.rstrip("*") in ("enumerate", "compactenum", "inparaenum"):
@@ -486,8 +494,9 @@ def _spaces_of(formula: str) -> str:
 
 def tidy(text: str) -> str:
     """Return the text without marks: one space between words, one line for a paragraph, one empty line between two."""
-    text = _EMPTY_BRACKETS.sub(CUT, text)
-    text = _CUT_SPACE.sub("", text).replace(CUT, " ")
     text = _SPACES.sub(" ", text)
+    if CUT in text:
+        text = _BRACKETS.sub(lambda match: CUT if CUT in match.group() else match.group(), text)
+        text = _SPACES.sub(" ", _CUT_SPACE.sub("", _CUT_LIST.sub("", text)).replace(CUT, " "))
     text = _AROUND_PARAGRAPH.sub(PARAGRAPH, _AROUND_LINE.sub(LINE, text)).strip(f" {LINE}{PARAGRAPH}")
     return text.replace(PARAGRAPH, "\n\n").replace(LINE, "\n").replace("\x1f", " ")

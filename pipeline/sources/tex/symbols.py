@@ -58,7 +58,7 @@ IGNORED = {
     "newsavebox": 1, "newdimen": 1, "newcolumntype": 2, "setlist": 1, "newlist": 3, "crefname": 3, "Crefname": 3,
     "allowdisplaybreaks": 0, "typeout": 1, "special": 1, "includepdf": 1, "bibinfo": 1, "makeatletter": 0,
     "makeatother": 0, "pdfbookmark": 2, "hypertarget": 1, "reversemarginpar": 0, "marginpar": 1, "todo": 1,
-    "glsaddall": 0, "newacronym": 3, "newglossaryentry": 2, "DOI": 1, "doi": 1, "arraybackslash": 0, "vskip": 0,
+    "glsaddall": 0, "newacronym": 3, "newglossaryentry": 2, "DOI": 1, "doi": 1, "arraybackslash": 0,
     "authornote": 1, "authorcontributions": 1, "hyperref": 0, "linewidth": 0, "textwidth": 0, "columnwidth": 0,
     "textheight": 0,
 }  # fmt: skip
