@@ -17,6 +17,9 @@ MIN_VISIBLE_CHARS = 100
 ENCODED_CHARS, ENCODED_SHARE = 1024, 0.5
 """Length of a run of encoded data [code points], and share of the text in such runs, above which a file is dropped."""
 
+MIN_ENCODED_WORD = 60
+"""Minimum length of a word or line of base 64 [code points]."""
+
 _VENDORED = re.compile(
     r"(?:^|/)(?:node_modules|bower_components|jspm_packages|vendor|vendors|third[-_]?party|3rd[-_]?party|thirdparty|Pods|Carthage|Godeps|site-packages|dist-packages|\.?venv|virtualenv|\.yarn|\.bundle|__pycache__"
     r"|\.gradle|\.tox|\.nox|\.eggs)/|(?:^|/)(?:jquery|bootstrap|angular|react|vue|d3|underscore|lodash|prototype|mootools|dojo|ace"
@@ -86,9 +89,10 @@ _GENERATED_NOTE = re.compile(
     re.IGNORECASE,
 )
 _GENERATED_LINES = 5
-_BASE64 = re.compile(r"[a-zA-Z0-9+/\n=]{64,}+")
-_HEX = re.compile(r"(?:\b(?:0x|\\x)?[0-9a-fA-F]{2}(?:,|\b)\s*+){8,}+")
-_ESCAPES = re.compile(r"(?:\\u[0-9a-fA-F]{4}){8,}+")
+_BASE64 = re.compile(r"(?<![a-zA-Z0-9+/=])(?:[a-zA-Z0-9+/=]{60,}+\n?)++")
+_HEX = re.compile(r"(?:(?:0x|\\x)[0-9a-fA-F]{2}[,\s]*+){8,}+")
+_ESCAPED = {"0x": _HEX, "\\x": _HEX, "\\u": re.compile(r"(?:\\u[0-9a-fA-F]{4}){8,}+")}
+"""Pattern of encoded data by what each text with such data has."""
 _TAG = re.compile(r"<[^<>]*+>")
 _ENTITY = re.compile(r"&#?\w{1,12};")
 _HIDDEN = {"<script": "</script>", "<style": "</style>", "<!--": "-->"}
@@ -149,16 +153,19 @@ def _characters(text: str, language: str, config: CodeConfig) -> Drop | None:
     alphabetic = share_of(data, _LETTERS)
     if alphabetic < least and language not in NUMERIC_LANGUAGES:
         return Drop("few_alphabetic", alphabetic, least)
+    return _encoded(text)
+
+
+def _encoded(text: str) -> Drop | None:
+    """Return the Drop of a text with long runs of base 64, hexadecimal bytes or Unicode escapes, or many of them."""
+    patterns = [pattern for sign, pattern in _ESCAPED.items() if sign in text]
+    # Splitting is much faster than the pattern, and few texts have such long words.
+    patterns += [_BASE64] if max(map(len, text.split()), default=0) >= MIN_ENCODED_WORD else []
     encoded = 0
-    for pattern in (_BASE64, _HEX, _ESCAPES):
-        for match in pattern.finditer(text):
-            length = match.end() - match.start()
-            # Prose without spaces has no such runs; lines of short words joined by line feeds do.
-            if pattern is _BASE64 and max(map(len, match.group().split("\n"))) < 60:
-                continue
-            encoded += length
-            if length > ENCODED_CHARS:
-                return Drop("encoded_data", length, ENCODED_CHARS)
+    for length in (match.end() - match.start() for pattern in patterns for match in pattern.finditer(text)):
+        encoded += length
+        if length > ENCODED_CHARS:
+            return Drop("encoded_data", length, ENCODED_CHARS)
     share = encoded / max(1, len(text))
     return Drop("encoded_data", share, ENCODED_SHARE) if share > ENCODED_SHARE else None
 

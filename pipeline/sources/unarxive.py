@@ -18,16 +18,15 @@ from pipeline.sources.provenance import encodable, new_row, set_text
 from pipeline.sources.rows import date_of, meta_of
 
 _MARK = re.compile(r"\{\{(formula|cite|figure|table|section|ref):([^{}]{1,200})\}\}")
-_MARK_SPACE = re.compile(r"(?<=\}\}) +(?=[.,;:!?)\]'’-])")
+_MARK_SPACE = re.compile(r"\}\} +(?=[.,;:!?)\]'’-])")
 """The space that unarXive writes between a formula and what follows it directly."""
-_NO_TARGET = re.compile(r"(?<![\w-])REF(?![\w-])")
+_NO_TARGET = re.compile(r"\bREF\b(?!-)")
 """The mark of a reference whose target is not in the paper."""
 _NO_CAPTION = "NO_CAPTION"
 _CUT = "\x1c"
-_BRACKETS = re.compile(rf" ?[(\[](?:see|e\.g\.,?|cf\.|and|[\s,;–-]|{_CUT})*+[)\]]")
+_BRACKETS = re.compile(rf"[(\[](?:see|e\.g\.,?|cf\.|and|[\s,;–-]|{_CUT})*+[)\]]")
 _CUT_LIST = re.compile(rf"{_CUT} ?(?:[,;–-] ?)?(?={_CUT})")
-_CUT_SPACE = re.compile(rf" ?{_CUT} ?(?=[.,;:!?)\]]|\n|\Z)")
-_SPACES = re.compile(r"[ \t\xa0]+")
+_CUT_SPACE = re.compile(rf"{_CUT} ?(?=[.,;:!?)\]]|\n|\Z)")
 _LEVELS = {"section": 2, "subsection": 3, "subsubsection": 4}
 _FIELDS = ("authors", "categories", "doi", "journal-ref")
 
@@ -82,24 +81,22 @@ def _paper_text(paper: Mapping[str, Any], body: list[Any], config: UnarxiveConfi
     section = None
     for paragraph in map(_object, body):
         heading = _text(paragraph.get("section"))
-        heading = " ".join(restore_marks(heading, entries, sources, False).split())
+        heading = " ".join(heading.split())
         if heading and heading != section:
             level = _LEVELS.get(_text(paragraph.get("sec_type")), 5)
             parts.append(f"{'#' * level} {heading}" if config.headings == "markdown" else heading)
         section = heading or section
-        parts.append(restore_marks(_text(paragraph.get("text")), entries, sources, config.citations == "keep"))
+        parts.append(_text(paragraph.get("text")))
     if config.captions:
         captions = [_text(_object(entry).get("caption")) for entry in entries.values()]
-        parts += [
-            " ".join(restore_marks(caption, entries, sources, False).split())
-            for caption in captions
-            if caption != _NO_CAPTION
-        ]
-    return "\n\n".join(part for part in map(str.strip, parts) if part)
+        parts += [" ".join(caption.split()) for caption in captions if caption != _NO_CAPTION]
+    # All marks at once: one call for each paragraph takes three times as long.
+    text = "\n\n".join(part for part in map(str.strip, parts) if part)
+    return restore_marks(text, entries, sources, config.citations == "keep")
 
 
 def restore_marks(text: str, entries: Mapping[str, Any], sources: Mapping[str, Any], keeps_citations: bool) -> str:
-    """Return a paragraph with the LaTeX of its formulas in place of their marks, and citations kept or left out."""
+    """Return a text with the LaTeX of its formulas in place of their marks, and citations kept or left out."""
 
     def replaced(match: re.Match[str]) -> str:
         kind, key = match[1], match[2]
@@ -112,13 +109,25 @@ def restore_marks(text: str, entries: Mapping[str, Any], sources: Mapping[str, A
         source = _object(sources.get(key)) if kind == "cite" else {}
         return f"[{' '.join(_text(source.get('bib_entry_raw')).split())[:500] or key}]"
 
-    text = _MARK_SPACE.sub("", text.replace(_CUT, ""))
-    text = _MARK.sub(replaced, text if keeps_citations else _NO_TARGET.sub(_CUT, text))
+    text = _MARK_SPACE.sub("}}", text.replace(_CUT, ""))
+    if "REF" in text and not keeps_citations:
+        text = _NO_TARGET.sub(_CUT, text)
+    text = _MARK.sub(replaced, text)
+    text = one_space(text)
     if _CUT in text:
-        text = _SPACES.sub(" ", text)
         text = _BRACKETS.sub(lambda match: _CUT if _CUT in match.group() else match.group(), text)
-        text = _CUT_SPACE.sub("", _CUT_LIST.sub("", text)).replace(_CUT, " ")
-    return _SPACES.sub(" ", text)
+        text = _CUT_LIST.sub("", text).replace(f" {_CUT}", _CUT)
+        text = one_space(_CUT_SPACE.sub("", text).replace(_CUT, " "))
+    return text
+
+
+def one_space(text: str) -> str:
+    """Return the text with one space in place of several, of tabs and of no-break spaces; line ends stay."""
+    # Replacing is ten times as fast as a pattern that matches at every space.
+    text = text.replace("\t", " ").replace("\xa0", " ")
+    while "  " in text:
+        text = text.replace("  ", " ")
+    return text
 
 
 def _object(value: Any) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""Links: those of WAT files and of Reddit submissions, what is left out and counted, and the same bytes at any order."""
+"""Links of WAT files and of Reddit submissions, what is left out and counted, and the same bytes each time."""
 
 import gzip
 import io
@@ -18,7 +18,7 @@ from schemas.errors import ConfigError
 def record(value: object, kind: str = "metadata") -> bytes:
     """A record of a WAT file."""
     block = json.dumps(value).encode() if not isinstance(value, bytes) else value
-    head = f"WARC/1.0\r\nWARC-Type: {kind}\r\nWARC-Target-URI: http://a.example.com/x/y\r\nContent-Length: {len(block)}\r\n\r\n"
+    head = f"WARC/1.0\r\nWARC-Type: {kind}\r\nContent-Length: {len(block)}\r\n\r\n"
     return gzip.compress(head.encode() + block + b"\r\n\r\n", mtime=0)
 
 

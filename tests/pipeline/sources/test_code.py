@@ -205,7 +205,8 @@ def test_languages(path: str, text: str, language: str | None) -> None:
         ("This is free and unencumbered software released into the public domain.", "Unlicense"),
         ("CC0 1.0 Universal", "CC0-1.0"),
         ("Permission to use, copy, modify, and/or distribute this software for any purpose with or without fee is "
-         "hereby granted, provided that the above copyright notice and this permission notice appear in all copies.", "ISC"),
+         "hereby granted, provided that the above copyright notice and this permission notice appear in all "
+         "copies.", "ISC"),
         ("Redistribution and use in source and binary forms, with or without modification, are permitted provided "
          "that\n2. Redistributions in binary form must reproduce the above", "BSD-2-Clause"),
         ("All rights reserved.", None),
