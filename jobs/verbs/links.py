@@ -1,48 +1,42 @@
-"""`penstock links`: the pages that Reddit submissions with enough points link to, as a Parquet table."""
+"""`penstock links`: a Parquet file of the links in WAT files and in Reddit submissions."""
 
 import argparse
-from pathlib import Path
-
-import pyarrow.parquet as pq
+import os
 
 from jobs.arguments import Command
-from pipeline.sources.link_evidence import LINKS, count_links
+from pipeline.links import write_links
 from schemas.errors import ConfigError
 
-GROUP = "other"
+GROUP = "data"
 VERBS = {
-    "links": "Count the pages that Reddit submissions link to. Writes a Parquet table with the columns url, domain, "
-    "links and score, sorted by URL.",
+    "links": "Write the links in WAT files and Reddit submissions. WAT files have no text, so no recipe reads them.",
 }
-
-
-def links_command(arguments: argparse.Namespace) -> int:
-    """Write the table of links, and print what was counted; return 1 if there is no link."""
-    out = Path(arguments.out)
-    if not out.parent.is_dir():
-        raise ConfigError(f"--out: expected a file in an existing folder, got {out}. Create the folder {out.parent}.")
-    partial = out.with_name(f"{out.name}.partial")
-    rows = 0
-    try:
-        with pq.ParquetWriter(partial, LINKS, compression="zstd") as writer:
-            counts = count_links(arguments.paths, arguments.min_score, writer.write_batch)
-        rows = pq.read_metadata(partial).num_rows
-        partial.replace(out)
-    finally:
-        partial.unlink(missing_ok=True)
-    print(f"{counts.pop('linked', 0):,} submissions link to {rows:,} pages: {out}")
-    for reason, number in sorted(counts.items()):
-        print(f"  {reason:<20}{number:>12,} rows")
-    return 0 if rows else 1
 
 
 def add_links_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `links`."""
-    parser.add_argument("paths", nargs="+", help="files of submissions, such as RS_2015-01.zst, with wildcards")
-    parser.add_argument("--out", required=True, help="the Parquet file to write")
-    parser.add_argument("--min-score", type=int, default=3, help="minimum score of a submission (default: %(default)s)")
+    parser.add_argument(
+        "files", nargs="+", help="WAT files, or Reddit submissions as JSON lines; patterns and URIs too"
+    )
+    parser.add_argument("--out", required=True, help="Parquet file to write")
+    parser.add_argument("--internal", action="store_true", help="write links between pages of one domain too")
+    parser.add_argument(
+        "--processes", type=int, default=os.cpu_count() or 1, help="number of processes that read files"
+    )
+
+
+def links_command(arguments: argparse.Namespace) -> int:
+    """Write the links and print what was read, written and left out; return 1 if there are no links."""
+    if arguments.processes < 1:
+        raise ConfigError(f"--processes: expected at least 1, got {arguments.processes}. Correct --processes.")
+    counts = write_links(arguments.files, arguments.out, arguments.internal, arguments.processes)
+    print(f"{counts.records:,} records: {counts.pages:,} pages or submissions with {counts.links:,} links written")
+    for what, causes in (("records", counts.left_out), ("links", counts.links_left_out)):
+        for cause, number in sorted(causes.items()):
+            print(f"{number:>12,} {what} left out: {cause}")
+    return 0 if counts.links else 1
 
 
 COMMANDS = {
-    "links": Command((add_links_arguments,), links_command, "links RS_2015-01.zst --out links.parquet"),
+    "links": Command((add_links_arguments,), links_command, "links 'crawl/*.wat.gz' --out links.parquet"),
 }

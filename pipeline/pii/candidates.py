@@ -13,6 +13,8 @@ from typing import Any
 
 import regex
 
+from pipeline.pii.secrets import ANCHORS
+
 JOIN = " \0 "
 """Separator of joined windows; no pattern of personal data matches across it."""
 NEAR_BEFORE, NEAR_AFTER = 60, 25
@@ -77,6 +79,8 @@ FAMILIES = {
         2,
         12,
     ),
+    "tokens": CandidateFamily(regex.compile(ANCHORS, regex.IGNORECASE), 60, 1600),
+    "keys": CandidateFamily(re.compile(r"-----BEGIN [A-Z0-9 ]{0,24}PRIVATE KEY"), 0, 3900),
     "coins": CandidateFamily(re.compile(r"[13b][a-zA-HJ-NP-Z0-9]{25,}+"), 2, 2),
 }
 

@@ -19,7 +19,7 @@ from pydantic import field_validator, model_validator
 from pipeline.engine.stage import PerDocument, Row, RowFunction
 from pipeline.pii.candidates import FAMILIES, candidate_windows, fold, join_windows
 from pipeline.pii.phones import find_phones
-from pipeline.pii.types import TYPE_NAMES, LoadedRecognizer, load_recognizers
+from pipeline.pii.types import DEFAULT_TYPES, TYPE_NAMES, LoadedRecognizer, load_recognizers
 from schemas.config import Section, location, suggest_name
 from schemas.errors import ConfigError
 
@@ -37,8 +37,9 @@ address."""
 class PiiConfig(Section):
     """The section `[pii]` of a recipe: the types of personal data to replace."""
 
-    types: tuple[str, ...] = TYPE_NAMES
-    """Types to replace, each by its placeholder, such as `<EMAIL>`."""
+    types: tuple[str, ...] = DEFAULT_TYPES
+    """Types to replace, each by its placeholder, such as `<EMAIL>`. The default has every type but `secret`, keys and
+    passwords in source code."""
     ner_model: str | None = location(None)
     """Path of a spaCy pipeline that recognizes names, as one wheel or zip file; None keeps names."""
     ner_labels: dict[str, str] = dict.fromkeys(("PERSON", "PER"), "person")
@@ -68,7 +69,7 @@ class PiiConfig(Section):
 class Redactor:
     """Finds and replaces personal data in texts, with recognizers that are loaded once."""
 
-    def __init__(self, types: tuple[str, ...] = TYPE_NAMES, find_names: Callable[[str], list[Span]] | None = None):
+    def __init__(self, types: tuple[str, ...] = DEFAULT_TYPES, find_names: Callable[[str], list[Span]] | None = None):
         self._families: dict[str, list[LoadedRecognizer]] = {}
         for loaded in load_recognizers(types):
             self._families.setdefault(loaded.kind.family, []).append(loaded)

@@ -16,6 +16,7 @@ from typing import Any
 import tldextract
 
 from pipeline.pii.candidates import JOIN, NEAR_AFTER, NEAR_BEFORE, any_of
+from pipeline.pii.secrets import PRIVATE_KEY, TOKENS, is_secret
 
 # Uses the snapshot of the public suffix list in the package tldextract, without network and without a cache on disk.
 _DOMAINS = tldextract.TLDExtract(suffix_list_urls=(), cache_dir=None)
@@ -39,6 +40,8 @@ class PiiType:
     """True if a value counts only if its checksum confirms it; otherwise only a wrong checksum rejects it."""
     words: tuple[str, ...] = ()
     """Words that name the type, in addition to the recognizer's own."""
+    default: bool = True
+    """False if the type is only replaced where `pii.types` names it."""
 
 
 def has_public_suffix(value: str) -> bool:
@@ -124,10 +127,13 @@ TYPES = (
     PiiType("kr_rrn", "digits", "KrRrnRecognizer", alone=NAMED_ONLY, words=("주민등록번호",)),
     PiiType("th_tnin", "digits", "ThTninRecognizer", alone=NAMED_ONLY),
     PiiType("tr_id", "digits", "TrNationalIdRecognizer", alone=NAMED_ONLY),
+    PiiType("secret", "tokens", patterns=tuple((pattern, 0.7) for pattern in TOKENS), check=is_secret, default=False),
+    PiiType("secret", "keys", patterns=((PRIVATE_KEY, 0.95),), check=is_secret, default=False),
 )  # fmt: skip
 """If two overlapping values have equal scores, lengths and starts, the earlier type is chosen. South Africa's id is
 omitted, because presidio's check of it depends on today's date."""
 TYPE_NAMES = tuple(dict.fromkeys(kind.name for kind in TYPES))
+DEFAULT_TYPES = tuple(dict.fromkeys(kind.name for kind in TYPES if kind.default))
 
 
 @dataclass(frozen=True)

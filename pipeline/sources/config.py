@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from pipeline.sources.code_config import CodeConfig
 from pipeline.sources.fields import TextParts, parse_text
 from pipeline.sources.format_config import (
     BooksConfig,
@@ -16,6 +17,7 @@ from pipeline.sources.format_config import (
     RedditConfig,
     StackExchangeConfig,
 )
+from pipeline.sources.paper_config import ArxivConfig, UnarxiveConfig
 from schemas.config import Section, execution
 
 AUTO = "auto"
@@ -51,7 +53,7 @@ class SourceConfig(Section):
     """Input files: local paths or URIs that pyarrow.fs supports (s3://, gs://, hdfs://), with `*`, `?`, `[…]` and `**`.
     A manifest records inputs by name and digest, so their location does not change the result."""
     format: str = AUTO
-    """Format of the files: `warc` (WARC, WET, WAT and ARC, compressed or not), `jsonl`, `parquet` or another name in
+    """Format of the files: `warc` (WARC, WET and ARC, compressed or not), `jsonl`, `parquet` or another name in
     `formats.FORMATS`; `auto` determines it by the suffix of each file."""
     text_field: str = "text"
     """Field of a JSON line, or column of a table, that holds the text. A name such as `article.body`, here and in other
@@ -106,6 +108,12 @@ class SourceConfig(Section):
     """Which questions and answers of a Stack Exchange dump become documents."""
     reddit: RedditConfig = RedditConfig.model_validate({})
     """Which Reddit submissions become documents, and the comments that follow them."""
+    arxiv: ArxivConfig = ArxivConfig.model_validate({})
+    """What becomes the text of papers that are given as TeX source."""
+    unarxive: UnarxiveConfig = UnarxiveConfig.model_validate({})
+    """What becomes the text of papers of the data set unarXive."""
+    code: CodeConfig = CodeConfig.model_validate({})
+    """Which files of repositories become documents."""
 
     def content(self) -> dict[str, Any]:
         """Return the fields that change what is measured and written, as JSON values.

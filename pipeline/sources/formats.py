@@ -13,17 +13,22 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from pipeline.engine.stage import Drop, Row, Split
+from pipeline.sources.archive import BLOCK, DecodedBytes, TarReader, is_tar_header
 from pipeline.sources.arrow_table import open_arrow, read_arrow_row
+from pipeline.sources.arxiv import SINGLE, open_arxiv
 from pipeline.sources.books import open_books, read_whole_book
+from pipeline.sources.code import PARQUET, ZIP, is_loose, open_code
 from pipeline.sources.compression import MAGIC_BYTES, ByteStream, FrameReader, Frames, is_compressed
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.csv_table import open_csv, open_csv_record
+from pipeline.sources.folders import FolderArchive
 from pipeline.sources.gutenberg import open_gutenberg, read_book
 from pipeline.sources.jsonl_parquet import open_jsonl, open_parquet
 from pipeline.sources.mediawiki import open_mediawiki, page_of, read_page
 from pipeline.sources.reddit import open_reddit
 from pipeline.sources.seven_zip import MemberFrames
 from pipeline.sources.stackexchange import SITES, is_posts, open_stackexchange, problem_of
+from pipeline.sources.unarxive import open_unarxive
 from pipeline.sources.warc import RECORD_STARTS, DecodedWindow, open_warc
 from pipeline.sources.zip_archives import first_member
 
@@ -52,6 +57,9 @@ class FileFormat:
     """Returns the paths and patterns of other files that the reader needs, as `Split.companions`."""
     problem: Callable[[str, SourceConfig], str | None] = lambda uri, config: None
     """Returns why a file cannot be read with these settings, and what to do about it; None if it can."""
+    packs: Callable[[str], bool] | None = None
+    """True for names of files that are read as an archive of one file. If it is set, a folder is read as an archive
+    too, so that one split has many files."""
 
 
 def _decoded_range(frames: Frames, offset: int, length: int) -> bytes:
@@ -107,6 +115,33 @@ def _read_shard(fs: pafs.FileSystem, path: str, number: int, length: int) -> byt
     return (_read_row if path.endswith(".parquet") else read_arrow_row)(fs, path, number, length)
 
 
+def _read_package(fs: pafs.FileSystem, path: str, offset: int, length: int) -> bytes:
+    """Return the bytes of a paper in a tar file, decompressed if it is compressed, or of a file with one paper."""
+    return (_read_range if SINGLE.search(path) else _read_line)(fs, path, offset, length)
+
+
+def _read_code(fs: pafs.FileSystem, path: str, offset: int, length: int) -> bytes:
+    if PARQUET.search(path):
+        return _read_row(fs, path, offset, length)
+    if ZIP.search(path):
+        return _read_range(fs, path, offset, length)
+    if fs.get_file_info(path).type == pafs.FileType.Directory or is_loose(path):
+        archive = FolderArchive(fs, path)
+        archive.seek(offset)
+        data = archive.read(length)
+        archive.close()
+        return data
+    return _read_line(fs, path, offset, length)
+
+
+def _member_head(data: bytes) -> bytes:
+    """Return the first bytes of the content of a member of a tar file, or of other bytes of a text."""
+    if not is_tar_header(data[:BLOCK]):
+        return data
+    reader = TarReader(DecodedBytes(FrameReader(io.BytesIO(data), None)), len(data), lambda name, size: True)
+    return next((member.data for member in reader if member.data is not None), b"")
+
+
 def _record_head(data: bytes) -> bytes:
     window = DecodedWindow(FrameReader(io.BytesIO(data), RECORD_STARTS))
     while not window.skip_newlines():
@@ -137,7 +172,7 @@ _DUMP = re.compile(
 FORMATS: Mapping[str, FileFormat] = {
     row.name: row
     for row in (
-        FileFormat("warc", _suffixes("warc|arc|wet|wat", "gz|zst"), open_warc, _read_range, _record_head),
+        FileFormat("warc", _suffixes("warc|arc|wet", "gz|zst"), open_warc, _read_range, _record_head),
         FileFormat("jsonl", _suffixes("jsonl|ndjson|json", CODECS), open_jsonl, _read_line, lambda data: data),
         FileFormat("arrow", _suffixes("arrows?|feather|ipc"), open_arrow, read_arrow_row, lambda data: b"", False),
         FileFormat("csv", _suffixes("csv|tsv", CODECS), open_csv, _read_line, lambda data: data, True, open_csv_record),
@@ -155,6 +190,9 @@ FORMATS: Mapping[str, FileFormat] = {
             lambda data: data,
             companions=lambda config: config.reddit.comments,
         ),
+        FileFormat("arxiv", NO_SUFFIX, open_arxiv, _read_package, _member_head),
+        FileFormat("unarxive", NO_SUFFIX, open_unarxive, _read_line, lambda data: data),
+        FileFormat("code", NO_SUFFIX, open_code, _read_code, _member_head, packs=is_loose),
     )
 }
 """Format by name; a file has the first format whose suffixes match."""

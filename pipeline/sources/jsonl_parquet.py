@@ -6,7 +6,7 @@ drop_value is their number. In Parquet files, offsets and lengths count rows.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -39,12 +39,23 @@ def _parse(line: bytes, mapping: RowMapping) -> tuple[Row, Drop | None]:
 
 
 def open_parquet(split: Split, stream: ByteStream, config: SourceConfig) -> SourceRows:
-    """Yield the rows of a Parquet file.
+    """Yield the rows of a Parquet file."""
+    mapping = RowMapping(config)
+    return read_parquet(split, stream, mapping.columns, mapping)
+
+
+def read_parquet(
+    split: Split,
+    stream: ByteStream,
+    columns_of: Callable[[list[str]], list[str]],
+    parse: Callable[[dict[str, Any]], tuple[Row, Drop | None]],
+) -> SourceRows:
+    """Yield the rows of a Parquet file. `columns_of` chooses the columns to read; `parse` returns the row of a row.
 
     The unreadable rows of a row group are one gap. An unreadable file is one gap of length 0, and the drop_value of
     this gap is the file's size [bytes].
     """
-    num_rows, mapping = 0, RowMapping(config)
+    num_rows = 0
 
     def items() -> Iterator[SourceItem]:
         nonlocal num_rows
@@ -53,14 +64,14 @@ def open_parquet(split: Split, stream: ByteStream, config: SourceConfig) -> Sour
             return
         try:
             file = pq.ParquetFile(stream, pre_buffer=False, buffer_size=BUFFER_BYTES)
-            columns = mapping.columns(file.schema_arrow.names)
+            columns = columns_of(file.schema_arrow.names)
         except UNREADABLE:
             yield SourceItem(0, new_row("gap"), Drop("unreadable_gap", float(size)))
             return
         for group in range(file.num_row_groups):
             end = num_rows + file.metadata.row_group(group).num_rows
             for value in _group(file, group, columns):
-                yield SourceItem(num_rows, *mapping(value))
+                yield SourceItem(num_rows, *parse(value))
                 num_rows += 1
             if num_rows < end:
                 yield SourceItem(num_rows, new_row("gap"), Drop("unreadable_gap", float(end - num_rows)))

@@ -8,7 +8,7 @@ file is computed while the file is read.
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
@@ -17,6 +17,7 @@ import pyarrow.fs as pafs
 
 from pipeline.engine.stage import Split
 from pipeline.sources.config import AUTO, SourceConfig
+from pipeline.sources.folders import FolderArchive, folder_identity, list_folder
 from pipeline.sources.formats import FORMATS
 from pipeline.sources.hf_folder import files_of, is_dataset_folder
 from schemas.config import Recipe, suggest_name
@@ -27,6 +28,9 @@ from schemas.storage import resolve_uri
 LOCAL_MAGIC, URI_MAGIC = re.compile(r"[*?\[]"), re.compile(r"[*\[]")
 HF = "hf"
 CRAWL = re.compile(r"CC-MAIN-\d{4}-\d{2}(?!\d)")
+MAX_MATCHES = 100_000
+"""Maximum number of files and folders that a pattern of a format of repositories matches; each is a split."""
+WAT = re.compile(r"\.wat(?:\.(?:gz|zst))?$", re.IGNORECASE)
 TOKEN = re.compile(r"\*+|\?|\[!?\]?[^\]]*\]|.")
 
 
@@ -69,9 +73,11 @@ def find_splits(config: SourceConfig) -> list[Split]:
         )
     problems: list[str] = []
     files: dict[str, _InputFile] = {}
+    packs = FORMATS[config.format].packs if config.format in FORMATS else None
     for path in config.paths:
         try:
-            for file in _match_dataset(path, config) or _match(path):
+            matched = _match_dataset(path, config) or (_match(path) if packs is None else _match_level(path))
+            for file in matched:
                 if other := files.get(file.name):
                     problems.append(
                         f"expected one file of the name {file.name!r}, got {other.uri} and {file.uri}. Rename one."
@@ -86,8 +92,10 @@ def find_splits(config: SourceConfig) -> list[Split]:
     for ordinal, name in enumerate(sorted(files)):
         file = files[name]
         try:
+            if WAT.search(name):
+                raise ValueError("a WAT file, which has no text. Use `penstock links` for its links.")
             format_name = config.format if config.format != AUTO else file.format or _format_of(name)
-            _check_readable(file)
+            size, identity = _check_readable(file, packs)
             if (problem := FORMATS[format_name].problem(file.uri, config)) is not None:
                 raise ValueError(problem)
         except ValueError as error:
@@ -97,7 +105,7 @@ def find_splits(config: SourceConfig) -> list[Split]:
             problems.append(f"expected a file at {file.uri}, got {error}. Make it readable.")
             continue
         needed = companions.get(format_name, ())
-        splits.append(_split(ordinal, file, format_name, needed, config))
+        splits.append(_split(ordinal, file, (format_name, size, identity), needed, config))
     read = {split.format for split in splits}
     if ignored := sorted(config.model_fields_set & config.formats().keys() - read):
         problems.append(f"expected a file of the format {ignored[0]} for [source.{ignored[0]}], got none. Remove it.")
@@ -107,9 +115,14 @@ def find_splits(config: SourceConfig) -> list[Split]:
 
 
 def _split(
-    ordinal: int, file: _InputFile, format_name: str, companions: Sequence[_InputFile], config: SourceConfig
+    ordinal: int,
+    file: _InputFile,
+    facts: tuple[str, int, str],
+    companions: Sequence[_InputFile],
+    config: SourceConfig,
 ) -> Split:
-    identity, name = f"{file.info.size}:{file.info.mtime_ns or 0}", file.name
+    """Return the split of a file. `facts`: format, size [bytes] and identity."""
+    (format_name, size, identity), name = facts, file.name
     if companions:
         described = ";".join(f"{other.name}:{other.info.size}:{other.info.mtime_ns or 0}" for other in companions)
         identity += f":{hashlib.sha256(described.encode()).hexdigest()[:16]}"
@@ -117,7 +130,7 @@ def _split(
         name = f"{config.snapshot}/{name}"
     crawl = CRAWL.search(name)
     snapshot = config.snapshot or (crawl.group() if crawl else None)
-    split = Split(ordinal, name, file.uri, int(file.info.size), identity, config.name, format_name, snapshot, name)
+    split = Split(ordinal, name, file.uri, size, identity, config.name, format_name, snapshot, name)
     return replace(split, companions=tuple(other.uri for other in companions))
 
 
@@ -129,7 +142,7 @@ def _companions(config: SourceConfig, problems: list[str]) -> dict[str, list[_In
             try:
                 files = list(_match(path))
                 for file in files:
-                    _check_readable(file)
+                    _check_readable(file, None)
                 found.setdefault(name, []).extend(files)
             except ValueError as error:
                 ending = "" if str(error).endswith(".") else ". Correct the path."
@@ -153,6 +166,26 @@ def _match_dataset(path: str, config: SourceConfig) -> list[_InputFile]:
     fs = pafs.LocalFileSystem()
     names = files_of(folder, config)
     return [_InputFile(name, f"{folder}/{name}", fs.get_file_info(f"{folder}/{name}"), HF) for name in names]
+
+
+def find_files(paths: Sequence[str]) -> list[Split]:
+    """Return the files that paths name or match, sorted by name, without a format.
+
+    Raises ConfigError for paths without a readable file; the message lists all of them.
+    """
+    problems: list[str] = []
+    files: dict[str, Split] = {}
+    for path in paths:
+        try:
+            for file in _match(path):
+                size, identity = _check_readable(file, None)
+                files[file.uri] = Split(0, file.name, file.uri, size, identity, "", "")
+        except (OSError, ValueError, re.error, ConfigError) as error:
+            problems.append(f"expected files at {path}, got {error}")
+    if problems:
+        raise ConfigError("\n  ".join([f"files: {len(problems)} problem(s); nothing was started", *problems]))
+    ordered = sorted(files.values(), key=lambda split: (split.name, split.uri))
+    return [replace(split, ordinal=ordinal) for ordinal, split in enumerate(ordered)]
 
 
 def _match(path: str) -> Iterator[_InputFile]:
@@ -185,6 +218,42 @@ def _match(path: str) -> Iterator[_InputFile]:
         raise ValueError("no file that matches this pattern")
 
 
+def _match_level(path: str) -> Iterator[_InputFile]:
+    """Yield the files and folders that a pattern matches; `**` at its end matches one level, as `*` does.
+
+    Raises ValueError and OSError as `_match` does.
+    """
+    is_uri = "://" in path
+    location, question, options = path.partition("?") if is_uri else (os.path.abspath(path), "", "")
+    parts = location.rstrip("/").split("/")
+    parts[-1] = "*" if parts[-1] == "**" else parts[-1]
+    magic = URI_MAGIC if is_uri else LOCAL_MAGIC
+    first = next((index for index, part in enumerate(parts) if magic.search(part)), None)
+    if first is None or (not is_uri and os.path.lexists(path)):
+        yield from _match(path.rstrip("/"))
+        return
+    if "**" in parts:
+        raise ValueError("`**` before the end of a pattern. Name each level, such as repositories/*/*")
+    folder = "/".join(parts[:first])
+    fs, root = resolve_uri(f"{folder}{question}{options}" if is_uri else folder or "/")
+    found = [("", root, None)]
+    for part in parts[first:]:
+        names = re.compile(_translate_name(unquote(part) if is_uri else part))
+        found = [
+            (f"{prefix}/{info.base_name}".lstrip("/"), info.path, info)
+            for prefix, place, above in found
+            if above is None or above.type == pafs.FileType.Directory
+            for info in fs.get_file_info(pafs.FileSelector(place))
+            if names.fullmatch(info.base_name)
+        ]
+        if len(found) > MAX_MATCHES:
+            raise ValueError(f"more than {MAX_MATCHES:,} files and folders. Name their folder, or pack them")
+    if not found:
+        raise ValueError("no file that matches this pattern")
+    for name, _, info in found:
+        yield _InputFile(name, f"{folder}/{quote(name) if is_uri else name}{question}{options}", info)
+
+
 def _translate(parts: list[str]) -> str:
     """Return the regular expression of a glob pattern. As in a shell, wildcards match no name with a leading dot."""
     folders = "".join(r"(?:(?!\.)[^/]+/)*" if part == "**" else f"{_translate_name(part)}/" for part in parts[:-1])
@@ -214,9 +283,14 @@ def _format_of(name: str) -> str:
     raise ValueError(f"a name whose suffix fits no known format. Set source.format to {', '.join(others)} or {last}.")
 
 
-def _check_readable(file: _InputFile) -> None:
-    """Raise ValueError unless the path is that of a regular file, OSError if the file cannot be read."""
+def _check_readable(file: _InputFile, packs: Callable[[str], bool] | None) -> tuple[int, str]:
+    """Return the size and identity of a file, or of a folder if the format reads folders as archives.
+
+    Raises ValueError unless the path is that of such a file, OSError if it cannot be read.
+    """
     kind = file.info.type
+    if packs is not None and (kind == pafs.FileType.Directory or (kind == pafs.FileType.File and packs(file.name))):
+        return folder_identity(list_folder(*resolve_uri(file.uri)))
     if kind == pafs.FileType.NotFound:
         raise ValueError("no such file. Correct the path.")
     if kind == pafs.FileType.Directory:
@@ -226,6 +300,7 @@ def _check_readable(file: _InputFile) -> None:
     if "://" not in file.uri:
         with open(file.uri, "rb") as stream:
             stream.read(1)
+    return int(file.info.size), f"{file.info.size}:{file.info.mtime_ns or 0}"
 
 
 # The byte stream of a split. Before reading, an input file is identified by name, size and time. Its digest is computed
@@ -286,6 +361,12 @@ class HashedStream:
 
 
 def open_stream(split: Split) -> HashedStream:
-    """Open the split's file, which is hashed while it is read. Raises OSError if it does not exist."""
+    """Open the split's file, or its folder as an archive, which is hashed while it is read.
+
+    Raises OSError if it does not exist.
+    """
     fs, path = resolve_uri(split.uri)
+    packs = FORMATS[split.format].packs if split.format else None
+    if packs is not None and (packs(split.name) or fs.get_file_info(path).type == pafs.FileType.Directory):
+        return HashedStream(FolderArchive(fs, path))
     return HashedStream(fs.open_input_file(path))

@@ -1,4 +1,4 @@
-"""Reader of WARC, WET, WAT and ARC archives, compressed or not: one row per record, and one per gap between records.
+"""Reader of WARC, WET and ARC archives, compressed or not: one row per record, and one per gap between records.
 
 Reading never stops at damage. A record's declared length is accepted if the file continues correctly at its end, such
 as with another record. Otherwise the record is dropped, and reading resumes at the next record start after its header.

@@ -1,0 +1,184 @@
+"""The licence of a source file: its SPDX id by a tag in the file, or by the licence file of its repository.
+
+A licence file is recognized by a few phrases of its text, so a copy with another layout, year or holder is recognized
+too. A file that names several licences without saying which is not decided.
+"""
+
+import posixpath
+import re
+
+PERMISSIVE = (
+    *("MIT", "MIT-0", "X11", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "BSD-4-Clause", "0BSD", "ISC", "Unlicense"),
+    *(
+        "CC0-1.0",
+        "Zlib",
+        "BSL-1.0",
+        "WTFPL",
+        "NCSA",
+        "PostgreSQL",
+        "Python-2.0",
+        "PSF-2.0",
+        "Artistic-2.0",
+        "CC-BY-4.0",
+    ),
+    *("CC-BY-3.0", "BlueOak-1.0.0", "Libpng", "curl", "UPL-1.0", "MS-PL"),
+)
+"""Licences that ask at most for attribution: no source code of works that use the file."""
+KNOWN_LICENCES = (
+    *PERMISSIVE,
+    *("GPL-1.0", "GPL-2.0", "GPL-3.0", "LGPL-2.0", "LGPL-2.1", "LGPL-3.0", "AGPL-3.0", "MPL-1.1", "MPL-2.0", "EPL-1.0"),
+    *("EPL-2.0", "CDDL-1.0", "CDDL-1.1", "EUPL-1.1", "EUPL-1.2", "CC-BY-SA-3.0", "CC-BY-SA-4.0", "CC-BY-NC-4.0"),
+    *("CC-BY-NC-SA-4.0", "OSL-3.0", "SSPL-1.0", "BUSL-1.1", "Artistic-1.0", "OFL-1.1", "LPPL-1.3c", "CECILL-2.1"),
+)
+"""Licences that settings may list, by SPDX id without `-only` and `-or-later`."""
+
+MAX_LICENCE_BYTES = 128 << 10
+"""Maximum size of a licence file [bytes]; the longest common one, GPL-3.0, has 35 kB."""
+MAX_EXPRESSION_CHARS = 400
+_TAG = re.compile(r"SPDX-License-Identifier:[ \t]*([A-Za-z0-9(][\w.+() -]{0,400})")
+_TAG_END = re.compile(r"\s+(?:-->?|--).*$")
+HEAD_CHARS = 5_000
+"""Length of the start of a file in which its tag is searched [code points]."""
+_FILE_NAME = re.compile(
+    r"(?:(?:un)?licen[cs]e|copying)(?:[-_.](?:mit|apache|apache-?2(?:\.0)?|bsd|isc|gpl\w*|lgpl\w*|lesser|mpl|unlicense|cc0|zlib|boost|code))?"
+    r"(?:\.(?:txt|md|rst|markdown))?|(?:mit|apache|bsd|gpl)[-_]licen[cs]e(?:\.(?:txt|md))?",
+    re.IGNORECASE,
+)
+_WORDS = re.compile(r"[^a-z0-9.]+")
+_TOKEN = re.compile(r"[()]|[^\s()]+")
+_MAX_HEAD = 20_000
+
+_MIT = "permission is hereby granted free of charge to any person obtaining a copy"
+_BSD = "redistribution and use in source and binary forms with or without modification are permitted provided that"
+_ISC = "permission to use copy modify and or distribute this software for any purpose with or without fee is hereby"
+_PHRASES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    # (id, phrases that must all be there, phrases that must not be there); the first row that fits decides.
+    ("AGPL-3.0", ("gnu affero general public license version 3",), ()),
+    ("LGPL-3.0", ("gnu lesser general public license version 3",), ("terms and conditions for copying",)),
+    ("LGPL-2.1", ("gnu lesser general public license version 2.1",), ()),
+    ("LGPL-2.0", ("gnu library general public license version 2",), ()),
+    ("SSPL-1.0", ("server side public license version 1",), ()),
+    ("GPL-3.0", ("gnu general public license version 3",), ()),
+    ("GPL-2.0", ("gnu general public license version 2",), ()),
+    ("GPL-1.0", ("gnu general public license version 1",), ()),
+    ("MPL-2.0", ("mozilla public license version 2.0",), ()),
+    ("MPL-2.0", ("mozilla public license v. 2.0",), ()),
+    ("MPL-1.1", ("mozilla public license version 1.1",), ()),
+    ("EPL-2.0", ("eclipse public license v 2.0",), ()),
+    ("EPL-1.0", ("eclipse public license v 1.0",), ()),
+    ("CDDL-1.1", ("common development and distribution license cddl version 1.1",), ()),
+    ("CDDL-1.0", ("common development and distribution license cddl version 1.0",), ()),
+    ("EUPL-1.2", ("european union public licence v. 1.2",), ()),
+    ("BUSL-1.1", ("business source license 1.1",), ()),
+    ("Apache-2.0", ("apache license version 2.0",), ("commons clause",)),
+    ("CC0-1.0", ("cc0 1.0 universal",), ()),
+    ("CC-BY-NC-SA-4.0", ("attribution noncommercial sharealike 4.0 international",), ()),
+    ("CC-BY-NC-4.0", ("attribution noncommercial 4.0 international",), ()),
+    ("CC-BY-SA-4.0", ("attribution sharealike 4.0 international",), ()),
+    ("CC-BY-4.0", ("attribution 4.0 international",), ()),
+    ("BSL-1.0", ("boost software license version 1.0",), ()),
+    ("Unlicense", ("this is free and unencumbered software released into the public domain",), ()),
+    ("WTFPL", ("do what the fuck you want to public license",), ()),
+    ("Artistic-2.0", ("the artistic license 2.0",), ()),
+    ("OFL-1.1", ("sil open font license version 1.1",), ()),
+    ("MS-PL", ("microsoft public license ms pl",), ()),
+    ("UPL-1.0", ("the universal permissive license upl version 1.0",), ()),
+    ("Python-2.0", ("python software foundation license version 2",), ()),
+    ("BlueOak-1.0.0", ("blue oak model license",), ()),
+    ("Zlib", ("altered source versions must be plainly marked as such",), ()),
+    ("PostgreSQL", ("permission to use copy modify and distribute this software and its documentation for any purpose "
+                    "without fee and without a written agreement is hereby granted",), ()),
+    ("NCSA", (_MIT, "redistributions of source code must retain the above copyright notice"), ()),
+    ("MIT-0", (_MIT,), ("the above copyright notice and this permission notice",)),
+    ("MIT", (_MIT, "the above copyright notice and this permission notice"),
+     ("commons clause", "shall be used for good")),
+    ("BSD-4-Clause", (_BSD, "all advertising materials mentioning features or use of this software"), ()),
+    ("BSD-3-Clause", (_BSD, "endorse or promote products derived from this software"), ("commons clause",)),
+    ("BSD-2-Clause", (_BSD, "redistributions in binary form must reproduce"), ("commons clause",)),
+    ("ISC", (_ISC, "provided that the above copyright notice and this permission notice appear in all copies"), ()),
+    ("0BSD", (_ISC,), ()),
+)  # fmt: skip
+
+
+def is_licence_file(path: str) -> bool:
+    """Return True if a file of this name may hold the licence of the folder that it is in."""
+    return _FILE_NAME.fullmatch(posixpath.basename(path)) is not None
+
+
+def recognize(text: str) -> str | None:
+    """Return the SPDX id of the licence that a licence file holds, or None."""
+    if tag := tagged(text):
+        return tag
+    words = _WORDS.sub(" ", text[:_MAX_HEAD].lower().replace("(c)", " "))
+    for name, needed, excluded in _PHRASES:
+        if all(phrase in words for phrase in needed) and not any(phrase in words for phrase in excluded):
+            return name
+    return None
+
+
+def tagged(text: str) -> str | None:
+    """Return the SPDX expression that a file gives for its licence in its first characters, or None."""
+    match = _TAG.search(text, 0, HEAD_CHARS)
+    if match is None:
+        return None
+    return " ".join(_TAG_END.sub("", match[1]).split()).rstrip(" .-")[:MAX_EXPRESSION_CHARS] or None
+
+
+def combine(licences: dict[str, str | None]) -> str | None:
+    """Return the licence of a folder with these licence files (SPDX id by name); None if one is not recognized.
+
+    Files such as `LICENSE-MIT` and `LICENSE-APACHE` are alternatives. The lesser GPL comes with a copy of the GPL.
+    """
+    found = dict.fromkeys(licences[name] for name in sorted(licences))
+    if len(found) > 1 and any(name and name.startswith("LGPL") for name in found):
+        found = {name: None for name in found if name is None or not name.startswith("GPL")}
+    if None in found:
+        return None
+    are_alternatives = all(re.search(r"[-_.](?!txt|md|rst)", posixpath.basename(name)) for name in licences)
+    return (" OR " if are_alternatives else " AND ").join(name for name in found if name)
+
+
+def is_allowed(expression: str, allowed: frozenset[str]) -> bool:
+    """Return True if a licence is allowed: one of its alternatives (`OR`), and all that apply together (`AND`)."""
+    tokens = _TOKEN.findall(expression)[::-1]
+    result = _either(tokens, allowed, 0)
+    return result and not tokens
+
+
+def _either(tokens: list[str], allowed: frozenset[str], depth: int) -> bool:
+    result = _both(tokens, allowed, depth)
+    while tokens and tokens[-1].upper() == "OR":
+        tokens.pop()
+        result = _both(tokens, allowed, depth) or result
+    return result
+
+
+def _both(tokens: list[str], allowed: frozenset[str], depth: int) -> bool:
+    result = _single(tokens, allowed, depth)
+    while tokens and tokens[-1].upper() in ("AND", "WITH"):
+        is_exception = tokens.pop().upper() == "WITH"
+        if is_exception:  # An exception adds permissions.
+            if tokens:
+                tokens.pop()
+        else:
+            result = _single(tokens, allowed, depth) and result
+    return result
+
+
+def _single(tokens: list[str], allowed: frozenset[str], depth: int) -> bool:
+    if not tokens or depth > 20:
+        return False
+    token = tokens.pop()
+    if token == "(":
+        result = _either(tokens, allowed, depth + 1)
+        return bool(tokens) and tokens.pop() == ")" and result
+    return plain_id(token) in allowed
+
+
+def plain_id(name: str) -> str:
+    """Return an SPDX id in the spelling of KNOWN_LICENCES, without `-only`, `-or-later` and `+`."""
+    name = re.sub(r"(?:-only|-or-later|\+)$", "", name, flags=re.IGNORECASE)
+    return _SPELLED.get(name.lower(), name)
+
+
+_SPELLED = {name.lower(): name for name in KNOWN_LICENCES}

@@ -1,0 +1,127 @@
+"""Links of WAT files and of Reddit submissions, what is left out and counted, and the same bytes each time."""
+
+import gzip
+import io
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from jobs.cli import main
+from pipeline.links import MAX_LINKS, LinkCounts, read_links, write_links
+from pipeline.sources.config import SourceConfig
+from pipeline.sources.splits import find_splits
+from schemas.errors import ConfigError
+
+
+def record(value: object, kind: str = "metadata") -> bytes:
+    """A record of a WAT file."""
+    block = json.dumps(value).encode() if not isinstance(value, bytes) else value
+    head = f"WARC/1.0\r\nWARC-Type: {kind}\r\nContent-Length: {len(block)}\r\n\r\n"
+    return gzip.compress(head.encode() + block + b"\r\n\r\n", mtime=0)
+
+
+def page(links: list[object], **head: object) -> dict:
+    html = {"HTML-Metadata": {"Head": head, "Links": links}}
+    payload = {"Payload-Metadata": {"HTTP-Response-Metadata": html}}
+    return {"Envelope": payload | {"WARC-Header-Metadata": {"WARC-Target-URI": "http://a.example.com/x/y"}}}
+
+
+def link(url: object, **fields: object) -> dict:
+    return {"path": "A@/href", "url": url} | fields
+
+
+def read(data: bytes, name: str = "a.wat.gz", internal: bool = False) -> tuple[list[dict], LinkCounts]:
+    counts = LinkCounts()
+    return list(read_links(name, io.BytesIO(data), internal, counts)), counts
+
+
+def test_links_of_a_wat_file() -> None:
+    links = [
+        link("http://b.example.org/1", text="To\n B", rel="nofollow"),
+        link("../z"),
+        link("//c.example.net/?q=1"),
+        link("mailto:a@example.com"),
+        link("http://[bad"),
+        link("https:///nowhere"),
+        link(7),
+        {"path": "IMG@/src", "url": "http://b.example.org/i.png"},
+        "no link",
+    ]
+    rows, counts = read(b"".join([record({}, "warcinfo"), record(page(links)), record({}), record(b"{"), record([])]))
+    assert [(row["url"], row["domain"], row["text"], row["rel"]) for row in rows] == [
+        ("http://b.example.org/1", "example.org", "To B", "nofollow"),
+        ("http://c.example.net/?q=1", "example.net", None, None),
+    ]
+    assert {(row["from_url"], row["from_domain"], row["score"]) for row in rows} == {
+        ("http://a.example.com/x/y", "example.com", None)
+    }
+    assert (counts.records, counts.pages, counts.links) == (5, 1, 2)
+    assert counts.left_out == {"no_html": 2, "bad_json": 2}
+    assert counts.links_left_out == {"same_domain": 1, "not_web": 2, "no_domain": 1}
+    inner, _ = read(record(page([link("../z")], Base="http://a.example.com/q/")), internal=True)
+    assert [row["url"] for row in inner] == ["http://a.example.com/z"]
+
+
+def test_a_page_with_too_many_links_and_damage() -> None:
+    data = record(page([link(f"http://b.example.org/{n}") for n in range(MAX_LINKS + 3)]))
+    rows, counts = read(data + data[:-20])
+    assert (len(rows), counts.links_left_out["over_limit"]) == (MAX_LINKS, 3)
+    assert counts.left_out == {"truncated_record": 1}
+
+
+def test_links_of_submissions() -> None:
+    lines = [
+        {"url": "http://b.example.org/1", "title": "T", "score": 7, "permalink": "/r/a/1/", "is_self": False},
+        {"url": "https://www.reddit.com/r/a", "title": "T", "is_self": True},
+        {"title": "no URL"},
+        [],
+    ]
+    rows, counts = read("\n".join(map(json.dumps, lines)).encode() + b"\n\n{", "RS_2020-01.jsonl")
+    (row,) = rows
+    assert (row["from_url"], row["from_domain"], row["text"], row["score"]) == (
+        "https://www.reddit.com/r/a/1/", "reddit.com", "T", 7,
+    )  # fmt: skip
+    assert (counts.records, counts.pages, counts.left_out) == (5, 1, {"no_link": 2, "bad_json": 2})
+
+
+def test_the_verb_writes_the_same_file_with_any_number_of_processes(tmp_path: Path, capsys) -> None:
+    for name in ("b", "a"):
+        (tmp_path / f"{name}.wat.gz").write_bytes(record(page([link(f"http://{name}.example.org/")])))
+    outs = []
+    for processes in (1, 2):
+        out = tmp_path / f"{processes}" / "links.parquet"
+        assert main(["links", f"{tmp_path}/*.wat.gz", "--out", str(out), "--processes", str(processes)]) == 0
+        assert "2 records: 2 pages or submissions with 2 links written" in capsys.readouterr().out
+        outs.append(out.read_bytes())
+        assert [path.name for path in out.parent.iterdir()] == ["links.parquet"]
+    assert outs[0] == outs[1]
+    assert pq.read_table(tmp_path / "1" / "links.parquet")["domain"].to_pylist() == ["example.org"] * 2
+
+
+def test_wrong_files_and_settings_are_refused(tmp_path: Path, capsys) -> None:
+    (tmp_path / "a.warc.gz").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"files: expected WAT files .* got a\.warc\.gz"):
+        write_links([f"{tmp_path}/*"], str(tmp_path / "out"))
+    with pytest.raises(ConfigError, match=r"files: 1 problem\(s\)"):
+        write_links([f"{tmp_path}/none"], str(tmp_path / "out"))
+    assert main(["links", "a", "--out", "b", "--processes", "0"]) == 2
+    assert "--processes: expected at least 1, got 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("format_name", ["auto", "warc"])
+def test_a_recipe_with_a_wat_file_is_refused_before_it_starts(tmp_path: Path, format_name: str) -> None:
+    (tmp_path / "a.warc.wat.gz").write_bytes(record({}))
+    with pytest.raises(ConfigError, match=r"a WAT file, which has no text\. Use `penstock links`"):
+        find_splits(SourceConfig(paths=(f"{tmp_path}/*",), format=format_name))
+
+
+def test_real_files(shared_data: Path, tmp_path: Path) -> None:
+    paths = [shared_data / "warc/real/whirlwind.warc.wat.gz", shared_data / "sources/reddit/submissions.jsonl.zst"]
+    if not all(path.exists() for path in paths):
+        pytest.skip("no samples of WAT files and submissions")
+    counts = write_links([*map(str, paths)], str(tmp_path / "links.parquet"))
+    assert (counts.records, counts.pages) == (5601, 1784)
+    assert counts.pages + sum(counts.left_out.values()) == counts.records
+    assert pq.read_metadata(tmp_path / "links.parquet").num_rows == counts.links > 1700
