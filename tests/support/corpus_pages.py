@@ -1,4 +1,4 @@
-"""A small archive of pages made for the recipes of published corpora: each named page has one property that a rule acts on."""
+"""A small archive of made pages for the recipes of published corpora: each has one property that a rule acts on."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -6,47 +6,64 @@ from pathlib import Path
 
 from tests.support.tiny_archive import record
 
-NOUNS = """
-    captain gardener neighbour teacher surgeon baker musician pilot lawyer guide nurse librarian student engineer clock
-    footpath letter harvest map oak coin bicycle cake roof timetable honey organ boat flood ski wall stamp market station
-    shore street bridge forest mill river bay hall storm bell fair voyage snow kitchen lantern orchard valley island
-    museum painting farmer village winter candle carpet hammer journal kettle ladder meadow notebook orchestra parcel
-    quarry ribbon shepherd theatre umbrella violin window yard
-""".split()
-ADJECTIVES = """
-    old patient young retired broken narrow quiet northern unfinished silver leaking early wooden honest tired curious
-    careful famous distant gentle heavy hidden humble large modest nervous ordinary proud rusty simple small strange
-    sturdy tall warm weary yellow bright calm dusty
-""".split()
-VERBS = """
-    repaired described measured forgot painted carried admired sold remembered discovered photographed returned borrowed
-    cleaned crossed decorated delivered explained followed guarded inspected inherited mentioned noticed offered opened
-    polished praised recognised rescued searched sketched studied visited
-""".split()
-PLACES = "near behind under beside across above beyond inside around below".split()
-TIMES = "before after during despite since without".split()
-REASONS = """
-    nobody complained about it|the evening was cold|there was little choice|children needed rest|everyone was grateful
-    the family laughed|a newspaper reported it|that ended their quarrel|rain had fallen for weeks|prices were rising
-    old habits rarely change|trains ran late again|few people believed him|she had promised it|winter came suddenly
-""".replace("\n", "|").split("|")
-GERMAN_NOUNS = """
-    Lehrer Schlüssel Fahrräder Brüder Gärten Schiffe Berge Inseln Bücher Lampen Straßen Wälder Städte Kinder Nachbarn
-    Vögel Wolken Teller Stühle Karten Bilder Häuser Mauern Brücken Felder Flüsse Ärzte Maler Bauern Händler
-""".split()
-GERMAN_ADJECTIVES = "alten jungen kleinen großen stillen dunklen hellen roten müden fremden kalten langen".split()
-GERMAN_VERBS = "suchten fanden kauften malten zeigten sahen brauchten vergaßen liebten besuchten öffneten".split()
-GERMAN_PLACES = "hinter neben über unter vor zwischen".split()
+
+def words_of(text: str) -> Sequence[str]:
+    """The words of a text."""
+    return text.split()
+
+
+NOUNS = words_of("""
+    captain gardener neighbour teacher surgeon baker musician pilot lawyer guide nurse librarian student engineer
+    clock footpath letter harvest map oak coin bicycle cake roof timetable honey organ boat flood ski wall stamp
+    market station shore street bridge forest mill river bay hall storm bell fair voyage snow kitchen lantern
+    orchard valley island museum painting farmer village winter candle carpet hammer journal kettle ladder meadow
+    notebook orchestra parcel quarry ribbon shepherd theatre umbrella violin window yard
+""")
+ADJECTIVES = words_of("""
+    old patient young retired broken narrow quiet northern unfinished silver leaking early wooden honest tired
+    curious careful famous distant gentle heavy hidden humble large modest nervous ordinary proud rusty simple
+    small strange sturdy tall warm weary yellow bright calm dusty
+""")
+VERBS = words_of("""
+    repaired described measured forgot painted carried admired sold remembered discovered photographed returned
+    borrowed cleaned crossed decorated delivered explained followed guarded inspected inherited mentioned noticed
+    offered opened polished praised recognised rescued searched sketched studied visited
+""")
+PLACES = words_of("""
+    near behind under beside across above beyond inside around below
+""")
+TIMES = words_of("""
+    before after during despite since without
+""")
+REASONS = (
+    *("nobody complained about it", "the evening was cold", "there was little choice", "children needed rest"),
+    *("everyone was grateful", "the family laughed", "a newspaper reported it", "that ended their quarrel"),
+    *("rain had fallen for weeks", "prices were rising", "old habits rarely change", "trains ran late again"),
+    *("few people believed him", "she had promised it", "winter came suddenly"),
+)
+GERMAN_NOUNS = words_of("""
+    Lehrer Schlüssel Fahrräder Brüder Gärten Schiffe Berge Inseln Bücher Lampen Straßen Wälder Städte Kinder
+    Nachbarn Vögel Wolken Teller Stühle Karten Bilder Häuser Mauern Brücken Felder Flüsse Ärzte Maler Bauern
+    Händler
+""")
+GERMAN_ADJECTIVES = words_of("""
+    alten jungen kleinen großen stillen dunklen hellen roten müden fremden kalten langen
+""")
+GERMAN_VERBS = words_of("""
+    suchten fanden kauften malten zeigten sahen brauchten vergaßen liebten besuchten öffneten
+""")
+GERMAN_PLACES = words_of("""
+    hinter neben über unter vor zwischen
+""")
 SPAM = ("cheap", "casino", "login", "deal", "click", "bonus", "discount", "offer", "free", "winner")
 BAD_WORD = "bastard"
 EMAIL = "maria.keller@mailhost-kontor.net"
-SNAPSHOT = "CC-MAIN-2024-10"
 
 
 def sentence(rng: random.Random) -> str:
     """An English sentence of 10 to 16 words, of which no five in a row are fixed."""
     who, what, place, time = (f"{rng.choice(ADJECTIVES)} {rng.choice(NOUNS)}" for _ in range(4))
-    verb, why = rng.choice(VERBS), rng.choice([reason.strip() for reason in REASONS if reason.strip()])
+    verb, why = rng.choice(VERBS), rng.choice(REASONS)
     text = rng.choice(
         (
             f"the {who} {verb} a {what} {rng.choice(PLACES)} the {place}, because {why}",
@@ -88,11 +105,12 @@ def german(seed: str) -> list[str]:
 
     def made() -> str:
         who, what, place = (f"{rng.choice(GERMAN_ADJECTIVES)} {rng.choice(GERMAN_NOUNS)}" for _ in range(3))
+        verb, where = rng.choice(GERMAN_VERBS), rng.choice(GERMAN_PLACES)
         text = rng.choice(
             (
-                f"die {who} {rng.choice(GERMAN_VERBS)} viele {what}, aber nicht {rng.choice(GERMAN_PLACES)} jenen {place}",
-                f"{rng.choice(GERMAN_PLACES)} den {place} {rng.choice(GERMAN_VERBS)} alle {who} und manche {what}",
-                f"weil sie {what} {rng.choice(GERMAN_VERBS)}, blieben einige {who} lange {rng.choice(GERMAN_PLACES)} ihren {place}",
+                f"die {who} {verb} viele {what}, aber nicht {where} jenen {place}",
+                f"{where} den {place} {verb} alle {who} und manche {what}",
+                f"weil sie {what} {verb}, blieben einige {who} lange {where} ihren {place}",
             )
         )
         return f"{text[0].upper()}{text[1:]}."
@@ -124,7 +142,10 @@ def pages() -> Mapping[str, Sequence[str]]:
         "contaminated": [*paragraphs("contaminated"), EVALUATION_ITEM],
         "test set": [EVALUATION_ITEM],
         "short": ["The museum is open on Sunday mornings. It is free."],
-        "swear": [f"{paragraphs('swear', 1)[0]} He called him a {BAD_WORD} in front of the whole town.", *paragraphs("swear 2")],
+        "swear": [
+            f"{paragraphs('swear', 1)[0]} He called him a {BAD_WORD} in front of the whole town.",
+            *paragraphs("swear 2"),
+        ],
         "brace": [*paragraphs("brace"), "The function returns {value} when the gate of the lock is closed."],
         "repeats": [text for text in paragraphs("repeats", 8, 1) for _ in range(6)],
         "email": [*paragraphs("email"), f"Letters to the society are welcome at {EMAIL} before the end of May."],
@@ -146,7 +167,8 @@ def write_archive(path: Path) -> Path:
     records = []
     for number, (name, texts) in enumerate(pages().items()):
         body = "".join(f"<p>{text}</p>\n" for text in texts)
-        html = f"<!DOCTYPE html><html><head><title>{name}</title></head><body><main><article>\n{body}</article></main></body></html>"
+        head = f"<!DOCTYPE html><html><head><title>{name}</title></head>"
+        html = f"{head}<body><main><article>\n{body}</article></main></body></html>"
         block = b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\n\r\n" + html.encode("utf-8")
         date = f"2024-03-01T00:{number // 60:02}:{number % 60:02}Z"
         records.append(record(block, WARC_Target_URI=url_of(name), WARC_Date=date))
