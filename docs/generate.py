@@ -543,7 +543,7 @@ def _sources(name: str) -> Iterator[str]:
     """Yield a row for each section of a recipe that states its source."""
     values = read_values(name)
     for section, source in heads()[name].sources.items():
-        own = [f"`{key} = {toml(value)}`" for key, value in values[section].items() if key != "rule"]
+        own = [f"`{key} = {toml(value)}`" for key, value in values[section].items()]
         yield f"| `{name}` | `[{section}]` | {'<br>'.join(map(cell, own))} | {cell(source)} |"
 
 
