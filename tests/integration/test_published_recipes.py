@@ -4,6 +4,7 @@ The pages are in tests/support/corpus_pages.py; each has one property that a rul
 are fitted here with the functions behind `penstock train-lm` and `penstock train-classifier`, on made sentences.
 """
 
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +39,7 @@ from tests.support.corpus_pages import (
 pytestmark = pytest.mark.spark
 
 KEPT = "kept"
+NUM_REAL_PAGES = 60
 Runner = Callable[..., Store]
 
 
@@ -147,7 +149,7 @@ def test_dolma_replaces_personal_data_drops_what_is_in_an_evaluation_set_and_cut
 
 @pytest.mark.slow
 def test_c4_cuts_spans_of_three_sentences_and_drops_pages_for_a_bracket_or_a_listed_word(run: Runner) -> None:
-    made = run("c4", "language.min_score=0.9")  # the language of the made prose is less certain than C4's 0.99
+    made = run("c4")
     assert dropped(made) == OTHER_LANGUAGE | {
         "copy": "exact_duplicate",
         "near": "c4_too_few_sentences",
@@ -280,3 +282,19 @@ def test_dclm_drops_by_a_fasttext_classifier_that_is_fitted_here(run: Runner, tm
     }
     assert {name for name in GOOD if not lines_cut(run_here, name)} == {*GOOD}
     assert PASSAGE not in texts(run_here)["passage-2"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["c4", "refinedweb"])
+def test_real_pages_are_kept(spark: Any, shared_data: Path, tmp_path: Path, name: str) -> None:
+    archive = shared_data / "warc" / "pages-002.warc.gz"
+    with gzip.open(shared_data / "warc" / "pages-index.jsonl.gz", "rt") as stream:
+        places = [page["offset"] for page in map(json.loads, stream) if page["warc"] == archive.name]
+    with archive.open("rb") as stream:
+        (tmp_path / "pages.warc.gz").write_bytes(stream.read(sorted(places)[NUM_REAL_PAGES]))
+    paths = f'source.paths=["{tmp_path}/pages.warc.gz"]'
+    made = Store(str(tmp_path / "run"))
+    run_steps(spark, prepare(read_recipe(name, [paths, "audit.documents=0"]), "clean"), made, 2)
+    counts = open_table(made, "documents")[1].content.counts
+    assert counts.rows_in == NUM_REAL_PAGES + 1  # and the record that describes the file
+    assert 5 <= len(rows(made, "clean")) <= 33  # 33 pages are in English

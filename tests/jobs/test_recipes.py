@@ -13,6 +13,7 @@ from pipeline.quality.config import QualityConfig
 from pipeline.quality.stage import ENGLISH, checks
 from pipeline.run import prepare
 from pipeline.text.profiles import ENGLISH_LIMITS, load_profiles
+from schemas.config import Unset
 from schemas.errors import ConfigError
 from tests.support.paths import ROOT
 
@@ -21,7 +22,7 @@ PATHS = ['source.paths=["x.warc.gz"]']
 PUBLISHED: dict[str, dict[str, dict[str, Any]]] = {
     "c4": {
         "extract": {"extractor": "all", "max_text_chars": 190_000},
-        "language": {"languages": ("en",), "min_score": 0.99},
+        "language": {"languages": ("en",), "min_score": 0.5},  # langdetect: 0.99
         "quality": {"c4_terminal_punctuation": True, "c4_min_line_words": 5, "c4_max_word_length": 1000},
         "toxicity": {"max_words": 0},
         "dedup": {"near": False, "by_url": "first"},
@@ -201,6 +202,30 @@ def test_a_published_recipe_states_its_paper_its_differences_and_its_sources(nam
     own = {"source", "tokenizer", "tokens", "train"}  # the form of the dataset, which is no part of a corpus
     for section in read_values(name).keys() - own:
         assert f"\n[{section}]\n# Source: " in text, section
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides"),
+    [
+        ("c4", ['repeats.units=["line"]', 'toxicity.wordlists={en="ldnoobw-en.txt"}', "pii.types=[]"]),
+        ("ccnet", ['perplexity.models={en="en.lm"}', "perplexity.pieces={}", 'perplexity.keep_buckets=["head"]']),
+        (
+            "dclm",
+            [
+                *('classifier.models={quality="models/quality.bin"}', Unset("classifier.labels")),
+                *(Unset("classifier.min_score"), "classifier.min_quantile={quality=0.9}"),
+            ],
+        ),
+        ("dolma", ["decontaminate.evaluation_sets={}"]),
+        ("fineweb2", ["quality.by_language={de={min_alpha_words=0.774,max_newline_ratio=0.152}}"]),
+        ("gopher", ["decontaminate.evaluation_sets={}", Unset("decontaminate.max_contaminated_share")]),
+        ("redpajama2", ["quality.rules=[]"]),
+        ("redpajama2", ["dedup.near=true", "dedup.bands=9", "dedup.rows=13", "dedup.min_similarity=0"]),
+        ("refinedweb", ["signature.permutations=112", "dedup.bands=14", "dedup.rows=8"]),
+    ],
+)
+def test_the_other_settings_that_a_head_names_are_valid(name: str, overrides: list[str]) -> None:
+    assert read_recipe(name, [*PATHS, *overrides])["source"].model_dump()["paths"] == ("x.warc.gz",)
 
 
 @pytest.mark.parametrize(
