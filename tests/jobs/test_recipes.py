@@ -231,14 +231,14 @@ def test_the_other_settings_that_a_head_names_are_valid(name: str, overrides: li
 @pytest.mark.parametrize(
     ("name", "missing"),
     [
-        ("dclm", "openhermes_reddit_eli5_vs_rw_v2_bigram_200k_train.bin"),
-        ("dolma", "paloma.jsonl"),
-        ("gopher", "lambada"),
+        ("dclm", "models/openhermes_reddit_eli5_vs_rw_v2_bigram_200k_train.bin"),
+        ("dolma", "evaluation/paloma.jsonl"),
+        ("gopher", "evaluation/lambada"),
     ],
 )
 def test_a_file_that_the_user_provides_is_named_before_anything_runs(tmp_path: Path, name: str, missing: str) -> None:
     (tmp_path / "x.warc").write_bytes(b"")
-    with pytest.raises(ConfigError, match=missing):
+    with pytest.raises(ConfigError, match=f"model {missing}.*: expected a model file, got nothing"):
         prepare(read_recipe(name, [f'source.paths=["{tmp_path}/x.warc"]']), None)
 
 
