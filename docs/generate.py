@@ -8,9 +8,11 @@ import argparse
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import chain, takewhile
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import pyarrow as pa
 from pydantic import BaseModel
@@ -18,16 +20,29 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from jobs.cli import GROUPS, build_parser, list_verbs
-from jobs.recipe import recipe_sections, shipped_recipes
+from jobs.recipe import read_recipe, read_values, recipe_sections, shipped_recipes
 from jobs.verbs.settings import DATASET_FILES
+from pipeline.classifier.stage import ClassifierConfig
+from pipeline.decontaminate.config import DecontaminateConfig
+from pipeline.dedup.config import DedupConfig, RepeatsConfig
+from pipeline.engine.stage import EVERY
+from pipeline.extract.extract import ExtractConfig
 from pipeline.fit.classifier import TrainClassifierConfig
 from pipeline.fit.importance import TrainImportanceConfig
 from pipeline.fit.language_model import LmConfig
+from pipeline.language import LanguageConfig
+from pipeline.minhash.config import SignatureConfig
 from pipeline.perplexity.kneser_ney.config import TrainLmConfig
+from pipeline.perplexity.stage import PerplexityConfig
+from pipeline.pii.stage import PiiConfig
 from pipeline.quality.config import QualityConfig
 from pipeline.quality.limits import LIMIT_NAMES, default_limit
+from pipeline.quality.rules import DEFAULT_RULES, QualityLimits
+from pipeline.quality.stage import ENGLISH
+from pipeline.quality.stage import checks as quality_checks
 from pipeline.text.derive_profiles import DeriveConfig
-from schemas.config import Section
+from pipeline.toxicity import ToxicityConfig
+from schemas.config import Recipe, Section
 from schemas.field_docs import describe_columns
 from schemas.tables import TABLES
 from train.monitor.metrics import HeldoutMetrics, StepMetrics
@@ -80,6 +95,116 @@ METRICS_INTRODUCTION = """\
 Training writes a line of JSON for each optimizer step to `train/metrics.jsonl`. A field with its default is absent.
 Values are those of the global batch, in any layout. `metrics.parquet` has a column for each source, such as `loss.web`,
 `tokens.web` and `heldout.web.loss`; TensorBoard has the same values as `loss/web` and so on."""
+
+RECIPES_INTRODUCTION = """\
+# Shipped recipes
+
+`penstock run NAME --out RUN` runs one of them by its name, without a path. `penstock init recipe.toml --from NAME`
+writes a copy with your files, and `penstock settings NAME` explains its settings.
+
+`web` is the recipe for a new corpus, and `demo` is for the demo crawl. The others follow published corpora.
+
+## Published corpora
+
+Each recipe has the stages of its corpus that are published and that Penstock has, with the published limits. The
+comments at the head of each recipe list what is the same, and what differs and why. The tables are made from the
+recipes; `–` means that a recipe has no such stage."""
+LIMITS_INTRODUCTION = """\
+The limit of English, or for `fineweb2` of every language; `by language` are those of the
+[profiles](../guides/languages.md). [The section quality](settings/quality.md) explains each. Dialects count words and
+repeats differently, so one limit may be compared with different measurements."""
+GIVEN, LACKING = ("You provide",), ("Not published", "Not part of Penstock")
+HEADINGS = ("What differs", *GIVEN, *LACKING)
+"""Headings of the lists in the comments at the head of a recipe."""
+SOURCE_COMMENT = re.compile(r"^\[+([a-z_.]+)\]+\n# Source: (.+(?:\n#.*)*)", re.MULTILINE)
+CORPUS = re.compile(r".*?\(.*?arXiv (\d{4}\.\d{5})[^)]*\)")
+"""The first words of a recipe that follows a published corpus: its name, and its paper in parentheses."""
+
+
+def _text_of_pages(recipe: Recipe) -> str:
+    config = recipe.section("extract", ExtractConfig)
+    usual = ExtractConfig()
+    parts = ["all visible text, or WET" if config.extractor == "all" else config.extractor]
+    parts += ["favoring precision"] if config.favor_precision else []
+    parts += [f"at least {config.min_text_chars:,} characters"] if config.min_text_chars != usual.min_text_chars else []
+    parts += [f"at most {config.max_text_chars:,} characters"] if config.max_text_chars != usual.max_text_chars else []
+    return ", ".join([*parts, *(["repaired"] if config.unicode == "repair" else [])])
+
+
+def _languages(recipe: Recipe) -> str:
+    config = recipe.section("language", LanguageConfig)
+    return f"{', '.join(config.languages) or 'all'}; probability ≥ {config.min_score}"
+
+
+def _rules(recipe: Recipe) -> str:
+    config = recipe.section("quality", QualityConfig)
+    names = [f"`{name}`" for name in (DEFAULT_RULES[config.dialect] if config.rules is None else config.rules)]
+    without = f", without {', '.join(f'`{name}`' for name in config.skip_rules)}" if config.skip_rules else ""
+    own = f"; own rules: {', '.join(f'`{rule.name}`' for rule in config.rule)}" if config.rule else ""
+    return f"{', '.join(names)} (dialect {config.dialect}){without}{own}" if names else ""
+
+
+def _words(recipe: Recipe) -> str:
+    config = recipe.section("toxicity", ToxicityConfig)
+    return f"at most {config.max_words} listed words" if config.wordlists and config.max_words is not None else ""
+
+
+def _perplexity(recipe: Recipe) -> str:
+    config = recipe.section("perplexity", PerplexityConfig)
+    shares = f"at {config.head_share:.0%} and {config.middle_share:.0%}"
+    return f"{', '.join(config.models)}; keeps {', '.join(config.keep_buckets)}; cut {shares}" if config.models else ""
+
+
+def _classifier(recipe: Recipe) -> str:
+    config = recipe.section("classifier", ClassifierConfig)
+    return ", ".join(f"probability ≥ {limit}" for limit in config.min_score.values())
+
+
+def _evaluation_sets(recipe: Recipe) -> str:
+    config = recipe.section("decontaminate", DecontaminateConfig)
+    share = config.max_contaminated_share
+    limit = "any shared" if share is None else f"more than {share:.0%} of the words in shared"
+    return f"drops {limit} {config.ngram}-grams of words" if config.evaluation_sets else ""
+
+
+def _near_copies(recipe: Recipe) -> str:
+    config, signature = recipe.section("dedup", DedupConfig), recipe.section("signature", SignatureConfig)
+    if not config.near:
+        return ""
+    found = f"{config.bands} bands of {config.rows}" if config.threshold is None else f"bands for {config.threshold}"
+    scope = f", within each {' and '.join(config.scope)}" if config.scope else ""
+    least = f", joined from {config.min_similarity:g}" if config.min_similarity else ", every candidate joined"
+    return f"{signature.shingle_words}-grams of words, {signature.permutations:,} hashes, {found}{least}{scope}"
+
+
+def _passages(recipe: Recipe) -> str:
+    config = recipe.section("repeats", RepeatsConfig)
+    names = {"sentences": f"{config.sentences} sentences", "substring": f"{config.length} {config.substring_unit}"}
+    least = f", of {config.min_unit_chars} characters and more" if config.min_unit_chars > 1 else ""
+    return ", ".join(names.get(unit, f"each {unit}") for unit in config.units) + least if config.units else ""
+
+
+def _personal_data(recipe: Recipe) -> str:
+    types, every = recipe.section("pii", PiiConfig).types, PiiConfig().types
+    return f"{len(every)} types (Penstock's)" if types == every else ", ".join(types)
+
+
+STAGES_OF_A_RECIPE: Mapping[str, Callable[[Recipe], str]] = {
+    "text of a page": _text_of_pages,
+    "languages": _languages,
+    "rules, in order": _rules,
+    "lines cut by the rules of": lambda recipe: ", ".join(recipe.section("quality", QualityConfig).cut_lines),
+    "word lists": _words,
+    "perplexity": _perplexity,
+    "classifier": _classifier,
+    "evaluation sets": _evaluation_sets,
+    "one page for each URL": lambda recipe: recipe.section("dedup", DedupConfig).by_url.replace("off", ""),
+    "equal texts": lambda recipe: recipe.section("dedup", DedupConfig).exact.replace("off", ""),
+    "near copies": _near_copies,
+    "repeated passages cut": _passages,
+    "personal data replaced": _personal_data,
+}
+"""Label → function that describes the stage in a recipe; empty if the recipe does not use it."""
 
 # ------------------------------------------------------------------------------------------------------------- MkDocs
 
@@ -317,11 +442,111 @@ def metrics_page() -> str:
 
 
 def recipes_page() -> str:
-    """Return the page of the shipped recipes, each with its TOML."""
-    lines = ["# Shipped recipes", "", "`penstock run NAME --out RUN` runs one of them by its name, without a path."]
+    """Return the page of the shipped recipes: tables of the published corpora, then each recipe with its TOML."""
+    read = {name: read_recipe(name, ['source.paths=["crawl/*.warc.gz"]']) for name in shipped_recipes()}
+    published = {name: recipe for name, recipe in read.items() if heads()[name].paper}
+    lines = [*RECIPES_INTRODUCTION.splitlines(), "", *_papers(published)]
+    lines += ["", "### Stages side by side", "", *_side_by_side(published, STAGES_OF_A_RECIPE)]
+    lines += ["", "### Limits of the rules side by side", "", *LIMITS_INTRODUCTION.splitlines(), ""]
+    lines += _limits_table(published)
+    lines += ["", "### Settings and their sources", "", "| recipe | section | settings | source |", "|---|---|---|---|"]
+    lines += [row for name in published for row in _sources(name)]
     for name, path in shipped_recipes().items():
         lines += ["", f"## {name} {{ #{name} }}", "", "```toml", path.read_text(encoding="utf-8").rstrip(), "```"]
     return "\n".join(lines) + "\n"
+
+
+class Head(NamedTuple):
+    """What the comments of a recipe state about the corpus that it follows."""
+
+    title: str
+    """The name of the corpus with its paper; empty if the recipe follows no published corpus."""
+    paper: str
+    """The number of the paper on arXiv; empty too."""
+    lists: Mapping[str, list[str]]
+    """The items below each of HEADINGS."""
+    sources: Mapping[str, str]
+    """Section → the comment `# Source: …` at its beginning."""
+
+
+@cache
+def heads() -> Mapping[str, Head]:
+    """Return what the comments of each shipped recipe state, by name."""
+    return {name: read_head(path.read_text(encoding="utf-8")) for name, path in shipped_recipes().items()}
+
+
+def read_head(text: str) -> Head:
+    """Return what the comments of a recipe's text state."""
+    top = text.split("\n[", 1)[0]
+    comments = [line.removeprefix("#").removeprefix(" ") for line in top.splitlines() if line.startswith("#")]
+    corpus = CORPUS.match(" ".join(takewhile(lambda line: line and not line.startswith(" "), comments)))
+    lists: dict[str, list[str]] = {}
+    items: list[str] | None = None
+    for line in comments:
+        if line.rstrip(":") in HEADINGS:
+            items = lists.setdefault(line.rstrip(":"), [])
+        elif line.startswith("- ") and items is not None:
+            items.append(line.removeprefix("- "))
+        elif line.startswith("  ") and items:
+            items[-1] += f" {line.strip()}"
+        else:
+            items = None
+    sources = {section: source.replace("\n#", "") for section, source in SOURCE_COMMENT.findall(text)}
+    return Head(corpus[0], corpus[1], lists, sources) if corpus else Head("", "", lists, sources)
+
+
+def _papers(recipes: Mapping[str, Recipe]) -> Iterator[str]:
+    """Yield a table of the corpora, what a user provides, and what the recipe lacks."""
+    yield from ("| recipe | corpus | you provide | not published, or not part of Penstock |", "|---|---|---|---|")
+    for name in recipes:
+        given, lacking = (_first_sentences(heads()[name], keys) for keys in (GIVEN, LACKING))
+        yield f"| [`{name}`](#{name}) | {cell(heads()[name].title)} | {given} | {lacking} |"
+
+
+def _first_sentences(head: Head, headings: Sequence[str]) -> str:
+    """Return the first sentence of each item below some headings, for a cell of a table."""
+    items = chain(*(head.lists.get(heading, []) for heading in headings))
+    return "<br>".join(cell(re.split(r"\. (?=[A-Z])", item)[0].rstrip(".")) for item in items) or "–"
+
+
+def _side_by_side(recipes: Mapping[str, Recipe], rows: Mapping[str, Callable[[Recipe], str]]) -> Iterator[str]:
+    """Yield a table with a column for each recipe."""
+    yield f"| | {' | '.join(f'`{name}`' for name in recipes)} |"
+    yield "|---|" + "---|" * len(recipes)
+    for label, value in rows.items():
+        yield f"| {label} | {' | '.join(cell(value(recipe)) or '–' for recipe in recipes.values())} |"
+
+
+def _limits_table(recipes: Mapping[str, Recipe]) -> Iterator[str]:
+    """Yield a table of the limits of the quality rules in use, with a column for each recipe."""
+    limits = {name: limits_in(recipe) for name, recipe in recipes.items()}
+    used = [setting for setting in QualityLimits.model_fields if any(setting in own for own in limits.values())]
+    yield f"| limit | {' | '.join(f'`{name}`' for name in recipes)} |"
+    yield "|---|" + "--:|" * len(recipes)
+    for setting in used:
+        yield f"| `{setting}` | {' | '.join(own.get(setting, '–') for own in limits.values())} |"
+
+
+def limits_in(recipe: Recipe) -> dict[str, str]:
+    """Return the limit of each rule that a recipe uses: that of English, or of every language."""
+    config = recipe.section("quality", QualityConfig)
+    is_english = "en" in recipe["language"].model_dump()["languages"]
+    found = {}
+    for check in quality_checks(config, {}, {}):
+        of_all = {*check.limits.values()} if not is_english else set()
+        limit = check.limits.get(ENGLISH, check.limits.get(EVERY)) if is_english else check.limits.get(EVERY)
+        if len(of_all) == 1:
+            (limit,) = of_all
+        found[check.setting] = "by language" if limit is None or len(of_all) > 1 else f"{limit:g}"
+    return found
+
+
+def _sources(name: str) -> Iterator[str]:
+    """Yield a row for each section of a recipe that states its source."""
+    values = read_values(name)
+    for section, source in heads()[name].sources.items():
+        own = [f"`{key} = {toml(value)}`" for key, value in values[section].items()]
+        yield f"| `{name}` | `[{section}]` | {'<br>'.join(map(cell, own))} | {cell(source)} |"
 
 
 # ---------------------------------------------------------------------------------------------------------------- text

@@ -11,7 +11,18 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from docs.generate import all_sections, cell, limits, pages, toml, type_text
+from docs.generate import (
+    STAGES_OF_A_RECIPE,
+    Head,
+    all_sections,
+    cell,
+    heads,
+    limits,
+    pages,
+    read_head,
+    toml,
+    type_text,
+)
 from jobs.cli import list_verbs
 from jobs.recipe import recipe_sections, shipped_recipes
 from schemas.field_docs import arrow_text
@@ -108,6 +119,34 @@ def test_every_shipped_recipe_is_shown() -> None:
     for name, path in shipped_recipes().items():
         assert f"## {name} {{ #{name} }}" in text
         assert path.read_text(encoding="utf-8").rstrip() in text
+
+
+def test_published_corpora_are_side_by_side() -> None:
+    text = pages()["reference/recipes.md"]
+    names = [name for name, head in heads().items() if head.paper]
+    assert {"demo", "web"} == shipped_recipes().keys() - {*names}
+    rows = {line.split(" | ")[0].strip("| "): line for line in text.splitlines() if line.startswith("| ")}
+    assert {line.count(" | ") for label, line in rows.items() if label in STAGES_OF_A_RECIPE} == {len(names)}
+    limits = dict(zip(names, rows["`min_sentences`"].strip("| ").split(" | ")[1:], strict=True))
+    assert {name: limit for name, limit in limits.items() if limit != "–"} == {"c4": "3", "fineweb": "5"}
+    assert "5-grams of words, 9,000 hashes, 20 bands of 450, every candidate joined" in rows["near copies"]
+    assert "probability ≥ 0.018112" in rows["classifier"]
+    assert "drops more than 80% of the words in shared 13-grams of words" in rows["evaluation sets"]
+    sources = [line for line in text.splitlines() if line.startswith("| `dolma` | `[")]
+    assert '| `dolma` | `[repeats]` | `units = ["line"]` | section 5.4. |' in sources
+    assert "| SafeSearch, Google's classifier of explicit content" in rows["[`gopher`](#gopher)"]
+
+
+def test_the_head_of_a_recipe() -> None:
+    head = read_head(
+        "# Corpus, a text (Doe et al. 2020, arXiv 2001.00001, section 3;\n# code: doe). English.\n#   penstock run x\n"
+        "#\n# What differs:\n# - one\n#   line\n# - two\n#\n# Speed: slow.\n# - none\n\n"
+        '[extract]\n# Source: section 3.1,\n# and the code.\nformat = "text"\n'
+    )
+    assert head.title == "Corpus, a text (Doe et al. 2020, arXiv 2001.00001, section 3; code: doe)"
+    assert (head.paper, head.lists) == ("2001.00001", {"What differs": ["one line", "two"]})
+    assert head.sources == {"extract": "section 3.1, and the code."}
+    assert read_head("# My own recipe.\n\n[extract]\n") == Head("", "", {}, {})
 
 
 @pytest.mark.parametrize(

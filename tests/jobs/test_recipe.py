@@ -53,5 +53,5 @@ def test_similar_names_are_suggested(tmp_path, monkeypatch):
 
 
 def test_an_unknown_recipe_is_an_error_that_lists_the_shipped_ones():
-    with pytest.raises(ConfigError, match=r"recipe wiki: expected a readable TOML file, got .* shipped recipe: demo, "):
+    with pytest.raises(ConfigError, match=r"recipe wiki: expected a readable TOML file, got .* shipped recipe: c4, "):
         read_recipe("wiki", [])
