@@ -8,7 +8,8 @@ from collections.abc import Mapping
 
 MIT = (
     "MIT License\n\nCopyright (c) 2020 A\n\nPermission is hereby granted, free of charge, to any person obtaining a "
-    "copy of this software ...\n\nThe above copyright notice and this permission notice shall be included in all copies.\n"
+    "copy of this software ...\n\nThe above copyright notice and this permission notice shall be included in all "
+    "copies.\n"
 )
 
 
