@@ -9,7 +9,7 @@ from jobs.arguments import Command
 from pipeline.sources.link_evidence import LINKS, count_links
 from schemas.errors import ConfigError
 
-GROUP = "other"
+GROUP = "data"
 VERBS = {
     "links": "Count the pages that Reddit submissions link to. Writes a Parquet table with the columns url, domain, "
     "links and score, sorted by URL.",
