@@ -7,7 +7,7 @@ everything, so each part of `documents` watches its rows and stops the run early
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -176,8 +176,9 @@ class TextWatch:
         raise ConfigError(self._message())
 
     def _has_text(self, split: Split) -> bool:
+        alone = replace(split, companions=())  # Whether a row has a text does not depend on other files.
         with closing(open_stream(split)) as stream:
-            for row, drop in islice(self._open(split, stream, self._config), WATCHED_ROWS):
+            for row, drop in islice(self._open(alone, stream, self._config), WATCHED_ROWS):
                 if row["record_type"] != "gap" and (drop is None or drop.rule not in WITHOUT_TEXT):
                     return True
         return False

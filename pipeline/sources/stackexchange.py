@@ -24,7 +24,7 @@ from pipeline.extract.inline import TextForm
 from pipeline.sources.compression import ByteStream, FrameReader, Frames
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.lines import LineReader, SourceRows
-from pipeline.sources.provenance import SourceItem, account_bytes, encodable, new_row, set_text, set_title
+from pipeline.sources.provenance import SourceItem, account_bytes, domain_of, encodable, new_row, set_text, set_title
 from pipeline.sources.rows import date_of, meta_of
 from pipeline.sources.seven_zip import MAGIC, MemberFrames
 from pipeline.sources.temporary_rows import BATCH_ROWS, temporary_database
@@ -191,7 +191,8 @@ class _Questions:
     """Turns the rows of a dump into rows of `documents`, with the answers that are stored."""
 
     def __init__(self, database: sqlite3.Connection, config: SourceConfig, site: str):
-        self._database, self._config, self._settings, self._site = database, config, config.stackexchange, site
+        self._database, self._config, self._settings = database, config, config.stackexchange
+        self._site, self._domain = f"https://{site}", domain_of(f"https://{site}/")
         self._form = TextForm(markdown=self._settings.markdown)
 
     def row(self, post: PostRow) -> tuple[Row, Drop | None]:
@@ -215,7 +216,7 @@ class _Questions:
     def _answer_row(self, found: Attributes) -> tuple[Row, Drop]:
         row, settings, score = new_row("row", date=_date(found)), self._settings, _number(found, b"Score") or 0
         number, parent = _number(found, b"Id"), _number(found, b"ParentId")
-        row["url"], row["domain"] = self._url(f"a/{number}")
+        row["url"], row["domain"] = f"{self._site}/a/{number}", self._domain
         question = self._database.execute("SELECT accepted, is_kept FROM question WHERE id = ?", (parent,)).fetchone()
         if question is None:
             return row, Drop("answer_without_question")
@@ -234,7 +235,7 @@ class _Questions:
         config, settings, score = self._config, self._settings, _number(found, b"Score") or 0
         number, accepted = _number(found, b"Id"), _number(found, b"AcceptedAnswerId")
         row = new_row("row", date=_date(found))
-        row["url"], row["domain"] = self._url(f"questions/{number}")
+        row["url"], row["domain"] = f"{self._site}/questions/{number}", self._domain
         body, title = unescape(found.get(b"Body", b"")), " ".join(unescape(found.get(b"Title", b"")).split())
         set_title(row, title)
         own_size = row["page_bytes"] = len(encodable(body).encode())
@@ -277,10 +278,6 @@ class _Questions:
         known = accepted if accepted is not None else -1
         for values in self._database.execute(query, (question, least, known, known, most)):
             yield _Answer(*values)
-
-    def _url(self, path: str) -> tuple[str, str]:
-        row = new_row("row", f"https://{self._site}/{path}")
-        return row["url"], row["domain"]
 
 
 def _body_of(answer: _Answer) -> str:

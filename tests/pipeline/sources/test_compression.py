@@ -5,7 +5,9 @@ import gzip
 import io
 import random
 
+import lz4.frame
 import pytest
+import zstandard
 from fastwarc.stream_io import ZstdWriter
 
 from pipeline.sources.compression import DECODED_BYTES, FrameReader
@@ -125,3 +127,35 @@ def test_next_start_passes_over_magic_bytes_that_do_not_decode_to_a_record():
     assert frames.next_start(0) == len(stored) - len(gzip.compress(RECORD))
     arc = b"...\nhttp://a.com/ 1.2.3.4 20080101000000 text/html 3\nabc"
     assert FrameReader(io.BytesIO(arc), RECORD_STARTS).next_start(0) == 4
+
+
+def decoded(stored):
+    """The decoded bytes of a file, and the reasons of bytes that cannot be decoded."""
+    reader = FrameReader(io.BytesIO(stored), None)
+    blocks = list(iter(reader.next, None))
+    return b"".join(block.data for block in blocks), [block.fault for block in blocks if block.fault]
+
+
+def test_a_zstd_frame_with_a_window_of_2_gib():
+    compressor = zstandard.ZstdCompressor().compressobj()
+    stored = bytearray(compressor.compress(b"words " * 50_000) + compressor.flush())
+    assert stored[4] & 0x20 == 0  # with a window descriptor, in the next byte
+    stored[5] = 31 - 10 << 3
+    assert decoded(bytes(stored)) == (b"words " * 50_000, [])
+    stored[5] = 32 - 10 << 3
+    assert decoded(bytes(stored))[1] == ["bad_gzip"]
+
+
+@pytest.mark.parametrize("options", [{}, {"content_checksum": True}, {"block_linked": False, "block_checksum": True}])
+def test_lz4_frames(options):
+    text = random.Random(1).randbytes(300_000)
+    stored = lz4.frame.compress(text, **options) + lz4.frame.compress(b"second", **options)
+    assert decoded(stored) == (text + b"second", [])
+    found, faults = decoded(stored[:-1])
+    assert found.startswith(text)
+    assert faults == ["truncated_record"]
+    if options:
+        damaged = stored[:200_000] + bytes([stored[200_000] ^ 1]) + stored[200_001:]
+        found, faults = decoded(damaged)
+        assert found.endswith(b"second")
+        assert faults == ["bad_gzip"]
