@@ -57,7 +57,7 @@ def grid(noise: float, sizes: int = 5, span: float = 16.0, seed: int = 0) -> lis
 
 
 def test_a_ladder_without_much_noise_gives_its_own_exponents() -> None:
-    result = fit_or_hold_exponents(grid(0.0005), draws=30, share=0.9)
+    result = fit_or_hold_exponents(grid(0.0005), draws=12, share=0.9)
     assert result.held is None
     for name in ("floor", "alpha", "beta"):
         interval = result.intervals[name]
@@ -68,8 +68,8 @@ def test_a_ladder_without_much_noise_gives_its_own_exponents() -> None:
 def test_exponents_that_noise_leaves_open_are_held_as_published() -> None:
     """The rest still follows the runs: over them, the law is off by no more than the noise."""
     runs = grid(0.03, sizes=3, span=4.0)
-    assert set(open_exponents(fit_law(runs, 30))) & {"alpha", "beta"}
-    result = fit_or_hold_exponents(runs, draws=30, share=0.9)
+    assert set(open_exponents(fit_law(runs, 12))) & {"alpha", "beta"}
+    result = fit_or_hold_exponents(runs, draws=12, share=0.9)
     assert result.held == PUBLISHED
     assert (result.law.alpha, result.law.beta) == (PUBLISHED.alpha, PUBLISHED.beta)
     assert set(result.intervals) == {"floor", "a", "b"}
@@ -99,7 +99,7 @@ def test_a_law_of_runs_that_do_not_differ_by_size_is_not_written(tmp_path: Path)
         MeasuredLoss(n, d, 2 + 60 * d**-0.3 * math.exp(random.normal() * 0.01))
         for n, d in ((one.params, one.tokens) for one in grid(0.0))
     ]
-    result = fit_or_hold_exponents(runs, draws=30, share=0.9)
+    result = fit_or_hold_exponents(runs, draws=12, share=0.9)
     assert result.held == PUBLISHED
     with pytest.raises(ConfigError, match=r"expected runs whose loss falls with N, got a = .* the file is not written"):
         write_law(str(tmp_path / "law.json"), law_file(result, runs, 0.9, ""))
@@ -194,7 +194,7 @@ def test_a_dataset_that_holds_nothing_out_has_no_loss_to_compare(tmp_path: Path,
 
 # -------------------------------------------------------------------------------------------------------- real proxies
 
-SMALL = ("--sizes", "3", "--tokens-per-size", "2", "--smallest", "3e4", "--largest", "6.2e4", "--draws", "20")
+SMALL = ("--sizes", "3", "--tokens-per-size", "2", "--smallest", "3e4", "--largest", "6.2e4", "--draws", "6")
 LOWERED = {
     "train.plan.ladder.RANGE": 4.0,
     "jobs.verbs.ladder.RANGE": 4.0,

@@ -82,7 +82,7 @@ def wait_for(run: Path, steps: int, process: subprocess.Popen[str], checkpoint: 
         with contextlib.suppress(FileNotFoundError):
             if path.read_bytes().count(b"\n") >= steps and saved.exists():
                 return
-        time.sleep(0.001)
+        time.sleep(0.005)
     pytest.fail(f"{steps} steps in {path} were not seen: {process.communicate()[0]}")
 
 
@@ -120,7 +120,8 @@ def test_torchrun_restarts_a_run_that_lost_a_rank_and_it_ends_with_the_same_curv
     assert_same_bits(run, uninterrupted)
 
 
-@pytest.mark.parametrize("target", ["rank", pytest.param("torchrun", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["rank", "torchrun"])
 def test_sigterm_makes_a_checkpoint_and_the_run_resumes_exactly(
     uninterrupted: Path, tmp_path: Path, target: str
 ) -> None:
