@@ -487,7 +487,7 @@ def _next_to(metadata: str) -> Path:
     return folder.with_name(f"step-{int(folder.name.removeprefix('step-')) + 5:06d}")
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.slow)])
 def test_training_continues_while_the_disk_is_full(whole: Path, tmp_path: Path, mode: str) -> None:
     run = make_run(tmp_path / "run", {"checkpoint": {"mode": mode, "keep": 9}})
     results = tiny_runs.train(
