@@ -5,6 +5,7 @@ import contextlib
 import io
 import json
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,11 +43,10 @@ LAW = LossLaw("truth", "", floor=1.9, a=300.0, b=900.0, alpha=0.30, beta=0.28)
 """A law whose exponents are not the published ones."""
 
 
-@pytest.fixture(autouse=True, scope="module")
-def few_starts() -> Iterator[None]:
-    """A law is fitted from the best of its starts only; tests/train/scaling/test_fit.py has all."""
-    with mock.patch("train.scaling.fit.POLISHED", 6):
-        yield
+@pytest.fixture
+def few_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A law that is not determined is fitted from a few starts: each ends somewhere else, after many steps."""
+    monkeypatch.setattr(fit, "POLISHED", 6)
 
 
 def grid(noise: float, sizes: int = 5, span: float = 16.0, seed: int = 0) -> list[MeasuredLoss]:
@@ -72,6 +72,7 @@ def test_a_ladder_without_much_noise_gives_its_own_exponents() -> None:
     assert abs(result.law.alpha - PUBLISHED.alpha) > 0.03
 
 
+@pytest.mark.usefixtures("few_starts")
 def test_exponents_that_noise_leaves_open_are_held_as_published() -> None:
     """The rest still follows the runs: over them, the law is off by no more than the noise."""
     runs = grid(0.03, sizes=3, span=4.0)
@@ -99,6 +100,7 @@ def test_the_rule_on_both_sides(width: float, alpha: float, is_open: bool) -> No
     assert open_exponents(fit.Fit(LossLaw("", "", 1.0, 1.0, 1.0, 0.3, 0.3), 0.0, {}, 9)) == []
 
 
+@pytest.mark.usefixtures("few_starts")
 def test_a_law_of_runs_that_do_not_differ_by_size_is_not_written(tmp_path: Path) -> None:
     """Whose exponents are held, for the free fit makes N's as steep as it can."""
     random = np.random.default_rng(0)
@@ -256,6 +258,17 @@ class Laddered:
         return read_law(str(self.run / LAW_NAME))
 
 
+@contextlib.contextmanager
+def one_core() -> Iterator[None]:
+    """Processes started here have one core, so that training has one thread."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 @pytest.fixture(scope="module")
 def laddered(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Laddered:
     run = tiny_runs.copied(dataset, tmp_path_factory.mktemp("laddered") / "run")
@@ -267,7 +280,8 @@ def laddered(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Laddere
         if len(begun) == 3:
             raise KeyboardInterrupt
         if len(begun) == 1:
-            proxies.train_proxy(proxy)  # as it really is: in a process of its own
+            with one_core():
+                proxies.train_proxy(proxy)  # as it really is: in a process of its own
         else:
             tiny_runs.trained(Path(proxy.run.uri), 1)
 
