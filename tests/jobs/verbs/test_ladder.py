@@ -210,6 +210,7 @@ LOWERED = {
     "train.plan.ladder.LEAST_RATIO": 1.0,
     "train.scaling.own_law.LEAST_SHARE": -1.0,
     "train.scaling.own_law.LEAST_FALL": -1.0,
+    "train.scaling.fit.POLISHED": 6,
 }
 RECIPE: dict[str, Any] = {
     "source": {"paths": ["x"]},
