@@ -21,6 +21,9 @@ __all__ = ["crawl", "finished", "run_at"]
 TESTS = Path(__file__).parent
 os.environ.setdefault("SPARK_CONF_DIR", str(TESTS / "support" / "spark_conf"))
 """The settings of every Spark that a test starts, in processes of its own too."""
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+"""The threads of torch and numpy in the processes of tests. On small tensors, beside other processes, a second thread
+waits in a loop for the first; that was half of the CPU time of some tests."""
 
 
 class WithoutSpark(pytest.Module):

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections import Counter
 from pathlib import Path
+from unittest import mock
 
 import pyarrow.parquet as pq
 import pytest
@@ -120,7 +121,8 @@ def test_scores_keep_their_schema_and_books(scored):
 def test_a_checkpoint_scores_the_same_columns_in_a_process_apart(rerun, tmp_path):
     tiny = make_tiny_dataset(tmp_path / "tiny")
     write_run(tiny, read_run(tiny).model_copy(update={"recipe": TINY}))
-    assert main([tiny.uri]) == 0
+    with mock.patch("train.pretrain.setup.default_threads", return_value=1):
+        assert main([tiny.uri]) == 0
     (checkpoint, *_) = sorted((tmp_path / "tiny" / "train" / "checkpoints").iterdir())
     overrides = [f'perplexity.scorer="checkpoint:{checkpoint}"', 'perplexity.keep_buckets=["head"]']
     run = rerun("verdicts", overrides)

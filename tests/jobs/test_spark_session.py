@@ -63,13 +63,9 @@ def documents(texts: Path, *words: str) -> list[str]:
     return ["stage", "documents", str(RECIPE), "--out", str(texts.parent / "run"), *source, *words]
 
 
-def test_nothing_of_spark_is_printed_unless_it_is_verbose(texts: Path, temporary: Path) -> None:
-    code, lines = finish(start(temporary, documents(texts)))
-    assert code == 0
-    assert [line for line in lines if not STEP_LINE.match(line)] == []
-    assert list(temporary.glob("penstock-spark-*")) == []
-    other = ["--verbose", "--set", 'text.dropped="leave_out"']  # a complete step would start no Spark
-    code, lines = finish(start(temporary, documents(texts, *other)))
+def test_messages_of_spark_are_printed_if_it_is_verbose(texts: Path, temporary: Path) -> None:
+    """Without the flag none is, as test_an_interrupt_is_one_sentence_and_leaves_no_process shows."""
+    code, lines = finish(start(temporary, documents(texts, "--verbose")))
     assert code == 0
     assert [text for text in SPARK_LINES if not any(text in line for line in lines)] == []
     assert any(STEP_LINE.match(line) for line in lines)
@@ -153,6 +149,7 @@ def test_an_interrupt_is_one_sentence_and_leaves_no_process(
     code, lines = finish(start(temporary, words))
     assert code == 0
     assert [line for line in lines if not STEP_LINE.match(line)] == []
+    assert list(temporary.glob("penstock-spark-*")) == []
     assert len([*run.glob(f"{until}/v-*/manifest.json")]) == 1
 
 

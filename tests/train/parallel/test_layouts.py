@@ -1,4 +1,4 @@
-"""Every layout computes the same: loss and gradient norm of 20 steps, against a plain loop of one process.
+"""Every layout computes the same: loss and gradient norm of every step, against a plain loop of one process.
 
 All start from the same checkpoint, written by a single process. The plain loop has no ranks: whole logits, torch's own
 cross-entropy, norm, clipping and AdamW.
@@ -36,7 +36,9 @@ from train.pretrain.step import Learner
 
 pytestmark = pytest.mark.dist
 
-STEPS, BATCH, WIDTH, SOURCES = 20, 12, 32, 3
+STEPS, QUICK_STEPS = 20, 8
+"""Steps of a case of the matrix, and of one of every test run."""
+BATCH, WIDTH, SOURCES = 12, 32, 3
 # The warm-up is half the run because Adam's first updates have full size wherever the gradient is beyond rounding.
 RATES = [1e-3 * min(1, step / 10) for step in range(1, STEPS + 1)]
 HELDOUT = (1, 5)
@@ -79,8 +81,8 @@ def plan_of(case: Case) -> Plan:
     )
 
 
-def learn(ranks, case: Case, seed: str, fault: str = "") -> RunResult:
-    """Return the figures of a run on one rank of a layout."""
+def learn(ranks, case: Case, seed: str, steps: int, fault: str = "") -> RunResult:
+    """Return the figures of a run of some steps on one rank of a layout."""
     learner = Learner(plan_of(case), ranks, SOURCES)
     run = Store(seed)
     note = CheckpointMetadata.model_validate_json(run.read_bytes("note.json"))
@@ -90,7 +92,7 @@ def learn(ranks, case: Case, seed: str, fault: str = "") -> RunResult:
         value.zero_()
     read_state(run, note, weights, ranks)
     actual = []
-    for step in range(1, STEPS + 1):
+    for step in range(1, steps + 1):
         whole = batch_of(step, case)
         here = learner.model.rows_here(BATCH)
         rows = whole.part(here.start, here.stop)
@@ -114,7 +116,7 @@ def heldout_of(number: int, case: Case) -> Rows:
 
 
 @cache
-def plain(task: str) -> RunResult:
+def plain(task: str, steps: int) -> RunResult:
     """Return the same figures from a loop without ranks, parts, chunks or fused kernels."""
     case = next(case for case in (CASES | SLOW).values() if case.task == task)
     shape, z_loss, clip = case.of_shape(), case.optim.get("z_loss", 0.0), case.optim.get("clip_norm", 1.0)
@@ -127,7 +129,7 @@ def plain(task: str) -> RunResult:
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     rule = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95), eps=1e-8, foreach=False)
     actual = []
-    for step in range(1, STEPS + 1):
+    for step in range(1, steps + 1):
         rows = batch_of(step, case)
         logits, targets, losses = losses_of(model, rows)
         loss = losses.sum() / rows.num_targets
@@ -193,18 +195,18 @@ def test_every_layout_equals_a_plain_loop(seeds, name: str) -> None:
     case = (CASES | SLOW)[name]
     if case.train.get("fp8_scaling", "tensor") != "tensor" and not has_torchao():
         pytest.skip("torchao is not installed")
-    seed = seeds(case.of_shape())
+    seed, steps = seeds(case.of_shape()), QUICK_STEPS if name in CASES else STEPS
     if case.refused:
         with pytest.raises(RankFailed, match=r"layout\.schedule: expected torch 2\.13 or newer"):
-            shared_pool().play(case.ranks, learn, case, seed)
+            shared_pool().play(case.ranks, learn, case, seed, steps)
         return
-    everywhere = shared_pool().play(case.ranks, learn, case, seed)
+    everywhere = shared_pool().play(case.ranks, learn, case, seed, steps)
     assert all(actual == everywhere[0] for actual in everywhere), "ranks disagree"
     if case.optim.get("optimizer", "adamw") == "adamw":
-        reference = plain(case.task)
+        reference = plain(case.task, steps)
     else:
         alone = Case(1, shape=case.shape, train=case.train, optim=case.optim, documents=case.documents)
-        reference = shared_pool().play(1, learn, alone, seed)[0]
+        reference = shared_pool().play(1, learn, alone, seed, steps)[0]
     loss, norm = deviation(everywhere[0], reference)
     print(f"{name}: loss {loss:.1e}, norm {norm:.1e}")
     assert loss <= case.bars[0]
@@ -215,7 +217,8 @@ def test_every_layout_equals_a_plain_loop(seeds, name: str) -> None:
 @pytest.mark.parametrize("fault", ["rows of another step", "averaged over the ranks"])
 def test_a_wrong_layout_is_detected(seeds, fault: str) -> None:
     case = Case(2, {"data": "zero2"})
-    loss, norm = deviation(shared_pool().play(2, learn, case, seeds(SHAPE), fault)[0], plain(case.task))
+    wrong = shared_pool().play(2, learn, case, seeds(SHAPE), QUICK_STEPS, fault)[0]
+    loss, norm = deviation(wrong, plain(case.task, QUICK_STEPS))
     assert norm > 1e-2
     assert loss > 1e-3 or fault == "averaged over the ranks"  # clipping hides a factor from AdamW's first updates
 

@@ -146,28 +146,34 @@ def test_a_checkpoint_holds_weights_and_states() -> None:
     assert checkpoint_bytes(shape(), settings_of({"optim": {"optimizer": "adafactor"}})) < 4.1 * params
 
 
-LARGE = shape(vocab_size=8192, tie_embeddings=False)
+LARGE = {"vocab_size": 8192, "tie_embeddings": False}
+
+
+def two_layers(**changes: Any) -> ModelShape:
+    return shape(num_layers=2, **changes)
+
+
 CASES: list[tuple[ModelShape, dict[str, Any], int, int]] = [
-    (shape(), {}, 1, 8),
-    (shape(), {"layout": {"data": "ddp"}}, 2, 8),
-    (shape(), {"layout": {"data": "zero1"}}, 2, 8),
-    (shape(), {"layout": {"data": "zero2"}}, 2, 8),
-    (shape(), {"layout": {"data": "zero3"}}, 2, 8),
-    (shape(), {"layout": {"data": "zero3", "replicate": 2}}, 4, 8),
-    (shape(), {"train": {"precision": "bf16"}}, 1, 8),
-    (shape(), {"layout": {"activation_checkpointing": "full"}}, 2, 8),
-    (shape(), {"layout": {"activation_checkpointing": "selective"}}, 2, 8),
-    (shape(), {"optim": {"optimizer": "muon"}}, 2, 2),
-    (shape(), {"optim": {"optimizer": "adafactor"}}, 2, 2),
-    (shape(), {"optim": {"optimizer": "lamb"}}, 2, 2),
-    (shape(positions="relative"), {}, 2, 8),
-    (LARGE, {}, 1, 8),
-    (LARGE, {"layout": {"chunk_tokens": 64}}, 1, 8),
-    (shape(), {"layout": {"tensor": 2}}, 2, 8),
-    (shape(), {"layout": {"context": 2}}, 2, 8),
-    (shape(), {"layout": {"context": 2, "context_by": "keys"}}, 2, 8),
+    (two_layers(), {}, 1, 8),
+    (two_layers(), {"layout": {"data": "ddp"}}, 2, 8),
+    (two_layers(), {"layout": {"data": "zero1"}}, 2, 8),
+    (two_layers(), {"layout": {"data": "zero2"}}, 2, 8),
+    (two_layers(), {"layout": {"data": "zero3"}}, 2, 8),
+    (two_layers(), {"layout": {"data": "zero3", "replicate": 2}}, 4, 8),
+    (two_layers(), {"train": {"precision": "bf16"}}, 1, 8),
+    (two_layers(), {"layout": {"activation_checkpointing": "full"}}, 2, 8),
+    (two_layers(), {"layout": {"activation_checkpointing": "selective"}}, 2, 8),
+    (two_layers(), {"optim": {"optimizer": "muon"}}, 2, 2),
+    (two_layers(), {"optim": {"optimizer": "adafactor"}}, 2, 2),
+    (two_layers(), {"optim": {"optimizer": "lamb"}}, 2, 2),
+    (two_layers(positions="relative"), {}, 2, 8),
+    (two_layers(**LARGE), {}, 1, 8),
+    (two_layers(**LARGE), {"layout": {"chunk_tokens": 64}}, 1, 8),
+    (two_layers(), {"layout": {"tensor": 2}}, 2, 8),
+    (two_layers(), {"layout": {"context": 2}}, 2, 8),
+    (two_layers(), {"layout": {"context": 2, "context_by": "keys"}}, 2, 8),
 ]
-"""Every setting that the estimate depends on, once."""
+"""Every setting that the estimate depends on, once, with two layers; the long tests have four."""
 SLOW: list[tuple[ModelShape, dict[str, Any], int, int]] = [
     (shape(), {"layout": {"data": "ddp"}, "train": {"precision": "bf16"}}, 2, 8),
     (shape(), {"layout": {"data": "zero3"}}, 4, 8),
@@ -177,7 +183,7 @@ SLOW: list[tuple[ModelShape, dict[str, Any], int, int]] = [
     (shape(), {"optim": {"optimizer": "muon"}}, 1, 1),
     (shape(activation="gelu", bias=True, qk_norm=True), {}, 2, 8),
     (shape(head_dim=64), {}, 2, 8),
-    (LARGE, {"train": {"precision": "bf16"}}, 2, 8),
+    (shape(**LARGE), {"train": {"precision": "bf16"}}, 2, 8),
     (shape(), {"layout": {"tensor": 2}}, 4, 8),
 ]
 """Further shapes, sizes and pairs of settings."""

@@ -309,7 +309,7 @@ def dtypes(run: Path) -> set[torch.dtype]:
     return {tensor.properties.dtype for tensor in metadata.state_dict_metadata.values()}
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize(
     ("precision", "loss_bounds", "norm_bound"),
     [("bf16", (1e-5, 1e-3), 1e-2), ("fp16", (1e-6, 2e-4), 2e-3), ("fp8", (3e-4, 5e-3), 5e-2)],
