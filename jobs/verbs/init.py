@@ -10,7 +10,7 @@ import sys
 import textwrap
 import tomllib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,8 +18,8 @@ from jobs.arguments import Command
 from jobs.recipe import read_values, recipe_file, recipe_sections, shipped_recipes
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.first_rows import FieldSample, fields_of, suggest_text_field
-from pipeline.sources.splits import find_splits
-from schemas.config import load_recipe, parse_recipe
+from pipeline.sources.splits import find_splits, splits_of
+from schemas.config import SOURCE, load_recipe, parse_recipe
 from schemas.errors import ConfigError
 from schemas.field_docs import UNSET, SettingDoc, settings_of_section, summary_of, toml_value
 from schemas.text import format_bytes
@@ -95,7 +95,11 @@ def add_init_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `init`."""
     parser.add_argument("recipe", metavar="RECIPE.toml", help="the file to write; it must not exist")
     parser.add_argument(
-        "--source", nargs="+", metavar="PATH", help="input files or patterns; without it, questions are asked"
+        "--source",
+        nargs="+",
+        action="extend",
+        metavar="[NAME=]PATH",
+        help="input files or patterns; NAME=PATH for a recipe with several sources. Without it, questions are asked",
     )
     parser.add_argument(
         "--from",
@@ -133,6 +137,8 @@ def init_command(arguments: argparse.Namespace) -> int:
     )
     if given.base is not None:
         read_values(given.base)  # reports a recipe that does not exist before any question
+    if given.base is not None and isinstance(read_values(given.base).get(SOURCE), list):
+        return _write_several(path, given)
     answers = given if given.paths else ask(given, arguments.name is None)
     answers, notes = with_fields(answers)
     text = recipe_text(answers) if answers.base is None else rewritten(answers.base, answers)
@@ -140,6 +146,40 @@ def init_command(arguments: argparse.Namespace) -> int:
     with path.open("x", encoding="utf-8") as stream:
         stream.write(text)
     print("\n".join([*notes, f"recipe written to {path}"]))
+    print(f"next: penstock run {shlex.quote(str(path))} --out run")
+    return 0
+
+
+def _write_several(path: Path, given: Answers) -> int:
+    """Write a recipe with several sources: those of the recipe `given.base` for which there are files."""
+    base = given.base or ""
+    tables = read_values(base)[SOURCE]
+    names = [table.get("name", "web") for table in tables]
+    files: dict[str, list[str]] = {}
+    for text in given.paths:
+        name, equals, place = text.partition("=")
+        if not equals or name not in names:
+            raise ConfigError(
+                f"init --from {base}: expected --source NAME=PATH with a source of the recipe ({', '.join(names)}), "
+                f"got {text!r}. Correct --source."
+            )
+        files.setdefault(name, []).append(place)
+    if not files:
+        raise ConfigError(
+            f"init --from {base}: expected --source NAME=PATH for at least one source of the recipe "
+            f"({', '.join(names)}), got none. Add --source {names[0]}=PATH."
+        )
+    text = with_sources(base, given, files)
+    splits = splits_of(load_recipe(parse_recipe(text, str(path)), (), recipe_sections(), str(path)))
+    with path.open("x", encoding="utf-8") as stream:
+        stream.write(text)
+    for name in files:
+        own = [split for split in splits if split.source == name]
+        formats = ", ".join(f"{count} {kind}" for kind, count in sorted(Counter(one.format for one in own).items()))
+        print(f"{name}: {formats}, {format_bytes(sum(split.size for split in own))}")
+    if left_out := [name for name in names if name not in files]:
+        print(f"left out, because no --source names their files: {', '.join(left_out)}")
+    print(f"recipe written to {path}")
     print(f"next: penstock run {shlex.quote(str(path))} --out run")
     return 0
 
@@ -286,6 +326,53 @@ def rewritten(base: str, answers: Answers) -> str:
             "another form. Copy the file, and change it by hand."
         )
     return _with_comments(text)
+
+
+def with_sources(base: str, answers: Answers, files: Mapping[str, Sequence[str]]) -> str:
+    """Return the text of a recipe with several sources, reduced to those with files; `files`: the paths by source.
+
+    Weights and ranks of the other sources are removed.
+    """
+    lines: list[str] = []
+    for block in _source_blocks(Path(recipe_file(base)).read_text(encoding="utf-8").splitlines()):
+        if block[0].strip() != "[[source]]":
+            lines += block
+            continue
+        name = next((line.partition("=")[2].strip().strip('"') for line in block if line.startswith("name")), "web")
+        if name in files:
+            at = next((number for number, line in enumerate(block) if line.startswith("name")), 0) + 1
+            lines += [*block[:at], f"paths = {toml_value(list(files[name]))}", *block[at:]]
+    values = read_values(base)
+    weights, ranks = values.get("train", {}).get("weights"), values.get("dedup", {}).get("source_ranks")
+    if weights:
+        lines = _with_key(
+            lines, "train", "weights", {name: weight for name, weight in weights.items() if name in files}
+        )
+    if ranks:
+        lines = _with_key(lines, "dedup", "source_ranks", [name for name in ranks if name in files])
+    own = {name: settings for name, settings in answers.settings().items() if name != SOURCE}
+    for section, settings in own.items():
+        for name, value in settings.items():
+            for other in recipe_sections()[section].REPLACES.get(name, ()):
+                lines = _without_key(lines, section, other)
+            lines = _with_key(lines, section, name, value)
+    title = f"Written by `penstock init --from {base}`, with other files, languages or tokenizer than this recipe:"
+    return _with_comments("\n".join([_comment(title), "#", *lines]) + "\n")
+
+
+def _source_blocks(lines: Sequence[str]) -> list[list[str]]:
+    """Return the lines of a recipe cut before each `[[source]]` and after the last table of each source."""
+    blocks: list[list[str]] = [[]]
+    in_source = False
+    for line in lines:
+        header = line.strip()
+        starts = header == "[[source]]"
+        ends = in_source and header.startswith("[") and not header.startswith(("[source.", "[[source."))
+        if starts or ends:
+            blocks.append([])
+        in_source = starts or (in_source and not ends)
+        blocks[-1].append(line)
+    return [block for block in blocks if block]
 
 
 def _keys(lines: Sequence[str]) -> list[_Key]:

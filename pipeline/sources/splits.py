@@ -107,7 +107,8 @@ def find_splits(config: SourceConfig) -> list[Split]:
         needed = companions.get(format_name, ())
         splits.append(_split(ordinal, file, (format_name, size, identity), needed, config))
     read = {split.format for split in splits}
-    if ignored := sorted(config.model_fields_set & config.formats().keys() - read):
+    ignored = sorted(config.model_fields_set & config.formats().keys() - read)
+    if ignored and not problems:
         problems.append(f"expected a file of the format {ignored[0]} for [source.{ignored[0]}], got none. Remove it.")
     if problems:
         raise ConfigError("\n  ".join([f"source.paths: {len(problems)} problem(s); nothing was started", *problems]))

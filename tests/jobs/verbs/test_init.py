@@ -65,7 +65,7 @@ def test_every_line_that_is_a_comment_is_a_valid_setting(archive: Path, tmp_path
     assert max(map(len, lines)) <= 110
 
 
-@pytest.mark.parametrize("base", [*shipped_recipes()])
+@pytest.mark.parametrize("base", [name for name in shipped_recipes() if name != "mixed"])
 def test_a_recipe_from_a_shipped_one_has_its_settings(archive: Path, tmp_path: Path, base: str) -> None:
     recipe = tmp_path / "r.toml"
     assert main(["init", str(recipe), "--from", base, "--source", str(archive)]) == 0
@@ -173,3 +173,45 @@ def test_the_recipe_runs(spark, crawl: Path, tmp_path: Path) -> None:
     assert tokens.counts.rows_kept > 3
     assert set(tokens.figures["streams"]) <= {"web/train", "web/heldout"}
     assert run.read_json("progress.json")["state"] == "finished"
+
+
+def test_a_recipe_with_several_sources_keeps_those_with_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "news.jsonl").write_text('{"text": "words"}\n')
+    (tmp_path / "a.warc").write_bytes(b"WARC/1.0\r\n\r\n")
+    path = tmp_path / "corpus.toml"
+    news, web = f"news={tmp_path}/*.jsonl", f"web={tmp_path}/a.warc"
+    assert main(["init", str(path), "--from", "mixed", "--source", news, "--source", web, "--language", "de"]) == 0
+    out = capsys.readouterr().out
+    assert "news: 1 jsonl" in out
+    assert "left out, because no --source names their files: wikipedia, books, code" in out
+    recipe = read_recipe(str(path), [])
+    mixed = read_recipe("mixed", [f"source.{name}.paths=['x']" for name in read_recipe_names("mixed")])
+    assert recipe.sources == ("web", "news")
+    for name in recipe.sources:
+        for section in ("quality", "classifier", "extract"):
+            assert recipe.of_source(name)[section] == mixed.of_source(name)[section]
+    assert recipe["train"].weights == {"web": 60, "news": 4}  # type: ignore[attr-defined]
+    assert recipe["dedup"].source_ranks == ("news", "web")  # type: ignore[attr-defined]
+    assert recipe["language"].languages == ("de",)  # type: ignore[attr-defined]
+
+
+def read_recipe_names(name: str) -> list[str]:
+    return [table["name"] for table in read_values(name)["source"]]
+
+
+@pytest.mark.parametrize(
+    ("sources", "expected"),
+    [
+        ([], "expected --source NAME=PATH for at least one source of the recipe"),
+        (["x.warc"], "expected --source NAME=PATH with a source of the recipe"),
+    ],
+)
+def test_the_files_of_several_sources_have_their_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sources: list[str], expected: str
+) -> None:
+    flags = ["--source", *sources] if sources else []
+    assert main(["init", str(tmp_path / "c.toml"), "--from", "mixed", *flags]) != 0
+    assert expected in capsys.readouterr().err
+    assert not (tmp_path / "c.toml").exists()
