@@ -9,7 +9,6 @@ import io
 import posixpath
 import re
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 from pipeline.engine.stage import Drop, Row, Split
@@ -25,6 +24,7 @@ from pipeline.sources.compression import ByteStream, FrameReader
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.lines import SourceRows
 from pipeline.sources.paper_config import ArxivConfig
+from pipeline.sources.paper_ids import identify
 from pipeline.sources.provenance import SourceItem, account_bytes, encodable, new_row, set_text
 from pipeline.sources.rows import meta_of
 from pipeline.sources.tex.macros import TooManyExpansionsError
@@ -46,9 +46,6 @@ MAX_UNPACKED_BYTES = 1 << 30
 """Maximum size of an unpacked package, figures included [bytes]."""
 MAX_FILES = 5_000
 """Maximum number of TeX files of a paper."""
-NEW_ID = re.compile(r"(\d{2})(\d{2})\.(\d{4,5})(v\d+)?")
-OLD_ID = re.compile(r"([a-z-]+(?:\.[A-Z]{2})?)[/_]?(\d{2})(\d{2})(\d{3})(v\d+)?")
-_SUFFIX = re.compile(r"(?:\.tar\.gz|\.tgz|\.gz|\.tex|\.pdf|\.tar)$", re.IGNORECASE)
 _PDF, _POSTSCRIPT, _GZIP = b"%PDF-", b"%!PS", b"\x1f\x8b"
 _TEXT_FILES = frozenset((*TEX_SUFFIXES, *STYLE_SUFFIXES, ".bbl"))
 _WITHDRAWN = re.compile(rb"\s*%\s*auto-ignore", re.IGNORECASE)
@@ -59,7 +56,7 @@ class _Refused(Exception):
         self.drop = drop
 
 
-def open_arxiv(split: Split, stream: ByteStream, config: SourceConfig) -> SourceRows:
+def open_arxiv(split: Split, stream: ByteStream, config: SourceConfig) -> Iterator[tuple[Row, Drop | None]]:
     """Yield the rows of a tar file of packages, one for each paper, or the row of a single package."""
     if SINGLE.search(split.name):
         return account_bytes(_single(split, stream, config), split, lambda: stream.seek(0, 2))
@@ -94,23 +91,6 @@ def _row(member: ArchiveMember, config: SourceConfig) -> tuple[Row, Drop | None]
         return row, refused.drop
     except TooManyExpansionsError:
         return row, Drop("too_many_expansions")
-
-
-def identify(name: str) -> tuple[str, datetime | None]:
-    """Return the id of the paper in a package of this name, and the month in which it was submitted.
-
-    If the name is none of arXiv's, the id is the name without its suffix, and the date is None.
-    """
-    stem = _SUFFIX.sub("", posixpath.basename(name))
-    if match := NEW_ID.fullmatch(stem):
-        year, month = 2000 + int(match[1]), int(match[2])
-    elif match := OLD_ID.fullmatch(stem):
-        year, month = int(match[2]), int(match[3])
-        year += 1900 if year > 90 else 2000
-        stem = f"{match[1]}/{match[2]}{match[3]}{match[4]}{match[5] or ''}"
-    else:
-        return stem, None
-    return (stem, datetime(year, month, 1, tzinfo=UTC)) if 1 <= month <= 12 else (stem, None)
 
 
 def read_package(data: bytes, name: str, config: ArxivConfig) -> TexProject:

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.engine.stage import Drop, Row, Split
-from pipeline.sources.arxiv import identify
 from pipeline.sources.compression import ByteStream
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.lines import SourceRows, read_lines
 from pipeline.sources.paper_config import UnarxiveConfig
+from pipeline.sources.paper_ids import identify
 from pipeline.sources.provenance import encodable, new_row, set_text
 from pipeline.sources.rows import date_of, meta_of
 

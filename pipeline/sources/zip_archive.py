@@ -67,7 +67,7 @@ def _directory(stream: ByteStream, size: int) -> list[_Entry] | Drop | None:
     try:
         with zipfile.ZipFile(cast(Any, stream)) as archive:
             infos = sorted(archive.infolist(), key=lambda info: info.header_offset)
-    except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, EOFError):
+    except (zipfile.BadZipFile, RuntimeError, ValueError, struct.error, EOFError):
         return None
     return [
         _Entry(

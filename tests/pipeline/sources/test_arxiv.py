@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from pipeline.engine.stage import Drop, Row, Split
-from pipeline.sources.arxiv import identify
 from pipeline.sources.config import SourceConfig
+from pipeline.sources.paper_ids import identify
 from pipeline.sources.source import SOURCE, refetch
 from pipeline.sources.splits import find_splits, open_stream
 from pipeline.sources.unarxive import restore_marks
