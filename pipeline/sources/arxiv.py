@@ -22,7 +22,6 @@ from pipeline.sources.archive import (
 )
 from pipeline.sources.compression import ByteStream, FrameReader
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.lines import SourceRows
 from pipeline.sources.paper_config import ArxivConfig
 from pipeline.sources.paper_ids import identify
 from pipeline.sources.provenance import SourceItem, account_bytes, encodable, new_row, set_text
