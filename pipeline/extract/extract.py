@@ -82,7 +82,8 @@ class ExtractConfig(Section):
     """Share of the pages in that sample, chosen by a hash of doc_id."""
     min_expected_f1: float = Field(0.45, ge=0, le=1)
     """Expected F1 of the text by "penstock" below which trafilatura gives a second opinion on the page, 0..1. About 5 %
-    of real pages are below the default. With 0, only pages with an empty or very short text get one."""
+    of real pages are below the default. The limit is at least 0.8 for a page that declares a product. With 0, only
+    pages with an empty or very short text get one."""
     max_second_opinions: float = Field(1.0, ge=0, le=1)
     """Share of all pages, chosen by a hash of the page, that may get a second opinion for a low expected F1. Pages with
     an empty or very short text, about 1 %, always get one."""
@@ -372,7 +373,7 @@ NEW_COLUMNS = ("charset", "charset_from", "num_chars", *(column.name for column 
 
 EXTRACT = PerDocument(
     name="extract",
-    version=2,
+    version=3,
     config=ExtractConfig,
     reads=("_payload", "_http_charset", "mime", "text", "url", "date"),
     adds=("title", "text", *NEW_COLUMNS),

@@ -15,7 +15,7 @@ from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.html import HTMLParserException, HTMLTree
 
 from pipeline.extract.assemble import assemble
-from pipeline.extract.features import Text
+from pipeline.extract.features import PageFacts, Text
 from pipeline.extract.inline import TextForm
 from pipeline.extract.main_text import SHIPPED_MODEL, ScoredBlocks, load_model, parse_page, score_blocks
 from pipeline.extract.metadata import PageMetadata, read_metadata
@@ -37,6 +37,9 @@ MIN_VISIBLE_WORDS = 150
 """Number of visible words from which a page must not have an empty or very short text."""
 SHORT_SHARE = 0.03
 """Share of the visible words below which a main text is very short."""
+MIN_PRODUCT_F1 = 0.8
+"""Expected F1 below which a page that declares a product is unsure. Such pages show much text that is not about the
+product (reviews, offers, menus), and trafilatura keeps less of it."""
 CAUSES = ("empty", "short", "unsure", "error")
 """Why a page gets a second opinion: no text, SHORT_SHARE of many visible words, a low expected F1, or an error while
 its blocks were scored."""
@@ -172,7 +175,7 @@ class _Penstock:
             scored = score_blocks(parsed.blocks, parsed.facts, self.model)
             kept, expected = scored.kept().tolist(), scored.expected_f1()
             text = assemble(parsed.blocks, kept, self.options.form, page.url)
-            cause = self._cause(scored, kept, text, expected)
+            cause = self._cause(scored, kept, text, expected < self._least_f1(parsed.facts))
         except Exception as error:  # of any kind: the page gets a second opinion, and the manifest counts it
             failure, errors = error, (f"penstock/{error_name(error)}",)
         is_cut = html is not page.html or parsed.blocks.is_cut
@@ -195,14 +198,19 @@ class _Penstock:
             text, extracted_by, is_cut = visible, "all", False
         return Extraction(text, title, metadata, extracted_by, expected, cause, opinion_cpu, is_cut, errors)
 
-    def _cause(self, scored: ScoredBlocks, kept: list[int], text: str, expected: float) -> str | None:
+    def _least_f1(self, facts: PageFacts) -> float:
+        """Return the expected F1 below which the text of a page is unsure."""
+        least = self.options.min_expected_f1
+        return max(least, MIN_PRODUCT_F1) if least and "Product" in facts.types else least
+
+    def _cause(self, scored: ScoredBlocks, kept: list[int], text: str, is_unsure: bool) -> str | None:
         """Return why the page should get a second opinion (CAUSES), None if it need not."""
         visible = float(scored.words.sum())
         if not text:
             return "empty"
         if visible >= MIN_VISIBLE_WORDS and float(scored.words[kept].sum()) < SHORT_SHARE * visible:
             return "short"
-        return "unsure" if expected < self.options.min_expected_f1 else None
+        return "unsure" if is_unsure else None
 
     def _ask(self, page: DecodedPage, cause: str) -> Opinion:
         """Return the second opinion. Raises SecondOpinionError if there is none."""

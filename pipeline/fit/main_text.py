@@ -57,6 +57,9 @@ DEPTH = 6
 _IDEOGRAPHS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
 _WORD = re.compile(rf"[{_IDEOGRAPHS}]|[^\W_{_IDEOGRAPHS}]+")
 
+WordShares = dict[str, tuple[float, float]]
+"""Word → its weight in main text, and its weight in all blocks of a page."""
+
 
 def words_of(text: str) -> list[str]:
     """Return the words of a text in lower case; each ideograph is a word."""
@@ -180,8 +183,8 @@ class _Sites:
 
     shares: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
-    def add(self, site: str, counts: dict[str, tuple[float, float]]) -> None:
-        """Add a page: word → (weight in main text, weight)."""
+    def add(self, site: str, counts: WordShares) -> None:
+        """Add a page."""
         for word, (right, weight) in counts.items():
             if weight:
                 entry = self.shares.setdefault(word, {}).setdefault(site, [0.0, 0.0])
@@ -210,6 +213,10 @@ class LabelledPage:
     labels: Floats
     num_words: npt.NDArray[np.int64]
     """Number of words of each block (blocks,)."""
+    in_text: WordShares
+    """Shares of the words of short texts."""
+    in_markup: WordShares
+    """Shares of the words of classes, ids and itemprops."""
 
 
 def label_page(page: MarkedPage) -> LabelledPage:
@@ -220,29 +227,35 @@ def label_page(page: MarkedPage) -> LabelledPage:
         labels = labels_by_text(blocks, words_of(page.text))
     else:
         labels = labels_by_snippets(blocks, page.with_, page.without)
-    return LabelledPage(page, parsed, labels, np.array([len(words) for words in blocks], np.int64))
+    num_words = np.array([len(words) for words in blocks], np.int64)
+    return LabelledPage(page, parsed, labels, num_words, *_word_shares(parsed, labels, num_words))
+
+
+def _word_shares(parsed: ParsedPage, labels: Floats, num_words: npt.NDArray[np.int64]) -> tuple[WordShares, WordShares]:
+    """Return the shares of the words in the short texts and in the markup of a page."""
+    blocks = parsed.blocks
+    in_text: WordShares = {}
+    in_markup: WordShares = {}
+    for number in np.flatnonzero(~np.isnan(labels)).tolist():
+        label, size = float(labels[number]), int(num_words[number])
+        own = int(blocks.own[number])
+        weight = min(size, 100)
+        for word in {*blocks.container(own).words, *blocks.container(int(blocks.parents[own])).words}:
+            right, total = in_markup.get(word, (0.0, 0.0))
+            in_markup[word] = (right + label * weight, total + weight)
+        if size <= MAX_LEXICON_WORDS:
+            for word in set(map(normal_word, words_of_block(blocks.source(number)))):
+                right, total = in_text.get(word, (0.0, 0.0))
+                in_text[word] = (right + label, total + 1)
+    return in_text, in_markup
 
 
 def fit_lexicon(pages: Iterable[LabelledPage]) -> WordOdds:
     """Return the log odds of the words in the texts and in the markup of labelled pages."""
     text, markup = _Sites(), _Sites()
     for page in pages:
-        blocks = page.parsed.blocks
-        in_text: dict[str, tuple[float, float]] = {}
-        in_markup: dict[str, tuple[float, float]] = {}
-        for number in np.flatnonzero(~np.isnan(page.labels)).tolist():
-            label, size = float(page.labels[number]), int(page.num_words[number])
-            own = int(blocks.own[number])
-            weight = min(size, 100)
-            for word in {*blocks.container(own).words, *blocks.container(int(blocks.parents[own])).words}:
-                right, total = in_markup.get(word, (0.0, 0.0))
-                in_markup[word] = (right + label * weight, total + weight)
-            if size <= MAX_LEXICON_WORDS:
-                for word in set(map(normal_word, words_of_block(blocks.source(number)))):
-                    right, total = in_text.get(word, (0.0, 0.0))
-                    in_text[word] = (right + label, total + 1)
-        text.add(page.page.site, in_text)
-        markup.add(page.page.site, in_markup)
+        text.add(page.page.site, page.in_text)
+        markup.add(page.page.site, page.in_markup)
     return WordOdds(text.odds(MIN_TEXT_SITES), markup.odds(MIN_MARKUP_SITES), stop_words())
 
 

@@ -166,6 +166,17 @@ def test_second_opinions(asked: list[str], html: str, text: str | None, by: str,
     assert asked == ([] if cause is None else [html])
 
 
+def test_a_page_that_declares_a_product_is_unsure_below_a_higher_limit(
+    asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    product = '<script type="application/ld+json">{"@type": "Product", "name": "Valve"}</script><p>A valve of brass.'
+    for expected, least, cause in ((0.79, 0.45, "unsure"), (0.8, 0.45, None), (0.89, 0.9, "unsure"), (0.1, 0.0, None)):
+        monkeypatch.setattr(ScoredBlocks, "expected_f1", lambda scored, expected=expected: expected)
+        extract = make_extractor("penstock", Options(min_expected_f1=least))
+        assert extract(DecodedPage(product)).second_opinion == cause
+        assert extract(DecodedPage("<p>A valve of brass.")).second_opinion == (cause if least != 0.45 else None)
+
+
 def test_a_very_short_text_of_a_long_page(asked: list[str]) -> None:
     extract = make_extractor("penstock", Options())
     words = " ".join(f"<li><a href=/{number}>link</a>" for number in range(400))
