@@ -18,7 +18,7 @@ from schemas.storage import resolve_uri
 
 __all__ = ["REASONS", "SOURCE", "SourceConfig", "open_split"]
 
-REASONS = {
+COMMON_REASONS = {
     "not_a_page": "a record of another kind: warcinfo, request, metadata, revisit, a DNS answer, an archive header",
     "http_status": "the HTTP status is not one that is kept",
     "not_html": "the media type is not one that is kept, or none is declared and the bytes do not look like HTML",
@@ -37,60 +37,100 @@ REASONS = {
     "empty_file": "the file holds no bytes, or no record and no gap",
     "bad_line": "a line that is no JSON object",
     "no_text_field": "a row without a text",
-    "bad_xml": "an element of an XML dump that is not well-formed, or nested too deeply",
-    "other_namespace": "a page of a wiki in a namespace that is not in mediawiki.namespaces; the value is its number",
-    "not_wikitext": "a page of a wiki that is code, data or a discussion by its content model",
-    "redirect": "a page of a wiki that only leads to another one",
-    "disambiguation": "a page of a wiki that lists the meanings of a name, by its templates, categories or title",
-    "not_a_book": "a file or a member of an archive that is no text and no EPUB, by its name or its bytes",
-    "bad_archive": "a zip archive or EPUB that is damaged or none, or compressed by another method than deflate",
-    "bad_epub": "an EPUB without a readable package document or chapter, or with a chapter that no parser can bear",
-    "encrypted_book": "an archive or EPUB whose texts are encrypted",
-    "unsafe_name": "an archive with a name that points outside of it",
-    "bad_row": "a row of a table or dump that cannot be parsed",
-    "not_a_question": "a post that is neither question nor answer, such as the description of a tag",
-    "joined_to_question": "an answer that is in the document of its question",
-    "answer_without_question": "an answer whose question is not in the file",
-    "question_dropped": "an answer whose question is dropped",
-    "low_answer_score": "an answer whose score is lower than min_answer_score",
-    "surplus_answer": "an answer beyond the max_answers best ones of its question",
-    "unanswered": "a question without an answer to join",
-    "xml_doctype": "a document type declaration, whose entities are not expanded",
-    "low_score": "a question or submission whose score is lower than min_score",
-    "subreddit_not_kept": "a submission of a subreddit that is not among those to keep",
-    "bot_author": "a submission of a bot",
-    "deleted_post": "a submission whose title or text was deleted or removed",
-    "adult_content": "a submission that is marked as adult content",
-    "link_post": "a submission of a link, without a text of its own",
-    "title_only": "a submission of a mere title, without a text",
-    "ragged_row": "a row of a CSV file with more or fewer fields than the header; the value is their number",
-    "not_a_file": "a link, device or pipe in an archive or folder; no link is followed",
-    "unsafe_path": "the name of a member leads out of its archive: it is absolute, or has a part `..`",
-    "bad_member": "a member of an archive that is damaged, encrypted, or packed by an unknown method",
-    "package_too_large": "an archive, or the package of a paper, that unpacks to more than the maximum",
-    "pdf_only": "a paper of which there is only a PDF or PostScript file",
-    "no_tex": "a paper without a TeX file",
-    "withdrawn": "a paper that its authors withdrew, so that only a note is left",
-    "no_main_file": "a paper none of whose TeX files is the main file",
-    "too_many_expansions": "a paper whose macros expand beyond the limits",
-    "unknown_language": "a file whose programming language is not recognized by its name or content",
-    "other_language": "a file in a programming language that is not one of source.code.languages",
-    "unknown_licence": "a file without a licence that is recognized, in the file or in the folders above it",
-    "other_licence": "a file whose licence is not one of source.code.licences",
-    "lock_file": "a list of the exact versions of dependencies",
-    "vendored": "a copy of another project, by its path",
-    "generated": "a file that a program wrote, by its name or a note in its first lines",
-    "binary_file": "a file that is no text, because it has NUL bytes",
-    "hidden_xml": "a file of another language that begins as XML",
-    "too_many_lines": "the number of lines is above source.code.max_lines",
-    "long_line": "the longest line is longer than its maximum",
-    "long_lines": "the mean length of lines is above source.code.max_mean_line_chars",
-    "few_alphanumeric": "the share of letters and digits is below source.code.min_alphanumeric",
-    "few_alphabetic": "the share of letters is below its minimum",
-    "encoded_data": "a long run, or a large share, of encoded bytes",
-    "data_size": "a JSON or YAML file that is shorter or longer than source.code.data_chars",
-    "little_visible_text": "an HTML file with less visible text than its minimum",
 }
+"""Reasons of every format: reason → meaning."""
+_BAD_ROW = {"bad_row": "a row of a table or dump that cannot be parsed"}
+_LOW_SCORE = {"low_score": "a question or submission whose score is lower than min_score"}
+_NOT_A_FILE = {"not_a_file": "a link, device or pipe in an archive or folder; no link is followed"}
+_UNSAFE_PATH = {"unsafe_path": "the name of a member leads out of its archive: it is absolute, or has a part `..`"}
+_PACKAGE_TOO_LARGE = {
+    "package_too_large": "an archive, or the package of a paper, that unpacks to more than the maximum"
+}
+FORMAT_REASONS: Mapping[str, Mapping[str, str]] = {
+    "mediawiki": {
+        "bad_xml": "an element of an XML dump that is not well-formed, or nested too deeply",
+        "other_namespace": "a page in a namespace that is not in mediawiki.namespaces; the value is its number",
+        "not_wikitext": "a page of a wiki that is code, data or a discussion by its content model",
+        "redirect": "a page of a wiki that only leads to another one",
+        "disambiguation": "a page of a wiki that lists the meanings of a name, by its templates, categories or title",
+    },
+    "gutenberg": {
+        "not_a_book": "a file or a member of an archive that is no text and no EPUB, by its name or its bytes",
+        "bad_archive": "a zip archive or EPUB that is damaged or none, or compressed by another method than deflate",
+        "bad_epub": "an EPUB without a readable package document or chapter, or with a chapter that no parser can bear",
+        "encrypted_book": "an archive or EPUB whose texts are encrypted",
+        "unsafe_name": "an archive with a name that points outside of it",
+    },
+    "csv": {
+        **_BAD_ROW,
+        "ragged_row": "a row of a CSV file with more or fewer fields than the header; the value is their number",
+    },
+    "stackexchange": {
+        **_BAD_ROW,
+        **_LOW_SCORE,
+        "not_a_question": "a post that is neither question nor answer, such as the description of a tag",
+        "joined_to_question": "an answer that is in the document of its question",
+        "answer_without_question": "an answer whose question is not in the file",
+        "question_dropped": "an answer whose question is dropped",
+        "low_answer_score": "an answer whose score is lower than min_answer_score",
+        "surplus_answer": "an answer beyond the max_answers best ones of its question",
+        "unanswered": "a question without an answer to join",
+        "xml_doctype": "a document type declaration, whose entities are not expanded",
+    },
+    "reddit": {
+        **_BAD_ROW,
+        **_LOW_SCORE,
+        "subreddit_not_kept": "a submission of a subreddit that is not among those to keep",
+        "bot_author": "a submission of a bot",
+        "deleted_post": "a submission whose title or text was deleted or removed",
+        "adult_content": "a submission that is marked as adult content",
+        "link_post": "a submission of a link, without a text of its own",
+        "title_only": "a submission of a mere title, without a text",
+    },
+    "arxiv": {
+        **_NOT_A_FILE,
+        **_UNSAFE_PATH,
+        **_PACKAGE_TOO_LARGE,
+        "pdf_only": "a paper of which there is only a PDF or PostScript file",
+        "no_tex": "a paper without a TeX file",
+        "withdrawn": "a paper that its authors withdrew, so that only a note is left",
+        "no_main_file": "a paper none of whose TeX files is the main file",
+        "too_many_expansions": "a paper whose macros expand beyond the limits",
+    },
+    "code": {
+        **_NOT_A_FILE,
+        **_UNSAFE_PATH,
+        **_PACKAGE_TOO_LARGE,
+        "bad_member": "a member of an archive that is damaged, encrypted, or packed by an unknown method",
+        "unknown_language": "a file whose programming language is not recognized by its name or content",
+        "other_language": "a file in a programming language that is not one of source.code.languages",
+        "unknown_licence": "a file without a licence that is recognized, in the file or in the folders above it",
+        "other_licence": "a file whose licence is not one of source.code.licences",
+        "lock_file": "a list of the exact versions of dependencies",
+        "vendored": "a copy of another project, by its path",
+        "generated": "a file that a program wrote, by its name or a note in its first lines",
+        "binary_file": "a file that is no text, because it has NUL bytes",
+        "hidden_xml": "a file of another language that begins as XML",
+        "too_many_lines": "the number of lines is above source.code.max_lines",
+        "long_line": "the longest line is longer than its maximum",
+        "long_lines": "the mean length of lines is above source.code.max_mean_line_chars",
+        "few_alphanumeric": "the share of letters and digits is below source.code.min_alphanumeric",
+        "few_alphabetic": "the share of letters is below its minimum",
+        "encoded_data": "a long run, or a large share, of encoded bytes",
+        "data_size": "a JSON or YAML file that is shorter or longer than source.code.data_chars",
+        "little_visible_text": "an HTML file with less visible text than its minimum",
+    },
+}
+"""Further reasons of single formats: format → reason → meaning."""
+_SAME_REASONS = {"books": "gutenberg", "unarxive": "arxiv"}
+"""Formats that have the reasons of another one."""
+REASONS = COMMON_REASONS | {name: text for reasons in FORMAT_REASONS.values() for name, text in reasons.items()}
+"""The reasons of all formats."""
+
+
+def reasons_of(file_format: str) -> dict[str, str]:
+    """Return the reasons for which a record of a file in this format may be dropped, with their meanings."""
+    return {**COMMON_REASONS, **FORMAT_REASONS.get(_SAME_REASONS.get(file_format, file_format), {})}
 
 
 def open_split(split: Split, stream: ByteStream, config: SourceConfig) -> Iterator[tuple[Row, Drop | None]]:

@@ -5,7 +5,7 @@ other stages measure all remaining documents, so that thresholds can be changed 
 """
 
 import sys
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from pipeline.engine.worker import FusedStages, ModelPaths, local_models, run_ro
 from pipeline.extract.extract import EMPTY_PAGE, ERRORS, EXTRACT, GUARD, LIMITED, ExtractConfig
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.first_rows import TextWatch, spread
+from pipeline.sources.source import reasons_of
 from pipeline.sources.splits import open_stream
 from pipeline.steps.several_extractors import COMPARED, STOPPED, TRIED, SeveralExtractors, figures_of_comparison
 from schemas.config import Recipe, Section
@@ -125,8 +126,8 @@ def documents_part(task: DocumentsTask, retried: bool) -> PartResult:
     tables = {"documents": TableTarget(task.documents, schema), "text": TableTarget(task.text, TEXT, "text")}
     if task.comparisons is not None:
         tables["comparisons"] = TableTarget(task.comparisons, COMPARISONS, "first_text", rows_in=COMPARED)
-    stages: tuple[Source | PerDocument, ...] = (task.source, *task.stages)
-    reasons = [(stage.name, stage.reasons) for stage in stages]
+    reasons: list[tuple[str, Mapping[str, str]]] = [(task.source.name, reasons_of(task.split.format))]
+    reasons += [(stage.name, stage.reasons) for stage in task.stages]
     return write_part(PartTarget(task.split.ordinal, tables, reasons), fill)
 
 

@@ -12,7 +12,7 @@ import pytest
 from pipeline.engine.stage import Source, Split
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.formats import FORMATS
-from pipeline.sources.source import REASONS, SOURCE, open_split
+from pipeline.sources.source import COMMON_REASONS, REASONS, SOURCE, open_split, reasons_of
 from pipeline.sources.splits import find_splits, open_stream
 from schemas.errors import ConfigError
 from tests.support.archives import link, package, tar, tar_of, zipped
@@ -140,12 +140,16 @@ def test_every_reason_is_reached(reason):
     config = SourceConfig(paths=("x",), **settings)
     rows = list(open_split(split, io.BytesIO(stored), config))
     assert [row["text"] for row, drop in rows if drop and drop.rule == reason] == [None]
+    assert {drop.rule for _, drop in rows if drop} <= {*reasons_of(format_name)}
     assert sum(row["length"] for row, _ in rows) == len(stored)
     assert (rows[0][0]["offset"], rows[0][0]["_payload"]) == (0, None)
 
 
 def test_the_reasons_are_closed():
     assert set(CASES) == set(REASONS)
+    assert reasons_of("warc") == COMMON_REASONS
+    assert "redirect" in reasons_of("mediawiki")
+    assert reasons_of("books") == reasons_of("gutenberg")
 
 
 def test_declaration():
