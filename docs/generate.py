@@ -443,8 +443,8 @@ def metrics_page() -> str:
 
 def recipes_page() -> str:
     """Return the page of the shipped recipes: tables of the published corpora, then each recipe with its TOML."""
-    read = {name: read_recipe(name, ['source.paths=["crawl/*.warc.gz"]']) for name in shipped_recipes()}
-    published = {name: recipe for name, recipe in read.items() if heads()[name].paper}
+    names = [name for name in shipped_recipes() if heads()[name].paper]
+    published = {name: read_recipe(name, ['source.paths=["crawl/*.warc.gz"]']) for name in names}
     lines = [*RECIPES_INTRODUCTION.splitlines(), "", *_papers(published)]
     lines += ["", "### Stages side by side", "", *_side_by_side(published, STAGES_OF_A_RECIPE)]
     lines += ["", "### Limits of the rules side by side", "", *LIMITS_INTRODUCTION.splitlines(), ""]

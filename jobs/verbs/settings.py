@@ -266,7 +266,9 @@ def section_text(
     for setting in settings:
         lines += ["", *_setting_lines(name, setting, "  ", values.get(setting.key))]
         for key in setting.keys if setting.key not in values else ():
-            lines += [f"{'':6}{key.key} = {key.default}  ({facts(key)})", *_wrapped(key.meaning, " " * 10)]
+            head = f"{'':6}{key.key} = {key.default}  ({facts(key)})"
+            lines += [head] if len(head) <= WIDTH else _wrapped(head.strip(), " " * 6)
+            lines += _wrapped(key.meaning, " " * 10)
     return "\n".join(lines)
 
 

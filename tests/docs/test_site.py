@@ -124,7 +124,7 @@ def test_every_shipped_recipe_is_shown() -> None:
 def test_published_corpora_are_side_by_side() -> None:
     text = pages()["reference/recipes.md"]
     names = [name for name, head in heads().items() if head.paper]
-    assert {"demo", "web"} == shipped_recipes().keys() - {*names}
+    assert {"demo", "mixed", "web"} == shipped_recipes().keys() - {*names}
     rows = {line.split(" | ")[0].strip("| "): line for line in text.splitlines() if line.startswith("| ")}
     assert {line.count(" | ") for label, line in rows.items() if label in STAGES_OF_A_RECIPE} == {len(names)}
     limits = dict(zip(names, rows["`min_sentences`"].strip("| ").split(" | ")[1:], strict=True))

@@ -142,12 +142,24 @@ def limits_of(name: str) -> dict[str, dict[str, float]]:
 
 
 def test_all_recipes_are_known() -> None:
-    assert list(RECIPES) == sorted([*PUBLISHED, "demo", "web"])
+    assert list(RECIPES) == sorted([*PUBLISHED, "demo", "mixed", "web"])
 
 
 @pytest.mark.parametrize("path", RECIPES.values(), ids=RECIPES)
 def test_a_recipe_is_valid_and_has_no_machine_path(path: Path) -> None:
-    assert read_recipe(str(path), PATHS)["source"].model_dump()["paths"] == ("x.warc.gz",)
+    tables = read_values(str(path))["source"]
+    names = [f"{table['name']}." for table in tables] if isinstance(tables, list) else [""]
+    recipe = read_recipe(str(path), [f"source.{name}paths=['x.warc.gz']" for name in names])
+    for own in recipe.by_source().values():
+        assert own["source"].model_dump()["paths"] == ("x.warc.gz",)
+
+
+def test_the_weights_and_ranks_of_the_mixture_name_its_sources() -> None:
+    names = [table["name"] for table in read_values("mixed")["source"]]
+    recipe = read_recipe("mixed", [f"source.{name}.paths=['x']" for name in names])
+    assert recipe.sources == tuple(names)
+    assert {*recipe["train"].model_dump()["weights"]} == {*recipe["dedup"].model_dump()["source_ranks"]} == {*names}
+    assert sum(recipe["train"].model_dump()["weights"].values()) == 100
 
 
 @pytest.mark.parametrize(
