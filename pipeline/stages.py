@@ -37,7 +37,7 @@ from pipeline.quality.recipe_rules import canonical_rules, rule_columns, with_ru
 from pipeline.quality.rules import SIGNALS_OF
 from pipeline.quality.stage import QUALITY
 from pipeline.recipe_stages import FUNCTION, SECTION, StagesConfig, columns_of_stage, make_stage
-from pipeline.sources.source import SOURCE
+from pipeline.sources.source import COMMON_REASONS, SOURCE
 from pipeline.steps.clean import build_clean
 from pipeline.steps.documents import KEEP_TEXT, build_documents
 from pipeline.steps.paragraphs import build_paragraphs
@@ -287,6 +287,10 @@ def declared_reasons(tables: Mapping[str, Manifest]) -> dict[str, dict[str, str]
         for key, settings in table.content.config.items():
             for rule in settings.get("rule", ()) if key.rpartition(SEPARATOR)[2] == QUALITY.name else ():
                 found[QUALITY.name][rule["name"]] = rule["reason"]
+    if "documents" in tables:  # the reasons of formats that the run does not read are left out
+        counted = tables["documents"].content.counts.dropped
+        known = {name for name in SOURCE.reasons if name in COMMON_REASONS or f"{SOURCE.name}/{name}" in counted}
+        found[SOURCE.name] = {name: text for name, text in SOURCE.reasons.items() if name in known}
     verify = tables["clusters"].content.config.get(DEDUP.name, {}).get("verify") if "clusters" in tables else None
     if verify in NEAR_MEANINGS:
         found[DEDUP.name][NEAR] = NEAR_MEANINGS[verify]

@@ -142,7 +142,7 @@ def _signals(run: BrowsedRun, rows: Mapping[str, Row], documents: Row) -> Iterat
     limits: dict[str, list[dict[str, Any]]] = {}
     for rule, check in run.figures("verdicts").get("limits", {}).items():
         limit = check["limits"].get(documents.get("language") or EVERY, check["limits"].get(EVERY))
-        if limit is not None:
+        if limit is not None and documents.get("source") in check.get("sources", [documents.get("source")]):
             item = {"rule": rule, "side": check["side"], "limit": limit, "setting": check["setting"]}
             limits.setdefault(check["column"], []).append(item)
     known = {*ORIGIN, *VERDICT_COLUMNS, *HIDDEN}

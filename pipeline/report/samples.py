@@ -122,12 +122,17 @@ class LimitCheck:
     limits: Mapping[str, float]
     is_number: bool = True
     """True if the column is a single number, not a list of entries."""
+    sources: frozenset[str] | None = None
+    """The sources whose documents are checked; None: all."""
 
-    def limits_of(self, languages: Sequence[str | None]) -> Floats:
-        """Return the limit for a document in each language; NaN where the check does not apply."""
+    def limits_of(self, languages: Sequence[str | None], sources: Sequence[str | None]) -> Floats:
+        """Return the limit for a document in each language and of each source; NaN where the check does not apply."""
         every = self.limits.get(EVERY, np.nan)
         known = {language: self.limits.get(language or EVERY, every) for language in set(languages)}
-        return np.array([known[language] for language in languages], np.float32).astype(np.float64)
+        found = np.array([known[language] for language in languages], np.float32).astype(np.float64)
+        if self.sources is not None:
+            found[[source not in self.sources for source in sources]] = np.nan
+        return found
 
 
 @dataclass
@@ -174,7 +179,7 @@ class SampleChoice:
             _merge(self.near.setdefault((check.name, False), []), _candidates(part, keys, best), PER_SIDE)
         if not check.is_number:
             return
-        values, limits = part.numbers(check.column), check.limits_of(part.strings("language"))
+        values, limits = part.numbers(check.column), check.limits_of(part.strings("language"), part.strings("source"))
         # No distance is relative to a limit of zero, and zero is the value of nearly every document.
         rows = np.flatnonzero(part.kept & ~np.isnan(values) & ~np.isnan(limits) & (limits != 0))
         best = _smallest(rows.tolist(), _distances(values[rows], limits[rows]), keys, PER_SIDE)
@@ -241,7 +246,14 @@ def draw_samples(facts: RunFacts) -> DrawnSamples:
 
 def _checks(facts: RunFacts) -> list[LimitCheck]:
     return [
-        LimitCheck(name, check["column"], check["side"] == "min", check["limits"], facts.is_number(check["column"]))
+        LimitCheck(
+            name,
+            check["column"],
+            check["side"] == "min",
+            check["limits"],
+            facts.is_number(check["column"]),
+            frozenset(check["sources"]) if "sources" in check else None,
+        )
         for name, check in facts.figures("verdicts").get("limits", {}).items()
     ]
 

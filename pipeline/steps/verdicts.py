@@ -178,13 +178,17 @@ def names_of(named: Sequence[tuple[str, Check]]) -> list[str]:
 
 
 def limits_of(named: Sequence[tuple[str, Check]]) -> dict[str, Any]:
-    """Return the setting, column, kind (min or max) and limits of each check that has a limit, by `stage/reason`."""
+    """Return the setting, column, kind (min or max) and limits of each check that has a limit, by `stage/reason`.
+
+    A check of some sources also has their names, as `sources`.
+    """
     return {
         name: {
             "setting": f"{stage}.{check.setting}",
             "column": check.column,
             "side": "min" if is_minimum(check) else "max",
             "limits": dict(sorted(check.limits.items())),
+            **({} if check.sources is None else {"sources": sorted(check.sources)}),
         }
         for name, (stage, check) in zip(names_of(named), named)
         if has_limit(check)

@@ -24,6 +24,7 @@ from pipeline.engine.step import add_figures
 from pipeline.perplexity.paragraphs import PARAGRAPHS
 from pipeline.pii.stage import PiiConfig
 from pipeline.sources.provenance import domain_of
+from pipeline.sources.source import COMMON_REASONS
 from pipeline.stages import STEPS, all_stages
 from pipeline.templates.stage import TEMPLATES
 from pipeline.toxicity import ToxicityConfig
@@ -59,6 +60,7 @@ STAGES = {
 MEASURED = [stage for stage in STAGES["verdicts"] if isinstance(stage, PerDocument)]
 VERDICTS = {f"{stage.name}/{reason}" for stage in MEASURED for reason in stage.verdicts}
 REASONS = {stage.name: {**stage.reasons, **getattr(stage, "verdicts", {})} for stage in all_stages()}
+REASONS["source"] = COMMON_REASONS
 PARTS = 2
 COPIES: dict[str, list[int | None]] = {
     "dedup/exact_duplicate": [1, 1, 1, 1],
@@ -92,7 +94,7 @@ def books_of(name: str) -> DropCounter:
     if name == "verdicts":
         return DropCounter([(stage.name, stage.verdicts) for stage in MEASURED], raises=False)
     stages = [stage for stage in STAGES[name] if name == "dedup" or not isinstance(stage, Relation)]
-    return DropCounter([(stage.name, stage.reasons) for stage in stages])
+    return DropCounter([(stage.name, COMMON_REASONS if stage.name == "source" else stage.reasons) for stage in stages])
 
 
 @dataclass(frozen=True)

@@ -434,3 +434,10 @@ def test_overfitting_is_named_only_where_tokens_were_repeated(
     text = "The held-out loss is 0.568 nats per token above the training loss."
     texts = [finding.text for finding in findings_of(run) if finding.text.startswith(text)]
     assert texts == ([] if cause is None else [f"{text} {cause}"])
+
+
+def test_a_limit_of_some_sources_is_not_near_for_others() -> None:
+    check = LimitCheck("quality/short of books", "words", True, {"*": 5.0, "ja": 3.0}, sources=frozenset(("books",)))
+    found = check.limits_of(["en", "ja", "en"], ["books", "books", "web"])
+    assert found[:2].tolist() == [5.0, 3.0]
+    assert np.isnan(found[2])
