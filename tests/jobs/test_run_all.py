@@ -253,7 +253,11 @@ NOT_USED = (
 )
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "jobs/recipes").glob("*.toml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [path for path in sorted((ROOT / "jobs/recipes").glob("*.toml")) if path.stem != "mixed"],
+    ids=lambda path: path.stem,
+)
 def test_every_shipped_recipe_takes_an_existing_tokenizer(path: Path) -> None:
     recipe = read_recipe(str(path), ["source.paths=['x']", "tokenizer.model=tokenizer.json"])
     assert recipe.section("tokenizer", TokenizerConfig).model == "tokenizer.json"

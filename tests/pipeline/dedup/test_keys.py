@@ -228,24 +228,27 @@ def test_documents_of_one_url_come_first_then_copies_of_one_text():
     known = totals_of(documents, {})
     assert early_drop_reasons(documents, known) == ["dropped_before", "same_url", None]
     rows = [
-        (row["survivor"][-1], row["cluster_size"], reason, chars) for row, reason, chars in decide(documents, known)
+        (row["survivor"][-1], row["cluster_size"], reason, chars) for row, reason, chars, _ in decide(documents, known)
     ]
     assert rows == [(3, 3, "dropped_before", 10), (3, 3, "same_url", 20), (3, 3, None, 30)]
 
 
 def test_the_first_in_keep_order_that_no_verdict_dropped_survives():
     documents = facts(urls=[None] * 3)
-    reasons = [reason for _, reason, _ in decide(documents, totals_of(documents, {}))]
+    reasons = [reason for _, reason, *_ in decide(documents, totals_of(documents, {}))]
     assert reasons == ["dropped_before", None, "near_duplicate"]
+    assert [part for *_, part in decide(documents, totals_of(documents, {}))] == [None, None, 0]
     equal = facts(urls=[None] * 3, digest=2)
-    assert [reason for _, reason, _ in decide(equal, totals_of(equal, {}))][2] == "exact_duplicate"
+    assert [reason for _, reason, *_ in decide(equal, totals_of(equal, {}))][2] == "exact_duplicate"
     dropped = facts(urls=[None] * 3, dropped=[True] * 3)
-    assert {row["survivor"] for row, _, _ in decide(dropped, totals_of(dropped, {}))} == {None}
+    assert {row["survivor"] for row, *_ in decide(dropped, totals_of(dropped, {}))} == {None}
 
 
 def test_a_document_alone_is_its_own_survivor():
     documents = facts(urls=[None] * 3, similarities=[None] * 3, clusters=[b"1" * 16, b"2" * 16, b"3" * 16])
-    rows = [(row["survivor"] == row["doc_id"], row["cluster_size"], reason) for row, reason, _ in decide(documents, {})]
+    rows = [
+        (row["survivor"] == row["doc_id"], row["cluster_size"], reason) for row, reason, *_ in decide(documents, {})
+    ]
     assert rows == [(False, 1, "dropped_before"), (True, 1, None), (True, 1, None)]
 
 
@@ -254,7 +257,7 @@ def test_an_earlier_url_or_copy_always_wins():
     known = {b"uu": (2, b"")}
     assert early_drop_reasons(documents, known) == ["dropped_before", "same_url", "same_url"]
     earlier = (4, b"\0" + b"\0" * 21)
-    assert [reason for _, reason, _ in decide(facts(urls=[None] * 3), {b"c" + b"k" * 16: earlier})] == [
+    assert [reason for _, reason, *_ in decide(facts(urls=[None] * 3), {b"c" + b"k" * 16: earlier})] == [
         "dropped_before",
         "near_duplicate",
         "near_duplicate",
