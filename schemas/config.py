@@ -203,14 +203,6 @@ class Recipe(Mapping[str, Section]):
         ]
         return Recipe(self._sections, self.notes, several, self.own)
 
-    def without_source(self, name: str) -> "Recipe":
-        """Return the recipe without one of its several sources."""
-        several = [source for other, source in self._several.items() if other != name]
-        if len(several) > 1:
-            return Recipe(self._sections, self.notes, several, self.own)
-        (only,) = several
-        return Recipe({**self._sections, **only.sections, SOURCE: only.config}, self.notes)
-
     def to_json(self) -> dict[str, Any]:
         """Return the values that the recipe sets, by section, without defaults."""
         sections: dict[str, Any] = {name: _set_values(section) for name, section in self.items()}
@@ -487,7 +479,7 @@ def load_recipe(
     given: dict[str, list[str]] = {}
     for override in overrides:
         section, key, value = _parse_override(override, kinds)
-        if section == SOURCE and section in kinds and kinds[section].own_sections and _is_deep(key, values, kinds):
+        if section == SOURCE and section in kinds and kinds[section].own_sections and _is_deep(key, values):
             wrong += _override_source(override, key, value, values, kinds)
             continue
         if isinstance(override, Unset):
@@ -522,7 +514,7 @@ def _parse_override(override: str, kinds: Mapping[str, type[Section]]) -> tuple[
     return section, key, value
 
 
-def _is_deep(key: str, values: Mapping[str, Any], kinds: Mapping[str, type[Section]]) -> bool:
+def _is_deep(key: str, values: Mapping[str, Any]) -> bool:
     """Return True if an override of `[source]` sets one of several sources, or a table in a source."""
     return isinstance(values.get(SOURCE), list) or "." in key
 

@@ -69,11 +69,12 @@ class StepContext:
         """Return the same context with the settings, stages and models of one source."""
         if source not in self.stages_by_source:
             return self
+        own = self.recipe.of_source(source)
         return replace(
             self,
-            recipe=self.recipe.of_source(source),
+            recipe=own,
             stages=self.stages_by_source[source],
-            models=models_of_source(self.models, source),
+            models=models_of_source(self.models, own),
             stages_by_source={},
         )
 
@@ -107,10 +108,13 @@ class StepContext:
         }
 
 
-def models_of_source(models: Mapping[str, Mapping[str, M]], source: str) -> dict[str, Mapping[str, M]]:
-    """Return the models of the stages for the documents of one source: its own, else those of the run."""
-    prefix = own_key(source, "")
-    shared = {stage: named for stage, named in models.items() if SEPARATOR not in stage}
+def models_of_source(models: Mapping[str, Mapping[str, M]], recipe: Recipe) -> dict[str, Mapping[str, M]]:
+    """Return the models of the stages for the documents of one source; `recipe` is that of the source.
+
+    A stage that the source has for itself has no model of the run, also if the source gives it none.
+    """
+    prefix = own_key(recipe.sources[0], "")
+    shared = {stage: named for stage, named in models.items() if SEPARATOR not in stage and stage not in recipe.own}
     return shared | {stage[len(prefix) :]: named for stage, named in models.items() if stage.startswith(prefix)}
 
 

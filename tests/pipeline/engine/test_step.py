@@ -54,6 +54,8 @@ def test_a_source_has_its_own_models_and_those_of_the_run() -> None:
     }
     build = context(recipe({"quality": {"min_words": 3}}), models)
     assert build.of_source("books").model_paths() == {"language": {"lid": "l"}, "quality": {"words": "v"}}
+    none = context(recipe({"quality": {"min_words": 3}}), {"quality": models["quality"]})
+    assert none.of_source("books").model_paths() == {}  # its own settings name no model
     assert build.of_source("web").model_paths() == {"language": {"lid": "l"}, "quality": {"words": "w"}}
 
 
