@@ -239,7 +239,7 @@ def test_every_name_installed_is_declared_and_pinned() -> None:
 
 
 def test_the_spark_image_has_the_data_half() -> None:
-    assert extras("spark") == ["data", "pii"]
+    assert extras("spark") == ["data", "formats", "pii"]
     assert packages("spark", "apt-get") == {"g++", "openjdk-17-jre-headless", "procps"}
     assert "g++" not in " ".join(item.rest for item in final_stage("spark"))
     assert installed_names("spark").isdisjoint(TORCH_SIDE)
