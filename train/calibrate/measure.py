@@ -33,8 +33,15 @@ SIDES = (256, 512, 1024)
 """Sides of the square matrices that are multiplied; on a GPU they are eight times as long."""
 SMALL, LARGE = 1 << 12, 1 << 22
 """Bytes that collectives send, to measure latency and bandwidth."""
-STREAMS = (1 << 16, 1 << 19, 1 << 22, 1 << 24)
-"""Tensor sizes [elements] for the memory bandwidth: some fit into caches, the others do not."""
+STREAMS = {"cpu": (1 << 16, 1 << 19, 1 << 22, 1 << 24), "cuda": (1 << 28,)}
+"""Tensor sizes [elements] for the memory bandwidth. On a CPU some fit into its caches. On an H200, with 60 MB of cache,
+tensors of 67 MB seemed to move as fast as the data sheet's peak."""
+ATTENTION = {"cpu": (1, 512, 8, 64), "cuda": (8, 2048, 16, 64)}
+"""Rows, row length, heads and head width for the rate of attention; smaller ones would measure launches on a GPU."""
+IN_MODEL = {"product": 0.88, "traffic": 0.56}
+"""The rates of the operations of a model's step on a GPU as shares of those measured alone: products of large square
+matrices, and additions of large tensors. From the steps of three models on an H200, of which a product of 8,192 x 8,192
+reaches 790 TFLOP/s and a copy 4.3 TB/s."""
 SECONDS = 0.4
 """Seconds for each measurement, with at least three repetitions."""
 SLOW = 0.01
@@ -52,7 +59,7 @@ def measure(ranks: Ranks, report: Callable[[str], None]) -> dict[str, Any]:
     flops = {name: _best_rate(ranks, kind) for name, kind in formats.items()}
     report("attention and memory")
     attention = _attention_rate(ranks, torch.bfloat16 if cuda else torch.float32)
-    bandwidths = [(4 * size, _bandwidth(ranks, size)) for size in STREAMS]
+    bandwidths = [(4 * size, _bandwidth(ranks, size)) for size in STREAMS[ranks.device.type]]
     pages = 0.0 if cuda else _page_seconds(ranks)
     report("collectives")
     links = _links(ranks) if ranks.world_size > 1 else (0.0, 0.0)
@@ -105,22 +112,24 @@ def _best_rate(ranks: Ranks, kind: torch.dtype) -> float:
 
 
 def _product_rate(ranks: Ranks, side: int, kind: torch.dtype) -> float:
-    left, right = (torch.ones(side, side, dtype=kind, device=ranks.device) for _ in range(2))
+    # Random values: a GPU lowers its clock less for ones or zeros, and seems faster than it is.
+    left, right = (torch.randn(side, side, device=ranks.device).to(kind) for _ in range(2))
     return 2 * side**3 / _shortest(ranks, lambda: left @ right)
 
 
 def _attention_rate(ranks: Ranks, kind: torch.dtype) -> float:
     """Return the FLOP/s of causal attention, forward and backward together."""
-    length, heads, width = 512, 8, 64
+    rows, length, heads, width = ATTENTION[ranks.device.type]
     parts = [
-        torch.randn(1, heads, length, width, dtype=kind, device=ranks.device, requires_grad=True) for _ in range(3)
+        torch.randn(rows, heads, length, width, dtype=kind, device=ranks.device, requires_grad=True) for _ in range(3)
     ]
+    gradient = torch.randn_like(parts[0])
 
     def work() -> None:
-        F.scaled_dot_product_attention(parts[0], parts[1], parts[2], is_causal=True).sum().backward()  # type: ignore[no-untyped-call]
+        F.scaled_dot_product_attention(parts[0], parts[1], parts[2], is_causal=True).backward(gradient)  # type: ignore[no-untyped-call]
 
     # Only unmasked pairs count. Both passes together have 3.5 times the FLOPs of the forward pass.
-    return 3.5 * 4 * length * length / 2 * heads * width / _shortest(ranks, work)
+    return 3.5 * 4 * rows * length * length / 2 * heads * width / _shortest(ranks, work)
 
 
 def _bandwidth(ranks: Ranks, numbers: int) -> float:
@@ -132,7 +141,7 @@ def _bandwidth(ranks: Ranks, numbers: int) -> float:
 
 def _page_seconds(ranks: Ranks) -> float:
     """Return the extra seconds per byte to fill new memory, with its page faults, instead of reused memory."""
-    numbers = STREAMS[-1]
+    numbers = STREAMS["cpu"][-1]
     target = torch.empty(numbers)
     anew, again = _shortest(ranks, lambda: torch.ones(numbers)), _shortest(ranks, lambda: target.fill_(1))
     return max(0.0, anew - again) / (4 * numbers)
@@ -237,26 +246,37 @@ def device_from(measured: dict[str, Any], ranks: int, at_once: int) -> Device:
     `ranks`: number of ranks that measured together; `at_once`: ranks that the CPU cores can run at the same time.
     """
     cuda = measured["kind"] == "cuda"
+    same = device_named(measured["name"]) if cuda else None
     alike = [device for device in KNOWN_DEVICES if cuda and device.name.partition("-")[0] in measured["name"].lower()]
     alike = alike or [device for device in KNOWN_DEVICES if device.name == ("h100-sxm" if cuda else "cpu")]
-    known = (device_named(measured["name"]) if cuda else None) or alike[-1]
+    known = same or alike[-1]
     peak = max(measured["flops"].values())
     reference = measured["flops"].get("bf16", peak) if cuda else measured["flops"]["fp32"]
     changes: dict[str, Any] = {
         "name": f"{measured['name']}, measured",
         "kind": measured["kind"],
-        # The measured rate is divided by the known share of a peak, which gives the peak. MFU uses the bf16 peak.
-        "peak_flops": {name: flops / known.product_share for name, flops in measured["flops"].items()},
-        "attention_share": min(1.0, known.product_share * measured["attention"] / reference),
         "capability": measured.get("capability"),
         "memory_bytes": measured["memory"],
-        "memory_bandwidth": measured["bandwidths"][-1][1] / known.traffic_share,
         "layer_seconds": measured["layers"],
         "source": f"measured with {ranks} rank(s) at once, torch {measured['torch']}",
         "uncertain": "other load while it was measured"
         + ("" if ranks > 1 else "; links, for which it takes two ranks"),
         "gpus_per_node": ranks,
     }
+    if same is not None:
+        # The peaks of its data sheet stay, as MFU uses them; the shares of them follow from what was measured.
+        changes |= {
+            "product_share": min(1.0, IN_MODEL["product"] * reference / same.peak_flops["bf16"]),
+            "attention_share": min(1.0, measured["attention"] / same.peak_flops["bf16"]),
+            "traffic_share": min(1.0, IN_MODEL["traffic"] * measured["bandwidths"][-1][1] / same.memory_bandwidth),
+        }
+    else:
+        # The measured rate is divided by the share of a peak of a similar device, which gives the peak.
+        changes |= {
+            "peak_flops": {name: flops / known.product_share for name, flops in measured["flops"].items()},
+            "attention_share": min(1.0, known.product_share * measured["attention"] / reference),
+            "memory_bandwidth": measured["bandwidths"][-1][1] / known.traffic_share,
+        }
     if not cuda:
         changes |= {"at_once": at_once, "op_seconds": 0.0, "overlap": 0.0, "by_size": measured["bandwidths"]}
         changes["page_seconds"] = measured["pages"]

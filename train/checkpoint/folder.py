@@ -321,7 +321,7 @@ def stage_rates(plan: Plan) -> dict[str, object]:
 
 
 def with_checkpoint_formats(run: Store, settings: Settings) -> Settings:
-    """Return the settings with "auto" precisions and fp8 scaling replaced by those of the newest checkpoint, if any."""
+    """Return the settings with "auto" precisions replaced by those of the newest checkpoint, if any."""
     checkpoints = list_checkpoints(run) if run.is_local else []
     return settings.with_precisions_of(checkpoints[-1].identity.settings) if checkpoints else settings
 

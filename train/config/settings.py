@@ -25,8 +25,6 @@ SECTIONS: Mapping[str, type[Section]] = {
 
 PRECISION_FIELDS = (("train", "precision"), ("optim", "muon_precision"))
 """Content fields that may be "auto" until the device is known."""
-FIELDS_SET_AT_START = (("train", "fp8_scaling"),)
-"""Content fields that may be "auto" until training starts, because they depend on the installed packages."""
 AUTO = "auto"
 
 
@@ -81,18 +79,18 @@ class Settings(BaseModel):
 
     def with_precisions_for(self, kind: str, capability: tuple[int, int] | None = None) -> "Settings":
         """Return the settings with precisions of "auto" replaced as in `for_device`, and no other setting changed."""
-        return self._set_automatic(self.for_device(kind, capability).content(), PRECISION_FIELDS)
+        return self._set_automatic(self.for_device(kind, capability).content())
 
     def with_precisions_of(self, content: Mapping[str, Any]) -> "Settings":
-        """Return the settings with precisions and fp8 scaling of "auto" replaced by the values in `content`.
+        """Return the settings with precisions of "auto" replaced by the values in `content`.
 
         `content`: settings by `section.key`, such as those of a checkpoint.
         """
-        return self._set_automatic(content, (*PRECISION_FIELDS, *FIELDS_SET_AT_START))
+        return self._set_automatic(content)
 
-    def _set_automatic(self, content: Mapping[str, Any], names: Sequence[tuple[str, str]]) -> "Settings":
+    def _set_automatic(self, content: Mapping[str, Any]) -> "Settings":
         changed: dict[str, Any] = {}
-        for name, key in names:
+        for name, key in PRECISION_FIELDS:
             section, value = changed.get(name, getattr(self, name)), content.get(f"{name}.{key}", AUTO)
             unused = name == "optim" and not self.optim.uses(key)
             if getattr(section, key) == AUTO and value != AUTO and not unused:

@@ -134,7 +134,8 @@ def shard(model: Transformer, mesh: Mesh, layout: LayoutConfig, precision: str) 
         fully_shard(module, mesh=mesh.states, mp_policy=policy, reshard_after_forward=freed, offload_policy=offload)
     for sharded in sharded_modules(model):
         sharded.set_force_sum_reduction_for_comms(True)
-        sharded.set_gradient_divide_factor(1.0)
+        if mesh.states.size() > 1:  # on a single rank FSDP2 would divide by the factor, even by 1
+            sharded.set_gradient_divide_factor(1.0)
 
 
 def sharded_modules(model: nn.Module) -> list[FSDPModule]:

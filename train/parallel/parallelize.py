@@ -249,10 +249,13 @@ class SplitModel:
         """Return the context for the backward pass of a micro-batch; `last`: True for the last one of a step."""
         if self._whole is not None and not last:
             return self._whole.no_sync()  # DDP sums gradients for the last micro-batch only
+        # FSDP2 reduce-scatters gradients for every micro-batch. Compression applies to the gradient of a step, which
+        # must be complete before it is sent to the replicas. On a single rank there is nothing to scatter, but the same
+        # copies would be made: a twentieth of the time of 1 B parameters on an H200 with 8 micro-batches.
+        alone = self.ranks.world_size == 1 and not self.settings.layout.offload
+        every = self.compressor is None and not alone
         for module in sharded_modules(self.parts[0]):
-            # FSDP2 reduce-scatters gradients for every micro-batch. Compression applies to the gradient of a step,
-            # which must be complete before it is sent to the replicas.
-            module.set_requires_gradient_sync(last or self.compressor is None)
+            module.set_requires_gradient_sync(last or every)
             module.set_requires_all_reduce(last)
         return nullcontext()
 

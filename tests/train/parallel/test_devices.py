@@ -139,13 +139,27 @@ def test_an_mfu_is_by_the_dense_bf16_peak_but_on_a_cpu() -> None:
     assert (slow.utilisation_peak("fp32"), slow.utilisation_peak("bf16")) == (1.5e11, 1e10)
 
 
-def test_a_measured_gpu_keeps_its_capability_and_the_shares_of_its_own_kind() -> None:
-    gpu = MEASURED | {"kind": "cuda", "name": "NVIDIA H100 PCIe", "capability": (9, 0)}
-    found = device_from(gpu, 2, 2)
+GPU_RATES = {"flops": {"fp32": 4e14, "bf16": 790e12}, "attention": 250e12, "bandwidths": [(1 << 30, 4.3e12)]}
+
+
+def test_a_measured_gpu_keeps_the_peaks_of_its_data_sheet() -> None:
+    gpu = MEASURED | GPU_RATES | {"kind": "cuda", "name": "NVIDIA H200", "capability": (9, 0)}
+    found, sheet = device_from(gpu, 1, 1), device_of("h200")
     assert found.capability == (9, 0)
-    assert found.product_share == device_of("h100-pcie").product_share
-    assert found.utilisation_peak("fp32") == found.peak_flops["bf16"]
+    assert (found.peak_flops, found.memory_bandwidth) == (sheet.peak_flops, sheet.memory_bandwidth)
+    # The shares of the table were fitted to steps of a device with these rates.
+    shares = [(device.product_share, device.attention_share, device.traffic_share) for device in (found, sheet)]
+    assert shares[0] == pytest.approx(shares[1], rel=0.02)
+    slower = device_from(gpu | {"flops": {"bf16": 395e12}}, 1, 1)
+    assert slower.product_share == pytest.approx(found.product_share / 2)
     assert device_from(MEASURED, 2, 2).capability is None
+
+
+def test_a_measured_gpu_that_is_not_in_the_table_has_the_peaks_of_its_rates() -> None:
+    gpu = MEASURED | GPU_RATES | {"kind": "cuda", "name": "NVIDIA H100 NEXT", "capability": (9, 0)}
+    found = device_from(gpu, 2, 2)
+    assert found.product_share * found.peak_flops["bf16"] == pytest.approx(790e12)
+    assert found.utilisation_peak("fp32") == found.peak_flops["bf16"]
 
 
 def test_a_cluster_has_devices() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from train.config.layout import CHUNK_TOKENS
 from train.config.plan import PlanConfig
 from train.config.settings import Settings
 from train.data.stages import StagePlan
@@ -189,4 +190,4 @@ def test_a_compiled_loss_needs_no_copy_of_the_logits(gpt: ModelShape) -> None:
         ]
         for each in (True, False)
     )
-    assert eager - compiled == 4 * 4096 * 50304
+    assert eager - compiled == 4 * CHUNK_TOKENS["cuda"] * 50304
