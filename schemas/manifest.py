@@ -24,6 +24,8 @@ REPLACED_NAME = "takedown.json"
 RUN_NAME = "run.json"
 FROM_INPUT = "input:"
 """Prefix of the name of an input file in a lineage."""
+MEMBER_INPUT = "dataset:"
+"""Prefix of the name of a member in the inputs and the lineage of a union of datasets."""
 
 
 class _ManifestBlock(BaseModel):

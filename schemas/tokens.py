@@ -5,6 +5,7 @@ is a list<uint16|uint32> whose flat buffers, batch after batch, are the token st
 a second file.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,13 +13,15 @@ import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from schemas.errors import ContractError
-from schemas.manifest import Manifest, open_table
+from schemas.manifest import MEMBER_INPUT, Manifest, open_table, read_manifest
 from schemas.storage import Store
 from schemas.tables import PROVENANCE, field
 
 RESERVED = ("pad", "bos", "eos", "mask", "tombstone", *(f"sentinel_{i}" for i in range(100)))
 BATCH_DOCUMENTS = 1024
 TRAIN, HELDOUT = "train", "heldout"
+MEMBERS = "members"
+"""The figure in the manifest of a union that lists its members."""
 SPACE, ESCAPE = "\u2581", "\ufdd0"
 """The character that SentencePiece writes for a space, and a Unicode noncharacter that begins an escape sequence."""
 
@@ -115,10 +118,36 @@ class Shard:
 
 
 @dataclass(frozen=True)
+class Member:
+    """The part of a dataset that one run wrote. A dataset of one run has a single member."""
+
+    folder: Store
+    """Folder of the version of `tokens`, in the run that wrote it."""
+    digest: str
+    settings: dict[str, Any]
+    """The section `[tokens]` with which it was written, as far as its manifest has it."""
+    shards: dict[str, range]
+    """Numbers of its shards in each stream of the dataset."""
+    by_url: range
+    """Its files in the dataset's `by_url`."""
+
+    @property
+    def seed(self) -> int:
+        """Seed of the hash by which the documents of each of its streams are sorted."""
+        return int(self.settings.get("seed", 0))
+
+    @property
+    def run(self) -> Store:
+        """The run folder."""
+        return self.folder.child("../..")
+
+
+@dataclass(frozen=True)
 class Dataset:
     """A committed token dataset; `streams` maps `<source>/<split>` to its shards in order.
 
-    Each quality bucket of a source is a source of its own here, such as `web+low` and `web+high`.
+    Each quality bucket of a source is a source of its own here, such as `web+low` and `web+high`. In a union of
+    datasets a stream has the shards of each member after another; within a member they are sorted.
     """
 
     folder: Store
@@ -129,6 +158,7 @@ class Dataset:
     chunk_tokens: int
     streams: dict[str, list[Shard]]
     by_url: list[str]
+    members: tuple[Member, ...]
 
     @property
     def digest(self) -> str:
@@ -213,4 +243,27 @@ def open_dataset(run: Store) -> Dataset:
         chunk_tokens=int(figures["chunk_tokens"]),
         streams=streams,
         by_url=manifest.paths_of("by_url/"),
+        members=tuple(_members(folder, manifest, streams)),
     )
+
+
+def _members(folder: Store, manifest: Manifest, streams: dict[str, list[Shard]]) -> Iterator[Member]:
+    """Yield the members of a dataset. Raises ContractError if one of a union no longer exists, or has changed."""
+    content = manifest.content
+    if MEMBERS not in content.figures:
+        shards = {name: range(len(numbers)) for name, numbers in streams.items()}
+        by_url = range(len(manifest.paths_of("by_url/")))
+        yield Member(folder, manifest.digest, content.config.get("tokens", {}), shards, by_url)
+        return
+    first, first_file = dict.fromkeys(streams, 0), 0
+    for entry in content.figures[MEMBERS]:
+        place = folder.child(f"../{manifest.run.lineage[MEMBER_INPUT + entry['name']]}")
+        if (digest := read_manifest(place).digest) != entry["digest"]:
+            raise ContractError(
+                f"{place.uri}: expected dataset {entry['digest'][:12]}, a member of {folder.uri}, got {digest[:12]}. "
+                "Restore its manifest from a backup."
+            )
+        shards = {name: range(first[name], first[name] + number) for name, number in entry["shards"].items()}
+        yield Member(place, digest, entry["settings"], shards, range(first_file, first_file + entry["by_url"]))
+        first |= {name: numbers.stop for name, numbers in shards.items()}
+        first_file += entry["by_url"]

@@ -12,7 +12,17 @@ from typing import Any
 import pyarrow.fs as pafs
 
 from schemas.errors import ConfigError, ContractError
-from schemas.manifest import MANIFEST_NAME, RUN_NAME, RunFile, TableVersion, read_manifest, read_run, write_run
+from schemas.manifest import (
+    MANIFEST_NAME,
+    MEMBER_INPUT,
+    RUN_NAME,
+    RunFile,
+    TableVersion,
+    open_table,
+    read_manifest,
+    read_run,
+    write_run,
+)
 from schemas.storage import Store
 from schemas.tables import TABLES
 
@@ -206,9 +216,17 @@ def attached_runs(run: Store) -> dict[str, list[str]]:
 
 
 def check_own_tables(run: Store, what: str) -> None:
-    """Raise ConfigError if a run uses tables of another run, which the command `what` would change."""
-    if foreign := sorted(table for table, path in read_run(run).tables.items() if path.startswith("../")):
-        owner = run.child(f"{foreign[0]}/{read_run(run).tables[foreign[0]]}").uri.rsplit("/", 2)[0]
+    """Raise ConfigError if a run uses tables of other runs, which the command `what` would change."""
+    tables = read_run(run).tables
+    lineage = open_table(run, DATASET)[1].run.lineage if DATASET in tables else {}
+    if members := [path for name, path in lineage.items() if name.startswith(MEMBER_INPUT)]:
+        owners = [run.child(f"{DATASET}/{path}/../..").uri for path in members]
+        raise ConfigError(
+            f"{run.uri}: expected a run with its own tables for `{what}`, got a union of the datasets of "
+            f"{' and '.join(owners)}. Use these run folders instead, then plan a new run on their datasets."
+        )
+    if foreign := sorted(table for table, path in tables.items() if path.startswith("../")):
+        owner = run.child(f"{foreign[0]}/{tables[foreign[0]]}").uri.rsplit("/", 2)[0]
         raise ConfigError(
             f"{run.uri}: expected a run with its own tables for `{what}`, got the tables {', '.join(foreign)} of "
             f"{owner}. Use the run folder {owner} instead."

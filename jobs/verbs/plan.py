@@ -2,6 +2,7 @@
 
 import argparse
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from schemas.locks import lock_training
 from schemas.manifest import RUN_NAME, read_run
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
+from schemas.union import describe_union, write_union
 from schemas.versions import attach_run, open_run
 from train.checkpoint.folder import check_resumable, list_checkpoints, with_checkpoint_formats
 from train.config.settings import SECTIONS, Settings, load_settings, settings_of
@@ -47,7 +49,12 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--quiet", action="store_true", help="write the plan and print only its path")
     output.add_argument("--dry-run", action="store_true", help="print the plan and write nothing")
-    parser.add_argument("--dataset", metavar="RUN", help="plan a new run folder on the dataset of RUN")
+    parser.add_argument(
+        "--dataset",
+        metavar="RUN",
+        action="append",
+        help="plan a new run folder on the dataset of RUN; several times: on the union of the datasets",
+    )
     parser.add_argument("--mix", metavar="FILE", help="shares of the sources, from `penstock mix suggest`")
     for flag, (setting, kind, description) in BUDGETS.items():
         parser.add_argument(f"--{flag}", type=kind, help=f"{description} ({setting})")
@@ -76,7 +83,9 @@ def _plan(arguments: Arguments, scratch: Store) -> int:
 def _planned(arguments: Arguments, run: Store, scratch: Store) -> int:
     given = vars(arguments)
     if given.get("dataset") is not None:
-        run = _on_dataset_of(open_run(arguments.dataset), run, scratch if arguments.dry_run else run)
+        run = _on_datasets_of(
+            [open_run(name) for name in arguments.dataset], run, scratch if arguments.dry_run else run
+        )
     name = arguments.run if run is scratch else run.uri  # the user knows no scratch folder
     dataset, mix, flags = open_dataset(run), given.get("mix"), budget_overrides(given)
     overrides = [*arguments.overrides, *flags]
@@ -146,21 +155,28 @@ def _plan_without_overrides(run: Store, scratch: Store) -> Plan | None:
         return None  # for instance, no size suits the data before this command gives one
 
 
-def _on_dataset_of(other: Store, run: Store, place: Store) -> Store:
+def _on_datasets_of(others: Sequence[Store], run: Store, place: Store) -> Store:
     """Return `run`, or a new run in `place` if `run` does not exist.
 
-    The new run has the recipe and the dataset of `other`. Raises ConfigError if `run` uses another dataset.
+    The new run has the recipe of the first of `others`, and its dataset or the union of the datasets of all. Raises
+    ConfigError if `run` uses another dataset.
     """
-    dataset = open_dataset(other)
     if not run.exists(RUN_NAME):
-        if place is not run and not other.is_local:
-            raise ConfigError(f"plan --dry-run: expected a dataset on a local disk, got {other.uri}. Remove --dry-run.")
-        attach_run(place, other, ("tokens", "tokenizer"))
+        if place is not run and not all(other.is_local for other in others):
+            names = " and ".join(other.uri for other in others)
+            raise ConfigError(f"plan --dry-run: expected datasets on a local disk, got {names}. Remove --dry-run.")
+        if len(others) == 1:
+            attach_run(place, others[0], ("tokens", "tokenizer"))
+        else:
+            print(describe_union(write_union(place, others)), file=sys.stderr)
         return place
-    if (current := open_dataset(run)).digest != dataset.digest:
+    digests = [member.digest for other in others for member in open_dataset(other).members]
+    current = [member.digest for member in open_dataset(run).members]
+    if current != digests:
+        wanted, got = (" + ".join(digest[:12] for digest in each) for each in (digests, current))
         raise ConfigError(
-            f"plan --dataset {other.uri}: expected a new run folder or one on dataset {dataset.digest[:12]}, got "
-            f"{run.uri} on dataset {current.digest[:12]}. Name another run folder."
+            f"plan --dataset {' --dataset '.join(other.uri for other in others)}: expected a new run folder or one on "
+            f"dataset {wanted}, got {run.uri} on dataset {got}. Name another run folder."
         )
     return run
 

@@ -12,7 +12,7 @@ from pipeline.lineage.graph import LineageBuilder, Node, NodeTable
 from pipeline.tokens.streams import live_tokens
 from schemas.errors import ContractError
 from schemas.ids import digest_of
-from schemas.manifest import FROM_INPUT, MANIFEST_NAME, InputEntry, Manifest, read_manifest, read_run
+from schemas.manifest import FROM_INPUT, MANIFEST_NAME, MEMBER_INPUT, InputEntry, Manifest, read_manifest, read_run
 from schemas.storage import Store
 from schemas.tables import TABLES
 from schemas.takedown import Descent, certificate_name, descent_of, parent_name, read_parent, takedown_ancestry
@@ -125,6 +125,8 @@ class TableTraversal:
             version = lineage.get(entry.name) or self.current.get(entry.name)
             if f"{FROM_INPUT}{entry.name}" in lineage or version is None:
                 files.append(entry)
+            elif entry.name.startswith(MEMBER_INPUT):
+                keys.append(self.visit(DATASET, version, entry.sha256))
             elif "/" in entry.name:
                 keys.append(self._outside(entry))
             else:
@@ -206,6 +208,11 @@ def _source_runs(run: Store, current: Mapping[str, str]) -> list[str]:
     sources, waiting = set[str](), [*current.items()]
     while waiting:
         table, path = waiting.pop()
+        if table == DATASET:
+            waiting += [
+                (table, posixpath.normpath(f"{posixpath.dirname(path)}/{own}".lstrip("/")))
+                for own in _members(run, path)
+            ]
         source = posixpath.dirname(posixpath.dirname(path))
         if source and source not in sources:
             sources.add(source)
@@ -214,6 +221,13 @@ def _source_runs(run: Store, current: Mapping[str, str]) -> list[str]:
                 (name, posixpath.normpath(f"{source}/{name}/{own}")) for name, own in tables.items() if "/" in own
             ]
     return sorted(sources)
+
+
+def _members(run: Store, version: str) -> list[str]:
+    """Return the paths of the members of a dataset if it is a union, relative to the folder of its table."""
+    folder = run.child(f"{DATASET}/{version}")
+    lineage = read_manifest(folder).run.lineage if folder.exists(MANIFEST_NAME) else {}
+    return [path for name, path in lineage.items() if name.startswith(MEMBER_INPUT)]
 
 
 def _node_of(key: str, tables: tuple[NodeTable, ...], is_current: bool) -> Node:

@@ -62,7 +62,8 @@ class TokenizerConfig(Section):
     REPLACES: ClassVar = {"model": TRAIN_SETTINGS}
 
     model: str | None = location(None)
-    """Path of a SentencePiece model or a Hugging Face `tokenizer.json`; None = train one on a sample of clean text."""
+    """Path of a SentencePiece model or a Hugging Face `tokenizer.json`, or a run folder whose tokenizer is used; None =
+    train one on a sample of clean text."""
     algorithm: Literal["bpe", "unigram"] = "bpe"
     """Algorithm to train: byte-pair encoding (Sennrich et al. 2016) or a unigram model (Kudo 2018, arXiv
     1804.10959)."""

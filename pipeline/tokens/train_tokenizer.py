@@ -8,6 +8,7 @@ is collected on the Spark driver. A resumed step samples only the parts whose sa
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -29,13 +30,21 @@ from pipeline.tokens.tokenizer import (
 )
 from schemas.errors import ContractError
 from schemas.ids import is_in_share, shuffle_key
-from schemas.manifest import Counts
+from schemas.manifest import Counts, open_table
 from schemas.storage import Store
 
 
 def given_model(config: TokenizerConfig) -> dict[str, str]:
-    """Return {"tokenizer": path of `tokenizer.model`}; empty if a model is to be trained."""
-    return {"tokenizer": config.model} if config.model is not None else {}
+    """Return {"tokenizer": path of the model file}; empty if a model is to be trained.
+
+    If `tokenizer.model` is a run folder, the file is that of its table `tokenizer`.
+    """
+    if config.model is None:
+        return {}
+    if not Path(config.model).is_dir():
+        return {"tokenizer": config.model}
+    folder, manifest = open_table(Store(config.model), "tokenizer")
+    return {"tokenizer": folder.path(manifest.run.paths["model"])}
 
 
 TOKENIZER = Relation(name="tokenizer", version=1, config=TokenizerConfig, models=given_model)

@@ -14,8 +14,11 @@ from pipeline.run import prepare, run_steps
 from schemas.errors import ConfigError
 from schemas.manifest import open_table, read_run
 from schemas.storage import Store
+from schemas.tokens import open_dataset
+from schemas.union import write_union
 from tests.support.paths import ROOT
 from tests.support.table_readers import by_every_reader, check_reader
+from train.data.document_index import DocumentIndex
 
 pytestmark = pytest.mark.spark
 
@@ -168,6 +171,35 @@ def test_one_snapshot_after_the_other_keeps_what_all_at_once_keeps(run_of, by_ur
         "earlier-0/index",
         "earlier-1/index",
     ]
+
+
+def test_a_later_snapshot_is_trained_on_with_the_earlier_one(run_of, tmp_path):
+    """The union of both has what stays of both at once; nothing that an earlier snapshot has is in it twice."""
+    settings = [
+        "dedup.write_index=true",
+        "tokenizer.vocab_size=420",
+        "tokens.chunk_tokens=64",
+        "tokens.heldout_share=0.1",
+    ]
+    first = run_of([FIRST], *settings, until="tokens")
+    second = run_of(
+        [SECOND],
+        *settings[2:],
+        f'dedup.indexes=["{first.uri}"]',
+        f'tokenizer.model="{first.uri}"',
+        until="tokens",
+    )
+    union = Store(str(tmp_path / "union"))
+    manifest = write_union(union, [first, second])
+    assert manifest.content.figures["repeated"]["documents"] == 0
+    index, both = DocumentIndex(open_dataset(union)), run_of([FIRST, SECOND])
+    kept = survivors(both, FIRST) | survivors(both, SECOND)
+    assert index.num_documents == len(kept) == len(survivors(first, FIRST)) + len(survivors(second, SECOND))
+    assert all(index.of_id(doc_id) for doc_id in kept)
+    found = [index.of_id(min(survivors(run, name))) for run, name in ((first, FIRST), (second, SECOND))]
+    assert [row["split"].startswith(name) for (_, row, _), name in zip(found, (FIRST, SECOND), strict=True)] == [
+        True
+    ] * 2
 
 
 def test_an_index_needs_no_text_of_its_snapshot(run_of, indexed, tmp_path):

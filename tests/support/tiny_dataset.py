@@ -41,8 +41,12 @@ def make_tiny_dataset(
     chunk_tokens: int = 256,
     shard_tokens: int = 2048,
     seed: int = 0,
+    suffix: str = "",
 ) -> Store:
-    """Return a run folder with the tables `tokenizer` and `tokens`; `sources`: number of documents by source."""
+    """Return a run folder with the tables `tokenizer` and `tokens`.
+
+    `sources`: number of documents by source; `suffix`: end of the names of the input files.
+    """
     sources = {"web": 60, "books": 20} if sources is None else sources
     run = Store(str(folder))
     contract = _write_tokenizer(run, vocab_size)
@@ -51,7 +55,7 @@ def make_tiny_dataset(
     index: list[dict[str, Any]] = []
     for source, num_documents in sources.items():
         documents = sorted(
-            _documents(source, num_documents, contract, seed), key=lambda row: shuffle_key(seed, row["doc_id"])
+            _documents(source, num_documents, contract, seed, suffix), key=lambda row: shuffle_key(seed, row["doc_id"])
         )
         num_heldout = max(1, num_documents // 10)
         for split, rows in ((HELDOUT, documents[:num_heldout]), (TRAIN, documents[num_heldout:])):
@@ -65,7 +69,8 @@ def make_tiny_dataset(
     _write_by_url(files, index)
     total = sum(sources.values())
     figures = {"tokenizer": contract.model_dump(mode="json"), "streams": streams, "chunk_tokens": chunk_tokens}
-    _commit(files, "tokens", {"rows_in": total, "rows_kept": total}, figures)
+    config = {"tokens": {"seed": seed}} if seed else {}
+    _commit(files, "tokens", {"rows_in": total, "rows_kept": total}, figures, config)
     write_run(run, RunFile(tables={"tokenizer": "v-tiny", "tokens": "v-tiny"}))
     return run
 
@@ -92,11 +97,13 @@ class _Files:
         self.add(key, path, len(rows))
 
 
-def _commit(files: _Files, table: str, counts: dict[str, Any], figures: dict[str, Any]) -> None:
+def _commit(
+    files: _Files, table: str, counts: dict[str, Any], figures: dict[str, Any], config: dict[str, Any] | None = None
+) -> None:
     content = {
         "table": table,
         "stages": {table: 1},
-        "config": {},
+        "config": config or {},
         "inputs": [],
         "files": files.entries,
         "counts": counts,
@@ -141,7 +148,9 @@ def _write_tokenizer(run: Store, vocab_size: int) -> TokenizerContract:
     return contract
 
 
-def _documents(source: str, number: int, contract: TokenizerContract, seed: int) -> Iterator[dict[str, Any]]:
+def _documents(
+    source: str, number: int, contract: TokenizerContract, seed: int, suffix: str
+) -> Iterator[dict[str, Any]]:
     """Yield documents of 20 to 300 words; two documents share every tenth URL of a source."""
     first, count = len(RESERVED), contract.vocab_size - len(RESERVED)
     chain = random.Random(f"{source} {seed}")
@@ -153,13 +162,13 @@ def _documents(source: str, number: int, contract: TokenizerContract, seed: int)
             words.append(word)
             word = chain.choices(successors[word - first], SUCCESSORS)[0]
         tokens = [contract.reserved["bos"], *words, contract.reserved["eos"]]
-        identifier = doc_id(source, f"{source}.warc.gz", 1000 * i)
+        identifier = doc_id(source, f"{source}{suffix}.warc.gz", 1000 * i)
         page = i - 1 if i % 10 == 1 else i
         domain = f"site{page % 7}.co.uk"
         yield {
             "doc_id": identifier,
             "source": source,
-            "split": f"{source}.warc.gz",
+            "split": f"{source}{suffix}.warc.gz",
             "offset": 1000 * i,
             "length": 900,
             "url": f"http://www.{domain}/{source}/{page}?q=1",

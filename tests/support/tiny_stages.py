@@ -5,7 +5,7 @@ from typing import Any
 
 from schemas.manifest import Manifest, make_manifest
 from schemas.storage import Store
-from schemas.tokens import RESERVED, Dataset, Shard, TokenizerContract
+from schemas.tokens import RESERVED, Dataset, Member, Shard, TokenizerContract
 from train.config.train import TrainConfig
 from train.data.batches import Batches, open_batches
 from train.data.order import SampleOrder, make_order, open_streams, stage_counts
@@ -53,7 +53,10 @@ def bare_dataset(store: Store, streams: dict[str, list[Shard]], chunk_tokens: in
     contract = TokenizerContract(
         kind="huggingface", sha256="", vocab_size=vocab_size, reserved=reserved, before=[], after=["eos"]
     )
-    return Dataset(store, _empty_manifest(), contract, store, "", chunk_tokens, streams, [])
+    shards = {name: range(len(numbers)) for name, numbers in streams.items()}
+    manifest = _empty_manifest()
+    members = (Member(store, manifest.digest, {}, shards, range(0)),)
+    return Dataset(store, manifest, contract, store, "", chunk_tokens, streams, [], members)
 
 
 def _empty_manifest() -> Manifest:

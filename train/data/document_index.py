@@ -85,9 +85,10 @@ class IndexFile:
 class _ShardIndex(IndexFile):
     """The document index of one shard."""
 
-    def __init__(self, dataset: Dataset, shard: Shard):
+    def __init__(self, dataset: Dataset, shard: Shard, seed: int):
+        """`seed`: that of the hash by which its documents are sorted."""
         super().__init__(dataset.folder, shard.docs_path)
-        self._seed = shuffle_seed(dataset)
+        self._seed = seed
 
     def between(self, start: int, stop: int) -> Iterator[Row]:
         """Yield the index rows of documents with a token in [start, stop) of the shard, except removed documents."""
@@ -141,11 +142,6 @@ def _numbers(column: pa.Array) -> Ints:
     return numbers
 
 
-def shuffle_seed(dataset: Dataset) -> int:
-    """Return the seed of the hash by which a dataset's documents are sorted."""
-    return int(dataset.manifest.content.config.get("tokens", {}).get("seed", 0))
-
-
 class DocumentIndex:
     """The document index of a dataset; the index of a shard is opened at first use."""
 
@@ -180,15 +176,21 @@ class DocumentIndex:
         return documents
 
     def of_id(self, doc_id: bytes) -> LocatedDocument | None:
-        """Return the document with this id; None if the dataset has none."""
-        sort_key = shuffle_key(shuffle_seed(self._dataset), doc_id), doc_id
-        for stream, shards in self._dataset.streams.items():
-            filled = [shard.number for shard in shards if shard.num_documents]
-            key = partial(self._first_key, stream, filled)
-            place = bisect_right(range(len(filled)), sort_key, key=key)
-            if place and (found := self._placed(stream, filled[place - 1], doc_id)):
-                return found
-        return None
+        """Return the document with this id; None if the dataset has none. Of a union, the first member that has it."""
+        return next(self.all_of_id(doc_id), None)
+
+    def all_of_id(self, doc_id: bytes) -> Iterator[LocatedDocument]:
+        """Yield the document with this id in every member of the dataset that has it."""
+        for member in self._dataset.members:
+            sort_key = shuffle_key(member.seed, doc_id), doc_id
+            for stream, numbers in member.shards.items():
+                shards = self._dataset.streams[stream]
+                filled = [number for number in numbers if shards[number].num_documents]
+                key = partial(self._first_key, stream, filled)
+                place = bisect_right(range(len(filled)), sort_key, key=key)
+                if place and (found := self._placed(stream, filled[place - 1], doc_id)):
+                    yield found
+                    break
 
     def _first_key(self, stream: str, filled: list[int], place: int) -> tuple[int, bytes]:
         """Return the sort key of the first document in the shards `filled[place:]` that no takedown has removed.
@@ -237,15 +239,19 @@ class DocumentIndex:
 
     def _buckets_of(self, url: str) -> list[int]:
         """Return the numbers of the files of the URL index that have the registrable domain of a URL, or no domain."""
-        size = len(self._dataset.by_url)
         domains = {*host_suffixes(url), ""}
-        return sorted({shuffle_key(0, domain.encode()) % size for domain in domains} if size else ())
+        keys = {shuffle_key(0, domain.encode()) for domain in domains}
+        files = (member.by_url for member in self._dataset.members if member.by_url)
+        return sorted({numbers[key % len(numbers)] for numbers in files for key in keys})
 
     def _rows_between(self, buckets: Sequence[int], low: str, high: str) -> Iterator[Row]:
         """Yield the rows of some files of the URL index with a SURT in [low, high)."""
         for bucket in buckets:
+            shards = next(member.shards for member in self._dataset.members if bucket in member.by_url)
             for batch, first, stop in self._bucket(bucket).rows_between("surt", low, high):
-                yield from batch.slice(first, stop - first).to_pylist()
+                for row in batch.slice(first, stop - first).to_pylist():
+                    # A file names shards by their numbers in the dataset of its own run.
+                    yield row | {"shard": shards[row["stream"]][row["shard"]]}
 
     def _all_placed(self, rows: Iterator[Row] | list[Row]) -> Iterator[LocatedDocument]:
         for row in rows:
@@ -264,7 +270,9 @@ class DocumentIndex:
 
     def _index(self, stream: str, number: int) -> _ShardIndex:
         if (stream, number) not in self._indexes:
-            self._indexes[stream, number] = _ShardIndex(self._dataset, self._dataset.streams[stream][number])
+            members = self._dataset.members
+            seed = next(member.seed for member in members if number in member.shards.get(stream, ()))
+            self._indexes[stream, number] = _ShardIndex(self._dataset, self._dataset.streams[stream][number], seed)
         return self._indexes[stream, number]
 
     def _begins(self, stream: str) -> Ints:

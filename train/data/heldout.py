@@ -4,7 +4,7 @@ A hash of a document's cluster decides whether it is held out, and the clusters 
 that is held out in the first dataset may therefore be training data in the second.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,8 +56,7 @@ def heldout_documents(dataset: Dataset, seq_len: int, number: int) -> list[Heldo
 def trained_documents(doc_ids: Iterable[bytes], dataset: Dataset) -> set[bytes]:
     """Return those of `doc_ids` whose documents are in a training stream of the dataset."""
     index = DocumentIndex(dataset)
-    placed = ((doc_id, index.of_id(doc_id)) for doc_id in doc_ids)
-    return {doc_id for doc_id, found in placed if found is not None and found[0].endswith(f"/{TRAIN}")}
+    return {id_ for id_ in doc_ids if any(stream.endswith(f"/{TRAIN}") for stream, *_ in index.all_of_id(id_))}
 
 
 def trained_copies(runs: Sequence[Store], datasets: Sequence[Dataset], held: Iterable[bytes]) -> set[bytes]:
@@ -66,8 +65,9 @@ def trained_copies(runs: Sequence[Store], datasets: Sequence[Dataset], held: Ite
     `held`: ids of documents that `runs` hold out. Documents are copies of each other if one of `runs` has them in the
     same cluster. A run without clusters of its own uses the clusters of the run that wrote its dataset.
     """
-    owners = {owner.uri: owner for run in runs for owner in [_cluster_run(run)]}
-    cuts = [{key: _token_settings(open_dataset(run)).get(key) for key in ("heldout_share", "seed")} for run in runs]
+    members = [member for run in runs for member in open_dataset(run).members]
+    owners = {owner.uri: owner for run in runs for owner in _cluster_runs(run)}
+    cuts = [{key: member.settings.get(key) for key in ("heldout_share", "seed")} for member in members]
     clusters = {name: _digests(owners.values(), name) for name in ("clusters", "dedup")}
     # With the same clusters, held-out share and seed, no cluster is both held out and trained on.
     if len({*clusters["clusters"]}) == 1 and all(cut == cuts[0] for cut in cuts) and None not in clusters["clusters"]:
@@ -80,16 +80,16 @@ def trained_copies(runs: Sequence[Store], datasets: Sequence[Dataset], held: Ite
     held_ids, copied = pa.array(sorted(set(held)), pa.binary(16)), set[bytes]()
     for table in (TableVersion(*opened) for opened in tables.values()):
         clusters_of_held = _cluster_rows(table, "doc_id", held_ids)
-        members = _cluster_rows(table, "cluster", pa.array(sorted({*clusters_of_held.values()}), pa.binary(16)))
-        trained = set[bytes]().union(*(trained_documents(members, dataset) for dataset in datasets))
-        touched = {members[identifier] for identifier in trained}
+        clusters_of = _cluster_rows(table, "cluster", pa.array(sorted({*clusters_of_held.values()}), pa.binary(16)))
+        trained = set[bytes]().union(*(trained_documents(clusters_of, dataset) for dataset in datasets))
+        touched = {clusters_of[identifier] for identifier in trained}
         copied |= {identifier for identifier, cluster in clusters_of_held.items() if cluster in touched}
     return copied
 
 
-def _cluster_run(run: Store) -> Store:
-    """Return `run` if it has clusters of its own, else the run that wrote its dataset."""
-    return run if "dedup" in read_run(run).tables else open_dataset(run).folder.child("../..")
+def _cluster_runs(run: Store) -> list[Store]:
+    """Return [run] if it has clusters of its own, else the runs that wrote its dataset."""
+    return [run] if "dedup" in read_run(run).tables else [member.run for member in open_dataset(run).members]
 
 
 def _digests(runs: Iterable[Store], name: str) -> list[str | None]:
@@ -98,11 +98,6 @@ def _digests(runs: Iterable[Store], name: str) -> list[str | None]:
 
 def _has_table(run: Store, name: str) -> bool:
     return run.exists(RUN_NAME) and name in read_run(run).tables
-
-
-def _token_settings(dataset: Dataset) -> Mapping[str, object]:
-    settings: Mapping[str, object] = dataset.manifest.content.config.get("tokens", {})
-    return settings
 
 
 def _cluster_rows(table: TableVersion, column: str, values: pa.Array) -> dict[bytes, bytes]:

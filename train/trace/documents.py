@@ -23,7 +23,7 @@ from schemas.storage import Store
 from schemas.tables import DOCUMENTS, PROVENANCE, TABLES, VERDICT_COLUMNS, to_mapping, value_type
 from schemas.takedown import REMOVED_ID
 from schemas.text import LongWork
-from schemas.tokens import Dataset, unescape
+from schemas.tokens import Dataset, Member, Shard, unescape
 from train.data.shards import StreamReader
 
 NO_SIGNALS = {*(column.name for column in PROVENANCE), *VERDICT_COLUMNS, "raw_digest", "text_digest", "anchor"}
@@ -62,9 +62,31 @@ class DetailReader:
     """Reads title and signals of documents from the tables that a dataset was made from, as far as they still exist."""
 
     def __init__(self, dataset: Dataset):
+        self._members = [_MemberTables(member) for member in dataset.members]
+
+    @property
+    def missing(self) -> list[str]:
+        """Names of the tables that no longer exist for some member, so that their columns cannot be shown."""
+        return sorted({name for member in self._members for name in member.missing}, reverse=True)
+
+    def of(self, split: str, offset: int, doc_id: str) -> DocumentDetail:
+        """Return title and signals of the document whose record begins at byte `offset` of the input file `split`."""
+        found = (member.of(split, offset, doc_id) for member in self._members)
+        return next((detail for detail in found if detail is not None), DocumentDetail())
+
+    def record(self, split: str, offset: int, doc_id: str) -> dict[str, Any]:
+        """Return the document's row of the table `documents`; empty if the table or the row does not exist."""
+        found = (member.record(split, offset, doc_id) for member in self._members)
+        return next((row for row in found if row), {})
+
+
+class _MemberTables:
+    """The tables that one member of a dataset was made from."""
+
+    def __init__(self, member: Member):
         self._tables: dict[str, tuple[Store, Manifest]] = {}
         self._files: dict[tuple[str, int], _PartFile] = {}
-        self._add("clean", (dataset.folder, dataset.manifest))
+        self._add("clean", (member.folder, read_manifest(member.folder)))
         if "clean" in self._tables:
             for name in COLUMNS.keys() - {"clean"}:
                 self._add(name, self._tables["clean"])
@@ -77,15 +99,15 @@ class DetailReader:
         """Names of the tables that no longer exist, so that their columns cannot be shown."""
         return [name for name in ("documents", "clean") if name not in self._tables]
 
-    def of(self, split: str, offset: int, doc_id: str) -> DocumentDetail:
-        """Return title and signals of the document whose record begins at byte `offset` of the input file `split`."""
+    def of(self, split: str, offset: int, doc_id: str) -> DocumentDetail | None:
+        """Return title and signals of a document; None if the tables do not have it."""
         values: dict[str, Any] = {}
         for name, columns in COLUMNS.items():
             if name in self._tables and split in self._parts:
                 row = self._part(name, self._parts[split]).row(bytes.fromhex(doc_id), offset, columns)
                 values |= {column: value for column, value in row.items() if value is not None}
         title = values.pop("title", None)
-        return DocumentDetail(title, values)
+        return DocumentDetail(title, values) if title is not None or values else None
 
     def record(self, split: str, offset: int, doc_id: str) -> dict[str, Any]:
         """Return the document's row of the table `documents`; empty if the table or the row does not exist."""
@@ -225,10 +247,14 @@ ROWS_AT_ONCE = 2048
 
 def describe_scan(dataset: Dataset) -> str:
     """Return a line of text on what a scan reads: the rows of the table of clean text, or the tokens of the shards."""
-    table = origin_table(dataset.folder, dataset.manifest, "clean")
-    if table is not None:
-        return f"scanning the clean text of {table[1].content.counts.rows_in:,} rows"
-    return f"there is no table of clean text: decoding {_num_tokens(dataset):,} tokens of the shards"
+    parts = []
+    for member, table in _clean_tables(dataset):
+        if table is not None:
+            parts.append(f"scanning the clean text of {table[1].content.counts.rows_in:,} rows")
+        else:
+            tokens = sum(shard.num_tokens for shard in _shards_of(dataset, member))
+            parts.append(f"there is no table of clean text: decoding {tokens:,} tokens of the shards")
+    return "; ".join(parts)
 
 
 def documents_containing(dataset: Dataset, text: str) -> Iterator[bytes]:
@@ -236,8 +262,18 @@ def documents_containing(dataset: Dataset, text: str) -> Iterator[bytes]:
 
     Reports progress on standard error. Raises ContractError if a file cannot be read.
     """
-    table = origin_table(dataset.folder, dataset.manifest, "clean")
-    return _in_shards(dataset, text) if table is None else _in_table(*table, text)
+    for member, table in _clean_tables(dataset):
+        yield from _in_shards(dataset, member, text) if table is None else _in_table(*table, text)
+
+
+def _clean_tables(dataset: Dataset) -> Iterator[tuple[Member, tuple[Store, Manifest] | None]]:
+    """Yield every member of a dataset, with its table of clean text if that still exists."""
+    for member in dataset.members:
+        yield member, origin_table(member.folder, read_manifest(member.folder), "clean")
+
+
+def _shards_of(dataset: Dataset, member: Member) -> list[Shard]:
+    return [dataset.streams[stream][number] for stream, numbers in member.shards.items() for number in numbers]
 
 
 def _in_table(folder: Store, manifest: Manifest, text: str) -> Iterator[bytes]:
@@ -251,10 +287,10 @@ def _in_table(folder: Store, manifest: Manifest, text: str) -> Iterator[bytes]:
                 work.add(batch.num_rows)
 
 
-def _in_shards(dataset: Dataset, text: str) -> Iterator[bytes]:
-    texts = Texts(dataset)
-    with LongWork("scan", _num_tokens(dataset), "tokens") as work:
-        for shard in (shard for shards in dataset.streams.values() for shard in shards):
+def _in_shards(dataset: Dataset, member: Member, text: str) -> Iterator[bytes]:
+    texts, shards = Texts(dataset), _shards_of(dataset, member)
+    with LongWork("scan", sum(shard.num_tokens for shard in shards), "tokens") as work:
+        for shard in shards:
             try:
                 reader = pa.ipc.open_file(dataset.folder.open_input(shard.path))
             except (OSError, pa.ArrowInvalid) as error:
@@ -270,7 +306,3 @@ def _in_shards(dataset: Dataset, text: str) -> Iterator[bytes]:
                     if doc_id.as_py() != REMOVED_ID and text in texts.decode(ids):
                         yield doc_id.as_py()
                     work.add(len(ids))
-
-
-def _num_tokens(dataset: Dataset) -> int:
-    return sum(shard.num_tokens for shards in dataset.streams.values() for shard in shards)

@@ -166,7 +166,7 @@ class Trace:
 
     def samples_with(self, doc_ids: Iterable[bytes], after: int) -> list[int]:
         """Return the global indices of the samples after step `after` that contain tokens of the documents, sorted."""
-        located = [placed for doc_id in doc_ids if (placed := self.documents.of_id(doc_id)) is not None]
+        located = [placed for doc_id in doc_ids for placed in self.documents.all_of_id(doc_id)]
         return sorted({part.sample for placed in located for part in self._appearances(placed) if part.step > after})
 
     def num_samples(self, after: int) -> int:
@@ -203,9 +203,8 @@ class Trace:
         return [self._with_appearances(placed) for placed in self.documents.of_url(url)]
 
     def steps_of_document(self, doc_id: bytes) -> list[FoundDocument]:
-        """Return the document with this id and all its spans, in a list; empty if the dataset has no such document."""
-        placed = self.documents.of_id(doc_id)
-        return [] if placed is None else [self._with_appearances(placed)]
+        """Return the document with this id and all its spans, once for each member of the dataset that has it."""
+        return [self._with_appearances(placed) for placed in self.documents.all_of_id(doc_id)]
 
     def steps_of_domain(self, host: str) -> Iterator[FoundDocument]:
         """Yield every document of a domain, the hosts below it included, with all its spans."""

@@ -1,0 +1,154 @@
+"""Datasets of several runs as one: streams, look-ups, identity, refusals, and documents that two of them have."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from schemas.errors import ConfigError, ContractError
+from schemas.manifest import read_run
+from schemas.storage import Store
+from schemas.tokens import Dataset, open_dataset
+from schemas.union import describe_union, union_manifest, write_union
+from schemas.versions import check_own_tables
+from tests.support.tiny_dataset import make_tiny_dataset
+from train.data.document_index import DocumentIndex, read_table
+from train.data.shards import StreamReader
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Store]:
+    """Two runs, of which only the first has books and only the second has news, and their union."""
+    folder = tmp_path_factory.mktemp("runs")
+    first = make_tiny_dataset(folder / "first", {"web": 60, "books": 20})
+    second = make_tiny_dataset(folder / "second", {"news": 30, "web": 45}, seed=7, chunk_tokens=128, suffix="b")
+    union = Store(str(folder / "union"))
+    write_union(union, [first, second])
+    return [first, second, union]
+
+
+def tokens(dataset: Dataset, stream: str) -> list[int]:
+    number = sum(shard.num_tokens for shard in dataset.streams[stream])
+    out = np.empty(number, dataset.tokenizer.dtype)
+    reader = StreamReader(dataset.folder, dataset.streams[stream], dataset.tokenizer.dtype)
+    reader.read(out, np.zeros(1, np.int64), np.zeros(1, np.int64), np.array([number]))
+    return out.tolist()
+
+
+def documents(dataset: Dataset) -> list[dict]:
+    rows = []
+    for stream, shards in dataset.streams.items():
+        for shard in shards:
+            for row in read_table(dataset.folder, shard.docs_path).to_pylist():
+                rows.append(row | {"stream": stream})
+    return rows
+
+
+def test_a_stream_of_the_union_is_the_streams_of_its_members(runs: list[Store]) -> None:
+    first, second, union = map(open_dataset, runs)
+    assert {*union.streams} == {*first.streams, *second.streams}
+    for stream in union.streams:
+        parts = [tokens(each, stream) for each in (first, second) if stream in each.streams]
+        assert tokens(union, stream) == [token for part in parts for token in part]
+        assert [shard.number for shard in union.streams[stream]] == [*range(len(union.streams[stream]))]
+    assert union.chunk_tokens == 128
+    assert union.manifest.content.counts.rows_kept == len(documents(first)) + len(documents(second))
+
+
+def test_every_document_is_found_by_id_and_by_url(runs: list[Store]) -> None:
+    union = open_dataset(runs[2])
+    index, all_documents = DocumentIndex(union), documents(union)
+    assert len(all_documents) == 155
+    for row in all_documents:
+        stream, found, begin = index.of_id(row["doc_id"])
+        assert (stream, found["token_offset"], found["url"]) == (row["stream"], row["token_offset"], row["url"])
+        assert (stream, begin) in [(other, start) for other, _, start in index.of_url(row["url"])]
+        assert [each["doc_id"] for each, _ in index.between(stream, begin, begin + 1)] == [row["doc_id"]]
+    assert index.of_id(bytes(15) + b"x") is None
+    hosts = {row["url"].split("/")[2] for row in all_documents}
+    assert sum(len(list(index.of_host(host))) for host in hosts) == 155
+
+
+def test_the_identity_follows_from_the_members_and_their_order(runs: list[Store], tmp_path: Path) -> None:
+    first, second, union = runs
+    datasets = [open_dataset(run) for run in (first, second)]
+    there = Store(str(tmp_path / "elsewhere" / "deep"))
+    assert union_manifest(there, datasets).digest == open_dataset(union).digest
+    assert union_manifest(there, datasets[::-1]).digest != open_dataset(union).digest
+    names = [entry.name for entry in open_dataset(union).manifest.content.inputs]
+    assert names == ["dataset:first", "dataset:second"]
+    assert [member.run.uri for member in open_dataset(union).members] == [first.uri, second.uri]
+
+
+def test_a_union_of_a_union_has_all_members(runs: list[Store], tmp_path: Path) -> None:
+    third = make_tiny_dataset(tmp_path / "third", {"web": 25}, seed=9, suffix="c")
+    place = Store(str(tmp_path / "all"))
+    write_union(place, [runs[2], third])
+    dataset = open_dataset(place)
+    assert [member.run.uri for member in dataset.members] == [runs[0].uri, runs[1].uri, third.uri]
+    index = DocumentIndex(dataset)
+    assert all(index.of_id(row["doc_id"]) for row in documents(dataset))
+    assert len(documents(dataset)) == 180
+
+
+def test_documents_of_two_members_are_counted(runs: list[Store], tmp_path: Path) -> None:
+    twin = make_tiny_dataset(tmp_path / "twin", {"web": 60, "other": 10}, shard_tokens=500)
+    place = Store(str(tmp_path / "both"))
+    manifest = write_union(place, [runs[0], twin])
+    shared = [row for row in documents(open_dataset(twin)) if row["stream"].startswith("web/")]
+    figure = manifest.content.figures["repeated"]
+    assert (figure["documents"], figure["tokens"]) == (60, sum(row["num_tokens"] for row in shared))
+    assert figure["held_out_and_trained"] == 0
+    text = describe_union(manifest)
+    assert "60 documents are in two or more of them, such as " in text
+    index = DocumentIndex(open_dataset(place))
+    assert all(len(list(index.all_of_id(row["doc_id"]))) == 2 for row in shared)
+    assert "no document is in two of them" in describe_union(open_dataset(runs[2]).manifest)
+
+
+def test_documents_held_out_by_one_member_only(runs: list[Store], tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("schemas.union.IDS_AT_ONCE", 20)  # several passes
+    # Fewer documents in all: another tenth of them is held out.
+    other = make_tiny_dataset(tmp_path / "other", {"web": 30})
+    manifest = write_union(Store(str(tmp_path / "mixed")), [runs[0], other])
+    held = [
+        {row["doc_id"] for row in documents(open_dataset(run)) if row["stream"] == "web/heldout"}
+        for run in (runs[0], other)
+    ]
+    known = {row["doc_id"] for row in documents(open_dataset(other))}
+    figure = manifest.content.figures["repeated"]
+    assert figure["documents"] == 30
+    assert figure["held_out_and_trained"] == len((held[0] ^ held[1]) & known) > 0
+    assert "are held out in one and trained on in another" in describe_union(manifest)
+
+
+def test_refusals(runs: list[Store], tmp_path: Path) -> None:
+    first, second, union = runs
+    place = Store(str(tmp_path / "new"))
+    with pytest.raises(ConfigError, match=r"first: expected each dataset once, got [0-9a-f]{12} also from .*first"):
+        write_union(place, [first, first])
+    with pytest.raises(ConfigError, match=r"second: expected each dataset once"):
+        write_union(place, [union, second])
+    other = make_tiny_dataset(tmp_path / "other", {"web": 20}, vocab_size=300)
+    with pytest.raises(
+        ConfigError,
+        match=r"other/tokens.*: expected the tokenizer contract of .*first/.*vocab_size 512 there, 300 here",
+    ):
+        write_union(place, [first, other])
+    assert not place.exists("")
+    with pytest.raises(ConfigError, match=r"for `takedown`, got a union of the datasets of .*first and .*second"):
+        check_own_tables(union, "takedown")
+
+
+def test_a_member_that_changed_is_an_error(runs: list[Store], tmp_path: Path) -> None:
+    one, two = (make_tiny_dataset(tmp_path / name, {"web": 20}, suffix=name) for name in ("one", "two"))
+    place = Store(str(tmp_path / "union"))
+    write_union(place, [one, two])
+    path = tmp_path / "one/tokens/v-tiny/manifest.json"
+    value = json.loads(path.read_text())
+    value["content"]["config"] = {"tokens": {"seed": 3}}
+    path.write_text(json.dumps(value))
+    with pytest.raises(ContractError, match=r"one/tokens/v-tiny: expected dataset [0-9a-f]{12}, a member of .*union"):
+        open_dataset(place)
+    assert read_run(place).tables["tokenizer"] == "../../one/tokenizer/v-tiny"
