@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from pipeline.sources.code_config import CodeConfig
+from pipeline.sources.code.config import CodeConfig
 from pipeline.sources.fields import TextParts, parse_text
 from pipeline.sources.format_config import (
     BooksConfig,
@@ -17,7 +17,7 @@ from pipeline.sources.format_config import (
     RedditConfig,
     StackExchangeConfig,
 )
-from pipeline.sources.paper_config import ArxivConfig, UnarxiveConfig
+from pipeline.sources.papers.config import ArxivConfig, UnarxiveConfig
 from schemas.config import Section, execution
 
 AUTO = "auto"
