@@ -16,7 +16,7 @@ from pipeline.engine.stage import Drop, Row, Split
 from pipeline.sources.archives.folders import FolderArchive
 from pipeline.sources.archives.seven_zip import MemberFrames
 from pipeline.sources.archives.tar import BLOCK, DecodedBytes, TarReader, is_tar_header
-from pipeline.sources.archives.zip_archives import first_member
+from pipeline.sources.archives.zip import first_member
 from pipeline.sources.books.books import open_books, read_whole_book
 from pipeline.sources.books.gutenberg import open_gutenberg, read_book
 from pipeline.sources.code.code import PARQUET, ZIP, is_loose, open_code

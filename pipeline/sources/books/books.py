@@ -26,7 +26,7 @@ from pipeline.extract.charset import decode
 from pipeline.extract.inline import TextForm
 from pipeline.extract.nesting import nesting_problem
 from pipeline.extract.page_limits import bearable
-from pipeline.sources.archives.zip_archives import DAMAGE, TextArchive, is_unsafe, is_zip
+from pipeline.sources.archives.zip import DAMAGE, TextArchive, is_unsafe_name, is_zip
 from pipeline.sources.books.plain_text import decoded_text, joined_lines, kept_lines, read_decoded, read_whole
 from pipeline.sources.compression import ByteStream
 from pipeline.sources.config import SourceConfig
@@ -191,7 +191,7 @@ class _Epub:
         """Return the names of the chapters in the order of the spine, and the number of chapters that do not exist."""
         items = [package.items[key] for key in dict.fromkeys(package.spine) if key in package.items]
         items = [item for item in items if "nav" not in item.properties.split() and item.media_type in _HTML]
-        if any(is_unsafe(item.name) for item in items):
+        if any(is_unsafe_name(item.name) for item in items):
             raise _BadEpubError(Drop("unsafe_name", 1.0))
         names = [item.name for item in items if item.name in self._members]
         missing = len(items) - len(names)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pyarrow.fs as pafs
 
 from pipeline.engine.stage import Drop, Row, Split
-from pipeline.sources.archives.zip_archives import DAMAGE, TextArchive, is_unsafe, is_zip, single_member
+from pipeline.sources.archives.zip import DAMAGE, TextArchive, is_unsafe_name, is_zip, single_member
 from pipeline.sources.books.plain_text import decoded_text, joined_lines, kept_lines, read_decoded, read_whole
 from pipeline.sources.compression import ByteStream
 from pipeline.sources.config import SourceConfig
@@ -102,7 +102,7 @@ def _archive_items(stream: ByteStream, name: str, config: SourceConfig) -> Itera
         yield SourceItem(0, *_dropped(Drop("bad_archive")))
         return
     for info in archive.members:
-        if is_unsafe(info.orig_filename):
+        if is_unsafe_name(info.orig_filename):
             found: tuple[Row, Drop | None] = _dropped(Drop("unsafe_name"))
         elif not info.filename.lower().endswith(TEXT_NAMES):
             found = _dropped(Drop("not_a_book"))

@@ -12,7 +12,7 @@ from typing import Any
 
 from pipeline.engine.stage import Drop, Row, Split
 from pipeline.sources.archives.tar import ArchiveMember, DecodedBytes, TarReader, is_unsafe
-from pipeline.sources.archives.zip_archive import read_zip
+from pipeline.sources.archives.zip import read_zip
 from pipeline.sources.code.config import ANY_LICENCE, CodeConfig
 from pipeline.sources.code.filters import content_problem, path_problem
 from pipeline.sources.code.languages import language_of, may_be_code
