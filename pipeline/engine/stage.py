@@ -19,6 +19,8 @@ CPU = "_cpu"
 
 TITLE_FIRST = "_title_first"
 """Field of a row: True if the title becomes the first line of the text, as `source.title` asks."""
+EMPTY_LINES_KEPT = "_empty_lines_kept"
+"""Field of a row: True if several empty lines of its text do not become one, as in code."""
 
 
 @dataclass(frozen=True, slots=True)

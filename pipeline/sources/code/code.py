@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from pipeline.engine.stage import Drop, Row, Split
+from pipeline.engine.stage import EMPTY_LINES_KEPT, Drop, Row, Split
 from pipeline.sources.archives.tar import ArchiveMember, DecodedBytes, TarReader, is_unsafe
 from pipeline.sources.archives.zip import read_zip
 from pipeline.sources.code.config import ANY_LICENCE, CodeConfig
@@ -219,6 +219,7 @@ def _set_file(
         return drop
     size = row["page_bytes"]
     drop = set_text(row, text, config)
+    row[EMPTY_LINES_KEPT] = True
     row["page_bytes"] = size if size is not None else row["page_bytes"]
     return drop
 

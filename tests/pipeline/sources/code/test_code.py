@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
+from pipeline.extract.extract import ExtractConfig, make_extract
 from pipeline.sources.code.config import CodeConfig
 from pipeline.sources.code.filters import content_problem, path_problem, visible_chars
 from pipeline.sources.code.languages import LANGUAGES, language_of
@@ -299,6 +300,26 @@ def test_paths(path: str, rule: str | None) -> None:
     drop = path_problem(path, CodeConfig())
     assert (drop.rule if drop else None) == rule
     assert path_problem("node_modules/a.js", CodeConfig(vendored=True)) is None
+
+
+def test_code_keeps_its_empty_lines_through_the_extract_stage(tmp_path: Path) -> None:
+    code = "import re\n\n\ndef one():\n    return 1\n \n\n\ndef two():\n    return 2"
+    (tmp_path / "a.tar").write_bytes(tar({"repo/LICENSE": MIT, "repo/a.py": code + "\n"}))
+    stack = {"content": code, "path": "a.py", "license": "MIT"}
+    (tmp_path / "b.jsonl").write_text(json.dumps(stack))
+    extract = make_extract(ExtractConfig(), {})
+    texts = []
+    for name in ("a.tar", "b.jsonl"):
+        for row, drop in rows_of(f"{tmp_path}/{name}"):
+            if drop is None:
+                assert extract(row) is None
+                texts.append(row["text"])
+    assert texts == [code.replace("\n \n", "\n\n")] * 2
+
+
+def test_the_version_of_the_reader_concerns_this_format_only() -> None:
+    assert SourceConfig(paths=("a",), format="code").content()["reader"] == 2
+    assert "reader" not in SourceConfig(paths=("a",), format="jsonl").content()
 
 
 def test_visible_text_is_found_in_one_pass() -> None:
