@@ -91,6 +91,8 @@ class Check:
     """False if a value equal to the limit is dropped."""
     sources: frozenset[str] | None = None
     """The sources whose documents are checked; None: all."""
+    own_source: str | None = None
+    """The source that has the section of the check for itself; None: the section is that of the run."""
 
 
 @dataclass(frozen=True, slots=True)
