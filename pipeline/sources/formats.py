@@ -25,7 +25,7 @@ from pipeline.sources.config import SourceConfig
 from pipeline.sources.crawl.warc import RECORD_STARTS, DecodedWindow, open_warc
 from pipeline.sources.forums.reddit import open_reddit
 from pipeline.sources.forums.stackexchange import SITES, is_posts, open_stackexchange, problem_of
-from pipeline.sources.papers.arxiv import SINGLE, open_arxiv
+from pipeline.sources.papers.arxiv import SINGLE, head_of_paper, open_arxiv
 from pipeline.sources.papers.unarxive import open_unarxive
 from pipeline.sources.tables.arrow_table import open_arrow, read_arrow_row
 from pipeline.sources.tables.csv_table import open_csv, open_csv_record
@@ -190,7 +190,7 @@ FORMATS: Mapping[str, FileFormat] = {
             lambda data: data,
             companions=lambda config: config.reddit.comments,
         ),
-        FileFormat("arxiv", NO_SUFFIX, open_arxiv, _read_package, _member_head),
+        FileFormat("arxiv", NO_SUFFIX, open_arxiv, _read_package, head_of_paper),
         FileFormat("unarxive", NO_SUFFIX, open_unarxive, _read_line, lambda data: data),
         FileFormat("code", NO_SUFFIX, open_code, _read_code, _member_head, packs=is_loose),
     )

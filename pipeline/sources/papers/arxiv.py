@@ -8,7 +8,7 @@ Source: arXiv, "Bulk Data Access" and "Format for announced submissions".
 import io
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pipeline.engine.stage import Drop, Row, Split
@@ -101,17 +101,45 @@ def read_package(data: bytes, name: str, config: ArxivConfig) -> TexProject:
     stored, kinds = _unpack(data, config)
     if not stored:
         raise _Refused(Drop("pdf_only" if kinds & {".pdf", ".ps"} else "no_tex"))
-    encoding = next((found for content in stored.values() if (found := declared_encoding(content))), None)
     if any(_WITHDRAWN.match(content) for content in stored.values()) and sum(map(len, stored.values())) < 10_000:
         raise _Refused(Drop("withdrawn"))
-    files = {path: strip_comments(decode_tex(content, encoding)) for path, content in stored.items()}
-    main = find_main({path: text for path, text in files.items() if _suffix(path) in TEX_SUFFIXES})
+    files = _texts(stored)
+    main = _main_file(files)
     if main is None:
         raise _Refused(Drop("no_main_file"))
     project = join_project(files, main, config.max_tex_bytes)
     if project is None:
         raise _Refused(Drop("package_too_large", None, float(config.max_tex_bytes)))
     return project
+
+
+def head_of_paper(data: bytes) -> bytes:
+    """Return the main TeX file of the record of a paper; a PDF file itself, and nothing of a damaged package."""
+    if is_tar_header(data[:BLOCK]):
+        reader = TarReader(DecodedBytes(FrameReader(io.BytesIO(data), None)), len(data), lambda name, size: True)
+        data = next((member.data for member in reader if member.data is not None), b"")
+    if data.startswith((_PDF, _POSTSCRIPT)):
+        return data
+    try:
+        stored, _ = _unpack(data, ArxivConfig.model_validate({}))
+    except _Refused:
+        return b""
+    main = _main_file(_texts(stored)) or next(iter(stored), None)
+    return decode_tex(stored[main], _encoding_of(stored)).encode() if main is not None else b""
+
+
+def _encoding_of(stored: Mapping[str, bytes]) -> str | None:
+    return next((found for content in stored.values() if (found := declared_encoding(content))), None)
+
+
+def _texts(stored: Mapping[str, bytes]) -> dict[str, str]:
+    """Return the files of a paper as text without comments."""
+    encoding = _encoding_of(stored)
+    return {path: strip_comments(decode_tex(content, encoding)) for path, content in stored.items()}
+
+
+def _main_file(files: Mapping[str, str]) -> str | None:
+    return find_main({path: text for path, text in files.items() if _suffix(path) in TEX_SUFFIXES})
 
 
 def _unpack(data: bytes, config: ArxivConfig) -> tuple[dict[str, bytes], set[str]]:

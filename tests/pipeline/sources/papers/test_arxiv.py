@@ -66,6 +66,28 @@ def test_real_packages(samples: Path) -> None:
         assert len(row["text"]) > 40_000
 
 
+def test_the_head_of_a_record_is_that_of_its_main_file(tmp_path: Path) -> None:
+    """The other files of a package, and the bytes of its compression, are not shown."""
+    main = "% A comment.\r\n" + PAPER
+    whole = package({"a.tex": "Chapter.", "main.tex": main, "body.tex": "Text."})
+    papers = {
+        "1703/1703.00001.gz": whole,
+        "1703/1703.00002.gz": gzip.compress(main.encode()),
+        "1703/1703.00003.pdf": b"%PDF-1",
+    }
+    papers["1703/1703.00004.gz"] = whole[: len(whole) // 2]
+    (tmp_path / "a.tar").write_bytes(tar(papers))
+    (tmp_path / "1703.00001.gz").write_bytes(whole)
+    heads = []
+    for name in ("a.tar", "1703.00001.gz"):
+        config = SourceConfig(paths=(f"{tmp_path}/{name}",), format="arxiv")
+        (split,) = find_splits(config)
+        rows = SOURCE.open(split, open_stream(split), config)
+        heads += [refetch(split, row, config).head for row, _ in rows]
+    shown = main.replace("\r\n", "\n").encode()
+    assert heads == [shown, shown, b"%PDF-1", b"", shown]
+
+
 def test_real_papers_of_unarxive(samples: Path) -> None:
     rows = rows_of(samples / "unarxive.jsonl.gz", "unarxive")
     assert rules(rows) == [None] * 20
