@@ -127,7 +127,10 @@ class SourceConfig(Section):
         unused = (self.formats().keys() | {"text", "title_field"}) - self.model_fields_set
         unused |= {"title"} if self.title == "column" else set()
         reader = {"reader": READER_VERSIONS[self.format]} if self.format in READER_VERSIONS else {}
-        return {name: value for name, value in super().content().items() if name not in unused} | reader
+        content = {name: value for name, value in super().content().items() if name not in unused} | reader
+        if "mediawiki" in content and not self.mediawiki.keep_redirects:
+            del content["mediawiki"]["keep_redirects"]
+        return content
 
     @classmethod
     def formats(cls) -> dict[str, type[FormatConfig]]:

@@ -37,6 +37,8 @@ MAX_TITLE_CHARS = 1_000
 WIKITEXT = ("wikitext", None)
 
 _UTF16 = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be", b"<\0": "utf-16-le", b"\0<": "utf-16-be"}
+_LINK = re.compile(r"\[\[\s*+:?([^\[\]|{}<>\n]{1,500})")
+"""The title of a page to which a link leads."""
 _BRACKETS = re.compile(r"\(([^()]{1,80})\)\s*+\Z")
 
 
@@ -220,8 +222,11 @@ class Wiki:
             "namespace": page.namespace,
         }
         row["meta"], row["_meta"] = meta_of(facts, set(), config)
-        if (drop := _unwanted(page, config)) is not None:
+        target = _target_of(page)
+        if (drop := _unwanted(page, target, config)) is not None:
             return row, drop
+        if target is not None:
+            return row, set_text(row, f"{title}\n\n{target}", config)
         settings = config.mediawiki
         form = WikiForm(settings.headings, settings.lists, settings.tables, settings.math)
         return row, set_text(row, text_of_wikitext(page.text, form, self.namespaces), config)
@@ -237,19 +242,29 @@ class _Page:
     revision: int | None = None
     date: datetime | None = None
     model: str | None = None
-    is_redirect: bool = False
+    redirect: str | None = None
+    """The title of the element `redirect`, which may be empty; None: the page has no such element."""
     text: str = ""
     texts: dict[str, str] = field(default_factory=dict)
 
 
-def _unwanted(page: _Page, config: SourceConfig) -> Drop | None:
+def _target_of(page: _Page) -> str | None:
+    """Return the title of the page to which a redirect leads, empty if it is not known; None for other pages."""
+    start = page.text[:1000]
+    if page.redirect is None and REDIRECT.match(start) is None:
+        return None
+    link = _LINK.search(start)
+    return encodable(" ".join((page.redirect or (link[1] if link else "")).replace("_", " ").split()))
+
+
+def _unwanted(page: _Page, target: str | None, config: SourceConfig) -> Drop | None:
     settings = config.mediawiki
     if (page.namespace or 0) not in settings.namespaces:
         return Drop("other_namespace", page.namespace)
     if page.model not in WIKITEXT:
         return Drop("not_wikitext")
-    if page.is_redirect or REDIRECT.match(page.text[:1000]):
-        return Drop("redirect")
+    if target is not None:
+        return None if settings.keep_redirects and target else Drop("redirect")
     if not settings.keep_disambiguation and _is_disambiguation(page, settings.disambiguation_names):
         return Drop("disambiguation")
     return None
@@ -284,7 +299,7 @@ class _Handler:
         if place == "revision":
             self.page.texts = {key: value for key, value in self.page.texts.items() if "/" not in key}
         if place == "redirect":
-            self.page.is_redirect = True
+            self.page.redirect = attributes.get("title", "")
         self._parts = [] if place in _FIELDS else None
 
     def data(self, text: str) -> None:

@@ -145,11 +145,22 @@ def test_settings() -> None:
     assert verdicts(dump, config) == ["words", "disambiguation", "disambiguation", "list"]
     config = CONFIG.model_copy(update={"mediawiki": MediaWikiConfig(keep_disambiguation=True)})
     assert verdicts(dump, config) == ["other_namespace", "list", "list", "list"]
+    config = CONFIG.model_copy(update={"mediawiki": MediaWikiConfig(keep_redirects=True)})
+    dump = page(more="<redirect title='B &amp; c' />") + page(more="<redirect />", text="#REDIRECT [[b_c#d|e]]")
+    dump += (
+        page(text="#перенаправление: [[B]] {{Disambig}}")
+        + page(more="<redirect />")
+        + page(ns=1, text="#REDIRECT [[B]]")
+    )
+    assert verdicts(dump, config) == ["A b\n\nB & c", "A b\n\nb c#d", "A b\n\nB", "redirect", "other_namespace"]
     with pytest.raises(ValueError, match=r"mediawiki: expected format = 'mediawiki', got 'jsonl'"):
         SourceConfig.model_validate({"paths": "x", "format": "jsonl", "mediawiki": {"tables": False}})
     assert "mediawiki" not in SourceConfig(paths=("x",)).content()
     chosen = SourceConfig.model_validate({"paths": "x", "mediawiki": {"tables": False}})
     assert chosen.content()["mediawiki"]["tables"] is False
+    assert "keep_redirects" not in chosen.content()["mediawiki"]
+    kept = SourceConfig.model_validate({"paths": "x", "mediawiki": {"keep_redirects": True}})
+    assert kept.content()["mediawiki"]["keep_redirects"] is True
 
 
 @pytest.mark.parametrize(
