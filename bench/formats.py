@@ -14,12 +14,12 @@ from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 
-from pipeline.sources import mediawiki
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.source import SOURCE
 from pipeline.sources.splits import find_splits, open_stream
-from pipeline.sources.wiki_blocks import WikiForm
-from pipeline.sources.wikitext import text_of_wikitext
+from pipeline.sources.wiki import mediawiki
+from pipeline.sources.wiki.blocks import WikiForm
+from pipeline.sources.wiki.wikitext import text_of_wikitext
 
 DUMPS = Path(__file__).parents[2] / "shared" / "data" / "sources" / "wikipedia" / "*.xml.bz2"
 PASSES = 3

@@ -24,10 +24,10 @@ import pyarrow.parquet as pq
 
 from pipeline.engine.stage import Drop, Split
 from pipeline.sources.compression import ByteStream, FrameReader
+from pipeline.sources.crawl.warc import RECORD_STARTS, DecodedWindow, read_records
 from pipeline.sources.lines import LineReader
 from pipeline.sources.provenance import domain_of, encodable
 from pipeline.sources.splits import WAT, find_files, open_stream
-from pipeline.sources.warc import RECORD_STARTS, DecodedWindow, read_records
 from schemas.errors import ConfigError
 from schemas.storage import Store
 from schemas.tables import field as column

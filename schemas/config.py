@@ -519,6 +519,18 @@ def _is_deep(key: str, values: Mapping[str, Any]) -> bool:
     return isinstance(values.get(SOURCE), list) or "." in key
 
 
+def split_source_key(key: str, names: Iterable[str], kind: type[Section]) -> tuple[str | None, str]:
+    """Return the source that a key such as `books.quality.min_words` names, or None, and the setting of the source.
+
+    A source may have the name of a setting: in `stackexchange.site`, it is both.
+    """
+    name = next((name for name in sorted(names, key=len, reverse=True) if key.startswith(f"{name}.")), None)
+    rest = key.removeprefix(f"{name}.") if name is not None else key
+    known = kind.model_fields.keys() | kind.own_sections
+    is_both = name in known and rest.partition(".")[0] not in known
+    return name, key if is_both else rest
+
+
 def _override_source(
     override: str, key: str, value: str, values: dict[str, Any], kinds: Mapping[str, type[Section]]
 ) -> list[str]:
@@ -531,12 +543,12 @@ def _override_source(
     tables = table if isinstance(table, list) else [table]
     default = kinds[SOURCE].model_fields["name"].default
     named = {each.get("name", default): each for each in tables if isinstance(each, dict)}
-    name = next((name for name in sorted(named, key=len, reverse=True) if key.startswith(f"{name}.")), None)
+    name, rest = split_source_key(key, named, kinds[SOURCE])
     if name is None and len(tables) > 1:
         names = ", ".join(f"{SOURCE}.{each}.{key}" for each in named)
         return [f"{option} {SOURCE}.{key}: expected the name of a source, as in {names}"]
     target = named[name] if name is not None else next(iter(named.values()), {})
-    *path, last = key.removeprefix(f"{name}." if name is not None else "").split(".")
+    *path, last = rest.split(".")
     for part in path:
         target = target.setdefault(part, {})
         if not isinstance(target, dict):

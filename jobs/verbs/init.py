@@ -1,7 +1,8 @@
 """`penstock init`: a commented recipe for some input files, from flags or from questions on a terminal.
 
 Without `--from`, the recipe has the common settings with their defaults. With `--from RECIPE`, it is the text of that
-recipe with other sources, languages and tokenizer: its comments stay, and keys without a comment get one.
+recipe with other sources, languages and tokenizer: its comments stay, and keys without a comment get one. `--set` sets
+any other setting.
 """
 
 import argparse
@@ -19,7 +20,15 @@ from jobs.recipe import read_values, recipe_file, recipe_sections, shipped_recip
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.first_rows import FieldSample, fields_of, suggest_text_field
 from pipeline.sources.splits import find_splits, splits_of
-from schemas.config import SOURCE, load_recipe, parse_recipe
+from schemas.config import (
+    SOURCE,
+    Unset,
+    add_override_options,
+    load_recipe,
+    parse_recipe,
+    parse_value,
+    split_source_key,
+)
 from schemas.errors import ConfigError
 from schemas.field_docs import UNSET, SettingDoc, settings_of_section, summary_of, toml_value
 from schemas.text import format_bytes
@@ -77,6 +86,8 @@ class Answers:
     """Settings of `[source]` that name fields of the rows."""
     base: str | None = None
     """The recipe to start from: a name or a file; None: the defaults."""
+    overrides: tuple[str, ...] = ()
+    """Further settings, as `section.key=value`, and `Unset` keys of the recipe."""
 
     def settings(self) -> dict[str, dict[str, object]]:
         """Return the settings that were answered, by section."""
@@ -116,6 +127,7 @@ def add_init_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--tokenizer", metavar="FILE", help="an existing tokenizer; default: one is trained")
     parser.add_argument("--vocab-size", type=int, metavar="N", help="vocabulary of the trained tokenizer")
+    add_override_options(parser, "write a setting into the recipe, such as source.stackexchange.site=HOST")
 
 
 def init_command(arguments: argparse.Namespace) -> int:
@@ -134,6 +146,7 @@ def init_command(arguments: argparse.Namespace) -> int:
         arguments.tokenizer,
         arguments.vocab_size,
         base=arguments.base,
+        overrides=tuple(arguments.overrides),
     )
     if given.base is not None:
         read_values(given.base)  # reports a recipe that does not exist before any question
@@ -142,6 +155,7 @@ def init_command(arguments: argparse.Namespace) -> int:
     answers = given if given.paths else ask(given, arguments.name is None)
     answers, notes = with_fields(answers)
     text = recipe_text(answers) if answers.base is None else rewritten(answers.base, answers)
+    text = with_overrides(text, answers, str(path))
     check(text, str(path))
     with path.open("x", encoding="utf-8") as stream:
         stream.write(text)
@@ -169,7 +183,7 @@ def _write_several(path: Path, given: Answers) -> int:
             f"init --from {base}: expected --source NAME=PATH for at least one source of the recipe "
             f"({', '.join(names)}), got none. Add --source {names[0]}=PATH."
         )
-    text = with_sources(base, given, files)
+    text = with_overrides(with_sources(base, given, files), given, str(path))
     splits = splits_of(load_recipe(parse_recipe(text, str(path)), (), recipe_sections(), str(path)))
     with path.open("x", encoding="utf-8") as stream:
         stream.write(text)
@@ -221,7 +235,10 @@ def with_fields(answers: Answers) -> tuple[Answers, list[str]]:
 
     Raises ConfigError if the paths match no readable file, or no field of a row format holds text.
     """
-    config = SourceConfig.model_validate({"paths": answers.paths})
+    values = read_values(answers.base) if answers.base is not None else {}
+    source = {**values.get(SOURCE, {}), "paths": answers.paths}
+    recipe = load_recipe({**values, SOURCE: source}, answers.overrides, recipe_sections(), "init")
+    config = recipe.section(SOURCE, SourceConfig)
     splits = find_splits(config)
     formats = Counter(split.format for split in splits)
     size = format_bytes(sum(split.size for split in splits))
@@ -231,12 +248,15 @@ def with_fields(answers: Answers) -> tuple[Answers, list[str]]:
     if first is None:
         return answers, notes
     fields = fields_of(first, config)
+    given = {override.partition("=")[0].strip() for override in answers.overrides}
+    has_text = not given.isdisjoint((f"{SOURCE}.text", f"{SOURCE}.text_field"))
     chosen = {
-        "text_field": _text_field(fields, first.name),
+        "text_field": None if has_text else _text_field(fields, first.name),
         "url_field": _named(fields, "url", ("url", "uri", "link")),
         "id_field": _named(fields, "id", ("id", "uuid", "key")),
     }
-    notes.append(f"fields of {first.name}: {', '.join(fields)}; the text is in `{chosen['text_field']}`")
+    where = f"; the text is in `{chosen['text_field']}`" if not has_text else ""
+    notes.append(f"fields of {first.name}: {', '.join(fields)}{where}")
     return replace(answers, fields={key: value for key, value in chosen.items() if value}), notes
 
 
@@ -325,7 +345,7 @@ def rewritten(base: str, answers: Answers) -> str:
             f"init --from {base}: expected settings in tables such as [source], got {path}, which writes them in "
             "another form. Copy the file, and change it by hand."
         )
-    return _with_comments(text)
+    return text
 
 
 def with_sources(base: str, answers: Answers, files: Mapping[str, Sequence[str]]) -> str:
@@ -357,7 +377,76 @@ def with_sources(base: str, answers: Answers, files: Mapping[str, Sequence[str]]
                 lines = _without_key(lines, section, other)
             lines = _with_key(lines, section, name, value)
     title = f"Written by `penstock init --from {base}`, with other files, languages or tokenizer than this recipe:"
-    return _with_comments("\n".join([_comment(title), "#", *lines]) + "\n")
+    return "\n".join([_comment(title), "#", *lines]) + "\n"
+
+
+def with_overrides(text: str, answers: Answers, where: str) -> str:
+    """Return the text of a recipe with the further settings, and with a comment at each key.
+
+    Raises ConfigError that lists every wrong setting, and if a setting cannot be written into the tables of the text.
+    """
+    kinds = recipe_sections()
+    before = parse_recipe(text, where)
+    expected = load_recipe(before, answers.overrides, kinds, where)
+    lines = text.splitlines()
+    for override in answers.overrides:
+        path, _, given = override.partition("=")
+        section, _, key = path.strip().partition(".")
+        value = None if isinstance(override, Unset) else parse_value(given)
+        if answers.base is None and value is not None:
+            lines = _uncommented(lines, section, key)
+        if section == SOURCE:
+            lines = _with_source_key(lines, key, value)
+            continue
+        if value is None:
+            lines = _without_key(lines, section, key)
+            continue
+        for other in kinds[section].REPLACES.get(key, ()):
+            lines = _without_key(lines, section, other)
+        lines = _with_key(lines, section, key, value)
+    text = "\n".join(lines) + "\n"
+    if not _is_toml(text) or load_recipe(parse_recipe(text, where), (), kinds, where).to_json() != expected.to_json():
+        raise ConfigError(
+            "init: expected settings of --set that fit into tables such as [source], got "
+            f"{', '.join(answers.overrides)}. Leave out --set, and change the recipe by hand."
+        )
+    return text if answers.base is None else _with_comments(text)
+
+
+def _with_source_key(lines: Sequence[str], key: str, value: object) -> list[str]:
+    """Return the lines of a recipe in which one of its sources sets a key, such as `books.quality.min_words`.
+
+    A value of None removes the key.
+    """
+    kind = recipe_sections()[SOURCE]
+    blocks = _source_blocks(lines)
+    names = {_name_of(block): number for number, block in enumerate(blocks) if _is_source(block)}
+    name, rest = split_source_key(key, names, kind)
+    *tables, last = rest.split(".")
+    section = ".".join((SOURCE, *tables))
+    number = names.get(name, next(iter(names.values()))) if name is not None else next(iter(names.values()))
+    block = blocks[number]
+    if value is None:
+        blocks[number] = _without_key(block, section, last)
+        return [line for block in blocks for line in block]
+    for other in kind.REPLACES.get(rest, ()):
+        block = _without_key(block, SOURCE, other)
+    keys = _keys(block)
+    if all(one.section != section for one in keys):
+        end = max(one.end for one in keys if one.section.partition(".")[0] == SOURCE)
+        block = [*block[:end], f"[{section}]", *block[end:]]
+    blocks[number] = _with_key(block, section, last, value)
+    return [line for block in blocks for line in block]
+
+
+def _is_source(block: Sequence[str]) -> bool:
+    return any(line.strip() in (f"[{SOURCE}]", f"[[{SOURCE}]]") for line in block)
+
+
+def _name_of(block: Sequence[str]) -> str:
+    """Return the name of the source of a block of lines."""
+    lines = (block[key.first] for key in _keys(block) if (key.section, key.name) == (SOURCE, "name"))
+    return next((str(parse_value(line.partition("=")[2])) for line in lines), "web")
 
 
 def _source_blocks(lines: Sequence[str]) -> list[list[str]]:
@@ -411,6 +500,16 @@ def _with_key(lines: list[str], section: str, name: str, value: object) -> list[
     if header is None:
         return [*lines, "", f"[{section}]", line]
     return [*lines[: header.end], line, *lines[header.end :]]
+
+
+def _uncommented(lines: list[str], section: str, name: str) -> list[str]:
+    """Return the lines of a recipe with a key itself in place of the comment that shows it, as `# min_words = 50`."""
+    number = next((key.end for key in _keys(lines) if (key.section, key.name) == (section, "")), None)
+    while number is not None and number < len(lines) and not lines[number].startswith("["):
+        if lines[number].startswith(f"# {name} = "):
+            return [*lines[:number], lines[number].removeprefix("# "), *lines[number + 1 :]]
+        number += 1
+    return lines
 
 
 def _without_key(lines: list[str], section: str, name: str) -> list[str]:

@@ -19,6 +19,8 @@ CPU = "_cpu"
 
 TITLE_FIRST = "_title_first"
 """Field of a row: True if the title becomes the first line of the text, as `source.title` asks."""
+EMPTY_LINES_KEPT = "_empty_lines_kept"
+"""Field of a row: True if several empty lines of its text do not become one, as in code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,8 @@ class Check:
     """False if a value equal to the limit is dropped."""
     sources: frozenset[str] | None = None
     """The sources whose documents are checked; None: all."""
+    own_source: str | None = None
+    """The source that has the section of the check for itself; None: the section is that of the run."""
 
 
 @dataclass(frozen=True, slots=True)

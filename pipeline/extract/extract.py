@@ -13,7 +13,7 @@ from typing import Any, Literal
 import pyarrow as pa
 from pydantic import Field, model_validator
 
-from pipeline.engine.stage import CPU, TITLE_FIRST, Drop, PerDocument, Row, RowFunction
+from pipeline.engine.stage import CPU, EMPTY_LINES_KEPT, TITLE_FIRST, Drop, PerDocument, Row, RowFunction
 from pipeline.extract.assemble import EMPTY_LINE, MARKED_LINES
 from pipeline.extract.charset import decode
 from pipeline.extract.extractors import (
@@ -53,6 +53,9 @@ _LINE_END = re.compile(r"\r\n?|[\v\f\x1c-\x1e\x85\u2028\u2029]")
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f\ufeff]")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _EMPTY_LINES = re.compile(r"\n{3,}")
+MAX_EMPTY_LINES = 10
+"""Maximum number of empty lines after each other in a text that keeps them, such as code."""
+_MANY_EMPTY_LINES = re.compile(rf"\n{{{MAX_EMPTY_LINES + 2},}}")
 _UNCLEAN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff]")
 
 
@@ -233,7 +236,7 @@ def make_extract(config: ExtractConfig, models: Mapping[str, str], isolated: boo
         if config.unicode == "repair":
             _repair(row, has_entities=not is_page or row.get("mime") != PLAIN_TEXT)
         row["title"] = " ".join(normalize_text(row["title"] or "").split())[:MAX_TITLE_CHARS] or None
-        text = normalize_text(row["text"])
+        text = normalize_text(row["text"], bool(row.get(EMPTY_LINES_KEPT)))
         text = text.replace(EMPTY_LINE, "") if is_page or row.get(MARKED_LINES) else text
         row["text"] = text = with_title(row["title"], text) if row.get(TITLE_FIRST) and row["title"] else text
         row["num_chars"], row["replacement_chars"] = len(text), text.count("\ufffd")
@@ -319,18 +322,21 @@ def _out_of_bounds(row: Row, config: ExtractConfig) -> Drop | None:
     return None
 
 
-def normalize_text(text: str) -> str:
+def normalize_text(text: str, keep_empty_lines: bool = False) -> str:
     r"""Return the text in NFC, with `\n` and `\t` as its only control characters.
 
-    Line ends of all kinds become `\n`. Spaces at line ends are removed. Several empty lines become one. Lone surrogates
-    become U+FFFD.
+    Line ends of all kinds become `\n`. Spaces at line ends are removed. Several empty lines become one, or with
+    `keep_empty_lines`, at most MAX_EMPTY_LINES. Lone surrogates become U+FFFD.
     """
     if _UNCLEAN.search(text):
         # Lone surrogates are valid in JSON but not in UTF-8.
         text = _SURROGATE.sub("\ufffd", _CONTROL.sub("", _LINE_END.sub("\n", text)))
     text = "\n".join(map(str.rstrip, text.split("\n"))).strip()
     if "\n\n\n" in text:
-        text = _EMPTY_LINES.sub("\n\n", text)
+        if keep_empty_lines:
+            text = _MANY_EMPTY_LINES.sub("\n" * (MAX_EMPTY_LINES + 1), text)
+        else:
+            text = _EMPTY_LINES.sub("\n\n", text)
     return text if unicodedata.is_normalized("NFC", text) else unicodedata.normalize("NFC", text)
 
 

@@ -360,7 +360,7 @@ def _setting_text(side: ComparedRun, name: str, value: Any) -> str:
         return toml_value(value)
     config = {name: table.manifest.content.config for name, table in side.tables.items()}
     rules: Mapping[str, Any] = side.tables["verdicts"].manifest.content.figures.get("limits", {})
-    shared = (rule for label, rule in rules.items() if " of " not in label)  # not those of one of several sources
+    shared = (rule for rule in rules.values() if "own_source" not in rule)
     limits = next((rule["limits"] for rule in shared if rule["setting"] == name), None)
     dialect = config["verdicts"].get(QUALITY.name, {}).get("dialect", "")
     languages = config["documents"].get(LANGUAGE.name, {}).get("languages", ())

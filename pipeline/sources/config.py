@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from pipeline.sources.code_config import CodeConfig
+from pipeline.sources.code.config import CodeConfig
 from pipeline.sources.fields import TextParts, parse_text
 from pipeline.sources.format_config import (
     BooksConfig,
@@ -17,11 +17,14 @@ from pipeline.sources.format_config import (
     RedditConfig,
     StackExchangeConfig,
 )
-from pipeline.sources.paper_config import ArxivConfig, UnarxiveConfig
+from pipeline.sources.papers.config import ArxivConfig, UnarxiveConfig
 from schemas.config import Section, execution
 
 AUTO = "auto"
 """The value of `source.format` that leaves the choice to the suffix of each file."""
+READER_VERSIONS = {"code": 2}
+"""Version of the reader of a format, by its name; 1 if it is not listed. It rises with a change of what documents of
+this format contain, so that only tables with such documents are built anew. Version 2 of `code` keeps empty lines."""
 
 
 OWN_SECTIONS = frozenset(
@@ -119,11 +122,15 @@ class SourceConfig(Section):
         """Return the fields that change what is measured and written, as JSON values.
 
         The settings of formats, and those that were added later, are omitted unless the recipe sets them: tables that
-        were built before they existed stay valid.
+        were built before they existed stay valid. `reader` is the version of a reader in READER_VERSIONS.
         """
         unused = (self.formats().keys() | {"text", "title_field"}) - self.model_fields_set
         unused |= {"title"} if self.title == "column" else set()
-        return {name: value for name, value in super().content().items() if name not in unused}
+        reader = {"reader": READER_VERSIONS[self.format]} if self.format in READER_VERSIONS else {}
+        content = {name: value for name, value in super().content().items() if name not in unused} | reader
+        if "mediawiki" in content and not self.mediawiki.keep_redirects:
+            del content["mediawiki"]["keep_redirects"]
+        return content
 
     @classmethod
     def formats(cls) -> dict[str, type[FormatConfig]]:

@@ -15,13 +15,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.engine.stage import Drop, Row, Split
-from pipeline.sources.arrow_table import read_batches
 from pipeline.sources.compression import FrameReader
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.csv_table import read_records
 from pipeline.sources.lines import BOM, LineReader
 from pipeline.sources.rows import UNREADABLE
 from pipeline.sources.splits import open_stream
+from pipeline.sources.tables.arrow_table import read_batches
+from pipeline.sources.tables.csv_table import read_records
 from schemas.errors import ConfigError
 
 FIELD_ROWS = 100

@@ -140,6 +140,9 @@ class MediaWikiConfig(FormatConfig):
     10 the templates and 14 the categories; further ones are in the head of each dump."""
     keep_disambiguation: bool = False
     """True to keep pages that only list the meanings of a name, which are dropped by default."""
+    keep_redirects: bool = False
+    """True to keep pages that only lead to another one, which are dropped by default. Their text is the title of the
+    page, an empty line and the title of the other page."""
     disambiguation_names: tuple[str, ...] = ()
     """Names of further templates and categories that mark such pages, without a namespace. The reference of formats
     lists those of 62 languages, which are known."""

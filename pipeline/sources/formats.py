@@ -13,24 +13,24 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from pipeline.engine.stage import Drop, Row, Split
-from pipeline.sources.archive import BLOCK, DecodedBytes, TarReader, is_tar_header
-from pipeline.sources.arrow_table import open_arrow, read_arrow_row
-from pipeline.sources.arxiv import SINGLE, open_arxiv
-from pipeline.sources.books import open_books, read_whole_book
-from pipeline.sources.code import PARQUET, ZIP, is_loose, open_code
+from pipeline.sources.archives.folders import FolderArchive
+from pipeline.sources.archives.seven_zip import MemberFrames
+from pipeline.sources.archives.tar import BLOCK, DecodedBytes, TarReader, is_tar_header
+from pipeline.sources.archives.zip import first_member
+from pipeline.sources.books.books import open_books, read_whole_book
+from pipeline.sources.books.gutenberg import open_gutenberg, read_book
+from pipeline.sources.code.code import PARQUET, ZIP, is_loose, open_code
 from pipeline.sources.compression import MAGIC_BYTES, ByteStream, FrameReader, Frames, is_compressed
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.csv_table import open_csv, open_csv_record
-from pipeline.sources.folders import FolderArchive
-from pipeline.sources.gutenberg import open_gutenberg, read_book
-from pipeline.sources.jsonl_parquet import open_jsonl, open_parquet
-from pipeline.sources.mediawiki import open_mediawiki, page_of, read_page
-from pipeline.sources.reddit import open_reddit
-from pipeline.sources.seven_zip import MemberFrames
-from pipeline.sources.stackexchange import SITES, is_posts, open_stackexchange, problem_of
-from pipeline.sources.unarxive import open_unarxive
-from pipeline.sources.warc import RECORD_STARTS, DecodedWindow, open_warc
-from pipeline.sources.zip_archives import first_member
+from pipeline.sources.crawl.warc import RECORD_STARTS, DecodedWindow, open_warc
+from pipeline.sources.forums.reddit import open_reddit
+from pipeline.sources.forums.stackexchange import SITES, is_posts, open_stackexchange, problem_of
+from pipeline.sources.papers.arxiv import SINGLE, head_of_paper, open_arxiv
+from pipeline.sources.papers.unarxive import open_unarxive
+from pipeline.sources.tables.arrow_table import open_arrow, read_arrow_row
+from pipeline.sources.tables.csv_table import open_csv, open_csv_record
+from pipeline.sources.tables.jsonl_parquet import open_jsonl, open_parquet
+from pipeline.sources.wiki.mediawiki import open_mediawiki, page_of, read_page
 
 CODECS = "gz|zst|bz2|lz4"
 
@@ -190,7 +190,7 @@ FORMATS: Mapping[str, FileFormat] = {
             lambda data: data,
             companions=lambda config: config.reddit.comments,
         ),
-        FileFormat("arxiv", NO_SUFFIX, open_arxiv, _read_package, _member_head),
+        FileFormat("arxiv", NO_SUFFIX, open_arxiv, _read_package, head_of_paper),
         FileFormat("unarxive", NO_SUFFIX, open_unarxive, _read_line, lambda data: data),
         FileFormat("code", NO_SUFFIX, open_code, _read_code, _member_head, packs=is_loose),
     )

@@ -180,7 +180,8 @@ class RefetchedRecord:
     changes: tuple[str, ...]
     """Differences from the stored row, as messages; empty if there are none."""
     head: bytes
-    """First bytes of the record as the crawler wrote them, decompressed. They may contain personal data."""
+    """First bytes of the record as the crawler wrote them, decompressed; of a package of files, those of the main one.
+    They may contain personal data."""
 
 
 def refetch(split: Split, recorded: Mapping[str, Any], config: SourceConfig) -> RefetchedRecord:

@@ -16,10 +16,10 @@ from urllib.parse import quote, unquote
 import pyarrow.fs as pafs
 
 from pipeline.engine.stage import Split
+from pipeline.sources.archives.folders import FolderArchive, folder_identity, list_folder
 from pipeline.sources.config import AUTO, SourceConfig
-from pipeline.sources.folders import FolderArchive, folder_identity, list_folder
 from pipeline.sources.formats import FORMATS
-from pipeline.sources.hf_folder import files_of, is_dataset_folder
+from pipeline.sources.tables.hf_folder import files_of, is_dataset_folder
 from schemas.config import Recipe, suggest_name
 from schemas.errors import ConfigError
 from schemas.storage import resolve_uri

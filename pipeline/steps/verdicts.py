@@ -110,24 +110,25 @@ class StageSettings:
     """Name under which the run keeps the models of the stage."""
     sources: frozenset[str] | None
     """The sources; None: all of the recipe."""
-    suffix: str
-    """What distinguishes the checks and quantiles of one source's own settings, such as ` of books`; else empty."""
+    own_source: str | None = None
+    """The source that has the section for itself; None: the section is that of the run."""
+
+    @property
+    def suffix(self) -> str:
+        """What distinguishes the checks and quantiles of one source's own settings, such as ` of books`; else empty."""
+        return f" of {self.own_source}" if self.own_source is not None else ""
 
 
 def settings_by_source(recipe: Recipe, stage: str) -> list[StageSettings]:
     """Return the settings of a stage: those of the run, and those of each source that has the section for itself."""
     if not recipe.has_several_sources:
-        return [StageSettings(recipe[stage], stage, None, _suffix(recipe.sources[0]) if stage in recipe.own else "")]
+        return [StageSettings(recipe[stage], stage, None, recipe.sources[0] if stage in recipe.own else None)]
     own = {name: each[stage] for name, each in recipe.by_source().items() if stage in each.own}
     others = frozenset(recipe.sources) - own.keys()
-    shared = [StageSettings(recipe[stage], stage, others if own else None, "")] if others else []
+    shared = [StageSettings(recipe[stage], stage, others if own else None)] if others else []
     return shared + [
-        StageSettings(section, own_key(name, stage), frozenset((name,)), _suffix(name)) for name, section in own.items()
+        StageSettings(section, own_key(name, stage), frozenset((name,)), name) for name, section in own.items()
     ]
-
-
-def _suffix(source: str) -> str:
-    return f" of {source}"
 
 
 def quantiles_of(stages: Sequence[PerDocument], recipe: Recipe) -> list[Quantile]:
@@ -163,7 +164,15 @@ def checks_of(
     The label of a check that a source has for itself ends with `of SOURCE`.
     """
     return [
-        (stage.name, replace(check, label=f"{check.label}{settings.suffix}".strip(), sources=settings.sources))
+        (
+            stage.name,
+            replace(
+                check,
+                label=f"{check.label}{settings.suffix}".strip(),
+                sources=settings.sources,
+                own_source=settings.own_source,
+            ),
+        )
         for stage in stages
         for settings in settings_by_source(recipe, stage.name)
         for check in stage.checks(
@@ -180,7 +189,8 @@ def names_of(named: Sequence[tuple[str, Check]]) -> list[str]:
 def limits_of(named: Sequence[tuple[str, Check]]) -> dict[str, Any]:
     """Return the setting, column, kind (min or max) and limits of each check that has a limit, by `stage/reason`.
 
-    A check of some sources also has their names, as `sources`.
+    A check of some sources also has their names, as `sources`; one of a section that a source has for itself, the name
+    of the source, as `own_source`.
     """
     return {
         name: {
@@ -189,6 +199,7 @@ def limits_of(named: Sequence[tuple[str, Check]]) -> dict[str, Any]:
             "side": "min" if is_minimum(check) else "max",
             "limits": dict(sorted(check.limits.items())),
             **({} if check.sources is None else {"sources": sorted(check.sources)}),
+            **({} if check.own_source is None else {"own_source": check.own_source}),
         }
         for name, (stage, check) in zip(names_of(named), named)
         if has_limit(check)

@@ -21,7 +21,7 @@ from resiliparse.parse.html import HTMLTree
 import penstock
 from pipeline.extract.charset import decode
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.http import read_response
+from pipeline.sources.crawl.http import read_response
 from pipeline.sources.provenance import domain_of
 from tests.support.paths import SHARED
 

@@ -5,10 +5,10 @@ import io
 
 from pipeline.engine.stage import Split
 from pipeline.sources.config import SourceConfig
+from pipeline.sources.crawl.warc import open_warc
 from pipeline.sources.provenance import COLUMNS
 from pipeline.sources.source import REASONS
 from pipeline.sources.splits import HashedStream
-from pipeline.sources.warc import open_warc
 
 CONFIG = SourceConfig(paths=("x",))
 PAGE = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<p>page %d</p>"

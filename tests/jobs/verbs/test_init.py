@@ -123,6 +123,8 @@ def test_fields_of_rows_are_detected(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["r.toml", "--source", "numbers.jsonl"], "expected a field with texts in numbers.jsonl, got n."),
         (["r.toml", "--source", "x.jsonl", "--name", "a/b"], "source.name: "),
         (["r.toml", "--source", "x.jsonl", "--vocab-size", "5"], "tokenizer.vocab_size: "),
+        (["r.toml", "--source", "x.jsonl", "--set", "quality.min_wrds=3"], "(did you mean 'min_words'?)"),
+        (["r.toml", "--source", "x.jsonl", "--set", "min_words=3"], "--set: expected section.key=value, got "),
         (["r.toml", "--source", "x.jsonl", "--vocab-size", "600", "--tokenizer", "t.json"], "would be ignored"),
     ],
 )
@@ -160,6 +162,61 @@ def test_questions_on_a_terminal(archive: Path, tmp_path: Path) -> None:
     }
     for question in ("Input files or patterns", "At least one file", "Name of the source [web]", "Languages to keep"):
         assert question in out.decode()
+
+
+def test_a_required_setting_of_a_source_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A dump whose path names no site needs `source.stackexchange.site`, before the file is read."""
+    dump, mine, recipe = tmp_path / "Posts.xml", tmp_path / "mine.toml", tmp_path / "r.toml"
+    dump.write_text("<posts></posts>")
+    mine.write_text('[source]\nname = "qa"\nformat = "stackexchange"\n\n[language]\nlanguages = ["en"]\n')
+    given = ["init", str(recipe), "--from", str(mine), "--source", str(dump)]
+    assert main(given) == 2
+    assert "Set source.stackexchange.site." in capsys.readouterr().err
+    assert main([*given, "--set", "source.stackexchange.site=coffee.stackexchange.com"]) == 0
+    assert tomllib.loads(recipe.read_text()) == {
+        "source": {
+            "name": "qa",
+            "format": "stackexchange",
+            "paths": [str(dump)],
+            "stackexchange": {"site": "coffee.stackexchange.com"},
+        },
+        "language": {"languages": ["en"]},
+    }
+
+
+def test_further_settings_without_a_recipe(archive: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "r.toml"
+    further = [
+        "quality.min_words=30",
+        "source.http_statuses=[200, 203]",
+        "source.quality.min_words=9",
+        "plan.compute=1e18",
+    ]
+    assert main(["init", str(recipe), "--source", str(archive), *(f"--set={one}" for one in further)]) == 0
+    own = {"http_statuses": [200, 203], "quality": {"min_words": 9}}
+    assert written(recipe) == {
+        "source": {"name": "web", "paths": [str(archive)], **own},
+        "quality": {"min_words": 30},
+        "plan": {"compute": 1e18},
+        "language": {"languages": []},
+    }
+    assert "# min_words" not in recipe.read_text()
+
+
+@pytest.mark.parametrize("key", ["source.stackexchange.site", "source.stackexchange.stackexchange.site"])
+def test_a_required_setting_of_one_of_several_sources(tmp_path: Path, key: str) -> None:
+    (tmp_path / "Posts.xml").write_text("<posts></posts>")
+    (tmp_path / "a.warc").write_bytes(b"")
+    path = tmp_path / "corpus.toml"
+    files = [f"web={tmp_path}/a.warc", f"stackexchange={tmp_path}/Posts.xml"]
+    further = [f"{key}=coffee.stackexchange.com", "source.web.http_statuses=[203]"]
+    removed = ["source.stackexchange.stackexchange.min_score", "source.web.extract.unicode", "language.languages"]
+    given = ["--source", *files, *(f"--set={one}" for one in further), *(f"--unset={one}" for one in removed)]
+    assert main(["init", str(path), "--from", "mixed", *given]) == 0
+    web, posts = tomllib.loads(path.read_text())["source"]
+    assert (web["http_statuses"], web["extract"]) == ([203], {})
+    assert posts["stackexchange"] == {"keep_unanswered": False, "site": "coffee.stackexchange.com"}
+    assert "languages" not in tomllib.loads(path.read_text())["language"]
 
 
 @pytest.mark.spark

@@ -11,7 +11,7 @@ from pipeline.engine.stage import Split
 from pipeline.engine.step import BY_SOURCE, Model, PartSources, StepContext, combine_parts
 from pipeline.run import Prepared, sections_of_stage, step_content
 from pipeline.stages import steps_for
-from pipeline.steps.verdicts import checks_of, cutoffs_of_stage, quantiles_of, settings_by_source
+from pipeline.steps.verdicts import checks_of, cutoffs_of_stage, limits_of, quantiles_of, settings_by_source
 from schemas.config import Recipe, build_recipe, own_key
 from schemas.errors import ConfigError
 from schemas.manifest import Counts
@@ -83,8 +83,13 @@ def test_checks_and_quantiles_of_a_source_have_its_name() -> None:
     shared, books = settings_by_source(own, "quality")
     assert (shared.sources, books.sources) == (frozenset(("web",)), frozenset(("books",)))
     assert (books.key, books.suffix) == ("source.books.quality", " of books")
-    labels = {check.label: check.sources for _, check in checks_of(stages, own, {}, {})}
+    checks = checks_of(stages, own, {}, {})
+    labels = {check.label: check.sources for _, check in checks}
     assert labels["of books"] == frozenset(("books",))
+    assert {check.own_source for _, check in checks if check.label.endswith("of books")} == {"books"}
+    limits = limits_of(checks)
+    assert {entry.get("own_source") for entry in limits.values()} == {None, "books"}
+    assert all(("own_source" in entry) == name.endswith(" of books") for name, entry in limits.items())
     names = [quantile.name for quantile in quantiles_of(stages, own)]
     assert names
     assert {name.removesuffix(" of books") for name in names} == {*names} - {

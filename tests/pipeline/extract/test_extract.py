@@ -194,6 +194,19 @@ def test_normalise(text: str, expected: str) -> None:
     assert normalize_text(text) == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a\n\n\nb", "a\n\n\nb"),
+        ("\n\na \n\t\n \n\r\nb\n\n\n", "a\n\n\n\nb"),
+        ("a" + "\n" * 11 + "b", "a" + "\n" * 11 + "b"),
+        ("a" + "\n" * 12 + "b", "a" + "\n" * 11 + "b"),
+    ],
+)
+def test_a_text_may_keep_its_empty_lines(text: str, expected: str) -> None:
+    assert normalize_text(text, keep_empty_lines=True) == expected
+
+
 @given(st.text(st.characters(exclude_categories=())))
 def test_normalised_text_is_clean(text: str) -> None:
     clean = normalize_text(text)

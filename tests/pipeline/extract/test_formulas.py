@@ -16,7 +16,7 @@ from pipeline.extract.formulas import (
     write_formulas,
 )
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.http import read_response
+from pipeline.sources.crawl.http import read_response
 from tests.support.gold_pages import read_record
 from tests.support.paths import SHARED
 

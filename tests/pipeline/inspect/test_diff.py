@@ -124,7 +124,11 @@ def test_input_files_that_only_one_run_read_are_one_line(tmp_path: Path, capsys:
 
 def test_a_limit_that_is_not_set_is_the_limit_in_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = run_of(tmp_path / "a"), run_of(tmp_path / "b", {-4: SHORT})
-    limits = {"quality/gopher_alpha_words": {"setting": "quality.min_alpha_words", "limits": {"en": 0.8, "de": 0.729}}}
+    setting = {"setting": "quality.min_alpha_words"}
+    limits = {
+        "quality/gopher_alpha_words of books": {**setting, "limits": {"en": 0.5}, "own_source": "books"},
+        "quality/gopher_alpha_words share of words": {**setting, "limits": {"en": 0.8, "de": 0.729}},
+    }
     for run, given in ((a, None), (b, 0.7)):
         quality = {"dialect": "datatrove", "min_alpha_words": given, "profiles": None, "max_javascript": given}
 

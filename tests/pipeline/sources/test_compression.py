@@ -11,7 +11,7 @@ import zstandard
 from fastwarc.stream_io import ZstdWriter
 
 from pipeline.sources.compression import DECODED_BYTES, FrameReader
-from pipeline.sources.warc import RECORD_STARTS
+from pipeline.sources.crawl.warc import RECORD_STARTS
 
 RECORD = b"WARC/1.0\r\nWARC-Type: metadata\r\nContent-Length: 5\r\n\r\nhello\r\n\r\n"
 NOISE = random.Random(1).randbytes(90_000)

@@ -11,7 +11,7 @@ from pipeline.extract.extract import EXTRACT, with_title
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.source import open_split
 from pipeline.sources.splits import find_splits, open_stream
-from pipeline.sources.wiki_names import DISAMBIGUATION
+from pipeline.sources.wiki.names import DISAMBIGUATION
 from schemas.config import build_recipe
 from tests.support.paths import ROOT
 

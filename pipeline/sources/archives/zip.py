@@ -1,0 +1,319 @@
+"""Readers of zip archives, EPUB files among them: their members in the order of the file, in bounded memory.
+
+`read_zip` passes over all members; a `TextArchive` lists them, and reads those that its caller chooses. Declared sizes
+are not trusted: a member is decompressed up to the limit and not further. No member is written to a disk.
+Source: PKWARE, APPNOTE 6.3.10, sections 4.3 and 4.4.
+"""
+
+import io
+import re
+import stat
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, cast
+
+from pipeline.engine.stage import Drop
+from pipeline.sources.archives.tar import ArchiveMember, is_unsafe
+from pipeline.sources.compression import ByteStream
+
+MAX_DIRECTORY_BYTES = 128 << 20
+"""Maximum size of the directory of an archive of many files, which is held in memory [bytes]; about a million
+members."""
+MAX_LIST_BYTES = 4 << 20
+"""Maximum size of the directory of an archive of texts [bytes]; it has about 60 bytes for each member."""
+DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, RuntimeError, ValueError, OverflowError)
+"""What reading a damaged archive raises. Errors of the storage are others."""
+_LOCAL = struct.Struct("<4s5H3I2H")
+_SIGNATURE, _CENTRAL, _END, _END_64 = b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06", b"PK\x06\x06"
+_ENCRYPTED, _SIZES_FOLLOW, _UTF8 = 1, 8, 0x800
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_DRIVE = re.compile(r"^[A-Za-z]:[/\\]|\0")
+"""A name that begins with a drive, or ends early in programs that read it up to a zero byte."""
+_SLICE = 1 << 18
+
+
+def is_zip(stream: ByteStream) -> bool:
+    """Return True if a file begins as a zip archive does. The stream is moved to its start."""
+    stream.seek(0)
+    head = stream.read(4)
+    stream.seek(0)
+    return head == _SIGNATURE
+
+
+def is_unsafe_name(name: str) -> bool:
+    """Return True if the name of a member points outside of its archive."""
+    return is_unsafe(name) or _DRIVE.search(name) is not None
+
+
+# The directory at the end of the file.
+
+
+class _CheckedStream:
+    """A file object that refuses reads as large as only a damaged archive asks for, and positions before the start."""
+
+    def __init__(self, stream: ByteStream, max_bytes: int):
+        self._stream, self._max_bytes = stream, max_bytes
+
+    def read(self, size: int = -1) -> bytes:
+        """Return at most `size` bytes."""
+        data = self._stream.read(self._max_bytes + 1 if size < 0 else min(size, self._max_bytes + 1))
+        if len(data) > self._max_bytes:
+            raise zipfile.BadZipFile(f"expected a list of at most {self._max_bytes} bytes, got more")
+        return data
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Move to another position and return it."""
+        start = {0: 0, 1: self._stream.tell()}.get(whence)
+        if start is None:
+            here = self._stream.tell()
+            start = self._stream.seek(0, 2)
+            self._stream.seek(here)
+        if start + offset < 0:
+            raise zipfile.BadZipFile(f"expected a position in the archive, got {start + offset}")
+        return self._stream.seek(start + offset)
+
+    def tell(self) -> int:
+        """Return the position of the next byte to read."""
+        return self._stream.tell()
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+
+def _open_zip(stream: ByteStream, max_list_bytes: int) -> zipfile.ZipFile:
+    """Read the directory of an archive. Raises one of DAMAGE if it cannot be read or has more than this many bytes."""
+    return zipfile.ZipFile(cast(Any, _CheckedStream(stream, max_list_bytes)))
+
+
+# All members, one after another.
+
+
+class _Entry(NamedTuple):
+    """What the directory, or the local header, says about a member."""
+
+    start: int
+    name: str
+    size: int
+    stored: int
+    method: int
+    flags: int
+    crc: int | None
+    is_file: bool = True
+    is_folder: bool = False
+
+
+def read_zip(stream: ByteStream, max_bytes: int, wanted: Callable[[str, int], bool]) -> Iterator[ArchiveMember]:
+    """Yield the files and links of a zip archive. `wanted` decides by name and size whether a content is loaded.
+
+    The directory says where members are. Without one, as in the bytes of a single member, the headers of the members
+    are read one after another.
+    """
+    size = stream.seek(0, 2)
+    directory = _directory(stream, size)
+    if isinstance(directory, Drop):
+        yield ArchiveMember(0, "", size, drop=directory)
+        return
+    if directory is None:
+        yield from _without_directory(stream, size, max_bytes, wanted)
+        return
+    for entry in directory:
+        if not entry.is_folder:
+            yield _member(stream, entry, max_bytes, wanted)[0]
+
+
+def _directory(stream: ByteStream, size: int) -> list[_Entry] | Drop | None:
+    """Return the entries of the directory by their offsets; None if there is none; a Drop if it is too large."""
+    stream.seek(max(0, size - (1 << 16) - 22))
+    tail = stream.read((1 << 16) + 22)
+    at = tail.rfind(_END)
+    if at < 0 or len(tail) < at + 22:
+        return None
+    declared = int.from_bytes(tail[at + 12 : at + 16], "little")
+    # The whole directory lies before its end record, also if its size does not fit into the record.
+    if declared > MAX_DIRECTORY_BYTES and (declared != 0xFFFFFFFF or size > MAX_DIRECTORY_BYTES << 8):
+        return Drop("package_too_large", float(declared), float(MAX_DIRECTORY_BYTES))
+    try:
+        with _open_zip(stream, MAX_DIRECTORY_BYTES) as archive:
+            infos = sorted(archive.infolist(), key=lambda info: info.header_offset)
+    except DAMAGE:
+        return None
+    return [
+        _Entry(
+            info.header_offset, info.filename, info.file_size, info.compress_size, info.compress_type, info.flag_bits,
+            info.CRC, stat.S_IFMT(info.external_attr >> 16) in (0, stat.S_IFREG), info.is_dir(),
+        )
+        for info in infos
+        if info.header_offset >= 0  # The bytes of the last member alone end with the directory of all.
+    ]  # fmt: skip
+
+
+def _without_directory(
+    stream: ByteStream, size: int, max_bytes: int, wanted: Callable[[str, int], bool]
+) -> Iterator[ArchiveMember]:
+    start = 0
+    while start < size:
+        entry = _local(stream, start)
+        if entry is None:
+            if start == 0 or not _is_directory(stream, start):
+                yield ArchiveMember(start, "", size - start, drop=Drop("unreadable_gap", float(size - start)))
+            return
+        member, end = _member(stream, entry, max_bytes, wanted)
+        if not entry.is_folder:
+            yield member
+        if end <= start:
+            return
+        start = end
+
+
+def _is_directory(stream: ByteStream, start: int) -> bool:
+    stream.seek(start)
+    return stream.read(4) in (_CENTRAL, _END, _END_64)
+
+
+def _local(stream: ByteStream, start: int) -> _Entry | None:
+    stream.seek(start)
+    head = stream.read(_LOCAL.size)
+    if len(head) < _LOCAL.size or not head.startswith(_SIGNATURE):
+        return None
+    _, _, flags, method, _, _, crc, stored, size, name_size, _ = _LOCAL.unpack(head)
+    raw = stream.read(name_size)
+    name = raw.decode("utf-8" if flags & _UTF8 else "cp437", "replace")
+    follows = bool(flags & _SIZES_FOLLOW) or stored == 0xFFFFFFFF
+    return _Entry(
+        start, name, -1 if follows else size, -1 if follows else stored, method, flags, None if follows else crc,
+        is_folder=name.endswith("/"),
+    )  # fmt: skip
+
+
+def _member(
+    stream: ByteStream, entry: _Entry, max_bytes: int, wanted: Callable[[str, int], bool]
+) -> tuple[ArchiveMember, int]:
+    """Return a member and the offset of its end."""
+    stream.seek(entry.start)
+    head = stream.read(_LOCAL.size)
+    if len(head) < _LOCAL.size or not head.startswith(_SIGNATURE):
+        return ArchiveMember(entry.start, entry.name, 0, drop=Drop("bad_member")), entry.start
+    begin = entry.start + _LOCAL.size + sum(_LOCAL.unpack(head)[-2:])
+    end = begin + max(0, entry.stored)
+    if not entry.is_file:
+        return ArchiveMember(entry.start, entry.name, 0, drop=Drop("not_a_file")), end
+    if entry.flags & _ENCRYPTED or entry.method not in _METHODS:
+        return ArchiveMember(entry.start, entry.name, entry.size, drop=Drop("bad_member")), end
+    if entry.stored >= 0 and not wanted(entry.name, entry.size):
+        return ArchiveMember(entry.start, entry.name, entry.size), end
+    if entry.size > max_bytes:
+        too_large = Drop("record_too_large", float(entry.size), float(max_bytes))
+        return ArchiveMember(entry.start, entry.name, entry.size, drop=too_large), end
+    data, read, drop = _unpack(stream, entry, begin, max_bytes)
+    if entry.stored < 0:
+        end = _after_descriptor(stream, begin + read)
+        drop = drop if data is not None or drop is not None else Drop("bad_member")
+    elif drop is None and data is not None and zlib.crc32(data) != entry.crc:
+        data, drop = None, Drop("bad_member")
+    return ArchiveMember(entry.start, entry.name, len(data or b""), data, drop), end
+
+
+def _unpack(stream: ByteStream, entry: _Entry, begin: int, max_bytes: int) -> tuple[bytes | None, int, Drop | None]:
+    """Return the content of a member, the number of its stored bytes, and a Drop if it cannot be unpacked."""
+    stream.seek(begin)
+    if entry.method == zipfile.ZIP_STORED:
+        if entry.stored < 0:
+            return None, 0, Drop("bad_member")
+        if entry.stored > max_bytes:
+            return None, entry.stored, Drop("record_too_large", float(entry.stored), float(max_bytes))
+        data = stream.read(entry.stored)
+        return (data, len(data), None) if len(data) == entry.stored else (None, len(data), Drop("truncated_record"))
+    decoder = zlib.decompressobj(-15)
+    parts: list[bytes] = []
+    size = read = 0
+    left = entry.stored
+    while not decoder.eof:
+        stored = decoder.unconsumed_tail or stream.read(_SLICE if left < 0 else min(_SLICE, left - read))
+        read += 0 if decoder.unconsumed_tail else len(stored)
+        if not stored:
+            return None, read, Drop("truncated_record")
+        try:
+            part = decoder.decompress(stored, max_bytes + 1 - size)
+        except zlib.error:
+            return None, read, Drop("bad_member")
+        size += len(part)
+        parts.append(part)
+        if size > max_bytes:
+            return None, read, Drop("record_too_large", float(size), float(max_bytes))
+    return b"".join(parts), read - len(decoder.unused_data), None
+
+
+def _after_descriptor(stream: ByteStream, position: int) -> int:
+    """Return the offset after the sizes that follow a member."""
+    stream.seek(position)
+    data = stream.read(64)
+    found = [at for at in (data.find(_SIGNATURE), data.find(_CENTRAL)) if at >= 0]
+    return position + (min(found) if found else len(data))
+
+
+# Archives of texts, whose members the caller chooses.
+
+
+class TextArchive:
+    """A zip archive whose members are read one at a time."""
+
+    def __init__(self, stream: ByteStream):
+        """Read the list of members. Raises one of DAMAGE if it cannot be read."""
+        self._zip = _open_zip(stream, MAX_LIST_BYTES)
+        self.members: Sequence[zipfile.ZipInfo] = sorted(
+            (info for info in self._zip.infolist() if not info.is_dir()), key=lambda info: info.header_offset
+        )
+        """The members in the order of their bytes."""
+
+    def unsafe_names(self) -> int:
+        """Return the number of members whose names point outside of the archive."""
+        return sum(is_unsafe_name(info.orig_filename) for info in self.members)
+
+    def read(self, info: zipfile.ZipInfo, max_bytes: int) -> bytes | Drop:
+        """Return the content of a member, or a Drop if it is too large, encrypted or damaged."""
+        if info.flag_bits & _ENCRYPTED:
+            return Drop("encrypted_book")
+        if info.compress_type not in _METHODS:
+            return Drop("bad_archive")
+        if info.file_size > max_bytes:
+            return Drop("record_too_large", float(info.file_size), float(max_bytes))
+        try:
+            with self._zip.open(info) as member:
+                data = member.read(max_bytes + 1)
+        except DAMAGE:
+            return Drop("bad_archive")
+        return data if len(data) <= max_bytes else Drop("record_too_large", float(len(data)), float(max_bytes))
+
+
+def single_member(stream: ByteStream, offset: int, max_bytes: int) -> bytes:
+    """Return an archive that holds only the member whose record begins at `offset`; empty if there is none."""
+    try:
+        archive = TextArchive(stream)
+    except DAMAGE:
+        return b""
+    starts = [info.header_offset if number else 0 for number, info in enumerate(archive.members)]
+    if offset not in starts:
+        return b""
+    info = archive.members[starts.index(offset)]
+    data = archive.read(info, max_bytes)
+    if isinstance(data, Drop):
+        return b""
+    sink = io.BytesIO()
+    with zipfile.ZipFile(sink, "w", zipfile.ZIP_DEFLATED) as copy:
+        copy.writestr(zipfile.ZipInfo(info.filename), data)
+    return sink.getvalue()
+
+
+def first_member(data: bytes) -> bytes:
+    """Return the content of the first member of an archive; the data itself if it is no archive."""
+    if not data.startswith(_SIGNATURE):
+        return data
+    try:
+        archive = TextArchive(io.BytesIO(data))
+    except DAMAGE:
+        return b""
+    content = archive.read(archive.members[0], len(data) * 1100) if archive.members else b""
+    return b"" if isinstance(content, Drop) else content

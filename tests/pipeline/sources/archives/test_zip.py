@@ -1,0 +1,47 @@
+"""Zip archives: with and without a directory, members that are damaged or lie about their size, and unsafe names."""
+
+import io
+
+import pytest
+
+from pipeline.sources.archives.zip import is_unsafe_name, read_zip
+from tests.pipeline.sources.archives.test_tar import FILES, outcome
+from tests.support.archives import zipped
+
+
+def test_members_of_a_zip_file_with_and_without_its_directory():
+    data = zipped(FILES | {"stored/": ""})
+    members = list(read_zip(io.BytesIO(data), 1 << 20, lambda name, size: True))
+    assert {member.name: (member.data or b"").decode() for member in members} == FILES
+    cut = data[: data.rfind(b"PK\x01\x02") - 1000]
+    rest = list(read_zip(io.BytesIO(cut[: members[2].start]), 1 << 20, lambda name, size: True))
+    assert [member.data for member in rest] == [member.data for member in members[:2]]
+    for member, after in zip(members, [*members[1:], None], strict=True):
+        piece = data[member.start : after.start if after else None]
+        again = next(read_zip(io.BytesIO(piece), 1 << 20, lambda name, size: True))
+        assert (again.name, again.data) == (member.name, member.data)
+
+
+def test_a_zip_bomb_is_refused_without_unpacking():
+    data = zipped({"bomb": b"0" * (1 << 22), "a": "1"})
+    members = list(read_zip(io.BytesIO(data), 1 << 16, lambda name, size: True))
+    assert outcome(members) == [("bomb", "record_too_large"), ("a", None)]
+    lying = data.replace((1 << 22).to_bytes(4, "little"), (9).to_bytes(4, "little"))
+    assert outcome(list(read_zip(io.BytesIO(lying), 1 << 16, lambda name, size: True)))[0] == (
+        "bomb",
+        "record_too_large",
+    )
+
+
+def test_a_wrong_checksum_and_no_zip_at_all():
+    data = zipped({"a": "content"}, 0).replace(b"content", b"contend")
+    assert outcome(list(read_zip(io.BytesIO(data), 100, lambda name, size: True))) == [("a", "bad_member")]
+    assert outcome(list(read_zip(io.BytesIO(b"no zip"), 100, lambda name, size: True))) == [("", "unreadable_gap")]
+
+
+@pytest.mark.parametrize(
+    ("name", "unsafe"),
+    [("a/b", False), ("../a", True), ("/a", True), ("a\\..\\b", True), ("C:/a", True), ("a:b", False), ("a\0b", True)],
+)
+def test_names_that_point_outside(name, unsafe):
+    assert is_unsafe_name(name) is unsafe

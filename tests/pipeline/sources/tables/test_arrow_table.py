@@ -1,0 +1,100 @@
+"""Arrow: every row of a file, stream or Feather file comes out once, and a damaged file keeps its whole batches."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.feather as feather
+import pytest
+
+from pipeline.engine.stage import Drop, Split
+from pipeline.sources.config import SourceConfig
+from pipeline.sources.source import open_split, refetch
+from pipeline.sources.splits import HashedStream, find_splits, open_stream
+from pipeline.sources.tables import arrow_table
+
+TEXTS = [f"text {number}" if number % 3 else None for number in range(100)]
+TABLE = pa.table({"text": TEXTS, "url": [f"http://h{number}.com/" for number in range(100)], "n": range(100)})
+
+
+def stored(table: pa.Table = TABLE, kind: str = "file", **options: Any) -> bytes:
+    """A file with batches of 30 rows."""
+    sink = io.BytesIO()
+    if kind == "feather":
+        feather.write_feather(table, sink, chunksize=30)
+        return sink.getvalue()
+    new = pa.ipc.new_file if kind == "file" else pa.ipc.new_stream
+    with new(sink, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_table(table, max_chunksize=30)
+    return sink.getvalue()
+
+
+def read(data: bytes, **settings: Any) -> list[tuple[dict[str, Any], Drop | None]]:
+    """The rows of a file, after checking that they follow each other without a hole."""
+    config = SourceConfig.model_validate({"paths": "x", **settings})
+    rows = list(open_split(Split(0, "f", "f", len(data), "", "s", "arrow"), HashedStream(io.BytesIO(data)), config))
+    position = 0
+    for row, _ in rows:
+        assert row["offset"] == position
+        position += row["length"]
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [("file", {}), ("stream", {}), ("feather", {}), ("file", {"compression": "zstd"})]
+)
+def test_rows_have_their_numbers(kind: str, options: Any) -> None:
+    rows = read(stored(kind=kind, **options))
+    assert [row["text"] for row, _ in rows] == TEXTS
+    assert [row["offset"] for row, _ in rows] == list(range(100))
+    assert [drop for _, drop in rows] == [None if text else Drop("no_text_field") for text in TEXTS]
+    assert (rows[5][0]["url"], rows[5][0]["meta"]) == ("http://h5.com/", '{"n":5}')
+
+
+def test_columns_of_other_types() -> None:
+    nested = pa.table({"doc": [{"body": "a", "by": ["x", "y"]}], "k": pa.array(["t"]).dictionary_encode()})
+    ((row, drop),) = read(stored(nested), text="k + ': ' + doc.body", meta_fields=["doc.by"])
+    assert (row["text"], row["meta"], drop) == ("t: a", '{"doc.by":["x","y"]}', None)
+
+
+def test_a_damaged_file_keeps_its_whole_batches() -> None:
+    data = stored(compression="zstd")
+    cut = read(data[: len(data) // 2])
+    whole = [row["text"] for row, drop in cut if row["record_type"] == "row"]
+    assert whole == TEXTS[: len(whole)]
+    assert len(whole) in (30, 60)
+    assert (cut[-1][0]["record_type"], cut[-1][1].rule, cut[-1][0]["length"]) == ("gap", "unreadable_gap", 0)
+    for junk in (b"no arrow at all", b"ARROW1\0\0", b"\xff" * 40, b"\xff\xff\xff\xff\xff\xff\xff\x7f"):
+        ((row, drop),) = read(junk)
+        assert (row["record_type"], drop) == ("gap", Drop("unreadable_gap", float(len(junk))))
+    assert [drop.rule for _, drop in read(b"") if drop] == ["empty_file"]
+    assert [drop.rule for _, drop in read(stored(TABLE.slice(0, 0))) if drop] == ["empty_file"]
+
+
+def test_invalid_utf8_costs_no_row() -> None:
+    text = pa.array([b"ok", b"\xff!", None]).view(pa.string())
+    assert [row["text"] for row, _ in read(stored(pa.table({"text": text})))] == ["ok", "\ufffd!", None]
+
+
+def test_no_damage_raises() -> None:
+    data = stored(compression="lz4")
+    for position in range(0, len(data), 11):
+        rows = read(data[:position] + b"\xff" * 8 + data[position + 8 :])
+        assert sum(row["record_type"] == "row" for row, _ in rows) <= 100
+
+
+def test_a_batch_that_is_too_large_is_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrow_table, "MAX_BATCH_BYTES", 1000)
+    rows = read(stored())
+    assert [drop.rule for _, drop in rows if drop] == ["unreadable_gap"]
+
+
+@pytest.mark.parametrize("name", ["a.arrow", "a.feather", "a.arrows"])
+def test_a_row_is_read_again(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(stored(kind="stream" if name.endswith("s") else "file"))
+    config = SourceConfig(paths=(f"{tmp_path}/*",))
+    (split,) = find_splits(config)
+    rows = [row for row, _ in open_split(split, open_stream(split), config)]
+    assert refetch(split, rows[71], config).changes == ()
+    assert refetch(split, rows[71] | {"url": "x"}, config).changes == ("url: expected x, got http://h71.com/",)
