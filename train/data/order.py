@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from functools import cached_property, lru_cache
-from math import lcm
+from math import gcd, lcm
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,16 @@ from train.data.permutation import (
     StreamRows,
     join_pieces,
 )
-from train.data.stages import NO_SKIPS, STAGE_BITS, SkipList, StagePlan, stage_lengths, stage_name, stage_weights
+from train.data.stages import (
+    NO_SKIPS,
+    STAGE_BITS,
+    SkipList,
+    StagePlan,
+    chosen_sources,
+    stage_lengths,
+    stage_name,
+    stage_weights,
+)
 
 # The mixture of sources: shares become exact counts per block of samples, scheduled by earliest deadline first.
 #
@@ -68,6 +77,27 @@ def block_counts(weights: Mapping[str, float]) -> dict[str, int]:
             f"got {', '.join(lost)}. Set each of these weights to 0 in train.weights, or to a larger share."
         )
     return counts
+
+
+def nearest_counts(numbers: Mapping[str, int]) -> dict[str, int]:
+    """Return the counts of a block that are proportional to these numbers of samples of a run, each at least 1.
+
+    They are exact if a block of at most MAX_BLOCK samples allows it. Otherwise the block is the one whose largest
+    relative error of a count is least. Raises ConfigError if a count is rounded to 0.
+    """
+    divisor, total = gcd(*numbers.values()), sum(numbers.values())
+    if total // divisor <= MAX_BLOCK:
+        return {name: number // divisor for name, number in numbers.items()}
+    wanted = np.array(list(numbers.values()), np.float64) / total
+    counts = np.rint(np.arange(MAX_BLOCK // 2, MAX_BLOCK + 1)[:, None] * wanted)
+    errors = np.abs(counts / counts.sum(axis=1, keepdims=True) / wanted - 1).max(axis=1)
+    best = counts[np.argmin(errors)].astype(np.int64).tolist()
+    if lost := [f"{name} ({share:.3g})" for name, share, count in zip(numbers, wanted, best, strict=True) if not count]:
+        raise ConfigError(
+            f"train.epochs: expected shares of at least {1 / MAX_BLOCK:.3g} (one sample in {MAX_BLOCK}), got "
+            f"{', '.join(lost)}. Set each of these sources to 0 in train.epochs, or to more epochs."
+        )
+    return dict(zip(numbers, best, strict=True))
 
 
 def schedule(counts: list[int]) -> NDArray[np.int64]:
@@ -306,27 +336,28 @@ def open_streams(
 ) -> dict[str, RowOrder]:
     """Return the order of the training rows of every source that a training stage uses, by source.
 
-    `packings`: the packed rows of each source, for `train.packing = best_fit`. Raises ConfigError if a sequence length
-    or the weights of a stage do not fit the dataset.
+    `packings`: the packed rows of each source, for `train.packing = best_fit`. Raises ConfigError if a sequence length,
+    the weights of a stage or the epochs do not fit the dataset.
     """
     chunk_tokens, tokens = dataset.chunk_tokens, dataset.num_tokens(TRAIN)
     used = set()
-    for number, (seq_len, weights) in enumerate(zip(stage_lengths(config), stage_weights(config), strict=True)):
-        where = stage_name(config, number)
+    for number, (seq_len, chosen) in enumerate(zip(stage_lengths(config), chosen_sources(config), strict=True)):
+        where, (setting, values) = stage_name(config, number), chosen
         if chunk_tokens % seq_len:
             valid = [length for length in range(1, chunk_tokens + 1) if chunk_tokens % length == 0]
             raise ConfigError(
                 f"{where}.seq_len: expected a divisor of the dataset's chunk_tokens {chunk_tokens}, got {seq_len}. "
                 f"Set {where}.seq_len to one of {', '.join(map(str, valid[-8:]))}."
             )
-        _check_weights(f"{where}.weights", weights, tokens)
-        used |= {name for name in tokens if weights.get(name, 0 if weights else 1) > 0}
+        _check_sources(setting, values, tokens)
+        used |= {name for name in tokens if values.get(name, 0 if values else 1) > 0}
     chunks = {source: _chunks(dataset, source, config) for source in sorted(used)}
     short = [f"{source} has {tokens[source]} tokens" for source in chunks if not chunks[source].num_chunks]
     if short or not chunks:
         raise ConfigError(
             f"{dataset.folder.uri}: expected at least {chunk_tokens + 1} training tokens (chunk_tokens + 1) in every "
-            f"source, got {'; '.join(short) or 'no training source'}. Set the source's weight to 0 in train.weights, "
+            f"source, got {'; '.join(short) or 'no training source'}. Set the source's "
+            f"{'number to 0 in train.epochs' if config.epochs else 'weight to 0 in train.weights'}, "
             "or lower tokens.chunk_tokens and run the step `tokens` again."
         )
     if packings is None:
@@ -336,8 +367,26 @@ def open_streams(
 
 def stage_counts(streams: Mapping[str, RowOrder], config: TrainConfig) -> list[dict[str, int]]:
     """Return, for each training stage, the number of samples of each source in a block, the period of the mixture."""
+    if config.epochs:
+        return [nearest_counts(samples_of_epochs(streams, config, seq_len)) for seq_len in stage_lengths(config)]
     by_tokens: dict[str, float] = {source: stream.num_units for source, stream in streams.items()}
     return [block_counts(dict(sorted((weights or by_tokens).items()))) for weights in stage_weights(config)]
+
+
+def samples_of_epochs(streams: Mapping[str, RowOrder], config: TrainConfig, seq_len: int) -> dict[str, int]:
+    """Return how many samples of `seq_len` tokens of each source `train.epochs` asks for: epochs x samples, rounded."""
+    samples = {source: stream.num_units // stream.width(seq_len) for source, stream in sorted(streams.items())}
+    return {source: max(1, round(Fraction(str(config.epochs[source])) * number)) for source, number in samples.items()}
+
+
+def weights_of_epochs(epochs: Mapping[str, float], dataset: Dataset) -> dict[str, float]:
+    """Return the weights that give the sources of a dataset the same shares as `train.epochs`.
+
+    Raises ConfigError if the epochs do not name the sources of the dataset.
+    """
+    tokens = dataset.num_tokens(TRAIN)
+    _check_sources("train.epochs", epochs, tokens)
+    return {source: float(Fraction(str(times)) * tokens[source]) for source, times in epochs.items()}
 
 
 def make_order(
@@ -364,11 +413,12 @@ def _chunks(dataset: Dataset, source: str, config: TrainConfig) -> ChunkOrder:
     return ChunkOrder(source, shards, dataset.chunk_tokens, config.seed, config.window_shards)
 
 
-def _check_weights(where: str, weights: Mapping[str, float], sources: Mapping[str, int]) -> None:
-    problems = [f"{name!r} is no source{suggest_name(name, sources)}" for name in weights if name not in sources]
-    problems += [f"{name!r} is not named (0 excludes it)" for name in sources if weights and name not in weights]
+def _check_sources(where: str, values: Mapping[str, float], sources: Mapping[str, int]) -> None:
+    """Raise ConfigError unless the values of a setting name every source; no value at all is valid too."""
+    problems = [f"{name!r} is no source{suggest_name(name, sources)}" for name in values if name not in sources]
+    problems += [f"{name!r} is not named (0 excludes it)" for name in sources if values and name not in values]
     if problems:
         raise ConfigError(
-            f"{where}: expected the dataset's sources {sorted(sources)}, got {sorted(weights)}: "
-            f"{'; '.join(problems)}. Set {where} to a weight for every source."
+            f"{where}: expected the dataset's sources {sorted(sources)}, got {sorted(values)}: "
+            f"{'; '.join(problems)}. Set {where} to a number for every source."
         )

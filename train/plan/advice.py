@@ -13,14 +13,12 @@ from train.model.shape import num_parameters
 from train.plan.plan import Plan
 from train.plan.rules import SOURCE as APPENDIX_F
 from train.plan.rules import Row, SourcedFigure, figures_of, training_flops
-from train.plan.target import AVAILABLE_TOKENS, LAWS_BY_NAME, Target, law_of
+from train.plan.target import AVAILABLE_TOKENS, LAWS_BY_NAME, NEAR, Target, law_of
 from train.scaling import laws, repeats
 from train.scaling.laws import LossLaw
 from train.scaling.own_law import MAX_EXTRAPOLATION, law_in
 from train.scaling.repeats import RepeatedData
 
-NEAR = 1.05
-"""Largest ratio of two sizes or token counts that the advice treats as equal."""
 OWN_NUMBERS = {"floor": "nats/token", "a": "", "b": "", "alpha": "", "beta": "", "exponent": ""}
 """The parameters of a law that was fitted to the user's own runs, with their units."""
 
@@ -114,7 +112,7 @@ def advice(plan: Plan, target: Target, unique: Mapping[str, float]) -> list[str]
     tokens, most = target.asked.tokens, min(target.most, plan.num_tokens * NEAR)
     if tokens > target.most * NEAR:
         lines.append(_of_shortage(plan, target, epochs))
-    elif tokens < target.unique / NEAR and target.how != AVAILABLE_TOKENS and tokens <= most:
+    elif tokens < target.unique / NEAR and target.how != AVAILABLE_TOKENS and tokens <= most and not target.fixed:
         what = "budget" if target.budget else "size"
         lines.append(
             f"{target.unique - tokens:,.0f} of {target.unique:,.0f} unique tokens are not needed for this {what}."
@@ -157,6 +155,10 @@ def _of_shortage(plan: Plan, target: Target, epochs: Mapping[str, float]) -> str
     """Return the advice for too few tokens: train a smaller model, repeat data, or get more, with amounts."""
     sizing, required, unique = plan.settings.plan, target.asked.tokens, target.unique
     law, least = law_of(sizing), law_of(sizing).for_tokens(target.most).params
+    if target.fixed:
+        return f"{law.name} asks for {required:,.0f} tokens, and train.epochs gives {target.most:,.0f}." + (
+            f" Train smaller: {least:,.0f} parameters suit these." if least >= sizing.min_params else ""
+        )
     passes_give = "1 pass gives" if sizing.max_epochs == 1 else f"{sizing.max_epochs:g} passes give"
     sentence = f"{law.name} asks for {required:,.0f} tokens, and {passes_give} {target.most:,.0f}."
     if least >= sizing.min_params:

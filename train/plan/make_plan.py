@@ -13,7 +13,7 @@ from schemas.errors import ConfigError
 from schemas.storage import Store
 from schemas.tokens import Dataset
 from train.config.settings import Settings
-from train.data.order import SampleOrder, open_streams, stage_counts, tokens_by_source
+from train.data.order import SampleOrder, open_streams, samples_of_epochs, stage_counts, tokens_by_source
 from train.data.packing import Packing, open_packings, write_packing
 from train.data.permutation import RowOrder
 from train.data.stages import NO_SKIPS, StagePlan, resolve_stages, row_length, stage_lengths
@@ -38,6 +38,7 @@ def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
         )
     settings = settings.model_copy(update={"plan": read_own_law(settings.plan)})
     sizing, train, optim = settings.plan, settings.train, settings.optim
+    _check_given_epochs(settings)
     for seq_len in stage_lengths(train):
         row_length(train, seq_len)  # fails early if a row has more spans than sentinels
     packing = write_packing(run, dataset, train)
@@ -52,10 +53,12 @@ def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
     body_flops = flops_per_token(shape, train.seq_len, logits=False)
     sequences = rules.deepseek_batch(body_flops * tokens) / train.seq_len
     batch = train.global_batch or _power_of_two(sequences, offer.most_samples)
-    # Whole steps, and at most as many as the data allows.
-    steps = max(1, min(round(tokens / (batch * train.seq_len)), offer.most_samples // batch))
-    stages = resolve_stages(train, counts, batch, steps * batch * train.seq_len)
-    _check_epochs(streams, stages, sizing.max_epochs)
+    if not train.epochs:  # whole steps, and at most as many as the data allows
+        steps = max(1, min(round(tokens / (batch * train.seq_len)), offer.most_samples // batch))
+        tokens = steps * batch * train.seq_len
+    stages = resolve_stages(train, counts, batch, int(tokens))
+    if not train.epochs:
+        _check_epochs(streams, stages, sizing.max_epochs)
     _check_memory(shape, settings, stages)
     total = sum(stage.num_tokens for stage in stages)
     first = stages[0].global_batch * stages[0].seq_len
@@ -90,6 +93,8 @@ def _offered(
     samples = {source: stream.num_units // stream.width(train.seq_len) for source, stream in streams.items()}
     block, passes = sum(counts.values()), Fraction(str(sizing.max_epochs))
     most = max(1, min(int(passes * samples[name] * block / count) for name, count in counts.items()))
+    if train.epochs:
+        most = sum(samples_of_epochs(streams, train, train.seq_len).values())
     unique = sum(samples.values()) * train.seq_len
     length = row_length(train, train.seq_len)
     target = target_of(settings, vocab_size, unique, most * train.seq_len, peak_of(settings), length)
@@ -100,6 +105,22 @@ def _power_of_two(sequences: float, most: int) -> int:
     """Return the power of two nearest to `sequences` by ratio, or `most` if `most` is smaller."""
     # Batches of such a size can be divided evenly among ranks.
     return max(1, min(1 << max(0, round(math.log2(sequences))), most))
+
+
+def _check_given_epochs(settings: Settings) -> None:
+    """Raise ConfigError if `train.epochs` exceeds `plan.max_epochs`, or if another setting chooses the tokens too."""
+    epochs, sizing = settings.train.epochs, settings.plan
+    over = [f"{source} {times:g} times" for source, times in epochs.items() if times > sizing.max_epochs]
+    if over:
+        raise ConfigError(
+            f"train.epochs: expected at most plan.max_epochs = {sizing.max_epochs:g} passes over a source, got "
+            f"{', '.join(over)}. Lower train.epochs, or raise plan.max_epochs."
+        )
+    if epochs and sizing.inference_tokens is not None:
+        raise ConfigError(
+            "train.epochs: expected one setting that decides the number of training tokens, got "
+            f"plan.inference_tokens = {sizing.inference_tokens:g} too. Remove train.epochs or plan.inference_tokens."
+        )
 
 
 def _check_epochs(streams: Mapping[str, RowOrder], stages: tuple[StagePlan, ...], max_epochs: float) -> None:
