@@ -28,7 +28,8 @@ from train.checkpoint.folder import Identity, identify
 from train.config.plan import PlanConfig
 from train.config.settings import Settings, settings_of
 from train.data.heldout import OBJECTIVES
-from train.data.order import heldout_streams, weights_of_epochs
+from train.data.order import heldout_streams
+from train.data.shares import weights_of_epochs
 from train.data.stages import NO_SKIPS, stage_lengths
 from train.model.shape import choose_shape, num_parameters
 from train.monitor.metrics import MANIFEST_NAME, TrainManifest, read_train_manifest

@@ -89,11 +89,13 @@ class TrainConfig(Section):
     too."""
     weights: Shares = Field(default_factory=dict)
     """Weight of each source: its share of the training tokens. The weights may have any sum: 60 and 40 mean the same as
-    0.6 and 0.4. Every source must be named; 0 excludes one. Empty = in proportion to the tokens of the sources."""
+    0.6 and 0.4. Every source must be named; 0 excludes one. A name covers the documents of the source that
+    `dedup.rehydration` repeats, such as `web+x3`. Empty = in proportion to the tokens that an epoch reads."""
     epochs: Epochs = Field(default_factory=dict)
     """Number of times that each source is read, in place of `weights`; fractions are allowed. The number of training
     tokens follows: the sum of epochs x tokens of the sources, rounded down to whole steps. Every source must be named;
-    0 excludes one. At most `plan.max_epochs` each. Empty = the plan chooses the number of tokens."""
+    0 excludes one. An epoch reads a document that `dedup.rehydration` repeats as often as it says. At most
+    `plan.max_epochs` each. Empty = the plan chooses the number of tokens."""
     mix: str = execution("", pattern="^([0-9a-f]{64})?$")
     """SHA-256 of the mix that set `weights`, written by `penstock plan --mix`; empty = none. It is not a content field,
     since `weights` already is."""

@@ -7,8 +7,10 @@ data, unusual proportions of model and run, and the cost of settings that the re
 import math
 from collections.abc import Iterator, Mapping
 
+from schemas.tokens import Dataset, split_copies
 from train.config.plan import OwnLaw, PlanConfig
 from train.data.order import tokens_by_source
+from train.data.permutation import RowOrder
 from train.model.shape import num_parameters
 from train.plan.plan import Plan
 from train.plan.rules import SOURCE as APPENDIX_F
@@ -120,6 +122,17 @@ def advice(plan: Plan, target: Target, unique: Mapping[str, float]) -> list[str]
     return lines
 
 
+def unread_copies(dataset: Dataset, streams: Mapping[str, RowOrder]) -> Iterator[str]:
+    """Yield a sentence about each source of repeated documents that has less than a chunk, so that no run reads it."""
+    tokens = dataset.num_tokens()
+    for source in dataset.copies:
+        if source not in streams and tokens[source] <= dataset.chunk_tokens:
+            yield (
+                f"{source} is not read: its {tokens[source]:,} tokens are no whole chunk of {dataset.chunk_tokens:,}. "
+                "A smaller tokens.chunk_tokens would read it."
+            )
+
+
 def _of_repeats(plan: Plan, own: OwnLaw | None, data: RepeatedData, epochs: Mapping[str, float]) -> str:
     """Return the sentence on how often the run reads its unique tokens, and how many new tokens this is worth."""
     evenly = max(epochs.values()) <= NEAR * min(epochs.values())
@@ -176,7 +189,7 @@ def _of_shortage(plan: Plan, target: Target, epochs: Mapping[str, float]) -> str
         )
     if required > unique:
         return f"{sentence} Or get more data: {required - unique:,.0f} tokens more would be read once."
-    soonest = max(epochs, key=epochs.__getitem__)
+    soonest = max(epochs, key=lambda source: epochs[source] / split_copies(source)[1])
     return (
         f"{sentence} Or draw less of {soonest}, which is read through soonest: the sources have {unique:,.0f} tokens."
     )

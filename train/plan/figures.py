@@ -74,6 +74,7 @@ def _data_figures(dataset: Dataset, plan: Plan, offer: DatasetOffer) -> list[Sou
     total, drawn, seq_len = dataset.num_tokens(TRAIN), tokens_by_source(plan.stages), plan.settings.train.seq_len
     unique = {source: number * seq_len for source, number in offer.samples.items()}
     given = {source: f", train.epochs = {times:g}" for source, times in plan.settings.train.epochs.items()}
+    given |= {source: f", {number} in an epoch (dedup.rehydration)" for source, number in dataset.copies.items()}
     worth = repeats.count_repeated_tokens(drawn, unique).worth
     repeated = "Σ U + U·R*·(1 − exp(−(D/U − 1)/R*)), R* = 15.39"
     whole = "U = Σ whole chunks; a source's last token is a target only"

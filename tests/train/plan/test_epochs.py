@@ -17,9 +17,9 @@ from train.data.order import (
     open_streams,
     samples_of_epochs,
     tokens_by_source,
-    weights_of_epochs,
 )
 from train.data.permutation import RowOrder
+from train.data.shares import weights_of_epochs
 from train.plan.make_plan import make_plan
 from train.plan.plan import Plan, open_order
 from train.plan.target import choose_target
@@ -129,13 +129,13 @@ def test_small_epochs_of_a_long_run_are_near(run: Store) -> None:
 
     streams: dict[str, RowOrder] = {"web": Long(10**8 + 7), "wiki": Long(10**5 + 3)}  # type: ignore[dict-item]
     config = load_settings({"train": {"epochs": {"web": 1, "wiki": 3}}}, [], "test").train
-    samples = samples_of_epochs(streams, config, 64)
+    samples = samples_of_epochs(streams, config, 64, {})
     assert samples == {"web": 10**8 + 7, "wiki": 3 * (10**5 + 3)}
-    counts = nearest_counts(samples)
+    counts = nearest_counts(samples, "train.epochs")
     taken = dict(zip(counts, Mixture(counts).taken(sum(samples.values())), strict=True))
     assert taken["wiki"] / samples["wiki"] == pytest.approx(1, rel=1e-5)
     with pytest.raises(ConfigError, match=r"train\.epochs: .* got wiki \(1e-06\)\. Set each of these sources to 0"):
-        nearest_counts({"web": 10**6, "wiki": 1})
+        nearest_counts({"web": 10**6, "wiki": 1}, "train.epochs")
 
 
 def test_shares_of_epochs(run: Store) -> None:
