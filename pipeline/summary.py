@@ -17,7 +17,7 @@ from schemas.manifest import Manifest, TableVersion, current_tables
 from schemas.storage import Store
 from schemas.tables import LATER_VERDICTS
 from schemas.text import format_bytes, format_duration, text_table
-from schemas.tokens import TRAIN
+from schemas.tokens import TRAIN, split_copies
 from schemas.versions import DATASET
 
 DROPPING_TABLES = ("documents", *LATER_VERDICTS, DATASET)
@@ -109,7 +109,9 @@ def _token_rows(tables: Mapping[str, TableVersion]) -> list[tuple[str, str]]:
         num_shards = len(streams.get(f"{source}/{TRAIN}", ()))
         text = f"{source}: {left.get(f'{source}/{TRAIN}', 0):,} in {num_shards:,} shard{'s' if num_shards != 1 else ''}"
         removed = sum(sum(streams[stream]) - left[stream] for stream in own)
-        rows.append(("tokens", f"{text}, {heldout:,} held out{f', {removed:,} removed' if removed else ''}"))
+        text += f", {heldout:,} held out{f', {removed:,} removed' if removed else ''}"
+        copies = split_copies(source)[1]
+        rows.append(("tokens", f"{text}; an epoch reads them {copies} times" if copies > 1 else text))
     return rows
 
 

@@ -360,7 +360,7 @@ DEDUP = pa.schema(
         ),
         field("survivor", pa.binary(16), "the copy of the cluster that stays; null when every copy was dropped before"),
         field("similarity", pa.float32(), "as in `clusters`", "0..1"),
-        field("weight", pa.int32(), "how often the document may be repeated for the size of its cluster", "copies"),
+        field("weight", pa.int32(), "how often an epoch of training reads the document", "copies"),
         *VERDICT,
     ]
 )
@@ -436,7 +436,7 @@ CLEAN = pa.schema(
         field("language", pa.string(), "most probable language"),
         field("cluster", pa.binary(16), "duplicate cluster, decides between train and held-out"),
         field("cluster_size", pa.int64(), "number of copies found", "documents"),
-        field("weight", pa.int32(), "how often it may be repeated for the size of its cluster", "copies"),
+        field("weight", pa.int32(), "how often an epoch of training reads the document", "copies"),
         field("title", pa.string(), "title, personal data replaced"),
         field("text", pa.string(), "text after cuts, personal data replaced; null when dropped"),
         field("num_chars", pa.int64(), "length of this text", "code points"),

@@ -26,6 +26,21 @@ SPACE, ESCAPE = "\u2581", "\ufdd0"
 """The character that SentencePiece writes for a space, and a Unicode noncharacter that begins an escape sequence."""
 
 
+COPIES = "+x"
+"""Separator between a source and the number of times that its documents are read in an epoch, in a stream's name."""
+
+
+def name_of_copies(source: str, copies: int) -> str:
+    """Return the source of the documents that are read `copies` times in an epoch: `web`, or `web+x3` for 3."""
+    return source if copies == 1 else f"{source}{COPIES}{copies}"
+
+
+def split_copies(source: str) -> tuple[str, int]:
+    """Return a source without the number of copies, and that number: ("web", 3) for `web+x3`, else the name and 1."""
+    name, mark, number = source.rpartition(COPIES)
+    return (name, int(number)) if mark and number.isdecimal() else (source, 1)
+
+
 def escape(text: str) -> str:
     """Return the text with `▁`, which SentencePiece would decode as a space, replaced by an escape sequence."""
     if SPACE in text or ESCAPE in text:
@@ -146,8 +161,9 @@ class Member:
 class Dataset:
     """A committed token dataset; `streams` maps `<source>/<split>` to its shards in order.
 
-    Each quality bucket of a source is a source of its own here, such as `web+low` and `web+high`. In a union of
-    datasets a stream has the shards of each member after another; within a member they are sorted.
+    Each quality bucket of a source is a source of its own here, such as `web+low` and `web+high`. So are the documents
+    that `dedup.rehydration` repeats: those of `web+x3` are stored once, and an epoch of `web` reads them three times.
+    In a union of datasets a stream has the shards of each member after another; within a member they are sorted.
     """
 
     folder: Store
@@ -164,6 +180,11 @@ class Dataset:
     def digest(self) -> str:
         """The identity of the dataset: SHA-256 (hex) of its manifest's content."""
         return self.manifest.digest
+
+    @property
+    def copies(self) -> dict[str, int]:
+        """How often an epoch reads the documents of each source that `dedup.rehydration` repeats; others are absent."""
+        return {source: number for source in self.num_tokens() if (number := split_copies(source)[1]) > 1}
 
     def num_tokens(self, split: str = TRAIN) -> dict[str, int]:
         """Return the number of stored tokens of each source in one split, `train` or `heldout`."""

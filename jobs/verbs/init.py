@@ -363,11 +363,11 @@ def with_sources(base: str, answers: Answers, files: Mapping[str, Sequence[str]]
             at = next((number for number, line in enumerate(block) if line.startswith("name")), 0) + 1
             lines += [*block[:at], f"paths = {toml_value(list(files[name]))}", *block[at:]]
     values = read_values(base)
-    weights, ranks = values.get("train", {}).get("weights"), values.get("dedup", {}).get("source_ranks")
-    if weights:
-        lines = _with_key(
-            lines, "train", "weights", {name: weight for name, weight in weights.items() if name in files}
-        )
+    ranks = values.get("dedup", {}).get("source_ranks")
+    for setting in ("weights", "epochs"):
+        if by_source := values.get("train", {}).get(setting):
+            own_values = {name: value for name, value in by_source.items() if name in files}
+            lines = _with_key(lines, "train", setting, own_values)
     if ranks:
         lines = _with_key(lines, "dedup", "source_ranks", [name for name in ranks if name in files])
     own = {name: settings for name, settings in answers.settings().items() if name != SOURCE}

@@ -12,7 +12,7 @@ from typing import Any
 
 from jobs.arguments import Command, add_overrides, add_run
 from jobs.recipe import recipe_sections, stored_recipe
-from jobs.verbs.proxies import TABLES, Proxy, plan_proxy, train_proxy
+from jobs.verbs.proxies import TABLES, Proxy, plan_proxy, train_proxy, with_shares
 from jobs.verbs.scaling import add_interval_arguments, check_intervals, describe_fit, measured_run, print_law
 from schemas.config import load_recipe
 from schemas.errors import ConfigError
@@ -83,7 +83,8 @@ def ladder_command(arguments: Arguments) -> int:
     run = Store(arguments.run)
     local_path(run, FOLDER)
     dataset = open_dataset(run)
-    recipe, left_out = shared_recipe(run, arguments.overrides)
+    shared, left_out = shared_recipe(run, arguments.overrides)
+    recipe = with_shares(shared, dataset)
     settings = load_settings(recipe, [], f"{run.uri}/{RUN_NAME}")
     _check(settings, dataset)
     with tempfile.TemporaryDirectory() as scratch:  # a plan may write an index of packed rows

@@ -29,6 +29,7 @@ from train.config.plan import PlanConfig
 from train.config.settings import Settings, settings_of
 from train.data.heldout import OBJECTIVES
 from train.data.order import heldout_streams
+from train.data.shares import weights_of_epochs
 from train.data.stages import NO_SKIPS, stage_lengths
 from train.model.shape import choose_shape, num_parameters
 from train.monitor.metrics import MANIFEST_NAME, TrainManifest, read_train_manifest
@@ -312,8 +313,17 @@ def _proxy_folder(run: Store, folder: Store, side: str, seed: int) -> Store:
     new = folder.child(f"{side}-seed-{seed}")
     if not new.exists(RUN_NAME):
         state = attach_run(new, run, TABLES)
-        write_run(new, RunFile(tables=state.tables, recipe=proxy_recipe(state.recipe)))
+        recipe = with_shares(proxy_recipe(state.recipe), open_dataset(run))
+        write_run(new, RunFile(tables=state.tables, recipe=recipe))
     return new
+
+
+def with_shares(recipe: Mapping[str, Mapping[str, Any]], dataset: Dataset) -> dict[str, dict[str, Any]]:
+    """Return the recipe with `train.epochs`, which decides the length of a run, as shares of the same sources."""
+    values = {name: dict(section) for name, section in recipe.items()}
+    if epochs := values.get("train", {}).pop("epochs", None):
+        values["train"]["weights"] = weights_of_epochs(epochs, dataset)
+    return values
 
 
 def proxy_recipe(recipe: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -11,7 +11,8 @@ from schemas.tables import DOCUMENTS, DROPPED_BEFORE, SCORES
 
 RULES = ("source_rank", "snapshot", "earliest", "latest", "longest", "shortest")
 SIDES = ("highest", "lowest")
-REHYDRATION = {1: 1, 2: 2, 3: 3, 5: 5, 100: 8, 1000: 1}
+MAX_COPIES = 100
+"""Most times that an epoch may read a document; up to 40, repeats have some effect (Muennighoff et al. 2023)."""
 MINHASH_ONLY = frozenset(("threshold", "bands", "rows"))
 SIMHASH_ONLY = frozenset(("max_distance", "blocks"))
 NEAR_ONLY = MINHASH_ONLY | SIMHASH_ONLY | {"min_similarity", "verify", "rounds"}
@@ -73,9 +74,10 @@ class DedupConfig(Section):
     by_url: Literal["off", "newest", "longest", "first"] = decision("off")
     """Which of the documents with the same canonical URL survives; `off`: all. This is decided before copies of text
     are compared."""
-    rehydration: dict[int, int] = decision(REHYDRATION)
-    """Weights of survivors by the size of their cluster. The entry with the largest size that the cluster reaches
-    applies. Source of the default: FineWeb-2 (Penedo et al. 2025, arXiv 2506.20920)."""
+    rehydration: dict[int, int] = decision({1: 1})
+    """How often an epoch of training reads a survivor, by the size of its cluster. The entry with the largest size that
+    the cluster reaches applies. The default reads every document once. FineWeb2 (Penedo et al. 2025, arXiv 2506.20920):
+    {1 = 1, 2 = 2, 3 = 3, 5 = 5, 100 = 8, 1000 = 1}."""
     finish_edges: int = execution(4_000_000, ge=0)
     """Clusters are the connected components of a graph of copies. One task finishes them once at most this many edges
     are left. 0: rounds run until no edge is left."""
@@ -98,10 +100,10 @@ class DedupConfig(Section):
     @field_validator("rehydration")
     @classmethod
     def _starts_at_one(cls, value: dict[int, int]) -> dict[int, int]:
-        if 1 not in value or min(value) < 1 or min(value.values()) < 0:
+        if 1 not in value or min(value) < 1 or not 1 <= min(value.values()) <= max(value.values()) <= MAX_COPIES:
             raise ValueError(
-                f"rehydration: expected weights of at least 0 for size 1 and any larger sizes, got {value}. "
-                "Give dedup.rehydration an entry for size 1, and remove smaller sizes and negative weights."
+                f"rehydration: expected 1 to {MAX_COPIES} reads for size 1 and any larger sizes, got {value}. "
+                "Give dedup.rehydration an entry for size 1, and set every number of reads within this range."
             )
         return value
 

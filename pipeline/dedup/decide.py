@@ -179,5 +179,5 @@ def part_of(best: bytes, digest: int) -> int:
 
 
 def weight_of(size: int, config: DedupConfig) -> int:
-    """Return the weight of the survivor of a cluster of this size: how many times training may repeat the document."""
+    """Return the weight of the survivor of a cluster of this size: how often an epoch of training reads it."""
     return config.rehydration[max(limit for limit in config.rehydration if limit <= size)]

@@ -223,7 +223,8 @@ def left_out_of(part: Part, sorting: Sorting | None) -> Iterator[bool]:
     while sorting is None:
         yield False
     stream_of = streams_of_part(part, sorting)
-    for batch in read_measured(part, {"documents": ["source"], "clusters": ["cluster"]}):
+    # A document that only the new settings keep has no weight yet, and counts as one that is read once.
+    for batch in read_measured(part, {"documents": ["source"], "clusters": ["cluster"], "dedup": ["weight"]}):
         for row in batch.to_pylist():
             yield sorting.drop(stream_of(row), row["doc_id"]) is not None
 

@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.decontaminate.stage import CANARIES, DOCUMENTS, ITEMS, NGRAMS, SETS, WHOLE_ITEMS
 from pipeline.report.facts import RunFacts
 from schemas.manifest import FileEntry
-from schemas.tokens import HELDOUT, docs_key, shard_key
+from schemas.tokens import HELDOUT, docs_key, shard_key, split_copies
 
 MAX_LANGUAGES = 20
 WORDLIST = "wordlist_"
@@ -67,6 +67,11 @@ class StreamSummary:
     def held_out(self) -> bool:
         """True if the documents of the stream are never trained on."""
         return self.name.endswith(f"/{HELDOUT}")
+
+    @property
+    def copies(self) -> int:
+        """Number of times that an epoch of training reads the documents of the stream; 0 if they are held out."""
+        return 0 if self.held_out else split_copies(self.name.rpartition("/")[0])[1]
 
 
 @dataclass(frozen=True)

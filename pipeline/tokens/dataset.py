@@ -69,6 +69,7 @@ FROM_CLEAN = [
     *(field.name for field in PROVENANCE),
     "language",
     "cluster",
+    "weight",
     "num_bytes",
     "num_chars",
     "text",

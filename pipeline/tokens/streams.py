@@ -1,12 +1,12 @@
 """Assignment of documents to the streams of a dataset, and the choice of the documents that a mix leaves out.
 
-A stream holds the documents of one source and quality bucket, either for training or held out. A document's stream, and
-whether the mix keeps the document, depend only on the document and the settings. Writing, comparing and predicting a
-dataset therefore share these functions. The quality buckets are computed from stored tables, so another signal can
-define them without cleaning the texts again.
+A stream holds the documents of one source and quality bucket that an epoch reads equally often (`dedup.rehydration`),
+either for training or held out. A document's stream, and whether the mix keeps the document, depend only on the
+document and the settings. Writing, comparing and predicting a dataset therefore share these functions. The quality
+buckets are computed from stored tables, so another signal can define them without cleaning the texts again.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
@@ -28,7 +28,7 @@ from schemas.signals import FAMILIES
 from schemas.storage import Store
 from schemas.tables import lookup_entry
 from schemas.takedown import takedown_ancestry
-from schemas.tokens import HELDOUT, TRAIN, shard_key
+from schemas.tokens import HELDOUT, TRAIN, name_of_copies, shard_key
 
 BUCKET_SEPARATOR = "+"
 """Separator between a source and its quality bucket in a stream's name; no source name contains it."""
@@ -142,9 +142,11 @@ def mix_file(config: TokensConfig) -> dict[str, str]:
     return {MIX_RULE: config.mix} if config.mix else {}
 
 
+REHYDRATING = 2
+"""First version of the step that gives the documents of each weight a stream of their own."""
 TOKENS = Relation(
     name="tokens",
-    version=1,
+    version=REHYDRATING,
     config=TokensConfig,
     reasons={MIX_RULE: "a training document beyond the share of its source that `tokens.mix` keeps, chosen by hash"},
     models=mix_file,
@@ -159,20 +161,24 @@ class Sorting:
     keep: Mapping[str, float] = field(default_factory=dict)
     """Share of the training documents to keep, by source, such as `web`, or by source and bucket, such as `web+head`.
     Others are kept whole."""
+    rehydrates: bool = True
+    """False for a dataset of a version that wrote documents of any weight to the same stream."""
 
     @property
     def may_drop(self) -> bool:
         """True if the mix keeps less than all training documents of a source."""
         return min(self.keep.values(), default=1.0) < 1
 
-    def stream(self, source: str, bucket: str | None, cluster: bytes) -> str:
-        """Return a document's stream, such as `web/train` or, in a quality bucket, `web+head/heldout`.
+    def stream(self, source: str, bucket: str | None, cluster: bytes, weight: int | None = 1) -> str:
+        """Return a document's stream, such as `web/train`, or `web+head/heldout` in a quality bucket.
 
-        `bucket` is None if sources are not divided.
+        `bucket` is None if sources are not divided. `weight`: how often an epoch reads the document, such as 3 for the
+        stream `web+x3/train`; None = once.
         """
         is_heldout = is_in_share(shuffle_key(self.config.seed + 1, cluster), self.config.heldout_share)
         name = source if bucket is None else f"{source}{BUCKET_SEPARATOR}{bucket}"
-        return f"{name}/{HELDOUT if is_heldout else TRAIN}"
+        copies = weight or 1 if self.rehydrates else 1
+        return f"{name_of_copies(name, copies)}/{HELDOUT if is_heldout else TRAIN}"
 
     def drop(self, stream: str, doc_id: bytes) -> Drop | None:
         """Return the verdict on a document that the mix leaves out; None if the mix keeps the document."""
@@ -187,7 +193,8 @@ def sorting_of(manifest: Manifest) -> Sorting:
     """Return the assignment of documents to streams that the manifest of a committed dataset describes."""
     content = manifest.content
     config = TokensConfig.model_validate(content.config.get(TOKENS.name, {}))
-    return Sorting(config, {name: figure["keep"] for name, figure in content.figures.get(MIX_RULE, {}).items()})
+    keep = {name: figure["keep"] for name, figure in content.figures.get(MIX_RULE, {}).items()}
+    return Sorting(config, keep, content.stages.get(TOKENS.name, TOKENS.version) >= REHYDRATING)
 
 
 def mixed_sorting(dataset: Manifest, clean: str) -> Sorting | None:
@@ -200,9 +207,13 @@ def mixed_sorting(dataset: Manifest, clean: str) -> Sorting | None:
     return sorting if sorting and sorting.may_drop else None
 
 
-def check_mix_sources(config: TokensConfig, sources: Sequence[str]) -> None:
-    """Raise ConfigError if the mix names a source, or a source and quality bucket, that the recipe does not have."""
-    possible = [f"{source}{BUCKET_SEPARATOR}{name}" for source in sources for name in config.bucket_names] or [*sources]
+def check_mix_sources(config: TokensConfig, sources: Sequence[str], copies: Collection[int] = (1,)) -> None:
+    """Raise ConfigError if the mix names a source that the recipe does not have.
+
+    A source of the mix may be a quality bucket, and may have a number of `copies` (values of `dedup.rehydration`).
+    """
+    buckets = [f"{source}{BUCKET_SEPARATOR}{name}" for source in sources for name in config.bucket_names] or sources
+    possible = [name_of_copies(name, number) for name in buckets for number in sorted({*copies})]
     if config.mix and (unknown := sorted(read_mix(config.mix).sources.keys() - set(possible))):
         hints = ", ".join(f"{name!r}{suggest_name(name, possible)}" for name in unknown)
         raise ConfigError(
@@ -315,7 +326,7 @@ def find_bucket(buckets: Iterator[tuple[bytes, str]], doc_id: bytes) -> str:
 
 
 def streams_of_part(part: Part, sorting: Sorting) -> Callable[[Row], str]:
-    """Return a function that maps a row with `doc_id`, `source` and `cluster` to the name of its stream.
+    """Return a function that maps a row with `doc_id`, `source`, `cluster` and `weight` to the name of its stream.
 
     The function must be called with the rows of the part in their stored order.
     """
@@ -323,7 +334,7 @@ def streams_of_part(part: Part, sorting: Sorting) -> Callable[[Row], str]:
 
     def stream(row: Row) -> str:
         bucket = find_bucket(buckets, row["doc_id"]) if buckets is not None else None
-        return sorting.stream(row["source"], bucket, row["cluster"])
+        return sorting.stream(row["source"], bucket, row["cluster"], row["weight"])
 
     return stream
 
@@ -338,7 +349,7 @@ def mix_drops(tables: Mapping[str, TableVersion], number: int, sorting: Sorting)
     part = Part(number, folders, {name: table.manifest.run.paths[key] for name, table in tables.items()})
     stream_of = streams_of_part(part, sorting)
     with folders["clean"].open_input(part.paths["clean"]) as stream:
-        columns = ["doc_id", "source", "cluster", "drop_stage"]
+        columns = ["doc_id", "source", "cluster", "weight", "drop_stage"]
         for batch in pq.ParquetFile(stream).iter_batches(batch_size=ROWS_AT_ONCE, columns=columns):
             for row in batch.to_pylist():
                 if row["drop_stage"] is None:

@@ -56,7 +56,7 @@ PUBLISHED: dict[str, dict[str, dict[str, Any]]] = {
         "extract": {"extractor": "trafilatura", "favor_precision": True},
         "language": {"languages": ("en",), "min_score": 0.65},
         "signature": {"family": "datatrove", "shingle_words": 5, "permutations": 112},
-        "dedup": {"bands": 14, "rows": 8, "exact": "off", "min_similarity": 0, "rehydration": {1: 1}},
+        "dedup": {"bands": 14, "rows": 8, "exact": "off", "min_similarity": 0},
         "pii": {"types": ("email", "ip")},
     },
     "fineweb2": {

@@ -20,7 +20,7 @@ def stages_of(
     dataset: Dataset, config: TrainConfig, global_batch: int = 8, steps: int = 100, packings: Packings = None
 ) -> tuple[StagePlan, ...]:
     """Return the stages of the settings; without `train.stages`, a single stage with `steps` of `global_batch`."""
-    counts = stage_counts(open_streams(dataset, config, packings), config)
+    counts = stage_counts(open_streams(dataset, config, packings), config, dataset.copies)
     return resolve_stages(config, counts, global_batch, steps * global_batch * config.seq_len)
 
 

@@ -61,6 +61,8 @@ class Settings(BaseModel):
             content["optim.muon_precision"] = "fp32"  # unused, and so the same on every device
         if self.train.precision != "fp8":
             del content["train.fp8_scaling"]
+        if not self.train.epochs:
+            del content["train.epochs"]
         return content
 
     def for_device(self, kind: str, capability: tuple[int, int] | None = None) -> "Settings":

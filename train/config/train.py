@@ -1,6 +1,6 @@
 """The sections `[train]` (data, order, training stages; the plan replaces None), `[checkpoint]` and `[guard]`."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -16,10 +16,21 @@ def _shares(weights: dict[str, float]) -> dict[str, float]:
     return weights
 
 
+def _epochs(epochs: dict[str, float]) -> dict[str, float]:
+    if epochs and (min(epochs.values()) < 0 or max(epochs.values()) <= 0):
+        raise ValueError(
+            f"expected epochs of 0 or more, with at least one above 0, got {epochs}. Set every entry of `epochs` to 0 "
+            "or more, and at least one above 0."
+        )
+    return epochs
+
+
 MIN_BF16_CAPABILITY, MIN_FP16_CAPABILITY = (8, 0), (7, 0)
 """Minimum CUDA compute capability at which precision = auto means bf16, and at which it means fp16."""
 Shares = Annotated[dict[str, float], AfterValidator(_shares)]
-"""Weight of each source: its share of the samples, relative to the sum of the weights."""
+"""Weight of each source: its share of the training tokens, relative to the sum of the weights."""
+Epochs = Annotated[dict[str, float], AfterValidator(_epochs)]
+"""Number of times that each source is read, also a fraction."""
 
 
 class StageConfig(Section):
@@ -32,7 +43,7 @@ class StageConfig(Section):
     global_batch: int | None = Field(None, ge=1)
     """Sequences per step."""
     weights: Shares | None = None
-    """Weight of each source in the samples of the stage; every source must be named."""
+    """Weight of each source: its share of the tokens of the stage; every source must be named."""
     learning_rate: float | None = Field(None, gt=0)
     """Learning rate at the beginning of the stage, which then has its own schedule; None = the run's schedule
     continues."""
@@ -55,6 +66,8 @@ class StageConfig(Section):
 class TrainConfig(Section):
     """The training data and its order; content fields affect the trained weights, execution fields do not."""
 
+    REPLACES: ClassVar = {"weights": {"epochs"}, "epochs": {"weights", "mix"}}
+
     seed: int = Field(0, ge=0, lt=1 << 63)
     """Seed of the data order, of the initial weights and of the masks."""
     objective: Literal["causal", "mlm", "span"] = "causal"
@@ -74,8 +87,14 @@ class TrainConfig(Section):
     """Prevent attention between documents in a sequence; if false, tokens attend to the sequence's other documents
     too."""
     weights: Shares = Field(default_factory=dict)
-    """Weight of each source: its share of the samples, relative to the sum. Every source must be named; 0 excludes one.
-    Empty = in proportion to the tokens of the sources."""
+    """Weight of each source: its share of the training tokens. The weights may have any sum: 60 and 40 mean the same as
+    0.6 and 0.4. Every source must be named; 0 excludes one. A name covers the documents of the source that
+    `dedup.rehydration` repeats, such as `web+x3`. Empty = in proportion to the tokens that an epoch reads."""
+    epochs: Epochs = Field(default_factory=dict)
+    """Number of times that each source is read, in place of `weights`; fractions are allowed. The number of training
+    tokens follows: the sum of epochs x tokens of the sources, rounded down to whole steps. Every source must be named;
+    0 excludes one. An epoch reads a document that `dedup.rehydration` repeats as often as it says. At most
+    `plan.max_epochs` each. Empty = the plan chooses the number of tokens."""
     mix: str = execution("", pattern="^([0-9a-f]{64})?$")
     """SHA-256 of the mix that set `weights`, written by `penstock plan --mix`; empty = none. It is not a content field,
     since `weights` already is."""
@@ -149,6 +168,22 @@ class TrainConfig(Section):
             (
                 any(stage.tokens is None for stage in self.stages[:-1]),
                 "stages: only the last stage may be without tokens",
+            ),
+            (
+                bool(self.epochs) and bool(self.weights),
+                "epochs and weights exclude each other: remove one of them",
+            ),
+            (
+                bool(self.epochs) and self.steps is not None,
+                f"epochs decide the number of training tokens, and steps = {self.steps} too: remove one of them",
+            ),
+            (
+                bool(self.epochs) and any(stage.weights is not None for stage in self.stages),
+                "epochs are those of the whole run: they require stages without their own weights",
+            ),
+            (
+                bool(self.epochs) and bool(self.stages) and self.stages[-1].tokens is not None,
+                "epochs decide the number of training tokens, and stages with tokens in the last one too: remove one",
             ),
             (
                 bool(self.mix) and not self.weights,

@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from functools import cached_property, lru_cache
-from math import lcm
+from math import gcd, lcm
 
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.config import suggest_name
 from schemas.errors import ConfigError
 from schemas.ids import digest_of
 from schemas.tokens import HELDOUT, TRAIN, Dataset
@@ -31,7 +30,17 @@ from train.data.permutation import (
     StreamRows,
     join_pieces,
 )
-from train.data.stages import NO_SKIPS, STAGE_BITS, SkipList, StagePlan, stage_lengths, stage_name, stage_weights
+from train.data.shares import check_sources, number_of, reads_of_epochs, shares_of_weights
+from train.data.stages import (
+    NO_SKIPS,
+    STAGE_BITS,
+    SkipList,
+    StagePlan,
+    chosen_sources,
+    stage_lengths,
+    stage_name,
+    stage_weights,
+)
 
 # The mixture of sources: shares become exact counts per block of samples, scheduled by earliest deadline first.
 #
@@ -68,6 +77,29 @@ def block_counts(weights: Mapping[str, float]) -> dict[str, int]:
             f"got {', '.join(lost)}. Set each of these weights to 0 in train.weights, or to a larger share."
         )
     return counts
+
+
+def nearest_counts(shares: Mapping[str, int | Fraction], setting: str) -> dict[str, int]:
+    """Return the counts of a block that are proportional to these shares, all above 0.
+
+    They are exact if a block of at most MAX_BLOCK samples allows it. Otherwise the block is the one whose largest
+    relative error of a count is least. Raises ConfigError, which names `setting`, if a count is rounded to 0.
+    """
+    scale = lcm(*(Fraction(share).denominator for share in shares.values()))
+    numbers = {name: int(share * scale) for name, share in shares.items()}
+    divisor, total = gcd(*numbers.values()), sum(numbers.values())
+    if total // divisor <= MAX_BLOCK:
+        return {name: number // divisor for name, number in numbers.items()}
+    wanted = np.array([float(Fraction(number, total)) for number in numbers.values()])
+    counts = np.rint(np.arange(MAX_BLOCK // 2, MAX_BLOCK + 1)[:, None] * wanted)
+    errors = np.abs(counts / counts.sum(axis=1, keepdims=True) / wanted - 1).max(axis=1)
+    best = counts[np.argmin(errors)].astype(np.int64).tolist()
+    if lost := [f"{name} ({share:.3g})" for name, share, count in zip(numbers, wanted, best, strict=True) if not count]:
+        raise ConfigError(
+            f"{setting}: expected shares of at least {1 / MAX_BLOCK:.3g} (one sample in {MAX_BLOCK}), got "
+            f"{', '.join(lost)}. Set each of these sources to 0 in {setting}, or to a larger number."
+        )
+    return dict(zip(numbers, best, strict=True))
 
 
 def schedule(counts: list[int]) -> NDArray[np.int64]:
@@ -306,27 +338,30 @@ def open_streams(
 ) -> dict[str, RowOrder]:
     """Return the order of the training rows of every source that a training stage uses, by source.
 
-    `packings`: the packed rows of each source, for `train.packing = best_fit`. Raises ConfigError if a sequence length
-    or the weights of a stage do not fit the dataset.
+    `packings`: the packed rows of each source, for `train.packing = best_fit`. Raises ConfigError if a sequence length,
+    the weights of a stage or the epochs do not fit the dataset.
     """
     chunk_tokens, tokens = dataset.chunk_tokens, dataset.num_tokens(TRAIN)
     used = set()
-    for number, (seq_len, weights) in enumerate(zip(stage_lengths(config), stage_weights(config), strict=True)):
-        where = stage_name(config, number)
+    for number, (seq_len, chosen) in enumerate(zip(stage_lengths(config), chosen_sources(config), strict=True)):
+        where, (setting, values) = stage_name(config, number), chosen
         if chunk_tokens % seq_len:
             valid = [length for length in range(1, chunk_tokens + 1) if chunk_tokens % length == 0]
             raise ConfigError(
                 f"{where}.seq_len: expected a divisor of the dataset's chunk_tokens {chunk_tokens}, got {seq_len}. "
                 f"Set {where}.seq_len to one of {', '.join(map(str, valid[-8:]))}."
             )
-        _check_weights(f"{where}.weights", weights, tokens)
-        used |= {name for name in tokens if weights.get(name, 0 if weights else 1) > 0}
+        check_sources(setting, values, tokens)
+        used |= {name for name in tokens if not values or number_of(values, name) > 0}
     chunks = {source: _chunks(dataset, source, config) for source in sorted(used)}
+    # Documents that rehydration repeats have a stream of their own, which may lack a chunk as any stream's end does.
+    chunks = {source: chunk for source, chunk in chunks.items() if chunk.num_chunks or source not in dataset.copies}
     short = [f"{source} has {tokens[source]} tokens" for source in chunks if not chunks[source].num_chunks]
     if short or not chunks:
         raise ConfigError(
             f"{dataset.folder.uri}: expected at least {chunk_tokens + 1} training tokens (chunk_tokens + 1) in every "
-            f"source, got {'; '.join(short) or 'no training source'}. Set the source's weight to 0 in train.weights, "
+            f"source, got {'; '.join(short) or 'no training source'}. Set the source's "
+            f"{'number to 0 in train.epochs' if config.epochs else 'weight to 0 in train.weights'}, "
             "or lower tokens.chunk_tokens and run the step `tokens` again."
         )
     if packings is None:
@@ -334,10 +369,34 @@ def open_streams(
     return {source: PackedRows(order, packings[source]) for source, order in chunks.items()}
 
 
-def stage_counts(streams: Mapping[str, RowOrder], config: TrainConfig) -> list[dict[str, int]]:
-    """Return, for each training stage, the number of samples of each source in a block, the period of the mixture."""
-    by_tokens: dict[str, float] = {source: stream.num_units for source, stream in streams.items()}
-    return [block_counts(dict(sorted((weights or by_tokens).items()))) for weights in stage_weights(config)]
+def stage_counts(
+    streams: Mapping[str, RowOrder], config: TrainConfig, copies: Mapping[str, int]
+) -> list[dict[str, int]]:
+    """Return, for each training stage, the number of samples of each source in a block, the period of the mixture.
+
+    `copies`: how often an epoch reads the documents of a source, by source; sources that are read once are absent.
+    """
+    if config.epochs:
+        samples = [samples_of_epochs(streams, config, seq_len, copies) for seq_len in stage_lengths(config)]
+        return [nearest_counts(numbers, "train.epochs") for numbers in samples]
+    units = {source: streams[source].num_units for source in sorted(streams)}
+    if not copies:
+        by_tokens: dict[str, float] = {**units}
+        return [block_counts(dict(sorted((weights or by_tokens).items()))) for weights in stage_weights(config)]
+    counts = []
+    for number, weights in enumerate(stage_weights(config)):
+        shares = shares_of_weights(weights, units, copies)
+        counts.append(nearest_counts(shares, f"{stage_name(config, number)}.weights"))
+    return counts
+
+
+def samples_of_epochs(
+    streams: Mapping[str, RowOrder], config: TrainConfig, seq_len: int, copies: Mapping[str, int]
+) -> dict[str, int]:
+    """Return how many samples of `seq_len` tokens of each source `train.epochs` asks for: reads x samples, rounded."""
+    reads = reads_of_epochs(config.epochs, sorted(streams), copies)
+    samples = {source: streams[source].num_units // streams[source].width(seq_len) for source in reads}
+    return {source: max(1, round(times * samples[source])) for source, times in reads.items()}
 
 
 def make_order(
@@ -348,7 +407,13 @@ def make_order(
     packings: Mapping[str, PackedIndex] | None = None,
 ) -> SampleOrder:
     """Return the order of a dataset's training samples. Raises ConfigError if the settings do not fit the dataset."""
-    return SampleOrder(open_streams(dataset, config, packings), stages, skip, config.seed)
+    streams = open_streams(dataset, config, packings)
+    if missing := sorted({source for stage in stages for source in stage.counts} - streams.keys()):
+        raise ConfigError(
+            f"{dataset.folder.uri}: expected a chunk of {dataset.chunk_tokens} tokens in every source of the plan, got "
+            f"none in {', '.join(missing)}. Run `penstock plan` again."
+        )
+    return SampleOrder(streams, stages, skip, config.seed)
 
 
 def heldout_streams(dataset: Dataset, seq_len: int) -> dict[str, StreamRows]:
@@ -362,13 +427,3 @@ def heldout_streams(dataset: Dataset, seq_len: int) -> dict[str, StreamRows]:
 def _chunks(dataset: Dataset, source: str, config: TrainConfig) -> ChunkOrder:
     shards = [shard.num_tokens for shard in dataset.streams[f"{source}/{TRAIN}"]]
     return ChunkOrder(source, shards, dataset.chunk_tokens, config.seed, config.window_shards)
-
-
-def _check_weights(where: str, weights: Mapping[str, float], sources: Mapping[str, int]) -> None:
-    problems = [f"{name!r} is no source{suggest_name(name, sources)}" for name in weights if name not in sources]
-    problems += [f"{name!r} is not named (0 excludes it)" for name in sources if weights and name not in weights]
-    if problems:
-        raise ConfigError(
-            f"{where}: expected the dataset's sources {sorted(sources)}, got {sorted(weights)}: "
-            f"{'; '.join(problems)}. Set {where} to a weight for every source."
-        )

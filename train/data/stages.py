@@ -67,6 +67,14 @@ def stage_weights(config: TrainConfig) -> list[dict[str, float]]:
     return [stage.weights or config.weights for stage in config.stages] or [config.weights]
 
 
+def chosen_sources(config: TrainConfig) -> list[tuple[str, dict[str, float]]]:
+    """Return, for every training stage, the setting that names its sources, with its values; empty = all sources."""
+    return [
+        ("train.epochs", config.epochs) if config.epochs else (f"{stage_name(config, number)}.weights", weights)
+        for number, weights in enumerate(stage_weights(config))
+    ]
+
+
 def resolve_stages(
     config: TrainConfig, counts: Sequence[Mapping[str, int]], global_batch: int, tokens: int
 ) -> tuple[StagePlan, ...]:
@@ -74,7 +82,7 @@ def resolve_stages(
 
     `counts`: for every stage, the samples of each source in a block of the mixture. `global_batch`: used by stages that
     do not set it. `tokens`: number of tokens in the run, if neither `train.steps` nor the last stage's tokens are set.
-    With `train.steps`, the last stage has the remaining steps.
+    With `train.steps`, the last stage has the remaining steps. With `train.epochs`, the run has at most these tokens.
     Raises ConfigError if a stage would have no step, or if both `train.steps` and the last stage's tokens are set.
     """
     lengths = stage_lengths(config)
@@ -91,10 +99,12 @@ def resolve_stages(
         first = plans[-1].end if plans else 0
         left = tokens - sum(plan.num_tokens for plan in plans)
         steps = round((left if own is None else own) / (batch * seq_len))
+        if own is None and config.epochs:
+            steps = left // (batch * seq_len)
         if own is None and config.steps is not None:
             steps = config.steps - first
         # A run without stages has at least one step, for any number of tokens.
-        steps = steps if config.stages or steps > 0 else 1
+        steps = steps if config.stages or config.epochs or steps > 0 else 1
         if steps < 1 and left <= 0 and config.steps is None:
             raise ConfigError(
                 f"{stage_name(config, number)}: expected tokens left for this stage, got "
@@ -105,6 +115,8 @@ def resolve_stages(
             got = f"{left if own is None else own} tokens. Raise `tokens` of this entry in train.stages"
             if own is None and config.steps is not None:
                 got = f"{max(0, steps)} steps left of train.steps = {config.steps}. Raise train.steps"
+            elif own is None and config.epochs:
+                got = f"{max(0, left)} tokens left of train.epochs. Lower train.global_batch, raise train.epochs"
             raise ConfigError(
                 f"{stage_name(config, number)}: expected at least a step of {batch} x {seq_len} tokens, got {got}, or "
                 "lower `tokens` of earlier entries."

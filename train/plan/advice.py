@@ -7,20 +7,20 @@ data, unusual proportions of model and run, and the cost of settings that the re
 import math
 from collections.abc import Iterator, Mapping
 
+from schemas.tokens import Dataset, split_copies
 from train.config.plan import OwnLaw, PlanConfig
 from train.data.order import tokens_by_source
+from train.data.permutation import RowOrder
 from train.model.shape import num_parameters
 from train.plan.plan import Plan
 from train.plan.rules import SOURCE as APPENDIX_F
 from train.plan.rules import Row, SourcedFigure, figures_of, training_flops
-from train.plan.target import AVAILABLE_TOKENS, LAWS_BY_NAME, Target, law_of
+from train.plan.target import AVAILABLE_TOKENS, LAWS_BY_NAME, NEAR, Target, law_of
 from train.scaling import laws, repeats
 from train.scaling.laws import LossLaw
 from train.scaling.own_law import MAX_EXTRAPOLATION, law_in
 from train.scaling.repeats import RepeatedData
 
-NEAR = 1.05
-"""Largest ratio of two sizes or token counts that the advice treats as equal."""
 OWN_NUMBERS = {"floor": "nats/token", "a": "", "b": "", "alpha": "", "beta": "", "exponent": ""}
 """The parameters of a law that was fitted to the user's own runs, with their units."""
 
@@ -114,12 +114,23 @@ def advice(plan: Plan, target: Target, unique: Mapping[str, float]) -> list[str]
     tokens, most = target.asked.tokens, min(target.most, plan.num_tokens * NEAR)
     if tokens > target.most * NEAR:
         lines.append(_of_shortage(plan, target, epochs))
-    elif tokens < target.unique / NEAR and target.how != AVAILABLE_TOKENS and tokens <= most:
+    elif tokens < target.unique / NEAR and target.how != AVAILABLE_TOKENS and tokens <= most and not target.fixed:
         what = "budget" if target.budget else "size"
         lines.append(
             f"{target.unique - tokens:,.0f} of {target.unique:,.0f} unique tokens are not needed for this {what}."
         )
     return lines
+
+
+def unread_copies(dataset: Dataset, streams: Mapping[str, RowOrder]) -> Iterator[str]:
+    """Yield a sentence about each source of repeated documents that has less than a chunk, so that no run reads it."""
+    tokens = dataset.num_tokens()
+    for source in dataset.copies:
+        if source not in streams and tokens[source] <= dataset.chunk_tokens:
+            yield (
+                f"{source} is not read: its {tokens[source]:,} tokens are no whole chunk of {dataset.chunk_tokens:,}. "
+                "A smaller tokens.chunk_tokens would read it."
+            )
 
 
 def _of_repeats(plan: Plan, own: OwnLaw | None, data: RepeatedData, epochs: Mapping[str, float]) -> str:
@@ -157,6 +168,10 @@ def _of_shortage(plan: Plan, target: Target, epochs: Mapping[str, float]) -> str
     """Return the advice for too few tokens: train a smaller model, repeat data, or get more, with amounts."""
     sizing, required, unique = plan.settings.plan, target.asked.tokens, target.unique
     law, least = law_of(sizing), law_of(sizing).for_tokens(target.most).params
+    if target.fixed:
+        return f"{law.name} asks for {required:,.0f} tokens, and train.epochs gives {target.most:,.0f}." + (
+            f" Train smaller: {least:,.0f} parameters suit these." if least >= sizing.min_params else ""
+        )
     passes_give = "1 pass gives" if sizing.max_epochs == 1 else f"{sizing.max_epochs:g} passes give"
     sentence = f"{law.name} asks for {required:,.0f} tokens, and {passes_give} {target.most:,.0f}."
     if least >= sizing.min_params:
@@ -174,7 +189,7 @@ def _of_shortage(plan: Plan, target: Target, epochs: Mapping[str, float]) -> str
         )
     if required > unique:
         return f"{sentence} Or get more data: {required - unique:,.0f} tokens more would be read once."
-    soonest = max(epochs, key=epochs.__getitem__)
+    soonest = max(epochs, key=lambda source: epochs[source] / split_copies(source)[1])
     return (
         f"{sentence} Or draw less of {soonest}, which is read through soonest: the sources have {unique:,.0f} tokens."
     )

@@ -42,7 +42,8 @@ class DatasetOffer:
     samples: dict[str, int]
     """Unique samples of each source in use."""
     most_samples: int
-    """Samples of a run in which the source that repeats soonest is read max_epochs times."""
+    """Samples of a run in which the source that repeats soonest is read max_epochs times; with `train.epochs`, those of
+    the run."""
     target: Target
     """Target size of the model and the run."""
     seq_len: int
@@ -72,6 +73,8 @@ def figures_of_plan(dataset: Dataset, plan: Plan, offer: DatasetOffer, compute: 
 def _data_figures(dataset: Dataset, plan: Plan, offer: DatasetOffer) -> list[SourcedFigure]:
     total, drawn, seq_len = dataset.num_tokens(TRAIN), tokens_by_source(plan.stages), plan.settings.train.seq_len
     unique = {source: number * seq_len for source, number in offer.samples.items()}
+    given = {source: f", train.epochs = {times:g}" for source, times in plan.settings.train.epochs.items()}
+    given |= {source: f", {number} in an epoch (dedup.rehydration)" for source, number in dataset.copies.items()}
     worth = repeats.count_repeated_tokens(drawn, unique).worth
     repeated = "Σ U + U·R*·(1 − exp(−(D/U − 1)/R*)), R* = 15.39"
     whole = "U = Σ whole chunks; a source's last token is a target only"
@@ -87,7 +90,13 @@ def _data_figures(dataset: Dataset, plan: Plan, offer: DatasetOffer) -> list[Sou
         ),
         ("tokens", plan.num_tokens, "tokens", "D = Σ steps · B · L", "count"),
         *(
-            (f"epochs.{source}", tokens / unique[source], "passes", "D of the source / U", "count")
+            (
+                f"epochs.{source}",
+                tokens / unique[source],
+                "passes",
+                f"D of the source / U{given.get(source, '')}",
+                "count",
+            )
             for source, tokens in drawn.items()
         ),
         ("worth_in_unique_tokens", round(worth), "tokens", repeated, repeats.SOURCE),
@@ -136,10 +145,11 @@ def _run_figures(plan: Plan, offer: DatasetOffer, compute: float) -> list[Source
     body, tokens = num_parameters(plan.shape, False), plan.num_tokens
     train, optim = plan.settings.train, plan.settings.optim
     tokens_formula, source = formula_for_tokens(offer.target, plan.settings.plan)
-    batch = f"B = 0.2920·C^0.3271 / L, to a power of two; C for D = {tokens_formula}, or for max_epochs"
+    limit, most = (", or for max_epochs", "in max_epochs") if not train.epochs else ("", "of train.epochs")
+    batch = f"B = 0.2920·C^0.3271 / L, to a power of two; C for D = {tokens_formula}{limit}"
     if plan.global_batch == offer.most_samples:
-        batch = f"all samples in max_epochs, fewer than {batch}"
-    steps = f"D / (B · L), D = {tokens_formula}, no source over max_epochs"
+        batch = f"all samples {most}, fewer than {batch}"
+    steps = f"D / (B · L), D = {tokens_formula}, " + ("rounded down" if train.epochs else "no source over max_epochs")
     warmup = f"as many tokens as parameters, at most {MAX_WARMUP} steps and a tenth of the run"
     law = rules.step_law_learning_rate(body, tokens)
     rows: list[Row] = [

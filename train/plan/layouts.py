@@ -13,13 +13,12 @@ from train.config.settings import Settings, load_settings
 from train.data.stages import StagePlan
 from train.model.shape import ModelShape
 from train.parallel.devices import Cluster, RunDevices, cluster_of, known_device
-from train.plan.advice import NEAR
 from train.plan.figures import MEMORY, memory_rows, update_memory_figures
 from train.plan.make_plan import make_plan
 from train.plan.plan import LayoutOffer, Plan, check_document_mask
 from train.plan.rules import Row, SourcedFigure, figures_of
 from train.plan.search.search import SearchResult, axes_as_settings, search
-from train.plan.target import hours_of
+from train.plan.target import NEAR, hours_of
 
 SEARCHED = "cost model, predicted"
 HOUR = 3600.0

@@ -13,14 +13,14 @@ from schemas.errors import ConfigError
 from schemas.storage import Store
 from schemas.tokens import Dataset
 from train.config.settings import Settings
-from train.data.order import SampleOrder, open_streams, stage_counts, tokens_by_source
+from train.data.order import SampleOrder, open_streams, samples_of_epochs, stage_counts, tokens_by_source
 from train.data.packing import Packing, open_packings, write_packing
 from train.data.permutation import RowOrder
 from train.data.stages import NO_SKIPS, StagePlan, resolve_stages, row_length, stage_lengths
 from train.model.shape import ModelShape, choose_shape, flops_per_token, num_parameters
 from train.parallel.devices import peak_of
 from train.plan import rules
-from train.plan.advice import advice, unusual_proportions
+from train.plan.advice import advice, unread_copies, unusual_proportions
 from train.plan.figures import MAX_WARMUP, DatasetOffer, figures_of_plan, memory_needed
 from train.plan.plan import Plan
 from train.plan.target import check_size_reached, read_own_law, target_of, tokens_of_shape
@@ -38,12 +38,14 @@ def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
         )
     settings = settings.model_copy(update={"plan": read_own_law(settings.plan)})
     sizing, train, optim = settings.plan, settings.train, settings.optim
+    _check_given_epochs(settings)
     for seq_len in stage_lengths(train):
         row_length(train, seq_len)  # fails early if a row has more spans than sentinels
     packing = write_packing(run, dataset, train)
     streams = open_streams(dataset, train, open_packings(run, dataset, train))
-    counts = stage_counts(streams, train)
-    offer = _offered(streams, counts[0], settings, packing, dataset.tokenizer.vocab_size)
+    copies = dataset.copies
+    counts = stage_counts(streams, train, copies)
+    offer = _offered(dataset, streams, counts[0], settings, packing)
     target = offer.target
     shape = choose_shape(target.params, dataset.tokenizer.vocab_size, sizing)
     check_size_reached(target, sizing, shape)
@@ -52,10 +54,12 @@ def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
     body_flops = flops_per_token(shape, train.seq_len, logits=False)
     sequences = rules.deepseek_batch(body_flops * tokens) / train.seq_len
     batch = train.global_batch or _power_of_two(sequences, offer.most_samples)
-    # Whole steps, and at most as many as the data allows.
-    steps = max(1, min(round(tokens / (batch * train.seq_len)), offer.most_samples // batch))
-    stages = resolve_stages(train, counts, batch, steps * batch * train.seq_len)
-    _check_epochs(streams, stages, sizing.max_epochs)
+    if not train.epochs:  # whole steps, and at most as many as the data allows
+        steps = max(1, min(round(tokens / (batch * train.seq_len)), offer.most_samples // batch))
+        tokens = steps * batch * train.seq_len
+    stages = resolve_stages(train, counts, batch, int(tokens))
+    if not train.epochs:
+        _check_epochs(streams, stages, sizing.max_epochs, copies)
     _check_memory(shape, settings, stages)
     total = sum(stage.num_tokens for stage in stages)
     first = stages[0].global_batch * stages[0].seq_len
@@ -75,24 +79,31 @@ def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
         figures=[],
     )
     figures = figures_of_plan(dataset, sized, offer, body_flops * total)
-    sentences = (*advice(sized, offer.target, offer.unique), *unusual_proportions(sized))
+    sentences = (
+        *advice(sized, offer.target, offer.unique),
+        *unread_copies(dataset, streams),
+        *unusual_proportions(sized),
+    )
     return sized.model_copy(update={"figures": figures, "advice": sentences})
 
 
 def _offered(
+    dataset: Dataset,
     streams: Mapping[str, RowOrder],
     counts: Mapping[str, int],
     settings: Settings,
     packing: Packing | None,
-    vocab_size: int,
 ) -> DatasetOffer:
-    train, sizing = settings.train, settings.plan
+    train, sizing, copies = settings.train, settings.plan, dataset.copies
     samples = {source: stream.num_units // stream.width(train.seq_len) for source, stream in streams.items()}
     block, passes = sum(counts.values()), Fraction(str(sizing.max_epochs))
-    most = max(1, min(int(passes * samples[name] * block / count) for name, count in counts.items()))
-    unique = sum(samples.values()) * train.seq_len
+    once = {name: number * copies.get(name, 1) for name, number in samples.items()}
+    most = max(1, min(int(passes * once[name] * block / count) for name, count in counts.items()))
+    if train.epochs:
+        most = sum(samples_of_epochs(streams, train, train.seq_len, copies).values())
+    unique = sum(once.values()) * train.seq_len
     length = row_length(train, train.seq_len)
-    target = target_of(settings, vocab_size, unique, most * train.seq_len, peak_of(settings), length)
+    target = target_of(settings, dataset.tokenizer.vocab_size, unique, most * train.seq_len, peak_of(settings), length)
     return DatasetOffer(samples, most, target, train.seq_len, packing.sources if packing else ())
 
 
@@ -102,7 +113,26 @@ def _power_of_two(sequences: float, most: int) -> int:
     return max(1, min(1 << max(0, round(math.log2(sequences))), most))
 
 
-def _check_epochs(streams: Mapping[str, RowOrder], stages: tuple[StagePlan, ...], max_epochs: float) -> None:
+def _check_given_epochs(settings: Settings) -> None:
+    """Raise ConfigError if `train.epochs` exceeds `plan.max_epochs`, or if another setting chooses the tokens too."""
+    epochs, sizing = settings.train.epochs, settings.plan
+    over = [f"{source} {times:g} times" for source, times in epochs.items() if times > sizing.max_epochs]
+    if over:
+        raise ConfigError(
+            f"train.epochs: expected at most plan.max_epochs = {sizing.max_epochs:g} passes over a source, got "
+            f"{', '.join(over)}. Lower train.epochs, or raise plan.max_epochs."
+        )
+    if epochs and sizing.inference_tokens is not None:
+        raise ConfigError(
+            "train.epochs: expected one setting that decides the number of training tokens, got "
+            f"plan.inference_tokens = {sizing.inference_tokens:g} too. Remove train.epochs or plan.inference_tokens."
+        )
+
+
+def _check_epochs(
+    streams: Mapping[str, RowOrder], stages: tuple[StagePlan, ...], max_epochs: float, copies: Mapping[str, int]
+) -> None:
+    """Raise ConfigError if a source is read in more than `max_epochs` epochs, each of which has all of its copies."""
     drawn = tokens_by_source(stages)
     lengths = {
         source: stream.num_units * stages[0].seq_len // stream.width(stages[0].seq_len)
@@ -111,7 +141,7 @@ def _check_epochs(streams: Mapping[str, RowOrder], stages: tuple[StagePlan, ...]
     over = [
         f"{source} {drawn[source] / lengths[source]:.4g} times"
         for source in drawn
-        if drawn[source] > Fraction(str(max_epochs)) * lengths[source]
+        if drawn[source] > Fraction(str(max_epochs)) * lengths[source] * copies.get(source, 1)
     ]
     if over:
         raise ConfigError(

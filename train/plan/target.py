@@ -28,10 +28,13 @@ LAWS_BY_NAME: dict[str, Law] = {
 
 AVAILABLE_TOKENS = "the available tokens"
 BUDGET_AND_TOKENS = "the budget and the tokens"
+TOKENS_OF_EPOCHS = "the tokens of train.epochs"
 SECONDS = 3600.0
 ROUNDS = 6
 """Iterations that convert device hours to a budget C = 6ND, which depends on the shape that C leads to; two usually
 suffice."""
+NEAR = 1.05
+"""Largest ratio of two sizes or token counts that count as equal."""
 MAX_SIZE_RATIO = 1.5
 """Largest ratio between the size of a shape and the requested size."""
 MAX_SHORTAGE = 2.0
@@ -58,7 +61,9 @@ class Target:
     unique: float
     """Unique tokens of the sources in use."""
     most: float
-    """Tokens of the dataset in `max_epochs` passes."""
+    """Tokens of the dataset in `max_epochs` passes, or those of `train.epochs`."""
+    fixed: bool = False
+    """True if `train.epochs` decides D; no budget and no law changes it then."""
 
 
 def read_own_law(sizing: PlanConfig) -> PlanConfig:
@@ -110,10 +115,10 @@ def target_of(
     `unique`, `most`: token counts as in `choose_target`. `peak`: peak of one device [FLOP/s]; None = unknown. Raises
     ConfigError as `choose_target` does, and if hours or money are set without a known peak.
     """
-    sizing, cluster = settings.plan, settings.cluster
+    sizing, cluster, fixed = settings.plan, settings.cluster, bool(settings.train.epochs)
     hours = hours_of(sizing, cluster)
     if hours is None:
-        return choose_target(sizing, vocab_size, unique, most, sizing.compute)
+        return choose_target(sizing, vocab_size, unique, most, sizing.compute, fixed)
     if peak is None:
         raise ConfigError(
             f"{_setting_of(sizing)}: expected the peak FLOP/s of a device, to convert device hours to FLOPs, got "
@@ -122,39 +127,42 @@ def target_of(
         )
     # These FLOPs include attention over rows of `seq_len`, which C = 6ND does not count, so C is only a share of them.
     flops, counts_all = hours * SECONDS * peak * cluster.mfu, law_of(sizing).counts == "all"
-    target = choose_target(sizing, vocab_size, unique, most, flops)
+    target = choose_target(sizing, vocab_size, unique, most, flops, fixed)
     for _ in range(ROUNDS):
         shape = choose_shape(target.params, vocab_size, sizing)
         share = 6 * num_parameters(shape, counts_all) / flops_per_token(shape, seq_len)
-        target = choose_target(sizing, vocab_size, unique, most, flops * share)
+        target = choose_target(sizing, vocab_size, unique, most, flops * share, fixed)
     return target
 
 
-def choose_target(sizing: PlanConfig, vocab_size: int, unique: float, most: float, budget: float | None) -> Target:
+def choose_target(
+    sizing: PlanConfig, vocab_size: int, unique: float, most: float, budget: float | None, fixed: bool = False
+) -> Target:
     """Return the target size of the model and its run.
 
     `unique`: tokens of one pass over the dataset. `most`: tokens of `max_epochs` passes. `budget`: C [FLOPs, as 6ND];
-    None = the size follows from `plan.params` or the tokens. Raises ConfigError if the law or the budget leads to no
-    valid size.
+    None = the size follows from `plan.params` or the tokens. `fixed`: the run has `most` tokens, those of
+    `train.epochs`. Raises ConfigError if the law or the budget leads to no valid size.
     """
-    law, once = law_of(sizing), min(unique, most)
+    law, once = law_of(sizing), most if fixed else min(unique, most)
     if sizing.params is not None:
         body = _body_of(sizing.params, vocab_size, sizing)
         asked = law.for_params(body if law.counts == "body" else sizing.params)
-        return Target(sizing.params, min(asked.tokens, most), asked, None, "plan.params", unique, most)
+        tokens = most if fixed else min(asked.tokens, most)
+        return Target(sizing.params, tokens, asked, None, "plan.params", unique, most, fixed)
     if budget is None:
         asked = law.for_tokens(once)
         params = _total(asked.params, vocab_size, sizing) if law.counts == "body" else asked.params
-        how = AVAILABLE_TOKENS
+        how = TOKENS_OF_EPOCHS if fixed else AVAILABLE_TOKENS
         if params < sizing.min_params:
             how = f"plan.min_params, as {how} ask for {params:,.0f}"
             params = float(sizing.min_params)
             asked = law.for_params(_body_of(params, vocab_size, sizing) if law.counts == "body" else params)
-        return Target(params, once, asked, None, how, unique, most)
+        return Target(params, once, asked, None, how, unique, most, fixed)
     asked = law.for_compute(budget)
     if sizing.inference_tokens is not None:
         asked = _for_use(law, asked, sizing.inference_tokens)
-    tokens = min(asked.tokens, most)
+    tokens = most if fixed else min(asked.tokens, most)
     # If there are too few tokens to spend the budget, the model gets more parameters than is optimal.
     counted = asked.params if tokens == asked.tokens else budget / 6 / tokens
     params = _total(counted, vocab_size, sizing) if law.counts == "body" else counted
@@ -164,11 +172,13 @@ def choose_target(sizing: PlanConfig, vocab_size: int, unique: float, most: floa
             f"{params:,.0f} parameters on {tokens:,.0f} tokens. Raise {_setting_of(sizing)}, or lower plan.min_params."
         )
     how = "the budget" if tokens == asked.tokens else BUDGET_AND_TOKENS
+    if fixed:
+        how = f"the budget and {TOKENS_OF_EPOCHS}"
     if sizing.inference_tokens is not None:
         more = 6 * asked.params * asked.tokens / budget
         how += f", its loss at the least cost over {sizing.inference_tokens:.3g} tokens of use ({INFERENCE})"
         how += f": {more:.3g} x to train"
-    return Target(params, tokens, asked, budget, how, unique, most)
+    return Target(params, tokens, asked, budget, how, unique, most, fixed)
 
 
 def check_size_reached(target: Target, sizing: PlanConfig, shape: ModelShape) -> None:
@@ -203,6 +213,12 @@ def _check_enough_tokens(target: Target, sizing: PlanConfig) -> None:
     asked, most, setting = target.asked, target.most, _setting_of(sizing)
     if asked.tokens <= MAX_SHORTAGE * most:
         return
+    if target.fixed:
+        raise ConfigError(
+            f"{setting}: expected a budget for at most {MAX_SHORTAGE:g} times the {most:,.0f} tokens of train.epochs, "
+            f"got one for {asked.tokens:,.0f} tokens and {asked.params:,.0f} parameters. Lower {setting}, or raise "
+            "train.epochs."
+        )
     fixes = [f"add {(asked.tokens - most) / sizing.max_epochs:,.0f} training tokens to the dataset"]
     suited = law_of(sizing).for_tokens(most)
     if suited.params >= sizing.min_params and sizing.inference_tokens is None:
@@ -226,9 +242,10 @@ def _setting_of(sizing: PlanConfig) -> str:
 def formula_for_params(target: Target, sizing: PlanConfig) -> tuple[str, str]:
     """Return the formula for the requested N, and its source."""
     law = law_of(sizing)
-    if target.budget is not None and target.tokens < target.asked.tokens:
+    if target.budget is not None and (target.fixed or target.tokens < target.asked.tokens):
         counted = "N" if law.counts == "all" else "N'"
-        return f"from {target.how}: {counted} = C / (6·D), D = the tokens in plan.max_epochs", "count"
+        tokens = "those of train.epochs" if target.fixed else "the tokens in plan.max_epochs"
+        return f"from {target.how}: {counted} = C / (6·D), D = {tokens}", "count"
     return f"from {target.how}: {law.formula}", law.source
 
 
@@ -236,6 +253,8 @@ def formula_for_tokens(target: Target, sizing: PlanConfig) -> tuple[str, str]:
     """Return the formula for D of the chosen shape, and its source."""
     law = law_of(sizing)
     counted = "N" if law.counts == "all" else "N'"
+    if target.fixed:
+        return "Σ train.epochs · U", "recipe"
     if target.budget is None:
         formula = f"{law.ratio:g}·N" if isinstance(law, RatioLaw) else f"D that {law.name} has for {counted}"
         return formula, law.source
@@ -245,9 +264,21 @@ def formula_for_tokens(target: Target, sizing: PlanConfig) -> tuple[str, str]:
 
 
 def tokens_of_shape(target: Target, sizing: PlanConfig, shape: ModelShape, most: float) -> float:
-    """Return the number of training tokens D for the chosen shape, at most `most`."""
+    """Return the number of training tokens D for the chosen shape, at most `most`.
+
+    Raises ConfigError if a budget buys another number of tokens for a given shape than `train.epochs` asks for.
+    """
     law = law_of(sizing)
     params = num_parameters(shape, law.counts == "all")
+    if target.fixed:
+        bought = target.budget / 6 / params if target.budget else most
+        if all(getattr(sizing, name) is not None for name in SHAPED) and not 1 / NEAR <= bought / most <= NEAR:
+            raise ConfigError(
+                f"{_setting_of(sizing)}, train.epochs: expected one number of training tokens, got {bought:,.0f} that "
+                f"the budget buys for {params:,} parameters, and {most:,.0f} of train.epochs. Remove "
+                f"{_setting_of(sizing)} or train.epochs, or remove one of {' and '.join(f'plan.{n}' for n in SHAPED)}."
+            )
+        return most
     if target.budget is None:
         return min(most, law.for_params(params).tokens)
     if sizing.inference_tokens is not None:

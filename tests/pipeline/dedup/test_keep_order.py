@@ -120,6 +120,8 @@ def test_matrices_and_binary_arrays_are_each_other_also_when_sliced():
         ({"indexes": ("run",), "by_url": "newest"}, "by_url: expected 'off' or 'first' .*got 'newest'"),
         ({"indexes": ("run",), "scope": ("snapshot",)}, r"scope keeps snapshots apart, got \['snapshot'\]"),
         ({"rehydration": {2: 1}}, r"for size 1 and any larger sizes, got \{2: 1\}"),
+        ({"rehydration": {1: 1, 9: 0}}, r"expected 1 to 100 reads .* got \{1: 1, 9: 0\}"),
+        ({"rehydration": {1: 1, 9: 101}}, r"expected 1 to 100 reads .* got \{1: 1, 9: 101\}"),
     ],
 )
 def test_contradictory_settings_are_refused(settings, message):

@@ -265,7 +265,8 @@ def test_an_earlier_url_or_copy_always_wins():
 
 
 def test_every_verdict_is_counted_and_weights_follow_the_size():
-    config = DedupConfig()
+    config = DedupConfig(rehydration={1: 1, 2: 2, 3: 3, 5: 5, 100: 8, 1000: 1})
+    assert {weight_of(size, DedupConfig()) for size in (1, 2, 100, 10**9)} == {1}
     assert [weight_of(size, config) for size in (1, 2, 3, 4, 5, 99, 100, 999, 1000, 10**9)] == [
         1,
         2,

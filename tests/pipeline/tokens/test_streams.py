@@ -4,20 +4,36 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from jobs.recipe import read_recipe
+from pipeline.engine.parquet import Part
 from pipeline.run import find_models
 from pipeline.stages import STEPS
 from pipeline.steps.requirements import check_buckets
-from pipeline.tokens.streams import TOKENS, Sorting, TokensConfig, check_mix, describe_shortfalls, mix_figure
+from pipeline.tokens.dataset import clean_rows
+from pipeline.tokens.streams import (
+    TOKENS,
+    Sorting,
+    TokensConfig,
+    check_mix,
+    describe_shortfalls,
+    mix_figure,
+    sorting_of,
+)
 from schemas.errors import ConfigError
 from schemas.ids import file_sha256, shuffle_key
+from schemas.manifest import open_table
 from schemas.mix import Mix, SourceMix, mix_toml
 from schemas.storage import Store
+from schemas.tables import CLEAN
+from schemas.tokens import name_of_copies, split_copies
 from tests.pipeline.tokens.test_buckets import RECIPE, SIGNAL, SPLITS
 from tests.support.lineage_run import edit, join_dataset
 from tests.support.report_run import CLEAN_CHARS, crawl, identifier
+from tests.support.tiny_dataset import make_tiny_dataset
 
 IDS = [number.to_bytes(16, "little") for number in range(4000)]
 
@@ -99,6 +115,53 @@ def test_a_bucket_is_part_of_the_name(bucket: str | None, stream: str) -> None:
     assert held == stream.replace("train", "heldout")
 
 
+@pytest.mark.parametrize(
+    ("bucket", "weight", "stream"),
+    [(None, 1, "web/train"), (None, None, "web/train"), (None, 3, "web+x3/train"), ("low", 8, "web+low+x8/train")],
+)
+def test_documents_that_are_read_equally_often_have_a_stream(
+    bucket: str | None, weight: int | None, stream: str
+) -> None:
+    assert Sorting(TokensConfig(heldout_share=0)).stream("web", bucket, IDS[0], weight) == stream
+    source = stream.removesuffix("/train")
+    assert name_of_copies(*split_copies(source)) == source
+    assert split_copies(source)[1] == (weight or 1)
+    # A cluster is held out or trained on, whatever its weight.
+    halves = [Sorting(TokensConfig(heldout_share=0.5)).stream("web", bucket, doc_id, weight) for doc_id in IDS[:50]]
+    plain = [Sorting(TokensConfig(heldout_share=0.5)).stream("web", bucket, doc_id) for doc_id in IDS[:50]]
+    assert [name.rpartition("/")[2] for name in halves] == [name.rpartition("/")[2] for name in plain]
+
+
+@pytest.mark.parametrize("name", ["web", "web+low", "web+xl", "a+x", "b+x2c"])
+def test_other_names_have_no_copies(name: str) -> None:
+    assert split_copies(name) == (name, 1)
+
+
+def test_the_weight_of_clean_decides_the_stream(tmp_path: Path) -> None:
+    rows = [
+        {"doc_id": IDS[number], "source": "web", "cluster": IDS[number], "weight": weight, "text": "a", "num_bytes": 1}
+        | ({"drop_stage": "pii"} if weight is None else {})
+        for number, weight in enumerate((1, 5, None, 2))
+    ]
+    columns = {field.name: [row.get(field.name) for row in rows] for field in CLEAN}
+    pq.write_table(pa.table(columns, schema=CLEAN), tmp_path / "part.parquet")
+    part = Part(0, {"clean": Store(str(tmp_path))}, {"clean": "part.parquet"})
+    (batch,) = clean_rows(part, Sorting(TokensConfig(heldout_share=0)))
+    assert [(row["doc_id"], row["stream"]) for row in batch] == [
+        (IDS[0], "web/train"),
+        (IDS[1], "web+x5/train"),
+        (IDS[3], "web+x2/train"),
+    ]
+
+
+def test_a_dataset_of_the_first_version_ignores_weights(tmp_path: Path) -> None:
+    run = make_tiny_dataset(tmp_path)
+    edit(run, "tokens", lambda content: content.update(stages={"tokens": 1}))
+    assert sorting_of(open_table(run, "tokens")[1]).stream("web", None, IDS[0], 3).startswith("web/")
+    edit(run, "tokens", lambda content: content.update(stages={"tokens": 2}))
+    assert sorting_of(open_table(run, "tokens")[1]).stream("web", None, IDS[0], 3).startswith("web+x3/")
+
+
 def recipe_with(folder: Path, mix: Mix, *overrides: str) -> Any:
     return read_recipe(str(RECIPE), [f'tokens.mix="{written(folder, mix)}"', *overrides])
 
@@ -110,12 +173,18 @@ def test_sources_that_the_recipe_does_not_make_are_rejected_before_anything_runs
     two = ("tokens.bucket_cuts=[0.5]",)
     check_buckets(recipe_with(tmp_path, mix(web={}, books={}), *WHOLE), SPLITS)
     check_buckets(recipe_with(tmp_path, mix(web_low={}, books_high={}, web_none={}), *two), SPLITS)
+    check_buckets(recipe_with(tmp_path, mix(web={}, web_x3={}), *WHOLE, "dedup.rehydration={1=1, 2=3}"), SPLITS)
     for invalid, overrides, message in (
         (mix(wbe={}, books={}), WHOLE, r"'wbe' \(did you mean 'web'\?\)"),
         (mix(web_low={}), WHOLE, r"expected sources of this recipe, .* got 'web\+low'.*tokens.buckets_by"),
         (mix(web={}, web_low={}), two, r"got 'web' \(did you mean 'web\+"),
         (mix(web_middle={}), two, r"got 'web\+middle'"),
         (mix(web_tail={}), (), r"got 'web\+tail'"),
+        (
+            mix(web={}, web_x5={}),
+            (*WHOLE, "dedup.rehydration={1=1, 2=3}"),
+            r"got 'web\+x5' \(did you mean 'web\+x3'\?\)",
+        ),
     ):
         with pytest.raises(ConfigError, match=message):
             check_buckets(recipe_with(tmp_path, invalid, *overrides), SPLITS)
