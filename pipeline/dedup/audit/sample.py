@@ -227,7 +227,10 @@ SAMPLED_DDL = (
 
 @dataclass(frozen=True)
 class TextsTask:
-    """Input of `read_sampled`: one part, the doc_ids of the sampled documents of all parts, and settings."""
+    """Input of `read_sampled`: one part, the doc_ids of the sampled documents of all parts, and settings.
+
+    The signature settings are those of the part's source.
+    """
 
     part: Part
     wanted: Sequence[bytes]

@@ -248,7 +248,10 @@ def build_audit(build: StepContext) -> dict[str, TableResult]:
     chosen = choose(lowest_proposals(proposals, audit), audit, *sizes)
     proposals.unpersist()
     documents = chosen.wanted()
-    fetches = [TextsTask(part, documents, dedup, signature) for part in parts]
+    fetches = [
+        TextsTask(part, documents, dedup, own.recipe.section("signature", SignatureConfig))
+        for part, own in build.by_part(parts)
+    ]
     texts = dataframe_from_tasks(build.spark, read_sampled, fetches, SAMPLED_DDL)
     task = ExamineTask(chosen, audit, dedup, signature, build.folders["audit"])
     one = texts.repartitionById(1, F.lit(0))
