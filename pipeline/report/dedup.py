@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.engine.step import BY_SOURCE
 from pipeline.report.charts import BOTTOM, LEFT, TOP, ColumnPlot, SizeClass, Tick, cluster_plot
 from pipeline.report.facts import RunFacts, is_earlier_drop, number, percent
 
@@ -152,6 +153,8 @@ ANY_KIND = "any"
 """Key in the figures of `repeats` of the number of documents in which a passage of any kind was cut."""
 EARLIER_INDEX = "/index"
 """Suffix of the names of earlier snapshot indexes among the inputs of `clusters`."""
+KINDS = ("within", "across")
+"""Pairs of documents of one source, and of two."""
 PAIR_KINDS = {
     "joined": "with the document to which it was linked",
     "cluster": "with the first document of its cluster",
@@ -223,6 +226,20 @@ class Recall:
 
 
 @dataclass(frozen=True)
+class SourceAudit:
+    """Precision and recall over the pairs of which a document of this source is the one removed.
+
+    The other document of a pair is of the same source (`within`), or of another one (`across`).
+    """
+
+    source: str
+    precision_within: MeasuredShare
+    precision_across: MeasuredShare
+    recall_within: MeasuredShare
+    recall_across: MeasuredShare
+
+
+@dataclass(frozen=True)
 class Audit:
     """Precision and recall of deduplication, measured by the audit."""
 
@@ -234,6 +251,8 @@ class Audit:
     recall: tuple[Recall, ...]
     samples: Mapping[str, Mapping[str, Any]]
     plot: CurvePlot | None
+    by_source: tuple[SourceAudit, ...]
+    """Empty if the run has one source."""
 
     @property
     def best(self) -> str:
@@ -241,7 +260,7 @@ class Audit:
 
         This is the uniform sample if it covers the whole run, else the anchored sample.
         """
-        return SAMPLES[1] if self.samples[SAMPLES[1]]["is_all"] else SAMPLES[0]
+        return _best_sample(self.samples)
 
     @property
     def at_limit(self) -> MeasuredShare:
@@ -377,7 +396,25 @@ def audit(facts: RunFacts) -> Audit | None:
         recall=tuple(_recall(samples, limit)),
         samples=samples,
         plot=curve_plot({name: _points(samples[name]["curve"]) for name in SAMPLES}, limit, layout),
+        by_source=tuple(_by_source(figures["precision"]["joined"], samples[_best_sample(samples)])),
     )
+
+
+def _best_sample(samples: Mapping[str, Mapping[str, Any]]) -> str:
+    return SAMPLES[1] if samples[SAMPLES[1]]["is_all"] else SAMPLES[0]
+
+
+def _by_source(precision: Mapping[str, Any], recall: Mapping[str, Any]) -> list[SourceAudit]:
+    found = recall.get(BY_SOURCE, {})
+    nothing = {"value": None, "low": None, "high": None, "pairs": 0}
+    empty = dict.fromkeys(KINDS, nothing)
+    return [
+        SourceAudit(
+            source,
+            *(_share(row[kind]) for row in (precision[BY_SOURCE].get(source, empty), found[source]) for kind in KINDS),
+        )
+        for source in found
+    ]
 
 
 def _share(figure: Mapping[str, Any]) -> MeasuredShare:
