@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.dedup.survivors import SIMILARITY
 from pipeline.engine.step import BY_SOURCE
 from pipeline.report.charts import BOTTOM, LEFT, TOP, ColumnPlot, SizeClass, Tick, cluster_plot
 from pipeline.report.facts import RunFacts, is_earlier_drop, number, percent
@@ -172,6 +173,8 @@ class Clusters:
     """Number of clusters of two or more documents with a survivor."""
     largest: int
     sizes: tuple[SizeClass, ...]
+    kept_similarity: tuple[tuple[str, int], ...]
+    """Near copies that were dropped, by similarity to the document kept; empty unless they were compared with it."""
 
 
 @dataclass(frozen=True)
@@ -337,6 +340,7 @@ def clusters(facts: RunFacts) -> Clusters | None:
         num_clusters=sum(sizes.values()),
         largest=max(sizes, default=1),
         sizes=tuple(_size_classes(sizes)),
+        kept_similarity=tuple(sorted(figures.get(SIMILARITY, {}).items(), reverse=True)),
     )
 
 

@@ -134,6 +134,14 @@ def test_the_audit_is_in_the_report(run: Store) -> None:
         assert expected in text
 
 
+def test_the_similarity_to_what_is_kept_is_in_the_report(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", "audit")
+    assert "estimated similarity to the document that is kept" not in words_of(page_of(run))
+    change(run, "dedup", "figures", {"survivor_similarity": {"0.65": 4, "0.90": 17, "not compared": 2}})
+    expected = "document that is kept Similarity from Documents not compared 2 0.90 17 0.65 4"
+    assert expected in words_of(page_of(run))
+
+
 def test_the_audit_by_source_is_in_the_report(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", "audit")
     precision, recall = AUDITED["precision"], AUDITED["recall"]
