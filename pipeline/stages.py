@@ -14,7 +14,7 @@ import pyarrow as pa
 from pipeline.classifier.importance import IMPORTANCE
 from pipeline.classifier.stage import CLASSIFIER
 from pipeline.decontaminate.stage import DECONTAMINATE
-from pipeline.dedup.audit.step import build_audit
+from pipeline.dedup.audit.step import audit_inputs, build_audit
 from pipeline.dedup.clusters import build_clusters
 from pipeline.dedup.config import AUDIT, DEDUP, NEAR, NEAR_MEANINGS, REPEATS
 from pipeline.dedup.config import is_enabled as is_audited
@@ -131,6 +131,7 @@ STEPS: tuple[Step, ...] = (
         reads=("documents", "text", "templates", "clusters"),
         build=build_audit,
         uses=is_audited,
+        optional_inputs=audit_inputs,
     ),
     Step(
         writes=("paragraphs",),

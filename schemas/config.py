@@ -43,6 +43,8 @@ class Section(BaseModel):
     own_sections: ClassVar[Set[str]] = frozenset()
     """For the section `[source]`, which may be several tables `[[source]]`: the sections that each table may set for
     its documents alone, such as `[source.quality]`."""
+    OWN_FIELDS: ClassVar[Set[str] | None] = None
+    """The settings of the section that a source may set for its documents alone; None: all of them."""
 
     @classmethod
     def table_class(cls) -> "type[Section]":
@@ -362,6 +364,15 @@ def _own_values(
         for name, value in own.items()
         if name in kind.own_sections and not isinstance(value, Mapping)
     ]
+    for name, values in own.items():
+        fields = kinds[name].OWN_FIELDS
+        if name in kind.own_sections and isinstance(values, Mapping) and fields is not None:
+            problems += [
+                f"{SOURCE}.{name}.{key}: expected a setting of [{name}] that a source may have for itself"
+                f" ({', '.join(sorted(fields))}), got {key} = {value!r}. Write {name}.{key}, for all sources"
+                for key, value in values.items()
+                if key in kinds[name].model_fields.keys() - fields
+            ]
     return {name: value for name, value in own.items() if isinstance(value, Mapping)}
 
 

@@ -381,6 +381,9 @@ AUDIT = pa.schema(
         field("candidate", pa.bool_(), "whether they share a key, so that deduplication could compare them"),
         field("same_cluster", pa.bool_(), "whether they ended in one cluster"),
         field("weight", pa.float32(), "pairs of the run that it stands for, up to a factor", "pairs"),
+        field("a_source", pa.string(), "source of `a`; this and the next two: only in runs with several sources"),
+        field("b_source", pa.string(), "source of `b`"),
+        field("a_first", pa.bool_(), "whether `a` precedes `b` in keep order, so that `b` is removed of the two"),
     ]
 )
 """The pairs that the audit of deduplication examined, sorted by sample and documents. The samples `uniform` and

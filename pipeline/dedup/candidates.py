@@ -186,7 +186,8 @@ def shingles_of_part(
 ) -> Iterator[pa.RecordBatch]:
     """Yield text digest and shingle hashes (PAYLOADS) of the documents in `batches`, all of part `number`.
 
-    The first column of `batches` holds the nodes of the documents.
+    The first column of `batches` holds the nodes of the documents. The shingles are those of the part's source: a
+    number never matches one of a source with another choice of `signature.numbers`.
     """
     candidates = {node[:-PART_BYTES] for batch in batches for node in batch.column(0).to_pylist()}
     if not candidates:

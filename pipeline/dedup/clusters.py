@@ -15,7 +15,17 @@ from pyspark.sql import functions as F
 from pipeline.dedup.candidates import CopySearch, CopySearchOutcome, find_copies, part_number
 from pipeline.dedup.components import components
 from pipeline.dedup.config import DedupConfig
-from pipeline.dedup.index import BANDS, LEADERS, MERGED, Indexes, snapshots_of, write_file, write_files
+from pipeline.dedup.index import (
+    BANDS,
+    LEADERS,
+    MERGED,
+    NUMBERS,
+    Indexes,
+    numbers_of,
+    snapshots_of,
+    write_file,
+    write_files,
+)
 from pipeline.dedup.keep_order import EARLIER, Bytes, binary_array
 from pipeline.dedup.keys import DedupTask, DedupWindow, layout, num_keys, payloads_of, read_windows
 from pipeline.dedup.verify import BEST, FAILED, JOINED
@@ -63,7 +73,10 @@ def build_clusters(build: StepContext) -> dict[str, TableResult]:
     config = build.recipe.section("dedup", DedupConfig)
     signature = build.recipe.section("signature", SignatureConfig)
     tables = {name: build.inputs[name] for name in READ if name in build.inputs}
-    tasks = [DedupTask(part, config, signature) for part in parts_of(tables)]
+    tasks = [
+        DedupTask(part, config, own.recipe.section("signature", SignatureConfig))
+        for part, own in build.by_part(parts_of(tables))
+    ]
     scratch = FrameStore(build.spark, build.folders["clusters"].child("scratch"))
     indexes = Indexes(build.spark, {name: table for name, table in build.inputs.items() if name not in READ})
     rows = build.inputs["documents"].manifest.content.counts.rows_in * num_keys(config, signature)
@@ -77,6 +90,8 @@ def build_clusters(build: StepContext) -> dict[str, TableResult]:
     answers = write_parts(build, rows_of_parts(links, outcome, len(tasks)), task)
     built = combine_parts(answers, ("clusters",)) | {"index": build_index(answers, outcome, links, task)}
     built["index"].figures["snapshots"] = snapshots_of(build.splits)
+    if config.write_index:
+        built["index"].figures[NUMBERS] = numbers_of(build.recipe)
     if config.near and signature.family != "simhash":
         built["clusters"].figures["layout"] = dict(zip(("bands", "rows"), layout(config, signature)))
     built["clusters"].notes |= {

@@ -1,6 +1,6 @@
 """The sections `[dedup]`, `[repeats]` and `[audit]`, and the declarations of these stages with their drop reasons."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 from pydantic import Field, field_validator, model_validator
@@ -15,7 +15,7 @@ MAX_COPIES = 100
 """Most times that an epoch may read a document; up to 40, repeats have some effect (Muennighoff et al. 2023)."""
 MINHASH_ONLY = frozenset(("threshold", "bands", "rows"))
 SIMHASH_ONLY = frozenset(("max_distance", "blocks"))
-NEAR_ONLY = MINHASH_ONLY | SIMHASH_ONLY | {"min_similarity", "verify", "rounds"}
+NEAR_ONLY = MINHASH_ONLY | SIMHASH_ONLY | {"min_similarity", "verify", "rounds", "compare_survivor"}
 """Settings that have an effect only if `near` is true; some need MinHash signatures, some SimHash signatures."""
 
 
@@ -74,6 +74,11 @@ class DedupConfig(Section):
     by_url: Literal["off", "newest", "longest", "first"] = decision("off")
     """Which of the documents with the same canonical URL survives; `off`: all. This is decided before copies of text
     are compared."""
+    compare_survivor: Literal["off", "measure", "require"] = decision("off")
+    """Whether a near copy is compared with the document that is kept, by the estimated similarity of their signatures.
+    `off`: no, so it is similar to some document of its cluster. `measure`: the similarity is the value of the drop, and
+    the report shows how many are below `min_similarity`. `require`: documents below it are not dropped. The first of
+    them in keep order is kept, and the others are compared with that one, and so on in `rounds` rounds."""
     rehydration: dict[int, int] = decision({1: 1})
     """How often an epoch of training reads a survivor, by the size of its cluster. The entry with the largest size that
     the cluster reaches applies. The default reads every document once. FineWeb2 (Penedo et al. 2025, arXiv 2506.20920):
@@ -83,6 +88,14 @@ class DedupConfig(Section):
     are left. 0: rounds run until no edge is left."""
     partitions: int | None = execution(None, ge=1)
     """Partitions of the shuffles; None: Spark's default parallelism, or more if the data are large."""
+
+    def decisions(self) -> dict[str, Any]:
+        """Return the fields that only change decisions on stored measurements, as JSON values.
+
+        `compare_survivor` is omitted if it is off: tables that were built before it existed stay valid.
+        """
+        off = {"compare_survivor"} if self.compare_survivor == "off" else set()
+        return {name: value for name, value in super().decisions().items() if name not in off}
 
     @field_validator("keep")
     @classmethod
@@ -132,6 +145,12 @@ class DedupConfig(Section):
                 "write_index: expected keep rules that begin with 'snapshot' and verify = 'estimate', got "
                 f"keep = {list(self.keep)}, verify = {self.verify!r}. Put 'snapshot' first in dedup.keep and set "
                 "dedup.verify='estimate', or set dedup.write_index=false."
+            )
+        # the index has no signatures of all survivors
+        if self.compare_survivor == "require" and (self.write_index or self.indexes):
+            raise ValueError(
+                "compare_survivor: expected 'off' or 'measure' with write_index or indexes, got 'require'. Set "
+                "dedup.compare_survivor='measure'."
             )
         # other rules could choose a new document, but the survivors of earlier snapshots stay
         if self.indexes and self.by_url not in ("off", "first"):

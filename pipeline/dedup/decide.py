@@ -4,7 +4,7 @@ Of several documents, the one with the smallest byte string is best: a byte that
 order, and the digest of its text. A run, a later snapshot and a what-if compare the same strings.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,8 @@ from pipeline.dedup.config import EXACT, NEAR, SAME_URL, DedupConfig
 from pipeline.dedup.keep_order import EARLIER, PART_BYTES, order_columns, orders, rows_of_bytes
 from pipeline.dedup.keys import DIGEST_BYTES, DIGESTS, scopes_of
 from pipeline.engine.stage import Row
+from pipeline.minhash.simhash import distance
+from pipeline.minhash.stage import SignatureConfig, similarity, value_type
 from schemas.ids import DOC_ID_BYTES
 from schemas.tables import DROPPED_BEFORE
 from schemas.urls import url_key
@@ -50,6 +52,54 @@ class DedupFacts:
     """Keep order of each document among those of its URL."""
     chars: list[int]
     """Length of each text after cuts [code points]."""
+    signatures: Sequence[bytes] = ()
+    """Signature of each document; empty if `dedup.compare_survivor` is off."""
+
+
+@dataclass(frozen=True)
+class SurvivorComparison:
+    """The comparison of near copies with the documents that are kept: see `dedup.compare_survivor`."""
+
+    dedup: DedupConfig
+    signature: SignatureConfig
+    kept: Mapping[bytes, bytes]
+    """Signature of the document that a round keeps, by `round_key`. Those of earlier snapshots have none."""
+    rounds: int
+    """Number of rounds in which documents have been chosen."""
+
+    def similarity(self, left: bytes, right: bytes) -> float:
+        """Return the estimated similarity of two documents, from their signatures."""
+        one, two = (np.frombuffer(value, value_type(self.signature)) for value in (left, right))
+        if self.signature.family == "simhash":
+            return 1 - int(distance(one, two)[0]) / 64
+        return float(np.float32(similarity(one[None], two[None])[0]))
+
+    def is_copy(self, value: float) -> bool:
+        """Return True if a document of this similarity to the one that is kept is dropped."""
+        if self.dedup.compare_survivor == "measure":
+            return True
+        is_simhash = self.signature.family == "simhash"
+        least = 1 - self.dedup.max_distance / 64 if is_simhash else float(np.float32(self.dedup.min_similarity))
+        return value >= least
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What becomes of a document: its row of the table `dedup`, without the verdict, and the verdict."""
+
+    row: Row
+    reason: str | None
+    """Reason of its drop; None for a survivor."""
+    chars: int
+    """Length of its text [code points]."""
+    part: int | None
+    """Part of the document that is kept in place of a copy; None for a document that is kept, or was dropped before."""
+    value: float | None
+    """Similarity to that document if it was compared, else to the most similar document found; None without a copy."""
+    round: int
+    """Round that chose its survivor; 0 without `dedup.compare_survivor`."""
+    total: int
+    """Number of documents from which that round chose."""
 
 
 def facts_columns(config: DedupConfig) -> dict[str, list[str]]:
@@ -58,6 +108,8 @@ def facts_columns(config: DedupConfig) -> dict[str, list[str]]:
     digest = [DIGESTS[config.exact]] if config.exact != "off" else []
     url = ["url", "num_bytes", "date", "snapshot"] if config.by_url != "off" else []
     columns["documents"] = list(dict.fromkeys([*columns["documents"], *config.scope, *digest, *url, "body_chars"]))
+    if config.compare_survivor != "off":
+        columns["documents"].append("signature")
     return columns | {"verdicts": ["drop_stage"], "clusters": ["cluster", "similarity"]}
 
 
@@ -83,6 +135,7 @@ def facts_of(batch: pa.RecordBatch, ordinal: int, config: DedupConfig) -> DedupF
         urls=urls,
         url_orders=url_orders,
         chars=batch.column("body_chars").to_pylist(),
+        signatures=batch.column("signature").to_pylist() if config.compare_survivor != "off" else (),
     )
 
 
@@ -135,16 +188,53 @@ def early_drop_reasons(facts: DedupFacts, known: KnownTotals) -> list[str | None
     return reasons
 
 
-def decide(facts: DedupFacts, known: KnownTotals) -> Iterator[tuple[Row, str | None, int, int | None]]:
-    """Yield (row of the table `dedup`, drop reason, length of the text [code points], part) for every document.
+def round_key(number: int, cluster: bytes) -> bytes:
+    """Return the key of the documents of a cluster that round `number` chooses from; round 0 has all of them."""
+    return (bytes([number]) if number else CLUSTER) + cluster
 
-    The row has no verdict yet. The reason is None for a survivor. `part` is the part of the document that is kept in
-    place of a copy; None for a document that is kept, or that was dropped before.
+
+def choose_survivor(
+    facts: DedupFacts, index: int, known: KnownTotals, comparison: SurvivorComparison
+) -> tuple[int, bytes, float | None]:
+    """Return (round, order of the document that is kept, similarity to it) for a document without an earlier drop.
+
+    A document that is kept has its own order, and no similarity. The round is `comparison.rounds` for a document that
+    is no copy of those which these rounds keep.
     """
+    own = NOT_DROPPED + facts.orders[index]
+    for number in range(comparison.rounds):
+        key = round_key(number, facts.clusters[index])
+        best = known.get(key, (1, own))[1]
+        if best == own:
+            return number, own, None
+        is_equal = facts.digest > 0 and best[-facts.digest :] == own[-facts.digest :]
+        if is_equal or key not in comparison.kept:
+            return number, best, 1.0 if is_equal else None
+        value = comparison.similarity(facts.signatures[index], comparison.kept[key])
+        if comparison.is_copy(value):
+            return number, best, value
+    return comparison.rounds, own, None
+
+
+def rest_tallies(facts: DedupFacts, known: KnownTotals, comparison: SurvivorComparison, tally: BestCounts) -> None:
+    """Add to `tally`, by cluster, the documents that are no copy of those which the rounds so far keep."""
+    for index, reason in enumerate(early_drop_reasons(facts, known)):
+        if reason is None and facts.similarities[index] is not None:
+            number, own, _ = choose_survivor(facts, index, known, comparison)
+            if number == comparison.rounds:
+                _count(tally, facts.clusters[index], own)
+
+
+def decide(facts: DedupFacts, known: KnownTotals, comparison: SurvivorComparison | None = None) -> Iterator[Decision]:
+    """Yield the decision about every document. With `comparison`, near copies are compared with what is kept."""
     for index, reason in enumerate(early_drop_reasons(facts, known)):
         identifier = facts.ids[index]
         own = (DROPPED if reason else NOT_DROPPED) + facts.orders[index]
         size, best = known.get(CLUSTER + facts.clusters[index], (1, own))
+        number, total, value = 0, size, facts.similarities[index]
+        if reason is None and comparison is not None:
+            number, best, value = choose_survivor(facts, index, known, comparison)
+            total = known.get(round_key(number, facts.clusters[index]), (1, own))[0]
         survivor = None if best[:1] == DROPPED else doc_id_of(best, facts.digest)
         if reason is None and survivor != identifier:
             reason = EXACT if facts.digest and best[-facts.digest :] == own[-facts.digest :] else NEAR
@@ -160,7 +250,7 @@ def decide(facts: DedupFacts, known: KnownTotals) -> Iterator[tuple[Row, str | N
             "survivor": survivor,
             "similarity": facts.similarities[index],
         }
-        yield row, reason, facts.chars[index], part
+        yield Decision(row, reason, facts.chars[index], part, value, number, total)
 
 
 def doc_id_of(best: bytes, digest: int) -> bytes:

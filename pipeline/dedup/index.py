@@ -24,7 +24,7 @@ from pipeline.engine.stage import Split
 from pipeline.minhash.stage import SIGNATURE, SignatureConfig
 from schemas.config import Recipe
 from schemas.errors import ConfigError, ContractError
-from schemas.manifest import TableVersion, open_table
+from schemas.manifest import Content, TableVersion, open_table
 from schemas.storage import Store
 
 BANDS = pa.schema([pa.field("key", pa.int64()), pa.field("position", pa.int32()), pa.field("order", pa.binary())])
@@ -50,6 +50,8 @@ SAME_METHOD = (
     "verify",
     "rounds",
 )
+NUMBERS = "numbers"
+"""Setting of `[signature]` that sources may make for themselves, and figure of the index: its value by source."""
 SAME_DEDUP = (*SAME_METHOD, "scope", "keep", "source_ranks")
 """Settings of `[dedup]` that a snapshot must share with the index that it is compared with."""
 
@@ -132,7 +134,7 @@ def incompatibilities_of(index: TableVersion, recipe: Recipe, splits: Sequence[S
         )
     settings = {
         "dedup": {name: config.content()[name] for name in SAME_DEDUP},
-        "signature": recipe["signature"].content(),
+        "signature": {name: value for name, value in recipe["signature"].content().items() if name != NUMBERS},
     }
     for section, values in settings.items():
         for name, value in values.items():
@@ -142,6 +144,7 @@ def incompatibilities_of(index: TableVersion, recipe: Recipe, splits: Sequence[S
                     f"{section}.{name}: expected {indexed!r}, with which the index was made, got {value!r}. "
                     f"Set {section}.{name} to the value of the index."
                 )
+    problems += _other_numbers(content, recipe)
     versions = {stage.name: stage.version for stage in (SIGNATURE, DEDUP)}
     if content.stages != versions:
         problems.append(
@@ -161,6 +164,28 @@ def incompatibilities_of(index: TableVersion, recipe: Recipe, splits: Sequence[S
             "Remove the index from dedup.indexes."
         )
     return problems
+
+
+def numbers_of(recipe: Recipe) -> dict[str, str]:
+    """Return the value of `signature.numbers` for the documents of each source, by the source's name."""
+    return {name: own.section("signature", SignatureConfig).numbers for name, own in recipe.by_source().items()}
+
+
+def _other_numbers(content: Content, recipe: Recipe) -> Iterator[str]:
+    """Yield a reason for each source whose documents count numbers in another way than in an index.
+
+    A source that the index does not have may make its own choice. An index without the figure is older than the
+    setting: numbers of all its sources count as 0.
+    """
+    indexed = content.figures.get(NUMBERS)
+    for source, value in numbers_of(recipe).items():
+        expected = "zero" if indexed is None else indexed.get(source, value)
+        if value != expected:
+            name = f"source.{source}.signature.{NUMBERS}" if recipe.has_several_sources else f"signature.{NUMBERS}"
+            yield (
+                f"{name}: expected {expected!r}, with which the index was made, got {value!r}. "
+                f"Set {name} to the value of the index."
+            )
 
 
 def snapshots_of(splits: Sequence[Split]) -> list[str]:

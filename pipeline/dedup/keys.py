@@ -159,7 +159,7 @@ Indices = npt.NDArray[np.intp]
 
 @dataclass(frozen=True)
 class DedupTask:
-    """One part of the documents, with the settings of signatures and deduplication."""
+    """One part of the documents, with the settings of signatures of its source, and those of deduplication."""
 
     part: Part
     dedup: DedupConfig

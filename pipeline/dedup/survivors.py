@@ -16,13 +16,17 @@ from pyspark.sql import functions as F
 from pipeline.dedup.config import DEDUP, EXACT, NEAR, DedupConfig
 from pipeline.dedup.decide import (
     CLUSTER,
+    NOT_DROPPED,
     URL,
+    Decision,
     DedupFacts,
     KnownTotals,
+    SurvivorComparison,
     cluster_tallies,
     decide,
     facts_columns,
     facts_of,
+    rest_tallies,
     url_tallies,
     weight_of,
 )
@@ -39,8 +43,9 @@ from pipeline.engine.spark import (
     run_part_writers,
     totals,
 )
-from pipeline.engine.stage import Drop, Row
+from pipeline.engine.stage import Drop
 from pipeline.engine.step import PartSources, StepContext, TableResult, combine_parts
+from pipeline.minhash.stage import SignatureConfig
 from schemas.manifest import TableVersion, part_key
 from schemas.storage import Store
 from schemas.tables import DEDUP as DEDUP_SCHEMA
@@ -48,6 +53,8 @@ from schemas.tables import DEDUP as DEDUP_SCHEMA
 READ = ("documents", "templates", "scores", "verdicts", "clusters")
 LOST_TO = "lost_to"
 """Figure of a run with several sources: documents dropped as copies, by `source/source of the document kept`."""
+SIMILARITY, NOT_COMPARED = "survivor_similarity", "not compared"
+"""Figure of a run with `dedup.compare_survivor`: near copies that were dropped, by similarity to the document kept."""
 EARLIER_SNAPSHOT = "earlier snapshot"
 EARLIER_PART = -1
 """Value of the column `part` in counts (TALLIES) that come from an earlier snapshot."""
@@ -63,8 +70,15 @@ class SurvivorsTask:
     config: DedupConfig
     dedup: Store
     representatives: Store
-    sources: PartSources | None = None
+    sources: PartSources | None
     """The source of each part, if there are several sources."""
+    signature: SignatureConfig
+
+    def comparison(self, kept: Mapping[bytes, bytes], rounds: int) -> SurvivorComparison | None:
+        """Return the comparison of near copies with what is kept, after `rounds` rounds; None if it is off."""
+        if self.config.compare_survivor == "off":
+            return None
+        return SurvivorComparison(self.config, self.signature, kept, rounds)
 
 
 def build_dedup(build: StepContext) -> dict[str, TableResult]:
@@ -72,7 +86,8 @@ def build_dedup(build: StepContext) -> dict[str, TableResult]:
     config = build.recipe.section("dedup", DedupConfig)
     parts = parts_of({name: build.inputs[name] for name in READ if name in build.inputs})
     folders = build.folders["dedup"], build.folders["representatives"]
-    tasks = [SurvivorsTask(part, config, *folders, build.part_sources) for part in parts]
+    signature = build.recipe.section("signature", SignatureConfig)
+    tasks = [SurvivorsTask(part, config, *folders, build.part_sources, signature) for part in parts]
     urls = None
     if config.by_url != "off":
         own = dataframe_from_tasks(build.spark, url_tallies_of_part, tasks, TALLIES_DDL)
@@ -80,9 +95,13 @@ def build_dedup(build: StepContext) -> dict[str, TableResult]:
     own = cluster_frame(build, tasks, urls)
     rows = totals_for_parts(totals(own.union(earlier_clusters(build.spark, build.inputs, config))), CLUSTER)
     rows = rows if urls is None else rows.union(urls)
-    answers = write_parts(build, rows, tasks)
-    if urls is not None:
-        urls.unpersist()
+    stored = [] if urls is None else [urls]
+    rounds = 0
+    if config.compare_survivor != "off":
+        rows, rounds = rounds_of_survivors(build, tasks, rows, stored)
+    answers = write_parts(build, rows, tasks, rounds)
+    for frame in stored:
+        frame.unpersist()
     built = combine_parts(answers, ("dedup",), build.part_sources) | {"representatives": TableResult()}
     other = built["representatives"]
     for answer in answers:
@@ -97,7 +116,8 @@ def totals_for_parts(counted: DataFrame, kind: bytes) -> DataFrame:
     """Return rows (part, key, total, best) for the keys that several documents have.
 
     A key has one row for each part that contains it. `total` is the number of documents with the key in all parts.
-    `best` is the keep order of the first of these documents. Returned keys begin with `kind`: URL or CLUSTER.
+    `best` is the keep order of the first of these documents. Returned keys begin with `kind`: URL, CLUSTER, or the
+    number of a round (see `round_key`).
     """
     chosen = counted.where((F.col("part") != EARLIER_PART) & (F.col("total") > 1))
     return chosen.select("part", F.concat(F.lit(kind), "key").alias("key"), "total", "best")
@@ -117,6 +137,63 @@ def cluster_frame(build: StepContext, tasks: Sequence[SurvivorsTask], urls: Data
         yield from cluster_tallies_of_part(shared.value[number], known_totals_of(batches))
 
     return map_parts(urls, len(tasks), tally, TALLIES_DDL)
+
+
+def rounds_of_survivors(
+    build: StepContext, tasks: Sequence[SurvivorsTask], rows: DataFrame, stored: list[DataFrame]
+) -> tuple[DataFrame, int]:
+    """Return the rows of `totals_for_parts` of all rounds of choosing survivors, and the number of rounds.
+
+    Further rounds choose among the documents that are no copies of the survivors before. The returned rows have a
+    further column: `payload`, the signature of the survivor. Frames on the workers' disks are added to `stored`.
+    """
+    shared = build.spark.sparkContext.broadcast(list(tasks))
+
+    def with_signatures(counted: DataFrame) -> DataFrame:
+        def read(number: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            yield from signatures_of_survivors(shared.value[number], known_totals_of(batches))
+
+        signatures = map_parts(counted, len(tasks), read, "key binary, payload binary")
+        return counted.join(signatures, "key", "left").select("part", "key", "total", "best", "payload")
+
+    def keep(frame: DataFrame) -> DataFrame:
+        stored.append(persist_on_disk(frame))
+        return stored[-1]
+
+    chosen, rounds = keep(with_signatures(rows)), 1
+    config = build.recipe.section("dedup", DedupConfig)
+    while config.compare_survivor == "require" and rounds < config.rounds:
+
+        def tally(part: int, batches: Iterator[pa.RecordBatch], rounds: int = rounds) -> Iterator[pa.RecordBatch]:
+            yield from rest_tallies_of_part(shared.value[part], list(batches), rounds)
+
+        counted = totals(map_parts(chosen, len(tasks), tally, TALLIES_DDL))
+        rest = keep(totals_for_parts(counted, bytes([rounds])))
+        if rest.isEmpty():
+            break
+        chosen, rounds = keep(chosen.union(with_signatures(rest))), rounds + 1
+    return chosen, rounds
+
+
+def signatures_of_survivors(task: SurvivorsTask, known: KnownTotals) -> Iterator[pa.RecordBatch]:
+    """Yield rows (key, payload): the signature of each survivor in a part, by the key that has it in `known`."""
+    wanted = {best: key for key, (_, best) in known.items() if key[:1] != URL}
+    schema = pa.schema([pa.field("key", pa.binary()), pa.field("payload", pa.binary())])
+    for facts in facts_of_part(task):
+        owns = [NOT_DROPPED + order for order in facts.orders]
+        found = [(wanted[own], signed) for own, signed in zip(owns, facts.signatures) if own in wanted]
+        columns = [pa.array([row[column] for row in found], pa.binary()) for column in range(2)]
+        yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def rest_tallies_of_part(task: SurvivorsTask, rows: Sequence[pa.RecordBatch], rounds: int) -> Iterator[pa.RecordBatch]:
+    """Yield the counts (TALLIES), by cluster, of the documents of a part that are no copies after `rounds` rounds."""
+    known, comparison = known_totals_of(iter(rows)), task.comparison(known_signatures_of(rows), rounds)
+    tally: dict[bytes, tuple[int, bytes]] = {}
+    for facts in facts_of_part(task):
+        if comparison is not None:
+            rest_tallies(facts, known, comparison, tally)
+    yield tallies(tally, task.part.ordinal)
 
 
 def earlier_urls(spark: SparkSession, inputs: Mapping[str, TableVersion]) -> DataFrame:
@@ -183,20 +260,34 @@ def known_totals_of(batches: Iterator[pa.RecordBatch]) -> dict[bytes, tuple[int,
     return known
 
 
-def write_parts(build: StepContext, rows: DataFrame, tasks: Sequence[SurvivorsTask]) -> list[PartResult]:
+def known_signatures_of(batches: Sequence[pa.RecordBatch]) -> dict[bytes, bytes]:
+    """Return the signatures of survivors by key, from the rows of `rounds_of_survivors`; empty for other rows."""
+    known: dict[bytes, bytes] = {}
+    for batch in batches:
+        if "payload" in batch.schema.names:
+            signed = batch.filter(batch.column("payload").is_valid())
+            known.update(zip(signed.column("key").to_pylist(), signed.column("payload").to_pylist()))
+    return known
+
+
+def write_parts(build: StepContext, rows: DataFrame, tasks: Sequence[SurvivorsTask], rounds: int) -> list[PartResult]:
     """Write one part of the table `dedup` for each part of `documents`; return the results.
 
-    `rows` are those of `totals_for_parts`.
+    `rows` are those of `totals_for_parts`, or of `rounds_of_survivors` after so many rounds.
     """
     shared = build.spark.sparkContext.broadcast(list(tasks))
 
     def write(number: int, batches: Iterator[pa.RecordBatch]) -> PartResult:
-        return write_survivors(shared.value[number], known_totals_of(batches))
+        held = list(batches)
+        task = shared.value[number]
+        return write_survivors(task, known_totals_of(iter(held)), task.comparison(known_signatures_of(held), rounds))
 
     return run_part_writers(rows, len(tasks), write, "choose survivors")
 
 
-def write_survivors(task: SurvivorsTask, known: KnownTotals) -> PartResult:
+def write_survivors(
+    task: SurvivorsTask, known: KnownTotals, comparison: SurvivorComparison | None = None
+) -> PartResult:
     """Write one part of the table `dedup`.
 
     With `write_index`, also write the counts of the part's clusters and URLs to files of the table `representatives`.
@@ -206,12 +297,14 @@ def write_survivors(task: SurvivorsTask, known: KnownTotals) -> PartResult:
         clusters: dict[bytes, tuple[int, bytes]] = {}
         urls: dict[bytes, tuple[int, bytes]] = {}
         for facts in facts_of_part(task):
-            for row, reason, chars, survivor in decide(facts, known):
-                write_verdict(row, reason, chars, task.config, output.books)
-                if task.sources is not None and survivor is not None:
-                    other = EARLIER_SNAPSHOT if survivor == EARLIER else task.sources[survivor]
+            for decision in decide(facts, known, comparison):
+                write_verdict(decision, task.config, output.books)
+                if comparison is not None and decision.reason == NEAR:
+                    output.books.tally(SIMILARITY, similarity_step(decision.value))
+                if task.sources is not None and decision.part is not None:
+                    other = EARLIER_SNAPSHOT if decision.part == EARLIER else task.sources[decision.part]
                     output.books.tally(LOST_TO, f"{task.sources[task.part.ordinal]}/{other}")
-                output.write(row)
+                output.write(decision.row)
             if task.config.write_index:
                 cluster_tallies(facts, known, clusters, alone=True)
                 url_tallies(facts, urls)
@@ -226,13 +319,19 @@ def write_survivors(task: SurvivorsTask, known: KnownTotals) -> PartResult:
     return write_part(PartTarget(task.part.ordinal, tables, reasons, raises=False), fill)
 
 
-def write_verdict(row: Row, reason: str | None, chars: int, config: DedupConfig, books: DropCounter) -> None:
+def similarity_step(value: float | None) -> str:
+    """Return the lower edge of the similarity's step of 0.05, such as `0.65`; NOT_COMPARED if it is not known."""
+    return NOT_COMPARED if value is None else f"{int(value * 20 + 1e-6) / 20:.2f}"
+
+
+def write_verdict(decision: Decision, config: DedupConfig, books: DropCounter) -> None:
     """Set the drop reason or the weight in a row of the table `dedup`, and count the row in `books`."""
+    row, reason = decision.row, decision.reason
     row["drop_stage"] = row["weight"] = None
     if reason is not None:
-        set_verdict(row, DEDUP.name, Drop(reason, row["similarity"] if reason in (EXACT, NEAR) else None))
+        set_verdict(row, DEDUP.name, Drop(reason, decision.value if reason in (EXACT, NEAR) else None))
     else:
-        row["weight"] = weight_of(row["cluster_size"], config)
-        if row["cluster_size"] > 1:
+        row["weight"] = weight_of(decision.total, config)
+        if row["cluster_size"] > 1 and decision.round == 0:
             books.tally("cluster_sizes", str(row["cluster_size"]))
-    books.enter(row, chars)
+    books.enter(row, decision.chars)

@@ -44,7 +44,7 @@ from pipeline.tokens.streams import BUCKET_TABLES, MIX_RULE, TOKENS, Sorting, so
 from pipeline.tokens.tokenizer import TokenizerConfig
 from pipeline.tokens.train_tokenizer import TOKENIZER
 from schemas.config import Recipe
-from schemas.errors import ContractError
+from schemas.errors import ConfigError, ContractError
 from schemas.manifest import TableVersion, open_table, read_run
 from schemas.storage import Store
 from schemas.text import text_table
@@ -88,8 +88,14 @@ class Prediction:
 def predict(spark: SparkSession, run: Store, recipe: Recipe, models: Mapping[str, Mapping[str, str]]) -> Prediction:
     """Predict the verdicts that the run would have with the settings of `recipe`.
 
-    `models` are the paths of the models of each stage. Raises ContractError if the run has no table `dedup` yet.
+    `models` are the paths of the models of each stage. Raises ContractError if the run has no table `dedup` yet, and
+    ConfigError if the choice of survivors compares signatures, which a prediction does not read.
     """
+    if recipe.section("dedup", DedupConfig).compare_survivor == "require":
+        raise ConfigError(
+            "what-if: expected dedup.compare_survivor 'off' or 'measure', got 'require', with which signatures are "
+            "compared. Run `penstock run` with these settings instead."
+        )
     tables = open_tables(run)
     parts = parts_of({name: table for name, table in tables.items() if name != "index"})
     stages = checked_stages(recipe)

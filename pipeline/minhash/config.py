@@ -1,6 +1,6 @@
 """Settings of the section `[signature]`: the family and length of a signature, and the unit and length of shingles."""
 
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -12,7 +12,9 @@ _RANDOM_STATE = ("datasketch", "datatrove")
 
 class SignatureConfig(Section):
     """How signatures are computed. The defaults are those of datatrove and FineWeb. The section `[dedup]` sets how
-    signatures are compared."""
+    signatures are compared. Only the setting `numbers` may differ between sources."""
+
+    OWN_FIELDS: ClassVar = frozenset(("numbers",))
 
     family: Literal["fast", "datasketch", "datatrove", "simhash"] = "fast"
     """Signature family. MinHash: `fast` is our own, with uint32 values; `datasketch` reproduces the hash values of that
@@ -26,6 +28,10 @@ class SignatureConfig(Section):
     """Length of a shingle of words [words]."""
     shingle_chars: int = Field(5, ge=1)
     """Length of a shingle of characters [characters]."""
+    numbers: Literal["zero", "kept"] = "zero"
+    """How numbers count in shingles. `zero`: every number as 0, as in datatrove, so texts that differ in numbers alone
+    have equal shingles. `kept`: by their digits. Points and commas then split a number into several words. A source may
+    set it for its documents. Between documents of different choices, only shingles without numbers are equal."""
     permutations: int = Field(112, ge=2)
     """Length of a MinHash signature [values]."""
     seed: int = 1
@@ -35,6 +41,18 @@ class SignatureConfig(Section):
     datasketch_scheme: Literal["affine32", "legacy"] = "affine32"
     """Permutation scheme of the family `datasketch`: `affine32`, that library's scheme since version 2.0, or `legacy`,
     its only scheme before."""
+
+    @property
+    def keep_numbers(self) -> bool:
+        """True if numbers keep their digits in shingles."""
+        return self.numbers == "kept"
+
+    def content(self) -> dict[str, Any]:
+        """Return the fields that change what is measured and written, as JSON values.
+
+        `numbers` is omitted if it has its default: tables that were built before it existed stay valid.
+        """
+        return {name: value for name, value in super().content().items() if name != "numbers" or self.keep_numbers}
 
     @model_validator(mode="after")
     def _seed_fits(self) -> "SignatureConfig":

@@ -26,8 +26,8 @@ _LOW = np.uint64((1 << 32) - 1)
 
 def shingles(text: str, language: str, config: SignatureConfig) -> Iterator[bytes]:
     """Return the bytes of every shingle in text order, as `datasketch.MinHash.update` expects them."""
-    by_words = not uses_characters(language, config)
-    words = words_of(text, language) if by_words else normal_words(text)
+    by_words, keep = not uses_characters(language, config), config.keep_numbers
+    words = words_of(text, language, keep) if by_words else normal_words(text, keep)
     if not words:
         return iter([text.encode("utf-8", "surrogatepass")])
     if by_words:

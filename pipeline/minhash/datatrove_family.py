@@ -25,19 +25,24 @@ VALUE = "<u8"
 class _Tokens(dict[str, str]):
     """A cache: text without whitespace → its normalized tokens, each followed by a space."""
 
-    def __init__(self, split: Callable[[str], Sequence[str]]):
+    def __init__(self, split: Callable[[str], Sequence[str]], keep_numbers: bool):
         super().__init__()
         self._split = split
+        self._keep_numbers = keep_numbers
 
     def __missing__(self, text: str) -> str:
         if len(self) >= CAPACITY:
             self.clear()
-        tokens = "".join(f"{token} " for word in normal_words(text) for token in self._split(word))
+        words = normal_words(text, self._keep_numbers)
+        tokens = "".join(f"{token} " for word in words for token in self._split(word))
         self[text] = tokens
         return tokens
 
 
-_ENGLISH, _NEUTRAL, _UNSPACED = _Tokens(split_english), _Tokens(split_neutral), _Tokens(split_unspaced)
+_ENGLISH, _NEUTRAL, _UNSPACED = (
+    {keep_numbers: _Tokens(split, keep_numbers) for keep_numbers in (False, True)}
+    for split in (split_english, split_neutral, split_unspaced)
+)
 # All documents share these caches. Their values depend on the text alone, so sharing cannot change a signature.
 
 
@@ -48,11 +53,11 @@ def hashes(text: str, language: str, words: Codes | None, config: SignatureConfi
     """
     if uses_characters(language, config):
         size = config.shingle_chars
-        tokens = "".join(f"{char} " for word in normal_words(text) for char in word)
+        tokens = "".join(f"{char} " for word in normal_words(text, config.keep_numbers) for char in word)
     else:
         size = config.shingle_words
         cache = _ENGLISH if language == "en" else _UNSPACED if language in UNSPACED_LANGUAGES else _NEUTRAL
-        tokens = "".join(map(cache.__getitem__, text.split()))
+        tokens = "".join(map(cache[config.keep_numbers].__getitem__, text.split()))
     if not tokens:
         return word_keys([text])
     shingles = iterate_runs(tokens[:-1].encode("utf-8", "surrogatepass"), size)

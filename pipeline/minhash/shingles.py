@@ -2,8 +2,8 @@
 
 A word is represented by its key, the xxh64 of its UTF-8. Most texts are ASCII or nearly so. These are split by array
 operations, without a Python string for each word: a letter is a digit in base 29, so each word has a number, and a
-cache maps the number to the word's key. Other texts are split at whitespace, and their words are looked up in a
-vocabulary. Both methods return the keys of the words of `normal_words`.
+cache maps the number to the word's key. Other texts, and all texts whose numbers keep their digits, are split at
+whitespace, and their words are looked up in a vocabulary. Both methods return the keys of the words of `normal_words`.
 """
 
 import re
@@ -45,23 +45,26 @@ def uses_characters(language: str, config: SignatureConfig) -> bool:
     return config.unit == "chars" or (config.unit == "auto" and language in UNSPACED_LANGUAGES)
 
 
-def words_of(text: str, language: str) -> list[str]:
+def words_of(text: str, language: str, keep_numbers: bool = False) -> list[str]:
     """Return the normalized words of a text; a dictionary splits text of languages that do not separate words."""
-    words = normal_words(text)
+    words = normal_words(text, keep_numbers)
     return [part for word in words for part in split_unspaced(word)] if language in UNSPACED_LANGUAGES else words
 
 
 def shingle_units(text: str, language: str, words: Codes | None, config: SignatureConfig) -> tuple[Codes, int]:
     """Return the units of a text's shingles (word keys or code points), and the number of units in a shingle.
 
-    There is at least one unit. `words` are the hash keys of the text's normalized words; None = compute them.
+    There is at least one unit. `words` are the hash keys of the text's normalized words with numbers as 0; None =
+    compute them. They are ignored if numbers are kept.
     """
     size = config.shingle_words
     if uses_characters(language, config):
-        letters = "".join(normal_words(text)).encode("utf-32-le", "surrogatepass")
+        letters = "".join(normal_words(text, config.keep_numbers)).encode("utf-32-le", "surrogatepass")
         units, size = np.frombuffer(letters, "<u4").astype(np.uint64), config.shingle_chars
     elif language in UNSPACED_LANGUAGES:
-        units = word_keys(words_of(text, language))
+        units = word_keys(words_of(text, language, config.keep_numbers))
+    elif config.keep_numbers:
+        units = _vocabulary_keys(text, keep_numbers=True)
     else:
         units = text_keys(text) if words is None else words
     return (units if len(units) else word_keys([text])), size
@@ -71,10 +74,12 @@ def text_keys(text: str) -> Codes:
     """Return the key (xxh64) of each normalized word of the text, in text order."""
     plain = text if text.isascii() else _as_ascii(text)
     keys = None if plain is None else _ascii_keys(plain)
-    if keys is None:
-        _VOCABULARY.trim()
-        keys = _VOCABULARY.keys(_VOCABULARY.numbers(text.split()))
-    return keys
+    return _vocabulary_keys(text, keep_numbers=False) if keys is None else keys
+
+
+def _vocabulary_keys(text: str, keep_numbers: bool) -> Codes:
+    _VOCABULARY.trim()
+    return _VOCABULARY.keys(_VOCABULARY.numbers(text.split()), keep_numbers)
 
 
 def _as_ascii(text: str) -> str | None:

@@ -75,7 +75,7 @@ def value_type(config: SignatureConfig) -> str:
 def signature(text: str, language: str, config: SignatureConfig, words: Codes | None = None) -> bytes:
     """Return the signature of a text as the bytes of little-endian numbers.
 
-    `words` are the xxh64 of the text's normalized words; if None, they are computed here.
+    `words` are the xxh64 of the text's normalized words with numbers as 0; if None, they are computed here.
     """
     family = FAMILIES[config.family]
     return (

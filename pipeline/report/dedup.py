@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.dedup.survivors import SIMILARITY
+from pipeline.engine.step import BY_SOURCE
 from pipeline.report.charts import BOTTOM, LEFT, TOP, ColumnPlot, SizeClass, Tick, cluster_plot
 from pipeline.report.facts import RunFacts, is_earlier_drop, number, percent
 
@@ -152,6 +154,8 @@ ANY_KIND = "any"
 """Key in the figures of `repeats` of the number of documents in which a passage of any kind was cut."""
 EARLIER_INDEX = "/index"
 """Suffix of the names of earlier snapshot indexes among the inputs of `clusters`."""
+KINDS = ("within", "across")
+"""Pairs of documents of one source, and of two."""
 PAIR_KINDS = {
     "joined": "with the document to which it was linked",
     "cluster": "with the first document of its cluster",
@@ -169,6 +173,8 @@ class Clusters:
     """Number of clusters of two or more documents with a survivor."""
     largest: int
     sizes: tuple[SizeClass, ...]
+    kept_similarity: tuple[tuple[str, int], ...]
+    """Near copies that were dropped, by similarity to the document kept; empty unless they were compared with it."""
 
 
 @dataclass(frozen=True)
@@ -223,6 +229,20 @@ class Recall:
 
 
 @dataclass(frozen=True)
+class SourceAudit:
+    """Precision and recall over the pairs of which a document of this source is the one removed.
+
+    The other document of a pair is of the same source (`within`), or of another one (`across`).
+    """
+
+    source: str
+    precision_within: MeasuredShare
+    precision_across: MeasuredShare
+    recall_within: MeasuredShare
+    recall_across: MeasuredShare
+
+
+@dataclass(frozen=True)
 class Audit:
     """Precision and recall of deduplication, measured by the audit."""
 
@@ -234,6 +254,8 @@ class Audit:
     recall: tuple[Recall, ...]
     samples: Mapping[str, Mapping[str, Any]]
     plot: CurvePlot | None
+    by_source: tuple[SourceAudit, ...]
+    """Empty if the run has one source."""
 
     @property
     def best(self) -> str:
@@ -241,7 +263,7 @@ class Audit:
 
         This is the uniform sample if it covers the whole run, else the anchored sample.
         """
-        return SAMPLES[1] if self.samples[SAMPLES[1]]["is_all"] else SAMPLES[0]
+        return _best_sample(self.samples)
 
     @property
     def at_limit(self) -> MeasuredShare:
@@ -318,6 +340,7 @@ def clusters(facts: RunFacts) -> Clusters | None:
         num_clusters=sum(sizes.values()),
         largest=max(sizes, default=1),
         sizes=tuple(_size_classes(sizes)),
+        kept_similarity=tuple(sorted(figures.get(SIMILARITY, {}).items(), reverse=True)),
     )
 
 
@@ -377,7 +400,25 @@ def audit(facts: RunFacts) -> Audit | None:
         recall=tuple(_recall(samples, limit)),
         samples=samples,
         plot=curve_plot({name: _points(samples[name]["curve"]) for name in SAMPLES}, limit, layout),
+        by_source=tuple(_by_source(figures["precision"]["joined"], samples[_best_sample(samples)])),
     )
+
+
+def _best_sample(samples: Mapping[str, Mapping[str, Any]]) -> str:
+    return SAMPLES[1] if samples[SAMPLES[1]]["is_all"] else SAMPLES[0]
+
+
+def _by_source(precision: Mapping[str, Any], recall: Mapping[str, Any]) -> list[SourceAudit]:
+    found = recall.get(BY_SOURCE, {})
+    nothing = {"value": None, "low": None, "high": None, "pairs": 0}
+    empty = dict.fromkeys(KINDS, nothing)
+    return [
+        SourceAudit(
+            source,
+            *(_share(row[kind]) for row in (precision[BY_SOURCE].get(source, empty), found[source]) for kind in KINDS),
+        )
+        for source in found
+    ]
 
 
 def _share(figure: Mapping[str, Any]) -> MeasuredShare:

@@ -30,10 +30,11 @@ this format contain, so that only tables with such documents are built anew. Ver
 OWN_SECTIONS = frozenset(
     (
         *("extract", "language", "quality", "decontaminate", "toxicity", "perplexity", "classifier", "importance"),
-        *("paragraphs", "pii"),
+        *("paragraphs", "pii", "signature"),
     )
 )
-"""Sections that a source may set for its documents alone; the others concern all documents together."""
+"""Sections that a source may set for its documents alone; the others concern all documents together. Of some sections,
+a source may have only the settings `OWN_FIELDS`."""
 
 
 class SourceConfig(Section):

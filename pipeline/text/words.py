@@ -56,6 +56,7 @@ WORD, ALPHABETIC, ENDS_SENTENCE, MARK = 1, 2, 4, 8
 
 _SYMBOLS = re.compile(f"[{re.escape(PUNCTUATION + ''.join(sorted(SENTENCE_ENDS)))}]*")
 _NUMBER = re.compile(r"\d+(?:[.,\u066b\u060c\u2396-\u2398]\d+)?")
+_FOREIGN_DIGIT = re.compile(r"[^\D0-9]")
 _ASCII_WORDS = re.compile(r"[a-z0-9]+")
 _TO_SPACE = dict.fromkeys(map(ord, PUNCTUATION), " ")
 BASE = 0x9E3779B97F4A7C15  # odd, so that it has an inverse modulo 2^64
@@ -76,14 +77,22 @@ def _other_flags(token: str) -> int:
     return flags | (MARK if all(unicodedata.category(char)[0] == "P" for char in token) else 0)
 
 
-def normal_words(text: str) -> list[str]:
-    """Return the words of a text, normalized for shingles: lower case, numbers as 0, no punctuation, no accents."""
+def normal_words(text: str, keep_numbers: bool = False) -> list[str]:
+    """Return the words of a text, normalized for shingles: lower case, numbers as 0, no punctuation, no accents.
+
+    With `keep_numbers`, numbers keep their digits, written as 0 to 9 for every script. Points and commas split them.
+    """
     text = text.lower()
     if text.isascii():  # where everything but letters and digits is punctuation or space
-        return [text] if text.isalpha() else _ASCII_WORDS.findall(_NUMBER.sub("0", text))
-    text = _NUMBER.sub("0", text).translate(_TO_SPACE)
+        return [text] if text.isalpha() else _ASCII_WORDS.findall(text if keep_numbers else _NUMBER.sub("0", text))
+    text = _FOREIGN_DIGIT.sub(_ascii_digit, text) if keep_numbers else _NUMBER.sub("0", text)
+    text = text.translate(_TO_SPACE)
     text = "".join(char for char in unicodedata.normalize("NFD", text) if unicodedata.category(char) != "Mn")
     return text.split()
+
+
+def _ascii_digit(match: re.Match[str]) -> str:
+    return str(unicodedata.decimal(match[0]))
 
 
 @lru_cache(maxsize=4)
@@ -214,6 +223,12 @@ def read_keys(pieces: Sequence[str]) -> tuple[npt.NDArray[Any], ...]:
     return np.fromiter(map(len, words), np.int64, len(words)), word_keys(chain.from_iterable(words))
 
 
+def read_number_keys(pieces: Sequence[str]) -> tuple[npt.NDArray[Any], ...]:
+    """Return the same as `read_keys`, of words whose numbers keep their digits."""
+    words = [normal_words(piece, keep_numbers=True) for piece in pieces]
+    return np.fromiter(map(len, words), np.int64, len(words)), word_keys(chain.from_iterable(words))
+
+
 class Vocabulary:
     """A cache of the words in pieces of text and of their properties; results do not depend on what is cached."""
 
@@ -263,9 +278,9 @@ class Vocabulary:
         counts, columns = self.look_up(reader or self._tokens, numbers)
         return Words(columns[0], columns[1], columns[2], counts)
 
-    def keys(self, numbers: Ints) -> Codes:
-        """Return the xxh64 hash of each normalized word of pieces, given their indices."""
-        return self.look_up(read_keys, numbers)[1][0]
+    def keys(self, numbers: Ints, keep_numbers: bool = False) -> Codes:
+        """Return the xxh64 hash of each normalized word of pieces, given their indices; see `normal_words`."""
+        return self.look_up(read_number_keys if keep_numbers else read_keys, numbers)[1][0]
 
 
 # Words in scripts without spaces, by ICU's dictionaries of Chinese, Japanese, Thai, Lao, Khmer and Burmese. ICU selects

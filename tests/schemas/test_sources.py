@@ -10,7 +10,7 @@ from schemas.errors import ConfigError
 
 
 class Source(Section):
-    own_sections = frozenset(("quality",))
+    own_sections = frozenset(("quality", "signature"))
 
     name: str = Field("web")
     paths: tuple[str, ...] = ()
@@ -28,7 +28,14 @@ class Dedup(Section):
     near: bool = True
 
 
-KINDS = {"source": Source, "quality": Quality, "dedup": Dedup}
+class Signature(Section):
+    OWN_FIELDS: ClassVar = frozenset(("numbers",))
+
+    numbers: str = "zero"
+    seed: int = 1
+
+
+KINDS = {"source": Source, "quality": Quality, "dedup": Dedup, "signature": Signature}
 RECIPE = """
 [[source]]
 paths = ["a"]
@@ -105,8 +112,26 @@ def test_every_wrong_setting_of_every_source_is_reported_at_once():
     assert "[[source]]: expected a name of its own for each source, got 'a' more than once" in message
     assert "source.a.pathz: no such key (did you mean 'paths'?)" in message
     assert "source.a.quality.min_word: no such key (did you mean 'min_words'?)" in message
-    assert "source.dedup: expected a section that a source may have for itself (quality), got [source.dedup]" in message
+    assert (
+        "source.dedup: expected a section that a source may have for itself (quality, signature), got [source.dedup]"
+        in message
+    )
     assert "source.quality: expected a table [source.quality], got 3" in message
+
+
+def test_a_setting_that_all_sources_share_is_none_of_a_source():
+    own = recipe(RECIPE + "\n[signature]\nseed = 3", ["source.books.signature.numbers=kept"])
+    books = own.of_source("books")["signature"]
+    assert (books.numbers, books.seed, own["signature"].numbers) == ("kept", 3, "zero")
+    with pytest.raises(ConfigError) as error:
+        recipe(overrides=["source.books.signature.seed=2", "source.books.signature.sed=2"])
+    message = str(error.value)
+    assert "got 2 wrong" in message
+    assert (
+        "source.signature.seed: expected a setting of [signature] that a source may have for itself (numbers), got "
+        "seed = 2. Write signature.seed, for all sources"
+    ) in message
+    assert "source.books.signature.sed: no such key (did you mean 'seed'?)" in message
 
 
 def test_recipes_with_other_sources_are_not_compared():

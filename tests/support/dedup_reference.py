@@ -5,10 +5,10 @@
 Sets: Reuters newswire, altered texts, pairs under one canonical link, main texts of pages, fixtures of peers; the real
 data together are the brute force. Every method signs with 112 permutations and takes bands that are optimal for the
 threshold; a pair is found if it is a candidate and its estimate reaches the threshold. `ours` does that by functions
-alone; `own`: judged by shingles as ours are made, with datatrove's normalisation, where numbers are one word.
-`clusters` are a run's tables, where a pair is found if both are in one cluster, and wrong if a document and the one
-that it was joined with are below the threshold. `theory`: the recall of values that agree independently. rensa is no
-dependency: install it beside the project, or it is left out.
+alone, `kept` the same with `signature.numbers = "kept"`; `own`: judged by shingles as ours are made, with datatrove's
+normalisation, where numbers are one word. `clusters` are a run's tables, where a pair is found if both are in one
+cluster, and wrong if a document and the one that it was joined with are below the threshold. `theory`: the recall of
+values that agree independently. rensa is no dependency: install it beside the project, or it is left out.
 """
 
 import argparse
@@ -48,7 +48,7 @@ from tests.support.paths import SHARED
 
 DATA = SHARED
 THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9)
-SIGNED = SignatureConfig()
+SIGNED, KEPT = SignatureConfig(), SignatureConfig(numbers="kept")
 CHAR_LANGUAGES = ("zh", "ja")
 Finder = Callable[["KnownSet", float], Pairs]
 
@@ -188,14 +188,15 @@ def unit_of(text: str) -> str:
 class Ours:
     """Our signatures and bands, by the functions that a run calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: SignatureConfig = SIGNED) -> None:
+        self._config = config
         self._signed: dict[str, Any] = {}
 
     def __call__(self, known: KnownSet, threshold: float) -> Pairs:
         """Candidate pairs of equal bands whose estimate reaches the threshold."""
         if known.name not in self._signed:
-            signed = [signature(d.text, d.language, SIGNED) for d in known.documents]
-            self._signed[known.name] = as_matrix(signed, value_type(SIGNED))
+            signed = [signature(d.text, d.language, self._config) for d in known.documents]
+            self._signed[known.name] = as_matrix(signed, value_type(self._config))
         matrix = self._signed[known.name]
         bands, rows = layout(DedupConfig(threshold=threshold), SIGNED)
         a, b = equal_keys(band_keys(matrix[:, : bands * rows], bands, rows))
@@ -280,7 +281,7 @@ def pairs_of(pairs: list[tuple[int, int]], estimates: list[float], threshold: fl
 
 def methods() -> dict[str, Finder]:
     """The methods by name; prints what is left out."""
-    found: dict[str, Finder] = {"ours": Ours(), "datasketch": Datasketch()}
+    found: dict[str, Finder] = {"ours": Ours(), "kept": Ours(KEPT), "datasketch": Datasketch()}
     try:
         found["rensa"] = Rensa(importlib.import_module("rensa"))
     except ImportError as error:

@@ -63,8 +63,7 @@ def recipe_of(folder: Path, num_splits: int, settings: Mapping[str, Mapping[str,
         if not path.exists():
             path.write_text(json.dumps({"split": number}) + "\n")
     given = {"source": {"paths": [f"{inputs}/*.jsonl"]}, "language": {"languages": []}}
-    names = {*given, *settings}
-    return build_recipe({name: given.get(name, {}) | settings.get(name, {}) for name in names}, recipe_sections(), "x")
+    return build_recipe({**given, **settings}, recipe_sections(), "x")
 
 
 def write_documents(folder: Path, recipe: Recipe, texts: Callable[[int], Iterable[Text]], processes: int = 1) -> float:
@@ -96,7 +95,7 @@ def write_documents(folder: Path, recipe: Recipe, texts: Callable[[int], Iterabl
 def write_signed(task: WriteTask) -> tuple[PartResult, float]:
     """Sign and write one part; returns its result and the CPU seconds of the signatures."""
     split = task.split
-    sign = SIGNATURE.make(task.recipe[SIGNATURE.name], {})
+    sign = SIGNATURE.make(task.recipe.of_source(split.source)[SIGNATURE.name], {})
     spent = 0.0
 
     def fill(output: PartOutput) -> None:

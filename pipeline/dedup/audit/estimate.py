@@ -41,6 +41,12 @@ class AuditSample:
     """Hash of the document's values in the columns `dedup.scope`."""
     cluster: Rows
     """Integer id of each document's cluster; documents of one cluster have the same id."""
+    source: Rows
+    """Index of each document's source in `sources`."""
+    sources: Sequence[str]
+    """Names of the sources of the documents, sorted."""
+    place: Rows
+    """Place of each document in the keep order of the sample."""
     digest: Rows
     """Integer id of each document's normalised text; equal texts have the same id."""
     signatures: npt.NDArray[np.unsignedinteger]
@@ -93,11 +99,18 @@ def read_sample(table: pa.Table, signature: SignatureConfig) -> AuditSample:
     starts = np.concatenate([[0], np.cumsum(sizes)])
     sets = csr_matrix((np.ones(len(columns), np.int32), columns, starts), shape=(len(docs), max(1, len(distinct))))
     first: dict[bytes, int] = {}
+    sources, source = np.unique(np.array(table.column("source").to_pylist(), object), return_inverse=True)
+    order = table.column("order").to_pylist()
+    place = np.zeros(len(docs), np.int64)
+    place[sorted(range(len(docs)), key=order.__getitem__)] = np.arange(len(docs))
     long = missing.column("num_shingles").is_valid()
     return AuditSample(
         docs=docs,
         scope=table.column("scope").to_numpy(),
         cluster=_codes(table.column("cluster")),
+        source=source.astype(np.int64),
+        sources=sources.tolist(),
+        place=place,
         digest=_codes(table.column("digest")),
         signatures=_matrix(table.column("signature"), value_type(signature)),
         keys=_matrix(table.column("keys"), "<i8"),
@@ -344,6 +357,10 @@ class PairTally:
             for edge in edges
         ]
 
+    def joined_share(self, is_all: bool) -> ShareEstimate:
+        """Return the share of all pairs that are in one cluster."""
+        return self._share(self._joined, self._edges >= 0, is_all)
+
     def curve(self, is_all: bool) -> list[dict[str, Any]]:
         """Return the candidate curve as entries of the manifest, one for each similarity bin that contains a pair.
 
@@ -377,3 +394,69 @@ class PairTally:
             np.bincount(members, sums[:, bins].sum(axis=1)).astype(np.float64) for sums in (hits, self._weights)
         )
         return grouped_share(hit_sums, weight_sums, int(self._counts[0][bins].sum()), is_all)
+
+
+# Precision and recall by source: of pairs within one source, and of pairs across two.
+#
+# A pair counts for the source of the document that comes later in keep order, which is the one removed as a copy.
+
+WITHIN, ACROSS = "within", "across"
+"""Kinds of pairs: both documents are of one source, or of two."""
+Truths = npt.NDArray[np.bool_]
+
+
+def removed_of(sample: AuditSample, pairs: Pairs) -> Rows:
+    """Return the row number of the document of each pair that comes later in keep order (pairs,)."""
+    removed: Rows = np.where(sample.place[pairs.a] < sample.place[pairs.b], pairs.b, pairs.a)
+    return removed
+
+
+def _masks(sample: AuditSample, pairs: Pairs) -> dict[tuple[str, str], Truths]:
+    """Return which pairs belong to each (source, kind)."""
+    source = sample.source[removed_of(sample, pairs)]
+    is_within = sample.source[pairs.a] == sample.source[pairs.b]
+    kinds = {WITHIN: is_within, ACROSS: ~is_within}
+    return {
+        (name, kind): (source == number) & mask
+        for number, name in enumerate(sample.sources)
+        for kind, mask in kinds.items()
+    }
+
+
+def precision_by_source(sample: AuditSample, pairs: Pairs, hits: Truths, is_all: bool) -> dict[str, Any]:
+    """Return the precision of joined pairs by source and kind, as figures of the manifest.
+
+    `hits` is True for each pair that is a copy.
+    """
+    shares = {
+        key: simple_share(int(hits[mask].sum()), int(mask.sum()), is_all) for key, mask in _masks(sample, pairs).items()
+    }
+    return _nested(sample, shares)
+
+
+class RecallBySource:
+    """Sums of the weights of pairs that are copies, by source and kind."""
+
+    def __init__(self, sample: AuditSample, groups: Rows, limit: float):
+        """Start with empty sums. `groups` is as in `PairTally`; pairs below the similarity `limit` are left out."""
+        self._sample, self._limit = sample, limit
+        keys = [(name, kind) for name in sample.sources for kind in (WITHIN, ACROSS)]
+        self._tallies = {key: PairTally(groups, [limit], None) for key in keys}
+
+    def add(self, pairs: Pairs, weights: Numbers, joined: Truths) -> None:
+        """Add pairs; `joined` is True for each pair in one cluster."""
+        chosen = np.flatnonzero(pairs.jaccard >= self._limit)
+        pairs, weights, joined = pairs.take(chosen), weights[chosen], joined[chosen]
+        for key, mask in _masks(self._sample, pairs).items():
+            if mask.any():
+                own = pairs.take(np.flatnonzero(mask))
+                self._tallies[key].add(own, weights[mask], np.zeros(len(own.a), bool), joined[mask])
+
+    def figures(self, is_all: bool) -> dict[str, Any]:
+        """Return the recall by source and kind, as figures of the manifest."""
+        shares = {key: tally.joined_share(is_all) for key, tally in self._tallies.items()}
+        return _nested(self._sample, shares)
+
+
+def _nested(sample: AuditSample, shares: dict[tuple[str, str], ShareEstimate]) -> dict[str, Any]:
+    return {name: {kind: shares[name, kind].to_json() for kind in (WITHIN, ACROSS)} for name in sample.sources}

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.dedup.config import AuditConfig, DedupConfig
-from pipeline.dedup.keep_order import big_endian, binary_array, rows_of_bytes
+from pipeline.dedup.keep_order import big_endian, binary_array, order_columns, orders, rows_of_bytes
 from pipeline.dedup.keys import key_columns, near_keys, scopes_of
 from pipeline.engine.parquet import Part, apply_cuts, read_measured, without_templates
 from pipeline.minhash.permutations import mix_bits
@@ -210,6 +210,8 @@ SAMPLED = pa.schema(
         pa.field("doc", pa.binary()),
         pa.field("scope", pa.int64()),
         pa.field("cluster", pa.binary()),
+        pa.field("source", pa.string()),
+        pa.field("order", pa.binary()),
         pa.field("digest", pa.binary()),
         pa.field("signature", pa.binary()),
         pa.field("keys", pa.binary()),
@@ -217,31 +219,43 @@ SAMPLED = pa.schema(
         pa.field("shingles", pa.binary()),
     ]
 )
-"""`shingles` are the sorted distinct hashes as uint64. They are null for a document without text, for which
-`num_shingles` is null too, and for a document with more than MAX_SHINGLES."""
+"""`order` is the keep order, or the doc_id if there are no figures by source. `shingles` are the sorted distinct hashes
+as uint64. They are null for a document without text, for which `num_shingles` is null too, and for a document with more
+than MAX_SHINGLES."""
 SAMPLED_DDL = (
-    "doc binary, scope long, cluster binary, digest binary, signature binary, keys binary, num_shingles long, "
-    "shingles binary"
+    "doc binary, scope long, cluster binary, source string, order binary, digest binary, signature binary, "
+    "keys binary, num_shingles long, shingles binary"
 )
 
 
 @dataclass(frozen=True)
 class TextsTask:
-    """Input of `read_sampled`: one part, the doc_ids of the sampled documents of all parts, and settings."""
+    """Input of `read_sampled`: one part, the doc_ids of the sampled documents of all parts, and settings.
+
+    The signature settings are those of the part's source.
+    """
 
     part: Part
     wanted: Sequence[bytes]
     dedup: DedupConfig
     signature: SignatureConfig
+    by_source: bool = False
+    """Whether the keep order is read, for figures by source."""
 
 
 def read_sampled(task: TextsTask) -> Iterator[pa.RecordBatch]:
     """Yield the sampled documents of a part (SAMPLED). Raises ContractError if the part's tables differ in doc_ids."""
-    names = list(dict.fromkeys(["doc_id", "language", "text_digest", "signature", *key_columns(task.dedup)]))
+    kept = order_columns(task.dedup) if task.by_source else {"documents": []}
+    names = ["doc_id", "source", "language", "text_digest", "signature", *key_columns(task.dedup)]
+    names = list(dict.fromkeys([*names, *kept.pop("documents")]))
     documents = joined(rows_of(task.part, "documents", names, pa.array(task.wanted, pa.binary(16))))
     if documents is None:
         return
     ids = documents.column("doc_id")
+    for table, columns in kept.items():
+        signals = _same(task, ids, joined(rows_of(task.part, table, ["doc_id", *columns], ids)))
+        for name in columns:
+            documents = documents.append_column(name, signals.column(name))
     clusters = joined(rows_of(task.part, "clusters", ["doc_id", "cluster"], ids))
     documents = documents.append_column("cluster", _same(task, ids, clusters).column("cluster"))
     start = 0
@@ -293,10 +307,15 @@ def _with_shingles(task: TextsTask, rows: pa.RecordBatch, texts: pa.RecordBatch)
     languages = rows.column("language").to_pylist()
     sets = [_shingles(task, text, language) for text, language in zip(texts.to_pylist(), languages)]
     stored = [None if codes is None or len(codes) > MAX_SHINGLES else codes.astype("<u8").tobytes() for codes in sets]
+    order = rows.column("doc_id").cast(pa.binary())
+    if task.by_source:
+        order = binary_array(orders(rows, task.part.ordinal, task.dedup))
     columns = [
         rows.column("doc_id").cast(pa.binary()),
         pa.array(scopes_of(rows, task.dedup).view(np.int64)),
         rows.column("cluster").cast(pa.binary()),
+        rows.column("source").cast(pa.string()),
+        order,
         rows.column("text_digest").cast(pa.binary()),
         rows.column("signature").cast(pa.binary()),
         binary_array(np.ascontiguousarray(near_keys(rows, task.dedup, task.signature)).view(np.uint8)),

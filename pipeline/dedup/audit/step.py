@@ -15,15 +15,18 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from pipeline.dedup.audit.estimate import (
+    FLOOR,
     AuditSample,
     Pairs,
     PairTally,
+    RecallBySource,
     Rows,
     all_pairs,
     bin_edges,
     concatenate_pairs,
     estimates,
     jaccard_of,
+    precision_by_source,
     read_sample,
     share_a_key,
     simple_share,
@@ -43,15 +46,17 @@ from pipeline.dedup.audit.sample import (
     read_sampled,
 )
 from pipeline.dedup.config import AuditConfig, DedupConfig
+from pipeline.dedup.keep_order import order_columns
 from pipeline.dedup.keys import layout
 from pipeline.engine.parquet import parts_of
 from pipeline.engine.part import PartOutput, PartResult, PartTarget, TableTarget, write_part
 from pipeline.engine.progress import doing
 from pipeline.engine.spark import dataframe_from_tasks, persist_on_disk, run_partitions
 from pipeline.engine.stage import Row
-from pipeline.engine.step import StepContext, TableResult, combine_parts
+from pipeline.engine.step import BY_SOURCE, StepContext, TableResult, combine_parts
 from pipeline.minhash.permutations import mix_bits
 from pipeline.minhash.stage import SignatureConfig
+from schemas.config import Recipe
 from schemas.manifest import Counts
 from schemas.storage import Store
 from schemas.tables import AUDIT
@@ -62,6 +67,8 @@ from schemas.tables import AUDIT
 # pairs that are joined. A pair of documents shares an anchor with probability s, so its weight is 1/s (Horvitz and
 # Thompson 1952). Rows are sorted by doc_id and summed in one task, so the figures are the same at any partitioning.
 
+OF_SOURCES = ("a_source", "b_source", "a_first")
+"""Columns of the table `audit` that only runs with several sources have."""
 MAX_LISTED = 50_000
 """Most pairs that the table lists for one sample. If the sample has more, those with the lowest hashes are listed."""
 CLUSTER = "cluster"
@@ -77,6 +84,17 @@ class ExamineTask:
     dedup: DedupConfig
     signature: SignatureConfig
     folder: Store
+    has_several_sources: bool = False
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Return the columns of the table `audit`; those of sources are left out if there is one source."""
+        return AUDIT if self.has_several_sources else pa.schema([each for each in AUDIT if each.name not in OF_SOURCES])
+
+    @property
+    def limit(self) -> float:
+        """Return the minimum similarity of the pairs of which recall by source is measured."""
+        return max(self.min_jaccard, FLOOR)
 
     @property
     def min_jaccard(self) -> float:
@@ -126,7 +144,7 @@ def examine(task: ExamineTask, batches: Iterator[pa.RecordBatch]) -> PartResult:
                 rows += 1
         output.counts = Counts(rows_in=rows, rows_kept=rows)
 
-    return write_part(PartTarget(0, {"audit": TableTarget(task.folder, AUDIT)}), fill)
+    return write_part(PartTarget(0, {"audit": TableTarget(task.folder, task.schema)}), fill)
 
 
 def precision(task: ExamineTask, sample: AuditSample, listed: list[ListedPairs]) -> dict[str, Any]:
@@ -147,6 +165,7 @@ def precision(task: ExamineTask, sample: AuditSample, listed: list[ListedPairs])
         pairs = Pairs(a, b, jaccard_of(sample, a, b))
         hits, near = pairs.jaccard >= task.min_jaccard, sample.digest[a] != sample.digest[b]
         is_all = chosen.every_joined and len(here) == len(sampled)
+        by_source = precision_by_source(sample, pairs, hits, is_all)
         steps = np.floor(np.minimum(pairs.jaccard * 20 + 1e-9, 20)).astype(int)
         figures[kind] = {
             "all": simple_share(int(hits.sum()), len(a), is_all).to_json(),
@@ -154,6 +173,7 @@ def precision(task: ExamineTask, sample: AuditSample, listed: list[ListedPairs])
             "not_compared": len(missing),
             "earlier_snapshots": len(sampled) - len(here) - len(missing),
             "jaccard": {f"{step / 20:.2f}": int(count) for step, count in enumerate(np.bincount(steps)) if count},
+            **({BY_SOURCE: by_source} if task.has_several_sources else {}),
         }
         listed.append(ListedPairs(kind, pairs))
     return figures
@@ -167,12 +187,15 @@ def recall_uniform(task: ExamineTask, sample: AuditSample, listed: list[ListedPa
     rows = np.array(sorted(sample.row[doc] for doc in task.chosen.uniform if doc in sample.row), np.int64)
     tally = PairTally(np.arange(len(sample.docs)), bin_edges(task.min_jaccard), task.layout)
     kept = ListedPairs(UNIFORM, concatenate_pairs([]))
+    sources = RecallBySource(sample, np.arange(len(sample.docs)), task.limit)
     for pairs in all_pairs(sample, rows):
-        tally.add(pairs, np.ones(len(pairs.a)), share_a_key(sample, pairs.a, pairs.b), _joined(sample, pairs))
+        weights = np.ones(len(pairs.a))
+        tally.add(pairs, weights, share_a_key(sample, pairs.a, pairs.b), _joined(sample, pairs))
+        sources.add(pairs, weights, _joined(sample, pairs))
         kept.add(sample, pairs)
     listed.append(kept)
     is_all = task.chosen.every_document and len(rows) == len(task.chosen.uniform)
-    return {"documents": len(rows), "is_all": is_all, **_figures_of(task, tally, is_all)}
+    return {"documents": len(rows), "is_all": is_all, **_figures_of(task, (tally, sources), is_all)}
 
 
 def recall_anchored(task: ExamineTask, sample: AuditSample, listed: list[ListedPairs]) -> dict[str, Any]:
@@ -190,6 +213,8 @@ def recall_anchored(task: ExamineTask, sample: AuditSample, listed: list[ListedP
     tally = PairTally(groups, bin_edges(task.min_jaccard), task.layout)
     pairs = concatenate_pairs([block for rows in here for block in all_pairs(sample, rows)])
     tally.add(pairs, 1 / pairs.jaccard, share_a_key(sample, pairs.a, pairs.b), _joined(sample, pairs))
+    sources = RecallBySource(sample, groups, task.limit)
+    sources.add(pairs, 1 / pairs.jaccard, _joined(sample, pairs))
     kept = ListedPairs(ANCHORED, concatenate_pairs([]))
     kept.add(sample, pairs)
     listed.append(kept)
@@ -198,7 +223,7 @@ def recall_anchored(task: ExamineTask, sample: AuditSample, listed: list[ListedP
         "groups": len(here),
         "capped_groups": len(task.chosen.capped),
         "left_out": sum(total - task.audit.group for total in task.chosen.capped),
-        **_figures_of(task, tally, False),
+        **_figures_of(task, (tally, sources), False),
     }
 
 
@@ -207,12 +232,14 @@ def _joined(sample: AuditSample, pairs: Pairs) -> npt.NDArray[np.bool_]:
     return joined
 
 
-def _figures_of(task: ExamineTask, tally: PairTally, is_all: bool) -> dict[str, Any]:
+def _figures_of(task: ExamineTask, sums: tuple[PairTally, RecallBySource], is_all: bool) -> dict[str, Any]:
+    tally, sources = sums
     return {
         "pairs": tally.pairs_from(0.0),
         "copies": tally.pairs_from(task.min_jaccard),
         "by_jaccard": tally.recall(task.min_jaccard, is_all),
         "curve": tally.curve(is_all),
+        **({BY_SOURCE: sources.figures(is_all)} if task.has_several_sources else {}),
     }
 
 
@@ -223,7 +250,7 @@ def rows_of(task: ExamineTask, sample: AuditSample, listed: ListedPairs) -> Iter
     estimated = estimates(sample, a, b, task.signature.family == "simhash")
     columns = (a, b, pairs.jaccard, estimated, share_a_key(sample, a, b), _joined(sample, pairs))
     for first, second, true, estimate, candidate, together in zip(*(column.tolist() for column in columns)):
-        yield {
+        row = {
             "sample": listed.kind,
             "a": sample.docs[first],
             "b": sample.docs[second],
@@ -233,6 +260,16 @@ def rows_of(task: ExamineTask, sample: AuditSample, listed: ListedPairs) -> Iter
             "same_cluster": together,
             "weight": 1 / true if listed.kind == ANCHORED else 1.0,
         }
+        if task.has_several_sources:
+            row["a_source"], row["b_source"] = (sample.sources[sample.source[place]] for place in (first, second))
+            row["a_first"] = bool(sample.place[first] < sample.place[second])
+        yield row
+
+
+def audit_inputs(recipe: Recipe) -> tuple[str, ...]:
+    """Return the further tables that the audit reads: `scores`, if the keep order of several sources needs it."""
+    needed = order_columns(recipe.section("dedup", DedupConfig)).keys() if recipe.has_several_sources else ()
+    return tuple(name for name in needed if name != "documents")
 
 
 def build_audit(build: StepContext) -> dict[str, TableResult]:
@@ -247,10 +284,13 @@ def build_audit(build: StepContext) -> dict[str, TableResult]:
     doing("draw samples")
     chosen = choose(lowest_proposals(proposals, audit), audit, *sizes)
     proposals.unpersist()
-    documents = chosen.wanted()
-    fetches = [TextsTask(part, documents, dedup, signature) for part in parts]
+    documents, several = chosen.wanted(), build.recipe.has_several_sources
+    fetches = [
+        TextsTask(part, documents, dedup, own.recipe.section("signature", SignatureConfig), several)
+        for part, own in build.by_part(parts)
+    ]
     texts = dataframe_from_tasks(build.spark, read_sampled, fetches, SAMPLED_DDL)
-    task = ExamineTask(chosen, audit, dedup, signature, build.folders["audit"])
+    task = ExamineTask(chosen, audit, dedup, signature, build.folders["audit"], several)
     one = texts.repartitionById(1, F.lit(0))
     answers = run_partitions(one, lambda number, batches: examine(task, batches).to_json(), "compare the samples")
     return combine_parts([PartResult.from_json(answer) for answer in answers], ("audit",))

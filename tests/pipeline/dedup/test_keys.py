@@ -5,7 +5,15 @@ import pyarrow as pa
 import pytest
 
 from pipeline.dedup.config import DEDUP, DedupConfig
-from pipeline.dedup.decide import DedupFacts, cluster_tallies, decide, early_drop_reasons, url_tallies, weight_of
+from pipeline.dedup.decide import (
+    Decision,
+    DedupFacts,
+    cluster_tallies,
+    decide,
+    early_drop_reasons,
+    url_tallies,
+    weight_of,
+)
 from pipeline.dedup.keys import (
     KEYS,
     LEADERS,
@@ -228,26 +236,28 @@ def test_documents_of_one_url_come_first_then_copies_of_one_text():
     known = totals_of(documents, {})
     assert early_drop_reasons(documents, known) == ["dropped_before", "same_url", None]
     rows = [
-        (row["survivor"][-1], row["cluster_size"], reason, chars) for row, reason, chars, _ in decide(documents, known)
+        (found.row["survivor"][-1], found.row["cluster_size"], found.reason, found.chars)
+        for found in decide(documents, known)
     ]
     assert rows == [(3, 3, "dropped_before", 10), (3, 3, "same_url", 20), (3, 3, None, 30)]
 
 
 def test_the_first_in_keep_order_that_no_verdict_dropped_survives():
     documents = facts(urls=[None] * 3)
-    reasons = [reason for _, reason, *_ in decide(documents, totals_of(documents, {}))]
+    reasons = [found.reason for found in decide(documents, totals_of(documents, {}))]
     assert reasons == ["dropped_before", None, "near_duplicate"]
-    assert [part for *_, part in decide(documents, totals_of(documents, {}))] == [None, None, 0]
+    assert [found.part for found in decide(documents, totals_of(documents, {}))] == [None, None, 0]
     equal = facts(urls=[None] * 3, digest=2)
-    assert [reason for _, reason, *_ in decide(equal, totals_of(equal, {}))][2] == "exact_duplicate"
+    assert [found.reason for found in decide(equal, totals_of(equal, {}))][2] == "exact_duplicate"
     dropped = facts(urls=[None] * 3, dropped=[True] * 3)
-    assert {row["survivor"] for row, *_ in decide(dropped, totals_of(dropped, {}))} == {None}
+    assert {found.row["survivor"] for found in decide(dropped, totals_of(dropped, {}))} == {None}
 
 
 def test_a_document_alone_is_its_own_survivor():
     documents = facts(urls=[None] * 3, similarities=[None] * 3, clusters=[b"1" * 16, b"2" * 16, b"3" * 16])
     rows = [
-        (row["survivor"] == row["doc_id"], row["cluster_size"], reason) for row, reason, *_ in decide(documents, {})
+        (found.row["survivor"] == found.row["doc_id"], found.row["cluster_size"], found.reason)
+        for found in decide(documents, {})
     ]
     assert rows == [(False, 1, "dropped_before"), (True, 1, None), (True, 1, None)]
 
@@ -257,7 +267,7 @@ def test_an_earlier_url_or_copy_always_wins():
     known = {b"uu": (2, b"")}
     assert early_drop_reasons(documents, known) == ["dropped_before", "same_url", "same_url"]
     earlier = (4, b"\0" + b"\0" * 21)
-    assert [reason for _, reason, *_ in decide(facts(urls=[None] * 3), {b"c" + b"k" * 16: earlier})] == [
+    assert [found.reason for found in decide(facts(urls=[None] * 3), {b"c" + b"k" * 16: earlier})] == [
         "dropped_before",
         "near_duplicate",
         "near_duplicate",
@@ -283,7 +293,7 @@ def test_every_verdict_is_counted_and_weights_follow_the_size():
     rows = []
     for reason in (None, *DEDUP.reasons):
         rows.append({"cluster_size": 3, "similarity": 0.9})
-        write_verdict(rows[-1], reason, 5, config, books)
+        write_verdict(Decision(rows[-1], reason, 5, None, 0.9, 0, 3), config, books)
     assert [row["weight"] for row in rows] == [3, None, None, None, None]
     assert [row.get("drop_value") for row in rows] == [None, None, None, 0.9, 0.9]
     assert books.dropped == {f"dedup/{reason}": 1 for reason in DEDUP.reasons}

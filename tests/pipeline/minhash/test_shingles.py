@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.minhash.shingles import _as_ascii, _KnownWords, shingle_units, text_keys, uses_characters
-from pipeline.minhash.stage import SignatureConfig
+from pipeline.minhash.stage import SignatureConfig, signature
 from pipeline.text.words import normal_words, word_keys
 
 LETTERS = "aAbZ\u00e9\u00f6\u00df’“–—\u00a0 \n\t0123.,-'=≠\u0301١٫،１．İΣσςK½²\u200b\ud800_#ñ中한"
@@ -39,6 +39,54 @@ def expected(text: str) -> list[int]:
 def test_keys_of_texts(text: str, words: list[str]) -> None:
     assert normal_words(text) == words
     assert text_keys(text).tolist() == word_keys(words).tolist()
+
+
+KEPT = SignatureConfig(numbers="kept")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("1,000,000 or 1.5.2", ["1", "000", "000", "or", "1", "5", "2"]),
+        ("Q3 2x4 007", ["q3", "2x4", "007"]),
+        ("1\u066b5 \uff11\uff12 \u0661\u0662, \u00bd", ["1\u066b5", "12", "12", "\u00bd"]),  # digits of other scripts
+        ("Caf\u00e9, 3.50", ["cafe", "3", "50"]),
+    ],
+)
+def test_numbers_that_keep_their_digits(text: str, words: list[str]) -> None:
+    assert normal_words(text, keep_numbers=True) == words
+    assert shingle_units(text, "en", None, KEPT)[0].tolist() == word_keys(words).tolist()
+    ignored = text_keys(text)  # keys with numbers as 0, which the quality stage computes
+    assert shingle_units(text, "en", ignored, KEPT)[0].tolist() == word_keys(words).tolist()
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.text(LETTERS, max_size=60) | st.text(max_size=30))
+def test_the_choice_of_numbers_changes_only_words_with_digits(text: str) -> None:
+    kept = shingle_units(text, "en", None, KEPT)[0].tolist()
+    assert kept == (word_keys(normal_words(text, keep_numbers=True)).tolist() or word_keys([text]).tolist())
+    if not any(char.isdecimal() for char in text):
+        assert kept == shingle_units(text, "en", None, SignatureConfig())[0].tolist()
+
+
+@pytest.mark.parametrize("family", ["fast", "datasketch", "datatrove", "simhash"])
+@pytest.mark.parametrize("language", ["en", "de", "zh"])
+def test_texts_that_differ_in_numbers_alone(family: str, language: str) -> None:
+    zero, kept = (SignatureConfig.model_validate({"family": family, "numbers": value}) for value in ("zero", "kept"))
+    one, other, plain = (
+        "net profit of 12 mln and of 7",
+        "net profit of 15 mln and of 9",
+        "net profit and no more",
+    )
+    assert signature(one, language, zero) == signature(other, language, zero)
+    assert signature(one, language, kept) != signature(other, language, kept)
+    assert signature(plain, language, zero) == signature(plain, language, kept)
+
+
+def test_the_default_of_numbers_is_no_part_of_the_content() -> None:
+    assert "numbers" not in SignatureConfig().content()
+    assert SignatureConfig().content() == SignatureConfig(numbers="zero").content()
+    assert KEPT.content() == {**SignatureConfig().content(), "numbers": "kept"}
 
 
 @settings(deadline=None, max_examples=300)

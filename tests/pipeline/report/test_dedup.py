@@ -134,6 +134,33 @@ def test_the_audit_is_in_the_report(run: Store) -> None:
         assert expected in text
 
 
+def test_the_similarity_to_what_is_kept_is_in_the_report(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", "audit")
+    assert "estimated similarity to the document that is kept" not in words_of(page_of(run))
+    change(run, "dedup", "figures", {"survivor_similarity": {"0.65": 4, "0.90": 17, "not compared": 2}})
+    expected = "document that is kept Similarity from Documents not compared 2 0.90 17 0.65 4"
+    assert expected in words_of(page_of(run))
+
+
+def test_the_audit_by_source_is_in_the_report(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", "audit")
+    precision, recall = AUDITED["precision"], AUDITED["recall"]
+    linked = {"news": {"within": share(0.5, 0.4, 0.6, 80), "across": share(None)}}
+    found = {
+        "news": {"within": share(0.6, 0.5, 0.7, 90), "across": share(0.7, 0.6, 0.8, 91)},
+        "web": {"within": share(None), "across": share(0.8, 0.7, 0.9, 92)},
+    }
+    figures = {
+        "precision": {**precision, "joined": {**precision["joined"], "by_source": linked}},
+        "recall": {**recall, "anchored": {**recall["anchored"], "by_source": found}},
+    }
+    change(run, "audit", "figures", figures)
+    text = words_of(page_of(run))
+    assert "and recall in the anchored sample" in text
+    assert "news 80 50.0 % 40.0 % to 60.0 % 0 – 90 60.0 % 50.0 % to 70.0 % 91 70.0 % 60.0 % to 80.0 %" in text
+    assert "web 0 – 0 – 0 – 92 80.0 % 70.0 % to 90.0 %" in text
+
+
 def test_a_run_that_was_compared_whole_has_no_intervals(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", "audit")
     whole = {**AUDITED["recall"]["uniform"], "is_all": True}

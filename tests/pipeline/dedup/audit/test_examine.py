@@ -179,6 +179,7 @@ def sampled(
     scope: int = 0,
     keys: Sequence[int] | None = None,
     many: int | None = None,
+    **columns: Any,
 ) -> dict[str, Any]:
     """Return a row of a sampled document; its keys are its own number unless given."""
     numbers = None if shingles is None else np.array(sorted(shingles), "<u8")
@@ -192,6 +193,7 @@ def sampled(
         "keys": np.array([number] if keys is None else keys, "<i8").tobytes(),
         "num_shingles": many if numbers is None else len(numbers),
         "shingles": None if numbers is None else numbers.tobytes(),
+        **{"source": "web", "order": doc(number), **columns},
     }
 
 
@@ -249,15 +251,47 @@ def test_all_pairs_keep_to_a_scope_and_do_not_depend_on_blocks(monkeypatch: pyte
     assert [row for part in blocks for row in zip(part.a.tolist(), part.b.tolist(), part.jaccard.tolist())] == together
 
 
-def run(tmp_path: Path, rows: Sequence[dict[str, Any]], chosen: AuditSamples, **settings: Any) -> dict[str, Any]:
+def run(
+    tmp_path: Path, rows: Sequence[dict[str, Any]], chosen: AuditSamples, several: bool = False, **settings: Any
+) -> Any:
     """Return the answer of `examine` for these rows."""
     folder = Store(str(tmp_path / f"audit-{len(list(tmp_path.glob('audit-*')))}"))
-    task = ExamineTask(chosen, AuditConfig(**settings), DedupConfig(), SIGNATURE, folder)
+    task = ExamineTask(chosen, AuditConfig(**settings), DedupConfig(), SIGNATURE, folder, several)
     return examine(task, iter(table(rows).to_batches(max_chunksize=3)))
 
 
 def with_samples(**samples: Any) -> AuditSamples:
     return AuditSamples(**{**vars(NOBODY), **samples})
+
+
+def test_precision_and_recall_by_source(tmp_path: Path) -> None:
+    rows = [
+        sampled(1, A, cluster=1, source="news", order=b"2"),
+        sampled(2, B, cluster=2, source="web", order=b"1"),
+        sampled(3, A, cluster=1, source="news", order=b"3"),
+        sampled(4, D, cluster=1, source="web", order=b"4"),
+    ]
+    joined = [(doc(3), doc(1), doc(1)), (doc(4), doc(1), doc(2))]
+    chosen = with_samples(joined=joined, uniform=[doc(n) for n in range(1, 5)], every_document=True, every_joined=True)
+    output = run(tmp_path, rows, chosen, min_jaccard=0.65, several=True)
+
+    def hits(figures: dict[str, Any]) -> dict[str, list[tuple[float | None, int]]]:
+        return {
+            source: [(kinds[kind]["value"], kinds[kind]["pairs"]) for kind in ("within", "across")]
+            for source, kinds in figures["by_source"].items()
+        }
+
+    # All pairs are copies. Removed: 1 (of 1-2), 3 (of 1-3 and 2-3), 4 (of 1-4, 2-4 and 3-4); joined: 1-3, 1-4 and 3-4.
+    assert hits(output.figures["recall"][UNIFORM]) == {"news": [(1, 1), (0, 2)], "web": [(0, 1), (1, 2)]}
+    # 3 with 1; 4 with 1, and with 2, the first document of its cluster
+    assert hits(output.figures["precision"][JOINED]) == {"news": [(1, 1), (None, 0)], "web": [(None, 0), (1, 1)]}
+    assert hits(output.figures["precision"]["cluster"]) == {"news": [(1, 1), (None, 0)], "web": [(1, 1), (None, 0)]}
+    written = pq.read_table(next(tmp_path.glob("audit-*")) / output.files["audit"].path)
+    assert written.schema.equals(AUDIT)
+    listed = {(row["sample"], row["a"], row["b"]): row for row in written.to_pylist()}
+    pair = listed[UNIFORM, doc(1), doc(2)]
+    assert (pair["a_source"], pair["b_source"], pair["a_first"]) == ("news", "web", False)
+    assert "by_source" not in run(tmp_path / "one", rows, chosen).figures["recall"][UNIFORM]
 
 
 def test_recall_by_hand(tmp_path: Path) -> None:
@@ -319,7 +353,7 @@ def test_the_table_has_the_pairs(tmp_path: Path) -> None:
     chosen = with_samples(joined=[(doc(4), doc(1), doc(1))], anchored=[[doc(n) for n in (1, 2, 4)]])
     answer = run(tmp_path, ROWS, chosen)
     rows = pq.read_table(next(tmp_path.glob("audit-*")) / answer.files["audit"].path)
-    assert rows.schema.equals(AUDIT)
+    assert rows.schema.equals(pa.schema(list(AUDIT)[:-3]))  # the last three are those of sources
     assert (answer.counts.rows_in, answer.counts.rows_kept) == (5, 5)
     pairs = rows.to_pylist()
     assert [(row["sample"], row["a"], row["b"]) for row in pairs] == [

@@ -87,6 +87,7 @@ def row_of(page: Page) -> dict[str, Any]:
     """Return the page's row in every table."""
     cut = len(CUT_LINE) if page.text and page.text.startswith(CUT_LINE) else 0
     row = {"doc_id": page.doc, "source": "web", "language": page.language, "text": page.text}
+    row["num_bytes"] = len(page.text or "")
     row |= {"cuts": [{"start": 0, "end": cut}] if cut else None, "drop_stage": None if page.measured else "extract"}
     if page.measured and page.text is not None:
         body = page.text[cut:]
