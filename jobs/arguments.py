@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 
-from schemas.config import add_override_options
+from schemas.overrides import add_override_options
 
 RUN_HELP = "run folder: a local path or s3://, gs://, hdfs://"
 

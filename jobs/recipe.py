@@ -11,9 +11,10 @@ from pipeline.models import ModelsConfig, ensure_model
 from pipeline.recipe_stages import resolve_functions
 from pipeline.stages import checked_stages, sections
 from pipeline.steps.verdicts import settings_by_source
-from schemas.config import Recipe, Section, load_recipe, parse_recipe
+from schemas.config import Recipe, Section
 from schemas.errors import ConfigError
 from schemas.manifest import check_folder, read_run
+from schemas.overrides import load_recipe, parse_recipe
 from schemas.storage import Store
 from train.config.settings import SECTIONS
 

@@ -18,10 +18,10 @@ from pipeline.quality.limits import replacement_notes
 from pipeline.quality.stage import QUALITY
 from pipeline.run import Prepared, forecast, is_complete, prepare, reuse_rows, run_locked_steps
 from pipeline.summary import Summary, closing_summary
-from schemas.config import override_words
 from schemas.errors import ConfigError
 from schemas.locks import lock_tables
 from schemas.manifest import RUN_NAME
+from schemas.overrides import override_words
 from schemas.storage import Store
 from train.checkpoint.folder import CHECKPOINTS, list_checkpoints
 

@@ -18,9 +18,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.inspect.show import columns_of_run, expand_meta, judged_part, meta_columns, mix_of, parse_where
-from schemas.config import Unset, suggest_name
+from schemas.config import suggest_name
 from schemas.errors import ConfigError
 from schemas.manifest import RUN_NAME, Counts, TableVersion, current_tables, read_run
+from schemas.overrides import Unset
 from schemas.storage import Store
 from schemas.tables import TABLES, TEXT, with_hex_ids
 from schemas.tokens import TRAIN, Dataset, open_dataset

@@ -45,11 +45,12 @@ from schemas.ablation import (
     ProxySettings,
     VerdictChange,
 )
-from schemas.config import Recipe, add_override_options, load_recipe
+from schemas.config import Recipe
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json, digest_of
 from schemas.locks import lock_tables
 from schemas.manifest import RUN_NAME, Manifest, open_table, read_run
+from schemas.overrides import add_override_options, load_recipe
 from schemas.storage import Store
 from schemas.text import format_duration, text_table
 from schemas.tokens import Dataset, open_dataset

@@ -24,10 +24,11 @@ from pipeline.engine.step import Step
 from pipeline.run import settings_of
 from pipeline.sources.config import SourceConfig
 from pipeline.stages import STEPS, steps_for
-from schemas.config import SOURCE, Recipe, override_words, own_key
+from schemas.config import SOURCE, Recipe, own_key
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json
 from schemas.manifest import MANIFEST_NAME, RUN_NAME, TableVersion, open_table, read_run
+from schemas.overrides import override_words
 from schemas.storage import Store
 from schemas.takedown import TAKEDOWNS
 from train.config.settings import SECTIONS

@@ -20,17 +20,10 @@ from jobs.recipe import read_values, recipe_file, recipe_sections, shipped_recip
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.first_rows import FieldSample, fields_of, suggest_text_field
 from pipeline.sources.splits import find_splits, splits_of
-from schemas.config import (
-    SOURCE,
-    Unset,
-    add_override_options,
-    load_recipe,
-    parse_recipe,
-    parse_value,
-    split_source_key,
-)
+from schemas.config import SOURCE
 from schemas.errors import ConfigError
 from schemas.field_docs import UNSET, SettingDoc, settings_of_section, summary_of, toml_value
+from schemas.overrides import Unset, add_override_options, load_recipe, parse_recipe, parse_value, split_source_key
 from schemas.text import format_bytes
 
 GROUP = "data"

@@ -14,9 +14,10 @@ from pipeline.fit.language_model import LmConfig, checked_target, describe_model
 from pipeline.models import ModelsConfig, fetch_model, list_models, verify_model
 from pipeline.perplexity.kneser_ney.config import TrainLmConfig
 from pipeline.text.derive_profiles import DeriveConfig, derive_profiles
-from schemas.config import Recipe, Section, load_recipe
+from schemas.config import Recipe, Section
 from schemas.errors import ConfigError
 from schemas.manifest import open_table
+from schemas.overrides import load_recipe
 from schemas.storage import Store
 
 GROUP = "models"

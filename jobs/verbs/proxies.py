@@ -17,9 +17,9 @@ from typing import Any
 from jobs.recipe import recipe_sections, stored_recipe
 from jobs.spark_session import worker_environment
 from schemas.ablation import WITH, Measurement
-from schemas.config import load_recipe
 from schemas.errors import ConfigError, ContractError
 from schemas.manifest import RUN_NAME, RunFile, read_run, write_run
+from schemas.overrides import load_recipe
 from schemas.storage import Store
 from schemas.text import format_duration
 from schemas.tokens import HELDOUT, Dataset, open_dataset

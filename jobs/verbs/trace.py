@@ -17,10 +17,10 @@ from pipeline.sources.source import RefetchedRecord, refetch
 from pipeline.sources.splits import splits_of
 from pipeline.stages import reasons_of_run
 from pipeline.tokens.streams import BUCKET_SEPARATOR
-from schemas.config import add_override_options
 from schemas.document_ids import ID_HELP, MIN_ID_DIGITS, resolve_doc_ids
 from schemas.errors import ConfigError, ContractError
 from schemas.manifest import read_run
+from schemas.overrides import add_override_options
 from schemas.storage import Store
 from schemas.tables import VERDICT_COLUMNS
 from schemas.text import printable, printable_json, printable_lines

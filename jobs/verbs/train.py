@@ -13,9 +13,9 @@ import tempfile
 
 from jobs.arguments import Command, add_overrides, add_run
 from jobs.spark_session import worker_environment
-from schemas.config import override_words
 from schemas.errors import ConfigError
 from schemas.locks import lock_training
+from schemas.overrides import override_words
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
 from train.checkpoint.folder import local_path

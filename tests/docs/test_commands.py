@@ -27,7 +27,8 @@ from docs.generate import all_sections, verb_parser
 from jobs.cli import list_verbs, main
 from jobs.recipe import recipe_file, recipe_sections
 from pipeline.sources.config import SourceConfig
-from schemas.config import SOURCE, load_recipe
+from schemas.config import SOURCE
+from schemas.overrides import load_recipe
 from tests.support.paths import ROOT
 
 PAGES = {

@@ -18,8 +18,8 @@ from pipeline.fit.classifier import TrainClassifierConfig, train_classifier
 from pipeline.fit.language_model import LmConfig, make_language_model
 from pipeline.perplexity.kneser_ney.config import TrainLmConfig
 from pipeline.run import prepare, run_steps
-from schemas.config import Unset
 from schemas.manifest import open_table, read_run
+from schemas.overrides import Unset
 from schemas.storage import Store
 from schemas.tokens import open_dataset
 from tests.support.corpus_pages import (

@@ -19,8 +19,8 @@ from pipeline.report.facts import collect_facts
 from pipeline.report.page import write_report
 from pipeline.report.sources import sources
 from pipeline.run import is_complete, prepare
-from schemas.config import load_recipe
 from schemas.manifest import open_table, read_run
+from schemas.overrides import load_recipe
 from schemas.storage import Store
 from schemas.tokens import open_dataset
 from tests.support.paths import ROOT

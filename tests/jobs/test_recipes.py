@@ -13,8 +13,8 @@ from pipeline.quality.config import QualityConfig
 from pipeline.quality.stage import ENGLISH, checks
 from pipeline.run import prepare
 from pipeline.text.profiles import ENGLISH_LIMITS, load_profiles
-from schemas.config import Unset
 from schemas.errors import ConfigError
+from schemas.overrides import Unset
 from tests.support.paths import ROOT
 
 RECIPES = {path.stem: path for path in sorted((ROOT / "jobs" / "recipes").glob("*.toml"))}

@@ -16,10 +16,10 @@ from jobs.cli import main
 from jobs.recipe import read_recipe
 from pipeline.run import prepare, run_steps
 from pipeline.tokens.tokenizer import TokenizerConfig
-from schemas.config import Unset
 from schemas.errors import ConfigError
 from schemas.locks import lock_tables
 from schemas.manifest import open_table, read_run
+from schemas.overrides import Unset
 from schemas.storage import Store
 from schemas.tokens import open_dataset
 from tests.support import tiny_runs

@@ -32,9 +32,10 @@ from pipeline.stages import (
     steps_for,
 )
 from pipeline.summary import closing_summary
-from schemas.config import build_recipe, load_recipe
+from schemas.config import build_recipe
 from schemas.errors import ConfigError, ContractError, PenstockError
 from schemas.manifest import open_table, read_run
+from schemas.overrides import load_recipe
 from tests.support.paths import ROOT
 
 GOOD = """

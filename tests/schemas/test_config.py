@@ -6,19 +6,9 @@ from typing import ClassVar
 import pytest
 from pydantic import Field
 
-from schemas.config import (
-    Section,
-    Unset,
-    add_override_options,
-    build_recipe,
-    execution,
-    load_recipe,
-    location,
-    override_words,
-    parse_recipe,
-    parse_value,
-)
+from schemas.config import Section, build_recipe, execution, location
 from schemas.errors import ConfigError
+from schemas.overrides import Unset, add_override_options, load_recipe, override_words, parse_recipe, parse_value
 
 
 class Quality(Section):

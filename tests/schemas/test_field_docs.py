@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
-from schemas.config import Section, decision, execution, location, parse_value
+from schemas.config import Section, decision, execution, location
 from schemas.field_docs import settings_of_section, summary_of, toml_value, type_text
+from schemas.overrides import parse_value
 
 
 class Inner(BaseModel):

@@ -5,8 +5,9 @@ from typing import ClassVar
 import pytest
 from pydantic import Field
 
-from schemas.config import Section, Unset, build_recipe, load_recipe, own_key, parse_recipe
+from schemas.config import Section, build_recipe, own_key
 from schemas.errors import ConfigError
+from schemas.overrides import Unset, load_recipe, parse_recipe
 
 
 class Source(Section):

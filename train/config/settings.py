@@ -5,7 +5,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from schemas.config import Recipe, Section, load_recipe
+from schemas.config import Recipe, Section
+from schemas.overrides import load_recipe
 from train.config.layout import LayoutConfig
 from train.config.optim import OptimConfig
 from train.config.plan import ClusterConfig, PlanConfig

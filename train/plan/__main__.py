@@ -11,8 +11,8 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from schemas.config import add_override_options
 from schemas.errors import PenstockError
+from schemas.overrides import add_override_options
 from schemas.storage import Store
 from train.parallel.devices import RunDevices
 from train.plan.layouts import plan_for_devices

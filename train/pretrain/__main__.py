@@ -13,9 +13,9 @@ from contextlib import ExitStack
 
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
-from schemas.config import add_override_options
 from schemas.errors import RESUMES, PenstockError
 from schemas.locks import lock_training
+from schemas.overrides import add_override_options
 from schemas.storage import Store
 from train.parallel.ranks import FirstRankFailed, Ranks, open_ranks, torchrun_placement
 from train.pretrain.loop import train

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from pydantic import TypeAdapter
 
-from schemas.config import override_words
 from schemas.errors import ConfigError, ContractError
+from schemas.overrides import override_words
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
 from train.checkpoint.folder import (

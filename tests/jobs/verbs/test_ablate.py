@@ -30,10 +30,11 @@ from pipeline.report.page import write_report
 from pipeline.run import prepare, relative_path, run_folders, run_steps, version_folders
 from pipeline.stages import STEPS
 from schemas.ablation import WITH, WITHOUT, Ablation, Comparison, DifferenceInterval, Measurement, SourceLoss
-from schemas.config import Recipe, load_recipe
+from schemas.config import Recipe
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import doc_id
 from schemas.manifest import RunFile, open_table, read_run, write_run
+from schemas.overrides import load_recipe
 from schemas.storage import Store
 from schemas.tokens import open_dataset
 from schemas.versions import attach_run

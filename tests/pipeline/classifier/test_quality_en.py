@@ -16,9 +16,9 @@ from pipeline.fit.classifier import auc, kappa
 from pipeline.inspect.whatif import KEPT_VERDICT, predict
 from pipeline.models import REGISTRY, SHIPPED, ModelsConfig, ensure_model, list_models, verify_model
 from pipeline.run import prepare, run_steps
-from schemas.config import load_recipe
 from schemas.errors import ConfigError
 from schemas.manifest import open_table
+from schemas.overrides import load_recipe
 from schemas.storage import Store
 from schemas.tables import to_mapping
 from tests.support.paths import SHARED

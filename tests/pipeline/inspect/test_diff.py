@@ -349,7 +349,7 @@ def test_one_threshold_names_its_rule_and_its_documents(tmp_path: Path, spark: A
     from jobs.recipe import recipe_sections
     from pipeline.demo_crawl.build import build_demo_crawl
     from pipeline.run import prepare, run_steps
-    from schemas.config import load_recipe
+    from schemas.overrides import load_recipe
 
     build_demo_crawl(tmp_path / "crawl", 100, 1)
     run = Store(str(tmp_path / "run"))

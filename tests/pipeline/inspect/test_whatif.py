@@ -9,8 +9,8 @@ from jobs.recipe import recipe_sections
 from pipeline.engine.rules import count_bins
 from pipeline.inspect.whatif import Prediction, PredictionCell, format_prediction, kept_tokens, token_rates
 from pipeline.inspect.whatif_limits import CUT_BITS, SensitivityCurve, changed_settings, points
-from schemas.config import load_recipe
 from schemas.errors import ConfigError
+from schemas.overrides import load_recipe
 
 
 def recipe(*overrides):

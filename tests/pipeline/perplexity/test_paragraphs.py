@@ -41,9 +41,9 @@ from pipeline.stages import CHECKED, STEPS, checked_stages, steps_for
 from pipeline.steps.paragraphs import count_cuts
 from pipeline.steps.verdicts import cutoffs_of
 from pipeline.templates.stage import TEMPLATES
-from schemas.config import load_recipe
 from schemas.errors import ConfigError, ContractError
 from schemas.manifest import open_table
+from schemas.overrides import load_recipe
 from schemas.storage import Store
 from schemas.tables import SCORES
 from tests.support.tiny_arpa import NGrams, write_arpa

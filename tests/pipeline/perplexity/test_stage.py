@@ -24,8 +24,8 @@ from pipeline.perplexity.stage import (
     perplexity_of,
     score_with_checkpoint,
 )
-from schemas.config import load_recipe
 from schemas.errors import ConfigError, ContractError
+from schemas.overrides import load_recipe
 from tests.support.tiny_arpa import TINY, write_arpa
 
 CUTOFFS = {HEAD_CUT: {"en": 340.0, "de": 370.0}, MIDDLE_CUT: {"en": 520.0, "de": 590.0}}

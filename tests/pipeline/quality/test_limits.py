@@ -7,7 +7,7 @@ from pipeline.inspect.whatif_limits import changed_settings, describe_changes
 from pipeline.quality.config import QualityConfig
 from pipeline.quality.limits import LIMIT_NAMES, default_limit, limit_in_force, limits_by_setting, replacement_notes
 from pipeline.quality.rules import RULES
-from schemas.config import load_recipe
+from schemas.overrides import load_recipe
 
 LANGUAGES = 'language.languages=["en","de","ru","zh"]'
 

@@ -31,9 +31,10 @@ from pipeline.stages import (
 )
 from pipeline.steps.verdicts import VerdictsTask, checks_of, limits_of, verdicts_part
 from pipeline.templates.stage import TEMPLATES
-from schemas.config import build_recipe, load_recipe
+from schemas.config import build_recipe
 from schemas.errors import ConfigError
 from schemas.manifest import open_table
+from schemas.overrides import load_recipe
 from schemas.storage import Store
 from tests.support.report_run import make_run
 from tests.support.step_run import add_step

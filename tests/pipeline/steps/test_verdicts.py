@@ -20,7 +20,7 @@ from pipeline.steps.verdicts import (
     limits_of,
     verdicts_part,
 )
-from schemas.config import load_recipe
+from schemas.overrides import load_recipe
 from schemas.storage import Store
 
 

@@ -13,7 +13,8 @@ from pipeline.templates.blocks import PageCounts, blocks_of, host_number
 from pipeline.templates.stage import TemplatesConfig
 from pipeline.templates.step import TemplatesTask, count_row, find_templates, measure_without, measured_again, rows_of
 from pipeline.text.spans import without
-from schemas.config import Recipe, load_recipe
+from schemas.config import Recipe
+from schemas.overrides import load_recipe
 from schemas.storage import Store
 from schemas.tables import MEASURED_AGAIN
 

@@ -12,8 +12,9 @@ from pipeline.stages import CHECKED, MEASURED, STEPS, checked_stages, steps_for
 from pipeline.steps.verdicts import split_columns
 from pipeline.templates.stage import TEMPLATES, TemplatesConfig, chars_left
 from pipeline.templates.step import measured_again
-from schemas.config import Recipe, load_recipe
+from schemas.config import Recipe
 from schemas.errors import ConfigError
+from schemas.overrides import load_recipe
 from schemas.tables import MEASURED_AGAIN, TABLES
 from schemas.tables import TEMPLATES as SCHEMA
 

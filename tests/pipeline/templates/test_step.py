@@ -24,9 +24,9 @@ from pipeline.report.funnel import checks
 from pipeline.report.judged import choose_parts, read_judged
 from pipeline.report.page import write_report
 from pipeline.run import prepare, run_steps
-from schemas.config import load_recipe
 from schemas.errors import ConfigError
 from schemas.manifest import current_tables, open_table
+from schemas.overrides import load_recipe
 from schemas.storage import Store
 from tests.support.tiny_archive import record
 from tests.support.tiny_takedown import documents_of, opened, take_down

@@ -20,8 +20,8 @@ from pipeline.pii.stage import PII
 from pipeline.stages import CHECKED, DOCUMENT_COLUMNS
 from pipeline.steps.clean import CleanTask, survivors
 from pipeline.steps.verdicts import Reevaluation
-from schemas.config import load_recipe
 from schemas.manifest import part_key
+from schemas.overrides import load_recipe
 from schemas.storage import Store
 from schemas.tables import DEDUP, TEXT, VERDICTS
 from schemas.tables import REPEATS as SCHEMA

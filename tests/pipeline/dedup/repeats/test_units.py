@@ -21,8 +21,8 @@ from pipeline.dedup.repeats.units import (
     units_of,
 )
 from pipeline.text.spans import complement, without
-from schemas.config import load_recipe
 from schemas.errors import ConfigError
+from schemas.overrides import load_recipe
 
 LINES = RepeatsConfig(units=("line",))
 

@@ -1,0 +1,181 @@
+"""Recipes read from TOML, with the values of `--set` and `--unset`, which override single settings."""
+
+import argparse
+import copy
+import shlex
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from schemas.config import SOURCE, Recipe, Section, as_section, build_recipe, owner_of, suggest_name
+from schemas.errors import ConfigError
+
+
+def parse_recipe(text: str, where: str) -> dict[str, Any]:
+    """Return the values of a TOML text. Raises ConfigError if it is not TOML."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{where}: expected valid TOML, got an error: {error}. Correct the TOML there.") from error
+
+
+class Unset(str):
+    """The override `--unset section.key`, as the text `section.key`: it removes a key that the recipe sets."""
+
+
+def add_override_options(parser: argparse.ArgumentParser, effect: str = "override a setting of the recipe") -> None:
+    """Add the repeatable options `--set` and `--unset`, in one list `overrides` in the order of the command line."""
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        dest="overrides",
+        help=f"{effect}; may be repeated",
+    )
+    parser.add_argument(
+        "--unset",
+        action="append",
+        default=[],
+        type=Unset,
+        metavar="SECTION.KEY",
+        dest="overrides",
+        help="remove a setting of the recipe, so that its default applies; may be repeated",
+    )
+
+
+def override_words(overrides: Iterable[str]) -> list[str]:
+    """Return overrides as words of a command line, such as `["--set", "train.steps=3", "--unset", "plan.compute"]`."""
+    return [word for text in overrides for word in ("--unset" if isinstance(text, Unset) else "--set", str(text))]
+
+
+def load_recipe(
+    raw: Mapping[str, Any], overrides: Iterable[str], kinds: Mapping[str, type[Section]], where: str
+) -> Recipe:
+    """Return the recipe of the values `raw` with overrides applied: `section.key=value`, or an `Unset` key.
+
+    A key that the file sets is removed if an override sets a key that replaces it (see `Section.REPLACES`); a note of
+    the recipe names it. Raises ConfigError that lists every wrong setting.
+    """
+    sections = {name: as_section(section, kinds.get(name)) for name, section in raw.items()}
+    values: dict[str, Any] = {name: copy.deepcopy(section) for name, section in sections.items()}
+    wrong: list[str] = []
+    given: dict[str, list[str]] = {}
+    for override in overrides:
+        section, key, value = _parse_override(override, kinds)
+        if section == SOURCE and section in kinds and kinds[section].own_sections and _is_deep(key, values):
+            wrong += _override_source(override, key, value, values, kinds)
+            continue
+        if isinstance(override, Unset):
+            wrong += _unknown_key(section, key, kinds)
+            if isinstance(values.get(section), dict):
+                values[section].pop(key, None)
+            continue
+        given.setdefault(section, []).append(key)
+        target = values.setdefault(section, {})
+        if isinstance(target, dict):
+            target[key] = parse_value(value)
+    notes = [note for section, keys in given.items() for note in _drop_replaced(values, kinds, section, keys)]
+    overridden = {f"{section}.{key}" for section, keys in given.items() for key in keys}
+    return build_recipe(values, kinds, where, wrong, overridden).with_notes(notes)
+
+
+def _parse_override(override: str, kinds: Mapping[str, type[Section]]) -> tuple[str, str, str]:
+    """Return the section, key and value of an override; the value of an `Unset` is empty."""
+    path, equals, value = override.partition("=")
+    section, dot, key = path.strip().partition(".")
+    if isinstance(override, Unset):
+        if equals or not (dot and section and key):
+            raise ConfigError(
+                f"--unset: expected section.key, got {str(override)!r}. Write it as --unset quality.min_words."
+            )
+    elif not (equals and dot and section and key):
+        example = "--set quality.min_words=30"
+        if equals and section in kinds and not key:
+            named = kinds[section].array or next(iter(kinds[section].model_fields))
+            example = f"--set {shlex.quote(f'{section}.{named}={value}')}"
+        raise ConfigError(f"--set: expected section.key=value, got {override!r}. Write it as {example}.")
+    return section, key, value
+
+
+def _is_deep(key: str, values: Mapping[str, Any]) -> bool:
+    """Return True if an override of `[source]` sets one of several sources, or a table in a source."""
+    return isinstance(values.get(SOURCE), list) or "." in key
+
+
+def split_source_key(key: str, names: Iterable[str], kind: type[Section]) -> tuple[str | None, str]:
+    """Return the source that a key such as `books.quality.min_words` names, or None, and the setting of the source.
+
+    A source may have the name of a setting: in `stackexchange.site`, it is both.
+    """
+    name = next((name for name in sorted(names, key=len, reverse=True) if key.startswith(f"{name}.")), None)
+    rest = key.removeprefix(f"{name}.") if name is not None else key
+    known = kind.model_fields.keys() | kind.own_sections
+    is_both = name in known and rest.partition(".")[0] not in known
+    return name, key if is_both else rest
+
+
+def _override_source(
+    override: str, key: str, value: str, values: dict[str, Any], kinds: Mapping[str, type[Section]]
+) -> list[str]:
+    """Apply an override of one source, or of a table in it, such as `source.books.quality.min_words=5`.
+
+    Return problems as lines of text.
+    """
+    option = "--unset" if isinstance(override, Unset) else "--set"
+    table = values.setdefault(SOURCE, {})
+    tables = table if isinstance(table, list) else [table]
+    default = kinds[SOURCE].model_fields["name"].default
+    named = {each.get("name", default): each for each in tables if isinstance(each, dict)}
+    name, rest = split_source_key(key, named, kinds[SOURCE])
+    if name is None and len(tables) > 1:
+        names = ", ".join(f"{SOURCE}.{each}.{key}" for each in named)
+        return [f"{option} {SOURCE}.{key}: expected the name of a source, as in {names}"]
+    target = named[name] if name is not None else next(iter(named.values()), {})
+    *path, last = rest.split(".")
+    for part in path:
+        target = target.setdefault(part, {})
+        if not isinstance(target, dict):
+            return [f"{option} {SOURCE}.{key}: expected a table at {part}, got {target!r}"]
+    if isinstance(override, Unset):
+        target.pop(last, None)
+    else:
+        target[last] = parse_value(value)
+    return []
+
+
+def _unknown_key(section: str, key: str, kinds: Mapping[str, type[Section]]) -> list[str]:
+    """Return a line of text about an `Unset` that names no setting; empty if the setting exists."""
+    if section not in kinds:
+        return [f"--unset {section}.{key}: no such section{suggest_name(section, kinds)}"]
+    fields = kinds[section].model_fields
+    if key in fields:
+        return []
+    owner = owner_of(key, kinds)
+    hint = f" (did you mean '{owner}.{key}'?)" if owner else suggest_name(key, fields)
+    return [f"--unset {section}.{key}: no such key{hint}"]
+
+
+def _drop_replaced(
+    values: dict[str, Any], kinds: Mapping[str, type[Section]], section: str, keys: Sequence[str]
+) -> Iterator[str]:
+    """Remove the keys of a section that the overridden `keys` replace; yield a sentence about each removal."""
+    target = values[section]
+    if section not in kinds or not isinstance(target, dict):
+        return
+    for key in dict.fromkeys(keys):
+        replaced = [name for name in target if name in kinds[section].REPLACES.get(key, ()) and name not in keys]
+        if replaced and target.get(key) is not None:
+            for name in replaced:
+                del target[name]
+            names = " and ".join(f"{section}.{name}" for name in replaced)
+            verb = "are" if replaced[1:] else "is"
+            yield f"{names} of the recipe {verb} not used, because --set gives {section}.{key}"
+
+
+def parse_value(text: str) -> Any:
+    """Return the value of a TOML text. If the text is not valid TOML, as `lid.176.ftz`, return the text itself."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
