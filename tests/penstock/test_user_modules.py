@@ -24,7 +24,7 @@ LOADER = """
     import torch
     from torch.utils.data import DataLoader
 
-    loader = DataLoader(samples, batch_size=4, num_workers=2, multiprocessing_context={method!r})
+    loader = DataLoader(samples, batch_size=4, num_workers=1, multiprocessing_context={method!r})
     batches = list(loader)
     assert len(batches) == 3, len(batches)
     assert all(torch.equal(batches[1]["inputs"][i], samples[4 + i]["inputs"]) for i in range(4))
