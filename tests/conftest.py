@@ -24,6 +24,26 @@ os.environ.setdefault("SPARK_CONF_DIR", str(TESTS / "support" / "spark_conf"))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 """The threads of torch and numpy in the processes of tests. On small tensors, beside other processes, a second thread
 waits in a loop for the first; that was half of the CPU time of some tests."""
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+"""The processes that compile kernels of torch: a second one imports torch first, which was 10 of the 73 seconds of CPU
+time of `tests/train/model/test_compiled.py`."""
+LONGEST = (
+    "tests/train/pretrain/test_survive.py",
+    "tests/train/pretrain/test_loop.py",
+    "tests/train/pretrain/test_resume.py",
+    "tests/train/pretrain/test_spikes.py",
+    "tests/train/model/test_compiled.py",
+    "tests/train/parallel/test_layouts.py",
+    "tests/jobs/verbs/test_ladder.py",
+    "tests/train/pretrain/test_late_figures.py",
+    "tests/train/model/test_chunk_loss.py",
+    "tests/train/test_launch.py",
+    "tests/penstock/test_user_modules.py",
+    "tests/pipeline/demo_crawl/test_build.py",
+    "tests/pipeline/browse/test_server.py",
+    "tests/docs/test_site.py",
+)
+"""The files that take longest, by measured CPU time: they begin first, so that no process waits for one at the end."""
 
 
 class WithoutSpark(pytest.Module):
@@ -68,8 +88,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             """Return the group that a process should run next; None if it has run all that it may."""
             place = [*self.assigned_work].index(node)
             kinds = [("spark", "light", "dist"), ("dist", "light", "spark"), ("light",)][min(place, 2)]
-            groups = (group for kind in kinds for group in self.workqueue if kind_of(group) == kind)
-            return next(groups, None)
+            groups = [*(group for group in LONGEST if group in self.workqueue), *self.workqueue]
+            return next((group for kind in kinds for group in groups if kind_of(group) == kind), None)
 
         def _assign_work_unit(self, node: Any) -> None:
             if group := self._next_group(node):

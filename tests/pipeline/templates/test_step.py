@@ -1,6 +1,7 @@
 """The step `templates` in real runs: from archives to tokens, the same bytes at any partitioning, and a takedown."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -201,7 +202,7 @@ def test_the_counts_of_all_tables_balance_and_the_report_shows_the_step(cut: Sto
     assert [*current_tables(cut)][:3] == ["documents", "text", "templates"]
 
 
-@pytest.mark.parametrize("partitions", [1, 7])
+@pytest.mark.parametrize("partitions", [1, pytest.param(7, marks=pytest.mark.slow)])
 def test_the_bytes_are_the_same_at_any_partitioning(
     spark: Any, archives: Path, cut: Store, tmp_path: Path, partitions: int
 ) -> None:
@@ -212,7 +213,7 @@ def test_the_bytes_are_the_same_at_any_partitioning(
         assert first.digest == second.digest, table
 
 
-@pytest.mark.parametrize("num_files", [1, 7])
+@pytest.mark.parametrize("num_files", [pytest.param(1, marks=pytest.mark.slow), 7])
 def test_the_cuts_do_not_depend_on_the_division_into_files(
     spark: Any, cut: Store, tmp_path: Path, num_files: int
 ) -> None:
@@ -349,8 +350,9 @@ def test_rows_without_url_and_empty_files_are_left_alone(spark: Any, tmp_path: P
     assert sum(MENU[1] in row["text"] for row in rows(store, "clean")) == 11
 
 
-def test_a_takedown_removes_a_document_from_the_table(spark: Any, archives: Path, cut: Store, tmp_path: Path) -> None:
-    store = run(spark, archives, tmp_path / "run", 2, "tokens", SHARE)
+def test_a_takedown_removes_a_document_from_the_table(cut: Store, tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "run"))
+    shutil.copytree(cut.root, store.root)
     gone = next(row["doc_id"] for row in rows(store, "templates") if row["cuts"])
     assert take_down(store.root, doc=[gone.hex()]) == 0
     left = rows(store, "templates")

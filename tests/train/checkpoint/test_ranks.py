@@ -154,7 +154,7 @@ LAYOUTS: dict[str, tuple[int, Callable[[], State]]] = {
     "4 pipeline": (4, pipeline),
     "4 pipeline x fsdp": (4, pipeline_of_fsdp),
 }
-LONG = ("4 plain", "4 fsdp")
+LONG = ("4 plain", "4 fsdp", "4 hsdp")
 """Layouts that only the long tests read in: each of them is part of another layout. Every test run writes in all."""
 
 

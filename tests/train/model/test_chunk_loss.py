@@ -52,8 +52,15 @@ def results(head: HeadLoss, x: Tensor, weight: Tensor, targets: Tensor) -> tuple
     return (total.detach(), head.tally.losses_S, *torch.autograd.grad(total, (x, weight)))
 
 
-@pytest.mark.parametrize("z_loss", [0.0, 0.1])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("dtype", "z_loss"),
+    [
+        (torch.float32, 0.0),
+        (torch.bfloat16, 0.1),
+        pytest.param(torch.float32, 0.1, marks=pytest.mark.slow),
+        pytest.param(torch.bfloat16, 0.0, marks=pytest.mark.slow),
+    ],
+)
 def test_values_gradients_and_a_single_compilation(dtype: torch.dtype, z_loss: float) -> None:
     torch._dynamo.reset()
     counters.clear()
@@ -179,7 +186,7 @@ def shared(ranks: Ranks, z_loss: float) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("z_loss", [0.0, 0.1])
+@pytest.mark.parametrize("z_loss", [pytest.param(0.0, marks=pytest.mark.slow), 0.1])
 def test_a_shared_vocabulary(z_loss: float) -> None:
     total, losses, for_x, for_weight = results(HeadLoss(z_loss, 12), *a_case(6, torch.float32))
     actual = shared_pool().play(2, shared, z_loss)

@@ -5,6 +5,8 @@ A negative control sums over no other ranks, and must be detected.
 
 import zlib
 from collections.abc import Mapping
+from functools import cache
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -113,10 +115,14 @@ def train(parameters: Mapping[str, nn.Parameter], optimizer: Optimizer, clip: fl
     return norms
 
 
-def result(layout: str, name: str) -> dict[str, Any]:
+def trained(layout: str, name: str) -> tuple[dict[str, nn.Parameter], Optimizer, list[float]]:
+    """Return the parameters after five updates, their optimizer and the norms."""
     parameters = build(layout)
     optimizer = make_optimizer(parameters, OptimConfig(optimizer=name, weight_decay=0.3))
-    norms = train(parameters, optimizer, clip=100.0)
+    return parameters, optimizer, train(parameters, optimizer, clip=100.0)
+
+
+def result(parameters: dict[str, nn.Parameter], optimizer: Optimizer, norms: list[float]) -> dict[str, Any]:
     state = state_tensors(optimizer)
     for value in state.values():
         if not isinstance(value, DTensor) and dist.is_initialized():
@@ -130,11 +136,14 @@ def result(layout: str, name: str) -> dict[str, Any]:
     }
 
 
-def changed_by_a_skipped_update(layout: str, name: str) -> list[str]:
+@cache
+def alone_on_one_rank(name: str) -> dict[str, Any]:
+    """Return the result of an optimizer in this process alone."""
+    return result(*trained("plain", name))
+
+
+def changed_by_a_skipped_update(parameters: dict[str, nn.Parameter], optimizer: Optimizer) -> list[str]:
     """Return the weights and states of which a skipped update changed a bit; a single rank has all NaNs."""
-    parameters = build(layout)
-    optimizer = make_optimizer(parameters, OptimConfig(optimizer=name, weight_decay=0.3))
-    train(parameters, optimizer, clip=100.0)
     tensors = {**parameters, **state_tensors(optimizer)}
     before = {key: local_tensor(value).clone().view(torch.int32) for key, value in tensors.items()}
     for key, parameter in parameters.items():
@@ -190,9 +199,12 @@ def alone(unused: Any, parts: Any) -> list[Tensor]:
 
 
 def work(ranks: Ranks, folder: str) -> None:
-    results: dict[Any, Any] = {(layout, name): result(layout, name) for layout in LAYOUTS for name in OPTIMIZERS}
-    results |= {"pipeline": pipeline_norms(), "misplaced": misplaced_message(), "owners": owners()}
-    changed = {(layout, name): changed_by_a_skipped_update(layout, name) for layout in LAYOUTS for name in OPTIMIZERS}
+    results: dict[Any, Any] = {"pipeline": pipeline_norms(), "misplaced": misplaced_message(), "owners": owners()}
+    changed = {}
+    for layout, name in product(LAYOUTS, OPTIMIZERS):
+        parameters, optimizer, norms = trained(layout, name)
+        results[layout, name] = result(parameters, optimizer, norms)
+        changed[layout, name] = changed_by_a_skipped_update(parameters, optimizer)
     everywhere: list[Any] = [None] * 4
     dist.all_gather_object(everywhere, changed)
     results["changed"] = everywhere
@@ -227,7 +239,7 @@ def farthest(actual: Numbers, expected: Numbers) -> float:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts_equal_one_process(results: dict[Any, Any], layout: str, name: str) -> None:
-    actual, expected = results[layout, name], result("plain", name)
+    actual, expected = results[layout, name], alone_on_one_rank(name)
     assert actual["norms"] == pytest.approx(expected["norms"], rel=1e-7)
     assert farthest(actual["values"], expected["values"]) <= 1e-6
     assert farthest(actual["state"], expected["state"]) <= 1e-6
@@ -244,7 +256,7 @@ def test_a_skipped_update_changes_no_bit_on_any_rank(results: dict[Any, Any]) ->
 @pytest.mark.dist
 @pytest.mark.parametrize("name", ["adafactor", "lamb"])
 def test_a_rank_that_does_not_communicate_is_detected(results: dict[Any, Any], name: str) -> None:
-    assert farthest(results["alone", name], result("plain", name)["values"]) > 1e-5
+    assert farthest(results["alone", name], alone_on_one_rank(name)["values"]) > 1e-5
 
 
 @pytest.mark.dist

@@ -21,7 +21,6 @@ GROUPS, STEPS, MEASURED_IN = 37, 3, 2
 SHOWN = (
     "one rank, micro-batches",
     "zero1",
-    "hsdp",
     "tensor x shard",
     "context by heads",
     "context by keys",
@@ -30,7 +29,7 @@ SHOWN = (
 )
 """Layouts of every test run: each parallel method once."""
 REST = (
-    *("interleaved", "masked tokens x pipeline x tensor"),
+    *("hsdp", "interleaved", "masked tokens x pipeline x tensor"),
     *("one rank", "ddp", "zero2", "zero3 x 4", "tensor", "gpipe", "zbv", "shard x tensor x pipeline"),
     *("recompute all", "offload", "no documents x context", "ddp x 4", "zero1 x 4", "hsdp x context"),
     *("tensor x context x shard", "tensor x context by heads", "pipeline x 4", "pipeline x shard", "pipeline x tensor"),

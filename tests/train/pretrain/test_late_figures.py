@@ -17,13 +17,12 @@ from tests.support.tiny_runs import (
     copied,
     cut_back,
     events,
-    make_run,
     metrics,
     notes,
     signalled,
     trained,
 )
-from tests.train.pretrain.test_survive import poisoned
+from tests.train.pretrain.test_survive import make_run, poisoned
 from train.config.settings import Settings
 from train.pretrain.run import TrainingRun
 from train.pretrain.step import Learner, StepResult
@@ -71,7 +70,7 @@ def test_figures_are_late_where_no_decision_waits_for_them(
 
 RUNS: dict[str, tuple[int, dict[str, dict[str, Any]], tuple[str, ...]]] = {
     "one rank": (1, {}, ()),
-    "two ranks, each step saved": (2, {"checkpoint": {"every": 1, "keep": 30}}, ()),
+    "two ranks, each step saved": (2, {"checkpoint": {"every": 1, "keep": 30}}, ("layout.data=zero3",)),
     "nothing saved or evaluated": (
         2,
         {"checkpoint": {"every": 0}, "train": {"eval_every": 0, "eval_sequences": None}},

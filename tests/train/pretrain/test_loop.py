@@ -229,14 +229,14 @@ def test_two_ranks_equal_one(full: Path, tmp_path: Path, overrides: tuple[str, .
 
 @pytest.mark.parametrize("mistake", [wrong_rows, averaged_per_rank])
 def test_a_wrong_computation_fails_the_comparison(full: Path, tmp_path: Path, mistake: Any) -> None:
-    run = trained(make_run(tmp_path / "run"), 2, during=[(mistake, ())])
+    run = trained(make_run(tmp_path / "run"), 2, "layout.data=ddp", during=[(mistake, ())])
     loss, norm = deviations(run, full)
     assert loss > 1e-5
     assert norm > 1e-3
 
 
 def test_two_ranks_learn_from_the_same_global_batches_bit_for_bit(full: Path, tmp_path: Path) -> None:
-    run = trained(make_run(tmp_path / "run"), 2, during=[(recorded, (str(tmp_path),))])
+    run = trained(make_run(tmp_path / "run"), 2, "layout.data=ddp", during=[(recorded, (str(tmp_path),))])
     first, second = (torch.load(tmp_path / f"rows-{rank}.pt") for rank in range(2))
     assert len(first) == len(second) == STEPS
     batches = opened(run)
@@ -248,6 +248,7 @@ def test_two_ranks_learn_from_the_same_global_batches_bit_for_bit(full: Path, tm
         assert [row for rank in range(2) for row in rows_of(5, 2, rank)] == list(range(5))
 
 
+DDP = {"layout": {"data": "ddp"}}
 LEARNING = {
     "train": {"seq_len": 32, "global_batch": 6, "steps": 40, "eval_every": 10},
     "optim": {"learning_rate": 5e-3, "warmup_steps": 20},
@@ -271,16 +272,19 @@ STAGES = [
     ("ranks", "changes", "falls"),
     [
         (1, {"optim": {"z_loss": 1e-2}}, 0.3),
-        (2, {"train": {"objective": "mlm", "mask_share": 0.4}, "optim": {"learning_rate": 2e-3}}, 0.1),
+        (2, {"train": {"objective": "mlm", "mask_share": 0.4}, "optim": {"learning_rate": 2e-3}} | DDP, 0.1),
         (2, {"train": {"objective": "span", "document_mask": False}}, 0.1),
-        (2, {"train": {"packing": "best_fit"}}, 0.3),
-        (2, {"train": {"stages": STAGES, "steps": None}}, 0.3),
+        (2, {"train": {"packing": "best_fit"}} | DDP, 0.3),
     ],
-    ids=["z_loss", "mlm", "span", "best_fit", "stages"],
+    ids=["z_loss", "mlm", "span", "best_fit"],
 )
 def test_everything_learns_and_equals_plain_torch(tmp_path: Path, ranks: int, changes: Any, falls: float) -> None:
     changes = {name: LEARNING.get(name, {}) | changes.get(name, {}) for name in {*LEARNING, *changes}}
-    run = trained(make_run(tmp_path / "run", changes), ranks)
+    assert_learns_and_equals_plain_torch(trained(make_run(tmp_path / "run", changes), ranks), falls)
+
+
+def assert_learns_and_equals_plain_torch(run: Path, falls: float) -> None:
+    """Compare every step with plain torch's; the held-out loss falls by a number of nats after step 10."""
     assert_equals_plain(run)
     actual = metrics(run)
     assert len(actual) == 40
@@ -289,8 +293,10 @@ def test_everything_learns_and_equals_plain_torch(tmp_path: Path, ranks: int, ch
 
 
 def test_stages_change_length_batch_mixture_and_rate(tmp_path: Path) -> None:
-    changes = LEARNING | {"train": LEARNING["train"] | {"stages": STAGES, "steps": None, "eval_every": 0}}
-    actual = metrics(trained(make_run(tmp_path / "run", changes), 2, "layout.data=zero1"))
+    changes = LEARNING | {"train": LEARNING["train"] | {"stages": STAGES, "steps": None}}
+    run = trained(make_run(tmp_path / "run", changes), 2, "layout.data=zero1")
+    assert_learns_and_equals_plain_torch(run, 0.3)
+    actual = metrics(run)
     assert [(record.stage, record.tokens) for record in actual] == [(1, 192)] * 20 + [(2, 192)] * 20
     assert [sum(record.source_tokens["books"] for record in actual[first : first + 20]) for first in (0, 20)] == [
         192 * 20 / 4,
@@ -334,7 +340,7 @@ def test_fp16_halves_the_scale_where_it_overflows_and_doubles_it_again(tmp_path:
         "checkpoint": {"every": 1, "keep": 30, "first": True},
         "guard": {"max_non_finite": 0},
     }
-    run = trained(make_run(tmp_path / "run", changes), ranks)
+    run = trained(make_run(tmp_path / "run", changes | DDP), ranks)
     actual, skipped = metrics(run), [record.step for record in metrics(run) if record.skipped]
     assert 1 <= len(skipped) < 10
     assert skipped[0] == 1
@@ -423,7 +429,7 @@ def test_an_end_without_its_manifest_is_concluded_again(full: Path, tmp_path: Pa
 
 
 def test_the_seed_is_a_checkpoint_that_is_kept(full: Path, tmp_path: Path) -> None:
-    run = trained(make_run(tmp_path / "run", {"checkpoint": {"first": True}}), 2)
+    run = trained(make_run(tmp_path / "run", {"checkpoint": {"first": True}}), 2, "layout.data=ddp")
     assert [note.step for note in notes(run)] == [0, 15, 20]
     shape = read_plan(Store(str(run))).shape
     for name, value in state_at(run, 0).items():

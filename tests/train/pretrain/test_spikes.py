@@ -33,6 +33,8 @@ from train.pretrain.step import Learner
 from train.trace import Trace, open_trace
 
 dist = pytest.mark.dist
+DDP = "layout.data=ddp"
+"""The layout of runs that are compared with no other one: its steps take two thirds of the time of sharded ones."""
 OBJECTIVES = CASES | {
     "span": STREAM.model_copy(update={"objective": "span", "document_mask": False}),
 }
@@ -188,15 +190,24 @@ def unwatched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained(make_run(tmp_path_factory.mktemp("unwatched") / "run"), 2)
 
 
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The poisoned run of two ranks that is watched, and what its first rank printed; tests must not change it."""
+    run = make_run(tmp_path_factory.mktemp("reported") / "run", WATCHING | {"spike_sigmas": 6.0})
+    results = tiny_runs.train(run, 2)
+    assert [item.code for item in results] == [0, 0]
+    return run, results[0].out
+
+
 def trace_of(run: Path) -> Trace:
     return open_trace(Store(str(run)))
 
 
 @dist
-def test_a_reported_spike_lists_the_poison_first_and_changes_nothing(unwatched: Path, tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", WATCHING | {"spike_sigmas": 6.0})
-    results = tiny_runs.train(run, 2)
-    assert [item.code for item in results] == [0, 0]
+def test_a_reported_spike_lists_the_poison_first_and_changes_nothing(
+    unwatched: Path, reported: tuple[Path, str]
+) -> None:
+    run, out = reported
     assert computed(run) == computed(unwatched)
     state, other = state_at(run, STEPS), state_at(unwatched, STEPS)
     assert [name for name in other if not state[name].equal(other[name])] == []
@@ -226,7 +237,7 @@ def test_a_reported_spike_lists_the_poison_first_and_changes_nothing(unwatched: 
         )
         shown = f"the worst {worst.url} (web: loss {worst.loss:.4f} of 31 tokens), "
         ends = f": `penstock trace {run} --step {event.step}` shows all, with their losses in {EVENTS_NAME}"
-        line = next(line for line in results[0].out.splitlines() if line.startswith(f"step {event.step}: "))
+        line = next(line for line in out.splitlines() if line.startswith(f"step {event.step}: "))
         assert printed in line
         assert shown in line
         assert line.endswith(ends)
@@ -280,7 +291,7 @@ def measuring_nothing() -> Iterator[None]:
 @dist
 def test_without_a_spike_nothing_is_measured_or_written(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", WATCHING | {"quarantine": True, "on_spike": "rewind"}, poisoned=False)
-    trained(run, 2, during=[(measuring_nothing, ())])
+    trained(run, 2, DDP, during=[(measuring_nothing, ())])
     assert events(run, "spike") == []
     assert not (run / QUARANTINE_NAME).exists()
     assert not (run / "train/skips.txt").exists()
@@ -348,7 +359,7 @@ def test_the_culprit_is_quarantined_and_never_comes_back(unwatched: Path, quaran
 
 @dist
 def test_a_rewind_alone_lets_the_culprit_come_back(tmp_path: Path) -> None:
-    run = trained(make_run(tmp_path / "run", WATCHING | {"on_spike": "rewind"}), 2)
+    run = trained(make_run(tmp_path / "run", WATCHING | {"on_spike": "rewind"}), 2, DDP)
     assert [event.step for event in events(run, "rewound")] == [16, 29]  # a step of samples is gone by then
     assert [event.quarantined for event in events(run, "rewound")] == [(), ()]
     assert not (run / QUARANTINE_NAME).exists()
@@ -399,21 +410,20 @@ def test_a_list_that_is_handed_on_is_kept_out_from_the_beginning(quarantined: Pa
     shutil.copy(quarantined / QUARANTINE_NAME, run / QUARANTINE_NAME)
     (line,) = read_quarantine(Store(str(run)))
     quarantine(Store(str(run)), [line.model_copy(update={"doc_id": "ab" * 16})])  # of another dataset
-    trained(run, 2)
+    trained(run, 2, DDP)
     assert_kept_out(run)
     assert list(read_skip_list(Store(str(run)), "skips.txt").indices) == [77, 79, 144, 145]
     assert events(run, "spike") == []
     # Resuming adds nothing.
     again = tiny_runs.cut_back(copied(run, tmp_path / "again"), 20)
-    trained(again, 2)
+    trained(again, 2, DDP)
     assert_same_bits(again, run)
     assert (again / "train/skips.txt").read_bytes() == (run / "train/skips.txt").read_bytes()
 
 
 @dist
-def test_a_run_that_only_reported_resumes_with_a_quarantine(unwatched: Path, tmp_path: Path) -> None:
-    run = trained(make_run(tmp_path / "run", WATCHING), 2)
-    tiny_runs.cut_back(run, 15)
+def test_a_run_that_only_reported_resumes_with_a_quarantine(reported: tuple[Path, str], tmp_path: Path) -> None:
+    run = tiny_runs.cut_back(copied(reported[0], tmp_path / "run"), 15)
     results = tiny_runs.train(run, 2, "guard.quarantine=true")
     assert [item.error for item in results] == ["", ""]
     assert "resuming from step 15, exactly" in results[0].out
@@ -427,7 +437,7 @@ def test_a_run_that_only_reported_resumes_with_a_quarantine(unwatched: Path, tmp
 @dist
 def test_a_spike_that_no_rewind_is_left_for_is_listed_and_quarantines_nothing(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", WATCHING | {"on_spike": "rewind", "max_rewinds": 1})
-    results = tiny_runs.train(run, 2)
+    results = tiny_runs.train(run, 2, DDP)
     assert ["got another spike" in outcome.error for outcome in results] == [True, True]
     last = events(run, "spike")[-1]
     assert (last.step, last.documents[0].doc_id) == (29, POISON.hex())

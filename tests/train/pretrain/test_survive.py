@@ -8,11 +8,12 @@ import json
 import math
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,6 @@ from tests.support.tiny_runs import (
     computed,
     copied,
     events,
-    make_run,
     metrics,
     notes,
     opened,
@@ -41,7 +41,7 @@ from train.data.rows import Rows
 from train.data.stages import append_to_skip_list
 from train.model.loss import LossTally
 from train.parallel.parallelize import SplitModel
-from train.plan.plan import read_plan
+from train.plan.plan import PLAN_NAME, read_plan
 from train.pretrain.__main__ import main
 from train.pretrain.step import Learner, StepResult
 from train.trace import documents_of_step
@@ -49,6 +49,14 @@ from train.trace import documents_of_step
 pytestmark = pytest.mark.dist
 
 STEPS = 20
+DDP = {"layout": {"data": "ddp"}}
+"""The layout of a run here unless its test names another: its steps take two thirds of the time of sharded ones."""
+
+
+def make_run(folder: Path, changes: Mapping[str, Mapping[str, Any]] | None = None) -> Path:
+    """Return an untrained run folder with these changes by section."""
+    return tiny_runs.make_run(folder, DDP | dict(changes or {}))
+
 
 # ---------------------------------------------------------------------------------------------------- the real command
 
@@ -103,6 +111,8 @@ def test_torchrun_restarts_a_run_that_lost_a_rank_and_it_ends_with_the_same_curv
     uninterrupted: Path, tmp_path: Path
 ) -> None:
     run = make_run(tmp_path / "run", SLOW)
+    (run / "train").mkdir()
+    shutil.copy(uninterrupted / PLAN_NAME, run / PLAN_NAME)  # the next test has a plan made by a process of its own
     process = torchrun(run, "--max-restarts", "2")
     try:
         wait_for(run, 7, process, checkpoint=5)
