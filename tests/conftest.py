@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import hypothesis
 import pytest
 
 from tests.support.demo_run import crawl, finished, run_at
@@ -27,6 +28,8 @@ waits in a loop for the first; that was half of the CPU time of some tests."""
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 """The processes that compile kernels of torch: a second one imports torch first, which was 10 of the 73 seconds of CPU
 time of `tests/train/model/test_compiled.py`."""
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 LONGEST = (
     "tests/train/pretrain/test_survive.py",
     "tests/train/pretrain/test_loop.py",
