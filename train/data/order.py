@@ -385,8 +385,13 @@ def stage_counts(
         return [block_counts(dict(sorted((weights or by_tokens).items()))) for weights in stage_weights(config)]
     counts = []
     for number, weights in enumerate(stage_weights(config)):
-        shares = shares_of_weights(weights, units, copies)
-        counts.append(nearest_counts(shares, f"{stage_name(config, number)}.weights"))
+        shares, where = shares_of_weights(weights, units, copies), f"{stage_name(config, number)}.weights"
+        if not shares:
+            raise ConfigError(
+                f"{where}: expected a weight above 0 for one of {', '.join(units)}, which have a chunk of tokens, got "
+                f"{weights}. Raise the weight of one of them."
+            )
+        counts.append(nearest_counts(shares, where))
     return counts
 
 

@@ -112,6 +112,13 @@ def test_too_few_tokens_for_a_chunk_are_left_out_with_a_sentence(tmp_path: Path,
         assert any(f"web+x8 is not read: its {tokens} tokens are no whole chunk of 256." in s for s in plan.advice)
 
 
+def test_a_stage_needs_a_source_that_can_be_read(tmp_path: Path) -> None:
+    run = make_tiny_dataset(tmp_path, {"web": 40, "web+x8": 2})
+    stages = [{"tokens": 2560}, {"weights": {"web": 0, "web+x8": 1}}]
+    with pytest.raises(ConfigError, match=r"train\.stages\[1\]\.weights: expected a weight above 0 for one of web, "):
+        planned(run, stages=stages)
+
+
 def test_shares_of_weights_by_hand() -> None:
     units = {"books": 10, "web": 40, "web+x3": 20, "web+x8": 5}
     # An epoch of web has 40 + 60 + 40.
