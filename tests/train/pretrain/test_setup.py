@@ -17,6 +17,7 @@ from train.parallel.devices import RunDevices
 from train.plan.layouts import plan_for_devices
 from train.plan.plan import PLAN_NAME, Plan, read_plan, write_plan
 from train.pretrain import setup
+from train.pretrain.setup import call_planner  # before the fixture of all tests of training replaces it
 
 CPU = RunDevices("cpu")
 
@@ -32,9 +33,9 @@ def current(run: Store, *overrides: str) -> Plan:
 
 def test_the_planner_returns_the_same_plan_from_a_process_of_its_own(run: Store) -> None:
     overrides = ["train.steps=12", 'optim.schedule="linear"']
-    assert setup.call_planner(run, overrides, CPU) == plan_for_devices(run, overrides, CPU)
+    assert call_planner(run, overrides, CPU) == plan_for_devices(run, overrides, CPU)
     gpu = RunDevices("cuda", (8, 9), "NVIDIA GeForce RTX 4090", 2, 2)
-    plan, lines = setup.call_planner(run, [], gpu)
+    plan, lines = call_planner(run, [], gpu)
     assert (plan, lines) == plan_for_devices(run, [], gpu)
     assert len(lines) == 1
     assert "penstock calibrate" in lines[0]
@@ -52,14 +53,14 @@ def test_an_error_of_the_planner_is_raised_here(
     run: Store, override: str, kind: type[Exception], message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(kind, match=message):
-        setup.call_planner(run, [override], CPU)
+        call_planner(run, [override], CPU)
     assert capfd.readouterr() == ("", "")  # the trainer prints it
 
 
 def test_a_planner_that_is_killed_is_not_an_error_of_the_user(run: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(RuntimeError, match="expected exit code 0, got 1"):
-        setup.call_planner(run, [], CPU)
+        call_planner(run, [], CPU)
 
 
 def test_a_plan_for_these_settings_and_devices_is_not_made_again(run: Store, monkeypatch: pytest.MonkeyPatch) -> None:
