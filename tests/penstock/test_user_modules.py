@@ -65,8 +65,10 @@ def successful(folder: Path, name: str, text: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize(
+    ("method", "is_late"),
+    [("fork", False), ("spawn", False), ("spawn", True), pytest.param("fork", True, marks=pytest.mark.slow)],
+)
 def test_a_script_named_train_reads_samples(run: str, tmp_path: Path, method: str, is_late: bool) -> None:
     """`is_late`: the script imports penstock in a function, so that a spawned worker does not import it with it."""
     first, later = ("", "    import penstock\n") if is_late else ("import penstock\n\n", "")
