@@ -276,7 +276,7 @@ def killed(after: int) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("after", [3, 12])
+@pytest.mark.parametrize("after", [pytest.param(3, marks=pytest.mark.slow), 12])
 def test_a_takedown_that_is_killed_is_ended_by_the_next_call(server: int, tmp_path: Path, after: int) -> None:
     make_tiny_dataset(tmp_path / "run", {"web": 30, "books": 10})
     run = Store(f"s3://bucket/takedown {after}")
