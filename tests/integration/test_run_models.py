@@ -31,6 +31,7 @@ from tests.support.table_readers import by_every_reader, check_reader
 from tests.support.tiny_dataset import make_tiny_dataset
 from tests.support.tiny_takedown import documents_of
 from tests.train.eval.test_generate import RECIPE as TINY
+from train.plan.layouts import plan_for_devices
 from train.pretrain.__main__ import main
 
 pytestmark = pytest.mark.spark
@@ -121,7 +122,10 @@ def test_scores_keep_their_schema_and_books(scored):
 def test_a_checkpoint_scores_the_same_columns_in_a_process_apart(rerun, tmp_path):
     tiny = make_tiny_dataset(tmp_path / "tiny")
     write_run(tiny, read_run(tiny).model_copy(update={"recipe": TINY}))
-    with mock.patch("train.pretrain.setup.default_threads", return_value=1):
+    with (
+        mock.patch("train.pretrain.setup.default_threads", return_value=1),
+        mock.patch("train.pretrain.setup.call_planner", plan_for_devices),
+    ):
         assert main([tiny.uri]) == 0
     (checkpoint, *_) = sorted((tmp_path / "tiny" / "train" / "checkpoints").iterdir())
     overrides = [f'perplexity.scorer="checkpoint:{checkpoint}"', 'perplexity.keep_buckets=["head"]']
