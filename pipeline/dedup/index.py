@@ -112,7 +112,7 @@ def _open(config: DedupConfig, table: str) -> dict[str, TableVersion]:
     for number, folder in enumerate(config.indexes):
         try:
             tables[f"{EARLIER_NAME}{number}/{table}"] = TableVersion(*open_table(Store(folder), table))
-        except ContractError as error:
+        except (ConfigError, ContractError) as error:
             raise ConfigError(f"dedup.indexes: expected a finished run at {folder}, got none: {error}") from error
     return tables
 

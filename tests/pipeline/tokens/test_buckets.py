@@ -18,6 +18,7 @@ from pipeline.tokens.streams import (
     FAMILY_OF,
     PERPLEXITY_BUCKETS,
     SCORE_COLUMNS,
+    TOKENS,
     Measure,
     Sorting,
     TokensConfig,
@@ -338,6 +339,7 @@ def test_a_prediction_uses_the_mix_only_for_the_same_documents(tmp_path: Path) -
 
     def cut(content: dict[str, Any]) -> None:
         content["config"] = {"tokens": config("classifier.wiki", 0.5).content()}
+        content["stages"] = {"tokens": TOKENS.version}
         content["figures"]["mix"] = {"web+low": {"keep": 0.5}}
         content["inputs"] = [{"name": name, "bytes": 1, "sha256": digest} for name, digest in read.items()]
 
