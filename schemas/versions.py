@@ -18,7 +18,6 @@ from schemas.manifest import (
     RUN_NAME,
     RunFile,
     TableVersion,
-    open_table,
     read_manifest,
     read_run,
     write_run,
@@ -218,7 +217,8 @@ def attached_runs(run: Store) -> dict[str, list[str]]:
 def check_own_tables(run: Store, what: str) -> None:
     """Raise ConfigError if a run uses tables of other runs, which the command `what` would change."""
     tables = read_run(run).tables
-    lineage = open_table(run, DATASET)[1].run.lineage if DATASET in tables else {}
+    folder = run.child(f"{DATASET}/{tables.get(DATASET, '')}")
+    lineage = read_manifest(folder).run.lineage if folder.exists(MANIFEST_NAME) else {}
     if members := [path for name, path in lineage.items() if name.startswith(MEMBER_INPUT)]:
         owners = [run.child(f"{DATASET}/{path}/../..").uri for path in members]
         raise ConfigError(
