@@ -44,8 +44,8 @@ def test_training_on_the_datasets_of_two_runs(runs: list[Path], capsys: pytest.C
     assert plan(runs, "--dry-run") == 0
     assert not runs[2].exists()
     assert plan(runs) == 0
-    assert "union of first (" in (told := capsys.readouterr().err)
-    assert "no document is in two of them" in told
+    assert "union of first (" in (printed := capsys.readouterr().err)
+    assert "no document is in two of them" in printed
     union = open_dataset(Store(str(runs[2])))
     assert read_plan(Store(str(runs[2]))).dataset == union.digest
     assert plan(runs, "--quiet") == 0  # again: the same dataset
