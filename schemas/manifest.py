@@ -25,7 +25,7 @@ RUN_NAME = "run.json"
 FROM_INPUT = "input:"
 """Prefix of the name of an input file in a lineage."""
 MEMBER_INPUT = "dataset:"
-"""Prefix of the name of a member in the inputs and the lineage of a union of datasets."""
+"""Prefix of the names of members in the inputs and the lineage of a union of datasets."""
 
 
 class _ManifestBlock(BaseModel):
@@ -221,6 +221,11 @@ class TableVersion:
 
     folder: Store
     manifest: Manifest
+
+
+def member_input(digest: str) -> str:
+    """Return the name of a member of a union in its inputs and its lineage; `digest`: that of the member."""
+    return f"{MEMBER_INPUT}{digest[:12]}"
 
 
 def part_key(ordinal: int) -> str:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from schemas.errors import ContractError
-from schemas.manifest import MEMBER_INPUT, Manifest, open_table, read_manifest
+from schemas.manifest import Manifest, member_input, open_table, read_manifest
 from schemas.storage import Store
 from schemas.tables import PROVENANCE, field
 
@@ -278,7 +278,7 @@ def _members(folder: Store, manifest: Manifest, streams: dict[str, list[Shard]])
         return
     first, first_file = dict.fromkeys(streams, 0), 0
     for entry in content.figures[MEMBERS]:
-        place = folder.child(f"../{manifest.run.lineage[MEMBER_INPUT + entry['name']]}")
+        place = folder.child(f"../{manifest.run.lineage[member_input(entry['digest'])]}")
         if (digest := read_manifest(place).digest) != entry["digest"]:
             raise ContractError(
                 f"{place.uri}: expected dataset {entry['digest'][:12]}, a member of {folder.uri}, got {digest[:12]}. "

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from schemas.errors import ConfigError, ContractError
 from schemas.manifest import (
-    MEMBER_INPUT,
     Counts,
     Manifest,
     RunFile,
     make_manifest,
+    member_input,
     read_manifest,
     read_run,
     write_manifest,
@@ -100,15 +100,14 @@ def union_manifest(place: Store, datasets: Sequence[Dataset]) -> Manifest:
     streams = list(dict.fromkeys(name for dataset in datasets for name in dataset.streams))
     files, paths = _files(place, datasets, streams)
     members = [member for dataset in datasets for member in dataset.members]
-    names = _names(members)
     counts = reduce(Counts.plus, (dataset.manifest.content.counts for dataset in datasets))
     content = {
         "table": DATASET,
         "stages": {"union": UNION_VERSION},
         "config": {DATASET: _common([member.settings for member in members])},
         "inputs": [
-            {"name": MEMBER_INPUT + name, "bytes": _num_bytes(member), "sha256": member.digest}
-            for name, member in zip(names, members, strict=True)
+            {"name": member_input(member.digest), "bytes": _num_bytes(member), "sha256": member.digest}
+            for member in members
         ],
         "files": files,
         "counts": counts.model_dump(),
@@ -122,20 +121,19 @@ def union_manifest(place: Store, datasets: Sequence[Dataset]) -> Manifest:
             },
             MEMBERS: [
                 {
-                    "name": name,
                     "digest": member.digest,
                     "settings": member.settings,
                     "shards": {stream: len(numbers) for stream, numbers in member.shards.items()},
                     "by_url": len(member.by_url),
                 }
-                for name, member in zip(names, members, strict=True)
+                for member in members
             ],
             REPEATED: repeated_documents([(dataset, member) for dataset in datasets for member in dataset.members]),
         },
     }
     lineage = {
-        MEMBER_INPUT + name: posixpath.relpath(member.folder.root, place.child(DATASET).root)
-        for name, member in zip(names, members, strict=True)
+        member_input(member.digest): posixpath.relpath(member.folder.root, place.child(DATASET).root)
+        for member in members
     }
     run = {
         "paths": paths,
@@ -173,16 +171,6 @@ def _files(
             add(which, f"by_url/{number:05d}", f"by_url/{numbers['by_url']:05d}")
             numbers["by_url"] += 1
     return files, paths
-
-
-def _names(members: Sequence[Member]) -> list[str]:
-    """Return a name for each member: that of its run folder, with a number if several have the same."""
-    seen, names = Counter[str](), []
-    for member in members:
-        name = posixpath.basename(member.run.root)
-        seen[name] += 1
-        names.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
-    return names
 
 
 def _num_bytes(member: Member) -> int:
@@ -263,7 +251,9 @@ def _index_columns(dataset: Dataset, shard: Shard) -> pa.Table:
 
 def describe_union(manifest: Manifest) -> str:
     """Return a sentence or two on a union: its members, and the documents that several of them have."""
-    names = [f"{entry['name']} ({entry['digest'][:12]})" for entry in manifest.content.figures[MEMBERS]]
+    digests = [entry["digest"] for entry in manifest.content.figures[MEMBERS]]
+    runs = [posixpath.normpath(f"{manifest.run.lineage[member_input(digest)]}/../..") for digest in digests]
+    names = [f"{posixpath.basename(run)} ({digest[:12]})" for run, digest in zip(runs, digests, strict=True)]
     text = f"union of {' and '.join(names)}"
     repeated = manifest.content.figures[REPEATED]
     if not repeated["documents"]:

@@ -1,6 +1,7 @@
 """Datasets of several runs as one: streams, look-ups, identity, refusals, and documents that two of them have."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -76,8 +77,10 @@ def test_the_identity_follows_from_the_members_and_their_order(runs: list[Store]
     there = Store(str(tmp_path / "elsewhere" / "deep"))
     assert union_manifest(there, datasets).digest == open_dataset(union).digest
     assert union_manifest(there, datasets[::-1]).digest != open_dataset(union).digest
-    names = [entry.name for entry in open_dataset(union).manifest.content.inputs]
-    assert names == ["dataset:first", "dataset:second"]
+    inputs = [(entry.name, entry.sha256) for entry in open_dataset(union).manifest.content.inputs]
+    assert inputs == [(f"dataset:{each.digest[:12]}", each.digest) for each in datasets]
+    copies = [Store(str(shutil.copytree(run.root, tmp_path / name))) for name, run in (("x", first), ("y", second))]
+    assert union_manifest(there, [open_dataset(run) for run in copies]).digest == open_dataset(union).digest
     assert [member.run.uri for member in open_dataset(union).members] == [first.uri, second.uri]
 
 
