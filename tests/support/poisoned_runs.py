@@ -15,7 +15,8 @@ from unittest import mock
 
 from schemas.ids import doc_id
 from schemas.tokens import Dataset, TokenizerContract
-from tests.support import tiny_dataset, tiny_runs
+from tests.support import tiny_runs
+from tests.support.tiny_dataset import make_tiny_dataset, tiny_documents
 
 POISON = doc_id("web", "web.warc.gz", 2000)
 """The document: 31 words and the separators, in steps 16 and 30 of the run, and the token before in step 29."""
@@ -27,12 +28,13 @@ RECIPE: dict[str, dict[str, Any]] = {
     "optim": {"learning_rate": 1e-2, "warmup_steps": 5},
     "checkpoint": {"every": 5, "keep": 99},
 }
-PLAIN = tiny_dataset._documents
 
 
-def _documents(source: str, number: int, contract: TokenizerContract, seed: int) -> Iterator[dict[str, Any]]:
+def _documents(
+    source: str, number: int, contract: TokenizerContract, seed: int, suffix: str
+) -> Iterator[dict[str, Any]]:
     first, bos, eos = (contract.reserved[name] for name in ("sentinel_0", "bos", "eos"))
-    for row in PLAIN(source, number, contract, seed):
+    for row in tiny_documents(source, number, contract, seed, suffix):
         if row["doc_id"] == POISON:
             words = [first + 7 * place * place % 100 for place in range(row["num_tokens"] - 2)]
             row = row | {"tokens": [bos, *words, eos]}
@@ -42,8 +44,7 @@ def _documents(source: str, number: int, contract: TokenizerContract, seed: int)
 @cache
 def _dataset(poisoned: bool) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="poisoned-runs-"))
-    with mock.patch("tests.support.tiny_dataset._documents", _documents if poisoned else PLAIN):
-        tiny_dataset.make_tiny_dataset(folder / "run", SOURCES)
+    make_tiny_dataset(folder / "run", SOURCES, documents=_documents if poisoned else tiny_documents)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder / "run"
 

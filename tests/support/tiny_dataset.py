@@ -6,7 +6,7 @@ so a model that learns anything falls well below the loss of the uniform guess.
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,41 @@ NUM_BUCKETS = 4
 SUCCESSORS = (0.55, 0.25, 0.15, 0.05)
 
 
+def tiny_documents(
+    source: str, number: int, contract: TokenizerContract, seed: int, suffix: str
+) -> Iterator[dict[str, Any]]:
+    """Yield documents of 20 to 300 words; two documents share every tenth URL of a source."""
+    first, count = len(RESERVED), contract.vocab_size - len(RESERVED)
+    chain = random.Random(f"{source} {seed}")
+    successors = [chain.choices(range(first, first + count), k=len(SUCCESSORS)) for _ in range(count)]
+    for i in range(number):
+        chain = random.Random(f"{source} {seed} {i}")
+        word, words = chain.randrange(first, first + count), []
+        for _ in range(chain.randint(20, 300)):
+            words.append(word)
+            word = chain.choices(successors[word - first], SUCCESSORS)[0]
+        tokens = [contract.reserved["bos"], *words, contract.reserved["eos"]]
+        identifier = doc_id(source, f"{source}{suffix}.warc.gz", 1000 * i)
+        page = i - 1 if i % 10 == 1 else i
+        domain = f"site{page % 7}.co.uk"
+        yield {
+            "doc_id": identifier,
+            "source": source,
+            "split": f"{source}{suffix}.warc.gz",
+            "offset": 1000 * i,
+            "length": 900,
+            "url": f"http://www.{domain}/{source}/{page}?q=1",
+            "domain": domain,
+            "date": datetime(2026, 1, 1, tzinfo=UTC),
+            "snapshot": None,
+            "language": "en",
+            "cluster": identifier,
+            "num_tokens": len(tokens),
+            "num_bytes": 5 * len(words),
+            "tokens": tokens,
+        }
+
+
 def make_tiny_dataset(
     folder: Path,
     sources: dict[str, int] | None = None,
@@ -42,10 +77,12 @@ def make_tiny_dataset(
     shard_tokens: int = 2048,
     seed: int = 0,
     suffix: str = "",
+    documents: Callable[[str, int, TokenizerContract, int, str], Iterator[dict[str, Any]]] = tiny_documents,
 ) -> Store:
     """Return a run folder with the tables `tokenizer` and `tokens`.
 
-    `sources`: number of documents by source; `suffix`: end of the names of the input files.
+    `sources`: number of documents by source; `suffix`: end of the names of the input files; `documents`: yields the
+    rows of a source, as `tiny_documents` does.
     """
     sources = {"web": 60, "books": 20} if sources is None else sources
     run = Store(str(folder))
@@ -54,11 +91,10 @@ def make_tiny_dataset(
     streams: dict[str, list[int]] = {}
     index: list[dict[str, Any]] = []
     for source, num_documents in sources.items():
-        documents = sorted(
-            _documents(source, num_documents, contract, seed, suffix), key=lambda row: shuffle_key(seed, row["doc_id"])
-        )
+        rows_of_source = documents(source, num_documents, contract, seed, suffix)
+        shuffled = sorted(rows_of_source, key=lambda row: shuffle_key(seed, row["doc_id"]))
         num_heldout = max(1, num_documents // 10)
-        for split, rows in ((HELDOUT, documents[:num_heldout]), (TRAIN, documents[num_heldout:])):
+        for split, rows in ((HELDOUT, shuffled[:num_heldout]), (TRAIN, shuffled[num_heldout:])):
             stream = f"{source}/{split}"
             streams[stream] = [
                 _write_shard(files, stream, number, shard, contract)
@@ -146,41 +182,6 @@ def _write_tokenizer(run: Store, vocab_size: int) -> TokenizerContract:
     )
     _commit(files, "tokenizer", {"rows_in": 1, "rows_kept": 1}, {"contract": contract.model_dump(mode="json")})
     return contract
-
-
-def _documents(
-    source: str, number: int, contract: TokenizerContract, seed: int, suffix: str
-) -> Iterator[dict[str, Any]]:
-    """Yield documents of 20 to 300 words; two documents share every tenth URL of a source."""
-    first, count = len(RESERVED), contract.vocab_size - len(RESERVED)
-    chain = random.Random(f"{source} {seed}")
-    successors = [chain.choices(range(first, first + count), k=len(SUCCESSORS)) for _ in range(count)]
-    for i in range(number):
-        chain = random.Random(f"{source} {seed} {i}")
-        word, words = chain.randrange(first, first + count), []
-        for _ in range(chain.randint(20, 300)):
-            words.append(word)
-            word = chain.choices(successors[word - first], SUCCESSORS)[0]
-        tokens = [contract.reserved["bos"], *words, contract.reserved["eos"]]
-        identifier = doc_id(source, f"{source}{suffix}.warc.gz", 1000 * i)
-        page = i - 1 if i % 10 == 1 else i
-        domain = f"site{page % 7}.co.uk"
-        yield {
-            "doc_id": identifier,
-            "source": source,
-            "split": f"{source}{suffix}.warc.gz",
-            "offset": 1000 * i,
-            "length": 900,
-            "url": f"http://www.{domain}/{source}/{page}?q=1",
-            "domain": domain,
-            "date": datetime(2026, 1, 1, tzinfo=UTC),
-            "snapshot": None,
-            "language": "en",
-            "cluster": identifier,
-            "num_tokens": len(tokens),
-            "num_bytes": 5 * len(words),
-            "tokens": tokens,
-        }
 
 
 def _cut(rows: list[dict[str, Any]], shard_tokens: int) -> list[list[dict[str, Any]]]:

@@ -3,11 +3,10 @@
 import argparse
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -38,9 +37,8 @@ from schemas.overrides import load_recipe
 from schemas.storage import Store
 from schemas.tokens import open_dataset
 from schemas.versions import attach_run
-from tests.support import tiny_dataset
 from tests.support.paths import ROOT
-from tests.support.tiny_dataset import make_tiny_dataset
+from tests.support.tiny_dataset import make_tiny_dataset, tiny_documents
 from tests.support.tiny_runs import trained
 from train.data.heldout import trained_copies
 from train.eval.evaluate import evaluate
@@ -401,11 +399,11 @@ ASKED = (
 SEQUENCES = 200
 
 
-def noisy(source: str, number: int, contract: Any, seed: int) -> Iterator[dict[str, Any]]:
+def noisy(source: str, number: int, contract: Any, seed: int, suffix: str) -> Iterator[dict[str, Any]]:
     """The documents of the tiny dataset, and twice as many of words drawn alike."""
-    yield from plain(source, number // 3, contract, seed)
+    yield from tiny_documents(source, number // 3, contract, seed, suffix)
     first = len(contract.reserved)
-    for row in plain(source, number - number // 3, contract, seed):
+    for row in tiny_documents(source, number - number // 3, contract, seed, suffix):
         place = row["offset"] + 10_000_000
         drawn = random.Random(f"noise {source} {place}")
         words = [drawn.randrange(first, contract.vocab_size) for _ in row["tokens"][2:]]
@@ -413,16 +411,12 @@ def noisy(source: str, number: int, contract: Any, seed: int) -> Iterator[dict[s
         yield row | own | {"cluster": own["doc_id"], "tokens": [row["tokens"][0], *words, row["tokens"][-1]]}
 
 
-plain: Callable[..., Iterator[dict[str, Any]]] = tiny_dataset._documents
-
-
 @pytest.fixture(scope="module")
 def sides(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Store]:
     """A dataset of learnable text, and the same one with two thirds of noise, as without a filter."""
     folder = tmp_path_factory.mktemp("sides")
     made = {WITH: make_tiny_dataset(folder / "with", {"web": 90, "books": 60})}
-    with mock.patch.object(tiny_dataset, "_documents", noisy):
-        made[WITHOUT] = make_tiny_dataset(folder / "without", {"web": 270, "books": 180})
+    made[WITHOUT] = make_tiny_dataset(folder / "without", {"web": 270, "books": 180}, documents=noisy)
     for run in made.values():
         write_run(run, RunFile(tables=read_run(run).tables, recipe=SOURCE | TRAINING))
     return made

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
@@ -19,9 +18,9 @@ from schemas.manifest import read_run, write_run
 from schemas.mix import Mix, SourceMix, mix_toml, read_mix
 from schemas.storage import Store
 from schemas.tokens import RESERVED, open_dataset
-from tests.support import tiny_dataset
 from tests.support.measured_runs import STEPS, run_of
 from tests.support.report_run import whole_run
+from tests.support.tiny_dataset import make_tiny_dataset, tiny_documents
 from tests.support.tiny_runs import trained
 from train.config.settings import load_settings
 from train.mix.measured import MeasuredRun, measured_run
@@ -35,12 +34,11 @@ RECIPE: dict[str, dict[str, Any]] = {
     "checkpoint": {"every": 0},
 }
 EVEN = 'train.weights={"noise"=1,"words"=1}'
-documents_of_tiny = tiny_dataset._documents
 
 
 def documents(source: str, *arguments: Any) -> Iterator[dict[str, Any]]:
     """Those of the tiny dataset; the words of `noise` are drawn evenly, so only their frequency is to be learned."""
-    for row in documents_of_tiny(source, *arguments):
+    for row in tiny_documents(source, *arguments):
         if source == "noise":
             draw = random.Random(row["offset"])
             first, _, size = len(RESERVED), row["tokens"], arguments[1].vocab_size
@@ -73,8 +71,8 @@ def planned(folder: Path, *overrides: str) -> Plan:
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder with a source that can be learned and one that cannot, 100 words each."""
     folder = tmp_path_factory.mktemp("mixed") / "run"
-    with mock.patch.object(tiny_dataset, "_documents", documents):
-        run = tiny_dataset.make_tiny_dataset(folder, {"words": 150, "noise": 150}, vocab_size=len(RESERVED) + 100)
+    sources = {"words": 150, "noise": 150}
+    run = make_tiny_dataset(folder, sources, vocab_size=len(RESERVED) + 100, documents=documents)
     write_run(run, read_run(run).model_copy(update={"recipe": RECIPE}))
     return folder
 

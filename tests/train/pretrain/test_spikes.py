@@ -17,9 +17,9 @@ from pipeline.lineage.training import read_lineage
 from schemas.errors import ContractError
 from schemas.storage import Store
 from schemas.tokens import open_dataset
-from tests.support import poisoned_runs, tiny_dataset, tiny_runs
+from tests.support import poisoned_runs, tiny_runs
 from tests.support.poisoned_runs import POISON, STEPS, WATCHING, make_run
-from tests.support.tiny_dataset import make_tiny_dataset
+from tests.support.tiny_dataset import make_tiny_dataset, tiny_documents
 from tests.support.tiny_runs import assert_same_bits, computed, copied, events, metrics, notes, state_at, trained
 from tests.train.trace.test_trace import CASES, STREAM, opened, tokens_of
 from train.config.train import GuardConfig
@@ -45,15 +45,15 @@ OBJECTIVES = CASES | {
 @pytest.fixture(scope="module")
 def constant(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """A run whose documents each repeat one word of their own, so that a target identifies its document."""
-    plain, numbers = tiny_dataset._documents, iter(range(1000))
+    numbers = iter(range(1000))
 
-    def documents(source: str, number: int, contract: Any, seed: int) -> Iterator[dict[str, Any]]:
-        for row in plain(source, number, contract, seed):
+    def documents(source: str, number: int, contract: Any, seed: int, suffix: str) -> Iterator[dict[str, Any]]:
+        for row in tiny_documents(source, number, contract, seed, suffix):
             word = len(contract.reserved) + next(numbers)
             yield row | {"tokens": [row["tokens"][0], *[word] * (row["num_tokens"] - 2), row["tokens"][-1]]}
 
-    with mock.patch("tests.support.tiny_dataset._documents", documents):
-        return make_tiny_dataset(tmp_path_factory.mktemp("constant"), {"web": 40, "books": 12}, shard_tokens=1500)
+    sources = {"web": 40, "books": 12}
+    return make_tiny_dataset(tmp_path_factory.mktemp("constant"), sources, shard_tokens=1500, documents=documents)
 
 
 @pytest.mark.parametrize("case", OBJECTIVES)
