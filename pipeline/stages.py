@@ -28,6 +28,7 @@ from pipeline.engine.stage import PerDocument, extend_schema
 from pipeline.engine.step import Stage, Step
 from pipeline.extract.extract import EXTRACT, ExtractConfig
 from pipeline.language import LANGUAGE
+from pipeline.links.stage import LINKS
 from pipeline.minhash.stage import SIGNATURE
 from pipeline.perplexity.paragraphs import PARAGRAPHS, check_paragraphs, cuts_paragraphs, stores_paragraphs
 from pipeline.perplexity.stage import PERPLEXITY
@@ -63,6 +64,7 @@ MEASURED: tuple[PerDocument, ...] = (
     QUALITY,
     DECONTAMINATE,
     TOXICITY,
+    LINKS,
     SIGNATURE,
 )
 """Stages that measure a document in the worker that reads it, in this order."""
@@ -79,6 +81,7 @@ NEEDED_SETTINGS = (
     (DECONTAMINATE.name, "evaluation_sets", ("contamination", "contaminated_share", "contaminated_pieces")),
     (DECONTAMINATE.name, "canaries", ("canaries",)),
     (QUALITY.name, "cut_repeated_lines", ("repeated_lines_cut",)),
+    (LINKS.name, "tables", LINKS.adds),
 )
 """(section, setting, columns): the columns are null in every row if the setting is empty."""
 

@@ -1,22 +1,22 @@
-"""`penstock links`: a Parquet file of the links in WAT files and in Reddit submissions."""
+"""`penstock links`: a Parquet file of the links in WAT files, Reddit submissions and dumps of wikis."""
 
 import argparse
 import os
 
 from jobs.arguments import Command
-from pipeline.links import write_links
+from pipeline.links.table import write_links
 from schemas.errors import ConfigError
 
 GROUP = "data"
 VERBS = {
-    "links": "Write the links in WAT files and Reddit submissions. WAT files have no text, so no recipe reads them.",
+    "links": "Write the links in WAT files, Reddit submissions and dumps of wikis, for `[links]` in a recipe.",
 }
 
 
 def add_links_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `links`."""
     parser.add_argument(
-        "files", nargs="+", help="WAT files, or Reddit submissions as JSON lines; patterns and URIs too"
+        "files", nargs="+", help="WAT files, Reddit submissions as JSON lines, dumps of wikis; patterns and URIs"
     )
     parser.add_argument("--out", required=True, help="Parquet file to write")
     parser.add_argument("--internal", action="store_true", help="write links between pages of one domain too")
@@ -30,7 +30,7 @@ def links_command(arguments: argparse.Namespace) -> int:
     if arguments.processes < 1:
         raise ConfigError(f"--processes: expected at least 1, got {arguments.processes}. Correct --processes.")
     counts = write_links(arguments.files, arguments.out, arguments.internal, arguments.processes)
-    print(f"{counts.records:,} records: {counts.pages:,} pages or submissions with {counts.links:,} links written")
+    print(f"{counts.records:,} records: {counts.pages:,} pages and submissions with {counts.links:,} links written")
     for what, causes in (("records", counts.left_out), ("links", counts.links_left_out)):
         for cause, number in sorted(causes.items()):
             print(f"{number:>12,} {what} left out: {cause}")

@@ -29,7 +29,17 @@ this format contain, so that only tables with such documents are built anew. Ver
 
 OWN_SECTIONS = frozenset(
     (
-        *("extract", "language", "quality", "decontaminate", "toxicity", "perplexity", "classifier", "importance"),
+        *(
+            "extract",
+            "language",
+            "quality",
+            "decontaminate",
+            "toxicity",
+            "links",
+            "perplexity",
+            "classifier",
+            "importance",
+        ),
         *("paragraphs", "pii", "signature"),
     )
 )

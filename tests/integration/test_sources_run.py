@@ -15,6 +15,7 @@ import pytest
 
 from jobs.recipe import recipe_sections
 from jobs.verbs.ablate import branch_recipe, change_of, steps_of
+from pipeline.links.table import write_links
 from pipeline.report.facts import collect_facts
 from pipeline.report.page import write_report
 from pipeline.report.sources import sources
@@ -28,6 +29,8 @@ from tests.support.tiny_stages import order_of
 from train.config.train import TrainConfig
 
 pytestmark = pytest.mark.spark
+UNKNOWN = "https://code.example.org/failures.py"
+"""The file of the source `code` that no submission of enough points links to."""
 COPIES = 5
 """Number of guides that are in the source `copies` too."""
 
@@ -59,12 +62,19 @@ paths = ["{folder}/code/*.jsonl.gz"]
 [source.language]
 languages = []
 min_score = 0
+[source.links]
+tables = ["{folder}/links.parquet"]
+min_score = 3
 [source.quality]
 rules = []
 [[source.quality.rule]]
 name = "long_code"
 when = "num_chars > 18000"
 reason = "the file is too long"
+[[source.quality.rule]]
+name = "unknown_code"
+when = "linked_from < 1"
+reason = "no submission of at least 3 points links to the file"
 [source.pii]
 types = []
 
@@ -105,6 +115,9 @@ def recipe(tmp_path_factory: pytest.TempPathFactory, crawl: Path) -> str:
         if path.stat().st_size
     ]
     copies = [row | {"url": f"https://mirror.example.org/{number}"} for number, row in enumerate(guides[:COPIES])]
+    submissions = [{"url": row["url"], "score": 2 if row["url"] == UNKNOWN else 3} for row in code]
+    write_lines(folder / "submissions.jsonl.gz", submissions)
+    write_links([str(folder / "submissions.jsonl.gz")], str(folder / "links.parquet"))
     for name, rows in (("guides", guides), ("code", code), ("copies", copies)):
         (folder / name).mkdir()
         write_lines(folder / name / "part-0.jsonl.gz", rows)  # the same name in each source
@@ -137,7 +150,12 @@ def test_each_source_is_judged_by_its_own_rules(run: Store) -> None:
     source_of = {row["doc_id"]: row["source"] for row in documents}
     assert len(source_of) == len(documents)  # files of the same name in two sources have different documents
     rules = {(source_of[row["doc_id"]], row["drop_rule"]) for row in verdicts if row["drop_stage"]}
-    assert {rule for source, rule in rules if source == "code"} == {"long_code"}
+    assert {rule for source, rule in rules if source == "code"} == {"long_code", "unknown_code"}
+    unknown = {row["doc_id"] for row in verdicts if row["drop_rule"] == "unknown_code"}
+    evidence = {row["doc_id"]: (row["url"], row["linked_from"], row["link_score"]) for row in documents}
+    assert [evidence[doc_id] for doc_id in unknown] == [(UNKNOWN, 0, None)]
+    assert {row["linked_from"] for row in documents if row["source"] == "code" and row["url"] != UNKNOWN} == {1}
+    assert {row["linked_from"] for row in documents if row["source"] != "code"} == {None}  # it has no tables
     assert not {rule for source, rule in rules if source == "copies"}
     assert "gopher_long_doc" in {rule for source, rule in rules if source == "guides"}
     assert {row["language"] for row in documents if row["source"] == "guides" and not row["drop_stage"]} == {"en"}

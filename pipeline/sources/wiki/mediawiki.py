@@ -150,26 +150,58 @@ def open_mediawiki(split: Split, stream: ByteStream, config: SourceConfig) -> So
     scanner = _PageScanner(stream, config.max_record_bytes)
 
     def items() -> Iterator[SourceItem]:
-        wiki: Wiki | None = None
-        head = b""
-        is_gap = False
-        for piece in scanner:
-            if piece.kind == "between":
-                head = head or piece.data[:HEAD_BYTES]
-                if len(piece.data) > HEAD_BYTES and not is_gap:
-                    yield SourceItem(piece.start, new_row("gap"), Drop("unreadable_gap"))
-                    is_gap = True
-                continue
-            is_gap = False
-            if piece.kind == "gap":
-                yield SourceItem(piece.start, new_row("gap"), piece.drop)
-            elif piece.drop is not None:
-                yield SourceItem(piece.start, new_row("page"), piece.drop)
+        for start, kind, element, drop in _elements(scanner):
+            if element is None:
+                yield SourceItem(start, new_row(kind), drop)
             else:
-                wiki = wiki or Wiki.of_head(head.decode(scanner.encoding, "replace"))
-                yield SourceItem(piece.start, *wiki.row(piece.data.decode(scanner.encoding, "replace"), config))
+                yield SourceItem(start, *element.wiki.row(element.text, config))
 
     return account_bytes(items(), split, lambda: scanner.position)
+
+
+def read_articles(stream: ByteStream, max_bytes: int) -> Iterator[tuple[str | None, str] | Drop]:
+    """Yield URL and wikitext of each article of a dump, and a Drop for each other page and for unreadable bytes.
+
+    The URL is None if the dump does not state its wiki. `max_bytes`: of a page; a larger one is a Drop.
+    """
+    for _, _, element, drop in _elements(_PageScanner(stream, max_bytes)):
+        if element is None:
+            yield drop or Drop("unreadable_gap")
+        elif (page := _parse(element.text)) is None:
+            yield Drop("bad_xml")
+        elif page.namespace not in (None, 0):
+            yield Drop("other_namespace", page.namespace)
+        elif _target_of(page) is not None:
+            yield Drop("redirect")
+        else:
+            yield element.wiki.url(_title_of(page)), page.text
+
+
+class _Element(NamedTuple):
+    """A `<page>` element, and the wiki that it belongs to."""
+
+    wiki: "Wiki"
+    text: str
+
+
+def _elements(scanner: _PageScanner) -> Iterator[tuple[int, str, _Element | None, Drop | None]]:
+    """Yield (offset, `page` or `gap`, element, None or why there is no element) for each page and each gap."""
+    wiki: Wiki | None = None
+    head = b""
+    is_gap = False
+    for piece in scanner:
+        if piece.kind == "between":
+            head = head or piece.data[:HEAD_BYTES]
+            if len(piece.data) > HEAD_BYTES and not is_gap:
+                yield piece.start, "gap", None, Drop("unreadable_gap")
+                is_gap = True
+            continue
+        is_gap = False
+        if piece.drop is not None:
+            yield piece.start, "gap" if piece.kind == "gap" else "page", None, piece.drop
+            continue
+        wiki = wiki or Wiki.of_head(head.decode(scanner.encoding, "replace"))
+        yield piece.start, "page", _Element(wiki, piece.data.decode(scanner.encoding, "replace")), None
 
 
 @dataclass(frozen=True)
@@ -206,14 +238,17 @@ class Wiki:
                 return self.base[: self.base.index(mark) + len(mark)]
         return self.base[: self.base.rindex("/") + 1]
 
+    def url(self, title: str) -> str | None:
+        """Return the URL of the page with this title; None if the title is empty or the head states no base."""
+        return self.prefix + quote(title.replace(" ", "_"), safe="/:;@$!*(),~'") if self.prefix and title else None
+
     def row(self, element: str, config: SourceConfig) -> tuple[Row, Drop | None]:
         """Return the row of a `<page>` element, with a Drop if it is no document."""
         page = _parse(element)
         if page is None:
             return new_row("page"), Drop("bad_xml")
-        title = encodable(" ".join(page.title.split()))[:MAX_TITLE_CHARS]
-        url = self.prefix + quote(title.replace(" ", "_"), safe="/:;@$!*(),~'") if self.prefix and title else None
-        row = new_row("page", url, page.date)
+        title = _title_of(page)
+        row = new_row("page", self.url(title), page.date)
         row["title"] = title or None
         facts = {
             "page_id": page.identifier,
@@ -246,6 +281,10 @@ class _Page:
     """The title of the element `redirect`, which may be empty; None: the page has no such element."""
     text: str = ""
     texts: dict[str, str] = field(default_factory=dict)
+
+
+def _title_of(page: _Page) -> str:
+    return encodable(" ".join(page.title.split()))[:MAX_TITLE_CHARS]
 
 
 def _target_of(page: _Page) -> str | None:

@@ -1,55 +1,41 @@
-"""Links between web pages as a table: from the link lists of WAT files and from Reddit submissions with their scores.
+"""The links in one file: a WAT file, a file of Reddit submissions with their scores, or the XML dump of a wiki.
 
-A pure function reads one file; files are read by several processes, and their rows are joined in the order of the file
-names. So the table is the same for any number of processes. Sources: Common Crawl, WAT format (ia-web-commons); the
-fields of Reddit submissions in Pushshift's dumps.
+Links of a wiki's articles are those to other sites, as wikitext spells them: `[http://… text]`, addresses that stand
+for themselves, and those in parameters of templates such as `{{cite web |url=http://…}}`. Sources: Common Crawl, WAT
+format (ia-web-commons); the fields of Reddit submissions in Pushshift's dumps; MediaWiki, Help:Links, external links.
 """
 
 import json
-import multiprocessing
 import re
-import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import closing
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from pipeline.engine.stage import Drop, Split
+from pipeline.engine.stage import Drop
 from pipeline.sources.compression import ByteStream, FrameReader
 from pipeline.sources.crawl.warc import RECORD_STARTS, DecodedWindow, read_records
 from pipeline.sources.lines import LineReader
 from pipeline.sources.provenance import domain_of, encodable
-from pipeline.sources.splits import WAT, find_files, open_stream
-from schemas.errors import ConfigError
-from schemas.storage import Store
-from schemas.tables import field as column
+from pipeline.sources.splits import WAT
+from pipeline.sources.wiki.mediawiki import read_articles
+from schemas.urls import url_key
 
 REDDIT = re.compile(r"(?:\.(?:jsonl|ndjson|json)(?:\.(?:gz|zst|bz2))?|(?:^|/)RS_[\w.-]+)$", re.IGNORECASE)
-LINKS = pa.schema(
-    [
-        column("url", pa.string(), "target of the link, absolute"),
-        column("domain", pa.string(), "registrable domain of the target"),
-        column("from_url", pa.string(), "page that has the link"),
-        column("from_domain", pa.string(), "registrable domain of that page"),
-        column("text", pa.string(), "text of the link, or title of the submission; null: none"),
-        column("rel", pa.string(), "value of the attribute rel, such as nofollow; null: none"),
-        column("score", pa.int32(), "score of the submission; null: the link is none", "votes"),
-    ]
-)
+DUMP = re.compile(r"\.xml(?:\.(?:gz|zst|bz2))?$", re.IGNORECASE)
 MAX_RECORD_BYTES = 32 << 20
 MAX_LINKS = 10_000
 """Maximum number of links of one page that are written."""
 MAX_TEXT_CHARS, MAX_URL_CHARS = 1_000, 4_096
-BATCH_ROWS = 50_000
 _WEB = re.compile(r"https?://", re.IGNORECASE)
+_COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
+_EXTERNAL = re.compile(
+    rf"(?P<open>\[)?(?<![\w/])(?P<url>https?://[^\s\[\]<>\"|{{}}]{{1,{MAX_URL_CHARS}}}+)"
+    rf"(?(open)[ \t]*+(?P<text>[^\[\]\n]{{0,{MAX_TEXT_CHARS}}}+))",
+    re.IGNORECASE,
+)
+_PUNCTUATION = ".,;:!?'"
 
 
 @dataclass
@@ -58,10 +44,11 @@ class LinkCounts:
 
     records: int = 0
     pages: int = 0
-    """Records with a list of links, and submissions."""
+    """Records with a list of links, submissions, and articles."""
     links: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
-    """Records without links, by cause: `no_html`, `bad_json`, or the reason of the source stage for damaged bytes."""
+    """Records without links, by cause: `no_html`, `no_link`, `bad_json`, or the reason of the source stage for damaged
+    bytes and for pages of a wiki that are no articles."""
     links_left_out: Counter[str] = field(default_factory=Counter)
     """Links by cause: `same_domain`, `not_web`, `no_domain`, `too_long`, `over_limit`."""
 
@@ -74,68 +61,15 @@ class LinkCounts:
         self.links_left_out += other.links_left_out
 
 
-def write_links(paths: Sequence[str], out: str, internal: bool = False, processes: int = 1) -> LinkCounts:
-    """Write the links in WAT files and files of Reddit submissions to one Parquet file, and return the counts.
-
-    `internal`: True to write links within a domain too. Raises ConfigError if a file is of another kind.
-    """
-    splits = find_files(paths)
-    if wrong := [split.name for split in splits if not WAT.search(split.name) and not REDDIT.search(split.name)]:
-        raise ConfigError(
-            f"files: expected WAT files (.wat.gz) or Reddit submissions (.jsonl, RS_…), got {', '.join(wrong[:5])}. "
-            "Name other files."
-        )
-    total = LinkCounts()
-    with tempfile.TemporaryDirectory() as folder:
-        work = partial(write_part, folder=folder, internal=internal)
-        if processes > 1 and len(splits) > 1:
-            context = multiprocessing.get_context("spawn")
-            with ProcessPoolExecutor(min(processes, len(splits)), context) as pool:
-                parts = list(pool.map(work, splits))
-        else:
-            parts = [work(split) for split in splits]
-        for counts in parts:
-            total.add(counts)
-        _join([f"{folder}/{split.ordinal:08}.parquet" for split in splits], out)
-    return total
-
-
-def write_part(split: Split, folder: str, internal: bool) -> LinkCounts:
-    """Write the links in one file to a Parquet file in `folder`, and return the counts."""
-    counts = LinkCounts()
-    with (
-        closing(open_stream(split)) as stream,
-        pq.ParquetWriter(f"{folder}/{split.ordinal:08}.parquet", LINKS, compression="zstd") as writer,
-    ):
-        rows: list[dict[str, Any]] = []
-        for row in read_links(split.name, stream, internal, counts):
-            rows.append(row)
-            if len(rows) == BATCH_ROWS:
-                writer.write_table(pa.Table.from_pylist(rows, LINKS))
-                rows = []
-        writer.write_table(pa.Table.from_pylist(rows, LINKS))
-    return counts
-
-
-def _join(parts: Sequence[str], out: str) -> None:
-    parent, _, name = out.rpartition("/")
-    store = Store(parent or ("/" if out.startswith("/") else "."))
-    unfinished = f"{name}.partial"
-    with store.open_output(unfinished) as stream, pq.ParquetWriter(stream, LINKS, compression="zstd") as writer:
-        for part in parts:
-            file = pq.ParquetFile(part)
-            for group in range(file.num_row_groups):
-                writer.write_table(file.read_row_group(group))
-            file.close()
-            Path(part).unlink()
-    store.sync(unfinished)
-    store.move(unfinished, name)
+def is_read(name: str) -> bool:
+    """Return True if the links of a file with this name are read."""
+    return any(kind.search(name) for kind in (WAT, REDDIT, DUMP))
 
 
 def read_links(name: str, stream: ByteStream, internal: bool, counts: LinkCounts) -> Iterator[dict[str, Any]]:
     """Yield the links in a file as rows of LINKS, in its order, and add to `counts`. Damage is counted."""
-    pages = _wat_pages(stream, counts) if WAT.search(name) else _submissions(stream, counts)
-    for links in pages:
+    read = _wat_pages if WAT.search(name) else _articles if DUMP.search(name) else _submissions
+    for links in read(stream, counts):
         counts.pages += 1
         for number, row in enumerate(links):
             cause = "over_limit" if number >= MAX_LINKS else _problem(row, internal)
@@ -143,6 +77,7 @@ def read_links(name: str, stream: ByteStream, internal: bool, counts: LinkCounts
                 counts.links_left_out[cause] += 1
                 continue
             counts.links += 1
+            row["url_key"] = url_key(row["url"])
             yield row
 
 
@@ -161,6 +96,7 @@ def _row(url: str, page: str | None, text: Any, rel: Any = None, score: Any = No
     number = score if isinstance(score, int) and -(1 << 31) <= score < 1 << 31 else None
     return {
         "url": encodable(url),
+        "url_key": None,
         "domain": None,
         "from_url": page,
         "from_domain": domain_of(page) if page else None,
@@ -244,3 +180,24 @@ def _json_object(data: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+# Dumps of wikis.
+
+
+def _articles(stream: ByteStream, counts: LinkCounts) -> Iterator[Iterator[dict[str, Any]]]:
+    for article in read_articles(stream, MAX_RECORD_BYTES):
+        counts.records += 1
+        if isinstance(article, Drop):
+            counts.left_out[article.rule] += 1
+        else:
+            yield _external_links(*article)
+
+
+def _external_links(page: str | None, wikitext: str) -> Iterator[dict[str, Any]]:
+    for link in _EXTERNAL.finditer(_COMMENT.sub("", wikitext)):
+        url = link["url"]
+        if not link["open"]:  # punctuation after a URL without brackets is not part of it
+            url = url.rstrip(_PUNCTUATION)
+            url = url.rstrip(")" + _PUNCTUATION) if "(" not in url else url
+        yield _row(url, page, link["text"])

@@ -1,4 +1,4 @@
-"""Links of WAT files and of Reddit submissions, what is left out and counted, and the same bytes each time."""
+"""Links of WAT files, Reddit submissions and wikis, what is left out and counted, and the same bytes each time."""
 
 import gzip
 import io
@@ -9,7 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.cli import main
-from pipeline.links import MAX_LINKS, LinkCounts, read_links, write_links
+from pipeline.links.readers import MAX_LINKS, LinkCounts, read_links
+from pipeline.links.table import write_links
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.splits import find_splits
 from schemas.errors import ConfigError
@@ -86,6 +87,27 @@ def test_links_of_submissions() -> None:
     assert (counts.records, counts.pages, counts.left_out) == (5, 1, {"no_link": 2, "bad_json": 2})
 
 
+def test_links_of_articles() -> None:
+    text = """A [http://b.org/1 the ''source'']. See https://c.net/x_(y), and (http://c.net/z).
+    <ref>{{cite web |url=http://d.com/a?b=1|title=T}}</ref> [[Other]] [https://d.com/2]
+    <!-- http://hidden.org/ --> https://w.example.org/wiki/Own ftp://e.org/"""
+    page = "<page><title>T</title><ns>{}</ns><revision><text>{}</text></revision></page>"
+    escaped = text.replace("&", "&amp;").replace("<", "&lt;")
+    head = "<mediawiki><siteinfo><base>https://w.example.org/wiki/Main_Page</base></siteinfo>"
+    pages = [page.format(0, escaped), page.format(1, escaped), page.format(0, "#REDIRECT [[Other]]"), "<page><title>"]
+    rows, counts = read((head + "".join(pages)).encode(), "wiki.xml")
+    assert [(row["url"], row["text"]) for row in rows] == [
+        ("http://b.org/1", "the ''source''"),
+        ("https://c.net/x_(y)", None),
+        ("http://c.net/z", None),
+        ("http://d.com/a?b=1", None),
+        ("https://d.com/2", None),
+    ]
+    assert {row["from_url"] for row in rows} == {"https://w.example.org/wiki/T"}
+    assert (counts.records, counts.pages, counts.links, counts.links_left_out) == (4, 1, 5, {"same_domain": 1})
+    assert counts.left_out == {"other_namespace": 1, "redirect": 1, "truncated_record": 1}
+
+
 def test_the_verb_writes_the_same_file_with_any_number_of_processes(tmp_path: Path, capsys) -> None:
     for name in ("b", "a"):
         (tmp_path / f"{name}.wat.gz").write_bytes(record(page([link(f"http://{name}.example.org/")])))
@@ -93,7 +115,7 @@ def test_the_verb_writes_the_same_file_with_any_number_of_processes(tmp_path: Pa
     for processes in (1, 2):
         out = tmp_path / f"{processes}" / "links.parquet"
         assert main(["links", f"{tmp_path}/*.wat.gz", "--out", str(out), "--processes", str(processes)]) == 0
-        assert "2 records: 2 pages or submissions with 2 links written" in capsys.readouterr().out
+        assert "2 records: 2 pages and submissions with 2 links written" in capsys.readouterr().out
         outs.append(out.read_bytes())
         assert [path.name for path in out.parent.iterdir()] == ["links.parquet"]
     assert outs[0] == outs[1]
@@ -118,10 +140,14 @@ def test_a_recipe_with_a_wat_file_is_refused_before_it_starts(tmp_path: Path, fo
 
 
 def test_real_files(shared_data: Path, tmp_path: Path) -> None:
-    paths = [shared_data / "warc/real/whirlwind.warc.wat.gz", shared_data / "sources/reddit/submissions.jsonl.zst"]
+    names = (
+        *("warc/real/whirlwind.warc.wat.gz", "sources/reddit/submissions.jsonl.zst"),
+        "sources/wikipedia/enwiki-pages-articles-part0.xml.bz2",
+    )
+    paths = [shared_data / name for name in names]
     if not all(path.exists() for path in paths):
-        pytest.skip("no samples of WAT files and submissions")
+        pytest.skip("no samples of WAT files, submissions and wikis")
     counts = write_links([*map(str, paths)], str(tmp_path / "links.parquet"))
-    assert (counts.records, counts.pages) == (5601, 1784)
+    assert (counts.records, counts.pages) == (5706, 1837)
     assert counts.pages + sum(counts.left_out.values()) == counts.records
-    assert pq.read_metadata(tmp_path / "links.parquet").num_rows == counts.links > 1700
+    assert pq.read_metadata(tmp_path / "links.parquet").num_rows == counts.links == 4493
