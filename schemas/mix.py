@@ -1,7 +1,8 @@
 """The mix file: the share of each source in training, computed from a run's losses, which pipeline and trainer read.
 
 `mix.toml` names every source of a dataset: `web`, or `web+head` for a quality bucket of a source. Each has its share of
-the samples, the share of its documents that is kept, and the evidence.
+the samples, the share of its documents that is kept, and the evidence. A source includes the documents that an epoch
+reads several times, which are in streams of their own, such as `web+x3`.
 """
 
 import json
@@ -12,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from schemas.config import suggest_name
 from schemas.errors import ConfigError
+from schemas.tokens import split_copies
 
 FORMAT = 1
 
@@ -28,7 +30,8 @@ class SourceMix(_MixBlock):
     share: float = Field(ge=0, le=1)
     """Share of the training samples; the sum over all sources is 1. The trainer reads it."""
     repeat: float = Field(ge=0)
-    """Passes over the source's unique tokens that this share implies in a run of `evidence.run_tokens` tokens."""
+    """Epochs of the source that this share implies in a run of `evidence.run_tokens` tokens: passes over its unique
+    tokens, those counted N times that an epoch reads N times."""
     keep: float = Field(1.0, gt=0, le=1)
     """Share of the training documents that the pipeline keeps, chosen by hash; all held-out documents are kept."""
     wanted_tokens: int | None = Field(None, ge=1)
@@ -55,7 +58,11 @@ class Mix(_MixBlock):
     """The share and further values of each source, by its name."""
 
     def of(self, names: set[str], where: str) -> dict[str, SourceMix]:
-        """Return the mix of each source. Raises ConfigError unless the sources of this mix are exactly `names`."""
+        """Return the mix of each source. Raises ConfigError unless the sources of this mix are those of a dataset.
+
+        `names`: the sources of its streams, such as `web` and `web+x3`.
+        """
+        names = {split_copies(name)[0] for name in names}
         if unknown := sorted(self.sources.keys() - names):
             hints = ", ".join(f"{name!r}{suggest_name(name, names)}" for name in unknown)
             raise ConfigError(

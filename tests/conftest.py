@@ -5,6 +5,7 @@ is missing there are skipped, with its name. Where Spark is installed a missing 
 """
 
 import os
+import signal
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,6 +29,9 @@ waits in a loop for the first; that was half of the CPU time of some tests."""
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 """The processes that compile kernels of torch: a second one imports torch first, which was 10 of the 73 seconds of CPU
 time of `tests/train/model/test_compiled.py`."""
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Shells start a command in the background so that it ignores Ctrl-C, and its processes inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 LONGEST = (

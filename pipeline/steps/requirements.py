@@ -68,8 +68,7 @@ def check_buckets(recipe: Recipe, splits: Sequence[Split]) -> dict[str, TableVer
             f"quality.families has only {', '.join(families)}. Add {FAMILY_OF[by]} to quality.families, or set "
             "tokens.buckets_by to another signal."
         )
-    copies = recipe.section(DEDUP.name, DedupConfig).rehydration.values()
-    check_mix_sources(config, sorted({split.source for split in splits}), copies)
+    check_mix_sources(config, sorted({split.source for split in splits}))
     return {}
 
 

@@ -39,7 +39,7 @@ from pipeline.takedown.tables import (
     rewrite_part,
     trace_spans,
 )
-from pipeline.tokens.streams import MIX_RULE, TOKENS
+from pipeline.tokens.streams import MIX_RULE, TOKENS, epoch_of_sources
 from schemas.ids import canonical_json, digest_of
 from schemas.manifest import (
     MANIFEST_NAME,
@@ -55,7 +55,7 @@ from schemas.manifest import (
 from schemas.storage import Store
 from schemas.tables import TABLES, Table
 from schemas.takedown import FIGURE, Descent, FileChange, Mode, TableChange, origin_digest, positions_digest
-from schemas.tokens import TRAIN, Dataset, open_dataset, shard_key
+from schemas.tokens import Dataset, open_dataset, shard_key
 from schemas.versions import DATASET
 
 
@@ -225,9 +225,9 @@ def _rewrite_dataset(run: Store, draft: _Draft, removal: Removal) -> None:
             for stream, counts_of in draft.figures["streams"].items()
         }
         if MIX_RULE in draft.figures:
-            left = {name: sum(shards) for name, shards in draft.figures["streams"].items()}
+            left = epoch_of_sources({name: sum(shards) for name, shards in draft.figures["streams"].items()})
             draft.figures[MIX_RULE] = {
-                source: reduction | {"found_tokens": left[f"{source}/{TRAIN}"]}
+                source: reduction | {"found_tokens": left[source]}
                 for source, reduction in draft.figures[MIX_RULE].items()
             }
 

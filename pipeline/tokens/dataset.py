@@ -43,7 +43,7 @@ from schemas.manifest import Counts
 from schemas.mix import Mix, read_mix
 from schemas.storage import Store
 from schemas.tables import PROVENANCE
-from schemas.tokens import TRAIN, TokenizerContract
+from schemas.tokens import TokenizerContract
 from schemas.urls import surt
 
 SPARK_SAFE_TYPES = {"doc_id": pa.binary(), "date": pa.int64()}
@@ -190,10 +190,8 @@ def dataset_figures(
             cuts = {name: cutoffs.get(name, {}) for name in (HEAD_CUT, MIDDLE_CUT)}
         figures["buckets"] = {"by": config.buckets_by, "cuts": cuts, "names": list(config.bucket_names)}
     if mix is not None:
-        suffix = f"/{TRAIN}"
-        trained = {name.removesuffix(suffix): total for name, total in totals.items() if name.endswith(suffix)}
-        check_mix(mix, config.mix, {name: (total.documents, total.left_out) for name, total in trained.items()})
-        figures[MIX_RULE] = mix_figure(mix, {name: total.tokens for name, total in trained.items()})
+        check_mix(mix, config.mix, {name: (total.documents, total.left_out) for name, total in totals.items()})
+        figures[MIX_RULE] = mix_figure(mix, {name: total.tokens for name, total in totals.items()})
         chars = sum(total.left_out_chars for total in totals.values())
         figures["dropped_chars"] = {f"{TOKENS.name}/{MIX_RULE}": chars}
     return figures
@@ -303,12 +301,17 @@ def collect_results(results: Sequence[PartResult], totals: Mapping[str, StreamTo
             streams.setdefault(stream, []).append(tokens)
             documents += result.counts.rows_in
     for name, total in totals.items():
-        if sum(streams[name]) != total.tokens:
+        written = sum(streams.get(name, ()))
+        if written != total.tokens:
             raise ContractError(
-                f"tokens: expected {total.tokens} tokens in the shards of {name}, got {sum(streams[name])}. "
+                f"tokens: expected {total.tokens} tokens in the shards of {name}, got {written}. "
                 "Run `penstock run` again."
             )
     left_out = sum(total.left_out for total in totals.values())
     built.counts = Counts(rows_in=rows_in, rows_kept=documents, dropped={f"{TOKENS.name}/{MIX_RULE}": left_out})
-    built.figures = {"streams": streams, "documents": {name: total.documents for name, total in totals.items()}}
+    # The mix may leave out every document of `web+x3` and keep others of `web`.
+    built.figures = {
+        "streams": streams,
+        "documents": {name: total.documents for name, total in totals.items() if total.documents},
+    }
     return built

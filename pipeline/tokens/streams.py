@@ -6,7 +6,7 @@ document and the settings. Writing, comparing and predicting a dataset therefore
 buckets are computed from stored tables, so another signal can define them without cleaning the texts again.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
@@ -28,7 +28,7 @@ from schemas.signals import FAMILIES
 from schemas.storage import Store
 from schemas.tables import lookup_entry
 from schemas.takedown import takedown_ancestry
-from schemas.tokens import HELDOUT, TRAIN, name_of_copies, shard_key
+from schemas.tokens import HELDOUT, TRAIN, name_of_copies, shard_key, split_copies
 
 BUCKET_SEPARATOR = "+"
 """Separator between a source and its quality bucket in a stream's name; no source name contains it."""
@@ -183,7 +183,7 @@ class Sorting:
     def drop(self, stream: str, doc_id: bytes) -> Drop | None:
         """Return the verdict on a document that the mix leaves out; None if the mix keeps the document."""
         source, _, split = stream.rpartition("/")
-        share = self.keep.get(source, 1.0)
+        share = self.keep.get(split_copies(source)[0], 1.0)
         # The key does not depend on the share: a document that is kept at one share is kept at every larger share.
         key = shuffle_key(self.config.seed + 2, doc_id)
         return Drop(MIX_RULE, key / KEY_BOUND, share) if split == TRAIN and not is_in_share(key, share) else None
@@ -207,13 +207,9 @@ def mixed_sorting(dataset: Manifest, clean: str) -> Sorting | None:
     return sorting if sorting and sorting.may_drop else None
 
 
-def check_mix_sources(config: TokensConfig, sources: Sequence[str], copies: Collection[int] = (1,)) -> None:
-    """Raise ConfigError if the mix names a source that the recipe does not have.
-
-    A source of the mix may be a quality bucket, and may have a number of `copies` (values of `dedup.rehydration`).
-    """
-    buckets = [f"{source}{BUCKET_SEPARATOR}{name}" for source in sources for name in config.bucket_names] or sources
-    possible = [name_of_copies(name, number) for name in buckets for number in sorted({*copies})]
+def check_mix_sources(config: TokensConfig, sources: Sequence[str]) -> None:
+    """Raise ConfigError if the mix names a source, or a quality bucket of a source, that the recipe does not have."""
+    possible = [f"{source}{BUCKET_SEPARATOR}{name}" for source in sources for name in config.bucket_names] or sources
     if config.mix and (unknown := sorted(read_mix(config.mix).sources.keys() - set(possible))):
         hints = ", ".join(f"{name!r}{suggest_name(name, possible)}" for name in unknown)
         raise ConfigError(
@@ -226,27 +222,43 @@ def check_mix_sources(config: TokensConfig, sources: Sequence[str], copies: Coll
 def check_mix(mix: Mix, where: str, counts: Mapping[str, tuple[int, int]]) -> None:
     """Raise ConfigError if the mix and the dataset have different sources, or if the mix keeps no document of a source.
 
-    `counts` has, by source, the numbers of kept and of left out training documents. `where` is the path of the mix
-    file.
+    `counts` has, by stream, the numbers of kept and of left out documents. `where` is the path of the mix file.
     """
-    sources = mix.of({*counts}, f"tokens.mix {where}")
-    for name, (num_kept, num_left_out) in counts.items():
-        if not num_kept:
+    trained = {stream: numbers for stream, numbers in counts.items() if stream.endswith(f"/{TRAIN}")}
+    sources = mix.of({stream.removesuffix(f"/{TRAIN}") for stream in trained}, f"tokens.mix {where}")
+    for name in sources:
+        own = [numbers for stream, numbers in trained.items() if _source_of(stream)[0] == name]
+        if not sum(num_kept for num_kept, _ in own):
             raise ConfigError(
                 f"tokens.mix {where}: expected a share that keeps documents of {name}, got keep = "
-                f"{sources[name].keep:g}, which leaves out all {num_left_out} training documents. "
-                f"Increase keep of {name} in that file."
+                f"{sources[name].keep:g}, which leaves out all {sum(left_out for _, left_out in own)} training "
+                f"documents. Increase keep of {name} in that file."
             )
+
+
+def _source_of(stream: str) -> tuple[str, int]:
+    """Return the source of a stream such as `web+x3/train`, and how often an epoch reads its documents: ("web", 3)."""
+    return split_copies(stream.rpartition("/")[0])
+
+
+def epoch_of_sources(tokens: Mapping[str, int]) -> dict[str, int]:
+    """Return the number of tokens that an epoch reads of each source, from the number of tokens of each stream."""
+    epoch: dict[str, int] = {}
+    for stream, number in tokens.items():
+        if stream.endswith(f"/{TRAIN}"):
+            name, copies = _source_of(stream)
+            epoch[name] = epoch.get(name, 0) + copies * number
+    return epoch
 
 
 def mix_figure(mix: Mix, tokens: Mapping[str, int]) -> dict[str, Any]:
     """Return what the manifest stores about each source of the mix: kept share, repetitions, wanted and found tokens.
 
-    `tokens`: number of training tokens in the dataset, by source.
+    `tokens`: number of tokens in the dataset, by stream.
     """
-    keys = ("keep", "repeat", "wanted_tokens")
+    keys, found = ("keep", "repeat", "wanted_tokens"), epoch_of_sources(tokens)
     return {
-        name: {key: getattr(source, key) for key in keys} | {"found_tokens": tokens[name]}
+        name: {key: getattr(source, key) for key in keys} | {"found_tokens": found[name]}
         for name, source in mix.sources.items()
     }
 

@@ -1,10 +1,12 @@
 """The losses of a run by source, from which a mix is suggested, and the check that two runs are comparable.
 
 For each source this file computes the loss at the end of a run, how fast the loss falls, and the standard errors of
-both.
+both. A source includes its documents that an epoch reads several times, which are in streams such as `web+x3`: they are
+few, and mostly without a held-out document.
 """
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,10 +16,10 @@ from numpy.typing import NDArray
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import digest_of
 from schemas.storage import Store
-from schemas.tokens import HELDOUT, TRAIN, Dataset, open_dataset
+from schemas.tokens import HELDOUT, TRAIN, Dataset, open_dataset, split_copies
 from train.data.order import heldout_streams, open_streams, tokens_by_source
 from train.data.packing import open_packings
-from train.monitor.metrics import METRICS_NAME, StepMetrics, read_metrics
+from train.monitor.metrics import METRICS_NAME, HeldoutMetrics, StepMetrics, read_metrics
 from train.plan.plan import PLAN_NAME, Plan, read_plan
 
 # Estimates from the loss curve of a source: the loss at the end of a run and the speed at which it falls.
@@ -172,13 +174,14 @@ class MeasuredRun:
     digest: str
     """SHA-256 of the plan, as in the lineage."""
     steps: Sequence[StepMetrics]
+    """The metrics by source."""
     unique: dict[str, int]
-    """Unique training tokens of each source; for sources in use, only the tokens in whole rows."""
+    """Training tokens that one epoch reads of each source; for sources in use, only those in whole rows."""
 
     @cached_property
     def shares(self) -> dict[str, float]:
         """Share of each source in the samples of the whole plan; 0 = left out."""
-        drawn = tokens_by_source(self.plan.stages)
+        drawn = _by_source(tokens_by_source(self.plan.stages))
         return {name: drawn.get(name, 0) / self.plan.num_tokens for name in self.unique}
 
     @cached_property
@@ -244,29 +247,83 @@ def measured_run(run: Store) -> MeasuredRun:
     plan, steps = read_plan(run, dataset), read_metrics(run)
     if not steps:
         raise ContractError(f"{run.uri}: expected losses, got no step in {METRICS_NAME}. Run `penstock train`.")
-    whole, rows = dataset.num_tokens(TRAIN), _rows(run, dataset, plan)
-    if len(rows) < 2:
-        left_out = ", ".join(sorted(whole.keys() - rows.keys()))
+    sizes, rows = dataset.num_tokens(TRAIN), _rows(run, dataset, plan)
+    whole, used = (_by_source(each, dataset.copies) for each in (sizes, sizes | rows))
+    in_use = {split_copies(name)[0] for name in rows}
+    if len(in_use) < 2:
+        left_out = ", ".join(sorted(whole.keys() - in_use))
         more = f"; {left_out} has weight 0, so it was not measured" if left_out else ""
         raise ConfigError(
-            f"{run.uri}: expected at least two sources in use, got one: {', '.join(rows)}{more}. "
+            f"{run.uri}: expected at least two sources in use, got one: {', '.join(in_use)}{more}. "
             "Give a second source a weight in train.weights."
         )
-    if unread := sorted(rows.keys() - {name for name, tokens in tokens_by_source(plan.stages).items() if tokens}):
+    drawn = _by_source(tokens_by_source(plan.stages))
+    if unread := sorted(name for name in in_use if not drawn.get(name)):
         raise ConfigError(
             f"{run.uri}: expected at least one row of every source in use, got none of {', '.join(unread)} in "
             f"{plan.steps:,} "
             "steps. Train for more steps, or set the weight of each such source to 0 in train.weights."
         )
-    unique = {name: rows.get(name, tokens) for name, tokens in sorted(whole.items())}
-    return MeasuredRun(dataset, plan, digest_of(run.read_json(PLAN_NAME)), steps, unique)
+    unique = {name: used[name] if name in in_use else tokens for name, tokens in sorted(whole.items())}
+    heldout = {name: rows for name, (_, rows) in _heldout_of(dataset, plan).items()}
+    return MeasuredRun(dataset, plan, digest_of(run.read_json(PLAN_NAME)), [_pooled(s, heldout) for s in steps], unique)
+
+
+def _by_source(tokens: Mapping[str, int], copies: Mapping[str, int] | None = None) -> dict[str, int]:
+    """Return the sum of the tokens of `web`, `web+x3` … for each source; `copies`: factors of the latter."""
+    sums: dict[str, int] = {}
+    for name, number in tokens.items():
+        source = split_copies(name)[0]
+        sums[source] = sums.get(source, 0) + number * (copies or {}).get(name, 1)
+    return sums
+
+
+def _pooled(step: StepMetrics, heldout_rows: Mapping[str, int]) -> StepMetrics:
+    """Return the metrics of a step by source, each a mean over its streams, weighted by their numbers of targets."""
+    losses, heldout = dict[str, list[tuple[float, int]]](), dict[str, list[tuple[float | None, int]]]()
+    for name, loss in step.losses.items():
+        losses.setdefault(split_copies(name)[0], []).append((loss, step.source_tokens.get(name, 0)))
+    for name, measured in step.heldout.items():
+        heldout.setdefault(split_copies(name)[0], []).append((measured.loss, heldout_rows.get(name, 0)))
+    means = {name: _mean(values) for name, values in heldout.items()}
+    return step.model_copy(
+        update={
+            "losses": {name: mean for name, values in losses.items() if (mean := _mean(values)) is not None},
+            "source_tokens": _by_source(step.source_tokens),
+            "heldout": {name: HeldoutMetrics(loss=mean, perplexity=None) for name, mean in means.items()},
+        }
+    )
+
+
+def _mean(values: Sequence[tuple[float | None, int]]) -> float | None:
+    """Return the mean of values, weighted by numbers; a single value is returned as it is, and None if one is None."""
+    if len(values) == 1:
+        return values[0][0]
+    total = sum(number for _, number in values)
+    finite = [(value, number) for value, number in values if value is not None]
+    if len(finite) < len(values) or not total:
+        return None
+    return math.fsum(value * number for value, number in finite) / total
 
 
 def _rows(run: Store, dataset: Dataset, plan: Plan) -> dict[str, int]:
-    """Return the number of unique tokens of every source in use; only tokens of whole rows count."""
+    """Return the number of unique tokens of every stream in use; only tokens of whole rows count."""
     train = plan.settings.train
     streams = open_streams(dataset, train, open_packings(run, dataset, train))
     return {name: stream.num_units * plan.seq_len // stream.width(plan.seq_len) for name, stream in streams.items()}
+
+
+def _heldout_of(dataset: Dataset, plan: Plan) -> dict[str, tuple[list[str], int]]:
+    """Return, for each stream, the digests of its held-out shards and the number of rows that are measured."""
+    train = plan.settings.train
+    streams = heldout_streams(dataset, train.seq_len)
+    return {
+        name: (
+            [shard.sha256 for shard in dataset.streams.get(f"{name}/{HELDOUT}", [])],
+            min(stream.num_units // train.seq_len, train.eval_sequences),
+        )
+        for name, stream in streams.items()
+    }
 
 
 def has_heldout(run: MeasuredRun, source: str) -> bool:
@@ -304,10 +361,7 @@ def _differences(run: MeasuredRun, reference: MeasuredRun) -> Iterator[str]:
             yield f"a different set or number of held-out rows of {source} (train.eval_sequences)"
 
 
-def _heldout_rows(run: MeasuredRun, source: str) -> tuple[list[str], int]:
-    """Return the digests of a source's held-out shards and the number of rows that are measured."""
-    train = run.plan.settings.train
-    streams = heldout_streams(run.dataset, train.seq_len)
-    rows = streams[source].num_units // train.seq_len if source in streams else 0
-    shards = run.dataset.streams.get(f"{source}/{HELDOUT}", [])
-    return [shard.sha256 for shard in shards], min(rows, train.eval_sequences)
+def _heldout_rows(run: MeasuredRun, source: str) -> dict[str, tuple[list[str], int]]:
+    """Return the held-out shards and the number of measured rows of each stream of a source."""
+    found = _heldout_of(run.dataset, run.plan)
+    return {name: rows for name, rows in found.items() if split_copies(name)[0] == source}

@@ -10,10 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import ConfigError, ContractError
+from schemas.manifest import read_run
 from schemas.mix import mix_toml, read_mix
+from schemas.storage import Store
 from tests.support.measured_runs import STEPS, measured, run_of
 from tests.support.tiny_dataset import make_tiny_dataset
-from train.data.order import block_counts
+from train.config.settings import load_settings
+from train.data.order import block_counts, tokens_by_source
 from train.mix.measured import final_loss, fit_power_law, learning_of, measured_run
 from train.mix.suggest import (
     UNITS,
@@ -27,6 +30,9 @@ from train.mix.suggest import (
     suggest_by_reference,
     worth_of_pass,
 )
+from train.monitor.metrics import read_metrics
+from train.plan.make_plan import make_plan
+from train.plan.plan import mix_overrides
 from train.scaling.repeats import worth_of_tokens
 
 # -------------------------------------------------------------------------------------------------------------- curves
@@ -337,6 +343,34 @@ def test_passes_are_those_of_the_plan(tmp_path: Path, packing: str) -> None:
     for name, part in suggest_by_law(run).sources.items():
         assert part.evidence["passes_before"] == pytest.approx(figures[f"epochs.{name}"])
     assert sum(run.unique.values()) == figures["unique_tokens"]
+
+
+def test_documents_that_an_epoch_reads_several_times_belong_to_their_source(tmp_path: Path) -> None:
+    curves = {"web": falling(3, 1, 0.3), "web+x3": lambda step: 9.0, "books": lambda step: 5.0}
+    documents = {"web": 40, "web+x3": 3, "books": 40}
+    run = measured(tmp_path / "run", curves, held_out={"web", "books"}, documents=documents)
+    figures = {figure.name: figure.value for figure in run.plan.figures}
+    tokens = {name: figures[f"epochs.{name}"] for name in curves}
+    drawn = tokens_by_source(run.plan.stages)
+    unique = {name: drawn[name] / passes for name, passes in tokens.items()}
+    assert run.unique["web"] == pytest.approx(unique["web"] + 3 * unique["web+x3"], abs=1)
+    assert sum(run.shares.values()) == pytest.approx(1)
+    targets = run.steps[0].source_tokens
+    assert targets.keys() == {"web", "books"}
+    seen = read_metrics(Store(str(tmp_path / "run")))[-1].source_tokens
+    mean = (4 * seen["web"] + 9 * seen["web+x3"]) / (seen["web"] + seen["web+x3"])
+    assert run.training("web").losses[-1] == pytest.approx(mean)
+    assert run.heldout("web").losses[-1] == 4.0  # the repeated documents have none of their own
+    suggested = suggest_by_law(run)
+    assert suggested.sources.keys() == {"web", "books"}
+    path = tmp_path / "mix.toml"
+    path.write_text(mix_toml(suggested))
+    weights, _ = mix_overrides(str(path), run.dataset)
+    assert weights.startswith('train.weights={"books" = ')
+    settings = load_settings(read_run(Store(str(tmp_path / "run"))).recipe, [weights], "test")
+    counts = make_plan(Store(str(tmp_path / "run")), run.dataset, settings).stages[0].counts
+    assert counts.keys() == curves.keys()
+    assert counts["web+x3"] / counts["web"] == pytest.approx(3 * unique["web+x3"] / unique["web"], rel=0.05)
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals
