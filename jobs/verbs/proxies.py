@@ -318,25 +318,26 @@ def _proxy_folder(run: Store, folder: Store, side: str, seed: int) -> Store:
     return new
 
 
-def with_shares(recipe: Mapping[str, Mapping[str, Any]], dataset: Dataset) -> dict[str, dict[str, Any]]:
+def with_shares(recipe: Mapping[str, Any], dataset: Dataset) -> dict[str, Any]:
     """Return the recipe with `train.epochs`, which decides the length of a run, as shares of the same sources."""
-    values = {name: dict(section) for name, section in recipe.items()}
-    if epochs := values.get("train", {}).pop("epochs", None):
-        values["train"]["weights"] = weights_of_epochs(epochs, dataset)
-    return values
+    train = dict(recipe.get("train", {}))
+    if epochs := train.pop("epochs", None):
+        train["weights"] = weights_of_epochs(epochs, dataset)
+    return {**recipe, "train": train} if epochs else dict(recipe)
 
 
-def proxy_recipe(recipe: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def proxy_recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Return the recipe of a run without its settings for size and devices, for use by proxy runs."""
     placed = {"layout": {"micro_batch"}, "cluster": set[str]()}
-    return {
+    changed = {
         name: {
             key: value
-            for key, value in values.items()
-            if key not in RUN_ONLY_SETTINGS.get(name, ()) and key in placed.get(name, values)
+            for key, value in recipe[name].items()
+            if key not in RUN_ONLY_SETTINGS.get(name, ()) and key in placed.get(name, recipe[name])
         }
-        for name, values in recipe.items()
+        for name in recipe.keys() & (RUN_ONLY_SETTINGS.keys() | placed.keys())
     }
+    return {name: changed.get(name, values) for name, values in recipe.items()}
 
 
 def _sized(folder: Store, dataset: Dataset, overrides: Sequence[str]) -> Plan:

@@ -13,8 +13,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from jobs.cli import main
 from jobs.recipe import recipe_sections
 from jobs.verbs.ablate import branch_recipe, change_of, steps_of
+from jobs.verbs.proxies import proxy_recipe
 from pipeline.links.table import write_links
 from pipeline.report.facts import collect_facts
 from pipeline.report.page import write_report
@@ -226,8 +228,11 @@ def test_the_same_recipe_builds_nothing_again(run: Store, recipe: str) -> None:
     assert (changes["documents"], changes["verdicts"]) == (False, True)
 
 
-def test_a_source_can_be_ablated(run: Store) -> None:
+def test_a_source_can_be_ablated(run: Store, capsys: pytest.CaptureFixture[str]) -> None:
     change = change_of(["source.copies"], [])
     after = branch_recipe(run, change)
     assert after.sources == ("web", "guides", "code")
+    assert proxy_recipe(read_run(run).recipe)["source"] == read_run(run).recipe["source"]
+    assert main(["ablate", run.uri, "--without", "source.copies", "--tokens", "20000", "--dry-run"]) == 0
+    assert "ablation   source.copies" in capsys.readouterr().out
     assert dict(steps_of(load_recipe(read_run(run).recipe, (), recipe_sections(), "run"), after))["documents"]

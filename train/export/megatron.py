@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow.compute as pc
 
 from schemas.storage import Store
-from schemas.tokens import TRAIN, Dataset, open_dataset
-from train.data.document_index import shard_documents
+from schemas.takedown import REMOVED_ID
+from schemas.tokens import TRAIN, Dataset, Shard, open_dataset
+from train.data.document_index import read_table
 from train.data.permutation import Ints
 from train.data.shards import OpenShard
 
@@ -37,6 +39,7 @@ class ExportedSource:
 def export_megatron(run: Store, folder: Store) -> list[ExportedSource]:
     """Write the training documents of every source of a run's dataset into a folder, in the order of the shards.
 
+    Documents that a takedown removed are left out, as are the tombstones in their place: Megatron would train on them.
     The .idx file of a source is written last: a source without that file is incomplete. Raises ContractError if a
     shard does not match its metadata.
     """
@@ -50,24 +53,46 @@ def _export(dataset: Dataset, source: str, folder: Store) -> ExportedSource:
     folder.delete(f"{source}.idx")  # with an older .idx, an incomplete .bin would look complete
     with folder.open_output(f"{source}.bin") as sink:
         for shard in dataset.streams[stream]:
-            for view in OpenShard(dataset.folder, shard, dataset.tokenizer.dtype).views:
-                for first in range(0, len(view), BLOCK):
-                    sink.write(view[first : first + BLOCK].astype(kind).tobytes())
+            opened = OpenShard(dataset.folder, shard, dataset.tokenizer.dtype)
+            for begin, end in _ranges(*_documents(dataset, shard)):
+                for first in range(begin, end, BLOCK):
+                    block = np.empty(min(BLOCK, end - first), dataset.tokenizer.dtype)
+                    opened.copy(block, *(np.array([value]) for value in (0, first, len(block))))
+                    sink.write(block.astype(kind).tobytes())
     folder.sync(f"{source}.bin")
-    number = sum(len(lengths) for _, lengths in _documents(dataset, stream))
+    counts = [(len(lengths), int(lengths.sum())) for lengths in _lengths(dataset, stream)]
+    number, num_tokens = sum(documents for documents, _ in counts), sum(tokens for _, tokens in counts)
     with folder.open_output(f"{source}.idx") as sink:
         sink.write(MAGIC + struct.pack("<QBQQ", VERSION, code, number, number + 1))
-        for _, lengths in _documents(dataset, stream):
+        for lengths in _lengths(dataset, stream):
             sink.write(lengths.astype("<i4").tobytes())
-        for begins, _ in _documents(dataset, stream):
-            sink.write((begins * np.dtype(kind).itemsize).astype("<i8").tobytes())
+        begin = 0
+        for lengths, (_, tokens) in zip(_lengths(dataset, stream), counts, strict=True):
+            sink.write(((begin + np.cumsum(lengths) - lengths) * np.dtype(kind).itemsize).astype("<i8").tobytes())
+            begin += tokens
         for first in range(0, number + 1, BLOCK):
             sink.write(np.arange(first, min(first + BLOCK, number + 1), dtype="<i8").tobytes())
     folder.sync(f"{source}.idx")
-    return ExportedSource(source, source, number, dataset.num_tokens(TRAIN)[source])
+    return ExportedSource(source, source, number, num_tokens)
 
 
-def _documents(dataset: Dataset, stream: str) -> Iterator[tuple[Ints, Ints]]:
-    """Yield, for each shard, its documents' start positions in the stream and their lengths [tokens]."""
-    for begins, end in shard_documents(dataset, stream):
-        yield begins, np.diff(np.append(begins, end))
+def _documents(dataset: Dataset, shard: Shard) -> tuple[Ints, Ints]:
+    """Return the starts in a shard and the lengths [tokens] of its documents, without those that were removed."""
+    table = read_table(dataset.folder, shard.docs_path, ("doc_id", "token_offset", "num_tokens"))
+    starts, lengths = (table[name].to_numpy().astype(np.int64) for name in ("token_offset", "num_tokens"))
+    kept = pc.not_equal(table["doc_id"], REMOVED_ID).to_numpy() & (lengths > 0)
+    return starts[kept], lengths[kept]
+
+
+def _ranges(starts: Ints, lengths: Ints) -> Iterator[tuple[int, int]]:
+    """Yield the ranges of tokens [begin, end) that the documents fill without a gap between them."""
+    edges = np.flatnonzero(starts[1:] != (starts + lengths)[:-1]) + 1 if len(starts) else np.empty(0, np.int64)
+    for own in np.split(np.arange(len(starts)), edges):
+        if len(own):
+            yield int(starts[own[0]]), int(starts[own[-1]] + lengths[own[-1]])
+
+
+def _lengths(dataset: Dataset, stream: str) -> Iterator[Ints]:
+    """Yield, for each shard, the lengths of its documents [tokens]."""
+    for shard in dataset.streams[stream]:
+        yield _documents(dataset, shard)[1]

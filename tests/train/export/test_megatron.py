@@ -11,6 +11,8 @@ from schemas.storage import Store
 from schemas.tokens import open_dataset
 from tests.support import tiny_dataset
 from tests.support.tiny_dataset import make_tiny_dataset
+from tests.support.tiny_takedown import documents_of as indexed
+from tests.support.tiny_takedown import take_down
 from train.export import megatron
 from train.export.megatron import export_megatron
 
@@ -62,3 +64,18 @@ def test_every_document_is_read_back(
         "web.bin",
         "web.idx",
     ]
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_removed_documents_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compact: bool) -> None:
+    monkeypatch.setattr(megatron, "BLOCK", 37)
+    run = make_tiny_dataset(tmp_path / "run")
+    before = documents_of(run, "web")
+    removed = {0, 1, 7, len(before) - 1}
+    ids = [row["doc_id"].hex() for row in indexed(open_dataset(run)) if row["stream"] == "web/train"]
+    assert take_down(run.uri, doc=[ids[number] for number in removed], compact=compact) == 0
+    kept = [document for number, document in enumerate(before) if number not in removed]
+    exported = {source.source: source for source in export_megatron(run, Store(str(tmp_path / "out")))}
+    assert read_indexed(tmp_path / "out" / "web")[1] == kept
+    assert (exported["web"].num_documents, exported["web"].num_tokens) == (len(kept), sum(map(len, kept)))
+    assert read_indexed(tmp_path / "out" / "books")[1] == documents_of(run, "books")
