@@ -121,12 +121,13 @@ def shared_recipe(run: Store, overrides: Sequence[str]) -> tuple[Recipe, list[st
         )
     stored = stored_recipe(run, overrides).to_json()
     omitted = {*_names(LADDER_SETTINGS), *_names(SIZE_SETTINGS)} - named
-    recipe = {
-        section: {key: value for key, value in values.items() if f"{section}.{key}" not in omitted}
-        for section, values in stored.items()
+    sections = {section: values for section, values in stored.items() if section in SECTIONS}
+    left_out = [f"{name}.{key}" for name, values in sections.items() for key in values if f"{name}.{key}" in omitted]
+    used = {
+        name: {key: value for key, value in values.items() if f"{name}.{key}" not in omitted}
+        for name, values in sections.items()
     }
-    left_out = [f"{section}.{key}" for section in stored for key in stored[section] if f"{section}.{key}" in omitted]
-    return recipe, left_out
+    return stored | used, left_out
 
 
 def _names(settings: dict[str, str]) -> set[str]:

@@ -16,6 +16,7 @@ import pytest
 from jobs.cli import main
 from jobs.recipe import recipe_sections
 from jobs.verbs.ablate import branch_recipe, change_of, steps_of
+from jobs.verbs.ladder import shared_recipe
 from jobs.verbs.proxies import proxy_recipe
 from pipeline.links.table import write_links
 from pipeline.report.facts import collect_facts
@@ -232,7 +233,9 @@ def test_a_source_can_be_ablated(run: Store, capsys: pytest.CaptureFixture[str])
     change = change_of(["source.copies"], [])
     after = branch_recipe(run, change)
     assert after.sources == ("web", "guides", "code")
-    assert proxy_recipe(read_run(run).recipe)["source"] == read_run(run).recipe["source"]
+    sources = read_run(run).recipe["source"]
+    assert proxy_recipe(read_run(run).recipe)["source"] == sources
+    assert [source["name"] for source in shared_recipe(run, [])[0]["source"]] == ["web", "guides", "code", "copies"]
     assert main(["ablate", run.uri, "--without", "source.copies", "--tokens", "20000", "--dry-run"]) == 0
     assert "ablation   source.copies" in capsys.readouterr().out
     assert dict(steps_of(load_recipe(read_run(run).recipe, (), recipe_sections(), "run"), after))["documents"]
