@@ -4,7 +4,6 @@ A document is the title and text of a submission, followed by its comments: the 
 Comments are in other files, in any order. Those on the submissions of a file are grouped on disk.
 """
 
-import json
 import re
 import sqlite3
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from pipeline.engine.stage import Drop, Row, Split
 from pipeline.sources.compression import ByteStream, FrameReader
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.forums.temporary_rows import BATCH_ROWS, temporary_database
-from pipeline.sources.lines import BOM, LineReader, SourceRows
+from pipeline.sources.lines import BOM, LineReader, SourceRows, parse_line
 from pipeline.sources.provenance import SourceItem, account_bytes, encodable, new_row, set_text, set_title
 from pipeline.sources.rows import date_of, meta_of
 from schemas.storage import resolve_uri
@@ -104,7 +103,7 @@ def open_reddit(split: Split, stream: ByteStream, config: SourceConfig) -> Sourc
 def parse_submission(line: bytes, rules: SubmissionRules) -> Submission | Drop:
     """Return the submission on a line; a Drop if there is none."""
     try:
-        value = json.loads(line)
+        value = parse_line(line)
     except (ValueError, RecursionError):
         return Drop("bad_line")
     if not isinstance(value, dict):
@@ -192,7 +191,7 @@ def _comment(
     if link is None or not database.execute("SELECT 1 FROM post WHERE id = ?", (int(link[1], 36),)).fetchone():
         return None
     try:
-        value = json.loads(line)
+        value = parse_line(line)
     except (ValueError, RecursionError):
         return None
     if not isinstance(value, dict) or not isinstance(body := value.get("body"), str) or is_deleted(body):

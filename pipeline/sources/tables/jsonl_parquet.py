@@ -5,7 +5,6 @@ from that line on. Lengths add up to the size. Compressed bytes that cannot be d
 drop_value is their number. In Parquet files, offsets and lengths count rows.
 """
 
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +13,7 @@ import pyarrow.parquet as pq
 from pipeline.engine.stage import Drop, Row, Split
 from pipeline.sources.compression import ByteStream
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.lines import SourceRows, read_lines
+from pipeline.sources.lines import SourceRows, parse_line, read_lines
 from pipeline.sources.provenance import SourceItem, account_bytes, new_row
 from pipeline.sources.rows import UNREADABLE, RowMapping, rows_of_batch
 
@@ -30,7 +29,7 @@ def open_jsonl(split: Split, stream: ByteStream, config: SourceConfig) -> Source
 
 def _parse(line: bytes, mapping: RowMapping) -> tuple[Row, Drop | None]:
     try:
-        value = json.loads(line.strip())
+        value = parse_line(line.strip())
     except (ValueError, RecursionError):
         return new_row("row"), Drop("bad_line")
     if not isinstance(value, dict):
