@@ -18,6 +18,9 @@ from pipeline.sources.provenance import SourceItem, account_bytes, new_row
 from pipeline.sources.rows import UNREADABLE, RowMapping, rows_of_batch
 
 BATCH_ROWS = 16
+"""Number of rows that are read at a time, if they are large [rows]."""
+MAX_BATCH_ROWS, BATCH_BYTES = 512, 1 << 20
+"""Maximum number of rows that are read at a time, and their size by the mean of the row group [rows, bytes]."""
 BUFFER_BYTES = 1 << 20
 
 
@@ -80,9 +83,24 @@ def read_parquet(
 
 
 def _group(file: pq.ParquetFile, group: int, columns: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a row group, up to the first batch that cannot be read."""
-    try:
-        for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[group], columns=columns):
-            yield from rows_of_batch(batch, columns)
-    except UNREADABLE:
-        return
+    """Yield the rows of a row group, up to the first batch that cannot be read.
+
+    Batches of rows that are small on average are larger: each costs as much as a hundred such rows. The rows of one
+    that cannot be read are read again in batches of BATCH_ROWS, so that no more rows are lost.
+    """
+    facts = file.metadata.row_group(group)
+    many = min(MAX_BATCH_ROWS, BATCH_BYTES * facts.num_rows // max(1, facts.total_byte_size))
+    num_rows = 0
+    for size in (many // BATCH_ROWS * BATCH_ROWS, BATCH_ROWS):
+        done, first = num_rows, 0
+        try:
+            for batch in file.iter_batches(batch_size=size, row_groups=[group], columns=columns) if size else ():
+                if first >= done:
+                    for row in rows_of_batch(batch, columns):
+                        yield row
+                        num_rows += 1
+                first += batch.num_rows
+        except UNREADABLE:
+            continue
+        if size:
+            return
