@@ -28,6 +28,8 @@ LINK_ID = re.compile(rb'"link_id"\s*:\s*"t3_([0-9a-zA-Z]{1,12})"')
 ID = re.compile(r"[0-9a-z]{1,12}", re.IGNORECASE)
 ENTITIES = (("&lt;", "<"), ("&gt;", ">"), ("&amp;", "&"))
 """The characters that Reddit escapes in texts."""
+TITLE_ONLY, LINK_POST = Drop("title_only"), Drop("link_post")
+"""The most frequent reasons: two of three submissions have one of them."""
 
 
 class Submission(NamedTuple):
@@ -55,9 +57,10 @@ class SubmissionRules:
     def drop(self, value: dict[str, Any], text: str) -> Drop | None:
         """Return the Drop of a submission; `text` is its own text without the title."""
         settings, score = self.settings, score_of(value)
-        subreddit = str(value.get("subreddit")).lower()
-        if (self._kept and subreddit not in self._kept) or subreddit in self._dropped:
-            return Drop("subreddit_not_kept")
+        if self._kept or self._dropped:
+            subreddit = str(value.get("subreddit")).lower()
+            if (self._kept and subreddit not in self._kept) or subreddit in self._dropped:
+                return Drop("subreddit_not_kept")
         if str(value.get("author")).lower() in self.bots:
             return Drop("bot_author")
         if is_deleted(text) or is_deleted(value["title"]):
@@ -67,7 +70,7 @@ class SubmissionRules:
         if settings.min_score is not None and score < settings.min_score:
             return Drop("low_score", float(score), float(settings.min_score))
         if (not text or text.isspace()) and not settings.keep_title_only:
-            return Drop("title_only" if value.get("is_self") is True else "link_post")
+            return TITLE_ONLY if value.get("is_self") is True else LINK_POST
         return None
 
 
@@ -122,8 +125,12 @@ def parse_submission(line: bytes, rules: SubmissionRules) -> Submission | Drop:
     row = new_row("row", encodable(SITE + path), date_of(created))
     title = unescape(value["title"]).strip()
     set_title(row, title)
-    text = encodable("\n\n".join(part for part in (title, own) if part and not part.isspace()))
-    row["page_bytes"] = len(text.encode())
+    if not own or own.isspace():
+        text = title
+    else:
+        text = f"{title}\n\n{own}" if title else own
+    text = encodable(text)
+    row["page_bytes"] = len(text) if text.isascii() else len(text.encode())
     return Submission(number, row, value, text, rules.drop(value, own))
 
 
@@ -143,7 +150,8 @@ def _finish(found: Submission, database: sqlite3.Connection | None, config: Sour
     row["meta"], row["_meta"] = meta_of(value, set(), config)
     drop = found.drop or too_large
     if drop is None:
-        drop = set_text(row, "\n\n".join([found.text, *(text for _, text in comments)]), config)
+        text = "\n\n".join([found.text, *(text for _, text in comments)]) if comments else found.text
+        drop = set_text(row, text, config)
         row["page_bytes"] = size  # Of the submission alone, so that it can be compared when it is read again.
     return drop
 
@@ -257,6 +265,8 @@ def base_36(number: int) -> str:
 def score_of(value: dict[str, Any]) -> int:
     """Return the score of a submission or comment; 0 if it has none."""
     score = value.get("score")
+    if type(score) is int:
+        return max(-(1 << 62), min(score, 1 << 62))
     return int(max(-(1 << 62), min(score, 1 << 62))) if isinstance(score, int | float) and score == score else 0
 
 
