@@ -19,8 +19,8 @@ from pipeline.sources.rows import date_of, meta_of
 _MARK = re.compile(r"\{\{(formula|cite|figure|table|section|ref):([^{}]{1,200})\}\}")
 _MARK_SPACE = re.compile(r"\}\} +(?=[.,;:!?)\]'’-])")
 """The space that unarXive writes between a formula and what follows it directly."""
-_NO_TARGET = re.compile(r"\bREF\b(?!-)")
-"""The mark of a reference whose target is not in the paper."""
+_NO_TARGET = re.compile(r"REF(?<=\bREF)\b(?!-)")
+"""The mark of a reference whose target is not in the paper; a pattern is searched much faster by its first letters."""
 _NO_CAPTION = "NO_CAPTION"
 _CUT = "\x1c"
 _BRACKETS = re.compile(rf"[(\[](?:see|e\.g\.,?|cf\.|and|[\s,;–-]|{_CUT})*+[)\]]")
