@@ -131,6 +131,8 @@ def meta_of(
             numeric = plain[:1] in NUMBER_STARTS and is_number(plain)
         elif type(plain) is int and MIN_INT <= plain <= MAX_INT:
             part, numeric = f"{key}{plain}", True
+        elif plain is True or plain is False:
+            part, numeric = key + ("true" if plain else "false"), False
         elif plain is None:
             continue
         elif plain is UNREADABLE_VALUE:
@@ -203,6 +205,8 @@ def plain_value(value: Any, depth: int = 0) -> Any:
 def date_of(value: Any) -> datetime | None:
     """Return the date of a row in UTC; None if the value is no date that the column can hold."""
     try:
+        if type(value) is int:
+            return datetime.fromtimestamp(value, UTC)
         if isinstance(value, datetime):
             found = value
         elif isinstance(value, date):
