@@ -29,7 +29,7 @@ ID = re.compile(r"[0-9a-z]{1,12}", re.IGNORECASE)
 ENTITIES = (("&lt;", "<"), ("&gt;", ">"), ("&amp;", "&"))
 """The characters that Reddit escapes in texts."""
 TITLE_ONLY, LINK_POST = Drop("title_only"), Drop("link_post")
-"""The most frequent reasons: two of three submissions have one of them."""
+"""The most frequent reasons, made once."""
 
 
 class Submission(NamedTuple):
