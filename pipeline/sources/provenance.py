@@ -37,6 +37,7 @@ COLUMNS = (
     "_http_charset",
     "_meta",
 )
+_EMPTY_ROW: Row = dict.fromkeys(COLUMNS)
 MAX_TITLE_CHARS = 1_000
 HOST = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://(?:[^/?#\\]*@)?(\[[^\]/]*\]|[^/?#\\:]*)")
 
@@ -51,7 +52,7 @@ class SourceItem(NamedTuple):
 
 def new_row(record_type: str | None, url: str | None = None, date: datetime | None = None) -> Row:
     """Return a row with the columns that a source sets. Columns without a given value are None."""
-    row: Row = dict.fromkeys(COLUMNS)
+    row = _EMPTY_ROW.copy()
     row["record_type"] = record_type
     if url:
         row["url"] = url
@@ -70,6 +71,7 @@ def account_bytes(
     """
     held: tuple[Row, Drop | None] | None = None
     offset = part = 0
+    source, name, snapshot = split.source, split.name, split.snapshot
     for start, row, drop in items:
         if held is None:
             start = 0
@@ -78,9 +80,8 @@ def account_bytes(
             held[0]["length"] = start - offset
             yield held
         offset = start
-        row["doc_id"] = doc_id(split.source, split.name, offset, part)
-        row["source"], row["split"], row["offset"] = split.source, split.name, offset
-        row["snapshot"] = split.snapshot
+        row["doc_id"] = doc_id(source, name, offset, part)
+        row["source"], row["split"], row["offset"], row["snapshot"] = source, name, offset, snapshot
         held = (row, drop)
     if held is None:
         yield from account_bytes(iter([SourceItem(0, new_row("gap"), Drop("empty_file"))]), split, end)
@@ -94,7 +95,14 @@ def domain_of(url: str) -> str | None:
 
     Return the host itself if the host is an IP address or has no public suffix. Return None if the URL has no host.
     """
-    match = HOST.match(url)
+    # The host is in front of the third slash, and a file has many URLs of one host.
+    end = url.find("/", url.find("://") + 3)
+    return _domain_of_start(url[:end] if end >= 0 else url)
+
+
+@lru_cache(maxsize=1 << 16)
+def _domain_of_start(start: str) -> str | None:
+    match = HOST.match(start)
     return _domain(match.group(1)) if match else None
 
 
@@ -139,8 +147,11 @@ def set_text(row: Row, text: str, config: PageLimit) -> Drop | None:
 
     If the text is empty or too large, only the size is set, and a Drop is returned.
     """
-    text = encodable(text)
-    size = len(text.encode())
+    if text.isascii() and "\0" not in text:
+        size = len(text)
+    else:
+        text = encodable(text)
+        size = len(text.encode())
     row["page_bytes"] = size
     if size > config.max_page_bytes:
         return Drop("page_too_large", float(size), float(config.max_page_bytes))

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
 from functools import lru_cache
+from json.encoder import encode_basestring as _quoted
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -26,6 +27,9 @@ UNREADABLE = (pa.ArrowException, OSError, ValueError)
 PARTIAL_DATE = re.compile(r"(\d{4})(?:-(\d\d))?")
 NUMBER = re.compile(r"-?(?:0|[1-9]\d{0,17})(?:\.\d{1,18})?(?:[eE][-+]?\d{1,2})?")
 """A text that is compared as a number; a leading zero makes it a code."""
+MIN_INT, MAX_INT = -(1 << 63), (1 << 63) - 1
+NUMBER_STARTS = frozenset("-0123456789")
+"""The first character of such a text is one of these; most texts begin with another one."""
 
 
 class RowMapping:
@@ -34,18 +38,22 @@ class RowMapping:
     def __init__(self, config: SourceConfig):
         self._config = config
         self._text = config.text_parts()
+        self._text_paths = frozenset(self._text.paths)
         self._is_joined = config.text is not None
 
     def __call__(self, value: Mapping[str, Any]) -> tuple[Row, Drop | None]:
         """Return the row of `documents` of a row with named fields, with a Drop if it cannot be a document."""
         config = self._config
-        url, stored = _found(value, config.url_field), {*self._text.paths}
+        url, stored = _found(value, config.url_field), {*self._text_paths}
         origin = config.url_field
         if url is None or url == "":
             stored.add(config.url_field)
             url, origin = _found(value, config.id_field), config.id_field
-        row = new_row("row", encodable(str(url)) if isinstance(url, str | int) else None)
-        stored |= {origin} if isinstance(url, str | int) else set()
+        if isinstance(url, (str, int)):  # A union takes three times as long.
+            row = new_row("row", encodable(str(url)))
+            stored.add(origin)
+        else:
+            row = new_row("row")
         day = None if config.date_field is None else _found(value, config.date_field)
         if config.date_field is not None and (found := date_of(day)) is not None:
             row["date"] = found
@@ -106,47 +114,62 @@ def meta_of(
     `is_undated`: True if the row has a date that cannot be read.
     """
     if config.meta_fields is None:
-        if any("." in path for path in stored):
+        if "." in "".join(stored):
             value = without(value, sorted(stored))
-        names = [name for name in value if name not in stored]
+        fields = [(name, item) for name, item in value.items() if name not in stored] if stored else [*value.items()]
     else:
-        value = {name: found for name in config.meta_fields if (found := lookup(value, name)) is not MISSING}
-        names = [*value]
-    size, parts, numbers, cut = 1, [], {}, set()
-    cut |= {"no_date"} if is_undated else set()
-    for name in names:
-        item = value[name]
-        if item is None:
+        found = ((name, lookup(value, name)) for name in dict.fromkeys(config.meta_fields))
+        fields = [(name, item) for name, item in found if item is not MISSING]
+    size, max_bytes = 1, config.max_meta_bytes
+    parts: list[str] = []
+    numbers: dict[str, bool] = {}
+    cut = {"no_date"} if is_undated else set()
+    for name, plain in fields:
+        key, counted = _key(name)
+        if type(plain) is str:  # Most values are texts, which are JSON values already.
+            part = key + _quoted(plain)
+            numeric = plain[:1] in NUMBER_STARTS and is_number(plain)
+        elif type(plain) is int and MIN_INT <= plain <= MAX_INT:
+            part, numeric = f"{key}{plain}", True
+        elif plain is True or plain is False:
+            part, numeric = key + ("true" if plain else "false"), False
+        elif plain is None:
             continue
-        if item is UNREADABLE_VALUE:
+        elif plain is UNREADABLE_VALUE:
             cut.add("unreadable")
             continue
-        try:
-            plain = item if isinstance(item, str) else plain_value(item)
-        except _TooDeep:
-            cut.add("too_deep")
-            continue
-        if plain is None:
-            continue
-        part = encodable(f"{_key(name)}:{_json(plain)}")
-        added = (len(part) if part.isascii() else len(part.encode())) + 1
-        if size + added > config.max_meta_bytes:
+        else:
+            try:
+                plain = plain_value(plain)
+            except _TooDeep:
+                cut.add("too_deep")
+                continue
+            if plain is None:
+                continue
+            part, numeric = key + _json(plain), is_number(plain)
+        if part.isascii():  # JSON escapes NUL characters.
+            added = len(part) + 1
+        else:
+            part = encodable(part)
+            added = len(part.encode()) + 1
+        if size + added > max_bytes:
             cut.add("too_large")
             continue
         size += added
         parts.append(part)
-        if len(name) <= MAX_NAME:
-            numbers[encodable(name)] = is_number(plain)
-    note = MetaNote(numbers, tuple(sorted(cut))) if numbers or cut else None
-    return (f"{{{','.join(parts)}}}" if parts else None), note
+        if counted is not None:
+            numbers[counted] = numeric
+    note = MetaNote(numbers, tuple(sorted(cut)) if cut else ()) if numbers or cut else None
+    return ("{" + ",".join(parts) + "}" if parts else None), note
 
 
 _json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 @lru_cache(maxsize=1 << 12)
-def _key(name: str) -> str:
-    return _json(name)
+def _key(name: str) -> tuple[str, str | None]:
+    """Return the name of a field as the key of a JSON object, and as the manifest counts it; None if it does not."""
+    return f"{_json(name)}:", (encodable(name) if len(name) <= MAX_NAME else None)
 
 
 def is_number(value: Any) -> bool:
@@ -167,7 +190,7 @@ def plain_value(value: Any, depth: int = 0) -> Any:
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, int):
-        return value if -(1 << 63) <= value < 1 << 63 else str(value)
+        return value if MIN_INT <= value <= MAX_INT else str(value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -182,6 +205,8 @@ def plain_value(value: Any, depth: int = 0) -> Any:
 def date_of(value: Any) -> datetime | None:
     """Return the date of a row in UTC; None if the value is no date that the column can hold."""
     try:
+        if type(value) is int:
+            return datetime.fromtimestamp(value, UTC)
         if isinstance(value, datetime):
             found = value
         elif isinstance(value, date):
@@ -197,6 +222,8 @@ def date_of(value: Any) -> datetime | None:
         found = found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
     except (ValueError, OverflowError, OSError):
         return None
+    if type(found) is datetime and found.microsecond % 1000 == 0:
+        return found
     # pandas dates have nanoseconds; the column has milliseconds.
     return datetime(*found.timetuple()[:6], found.microsecond // 1000 * 1000, UTC)
 
@@ -218,9 +245,11 @@ def _licence(value: Any, config: SourceConfig) -> str | None:
 
 def rows_of_batch(batch: pa.RecordBatch, columns: list[str]) -> Iterator[dict[str, Any]]:
     """Yield the rows of a record batch with these columns. A value that cannot be converted is UNREADABLE_VALUE."""
+    if not columns:
+        yield from ({} for _ in range(batch.num_rows))
     values = [_values(batch.column(batch.schema.get_field_index(name))) for name in columns]
-    for row in range(batch.num_rows):
-        yield {name: column[row] for name, column in zip(columns, values, strict=True)}
+    for row in zip(*values, strict=True):
+        yield dict(zip(columns, row, strict=True))
 
 
 def _values(column: pa.Array) -> list[Any]:

@@ -182,12 +182,23 @@ def _line_end(text: str, position: int) -> int:
 
 def _finish(text: str, start: int) -> int:
     """Return where the body ends."""
-    marked = _END.search(text, start)
+    marked = _end_mark(text, start)
     end = marked.start() if marked is not None else len(text)
     # The line before the mark, such as "End of Project Gutenberg's Emma"; or without the mark, in the last part.
     least = max(start, end - 1_500 if marked is not None else end - max(40_000, (len(text) - start) // 4))
     line = _FINISH.search(text, least, end)
     return line.start() if line is not None else end
+
+
+def _end_mark(text: str, start: int) -> re.Match[str] | None:
+    """Return the first match of _END after `start`, by its asterisks: the pattern itself tries every line."""
+    at = text.find("**", start)
+    while at >= 0:
+        line = text.rfind("\n", 0, at) + 1
+        if line >= start and (match := _END.match(text, line)) is not None:
+            return match
+        at = text.find("**", _line_end(text, at))
+    return None
 
 
 def _without_credits(body: str) -> str:

@@ -28,11 +28,12 @@ broke lines by hand."""
 
 _CONTROLS = bytes([*range(9), *range(14, 26), *range(28, 32)])
 """Control characters that no text has; 26 ends files of DOS, and 27 switches between Japanese alphabets."""
-_LINE_END = re.compile(r"\r\n?|\x0b|\x85|\u2028")
+_LINE_ENDS = ("\r\n", "\r", "\x0b", "\x85", "\u2028")
 _GAP = re.compile(r"\S {3,}\S|\S +\| +\S|^\s*[-+=_|]{5,}")
 """What lines of a table have: wide spaces between words, bars, or a rule."""
 _MAY_GAP = re.compile(r"\S   | \| |[-+=_|]{5}")
 """A block without these has no such line."""
+_RULE_SIGNS, _RULE = bytes.maketrans(b"+=_|", b"----"), b"-----"
 _WIDE = re.compile(r"[\u2e80-\ud7ff\uf900-\ufaff\ufe30-\ufe4f\uff00-\uffef]")
 _HYPHEN = re.compile(r"(?:\w-|--|\u2014)\Z")
 
@@ -84,7 +85,10 @@ def decoded_text(data: bytes, charset: str | None = None) -> str | None:
     content = decoded.text.encode("utf-8", "replace") if decoded.charset.startswith(("utf-16", "utf-32")) else data
     if len(content) - len(content.translate(None, _CONTROLS)) > MAX_CONTROLS * len(content):
         return None
-    return _LINE_END.sub("\n", decoded.text.removeprefix("\ufeff")).replace("\x1a", "")
+    text = decoded.text.removeprefix("\ufeff")
+    for line_end in _LINE_ENDS:  # A pattern for all of them takes ten times as long.
+        text = text.replace(line_end, "\n")
+    return text.replace("\x1a", "")
 
 
 def joined_lines(text: str) -> str:
@@ -92,7 +96,13 @@ def joined_lines(text: str) -> str:
 
     The lines of verse and tables are kept. The indentation of paragraphs is removed.
     """
-    blocks = [block.strip("\n").split("\n") for block in re.split(r"\n\s*\n|\f", _stripped(text)) if block.strip()]
+    pages = _stripped(text).split("\f")
+    blocks = [
+        block.strip("\n").split("\n")
+        for page in pages
+        for block in page.split("\n\n")  # No line ends with white space.
+        if block and not block.isspace()
+    ]
     width = _width(blocks)
     return "\n\n".join(_paragraphs(block, width) for block in blocks)
 
@@ -132,12 +142,21 @@ def _paragraphs(block: Sequence[str], width: int) -> str:
 
 
 def _is_prose(block: Sequence[str], width: int) -> bool:
-    if _MAY_GAP.search("\n".join(block)) and 3 * sum(_GAP.search(line) is not None for line in block) > len(block):
+    if _may_have_gap("\n".join(block)) and 3 * sum(_GAP.search(line) is not None for line in block) > len(block):
         return False
     breaks = len(block) - 1
     limit = width - width // SLACK
-    early = sum(len(line) + 1 + _first_word(after) <= limit for line, after in pairwise(block))
+    early = sum(
+        len(line) < limit and len(line) + 1 + _first_word(after) <= limit  # Most lines are too long for any word.
+        for line, after in pairwise(block)
+    )
     return 2 * early < breaks
+
+
+def _may_have_gap(text: str) -> bool:
+    # Few blocks get past these searches for fixed texts, and the pattern takes 10 times as long.
+    may_have = "   " in text or " | " in text or _RULE in text.encode("utf-8", "replace").translate(_RULE_SIGNS)
+    return may_have and _MAY_GAP.search(text) is not None
 
 
 def _first_word(line: str) -> int:
@@ -155,6 +174,9 @@ def _dedented(block: Sequence[str]) -> str:
 
 
 def _joined(lines: Sequence[str]) -> str:
+    text = "\n".join(lines)
+    if text.isascii() and "-\n" not in text:
+        return text.replace("\n", " ")
     parts: list[str] = []
     for line in lines:
         if parts:

@@ -4,7 +4,6 @@ An archive is read twice: first its licence files and folders, then its code. A 
 that of the nearest folder above it. Offsets count bytes of the archive, decompressed if it is a compressed tar.
 """
 
-import json
 import posixpath
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +25,7 @@ from pipeline.sources.code.licences import (
 )
 from pipeline.sources.compression import ByteStream, FrameReader
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.lines import SourceRows, read_lines
+from pipeline.sources.lines import SourceRows, parse_line, read_lines
 from pipeline.sources.provenance import SourceItem, account_bytes, encodable, new_row, set_text
 from pipeline.sources.rows import date_of, meta_of
 from pipeline.sources.tables.jsonl_parquet import read_parquet
@@ -238,7 +237,7 @@ def licence_problem(licence: str | None, config: CodeConfig) -> Drop | None:
 
 def _parse(line: bytes, config: SourceConfig) -> tuple[Row, Drop | None]:
     try:
-        value = json.loads(line.strip())
+        value = parse_line(line.strip())
     except (ValueError, RecursionError):
         return new_row("row"), Drop("bad_line")
     if not isinstance(value, dict):

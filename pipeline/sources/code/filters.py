@@ -19,6 +19,8 @@ ENCODED_CHARS, ENCODED_SHARE = 1024, 0.5
 
 MIN_ENCODED_WORD = 60
 """Minimum length of a word or line of base 64 [code points]."""
+MIN_ESCAPES = 8
+"""Minimum number of hexadecimal bytes or Unicode escapes after each other."""
 
 _VENDORED = re.compile(
     r"(?:^|/)(?:node_modules|bower_components|jspm_packages|vendor|vendors|third[-_]?party|3rd[-_]?party|thirdparty|Pods|Carthage|Godeps|site-packages|dist-packages|\.?venv|virtualenv|\.yarn|\.bundle|__pycache__"
@@ -90,9 +92,9 @@ _GENERATED_NOTE = re.compile(
 )
 _GENERATED_LINES = 5
 _BASE64 = re.compile(r"(?<![a-zA-Z0-9+/=])(?:[a-zA-Z0-9+/=]{60,}+\n?)++")
+_BASE64_WORD = re.compile(r"[a-zA-Z0-9+/=]{60}")
 _HEX = re.compile(r"(?:(?:0x|\\x)[0-9a-fA-F]{2}[,\s]*+){8,}+")
-_ESCAPED = {"0x": _HEX, "\\x": _HEX, "\\u": re.compile(r"(?:\\u[0-9a-fA-F]{4}){8,}+")}
-"""Pattern of encoded data by what each text with such data has."""
+_UNICODE = re.compile(r"(?:\\u[0-9a-fA-F]{4}){8,}+")
 _TAG = re.compile(r"<[^<>]*+>")
 _ENTITY = re.compile(r"&#?\w{1,12};")
 _HIDDEN = {"<script": "</script>", "<style": "</style>", "<!--": "-->"}
@@ -158,9 +160,13 @@ def _characters(text: str, language: str, config: CodeConfig) -> Drop | None:
 
 def _encoded(text: str) -> Drop | None:
     """Return the Drop of a text with long runs of base 64, hexadecimal bytes or Unicode escapes, or many of them."""
-    patterns = [pattern for sign, pattern in _ESCAPED.items() if sign in text]
-    # Splitting is much faster than the pattern, and few texts have such long words.
-    patterns += [_BASE64] if max(map(len, text.split()), default=0) >= MIN_ENCODED_WORD else []
+    num_bytes = text.count("0x") + text.count("\\x")
+    patterns = [_HEX] * (("0x" in text) + ("\\x" in text)) if num_bytes >= MIN_ESCAPES else []
+    patterns += [_UNICODE] if text.count("\\u") >= MIN_ESCAPES else []
+    # Splitting is much faster than the patterns, and few texts have such long words.
+    words = " ".join(line for line in text.split("\n") if len(line) >= MIN_ENCODED_WORD).split()
+    if max(map(len, words), default=0) >= MIN_ENCODED_WORD and any(map(_BASE64_WORD.search, words)):
+        patterns.append(_BASE64)
     encoded = 0
     for length in (match.end() - match.start() for pattern in patterns for match in pattern.finditer(text)):
         encoded += length

@@ -4,7 +4,6 @@ A document is the title and text of a submission, followed by its comments: the 
 Comments are in other files, in any order. Those on the submissions of a file are grouped on disk.
 """
 
-import json
 import re
 import sqlite3
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from pipeline.engine.stage import Drop, Row, Split
 from pipeline.sources.compression import ByteStream, FrameReader
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.forums.temporary_rows import BATCH_ROWS, temporary_database
-from pipeline.sources.lines import BOM, LineReader, SourceRows
+from pipeline.sources.lines import BOM, LineReader, SourceRows, parse_line
 from pipeline.sources.provenance import SourceItem, account_bytes, encodable, new_row, set_text, set_title
 from pipeline.sources.rows import date_of, meta_of
 from schemas.storage import resolve_uri
@@ -29,6 +28,8 @@ LINK_ID = re.compile(rb'"link_id"\s*:\s*"t3_([0-9a-zA-Z]{1,12})"')
 ID = re.compile(r"[0-9a-z]{1,12}", re.IGNORECASE)
 ENTITIES = (("&lt;", "<"), ("&gt;", ">"), ("&amp;", "&"))
 """The characters that Reddit escapes in texts."""
+TITLE_ONLY, LINK_POST = Drop("title_only"), Drop("link_post")
+"""The most frequent reasons, made once."""
 
 
 class Submission(NamedTuple):
@@ -56,9 +57,10 @@ class SubmissionRules:
     def drop(self, value: dict[str, Any], text: str) -> Drop | None:
         """Return the Drop of a submission; `text` is its own text without the title."""
         settings, score = self.settings, score_of(value)
-        subreddit = str(value.get("subreddit")).lower()
-        if (self._kept and subreddit not in self._kept) or subreddit in self._dropped:
-            return Drop("subreddit_not_kept")
+        if self._kept or self._dropped:
+            subreddit = str(value.get("subreddit")).lower()
+            if (self._kept and subreddit not in self._kept) or subreddit in self._dropped:
+                return Drop("subreddit_not_kept")
         if str(value.get("author")).lower() in self.bots:
             return Drop("bot_author")
         if is_deleted(text) or is_deleted(value["title"]):
@@ -68,7 +70,7 @@ class SubmissionRules:
         if settings.min_score is not None and score < settings.min_score:
             return Drop("low_score", float(score), float(settings.min_score))
         if (not text or text.isspace()) and not settings.keep_title_only:
-            return Drop("title_only" if value.get("is_self") is True else "link_post")
+            return TITLE_ONLY if value.get("is_self") is True else LINK_POST
         return None
 
 
@@ -104,7 +106,7 @@ def open_reddit(split: Split, stream: ByteStream, config: SourceConfig) -> Sourc
 def parse_submission(line: bytes, rules: SubmissionRules) -> Submission | Drop:
     """Return the submission on a line; a Drop if there is none."""
     try:
-        value = json.loads(line)
+        value = parse_line(line)
     except (ValueError, RecursionError):
         return Drop("bad_line")
     if not isinstance(value, dict):
@@ -123,8 +125,12 @@ def parse_submission(line: bytes, rules: SubmissionRules) -> Submission | Drop:
     row = new_row("row", encodable(SITE + path), date_of(created))
     title = unescape(value["title"]).strip()
     set_title(row, title)
-    text = encodable("\n\n".join(part for part in (title, own) if part and not part.isspace()))
-    row["page_bytes"] = len(text.encode())
+    if not own or own.isspace():
+        text = title
+    else:
+        text = f"{title}\n\n{own}" if title else own
+    text = encodable(text)
+    row["page_bytes"] = len(text) if text.isascii() else len(text.encode())
     return Submission(number, row, value, text, rules.drop(value, own))
 
 
@@ -144,7 +150,8 @@ def _finish(found: Submission, database: sqlite3.Connection | None, config: Sour
     row["meta"], row["_meta"] = meta_of(value, set(), config)
     drop = found.drop or too_large
     if drop is None:
-        drop = set_text(row, "\n\n".join([found.text, *(text for _, text in comments)]), config)
+        text = "\n\n".join([found.text, *(text for _, text in comments)]) if comments else found.text
+        drop = set_text(row, text, config)
         row["page_bytes"] = size  # Of the submission alone, so that it can be compared when it is read again.
     return drop
 
@@ -192,7 +199,7 @@ def _comment(
     if link is None or not database.execute("SELECT 1 FROM post WHERE id = ?", (int(link[1], 36),)).fetchone():
         return None
     try:
-        value = json.loads(line)
+        value = parse_line(line)
     except (ValueError, RecursionError):
         return None
     if not isinstance(value, dict) or not isinstance(body := value.get("body"), str) or is_deleted(body):
@@ -258,6 +265,8 @@ def base_36(number: int) -> str:
 def score_of(value: dict[str, Any]) -> int:
     """Return the score of a submission or comment; 0 if it has none."""
     score = value.get("score")
+    if type(score) is int:
+        return max(-(1 << 62), min(score, 1 << 62))
     return int(max(-(1 << 62), min(score, 1 << 62))) if isinstance(score, int | float) and score == score else 0
 
 

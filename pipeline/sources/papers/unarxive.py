@@ -3,7 +3,6 @@
 A formula's mark is replaced by its LaTeX. Source: Saier, Krause, Färber 2023, arXiv 2303.14957 (unarXive 2022).
 """
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from pipeline.engine.stage import Drop, Row, Split
 from pipeline.sources.compression import ByteStream
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.lines import SourceRows, read_lines
+from pipeline.sources.lines import SourceRows, parse_line, read_lines
 from pipeline.sources.papers.config import UnarxiveConfig
 from pipeline.sources.papers.ids import identify
 from pipeline.sources.provenance import encodable, new_row, set_text
@@ -20,8 +19,8 @@ from pipeline.sources.rows import date_of, meta_of
 _MARK = re.compile(r"\{\{(formula|cite|figure|table|section|ref):([^{}]{1,200})\}\}")
 _MARK_SPACE = re.compile(r"\}\} +(?=[.,;:!?)\]'’-])")
 """The space that unarXive writes between a formula and what follows it directly."""
-_NO_TARGET = re.compile(r"\bREF\b(?!-)")
-"""The mark of a reference whose target is not in the paper."""
+_NO_TARGET = re.compile(r"REF(?<=\bREF)\b(?!-)")
+"""The mark of a reference whose target is not in the paper; a pattern is searched much faster by its first letters."""
 _NO_CAPTION = "NO_CAPTION"
 _CUT = "\x1c"
 _BRACKETS = re.compile(rf"[(\[](?:see|e\.g\.,?|cf\.|and|[\s,;–-]|{_CUT})*+[)\]]")
@@ -38,7 +37,7 @@ def open_unarxive(split: Split, stream: ByteStream, config: SourceConfig) -> Sou
 
 def _parse(line: bytes, config: SourceConfig) -> tuple[Row, Drop | None]:
     try:
-        paper = json.loads(line.strip())
+        paper = parse_line(line.strip())
     except (ValueError, RecursionError):
         return new_row("row"), Drop("bad_line")
     if not isinstance(paper, dict):

@@ -44,8 +44,6 @@ class _Lines:
         """The next line, or a Drop in its place, and its offset; None at the end of the file."""
         self.start = 0
         """Offset of the current record [bytes]."""
-        self.size = 0
-        """Size of the lines of the current record that were read [bytes]."""
         self.is_cut = False
         """True if the current record is cut by the end of the file or by a gap."""
 
@@ -55,33 +53,35 @@ class _Lines:
 
     def begin(self, start: int) -> None:
         """Start a record at the next line."""
-        self.start, self.size, self.is_cut = start, 0, False
+        self.start, self.is_cut = start, False
 
-    def __iter__(self) -> "_Lines":
-        return self
-
-    def __next__(self) -> str:
-        """Return the next line of the record. Raises _TooLargeError if the record becomes too large."""
-        start, line = self.next or (0, None)
-        if isinstance(line, Drop) and line.rule == "record_too_large":
-            raise _TooLargeError
-        if line is None or isinstance(line, Drop):
-            self.is_cut = self.size > 0
-            raise StopIteration
-        if self.size + len(line) > self._max_bytes:
-            raise _TooLargeError
-        self.size += len(line) + 1
-        self.skip()
-        if self.next is not None and self.next[0] == start + len(line):
-            self.is_cut = True  # A gap follows, and not a line end.
-        return (line.removeprefix(BOM) if start == 0 else line).decode(self._charset, "replace") + "\n"
+    def __iter__(self) -> Iterator[str]:
+        """Yield the lines of a record and of those after it. Raises _TooLargeError if the record becomes too large."""
+        lines, charset, max_bytes = self._lines, self._charset, self._max_bytes
+        end = self.start
+        while True:
+            start, line = self.next or (0, None)
+            if not isinstance(line, bytes):
+                if line is not None and line.rule == "record_too_large":
+                    raise _TooLargeError
+                self.is_cut = end > self.start
+                return
+            end = start + len(line)
+            if end - self.start > max_bytes:
+                raise _TooLargeError
+            self.next = following = next(lines, None)
+            if following is not None and following[0] == end:
+                self.is_cut = True  # A gap follows, and not a line end.
+            end += 1
+            yield (line if start else line.removeprefix(BOM)).decode(charset, "replace") + "\n"
 
     def pass_over(self) -> Drop:
         """Move after the rest of a record that is too large, and return its Drop.
 
         Lines that were read of it belong to a quoted field, which extends to the next line with an odd number of marks.
         """
-        size, is_quoted = float(self.size), self.size > 0
+        size = float(self.next[0] - self.start if self.next is not None else 0)
+        is_quoted = size > 0
         while self.next is not None:
             line = self.next[1]
             if isinstance(line, Drop) and line.rule != "record_too_large":

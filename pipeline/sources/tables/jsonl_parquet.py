@@ -5,7 +5,6 @@ from that line on. Lengths add up to the size. Compressed bytes that cannot be d
 drop_value is their number. In Parquet files, offsets and lengths count rows.
 """
 
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,11 +13,14 @@ import pyarrow.parquet as pq
 from pipeline.engine.stage import Drop, Row, Split
 from pipeline.sources.compression import ByteStream
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.lines import SourceRows, read_lines
+from pipeline.sources.lines import SourceRows, parse_line, read_lines
 from pipeline.sources.provenance import SourceItem, account_bytes, new_row
 from pipeline.sources.rows import UNREADABLE, RowMapping, rows_of_batch
 
 BATCH_ROWS = 16
+"""Number of rows that are read at a time, if they are large [rows]."""
+MAX_BATCH_ROWS, BATCH_BYTES = 512, 1 << 20
+"""Maximum number of rows that are read at a time, and their size by the mean of the row group [rows, bytes]."""
 BUFFER_BYTES = 1 << 20
 
 
@@ -30,7 +32,7 @@ def open_jsonl(split: Split, stream: ByteStream, config: SourceConfig) -> Source
 
 def _parse(line: bytes, mapping: RowMapping) -> tuple[Row, Drop | None]:
     try:
-        value = json.loads(line.strip())
+        value = parse_line(line.strip())
     except (ValueError, RecursionError):
         return new_row("row"), Drop("bad_line")
     if not isinstance(value, dict):
@@ -81,9 +83,24 @@ def read_parquet(
 
 
 def _group(file: pq.ParquetFile, group: int, columns: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a row group, up to the first batch that cannot be read."""
-    try:
-        for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[group], columns=columns):
-            yield from rows_of_batch(batch, columns)
-    except UNREADABLE:
-        return
+    """Yield the rows of a row group, up to the first batch that cannot be read.
+
+    Batches of rows that are small on average are larger: each costs as much as a hundred such rows. The rows of one
+    that cannot be read are read again in batches of BATCH_ROWS, so that no more rows are lost.
+    """
+    facts = file.metadata.row_group(group)
+    many = min(MAX_BATCH_ROWS, BATCH_BYTES * facts.num_rows // max(1, facts.total_byte_size))
+    num_rows = 0
+    for size in (many // BATCH_ROWS * BATCH_ROWS, BATCH_ROWS):
+        done, first = num_rows, 0
+        try:
+            for batch in file.iter_batches(batch_size=size, row_groups=[group], columns=columns) if size else ():
+                if first >= done:
+                    for row in rows_of_batch(batch, columns):
+                        yield row
+                        num_rows += 1
+                first += batch.num_rows
+        except UNREADABLE:
+            continue
+        if size:
+            return

@@ -4,6 +4,7 @@ import bz2
 import gzip
 import io
 import json
+import re
 from datetime import UTC, date, datetime
 
 import pyarrow as pa
@@ -207,6 +208,19 @@ def test_a_damaged_row_group_is_a_gap_of_its_rows():
     gaps = [(row["offset"], row["length"], drop) for row, drop in rows if drop]
     assert gaps == [(30, 30, Drop("unreadable_gap", 30.0))]
     assert [row["text"] for row, drop in rows if drop is None] == [f"text {n}" for n in range(90) if not 30 <= n < 60]
+
+
+def test_a_damaged_page_loses_the_rows_from_its_batch_on():
+    """Pages of 10 rows, the sixth of them damaged: the batch of the rows 48 to 63 is the first that needs it."""
+    table = pa.table({"text": [f"words {number}" for number in range(100)]})
+    stored = bytearray(parquet(table, compression="gzip", use_dictionary=False, data_page_size=1, write_batch_size=10))
+    starts = [match.start() for match in re.finditer(b"\x1f\x8b\x08", stored)]
+    assert len(starts) == 10
+    stored[starts[5] + 12] ^= 0xFF
+    rows, _ = read(bytes(stored), open_parquet)
+    assert [row["text"] for row, drop in rows if drop is None] == [f"words {number}" for number in range(48)]
+    gaps = [(row["offset"], row["length"], drop) for row, drop in rows if row["record_type"] == "gap"]
+    assert gaps == [(48, 52, Drop("unreadable_gap", 52.0))]
 
 
 # ------------------------------------------------------------------------------------------ fields beside the text
