@@ -22,25 +22,16 @@ from schemas.config import Section, execution
 
 AUTO = "auto"
 """The value of `source.format` that leaves the choice to the suffix of each file."""
-READER_VERSIONS = {"code": 2}
+READER_VERSIONS = {"code": 3}
 """Version of the reader of a format, by its name; 1 if it is not listed. It rises with a change of what documents of
-this format contain, so that only tables with such documents are built anew. Version 2 of `code` keeps empty lines."""
+this format contain, so that only tables with such documents are built anew. Version 2 of `code` keeps empty lines;
+version 3 counts hexadecimal bytes once in files that write them as 0x.. and as \\x.. ."""
 
 
 OWN_SECTIONS = frozenset(
     (
-        *(
-            "extract",
-            "language",
-            "quality",
-            "decontaminate",
-            "toxicity",
-            "links",
-            "perplexity",
-            "classifier",
-            "importance",
-        ),
-        *("paragraphs", "pii", "signature"),
+        *("extract", "language", "quality", "decontaminate", "toxicity", "links", "perplexity"),
+        *("classifier", "importance", "paragraphs", "pii", "signature"),
     )
 )
 """Sections that a source may set for its documents alone; the others concern all documents together. Of some sections,

@@ -160,8 +160,7 @@ def _characters(text: str, language: str, config: CodeConfig) -> Drop | None:
 
 def _encoded(text: str) -> Drop | None:
     """Return the Drop of a text with long runs of base 64, hexadecimal bytes or Unicode escapes, or many of them."""
-    num_bytes = text.count("0x") + text.count("\\x")
-    patterns = [_HEX] * (("0x" in text) + ("\\x" in text)) if num_bytes >= MIN_ESCAPES else []
+    patterns = [_HEX] if text.count("0x") + text.count("\\x") >= MIN_ESCAPES else []
     patterns += [_UNICODE] if text.count("\\u") >= MIN_ESCAPES else []
     # Splitting is much faster than the patterns, and few texts have such long words.
     words = " ".join(line for line in text.split("\n") if len(line) >= MIN_ENCODED_WORD).split()
