@@ -105,7 +105,11 @@ class RedditConfig(FormatConfig):
     are joined."""
     comments: tuple[str, ...] = ()
     """Files with the comments, such as RC_2015-01.zst: local paths or URIs, with wildcards. Each comment follows its
-    submission. Every task reads all of these files, so name those of the same months as in source.paths."""
+    submission. The task of a file of submissions reads all of them, except those of months before its own, such as
+    RC_2014-12 for RS_2015-01."""
+    comment_months: int | None = Field(None, ge=0)
+    """Number of months after that of the submissions from which comments are read; 0: the same month alone. None: all.
+    Until 2021, Reddit closed submissions after 6 months."""
     min_comment_score: int | None = None
     """Minimum score of a comment. None: comments of every score are kept. The replies to a comment that is left out are
     left out too."""
@@ -116,7 +120,9 @@ class RedditConfig(FormatConfig):
 
     @model_validator(mode="after")
     def _comments_are_joined(self) -> "RedditConfig":
-        ignored = sorted(self.model_fields_set & {"min_comment_score", "max_comments", "max_comment_depth"})
+        ignored = sorted(
+            self.model_fields_set & {"comment_months", "min_comment_score", "max_comments", "max_comment_depth"}
+        )
         if ignored and not self.comments:
             raise PydanticCustomError(
                 "comments",

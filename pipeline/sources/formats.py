@@ -23,7 +23,7 @@ from pipeline.sources.code.code import PARQUET, ZIP, is_loose, open_code
 from pipeline.sources.compression import MAGIC_BYTES, ByteStream, FrameReader, Frames, is_compressed
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.crawl.warc import RECORD_STARTS, DecodedWindow, open_warc
-from pipeline.sources.forums.reddit import open_reddit
+from pipeline.sources.forums.reddit import may_have_comments, open_reddit
 from pipeline.sources.forums.stackexchange import SITES, is_posts, open_stackexchange, problem_of
 from pipeline.sources.papers.arxiv import SINGLE, head_of_paper, open_arxiv
 from pipeline.sources.papers.unarxive import open_unarxive
@@ -55,6 +55,8 @@ class FileFormat:
     """Yields the row of the bytes of one record, if it needs more than these bytes; None: `open` does."""
     companions: Callable[[SourceConfig], tuple[str, ...]] = lambda config: ()
     """Returns the paths and patterns of other files that the reader needs, as `Split.companions`."""
+    needs: Callable[[str, str, SourceConfig], bool] = lambda name, companion, config: True
+    """(name of a file, name of a companion) → whether the reader of this file reads the companion."""
     problem: Callable[[str, SourceConfig], str | None] = lambda uri, config: None
     """Returns why a file cannot be read with these settings, and what to do about it; None if it can."""
     packs: Callable[[str], bool] | None = None
@@ -189,6 +191,7 @@ FORMATS: Mapping[str, FileFormat] = {
             _read_line,
             lambda data: data,
             companions=lambda config: config.reddit.comments,
+            needs=may_have_comments,
         ),
         FileFormat("arxiv", NO_SUFFIX, open_arxiv, _read_package, head_of_paper),
         FileFormat("unarxive", NO_SUFFIX, open_unarxive, _read_line, lambda data: data),

@@ -104,7 +104,8 @@ def find_splits(config: SourceConfig) -> list[Split]:
         except OSError as error:
             problems.append(f"expected a file at {file.uri}, got {error}. Make it readable.")
             continue
-        needed = companions.get(format_name, ())
+        needs = FORMATS[format_name].needs
+        needed = [other for other in companions.get(format_name, ()) if needs(name, other.name, config)]
         splits.append(_split(ordinal, file, (format_name, size, identity), needed, config))
     read = {split.format for split in splits}
     ignored = sorted(config.model_fields_set & config.formats().keys() - read)

@@ -26,10 +26,21 @@ MAX_THREAD = 200_000
 """Maximum number of comments on a submission that are read, those with the highest scores."""
 LINK_ID = re.compile(rb'"link_id"\s*:\s*"t3_([0-9a-zA-Z]{1,12})"')
 ID = re.compile(r"[0-9a-z]{1,12}", re.IGNORECASE)
+_MONTH = re.compile(r"(?:^|/)R[SC]_(\d{4})-(\d{2})(?!\d)[^/]*\Z", re.IGNORECASE)
 ENTITIES = (("&lt;", "<"), ("&gt;", ">"), ("&amp;", "&"))
 """The characters that Reddit escapes in texts."""
 TITLE_ONLY, LINK_POST = Drop("title_only"), Drop("link_post")
 """The most frequent reasons, made once."""
+
+
+def may_have_comments(submissions: str, comments: str, config: SourceConfig) -> bool:
+    """Return True if a file of comments may hold some on a file of submissions, by the months in their names."""
+    months = [_MONTH.search(name) for name in (submissions, comments)]
+    first, other = (12 * int(month[1]) + int(month[2]) if month else None for month in months)
+    if first is None or other is None:
+        return True
+    most = config.reddit.comment_months
+    return other >= first and (most is None or other <= first + most)
 
 
 class Submission(NamedTuple):

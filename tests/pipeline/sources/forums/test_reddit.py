@@ -170,6 +170,26 @@ def test_files_from_disk_and_a_submission_read_again(tmp_path: Path) -> None:
         find_splits(config)
 
 
+def test_comments_of_earlier_months_are_not_read(tmp_path: Path) -> None:
+    for name in ("RS_2013-01.zst", "RS_2013-11.zst", "php_submissions.jsonl.zst"):
+        (tmp_path / name).write_bytes(zstandard.compress(lines(post())))
+    months = ("2012-12", "2013-01", "2013-12", "2014-01")
+    for name in (*(f"RC_{month}.zst" for month in months), "php_comments.zst"):
+        (tmp_path / name).write_bytes(zstandard.compress(lines(comment("c1", "t3_16o21a", "one"))))
+
+    def read_by(**settings: Any) -> list[list[str]]:
+        reddit = {"comments": [f"{tmp_path}/RC_*", f"{tmp_path}/php_comments.zst"]} | settings
+        paths = [f"{tmp_path}/RS_*", f"{tmp_path}/php_sub*"]
+        splits = find_splits(SourceConfig.model_validate({"paths": paths, "format": "reddit", "reddit": reddit}))
+        return [[Path(uri).stem for uri in split.companions] for split in splits]
+
+    every = ["RC_2012-12", "RC_2013-01", "RC_2013-12", "RC_2014-01", "php_comments"]
+    assert read_by() == [every[1:], every[2:], every]
+    assert read_by(comment_months=1) == [["RC_2013-01", "php_comments"], ["RC_2013-12", "php_comments"], every]
+    assert read_by(comment_months=2)[1] == every[2:]
+    assert read_by(comment_months=0)[1] == ["php_comments"]
+
+
 def test_settings_of_comments_need_comments() -> None:
     with pytest.raises(ValidationError, match="max_comments: expected the files of comments"):
         SourceConfig.model_validate({"paths": "x", "reddit": {"max_comments": 3}})
