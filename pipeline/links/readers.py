@@ -5,7 +5,6 @@ for themselves, and those in parameters of templates such as `{{cite web |url=ht
 format (ia-web-commons); the fields of Reddit submissions in Pushshift's dumps; MediaWiki, Help:Links, external links.
 """
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from urllib.parse import urljoin
 from pipeline.engine.stage import Drop
 from pipeline.sources.compression import ByteStream, FrameReader
 from pipeline.sources.crawl.warc import RECORD_STARTS, DecodedWindow, read_records
-from pipeline.sources.lines import LineReader
+from pipeline.sources.lines import LineReader, parse_object
 from pipeline.sources.provenance import domain_of, encodable
 from pipeline.sources.splits import WAT
 from pipeline.sources.wiki.mediawiki import read_articles
@@ -119,7 +118,7 @@ def _wat_pages(stream: ByteStream, counts: LinkCounts) -> Iterator[Iterator[dict
         if record.header is None or record.drop is not None:
             counts.left_out[record.drop.rule if record.drop else "unreadable_gap"] += 1
             continue
-        value = _json_object(record.block) if record.header.kind == "metadata" else {}
+        value = parse_object(record.block) if record.header.kind == "metadata" else {}
         if value is None:
             counts.left_out["bad_json"] += 1
             continue
@@ -163,7 +162,7 @@ def _submissions(stream: ByteStream, counts: LinkCounts) -> Iterator[Iterator[di
         if not isinstance(line, Drop) and not line.strip():
             continue
         counts.records += 1
-        value = None if isinstance(line, Drop) else _json_object(line)
+        value = None if isinstance(line, Drop) else parse_object(line)
         if isinstance(line, Drop) or value is None:
             counts.left_out[line.rule if isinstance(line, Drop) else "bad_json"] += 1
         elif value.get("is_self") or not isinstance(value.get("url"), str):
@@ -172,14 +171,6 @@ def _submissions(stream: ByteStream, counts: LinkCounts) -> Iterator[Iterator[di
             page = value.get("permalink")
             shown = f"https://www.reddit.com{encodable(page)}" if isinstance(page, str) else "https://www.reddit.com/"
             yield iter([_row(value["url"].strip(), shown, value.get("title"), None, value.get("score"))])
-
-
-def _json_object(data: bytes) -> dict[str, Any] | None:
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
 
 
 # Dumps of wikis.

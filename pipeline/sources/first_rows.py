@@ -4,7 +4,6 @@ A wrong `source.text_field`, a wrong format or empty files make every row a drop
 everything, so each part of `documents` watches its rows and stops the run early if no file has a text.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ import pyarrow.parquet as pq
 from pipeline.engine.stage import Drop, Row, Split
 from pipeline.sources.compression import FrameReader
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.lines import BOM, LineReader
+from pipeline.sources.lines import BOM, LineReader, parse_object
 from pipeline.sources.rows import UNREADABLE
 from pipeline.sources.splits import open_stream
 from pipeline.sources.tables.arrow_table import read_batches
@@ -79,11 +78,8 @@ def _json_rows(stream: Any, split: Split, config: SourceConfig) -> Iterator[Mapp
     for _, line in LineReader(FrameReader(stream, None), config.max_record_bytes):
         if isinstance(line, Drop):
             continue
-        try:
-            value = json.loads(line.removeprefix(BOM).strip() or b"null")
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(value, dict):
+        value = parse_object(line.removeprefix(BOM))
+        if value is not None:
             yield value
 
 

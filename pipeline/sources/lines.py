@@ -31,6 +31,15 @@ def parse_line(line: bytes) -> Any:
     return value
 
 
+def parse_object(line: bytes) -> dict[str, Any] | None:
+    """Return the JSON object on a line; None if the line is no JSON, or another value."""
+    try:
+        value = parse_line(line.strip())
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
 class LineReader:
     """Iterates over the lines of a file and their offsets in the decompressed file.
 

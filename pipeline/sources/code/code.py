@@ -25,7 +25,7 @@ from pipeline.sources.code.licences import (
 )
 from pipeline.sources.compression import ByteStream, FrameReader
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.lines import SourceRows, parse_line, read_lines
+from pipeline.sources.lines import SourceRows, parse_object, read_lines
 from pipeline.sources.provenance import SourceItem, account_bytes, encodable, new_row, set_text
 from pipeline.sources.rows import date_of, meta_of
 from pipeline.sources.tables.jsonl_parquet import read_parquet
@@ -236,13 +236,8 @@ def licence_problem(licence: str | None, config: CodeConfig) -> Drop | None:
 
 
 def _parse(line: bytes, config: SourceConfig) -> tuple[Row, Drop | None]:
-    try:
-        value = parse_line(line.strip())
-    except (ValueError, RecursionError):
-        return new_row("row"), Drop("bad_line")
-    if not isinstance(value, dict):
-        return new_row("row"), Drop("bad_line")
-    return _row_of(value, config)
+    value = parse_object(line)
+    return _row_of(value, config) if value is not None else (new_row("row"), Drop("bad_line"))
 
 
 def _columns(names: list[str]) -> list[str]:

@@ -14,7 +14,7 @@ from pipeline.engine.stage import Drop, Row, Split
 from pipeline.sources.compression import ByteStream, FrameReader
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.forums.temporary_rows import BATCH_ROWS, temporary_database
-from pipeline.sources.lines import BOM, LineReader, SourceRows, parse_line
+from pipeline.sources.lines import BOM, LineReader, SourceRows, parse_object
 from pipeline.sources.provenance import SourceItem, account_bytes, encodable, new_row, set_text, set_title
 from pipeline.sources.rows import date_of, meta_of
 from schemas.storage import resolve_uri
@@ -116,11 +116,8 @@ def open_reddit(split: Split, stream: ByteStream, config: SourceConfig) -> Sourc
 
 def parse_submission(line: bytes, rules: SubmissionRules) -> Submission | Drop:
     """Return the submission on a line; a Drop if there is none."""
-    try:
-        value = parse_line(line)
-    except (ValueError, RecursionError):
-        return Drop("bad_line")
-    if not isinstance(value, dict):
+    value = parse_object(line)
+    if value is None:
         return Drop("bad_line")
     number = id_of(value.get("id"))
     if number is None or not isinstance(value.get("title"), str):
@@ -209,11 +206,8 @@ def _comment(
     link = LINK_ID.search(line)
     if link is None or not database.execute("SELECT 1 FROM post WHERE id = ?", (int(link[1], 36),)).fetchone():
         return None
-    try:
-        value = parse_line(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(value, dict) or not isinstance(body := value.get("body"), str) or is_deleted(body):
+    value = parse_object(line)
+    if value is None or not isinstance(body := value.get("body"), str) or is_deleted(body):
         return None
     number, parent, score = id_of(value.get("id")), str(value.get("parent_id")), score_of(value)
     above = id_of(parent[3:]) if parent.startswith("t1_") else 0

@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.engine.stage import Drop, Row, Split
 from pipeline.sources.compression import ByteStream
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.lines import SourceRows, parse_line, read_lines
+from pipeline.sources.lines import SourceRows, parse_object, read_lines
 from pipeline.sources.papers.config import UnarxiveConfig
 from pipeline.sources.papers.ids import identify
 from pipeline.sources.provenance import encodable, new_row, set_text
@@ -36,13 +36,8 @@ def open_unarxive(split: Split, stream: ByteStream, config: SourceConfig) -> Sou
 
 
 def _parse(line: bytes, config: SourceConfig) -> tuple[Row, Drop | None]:
-    try:
-        paper = parse_line(line.strip())
-    except (ValueError, RecursionError):
-        return new_row("row"), Drop("bad_line")
-    if not isinstance(paper, dict):
-        return new_row("row"), Drop("bad_line")
-    return paper_row(paper, config)
+    paper = parse_object(line)
+    return paper_row(paper, config) if paper is not None else (new_row("row"), Drop("bad_line"))
 
 
 def paper_row(paper: Mapping[str, Any], config: SourceConfig) -> tuple[Row, Drop | None]:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from pipeline.engine.stage import Drop, Row, Split
 from pipeline.sources.compression import ByteStream
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.lines import SourceRows, parse_line, read_lines
+from pipeline.sources.lines import SourceRows, parse_object, read_lines
 from pipeline.sources.provenance import SourceItem, account_bytes, new_row
 from pipeline.sources.rows import UNREADABLE, RowMapping, rows_of_batch
 
@@ -31,13 +31,8 @@ def open_jsonl(split: Split, stream: ByteStream, config: SourceConfig) -> Source
 
 
 def _parse(line: bytes, mapping: RowMapping) -> tuple[Row, Drop | None]:
-    try:
-        value = parse_line(line.strip())
-    except (ValueError, RecursionError):
-        return new_row("row"), Drop("bad_line")
-    if not isinstance(value, dict):
-        return new_row("row"), Drop("bad_line")
-    return mapping(value)
+    value = parse_object(line)
+    return mapping(value) if value is not None else (new_row("row"), Drop("bad_line"))
 
 
 def open_parquet(split: Split, stream: ByteStream, config: SourceConfig) -> SourceRows:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.sources.lines import parse_line
+from pipeline.sources.lines import parse_line, parse_object
 
 OBJECT = {"text": "a \u00e9 \U0001f600", "n": [1, 2.5, None, True]}
 
@@ -46,3 +46,8 @@ def test_the_same_as_json_loads(line):
             parse_line(line)
     else:
         assert parse_line(line) == expected
+
+
+@pytest.mark.parametrize("line", [b"", b"[]", b"null", b"3", b"{", b"[" * 100_000])
+def test_lines_without_an_object(line):
+    assert parse_object(line) is None
