@@ -9,7 +9,7 @@ from schemas.errors import ConfigError
 
 GROUP = "data"
 VERBS = {
-    "links": "Write the links in WAT files, Reddit submissions and dumps of wikis, for `[links]` in a recipe.",
+    "links": "Write the links of WAT files, Reddit and wikis to a table.",
 }
 
 
