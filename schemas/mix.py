@@ -35,7 +35,7 @@ class SourceMix(_MixBlock):
     keep: float = Field(1.0, gt=0, le=1)
     """Share of the training documents that the pipeline keeps, chosen by hash; all held-out documents are kept."""
     wanted_tokens: int | None = Field(None, ge=1)
-    """Unique training tokens that the share suggested by the losses requires, if no token is repeated too often.
+    """Training tokens in an epoch that the share suggested by the losses requires, if none is repeated too often.
     None = there are enough. The pipeline reports how many of them exist."""
     why: str
     """The evidence as text."""

@@ -22,6 +22,9 @@ TITLE_FIRST = "_title_first"
 EMPTY_LINES_KEPT = "_empty_lines_kept"
 """Field of a row: True if several empty lines of its text do not become one, as in code."""
 
+TEXT_FIELDS = frozenset(("text", "_body", "_words"))
+"""Fields of a row that hold its text: the whole text, the text after cuts, and the hashes of its words."""
+
 
 @dataclass(frozen=True, slots=True)
 class Drop:
@@ -174,6 +177,11 @@ class PerDocument:
     columns: tuple[pa.Field, ...] = ()
     """Columns of `documents`, with meaning and unit, that only this stage uses. `schemas/tables.py` does not declare
     them; they follow the columns declared there."""
+
+    @property
+    def reads_text(self) -> bool:
+        """True if what it measures depends on the text of a document, and not on its URL or other facts alone."""
+        return not TEXT_FIELDS.isdisjoint(self.reads)
 
 
 def extend_schema(schema: pa.Schema, stages: Iterable[PerDocument]) -> pa.Schema:

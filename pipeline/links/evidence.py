@@ -1,7 +1,8 @@
 """The index of link evidence: for each URL and each domain, how many others link to it, and the highest score.
 
 The index is built once from tables of links and memory-mapped by every worker; a look-up is a binary search. Links are
-first distributed over files by their keys, so that memory holds one of BUCKETS parts of them. A key is 8 bytes, so two
+first distributed over files by their keys, so that memory holds one of BUCKETS parts of them; the part of a domain that
+very many link to is larger. A key is 8 bytes, so two
 of a thousand million URLs share one with a probability of 3 %. Source of the idea: Radford et al. 2019 (WebText),
 section 2.1, pages that Reddit submissions of at least 3 points link to.
 """
@@ -11,10 +12,9 @@ import os
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -110,22 +110,18 @@ def build_evidence(config: LinksConfig, paths: Mapping[str, str], folder: str) -
 
 def _distribute(path: str, config: LinksConfig, folder: Path) -> None:
     """Append the links of a table that count as evidence to the files of their buckets."""
-    with ExitStack() as stack:
-        files: dict[str, IO[bytes]] = {}
-        for batch in _batches(path):
-            links = batch.filter(_counts(batch, config))
-            scores = pc.fill_null(links["score"], NO_SCORE).to_numpy()
-            urls = np.array([int.from_bytes(key[:8]) for key in links["url_key"].to_pylist()], np.uint64)
-            pages, domains, origins = (_keys(links[name]) for name in ("from_url", "domain", "from_domain"))
-            for kind, keys, others in (("url", urls, pages), ("domain", domains, origins)):
-                records = np.empty(len(keys), _LINK)
-                records["key"], records["origin"], records["score"] = keys, others, scores
-                numbers = (keys // np.uint64((1 << 64) // BUCKETS)).astype(np.int64)
-                for number in np.unique(numbers).tolist():
-                    name = f"{kind}-{number}"
-                    if name not in files:
-                        files[name] = stack.enter_context((folder / name).open("ab"))
-                    files[name].write(records[numbers == number].tobytes())
+    for batch in _batches(path):
+        links = batch.filter(_counts(batch, config))
+        scores = pc.fill_null(links["score"], NO_SCORE).to_numpy()
+        urls = np.array([int.from_bytes(key[:8]) for key in links["url_key"].to_pylist()], np.uint64)
+        pages, domains, origins = (_keys(links[name]) for name in ("from_url", "domain", "from_domain"))
+        for kind, keys, others in (("url", urls, pages), ("domain", domains, origins)):
+            records = np.empty(len(keys), _LINK)
+            records["key"], records["origin"], records["score"] = keys, others, scores
+            buckets = (keys // np.uint64((1 << 64) // BUCKETS)).astype(np.int64)
+            for bucket in np.unique(buckets).tolist():
+                with (folder / f"{kind}-{bucket}").open("ab") as file:  # 512 open files are too many on some systems
+                    file.write(records[buckets == bucket].tobytes())
 
 
 def _batches(path: str) -> Iterator[pa.RecordBatch]:

@@ -33,7 +33,6 @@ from pipeline.engine.stage import Drop, PerDocument, Row, extend_schema
 from pipeline.engine.step import StepContext, TableResult, add_figures, combine_parts
 from pipeline.engine.worker import Crashed, FusedStages, ModelPaths, Sandbox, local_models
 from pipeline.language import LANGUAGE
-from pipeline.links.stage import LINKS
 from pipeline.recipe_stages import RecipeStage
 from pipeline.templates.blocks import (
     BLOCK_BYTES,
@@ -273,7 +272,7 @@ def measured_again(stages: tuple[PerDocument, ...]) -> tuple[PerDocument, ...]:
     The language is not measured again, as it is not in `repeats`; nor is what depends on the URL alone.
     """
     names = [stage.name for stage in stages]
-    return tuple(stage for stage in stages[names.index(LANGUAGE.name) + 1 :] if stage.reads != LINKS.reads)
+    return tuple(stage for stage in stages[names.index(LANGUAGE.name) + 1 :] if stage.reads_text)
 
 
 def large_hosts(build: StepContext, tasks: list[TemplatesTask]) -> DataFrame:

@@ -10,10 +10,11 @@ import pytest
 
 from jobs.recipe import read_recipe
 from pipeline.engine.parquet import Part
+from pipeline.engine.part import PartResult
 from pipeline.run import find_models
 from pipeline.stages import STEPS
 from pipeline.steps.requirements import check_buckets
-from pipeline.tokens.dataset import clean_rows
+from pipeline.tokens.dataset import StreamTotal, clean_rows, collect_results
 from pipeline.tokens.streams import (
     TOKENS,
     Sorting,
@@ -23,9 +24,9 @@ from pipeline.tokens.streams import (
     mix_figure,
     sorting_of,
 )
-from schemas.errors import ConfigError
+from schemas.errors import ConfigError, ContractError
 from schemas.ids import file_sha256, shuffle_key
-from schemas.manifest import open_table
+from schemas.manifest import Counts, open_table
 from schemas.mix import Mix, SourceMix, mix_toml
 from schemas.storage import Store
 from schemas.tables import CLEAN
@@ -211,6 +212,16 @@ def test_a_share_that_keeps_nothing_is_rejected() -> None:
         check_mix(
             mix(web={"keep": 0.01}), "mix.toml", {"web/train": (0, 2), "web+x2/train": (0, 1), "web/heldout": (4, 0)}
         )
+
+
+def test_a_mix_may_leave_out_all_documents_that_are_read_several_times() -> None:
+    totals = {"web+x3/train": StreamTotal(0, 0, 2, 20), "web/train": StreamTotal(1, 7, 1, 10)}
+    written = PartResult({}, Counts(rows_in=1, rows_kept=1), {"tokens": {"web/train": 7}})
+    built = collect_results([written], totals, 4)
+    assert built.figures == {"streams": {"web/train": [7]}, "documents": {"web/train": 1}}
+    assert built.counts == Counts(rows_in=4, rows_kept=1, dropped={"tokens/mix": 3})
+    with pytest.raises(ContractError, match=r"expected 7 tokens in the shards of web/train, got 0\."):
+        collect_results([], totals, 4)
 
 
 def test_the_mix_enters_the_fingerprint_by_its_digest(tmp_path: Path) -> None:
