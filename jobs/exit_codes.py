@@ -24,7 +24,7 @@ def exit_code_of(call: Callable[[], int | None]) -> int:
         # The reader of the output has closed it, as `head` does; without this, Python prints an error at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
-    except Exception as error:  # Spark wraps a storage error of a worker in an exception of its own
+    except Exception as error:
         problem = describe_remote_error(error) or (
             describe_storage_error(error) if isinstance(error, OSError) else None
         )

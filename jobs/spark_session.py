@@ -24,6 +24,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
+from pipeline.engine.spark import error_of_worker
 from schemas.config import Section, execution
 from schemas.errors import ConfigError, PenstockError
 
@@ -106,6 +107,8 @@ def spark_session(config: SparkConfig, name: str = "penstock", verbose: bool = F
             interrupted.check()
             if isinstance(error, PenstockError):
                 raise
+            if (known := error_of_worker(error)) is not None:
+                raise known from error
             is_kept = log is not None
             if is_ours and (end := _describe_end(log)) is not None:
                 raise PenstockError(end) from error

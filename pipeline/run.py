@@ -139,9 +139,7 @@ def _run_steps(run: Run, steps: Sequence[Step], progress: Progress) -> RunFile:
     state = RunFile(tables=existing, recipe=recipe.to_json())
     write_run(folder, state)
     if run.spark is not None:
-        ship_models(
-            run.spark, [model.path for named in run.models.values() for model in named.values() if model.shipped]
-        )
+        ship_models(run.spark, [model.path for model in shipped_models(run.models)])
     tables: dict[str, TableVersion] = {}
     for step in steps:
         inputs = {name: tables[name] for name in step.inputs(recipe) if name in tables}
@@ -208,6 +206,11 @@ def models_of_stage(stage: PerDocument | Relation, section: Section, config: Mod
             stage.make(section, paths)
         stage.checks(section, paths, {})
     return models
+
+
+def shipped_models(models: Models) -> list[Model]:
+    """Return the model files that are copied to the workers."""
+    return [model for named in models.values() for model in named.values() if model.shipped]
 
 
 def is_shipped(stage: Stage, name: str) -> bool:
@@ -281,23 +284,25 @@ def build_step(run: Run, step: Step, inputs: Mapping[str, TableVersion], folders
             "has deleted them. Run this command again."
         )
     started, clock = datetime.now(UTC), time.monotonic()
-    models = models_of(run, step)
-    built = step.build(
-        StepContext(
-            run.spark,
-            run.recipe,
-            step.stages,
-            folders,
-            inputs,
-            run.splits,
-            models,
-            run.partitions,
-            stages_by_source(step, run.recipe),
-        )
-    )
+    built = step.build(context_of(run, step, inputs, folders))
     timing = {"started": started.isoformat(timespec="seconds"), "wall_seconds": round(time.monotonic() - clock, 3)}
     for table in reversed(step.writes):
         commit(run, step, folders[table], (table, built[table], inputs, timing))
+
+
+def context_of(run: Run, step: Step, inputs: Mapping[str, TableVersion], folders: Mapping[str, Store]) -> StepContext:
+    """Return the context in which a step builds its tables in `folders`."""
+    return StepContext(
+        run.spark,
+        run.recipe,
+        step.stages,
+        folders,
+        inputs,
+        run.splits,
+        models_of(run, step),
+        run.partitions,
+        stages_by_source(step, run.recipe),
+    )
 
 
 def run_folders(folder: Store, reuse: Sequence[Store] = ()) -> list[Store]:

@@ -6,6 +6,7 @@ how it was made. A manifest whose row counts do not add up cannot be made. `run.
 
 import difflib
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json, digest_of
 from schemas.lock_files import TABLES_LOCK, describe_holders, is_written_elsewhere
-from schemas.storage import Store
+from schemas.storage import CheckedPath, Store
 from schemas.tables import TABLES
 
 FORMAT_VERSION = 1
@@ -159,9 +160,15 @@ class Manifest(_ManifestBlock):
         inputs = (entry for entry in self.content.inputs if f"{FROM_INPUT}{entry.name}" not in self.run.lineage)
         return {entry.name: entry.sha256 for entry in inputs if entry.name in TABLES}
 
-    def paths_of(self, prefix: str = "") -> list[str]:
+    @cached_property
+    def paths(self) -> dict[str, CheckedPath]:
+        """The path of every file by key, in the order of `content.files`."""
+        files = self.content.files
+        return {entry.key: CheckedPath(self.run.paths[entry.key], entry.bytes, entry.sha256) for entry in files}
+
+    def paths_of(self, prefix: str = "") -> list[CheckedPath]:
         """Return the paths of the files whose key starts with `prefix`, in the order of `content.files`."""
-        return [self.run.paths[entry.key] for entry in self.content.files if entry.key.startswith(prefix)]
+        return [path for key, path in self.paths.items() if key.startswith(prefix)]
 
 
 def make_manifest(content: dict[str, Any], run: dict[str, Any], where: str) -> Manifest:

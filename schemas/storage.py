@@ -9,6 +9,7 @@ import json
 import os
 import posixpath
 import re
+import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,11 @@ import pyarrow.fs as pafs
 from schemas.errors import ConfigError, ContractError
 
 READ_BYTES = 1 << 20
+WHOLE_BYTES = 128 << 20
+"""Maximum size of a remote file of a table that is read in one request and kept in memory [bytes]."""
+_CHECKED: dict[str, Any] = {}
+"""The files that this process has compared with their manifests: path → what would differ if the file had changed."""
+MAX_CHECKED = 1 << 16
 BUCKETS = ("s3", "gs", "gcs")
 """Schemes whose paths start with a bucket."""
 OPTIONS = {"s3": "allow_delayed_open=true", "gs": "retry_limit_seconds=60", "gcs": "retry_limit_seconds=60"}
@@ -30,6 +36,27 @@ fifteen."""
 URI_SAFE = "/%:@!$&'()*+,;=~"
 AWS_ERROR = re.compile(r"(?:(?:key '(?P<key>.*?)' in )?bucket '(?P<bucket>[^']*)'[^\n]*?: )?AWS Error (?P<aws>[^\n]+)")
 GOOGLE_ERROR = re.compile(r"google::cloud::Status\((?P<google>[^\n]{1,300})")
+
+
+class CheckedPath(str):
+    """The path of a file of a table, relative to its version folder, with the size and SHA-256 that its manifest names.
+
+    `Store.open_input` compares both with the file.
+    """
+
+    __slots__ = ("num_bytes", "sha256")
+    num_bytes: int
+    """Size of the file [bytes]."""
+    sha256: str
+    """SHA-256 (hex) of the file."""
+
+    def __new__(cls, path: str, num_bytes: int, sha256: str) -> "CheckedPath":
+        self = super().__new__(cls, path)
+        self.num_bytes, self.sha256 = num_bytes, sha256
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CheckedPath, (str(self), self.num_bytes, self.sha256)
 
 
 class Store:
@@ -87,11 +114,63 @@ class Store:
             )
         return int(info.size)
 
-    def open_input(self, name: str) -> Any:
-        """Open a random-access file (pyarrow.NativeFile); a local file is memory-mapped."""
+    def open_input(self, path: CheckedPath) -> Any:
+        """Open a file of a table for random access (pyarrow.NativeFile), if it is the file that its manifest names.
+
+        The first time that a process opens a file, the whole file is read to compare its SHA-256. A remote file of up
+        to WHOLE_BYTES is then kept in memory, so that it is read once. Raises ContractError if the file is missing,
+        damaged or not a regular file.
+        """
+        name = self.path(path)
+        if self.is_local:
+            known: Any = _regular_file(name)
+            if known is None or known[0] != path.num_bytes:
+                raise self._damaged(path, "no such file" if known is None else f"a file of {known[0]} bytes")
+            if _CHECKED.get(name) != (known, path.sha256):
+                self._compare(path, self.sha256(path))
+                _remember(name, (known, path.sha256))
+            return pa.memory_map(name)
+        file = self._open_remote(path)
+        if _CHECKED.get(self.uri + name) == path.sha256:
+            return file
+        if path.num_bytes > WHOLE_BYTES:
+            self._compare(path, self.sha256(path))
+        else:
+            content = file.read_buffer()
+            file = pa.BufferReader(content)
+            self._compare(path, hashlib.sha256(content).hexdigest())
+        _remember(self.uri + name, path.sha256)
+        return file
+
+    def open_unchecked(self, name: str) -> Any:
+        """Open a random-access file (pyarrow.NativeFile) that no manifest names, or that was verified before.
+
+        A local file is memory-mapped.
+        """
         if self.is_local:
             return pa.memory_map(self.path(name))
         return self.fs.open_input_file(self.path(name))
+
+    def _open_remote(self, path: CheckedPath) -> Any:
+        try:
+            file = self.fs.open_input_file(self.path(path))
+        except FileNotFoundError as error:
+            raise self._damaged(path, "no such file") from error
+        if (size := file.size()) != path.num_bytes:
+            raise self._damaged(path, f"a file of {size} bytes")
+        return file
+
+    def _compare(self, path: CheckedPath, sha256: str) -> None:
+        if sha256 != path.sha256:
+            raise self._damaged(path, f"SHA-256 {sha256}")
+
+    def _damaged(self, path: CheckedPath, found: str) -> ContractError:
+        run = self.child("../..").uri
+        what = f"SHA-256 {path.sha256}" if found.startswith("SHA-256") else f"a file of {path.num_bytes} bytes"
+        return ContractError(
+            f"{self.uri}/{path}: expected {what} as the manifest names it, got {found}. Run `penstock repair {run}`, "
+            "which builds damaged files again."
+        )
 
     def open_output(self, name: str) -> Any:
         """Open an output stream, and create missing parent folders.
@@ -112,15 +191,30 @@ class Store:
             _fsync(self.path(name))
 
     def read_bytes(self, name: str) -> bytes:
-        """Return the whole content of a small file."""
+        """Return the whole content of a small file.
+
+        Raises FileNotFoundError if there is none, and ContractError if it is a pipe, a device or a folder, or not the
+        file that the manifest names.
+        """
+        if self.is_local and os.path.exists(self.path(name)) and _regular_file(self.path(name)) is None:
+            raise ContractError(
+                f"{self.uri}/{name}: expected a regular file, got a folder, pipe or device. Restore it from a backup."
+            )
         with self.fs.open_input_stream(self.path(name), compression=None) as stream:
-            return bytes(stream.read())
+            data = bytes(stream.read())
+        if isinstance(name, CheckedPath):
+            self._compare(name, hashlib.sha256(data).hexdigest())
+        return data
 
     def read_json(self, name: str) -> Any:
-        """Return the JSON value of a small file. Raises ContractError if it is not JSON."""
+        """Return the JSON value of a small file. Raises ContractError if the file is missing or is not JSON."""
         try:
             return json.loads(self.read_bytes(name))
-        except ValueError as error:
+        except FileNotFoundError as error:
+            raise ContractError(
+                f"{self.uri}/{name}: expected a JSON file, got no such file. Restore it from a backup."
+            ) from error
+        except (ValueError, RecursionError) as error:
             raise ContractError(
                 f"{self.uri}/{name}: expected a JSON file, got one that cannot be parsed ({error}). "
                 "Restore it from a backup."
@@ -175,6 +269,25 @@ class Store:
         for info in self.fs.get_file_info(selector):
             if info.type == pafs.FileType.File:
                 yield info.path[len(self.root) + 1 :]
+
+
+def _regular_file(path: str) -> tuple[int, ...] | None:
+    """Return size, times and number of a local file, which change with it; None if it is not a regular file."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return (
+        (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev)
+        if stat.S_ISREG(found.st_mode)
+        else None
+    )
+
+
+def _remember(name: str, state: Any) -> None:
+    if len(_CHECKED) >= MAX_CHECKED:
+        _CHECKED.clear()
+    _CHECKED[name] = state
 
 
 def resolve_uri(uri: str) -> tuple[pafs.FileSystem, str]:

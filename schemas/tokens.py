@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from schemas.errors import ContractError
 from schemas.manifest import Manifest, member_input, open_table, read_manifest
-from schemas.storage import Store
+from schemas.storage import CheckedPath, Store
 from schemas.tables import PROVENANCE, field
 
 RESERVED = ("pad", "bos", "eos", "mask", "tombstone", *(f"sentinel_{i}" for i in range(100)))
@@ -124,8 +124,8 @@ class Shard:
 
     stream: str
     number: int
-    path: str
-    docs_path: str
+    path: CheckedPath
+    docs_path: CheckedPath
     num_tokens: int
     num_documents: int
     sha256: str
@@ -170,10 +170,10 @@ class Dataset:
     manifest: Manifest
     tokenizer: TokenizerContract
     tokenizer_folder: Store
-    tokenizer_path: str
+    tokenizer_path: CheckedPath
     chunk_tokens: int
     streams: dict[str, list[Shard]]
-    by_url: list[str]
+    by_url: list[CheckedPath]
     members: tuple[Member, ...]
 
     @property
@@ -221,8 +221,8 @@ def read_shards(folder: Store, manifest: Manifest) -> tuple[TokenizerContract, d
                 Shard(
                     stream=name,
                     number=number,
-                    path=manifest.run.paths[shard_key(name, number)],
-                    docs_path=manifest.run.paths[docs_key(name, number)],
+                    path=manifest.paths[shard_key(name, number)],
+                    docs_path=manifest.paths[docs_key(name, number)],
                     num_tokens=tokens,
                     num_documents=entries[docs_key(name, number)].rows,
                     sha256=entries[shard_key(name, number)].sha256,
@@ -260,7 +260,7 @@ def open_dataset(run: Store) -> Dataset:
         manifest=manifest,
         tokenizer=contract,
         tokenizer_folder=tokenizer_folder,
-        tokenizer_path=tokenizer_manifest.run.paths["model"],
+        tokenizer_path=tokenizer_manifest.paths["model"],
         chunk_tokens=int(figures["chunk_tokens"]),
         streams=streams,
         by_url=manifest.paths_of("by_url/"),

@@ -157,7 +157,7 @@ def _files(
     def add(which: int, old: str, new: str) -> None:
         dataset = datasets[which]
         files.append(entries[which][old].model_dump() | {"key": new})
-        target = dataset.folder.path(dataset.manifest.run.paths[old])
+        target = dataset.folder.path(dataset.manifest.paths[old])
         paths[new] = posixpath.relpath(target, place.child(f"{DATASET}/v").root)
 
     for name in streams:

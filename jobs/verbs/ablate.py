@@ -135,7 +135,7 @@ def branch_recipe(run: Store, change: Change) -> Recipe:
     if section.get("model") is None:
         folder, manifest = open_table(run, "tokenizer")
         kept = {key: value for key, value in section.items() if key not in TRAIN_SETTINGS}
-        values["tokenizer"] = kept | {"model": folder.path(manifest.run.paths["model"])}
+        values["tokenizer"] = kept | {"model": folder.path(manifest.paths["model"])}
     return load_recipe(values, change.data, recipe_sections(), where)
 
 

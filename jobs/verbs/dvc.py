@@ -283,7 +283,7 @@ def run_and_repair(recipe_path: str, out: str, overrides: Sequence[str], step_na
 def damaged_files(table: TableVersion) -> list[str]:
     """Return the files of a table that are missing or whose digest differs from the manifest."""
     folder, manifest = table.folder, table.manifest
-    files = [(manifest.run.paths[entry.key], entry.sha256) for entry in manifest.content.files]
+    files = [(manifest.paths[entry.key], entry.sha256) for entry in manifest.content.files]
     wrong = [path for path, sha256 in files if not folder.exists(path) or folder.sha256(path) != sha256]
     return [f"{folder.uri}/{path}" for path in wrong]
 

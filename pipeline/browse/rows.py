@@ -209,7 +209,7 @@ def _with_mix(rows: pa.Table, clean: pa.Table, left_out: Iterator[tuple[bytes, D
 
 def _open_part(run: BrowsedRun, table: str, part: int, stack: ExitStack) -> pq.ParquetFile:
     version = run.tables[table]
-    stream = stack.enter_context(version.folder.open_input(version.manifest.run.paths[part_key(part)]))
+    stream = stack.enter_context(version.folder.open_input(version.manifest.paths[part_key(part)]))
     return pq.ParquetFile(stream)
 
 

@@ -135,7 +135,7 @@ def _token_counts(run: BrowsedRun, ids: pa.Array) -> tuple[npt.NDArray[np.float6
     folder, manifest = open_table(run.store, "tokens")
     wanted = ids.cast(pa.binary())
     rows_read = 0
-    for path in sorted(path for key, path in manifest.run.paths.items() if key.endswith(".docs")):
+    for path in sorted(path for key, path in manifest.paths.items() if key.endswith(".docs")):
         if rows_read >= MAX_INDEX_ROWS:
             break
         for batch in counts_of_shard((folder, path)):

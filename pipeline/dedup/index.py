@@ -25,7 +25,7 @@ from pipeline.minhash.stage import SIGNATURE, SignatureConfig
 from schemas.config import Recipe
 from schemas.errors import ConfigError, ContractError
 from schemas.manifest import Content, TableVersion, open_table
-from schemas.storage import Store
+from schemas.storage import CheckedPath, Store
 
 BANDS = pa.schema([pa.field("key", pa.int64()), pa.field("position", pa.int32()), pa.field("order", pa.binary())])
 LEADERS = pa.schema([pa.field(name, pa.binary()) for name in ("doc_id", "cluster", "payload")])
@@ -259,7 +259,7 @@ def read_files(
     return dataframe_from_tasks(spark, partial(rows_of_file, schema=schema), files, ddl)
 
 
-def rows_of_file(task: tuple[Store, str], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def rows_of_file(task: tuple[Store, CheckedPath], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the rows of one Parquet file, given as (folder, path)."""
     folder, path = task
     with folder.open_input(path) as stream:

@@ -164,7 +164,7 @@ def _read(folder: Store, function: Callable[[Batches], Batches], group: Sequence
 
 def _stored(folder: Store, group: Sequence[BatchRange]) -> Batches:
     for span in group:
-        with folder.open_input(span.path) as source:
+        with folder.open_unchecked(span.path) as source:
             reader = pa.ipc.open_file(source)
             for number in range(span.first, span.end):
                 yield reader.get_batch(number)

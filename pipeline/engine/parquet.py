@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from pipeline.engine.stage import Row
 from schemas.errors import ContractError
 from schemas.manifest import TableVersion, part_key
-from schemas.storage import Store
+from schemas.storage import CheckedPath, Store
 from schemas.tables import REPLACED, TABLES, to_entries, value_type
 
 GROUP_ROWS = 2048
@@ -80,6 +80,11 @@ class WrittenFile:
     rows: int
     bytes: int
     sha256: str
+
+    @property
+    def checked_path(self) -> CheckedPath:
+        """The path, with the size and SHA-256 that a reader compares."""
+        return CheckedPath(self.path, self.bytes, self.sha256)
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
@@ -223,7 +228,7 @@ class Part:
 
     ordinal: int
     folders: Mapping[str, Store]
-    paths: Mapping[str, str]
+    paths: Mapping[str, CheckedPath]
 
 
 def parts_of(tables: Mapping[str, TableVersion]) -> list[Part]:
@@ -231,7 +236,7 @@ def parts_of(tables: Mapping[str, TableVersion]) -> list[Part]:
     folders = {name: table.folder for name, table in tables.items()}
     count = len(tables["documents"].manifest.content.files)
     keys = [part_key(ordinal) for ordinal in range(count)]
-    paths = [{name: table.manifest.run.paths[key] for name, table in tables.items()} for key in keys]
+    paths = [{name: table.manifest.paths[key] for name, table in tables.items()} for key in keys]
     return [Part(ordinal, folders, path) for ordinal, path in enumerate(paths)]
 
 

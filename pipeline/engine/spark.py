@@ -7,6 +7,7 @@ the user can fix is returned as a result, because Spark would otherwise run the 
 import functools
 import json
 import os
+import re
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -25,12 +26,15 @@ from pyspark.storagelevel import StorageLevel
 from pipeline.engine.live_counts import CountsListener, PartMeter, WorkCounts, counting
 from pipeline.engine.part import PartResult, TaskResult
 from pipeline.engine.progress import CountSources, Progress, WorkTotal, current_progress
+from pipeline.engine.step import StepContext
 from schemas.errors import ConfigError, ContractError, PenstockError, describe_storage_error
-from schemas.storage import Store
+from schemas.storage import Store, describe_remote_error
 
 T = TypeVar("T")
 ANSWER = pa.schema([pa.field("ordinal", pa.int64()), pa.field("answer", pa.string())])
 KINDS = {"ConfigError": ConfigError, "ContractError": ContractError}
+MARKED_ERROR = re.compile(r"<penstock-error>(.*?)</penstock-error>")
+"""An error of a task that returns rows and no result, as it appears in the message of Spark's exception."""
 
 
 @contextmanager
@@ -55,7 +59,12 @@ def show_progress(
     sources = CountSources(listener, functools.partial(active_tasks, spark))
     open_port = closing(listener) if listener is not None else nullcontext()
     with open_port, Progress(command, steps, sources, folder) as shown:
-        yield shown
+        try:
+            yield shown
+        except Exception as error:
+            if (known := error_of_worker(error)) is not None and not isinstance(error, PenstockError):
+                raise known from error
+            raise
 
 
 def active_tasks(spark: SparkSession) -> tuple[int, int]:
@@ -175,19 +184,24 @@ def _begin(what: str, total: WorkTotal, poll: Callable[[], WorkCounts]) -> Any:
 
 
 def run_parts(
-    spark: SparkSession,
+    build: StepContext,
     function: Callable[[T, bool], PartResult],
     tasks: Sequence[T],
     label: str,
-    partitions: int | None,
     total: WorkTotal | None = None,
 ) -> list[PartResult]:
-    """Run tasks that write one part each and return their results in task order. See `run_tasks`."""
+    """Run tasks that write one part each and return their results in task order. See `run_tasks`.
+
+    Task number N writes part number N. If `build.only` names some parts, the other tasks are left out.
+    """
+    if build.only is not None:
+        tasks = [task for number, task in enumerate(tasks) if number in build.only]
 
     def write(task: T, retried: bool) -> TaskResult:
         return function(task, retried).to_json()
 
-    return [PartResult.from_json(result) for result in run_tasks(spark, write, tasks, label, partitions, total)]
+    results = run_tasks(build.spark, write, tasks, label, build.partitions, total)
+    return [PartResult.from_json(result) for result in results]
 
 
 def dataframe_from_tasks(
@@ -199,13 +213,14 @@ def dataframe_from_tasks(
     address = progress.address() if progress is not None else None
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for ordinal in batch.column(0).to_pylist():
-                meter = PartMeter(address, ordinal)
-                for made in function(shared.value[ordinal]):
-                    meter.add(made.num_rows)
-                    yield made
-                meter.send(done=True)
+        with marked_errors():
+            for batch in batches:
+                for ordinal in batch.column(0).to_pylist():
+                    meter = PartMeter(address, ordinal)
+                    for made in function(shared.value[ordinal]):
+                        meter.add(made.num_rows)
+                        yield made
+                    meter.send(done=True)
 
     return spark.range(0, len(tasks), 1, numPartitions=max(1, len(tasks))).mapInArrow(work, schema)
 
@@ -245,6 +260,28 @@ def catch_user_errors(call: Callable[[], TaskResult]) -> TaskResult:
         if problem is None:
             raise
         return {"error": problem}
+
+
+@contextmanager
+def marked_errors() -> Iterator[None]:
+    """Mark an error that the user can fix, so that `error_of_worker` finds it in the exception of a Spark job."""
+    try:
+        yield
+    except PenstockError as error:
+        answer = {"error": str(error), "kind": type(error).__name__}
+        raise RuntimeError(f"<penstock-error>{json.dumps(answer)}</penstock-error>") from error
+
+
+def error_of_worker(error: Exception) -> PenstockError | None:
+    """Return the error that the user can fix and that made a Spark job fail; None if there is none.
+
+    Call this while the session is open: Spark asks its JVM for the text of an exception.
+    """
+    if marked := MARKED_ERROR.search(str(error)):
+        answer = json.loads(marked[1])
+        return KINDS.get(answer["kind"], PenstockError)(answer["error"])
+    problem = describe_remote_error(error)
+    return None if problem is None else PenstockError(problem)
 
 
 def raise_if_error(answer: TaskResult) -> TaskResult:
@@ -311,7 +348,8 @@ def map_parts(
         first = next(batches, None)
         if first is not None:
             # Spark renumbers partitions in a union; every part has a row, at least the marker row, with its number.
-            yield from function(first.column("part")[0].as_py(), map(_without_marks, chain([first], batches)))
+            with marked_errors():
+                yield from function(first.column("part")[0].as_py(), map(_without_marks, chain([first], batches)))
 
     return _by_part(frame, parts).mapInArrow(work, schema)
 

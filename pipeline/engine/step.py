@@ -64,6 +64,8 @@ class StepContext:
     """Number of Spark partitions; None: one for each part."""
     stages_by_source: Mapping[str, tuple[Stage, ...]] = field(default_factory=dict)
     """The stages of the step for each source, if there are several sources."""
+    only: frozenset[int] | None = None
+    """The numbers of the parts to build if some of a committed table are damaged; None = all parts."""
 
     def of_source(self, source: str) -> "StepContext":
         """Return the same context with the settings, stages and models of one source."""

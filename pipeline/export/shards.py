@@ -19,7 +19,7 @@ from pipeline.engine.parquet import FileWriter, Part, WrittenFile
 from pipeline.engine.part import PartResult, TaskResult, complete_part
 from pipeline.export.rows import PartRows, RowSource, plain_table
 from schemas.manifest import Counts
-from schemas.storage import Store
+from schemas.storage import CheckedPath, Store
 
 DATA = "data"
 PARTIAL = "_incomplete"
@@ -242,7 +242,7 @@ class TableTask:
     """One part file of a table to convert."""
 
     folder: Store
-    path: str
+    path: CheckedPath
     table: str
     number: int
     out: Store

@@ -33,7 +33,7 @@ from schemas.config import Section, location
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import file_sha256, is_in_share, shuffle_key
 from schemas.manifest import open_table
-from schemas.storage import Store
+from schemas.storage import CheckedPath, Store
 
 # A sample of a run's clean texts: the k documents with the lowest hashes of doc_id, the same at any partitioning.
 #
@@ -53,7 +53,7 @@ class RunSampleTask:
     """A part of the table `clean`, and the selection of the documents to read from the part."""
 
     folder: Store
-    path: str
+    path: CheckedPath
     sources: tuple[str, ...]
     languages: tuple[str, ...]
     seed: int

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from schemas.storage import Store
+from schemas.storage import CheckedPath, Store
 
 KEPT_VERDICT = "kept"
 Rates = Mapping[tuple[str, str], float]
@@ -32,7 +32,7 @@ class PredictionCell:
     """Number of characters of the documents that are not in the dataset, so that their tokens are unknown."""
 
 
-def counts_of_shard(task: tuple[Store, str]) -> Iterator[pa.RecordBatch]:
+def counts_of_shard(task: tuple[Store, CheckedPath]) -> Iterator[pa.RecordBatch]:
     """Yield the columns `doc` and `tokens` of one shard. `task` is (dataset folder, path of the document index)."""
     folder, path = task
     with folder.open_input(path) as stream:

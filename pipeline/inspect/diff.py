@@ -285,7 +285,7 @@ def _rows(side: ComparedRun, number: int) -> Iterator[Row]:
 
 
 def _table_rows(table: TableVersion, key: str, columns: tuple[str, ...]) -> Iterator[Row]:
-    with table.folder.open_input(table.manifest.run.paths[key]) as stream:
+    with table.folder.open_input(table.manifest.paths[key]) as stream:
         for batch in pq.ParquetFile(stream).iter_batches(batch_size=ROWS_AT_ONCE, columns=list(columns)):
             yield from batch.to_pylist()
 

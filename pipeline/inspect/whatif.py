@@ -289,7 +289,7 @@ def with_survivors(
 def token_counts(spark: SparkSession, run: Store) -> DataFrame:
     """Return the doc_id and number of tokens of every document of the dataset, as columns `doc` and `tokens`."""
     folder, manifest = open_table(run, "tokens")
-    paths = [path for key, path in manifest.run.paths.items() if key.endswith(".docs")]
+    paths = [path for key, path in manifest.paths.items() if key.endswith(".docs")]
     return dataframe_from_tasks(
         spark, counts_of_shard, [(folder, path) for path in sorted(paths)], "doc binary, tokens long"
     )

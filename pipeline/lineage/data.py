@@ -191,7 +191,7 @@ class TableTraversal:
         """Add a break for every file of a table that is missing or whose digest differs from the manifest."""
         folder = self.run.child(held.folder)
         for entry in held.manifest.content.files:
-            path = held.manifest.run.paths[entry.key]
+            path = held.manifest.paths[entry.key]
             digest = folder.sha256(path) if folder.exists(path) else "no file"
             if digest != entry.sha256:
                 self.builder.add_break(

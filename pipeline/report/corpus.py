@@ -261,7 +261,7 @@ def _token_counts(facts: RunFacts) -> Iterator[tuple[str, Floats]]:
     }
     left = MAX_INDEX_ROWS
     for key in sorted(shards, key=lambda name: shuffle_key(0, name.encode())):
-        with folder.open_input(manifest.run.paths[key]) as stream:
+        with folder.open_input(manifest.paths[key]) as stream:
             reader = pa.ipc.open_file(stream)
             for number in range(reader.num_record_batches):
                 values = reader.get_batch(number).column("num_tokens").to_numpy()[:left]

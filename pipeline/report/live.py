@@ -68,7 +68,7 @@ class LiveCurve:
         size = run.size(METRICS_NAME)
         if size < self.offset:
             vars(self).update(vars(LiveCurve()))  # a rewind wrote the file anew
-        with run.open_input(METRICS_NAME) as stream:
+        with run.open_unchecked(METRICS_NAME) as stream:
             stream.seek(self.offset)
             data = stream.read(size - self.offset)
         complete = data[: data.rfind(b"\n") + 1]

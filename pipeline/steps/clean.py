@@ -20,7 +20,7 @@ from pipeline.text.spans import Span, union, without
 from schemas.config import Recipe
 from schemas.errors import ContractError
 from schemas.manifest import TableVersion, part_key
-from schemas.storage import Store
+from schemas.storage import CheckedPath, Store
 from schemas.tables import CLEAN
 
 FROM_DOCUMENTS = ["doc_id", "source", "split", "offset", "length", "url", "domain", "date", "snapshot"]
@@ -38,7 +38,7 @@ class CleanTask:
     recipe: Recipe
     models: dict[str, dict[str, str]]
     tables: dict[str, Store]
-    paths: dict[str, str]
+    paths: dict[str, CheckedPath]
     folder: Store
 
 
@@ -52,9 +52,7 @@ def build_clean(build: StepContext) -> dict[str, TableResult]:
     ]
     last = build.inputs.get("repeats") or build.inputs["dedup"]
     size = WorkTotal(rows=last.manifest.content.counts.rows_kept)
-    return combine_parts(
-        run_parts(build.spark, clean_part, tasks, "clean", build.partitions, size), ("clean",), build.part_sources
-    )
+    return combine_parts(run_parts(build, clean_part, tasks, "clean", size), ("clean",), build.part_sources)
 
 
 def num_parts(table: TableVersion) -> int:
@@ -62,9 +60,9 @@ def num_parts(table: TableVersion) -> int:
     return len(table.manifest.content.files)
 
 
-def part_paths(tables: Any, ordinal: int) -> dict[str, str]:
+def part_paths(tables: Any, ordinal: int) -> dict[str, CheckedPath]:
     """Return the path of part `ordinal` in each of the tables, by table name."""
-    return {name: table.manifest.run.paths[part_key(ordinal)] for name, table in tables.items()}
+    return {name: table.manifest.paths[part_key(ordinal)] for name, table in tables.items()}
 
 
 def clean_part(task: CleanTask, retried: bool) -> PartResult:

@@ -83,7 +83,7 @@ def build_documents(build: StepContext) -> dict[str, TableResult]:
         for split, own in build.by_part(build.splits)
     ]
     size = WorkTotal(bytes=sum(split.size for split in build.splits))
-    results = run_parts(build.spark, documents_part, tasks, "documents", build.partitions, size)
+    results = run_parts(build, documents_part, tasks, "documents", size)
     tables = ("documents", "text", *(("comparisons",) if "comparisons" in build.folders else ()))
     built = combine_parts(results, tables, build.part_sources)
     built["documents"].failures.check(failure_limits(build.per_document), is_complete=True)

@@ -67,7 +67,7 @@ def build_paragraphs(build: StepContext) -> dict[str, TableResult]:
         for part, own in build.by_part(parts_of(build.inputs))
     ]
     size = WorkTotal(rows=build.inputs["documents"].manifest.content.counts.rows_kept)
-    built = combine_parts(run_parts(build.spark, paragraphs_part, tasks, NAME, build.partitions, size), (NAME,))
+    built = combine_parts(run_parts(build, paragraphs_part, tasks, NAME, size), (NAME,))
     built[NAME].figures = {**(built[NAME].figures or empty_figures()), "limits": _limits_by_cause(limits)}
     return built
 

@@ -59,7 +59,7 @@ def build_scores(build: StepContext) -> dict[str, TableResult]:
                 tasks[at] = replace(tasks[at], scored=name)
             scored += files
     size = WorkTotal(rows=build.inputs["documents"].manifest.content.counts.rows_kept)
-    built = combine_parts(run_parts(build.spark, scores_part, tasks, "scores", build.partitions, size), ("scores",))
+    built = combine_parts(run_parts(build, scores_part, tasks, "scores", size), ("scores",))
     for name in scored:
         folder.delete(name)
     return built
@@ -131,7 +131,7 @@ def with_scores(task: ScoresTask) -> Iterator[Row]:
     if task.scored is None:
         yield from texts(task.part)
         return
-    with task.folder.open_input(task.scored) as stream:
+    with task.folder.open_unchecked(task.scored) as stream:
         scores = (row for batch in pq.ParquetFile(stream).iter_batches() for row in batch.to_pylist())
         for row, scored in zip(texts(task.part), scores, strict=True):
             if row["doc_id"] != scored["doc_id"]:

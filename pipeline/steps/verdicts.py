@@ -90,7 +90,7 @@ def build_verdicts(build: StepContext) -> dict[str, TableResult]:
         cutoffs, measures = cutoffs_of(quantiles, histograms), measures_of(quantiles, histograms)
     tasks = [replace(task, cutoffs=cutoffs) for task in tasks]
     size = WorkTotal(rows=build.inputs["documents"].manifest.content.counts.rows_kept)
-    results = run_parts(build.spark, verdicts_part, tasks, "verdicts", build.partitions, size)
+    results = run_parts(build, verdicts_part, tasks, "verdicts", size)
     built = combine_parts(results, ("verdicts",), build.part_sources)
     figures = built["verdicts"].figures
     figures["cutoffs"] = cutoffs

@@ -230,7 +230,7 @@ def unreferenced_files(run: Store, tables: Collection[str] = tuple(TABLES)) -> I
         named: set[str] = set()
         if table in current:
             manifest = open_table(run, table)[1]
-            named |= {f"{table}/{_path_in_table(current[table], path)}" for path in manifest.run.paths.values()}
+            named |= {f"{table}/{_path_in_table(current[table], path)}" for path in manifest.paths.values()}
             named.add(f"{table}/{current[table]}/{MANIFEST_NAME}")
         for name in sorted(run.child(table).walk()):
             if f"{table}/{name}" not in named and not name.endswith(f"/{REPLACED_NAME}"):

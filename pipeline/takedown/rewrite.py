@@ -161,7 +161,7 @@ def _rewrite_parts(table: str, draft: _Draft, removal: Removal) -> None:
     """Write new versions of the parts of a Parquet table that hold documents to remove."""
     verdicts: dict[str, int] = {}
     ids = removal.ids
-    paths = draft.old.manifest.run.paths
+    paths = draft.old.manifest.paths
     for ordinal, entry in enumerate(draft.old.manifest.content.files if TABLES[table].ids else ()):
         if not holds_documents(draft.old.folder, paths[entry.key], TABLES[table], ids):
             continue
@@ -183,7 +183,7 @@ def _rewrite_part(draft: _Draft, key: str, how: tuple[Table, pa.Array], removal:
 
     The `figures` of the result have the number of removed rows by verdict and the spans of removed texts by doc_id.
     """
-    made = rewrite_part(draft.old.folder, draft.old.manifest.run.paths[key], draft.folder, key, how)
+    made = rewrite_part(draft.old.folder, draft.old.manifest.paths[key], draft.folder, key, how)
     texts = {document.hex(): removal.trace_texts(own) for document, own in made.texts.items()}
     return _result([made.written], removed=made.removed, texts=texts)
 
@@ -197,7 +197,7 @@ def _rewrite_dataset(run: Store, draft: _Draft, removal: Removal) -> None:
     """Write new versions of the shards, document indexes and URL index buckets that hold documents to remove."""
     dataset = open_dataset(run)
     targets = find_removed_rows(dataset, removal.documents)
-    ids, paths = removal.ids, dataset.manifest.run.paths
+    ids, paths = removal.ids, dataset.manifest.paths
     keys = [entry.key for entry in draft.old.manifest.content.files if entry.key.startswith("by_url/")]
     # Copies, digests and disk access release the GIL, so the work runs in threads.
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
@@ -261,7 +261,7 @@ def _rewrite_shard(dataset: Dataset, target: RemovedRows, new: Store, removal: R
 
 
 def _rewrite_bucket(dataset: Dataset, key: str, new: Store, ids: pa.Array) -> PartResult:
-    return _result([cut_by_url(dataset.folder, key, dataset.manifest.run.paths[key], new, ids)])
+    return _result([cut_by_url(dataset.folder, key, dataset.manifest.paths[key], new, ids)])
 
 
 def _manifest(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pipeline.engine.parquet import WrittenFile
 from pipeline.tokens.shards import IpcWriter
-from schemas.storage import Store
+from schemas.storage import CheckedPath, Store
 from schemas.takedown import REMOVED_ID
 from schemas.tokens import BATCH_DOCUMENTS, BY_URL, SHARD_DOCS, Dataset, Shard, docs_key, shard_key, shard_schema
 
@@ -67,7 +67,7 @@ def exact_copy(array: pa.Array) -> pa.Array:
     return array.take(pa.array(indices, mask=array.is_null().to_numpy(zero_copy_only=False)))
 
 
-def token_batches(folder: Store, path: str) -> Iterator[tuple[pa.Array, Tokens, Rows]]:
+def token_batches(folder: Store, path: CheckedPath) -> Iterator[tuple[pa.Array, Tokens, Rows]]:
     """Yield (ids, concatenated tokens, numbers of tokens) of the documents in each record batch of a shard."""
     with folder.open_input(path) as file:
         reader = pa.ipc.open_file(file)
@@ -171,12 +171,12 @@ def cut_docs(old: Store, target: RemovedRows, new: Store) -> WrittenFile:
     return _write_table(new, docs_key(shard.stream, shard.number), SHARD_DOCS, table)
 
 
-def bucket_holds(old: Store, path: str, documents: pa.Array) -> bool:
+def bucket_holds(old: Store, path: CheckedPath, documents: pa.Array) -> bool:
     """Return True if a bucket of the index by URL holds any of the documents."""
     return any(pc.any(pc.is_in(batch.column("doc_id"), documents)).as_py() for batch in _batches(old, path))
 
 
-def cut_by_url(old: Store, key: str, path: str, new: Store, documents: pa.Array) -> WrittenFile:
+def cut_by_url(old: Store, key: str, path: CheckedPath, new: Store, documents: pa.Array) -> WrittenFile:
     """Write a bucket of the index by URL without the documents; return the written file."""
     kept = []
     for batch in _batches(old, path):
@@ -194,7 +194,7 @@ def _write_table(new: Store, key: str, schema: pa.Schema, table: pa.Table) -> Wr
     return writer.written
 
 
-def _batches(folder: Store, path: str) -> Sequence[pa.RecordBatch]:
+def _batches(folder: Store, path: CheckedPath) -> Sequence[pa.RecordBatch]:
     file = folder.open_input(path)
     reader = pa.ipc.open_file(file)
     return [reader.get_batch(number) for number in range(reader.num_record_batches)]

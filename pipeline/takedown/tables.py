@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pipeline.engine.parquet import PartWriter, WrittenFile
 from schemas.ids import DOC_ID_BYTES
 from schemas.manifest import Counts
-from schemas.storage import Store
+from schemas.storage import CheckedPath, Store
 from schemas.tables import Table
 from schemas.takedown import RULE, STAGE
 
@@ -68,7 +68,7 @@ def documents_named(batch: pa.RecordBatch, columns: Sequence[str]) -> set[bytes]
     return {identifier for name in columns for identifier in _ids(batch.column(name), name).to_pylist()}
 
 
-def holds_documents(folder: Store, path: str, table: Table, documents: pa.Array) -> bool:
+def holds_documents(folder: Store, path: CheckedPath, table: Table, documents: pa.Array) -> bool:
     """Return True if a part of a table contains the id of any of the documents."""
     with folder.open_input(path) as stream:
         file = pq.ParquetFile(stream)
@@ -77,7 +77,7 @@ def holds_documents(folder: Store, path: str, table: Table, documents: pa.Array)
         return bool(columns) and any(_names_any(batch, columns, documents).any() for batch in batches)
 
 
-def rewrite_part(old: Store, path: str, new: Store, key: str, how: tuple[Table, pa.Array]) -> RewrittenPart:
+def rewrite_part(old: Store, path: CheckedPath, new: Store, key: str, how: tuple[Table, pa.Array]) -> RewrittenPart:
     """Write a part of a table without some documents, in the same row groups.
 
     `how` is the pair (table, ids of the documents to remove).

@@ -41,7 +41,7 @@ from schemas.errors import ContractError
 from schemas.ids import shuffle_key
 from schemas.manifest import Counts
 from schemas.mix import Mix, read_mix
-from schemas.storage import Store
+from schemas.storage import CheckedPath, Store
 from schemas.tables import PROVENANCE
 from schemas.tokens import TokenizerContract
 from schemas.urls import surt
@@ -87,7 +87,7 @@ class EncodeTask:
 
     part: Part
     tokenizer: Store
-    model_path: str
+    model_path: CheckedPath
     kind: Literal["sentencepiece", "huggingface"]
     tokenizer_config: TokenizerConfig
     sorting: Sorting
@@ -146,12 +146,12 @@ def encode_tasks(build: StepContext, contract: TokenizerContract, sorting: Sorti
     tables = {name: table for name, table in build.inputs.items() if name != "tokenizer"}
     folders = {name: table.folder for name, table in tables.items()}
     keys = [entry.key for entry in tables["clean"].manifest.content.files]
-    paths = [{name: table.manifest.run.paths[key] for name, table in tables.items()} for key in keys]
+    paths = [{name: table.manifest.paths[key] for name, table in tables.items()} for key in keys]
     return [
         EncodeTask(
             Part(ordinal, folders, path),
             tokenizer.folder,
-            tokenizer.manifest.run.paths["model"],
+            tokenizer.manifest.paths["model"],
             contract.kind,
             build.recipe.section("tokenizer", TokenizerConfig),
             sorting,

@@ -358,7 +358,7 @@ def mix_drops(tables: Mapping[str, TableVersion], number: int, sorting: Sorting)
     """
     key = part_key(number)
     folders = {name: table.folder for name, table in tables.items()}
-    part = Part(number, folders, {name: table.manifest.run.paths[key] for name, table in tables.items()})
+    part = Part(number, folders, {name: table.manifest.paths[key] for name, table in tables.items()})
     stream_of = streams_of_part(part, sorting)
     with folders["clean"].open_input(part.paths["clean"]) as stream:
         columns = ["doc_id", "source", "cluster", "weight", "drop_stage"]

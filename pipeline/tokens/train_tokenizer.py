@@ -31,7 +31,7 @@ from pipeline.tokens.tokenizer import (
 from schemas.errors import ContractError
 from schemas.ids import is_in_share, shuffle_key
 from schemas.manifest import Counts, open_table
-from schemas.storage import Store
+from schemas.storage import CheckedPath, Store
 
 
 def given_model(config: TokenizerConfig) -> dict[str, str]:
@@ -44,7 +44,7 @@ def given_model(config: TokenizerConfig) -> dict[str, str]:
     if not Path(config.model).is_dir():
         return {"tokenizer": config.model}
     folder, manifest = open_table(Store(config.model), "tokenizer")
-    return {"tokenizer": folder.path(manifest.run.paths["model"])}
+    return {"tokenizer": folder.path(manifest.paths["model"])}
 
 
 TOKENIZER = Relation(name="tokenizer", version=1, config=TokenizerConfig, models=given_model)
@@ -58,7 +58,7 @@ class TokenizerSampleTask:
 
     ordinal: int
     clean: Store
-    path: str
+    path: CheckedPath
     share: float
     folder: Store
 
@@ -127,7 +127,7 @@ class ModelWriter(FileWriter):
         """Do nothing: a discarded file has no format writer to close."""
 
 
-def sample_files(build: StepContext, config: TokenizerConfig, folder: Store) -> list[str]:
+def sample_files(build: StepContext, config: TokenizerConfig, folder: Store) -> list[CheckedPath]:
     """Write the sampled documents of every part of `clean` to temporary files; return the paths in order.
 
     Raises ContractError if all documents are dropped or empty.
@@ -142,11 +142,11 @@ def sample_files(build: StepContext, config: TokenizerConfig, folder: Store) -> 
     share = min(1.0, config.sample_bytes / total)
     paths = clean.manifest.paths_of()
     tasks = [TokenizerSampleTask(ordinal, clean.folder, path, share, folder) for ordinal, path in enumerate(paths)]
-    results = run_parts(build.spark, sample_part, tasks, "sample texts", build.partitions)
-    return [result.files["sample"].path for result in results]
+    results = run_parts(replace(build, only=None), sample_part, tasks, "sample texts")  # a sample of all parts
+    return [result.files["sample"].checked_path for result in results]
 
 
-def sample_texts(folder: Store, paths: Sequence[str], built: TableResult) -> Iterator[str]:
+def sample_texts(folder: Store, paths: Sequence[CheckedPath], built: TableResult) -> Iterator[str]:
     """Yield the sampled texts, sorted by a hash of doc_id.
 
     The numbers of documents and bytes of the sample are stored in `built`.

@@ -174,5 +174,5 @@ def test_what_is_damaged_or_removed_is_made_again(finished: Project) -> None:
         again = open_table(finished.run, "verdicts")[1]
         assert again.digest == manifest.digest
         assert [folder.sha256(each) for each in again.paths_of()] == [each.sha256 for each in again.content.files]
-        assert again.run.paths != manifest.run.paths
+        assert again.run.paths != manifest.paths
         shutil.rmtree(finished.folder / "run" / "verdicts")

@@ -233,7 +233,7 @@ def test_a_run_with_other_tables_returns_to_those_of_its_model(
 def sentencepiece_model(finished: Store, folder: Path) -> Path:
     """The SentencePiece model that the shared run has trained."""
     table, manifest = open_table(finished, "tokenizer")
-    return Path(shutil.copy(table.path(manifest.run.paths["model"]), folder / "own.model"))
+    return Path(shutil.copy(table.path(manifest.paths["model"]), folder / "own.model"))
 
 
 def tokenizer_json(finished: Store, folder: Path) -> Path:

@@ -10,6 +10,7 @@ from schemas.document_ids import resolve_doc_ids
 from schemas.errors import ConfigError
 from schemas.manifest import open_table
 from schemas.storage import Store
+from tests.support.lineage_run import record_files
 from tests.support.report_run import identifier, make_run
 from tests.support.tiny_dataset import make_tiny_dataset
 from tests.support.tiny_takedown import documents_of, opened
@@ -22,6 +23,7 @@ def test_a_beginning_of_several_ids_lists_them(tmp_path: Path) -> None:
     table = pq.read_table(path)
     own = [bytes.fromhex("ab" * 7 + f"{number:02x}" * 9) for number in range(table.num_rows)]
     pq.write_table(table.set_column(0, table.schema.field(0), pa.array(own, pa.binary(16))), path)
+    record_files(run, "documents")
     with pytest.raises(ConfigError) as caught:
         resolve_doc_ids(run, {"abababababab": "--doc"})
     shown = ", ".join(identifier.hex() for identifier in own[:10])

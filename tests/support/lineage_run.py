@@ -65,6 +65,18 @@ def edit(run: Store, table: str, change: Any, version: str = "v-tiny") -> None:
     run.write_atomic(name, canonical_json(manifest))
 
 
+def record_files(run: Store, table: str) -> None:
+    """Write the present sizes and digests of a table's files into its manifest, as if they had been written so."""
+    folder, manifest = open_table(run, table)
+
+    def change(content: Any) -> None:
+        for entry in content["files"]:
+            path = manifest.run.paths[entry["key"]]
+            entry |= {"bytes": folder.size(path), "sha256": folder.sha256(path)}
+
+    edit(run, table, change)
+
+
 def add_checkpoint(run: Store, step: int, plan: dict[str, Any], skipped: list[int]) -> None:
     """Write a checkpoint of a single small file."""
     place = f"train/checkpoints/step-{step:06d}"

@@ -40,7 +40,7 @@ def files_of(run: Store) -> Iterator[Files]:
         folder, manifest = open_table(run, table)
         found: dict[tuple[str, ...], list[tuple[str, int]]] = {}
         for entry in manifest.content.files:
-            path = folder.path(manifest.run.paths[entry.key])
+            path = folder.path(manifest.paths[entry.key])
             kind = Path(path).suffix.removeprefix(".")
             if kind in ("parquet", "arrow"):
                 schema = pq.read_schema(path) if kind == "parquet" else pa.ipc.open_file(path).schema

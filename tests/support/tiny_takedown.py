@@ -86,7 +86,7 @@ def forge(folder: Path, key: str, change: Any, table: str = "tokens") -> None:
 
     store, manifest = open_table(Store(str(folder)), table)
     version = read_run(Store(str(folder))).tables[table]
-    path = Path(store.path(manifest.run.paths[key]))
+    path = Path(store.path(manifest.paths[key]))
     data = change(path.read_bytes())
     path.write_bytes(data)
     raw = manifest.model_dump(mode="json")

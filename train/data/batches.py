@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from schemas.errors import ContractError
+from schemas.storage import CheckedPath
 from schemas.tokens import HELDOUT, TRAIN, Dataset
 from train.config.train import TrainConfig
 from train.data.document_index import read_table
@@ -218,7 +219,7 @@ def _number_documents(marks: NDArray[np.int32], pieces: Pieces) -> torch.Tensor:
     return torch.from_numpy(np.cumsum(marks, axis=1, dtype=np.int32, out=marks))
 
 
-def _text_bytes(dataset: Dataset, path: str) -> int:
+def _text_bytes(dataset: Dataset, path: CheckedPath) -> int:
     return int(pc.sum(read_table(dataset.folder, path, ("num_bytes",)).column(0)).as_py() or 0)
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from schemas.errors import ContractError
 from schemas.ids import shuffle_key
-from schemas.storage import Store
+from schemas.storage import CheckedPath, Store
 from schemas.takedown import REMOVED_ID
 from schemas.tokens import Dataset, Shard
 from schemas.urls import canonical_url, host_suffixes, is_host_of, surt
@@ -35,7 +35,7 @@ LocatedDocument = tuple[str, Row, int]
 class IndexFile:
     """A sorted Arrow IPC file whose record batches are read at first use."""
 
-    def __init__(self, folder: Store, path: str):
+    def __init__(self, folder: Store, path: CheckedPath):
         self._where, self._batches = f"{folder.uri}/{path}", dict[int, pa.RecordBatch]()
         try:
             self._reader = pa.ipc.open_file(folder.open_input(path))
@@ -264,7 +264,7 @@ class DocumentIndex:
 
     def _bucket(self, number: int) -> IndexFile:
         if number not in self._buckets:
-            path = self._dataset.manifest.run.paths[f"by_url/{number:05d}"]
+            path = self._dataset.manifest.paths[f"by_url/{number:05d}"]
             self._buckets[number] = IndexFile(self._dataset.folder, path)
         return self._buckets[number]
 
@@ -307,9 +307,13 @@ def _other_hosts(url: str) -> list[str]:
 
 
 def read_table(folder: Store, path: str, columns: tuple[str, ...] | None = None) -> pa.Table:
-    """Return the table in an index file, or some of its columns. Raises ContractError if it cannot be read."""
+    """Return the table in an index file, or some of its columns. Raises ContractError if it cannot be read.
+
+    A file of the dataset is compared with its manifest. `verify_dataset` compares those of packed rows.
+    """
     try:
-        table = pa.ipc.open_file(folder.open_input(path)).read_all()
+        file = folder.open_input(path) if isinstance(path, CheckedPath) else folder.open_unchecked(path)
+        table = pa.ipc.open_file(file).read_all()
         return table if columns is None else table.select(columns)
     except (OSError, pa.ArrowInvalid, KeyError) as error:
         raise ContractError(

@@ -164,8 +164,7 @@ def _mismatch_error(dataset: Dataset, problems: list[str]) -> ContractError:
 def _list_files(dataset: Dataset, others: Iterable[ExpectedFile], problems: list[str]) -> Iterator[_DatasetFile]:
     """Yield the existing files to verify. The errors of missing files are appended to `problems`."""
     entries = [
-        (dataset.folder, dataset.manifest.run.paths[entry.key], entry.sha256)
-        for entry in dataset.manifest.content.files
+        (dataset.folder, dataset.manifest.paths[entry.key], entry.sha256) for entry in dataset.manifest.content.files
     ]
     for folder, path, sha256 in [
         *entries,

@@ -238,7 +238,7 @@ def read_texts(uri: str) -> Iterator[pa.RecordBatch]:
     """
     folder, _, name = uri.rpartition("/")
     try:
-        stream = Store(folder or ".").open_input(name)
+        stream = Store(folder or ".").open_unchecked(name)
     except OSError as error:
         raise ConfigError(
             f"{uri}: expected a Parquet or Arrow file, got one that cannot be opened ({error}). "

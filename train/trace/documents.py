@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from schemas.errors import ContractError
 from schemas.manifest import MANIFEST_NAME, Manifest, part_key, read_manifest, read_run
-from schemas.storage import Store
+from schemas.storage import CheckedPath, Store
 from schemas.tables import DOCUMENTS, PROVENANCE, TABLES, VERDICT_COLUMNS, to_mapping, value_type
 from schemas.takedown import REMOVED_ID
 from schemas.text import LongWork
@@ -123,14 +123,14 @@ class _MemberTables:
     def _part(self, name: str, number: int) -> "_PartFile":
         if (name, number) not in self._files:
             folder, manifest = self._tables[name]
-            self._files[name, number] = _PartFile(name, folder, manifest.run.paths[part_key(number)])
+            self._files[name, number] = _PartFile(name, folder, manifest.paths[part_key(number)])
         return self._files[name, number]
 
 
 class _PartFile:
     """One part file of a table, sorted by offset if the table has that column."""
 
-    def __init__(self, name: str, folder: Store, path: str):
+    def __init__(self, name: str, folder: Store, path: CheckedPath):
         self._file = _open_parquet(name, folder, path)
         self._names = set(self._file.schema_arrow.names)
         self._offsets: dict[int, int] = {}
@@ -167,7 +167,7 @@ class _PartFile:
         return self._offsets[group]
 
 
-def _open_parquet(name: str, folder: Store, path: str) -> pq.ParquetFile:
+def _open_parquet(name: str, folder: Store, path: CheckedPath) -> pq.ParquetFile:
     """Return an open part file of the table `name`. Raises ContractError if it cannot be read."""
     try:
         return pq.ParquetFile(folder.open_input(path))

@@ -53,7 +53,7 @@ def write_columns(folder: Store, stem: str, columns: dict[str, npt.NDArray[np.ge
 
 def read_columns(folder: Store, path: str) -> pa.Table:
     """Return the columns of a file that `write_columns` wrote, each in one chunk."""
-    with folder.open_input(path) as stream:
+    with folder.open_unchecked(path) as stream:
         return pa.ipc.open_file(stream).read_all().combine_chunks()
 
 
@@ -184,7 +184,7 @@ def write_arpa(scratch: Store, sections: Sequence[Sequence[str]], kept: Sequence
         for order, files in enumerate(sections, 1):
             sink.write(b"\n\\%d-grams:\n" % order)
             for path in files:
-                with scratch.open_input(path) as stream:
+                with scratch.open_unchecked(path) as stream:
                     while block := stream.read_buffer(COPY_BYTES):
                         sink.write(block)
         sink.write(b"\n\\end\\\n")

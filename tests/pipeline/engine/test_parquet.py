@@ -7,10 +7,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.engine import parquet as writing
-from pipeline.engine.parquet import Part, PartWriter, read_measured, without_templates
+from pipeline.engine.parquet import PartWriter, read_measured, without_templates
 from schemas.errors import ContractError
 from schemas.storage import Store
 from schemas.tables import DOCUMENTS, TEMPLATES, TEXT
+from tests.support.checked_paths import written_part
 
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("text", pa.string())])
 
@@ -95,7 +96,7 @@ def replaced_part(tmp_path):
             for identifier, row in zip(chosen, rows, strict=True):
                 writer.add({"doc_id": identifier} | row)
         paths[name] = writer.written.path
-    return Part(0, {name: store.child(name) for name in paths}, paths), ids
+    return written_part(0, {name: store.child(name) for name in paths}, paths), ids
 
 
 def test_values_without_templates_replace_those_of_documents_and_text(tmp_path):
@@ -113,7 +114,7 @@ def test_values_without_templates_replace_those_of_documents_and_text(tmp_path):
     assert narrow.column("cuts") == batch.column("cuts")
     (counts,) = read_measured(part, {"documents": ["url"], "templates": ["gopher_num_words"]})  # nothing is replaced
     assert counts.schema.names == ["doc_id", "url", "gopher_num_words"]
-    without = Part(0, part.folders, {name: path for name, path in part.paths.items() if name != "templates"})
+    without = written_part(0, part.folders, {name: path for name, path in part.paths.items() if name != "templates"})
     (before,) = read_measured(without, {"documents": ["num_chars"]})
     assert before.column("num_chars").to_pylist() == [0, 20, 30]
 

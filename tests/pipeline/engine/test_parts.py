@@ -4,9 +4,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.engine.parquet import Part, apply_cuts, read_measured
+from pipeline.engine.parquet import apply_cuts, read_measured
 from schemas.errors import ContractError
 from schemas.storage import Store
+from tests.support.checked_paths import written_part
 
 
 def ids(*numbers):
@@ -16,7 +17,7 @@ def ids(*numbers):
 def part(folder, tables):
     for name, columns in tables.items():
         pq.write_table(pa.table(columns), folder / f"{name}.parquet", row_group_size=3)
-    return Part(0, dict.fromkeys(tables, Store(str(folder))), {name: f"{name}.parquet" for name in tables})
+    return written_part(0, dict.fromkeys(tables, Store(str(folder))), {name: f"{name}.parquet" for name in tables})
 
 
 DOCUMENTS = {

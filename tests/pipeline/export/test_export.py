@@ -34,6 +34,7 @@ from schemas.ids import digest_of
 from schemas.manifest import open_table
 from schemas.storage import Store
 from schemas.tables import META_FIELDS, META_NUMBERS
+from tests.support.lineage_run import record_files
 from tests.support.paths import ROOT
 from tests.support.report_run import Record, crawl, identifier, make_run
 from tests.support.tiny_takedown import rows_of, take_down
@@ -458,6 +459,7 @@ def test_counts_that_differ_from_the_manifest_stop_the_export(tmp_path: Path) ->
     folder, manifest = open_table(run, "clean")
     path = folder.path(manifest.paths_of()[0])
     pq.write_table(pq.read_table(path).slice(1), path)
+    record_files(run, "clean")
     options = ExportOptions("jsonl")
     out = Store(str(tmp_path / "out"))
     with pytest.raises(ContractError, match="expected 20 documents of `clean`, as the manifest counts, got 19"):

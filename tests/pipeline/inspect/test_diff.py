@@ -21,7 +21,7 @@ from schemas.ids import canonical_json
 from schemas.manifest import open_table, read_run, write_run
 from schemas.storage import Store
 from schemas.versions import attach_run, open_run, open_run_to_read
-from tests.support.lineage_run import edit, join_dataset, next_version
+from tests.support.lineage_run import edit, join_dataset, next_version, record_files
 from tests.support.report_run import LIMITS, MAKERS, READS, Record, add_training, crawl, identifier, make_run
 
 SHORT, TOXIC, NEAR = "quality/gopher_short_doc", "toxicity/toxic_word_share", "dedup/near_duplicate"
@@ -241,6 +241,7 @@ def test_tables_whose_rows_do_not_belong_together_are_rejected(tmp_path: Path) -
     first, second = (b.read_bytes(f"verdicts/v-tiny/{path}") for path in parts)
     b.write_atomic(f"verdicts/v-tiny/{parts[0]}", second)
     b.write_atomic(f"verdicts/v-tiny/{parts[1]}", first)
+    record_files(b, "verdicts")
     with pytest.raises(
         ContractError, match=r"part-0000. of `verdicts` to hold the same documents as part-0000. of `documents`"
     ):

@@ -7,7 +7,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.recipe import recipe_sections
-from pipeline.engine.parquet import Part
 from pipeline.inspect.document_text import format_document
 from pipeline.inspect.show import find_documents, parse_where
 from pipeline.inspect.whatif_limits import changed_settings, curves_of, sensitivity_part
@@ -36,6 +35,7 @@ from schemas.errors import ConfigError
 from schemas.manifest import open_table
 from schemas.overrides import load_recipe
 from schemas.storage import Store
+from tests.support.checked_paths import written_part
 from tests.support.report_run import make_run
 from tests.support.step_run import add_step
 
@@ -164,7 +164,7 @@ def document(number, **columns):
 def task(tmp_path):
     def make(rows, own):
         pq.write_table(pa.Table.from_pylist(rows, DOCUMENT_COLUMNS), tmp_path / "documents.parquet")
-        part = Part(0, {"documents": Store(str(tmp_path))}, {"documents": "documents.parquet"})
+        part = written_part(0, {"documents": Store(str(tmp_path))}, {"documents": "documents.parquet"})
         return VerdictsTask(part, checked_stages(own), own, {}, {}, Store(str(tmp_path / "verdicts")))
 
     return make

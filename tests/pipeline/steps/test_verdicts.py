@@ -6,7 +6,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.recipe import recipe_sections
-from pipeline.engine.parquet import Part
 from pipeline.engine.rules import COARSE, FINE, bins_of, lower_edge
 from pipeline.engine.stage import Quantile
 from pipeline.stages import CHECKED, DOCUMENT_COLUMNS
@@ -22,6 +21,7 @@ from pipeline.steps.verdicts import (
 )
 from schemas.overrides import load_recipe
 from schemas.storage import Store
+from tests.support.checked_paths import written_part
 
 
 def recipe(*overrides):
@@ -39,7 +39,7 @@ def task(tmp_path):
     def make(rows, *overrides):
         table = pa.Table.from_pylist(rows, DOCUMENT_COLUMNS)
         pq.write_table(table, tmp_path / "documents.parquet")
-        part = Part(0, {"documents": Store(str(tmp_path))}, {"documents": "documents.parquet"})
+        part = written_part(0, {"documents": Store(str(tmp_path))}, {"documents": "documents.parquet"})
         return VerdictsTask(part, CHECKED, recipe(*overrides), {}, {}, Store(str(tmp_path / "verdicts")))
 
     return make

@@ -88,7 +88,7 @@ def rewritten(folder: Path, ending: str, table: str = "tokens") -> str:
 def padding(folder: Path, key: str) -> int:
     """Return a position in the last record batch of a file that no value uses: the end of a buffer of odd length."""
     store, manifest = open_table(Store(str(folder)), "tokens")
-    with pa.memory_map(store.path(manifest.run.paths[key])) as file:
+    with pa.memory_map(store.path(manifest.paths[key])) as file:
         base = file.read_buffer().address
         reader = pa.ipc.open_file(file)
         batch = reader.get_batch(reader.num_record_batches - 1)
@@ -447,7 +447,7 @@ def rewrite(folder: Path, table: str, change) -> None:
     """Write a rewritten part again, in its format, with other rows."""
     key = certificates(folder)[0].tables[table].rewritten[0].key
     store, manifest = open_table(Store(str(folder)), table)
-    path = store.path(manifest.run.paths[key])
+    path = store.path(manifest.paths[key])
     rows = change(pq.read_table(path))
     with PartWriter(Store(str(folder.parent)), "other", rows.schema) as writer:
         writer.add_group(rows)
@@ -500,11 +500,11 @@ def test_indexes_and_audits_lose_their_rows(tmp_path: Path) -> None:
         with PartWriter(store, f"{table}-{key}", rows.schema) as old:
             old.add_group(rows)
         assert columns
-        assert holds_documents(store, old.written.path, declared, removed)
-        made = rewrite_part(store, old.written.path, store, key, (declared, removed)).written
+        assert holds_documents(store, old.written.checked_path, declared, removed)
+        made = rewrite_part(store, old.written.checked_path, store, key, (declared, removed)).written
         left[key if table != "dedup" else table] = made.rows
-        assert not holds_documents(store, made.path, declared, removed)
-        with store.open_input(made.path) as file:
+        assert not holds_documents(store, made.checked_path, declared, removed)
+        with store.open_input(made.checked_path) as file:
             (batch,) = pq.ParquetFile(file).iter_batches()
         assert documents_named(batch, columns) == ({ids[2], ids[3]} if table == "audit" else {ids[0], ids[2], ids[3]})
     assert left == {"bands/00000": 3, "leaders/00000": 3, "part-00000": 1, "dedup": 3}

@@ -159,7 +159,7 @@ def test_a_killed_takedown_writes_again_only_the_files_that_are_not_complete(tmp
             assert take_down(folder) == 0
         assert sum(change.startswith("open_output") for change in made_again) == num_files - len(complete)
         manifest = opened(folder).manifest
-        assert complete <= {*manifest.run.paths.values()}
+        assert complete <= {*manifest.paths.values()}
         assert manifest.digest == opened(tmp_path / "whole").manifest.digest
         assert [c.documents for c in certificates(folder)] == [c.documents for c in certificates(tmp_path / "whole")]
         seen.add(len(complete))

@@ -91,9 +91,9 @@ def test_only_touched_shards_are_rewritten_and_positions_kept(run: Path) -> None
     rewritten = {change.key for change in certificates(run)[0].tables["tokens"].rewritten}
     assert len(rewritten) == 3  # a shard, its documents, a bucket by URL
     for entry in old.manifest.content.files:
-        path = new.manifest.run.paths[entry.key]
+        path = new.manifest.paths[entry.key]
         assert path.startswith("../v-tiny/") == (entry.key not in rewritten)
-        stays = (run / "tokens/v-tiny" / old.manifest.run.paths[entry.key]).exists()
+        stays = (run / "tokens/v-tiny" / old.manifest.paths[entry.key]).exists()
         assert stays == (entry.key not in rewritten)
     assert not (run / "tokens/v-tiny/manifest.json").exists()
     assert len(streams) == sum(len(shards) for shards in new.streams.values())
@@ -392,7 +392,9 @@ def test_every_table_loses_or_blanks_the_rows_of_a_document(table: Table, tmp_pa
     rows = [{name: ids[n + place] for place, name in enumerate(table.ids)} | example(table, n) for n in range(3)]
     with PartWriter(store, "old", table.schema) as old:
         old.add_group(pa.Table.from_pylist(rows, table.schema))
-    made = rewrite_part(store, old.written.path, store, "part-00000", (table, pa.array([ids[1]], pa.binary(16))))
+    made = rewrite_part(
+        store, old.written.checked_path, store, "part-00000", (table, pa.array([ids[1]], pa.binary(16)))
+    )
     left = pq.read_table(store.path(made.written.path)).to_pylist()
     if not table.blank_keeps:
         number = sum(ids[1] in (row[name] for name in table.ids) for row in rows)

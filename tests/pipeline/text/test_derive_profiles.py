@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
-from pipeline.engine.parquet import Part
 from pipeline.engine.rules import FINE, count_bins
 from pipeline.engine.stage import EVERY, Check
 from pipeline.quality.config import QualityConfig
@@ -36,6 +35,7 @@ from pipeline.text.profiles import load_profiles
 from schemas.errors import ConfigError
 from schemas.storage import Store
 from schemas.tables import DOCUMENTS, TEXT
+from tests.support.checked_paths import written_part
 
 QUALITY_CONFIG = QualityConfig()
 GERMAN = [f"der Hund und die Katze sind im Haus Nummer {n} und nicht auf dem Dach.\n" * (n % 3 + 1) for n in range(12)]
@@ -190,7 +190,9 @@ def test_stored_signals_give_the_same_histograms(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_pylist(rows, DOCUMENTS), tmp_path / "documents.parquet")
     pq.write_table(pa.Table.from_pylist(texts, TEXT), tmp_path / "text.parquet")
     store = Store(str(tmp_path))
-    part = Part(0, {"documents": store, "text": store}, {"documents": "documents.parquet", "text": "text.parquet"})
+    part = written_part(
+        0, {"documents": store, "text": store}, {"documents": "documents.parquet", "text": "text.parquet"}
+    )
     stored = CountTask(part, QUALITY_CONFIG, ("books",))
     read = task_of(write(tmp_path / "a.jsonl", DOCUMENTS_BY_LANGUAGE))
     assert signal_histograms(stored, False) == signal_histograms(read, False)

@@ -32,6 +32,7 @@ from schemas.manifest import RunFile, TableVersion, make_manifest, open_table, r
 from schemas.overrides import load_recipe
 from schemas.storage import Store
 from schemas.tables import DOCUMENTS, SCORES, to_entries
+from tests.support.checked_paths import written_part
 from tests.support.lineage_run import edit
 from tests.support.paths import ROOT
 from tests.support.report_repeats import add_repeats
@@ -207,7 +208,7 @@ def part_of(folder: Path, **columns: dict[str, list[Any]]) -> Part:
             rows["drop_stage"] = pa.array([None] * DROPPED + ["source"] + [None] * 2, pa.string())
         paths[name] = f"{name}.parquet"
         pq.write_table(pa.table(rows), folder / paths[name])
-    return Part(0, dict.fromkeys(paths, store), paths)
+    return written_part(0, dict.fromkeys(paths, store), paths)
 
 
 def buckets_by_id(part: Part, given: TokensConfig) -> dict[int, str]:

@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.recipe import read_recipe
-from pipeline.engine.parquet import Part
 from pipeline.engine.part import PartResult
 from pipeline.run import find_models
 from pipeline.stages import STEPS
@@ -32,6 +31,7 @@ from schemas.storage import Store
 from schemas.tables import CLEAN
 from schemas.tokens import name_of_copies, split_copies
 from tests.pipeline.tokens.test_buckets import RECIPE, SIGNAL, SPLITS
+from tests.support.checked_paths import written_part
 from tests.support.lineage_run import edit, join_dataset
 from tests.support.report_run import CLEAN_CHARS, crawl, identifier
 from tests.support.tiny_dataset import make_tiny_dataset
@@ -146,7 +146,7 @@ def test_the_weight_of_clean_decides_the_stream(tmp_path: Path) -> None:
     ]
     columns = {field.name: [row.get(field.name) for row in rows] for field in CLEAN}
     pq.write_table(pa.table(columns, schema=CLEAN), tmp_path / "part.parquet")
-    part = Part(0, {"clean": Store(str(tmp_path))}, {"clean": "part.parquet"})
+    part = written_part(0, {"clean": Store(str(tmp_path))}, {"clean": "part.parquet"})
     (batch,) = clean_rows(part, Sorting(TokensConfig(heldout_share=0)))
     assert [(row["doc_id"], row["stream"]) for row in batch] == [
         (IDS[0], "web/train"),

@@ -302,7 +302,7 @@ def test_moved_and_renamed_shards_are_accepted(uninterrupted: Trained, tmp_path:
 
 
 def read_run_paths(store: Store) -> list[str]:
-    return list(open_dataset(store).manifest.run.paths.values())
+    return list(open_dataset(store).manifest.paths.values())
 
 
 def test_another_dataset_tokenizer_or_setting_is_refused_with_both_sides(

@@ -25,6 +25,7 @@ from schemas.overrides import load_recipe
 from schemas.storage import Store
 from schemas.tables import DEDUP, TEXT, VERDICTS
 from schemas.tables import REPEATS as SCHEMA
+from tests.support.checked_paths import checked, written_part
 from tests.support.repeats_oracle import of_part, total_rows
 from tests.support.tiny_arpa import TINY, write_arpa
 
@@ -70,14 +71,15 @@ class Tables:
         pq.write_table(pa.table(columns, schema=schema), self.root / name / f"{part_key(number)}.parquet")
 
     def _table(self, name: str) -> SimpleNamespace:
-        paths = {part_key(number): f"{part_key(number)}.parquet" for number in range(self.count)}
+        folder, keys = Store(str(self.root / name)), [part_key(number) for number in range(self.count)]
+        paths = {key: checked(folder, f"{key}.parquet") for key in keys}
         content = SimpleNamespace(files=list(paths), figures={"cutoffs": {}})
-        manifest = SimpleNamespace(content=content, run=SimpleNamespace(paths=paths))
-        return SimpleNamespace(folder=Store(str(self.root / name)), manifest=manifest)
+        manifest = SimpleNamespace(content=content, paths=paths)
+        return SimpleNamespace(folder=folder, manifest=manifest)
 
     def part(self, number: int) -> Part:
         folders = {name: table.folder for name, table in self.inputs.items()}
-        return Part(number, folders, dict.fromkeys(folders, f"{part_key(number)}.parquet"))
+        return written_part(number, folders, dict.fromkeys(folders, f"{part_key(number)}.parquet"))
 
     def task(
         self, number: int, *overrides: str, folder: str = "repeats", make_reevaluator=REEVALUATE
@@ -315,11 +317,11 @@ def test_clean_applies_the_cuts_and_skips_what_was_dropped(tmp_path):
     answers, _ = tables.run('repeats.units=["line"]', *QUIET)
     names = ("documents", "text", "dedup")
     folders = {name: tables.inputs[name].folder for name in names}
-    paths = dict.fromkeys(names, f"{part_key(0)}.parquet")
+    paths = {name: checked(folders[name], f"{part_key(0)}.parquet") for name in names}
     task = CleanTask(0, (PII,), recipe(), {}, folders, paths, Store(str(tmp_path / "clean")))
     assert [row["text"] for row in survivors(task)] == ["menu\nalpha one two", "menu\nbeta is a longer text", "menu"]
     folders["repeats"] = Store(str(tmp_path / "repeats"))
-    paths["repeats"] = answers[0].files["repeats"].path
+    paths["repeats"] = answers[0].files["repeats"].checked_path
     written = list(survivors(CleanTask(0, (PII,), recipe(), {}, folders, paths, Store(str(tmp_path / "clean")))))
     assert [row["text"] for row in written] == ["alpha one two", "menu\nbeta is a longer text"]
     assert (written[0]["title"], written[0]["cluster"]) == ("t", rows[0]["doc_id"])

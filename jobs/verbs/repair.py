@@ -1,0 +1,61 @@
+"""`penstock repair`: damaged and missing files of the tables of a run are built again, with the same digests."""
+
+import argparse
+import sys
+
+from jobs.arguments import Command, add_run, add_verbose
+from jobs.recipe import stored_recipe
+from jobs.spark_session import SparkConfig, spark_session
+from pipeline.repair import DamagedFile, find_damage, own_tables, owners_of, repair, steps_to_repair
+from pipeline.run import prepare
+from schemas.locks import lock_tables
+from schemas.manifest import check_folder
+from schemas.storage import Store
+
+GROUP = "data"
+VERBS = {
+    "repair": "Build damaged files of a run again. Every file of its tables is compared with its manifest.",
+}
+MAX_SHOWN = 10
+
+
+def add_repair_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the argument of `repair` that changes nothing."""
+    parser.add_argument("--dry-run", action="store_true", help="list the damaged files and change nothing; exit code 2")
+
+
+def repair_command(arguments: argparse.Namespace) -> int:
+    """Compare every file of a run's tables with its manifest, and build the damaged ones again."""
+    run = Store(arguments.run)
+    check_folder(run)
+    with lock_tables(run, "penstock repair"):
+        tables = own_tables(run)
+        damage = find_damage(tables)
+        number = sum(len(table.manifest.paths) for table in tables.values())
+        print(f"{run.uri}: {number - len(damage)} of {number} files match their manifests")
+        for other in owners_of(run):
+            print(f"{run.uri} uses tables of {other}; `penstock repair {other}` checks them", file=sys.stderr)
+        if not damage:
+            return 0
+        _list(damage)
+        if arguments.dry_run:
+            return 2
+        recipe = stored_recipe(run, [])
+        prepared = prepare(recipe, None)
+        steps = steps_to_repair(prepared, run, damage)
+        with spark_session(recipe.section("spark", SparkConfig), verbose=arguments.verbose) as spark:
+            repaired = repair(spark, prepared, run, steps)
+    print(f"{len(repaired)} files were built again; all {number} files match their manifests")
+    return 0
+
+
+def _list(damage: list[DamagedFile]) -> None:
+    for file in damage[:MAX_SHOWN]:
+        print(f"  {file.text}")
+    if len(damage) > MAX_SHOWN:
+        print(f"  and {len(damage) - MAX_SHOWN} more")
+
+
+COMMANDS = {
+    "repair": Command((add_run, add_repair_arguments, add_verbose), repair_command, "repair run --dry-run"),
+}

@@ -1,0 +1,172 @@
+"""The repair of a run: damaged and missing files of its tables are built again from the inputs of their step.
+
+A rebuilt file replaces a damaged one only if it has the SHA-256 that the manifest names, so that manifests and digests
+stay as they are. Of tables whose parts are built one by one, only the damaged parts are built. Tables that need all
+rows, such as those of deduplication, are built as a whole in a scratch folder, and only the damaged files are taken.
+"""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+from pyspark.sql import SparkSession
+
+from pipeline.engine.spark import ship_models, show_progress
+from pipeline.engine.step import Step, TableResult
+from pipeline.run import Prepared, Run, context_of, find_version, run_folders, shipped_models
+from schemas.errors import ContractError
+from schemas.manifest import TableVersion, current_tables, part_key, read_run
+from schemas.storage import CheckedPath, Store
+from schemas.text import LongWork
+
+SCRATCH = "repair"
+"""Folder of a run in which tables are built again. It is deleted at the end."""
+
+
+@dataclass(frozen=True)
+class DamagedFile:
+    """A file of a table that is missing, or that differs from the manifest."""
+
+    table: str
+    key: str
+    path: CheckedPath
+    found: str
+    """Its SHA-256, or why it could not be read."""
+
+    @property
+    def text(self) -> str:
+        """A line on the file: its name, and what was expected and found."""
+        return f"{self.table}/{self.path}: expected SHA-256 {self.path.sha256}, got {self.found}"
+
+
+def own_tables(run: Store) -> dict[str, TableVersion]:
+    """Return the current tables of a run whose files are in its own folder, in order."""
+    own = {name for name, version in read_run(run).tables.items() if "/" not in version}
+    return {name: table for name, table in current_tables(run).items() if name in own}
+
+
+def find_damage(tables: Mapping[str, TableVersion]) -> list[DamagedFile]:
+    """Return the files of tables that are missing or differ from their manifests, in order. Every file is read."""
+    files = [
+        (name, table.folder, key, path) for name, table in tables.items() for key, path in table.manifest.paths.items()
+    ]
+    with LongWork("check files", sum(file[3].num_bytes for file in files), "bytes") as work:
+
+        def check(file: tuple[str, Store, str, CheckedPath]) -> DamagedFile | None:
+            name, folder, key, path = file
+            try:
+                found = folder.sha256(path)
+            except OSError as error:
+                found = "no such file" if isinstance(error, FileNotFoundError) else f"an error: {error}"
+            work.add(path.num_bytes)
+            return None if found == path.sha256 else DamagedFile(name, key, path, found)
+
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+            return [damage for damage in pool.map(check, files) if damage is not None]
+
+
+def steps_to_repair(prepared: Prepared, run: Store, damage: Iterable[DamagedFile]) -> list[tuple[Step, frozenset[str]]]:
+    """Return the steps that wrote the damaged files, in order, each with the keys of the files.
+
+    Raises ContractError, before Spark starts, if such a step would now write another version: its settings, models,
+    inputs or stages have changed, or a takedown has replaced what it wrote.
+    """
+    tables = own_tables(run)
+    keys: dict[str, set[str]] = {}
+    for file in damage:
+        keys.setdefault(file.table, set()).add(file.key)
+    found = []
+    for step in prepared.steps:
+        damaged = frozenset(key for name in step.writes for key in keys.get(name, ()))
+        if not damaged:
+            continue
+        folders, _ = find_version(prepared, step, inputs_of(prepared, step, tables), run)
+        changed = [name for name in step.writes if name in tables and folders[name].root != tables[name].folder.root]
+        if changed:
+            raise ContractError(
+                f"{run.uri}: expected the settings, models and inputs that {', '.join(changed)} was built from, got "
+                f"others, so that the step {step.name} would write another version. Restore the damaged files from a "
+                "backup, or undo the change."
+            )
+        found.append((step, damaged))
+    return found
+
+
+def repair(
+    spark: SparkSession, prepared: Prepared, run: Store, steps: Sequence[tuple[Step, frozenset[str]]]
+) -> list[str]:
+    """Build damaged files of a run again and put them in place. Return the names of the files, `table/path`.
+
+    The caller holds the lock on the tables. `steps` is what `steps_to_repair` returned. Raises ContractError if a file
+    that was built again does not have the SHA-256 that its manifest names; the files before it are repaired then.
+    """
+    delete_scratch(run)  # of a killed repair
+    try:
+        return _repair(Run(spark, prepared.recipe, run, prepared.splits, prepared.models, None), steps, prepared)
+    finally:
+        delete_scratch(run)
+
+
+def _repair(session: Run, steps: Sequence[tuple[Step, frozenset[str]]], prepared: Prepared) -> list[str]:
+    run, repaired = session.folder, list[str]()
+    with show_progress(session.spark, "penstock repair", [step.name for step, _ in steps], run) as progress:
+        if session.spark is not None:
+            ship_models(session.spark, [model.path for model in shipped_models(session.models)])
+        for step, keys in steps:
+            tables = own_tables(run)
+            folders = {name: run.child(f"{SCRATCH}/{name}") for name in step.writes}
+            with progress.step(step.name):
+                context = context_of(session, step, inputs_of(prepared, step, tables), folders)
+                built = step.build(replace(context, only=part_numbers(keys)))
+                for name in step.writes:
+                    repaired += put_in_place(run, tables[name], keys, (name, built[name]))
+    return repaired
+
+
+def inputs_of(prepared: Prepared, step: Step, tables: Mapping[str, TableVersion]) -> dict[str, TableVersion]:
+    """Return the tables that a step reads, those of other runs included."""
+    own = {name: tables[name] for name in step.inputs(prepared.recipe) if name in tables}
+    return own | step.external_inputs(prepared.recipe, prepared.splits)
+
+
+def part_numbers(keys: Iterable[str]) -> frozenset[int] | None:
+    """Return the numbers of the parts with these keys; None if a key is not that of a part, such as `model`."""
+    numbers = {key: int(key.rpartition("-")[2]) for key in keys if key.rpartition("-")[2].isdigit()}
+    is_part = all(key in numbers and part_key(numbers[key]) == key for key in keys)
+    return frozenset(numbers.values()) if is_part else None
+
+
+def put_in_place(run: Store, table: TableVersion, keys: Iterable[str], made: tuple[str, TableResult]) -> list[str]:
+    """Move the rebuilt files of one table to the paths of the damaged ones, and return their names.
+
+    `made` is (table, what its step built). Raises ContractError if a rebuilt file differs from the manifest.
+    """
+    name, built = made
+    names: list[str] = []
+    files = {entry.key: entry for entry in built.files}
+    for key in sorted(keys):
+        path = table.manifest.paths.get(key)
+        if path is None:
+            continue  # the key of a file of another table of the same step
+        digest = files[key].sha256 if key in files else "no such file"
+        if digest != path.sha256:
+            raise ContractError(
+                f"{table.folder.uri}/{path}: expected a file with SHA-256 {path.sha256} from building it again, got "
+                f"{digest}: inputs, libraries or code differ from those of {table.manifest.run.started}. Restore the "
+                "file from a backup, or build a new run."
+            )
+        run.move(f"{SCRATCH}/{name}/{built.paths[key]}", f"{name}/{table.folder.root.rpartition('/')[2]}/{path}")
+        names.append(f"{name}/{path}")
+    return names
+
+
+def delete_scratch(run: Store) -> None:
+    """Delete the folder in which tables are built again."""
+    if run.exists(SCRATCH):
+        run.fs.delete_dir(run.path(SCRATCH))
+
+
+def owners_of(run: Store) -> list[str]:
+    """Return the URIs of other runs whose tables this run uses, which must be repaired in their own folders."""
+    return [folder.uri for folder in run_folders(run) if folder.uri != run.uri]
