@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -25,6 +24,7 @@ from schemas.ids import digest_of, file_sha256
 from schemas.storage import Store
 from schemas.tokens import Dataset
 from train.checkpoint.folder import CheckpointMetadata, Layout, StateFile, list_checkpoints, local_path
+from train.checkpoint.reader import CheckpointReader
 from train.model.shape import ModelShape
 from train.model.transformer import Transformer, build_model
 from train.parallel.ranks import Ranks
@@ -38,34 +38,44 @@ DIGEST_THREADS = 8
 def read_state(run: Store, checkpoint: CheckpointMetadata, state: State, ranks: Ranks | None = None) -> None:
     """Read the tensors in `state` from a checkpoint, in place. The checkpoint may have another layout and more tensors.
 
-    All ranks call this function together, each with its own tensors. Without `ranks`, this process reads alone. Raises
-    ContractError if a file has changed since it was written, or if a tensor is missing or has another shape.
+    All ranks call this function together, each with its own tensors. Without `ranks`, this process reads alone. No code
+    of the checkpoint runs, even of a hostile one. Raises ContractError if a file has changed since it was written, if a
+    file holds anything but tensors, or if a tensor is missing or has another shape.
     """
     folder = local_path(run, checkpoint.name)
     verify_files(folder, checkpoint.files, ranks)
+    try:
+        reader = CheckpointReader(folder, checkpoint.files)
+    except ContractError as error:
+        if ranks is None:
+            raise
+        ranks.refuse(error)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
             load(
                 state,
-                storage_reader=FileSystemReader(folder),
+                storage_reader=reader,
                 process_group=ranks.control if ranks else None,
                 no_dist=ranks is None,
             )
     except CheckpointException as failed:
-        reasons = "; ".join(sorted({str(failure[0]) for failure in failed.failures.values()}))
-        error = ContractError(
+        causes = [failure[0] for failure in failed.failures.values()]
+        refused = [ContractError(str(cause)) for cause in causes if isinstance(cause, ContractError)]
+        reasons = "; ".join(sorted({str(cause) for cause in causes}))
+        missing = ContractError(
             f"{folder}: expected every tensor of the model, got {reasons}. Plan the run with the model shape of the "
             "checkpoint."
         )
+        reason = next(iter(refused), missing)
         if ranks is None:
-            raise error from failed
-        ranks.refuse(error)
+            raise reason from failed
+        ranks.refuse(reason)
 
 
 def stored_shapes(run: Store, checkpoint: CheckpointMetadata) -> dict[str, torch.Size]:
     """Return the shape of every tensor in a checkpoint, by name."""
-    metadata = FileSystemReader(local_path(run, checkpoint.name)).read_metadata()
+    metadata = CheckpointReader(local_path(run, checkpoint.name), checkpoint.files).read_metadata()
     items = metadata.state_dict_metadata.items()
     return {name: item.size for name, item in items if isinstance(item, TensorStorageMetadata)}
 
