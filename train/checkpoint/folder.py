@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json, digest_of
+from schemas.paths import is_below
 from schemas.storage import Store
 from schemas.tokens import Dataset
 from train.config.settings import Settings
@@ -158,6 +159,11 @@ def parse_metadata(data: bytes, where: str) -> CheckpointMetadata:
             f"{where}: expected checkpoint metadata, got {'; '.join(problems[:5])}. The file is damaged or was written "
             "by another version: remove this checkpoint's folder to resume from the previous one."
         ) from error
+    if wrong := [name for name in checkpoint.files if "/" in name or not is_below(name)]:
+        raise ContractError(
+            f"{where}: expected files in the checkpoint's folder, got {wrong[0]!r:.200}. Remove this folder "
+            "to resume from the previous one."
+        )
     if not where.endswith(f"{checkpoint.name}/{METADATA_NAME}"):
         raise ContractError(
             f"{where}: expected the metadata of the step in the folder's name, got that of step {checkpoint.step}. "
