@@ -226,8 +226,17 @@ def _pairs(expected: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, t
 def list_checkpoints(run: Store) -> list[CheckpointMetadata]:
     """Return the metadata of all complete checkpoints, oldest first. Raises ContractError if one cannot be read."""
     paths = (folder / METADATA_NAME for folder in _folders(run))
-    checkpoints = (parse_metadata(path.read_bytes(), str(path)) for path in paths if path.exists())
+    checkpoints = (parse_metadata(_read_file(path), str(path)) for path in paths if path.exists())
     return sorted(checkpoints, key=lambda checkpoint: checkpoint.step)
+
+
+def _read_file(path: Path) -> bytes:
+    if not path.is_file():  # reading a pipe would never end
+        raise ContractError(
+            f"{path}: expected a file, got a folder or a device. Remove this checkpoint's folder to resume from the "
+            "previous one."
+        )
+    return path.read_bytes()
 
 
 def remove_incomplete(run: Store) -> list[str]:

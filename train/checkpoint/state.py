@@ -10,9 +10,11 @@ import warnings
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from pydantic import ValidationError
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -23,7 +25,7 @@ from schemas.errors import ContractError
 from schemas.ids import digest_of, file_sha256
 from schemas.storage import Store
 from schemas.tokens import Dataset
-from train.checkpoint.folder import CheckpointMetadata, Layout, StateFile, list_checkpoints, local_path
+from train.checkpoint.folder import METADATA_NAME, CheckpointMetadata, Layout, StateFile, list_checkpoints, local_path
 from train.checkpoint.reader import CheckpointReader
 from train.model.shape import ModelShape
 from train.model.transformer import Transformer, build_model
@@ -155,6 +157,20 @@ def find_checkpoint(run: Store, step: int | None) -> CheckpointMetadata:
     return checkpoints[max(checkpoints) if step is None else step]
 
 
+def _setting(checkpoint: CheckpointMetadata, name: str) -> Any:
+    """Return a setting of a checkpoint. Raises ContractError if its metadata lacks the setting."""
+    if name not in checkpoint.identity.settings:
+        raise _damaged(checkpoint, f"a setting {name}")
+    return checkpoint.identity.settings[name]
+
+
+def _damaged(checkpoint: CheckpointMetadata, expected: str) -> ContractError:
+    return ContractError(
+        f"{checkpoint.name}/{METADATA_NAME}: expected {expected}, got other values. Restore the file from a backup, or "
+        "remove the folder."
+    )
+
+
 def check_tokenizer(checkpoint: CheckpointMetadata, dataset: Dataset) -> None:
     """Check that a checkpoint was trained with the dataset's tokenizer. Raises ContractError if it was not."""
     contract = digest_of(dataset.tokenizer.model_dump(mode="json"))
@@ -167,7 +183,7 @@ def check_tokenizer(checkpoint: CheckpointMetadata, dataset: Dataset) -> None:
 
 def check_objective(checkpoint: CheckpointMetadata, *objectives: str) -> None:
     """Check that a checkpoint was trained on one of these objectives. Raises ContractError if it was not."""
-    objective = checkpoint.identity.settings["train.objective"]
+    objective = _setting(checkpoint, "train.objective")
     if objective not in objectives:
         raise ContractError(
             f"{checkpoint.name}: expected a model trained with train.objective = {' or '.join(objectives)}, got "
@@ -177,9 +193,12 @@ def check_objective(checkpoint: CheckpointMetadata, *objectives: str) -> None:
 
 def sequence_length_of(checkpoint: CheckpointMetadata) -> int:
     """Return the sequence length [tokens] of the training stage in which the checkpoint was written."""
-    stages = checkpoint.identity.settings["train.stages"]
-    started = [stage for stage in stages if stage["first_step"] < max(checkpoint.step, 1)]
-    return int(started[-1]["seq_len"])
+    stages = _setting(checkpoint, "train.stages")
+    try:
+        started = [stage for stage in stages if stage["first_step"] < max(checkpoint.step, 1)]
+        return int(started[-1]["seq_len"])
+    except (LookupError, TypeError, ValueError) as error:
+        raise _damaged(checkpoint, "training stages with their first step and sequence length") from error
 
 
 def read_tokenizer(dataset: Dataset) -> bytes:
@@ -196,13 +215,17 @@ def read_tokenizer(dataset: Dataset) -> bytes:
 
 def shape_of(checkpoint: CheckpointMetadata) -> ModelShape:
     """Return the shape of a checkpoint's model."""
-    settings = checkpoint.identity.settings
-    return ModelShape.model_validate({name: settings[f"shape.{name}"] for name in ModelShape.model_fields})
+    try:
+        return ModelShape.model_validate(
+            {name: _setting(checkpoint, f"shape.{name}") for name in ModelShape.model_fields}
+        )
+    except ValidationError as error:
+        raise _damaged(checkpoint, "the shape of a model") from error
 
 
 def read_model(run: Store, checkpoint: CheckpointMetadata, device: torch.device) -> Transformer:
     """Return the model of a checkpoint. Raises ContractError if its files have changed since they were written."""
-    causal = checkpoint.identity.settings["train.objective"] != "mlm"
+    causal = _setting(checkpoint, "train.objective") != "mlm"
     model = build_model(shape_of(checkpoint), causal=causal).to_empty(device=device)
     read_state(run, checkpoint, {f"model.{name}": parameter.data for name, parameter in model.named_parameters()})
     return model
