@@ -5,6 +5,7 @@ how it was made. A manifest whose row counts do not add up cannot be made. `run.
 """
 
 import difflib
+import posixpath
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json, digest_of
 from schemas.lock_files import TABLES_LOCK, describe_holders, is_written_elsewhere
+from schemas.paths import is_below, is_version
 from schemas.storage import CheckedPath, Store
 from schemas.tables import TABLES
 
@@ -214,12 +216,38 @@ def read_manifest(folder: Store) -> Manifest:
             "of penstock that wrote it."
         )
     try:
-        return Manifest.model_validate(raw)
+        manifest = Manifest.model_validate(raw)
     except ValidationError as error:
         raise ContractError(
             f"{folder.uri}/{MANIFEST_NAME}: expected a valid manifest, got an error: {error}. Restore the file from a "
             "backup."
         ) from error
+    check_paths(manifest, f"{folder.uri}/{MANIFEST_NAME}")
+    return manifest
+
+
+def check_paths(manifest: Manifest, where: str) -> None:
+    """Raise ContractError if a path or version in a manifest leads out of the folder of its table.
+
+    The files of a union lie in the folders of its members, which its lineage names.
+    """
+    lineage = manifest.run.lineage
+    members = {path for name, path in lineage.items() if name.startswith(MEMBER_INPUT)}
+    read = [(name, path) for name, path in lineage.items() if name in TABLES]
+    for name, path in [*read, *((manifest.content.table, path) for path in sorted(members))]:
+        if not is_version(path, name):
+            raise ContractError(
+                f"{where}: expected the version folder of a table {name} in run.lineage, got {path!r:.200}. Restore "
+                "the file from a backup."
+            )
+    folders = tuple(f"{posixpath.normpath(f'../{path}/..')}/" for path in members)
+    for key, path in manifest.run.paths.items():
+        start = next((folder for folder in folders if path.startswith(folder)), "")
+        if not is_below(f"../{path[len(start) :]}" if start else path, levels=1):
+            raise ContractError(
+                f"{where}: expected a file in the folder of the table for {key!r:.200} in run.paths, got "
+                f"{path!r:.200}. Restore the file from a backup."
+            )
 
 
 @dataclass(frozen=True)
@@ -259,6 +287,12 @@ def read_run(run: Store) -> RunFile:
             f"{run.uri}/{RUN_NAME}: expected tables of this version of penstock, got {', '.join(unknown)}. Use the "
             "version of penstock that wrote them."
         )
+    for table, path in state.tables.items():
+        if not is_version(path, table):
+            raise ContractError(
+                f"{run.uri}/{RUN_NAME}: expected the version folder of a table {table} in `tables`, got {path!r:.200}. "
+                "Restore the file from a backup."
+            )
     return state
 
 

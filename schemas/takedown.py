@@ -12,8 +12,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from schemas.errors import ContractError
 from schemas.ids import canonical_json, digest_of
-from schemas.manifest import REPLACED_NAME, Manifest
+from schemas.manifest import REPLACED_NAME, Manifest, check_paths
+from schemas.paths import is_below
 from schemas.storage import Store
+from schemas.tables import TABLES
 
 
 class _TakedownBlock(BaseModel):
@@ -252,6 +254,13 @@ def parse_certificate(value: Any, where: str) -> Certificate:
             f"{where}: expected format version {CERTIFICATE_VERSION} of a certificate, got {certificate.version}. Use "
             "the version of penstock that wrote it."
         )
+    for table, change in certificate.tables.items():
+        for path in (change.version_before, change.version_after):
+            if table not in TABLES or not is_below(path) or "/" in path:
+                raise ContractError(
+                    f"{where}: expected version folders of tables, got {path!r:.200} for {table!r:.80}. Restore it "
+                    "from a backup."
+                )
     return certificate
 
 
@@ -273,6 +282,7 @@ def read_parent(run: Store, identifier: str, table: str) -> Manifest:
     """
     name, change = parent_name(identifier, table), read_certificate(run, identifier).tables[table]
     parent = Manifest.model_validate(run.read_json(name))
+    check_paths(parent, f"{run.uri}/{name}")
     if parent.digest != change.before:
         raise ContractError(
             f"{run.uri}/{name}: expected the manifest with digest {change.before}, got {parent.digest}. Restore the "

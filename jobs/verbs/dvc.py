@@ -29,6 +29,7 @@ from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json
 from schemas.manifest import MANIFEST_NAME, RUN_NAME, TableVersion, open_table, read_run
 from schemas.overrides import override_words
+from schemas.paths import check_deletable
 from schemas.storage import Store
 from schemas.takedown import TAKEDOWNS
 from train.config.settings import SECTIONS
@@ -291,7 +292,8 @@ def damaged_files(table: TableVersion) -> list[str]:
 def _remove_versions(run: Store, tables: Mapping[str, TableVersion], damaged: Sequence[str]) -> None:
     """Delete the current version of each table in `tables`, so that the next run rebuilds the table.
 
-    Raises ContractError if a table belongs to another run, or if documents were taken down from this run.
+    Raises ContractError if a table belongs to another run, if documents were taken down from this run, or if a symbolic
+    link leads to one of the files.
     """
     is_foreign = any("/" in read_run(run).tables[name] for name in tables)
     if is_foreign or run.exists(TAKEDOWNS):
@@ -300,6 +302,10 @@ def _remove_versions(run: Store, tables: Mapping[str, TableVersion], damaged: Se
             f"{damaged[0]}: expected a file with the digest in the manifest, got another digest or no file. Restore "
             f"the file from a backup: the table is not rebuilt, because {reason}."
         )
+    for name, table in tables.items():
+        version = read_run(run).tables[name]
+        for path in (MANIFEST_NAME, *table.manifest.paths_of()):
+            check_deletable(run.child(name), f"{version}/{path}")
     print(f"{damaged[0]}: differs from its manifest. Rebuilding {' and '.join(tables)}.", file=sys.stderr)
     for table in tables.values():
         table.folder.delete(MANIFEST_NAME)

@@ -36,7 +36,8 @@ def verify_command(arguments: Arguments) -> int:
 
 def _packed(run: Store, dataset: Dataset) -> Iterator[ExpectedFile]:
     """Yield the files of packed rows of a run; none if its plan is for another dataset."""
-    if run.exists(PLAN_NAME) and run.read_json(PLAN_NAME).get("dataset") == dataset.digest:
+    stored = run.read_json(PLAN_NAME) if run.exists(PLAN_NAME) else {}
+    if not isinstance(stored, dict) or stored.get("dataset") == dataset.digest:
         yield from packed_files(run, dataset, read_plan(run, dataset).settings.train)
 
 

@@ -135,6 +135,18 @@ HEAVY = {
 }
 """Libraries that are slow to load or that only some recipes need."""
 
+RUNS_CODE = {
+    **dict.fromkeys(("cloudpickle", "dill", "joblib", "jsonpickle", "marshal", "pickle", "shelve", "yaml"), ()),
+    "xml": ("pipeline.sources.books.books", "pipeline.sources.wiki.mediawiki"),
+    "tarfile": (),
+    "exec": ("pipeline.recipe_stages",),
+    **dict.fromkeys(("eval", "os.popen", "os.system", "torch.load", "torch.jit.load", "torch.hub.load"), ()),
+    **dict.fromkeys(("allow_pickle=True", "shell=True", "weights_only=False", "trust_remote_code=True"), ()),
+}
+"""Libraries, calls and arguments that run code of a file or expand its entities, and the modules that may use them.
+
+The two readers of XML refuse or never see declarations of entities; `recipe_stages` runs the functions of a recipe."""
+
 VAGUE_NAMES = {"base", "common", "helper", "helpers", "manager", "managers", "misc", "util", "utils"}
 MACHINE_PATHS = re.compile(r"(?<![\w./~})-])/(?:(?:work|root)\b|(?:home|opt)/\w)")
 WORKPLACE = re.compile(r"\bissues? (?:\d+\b|show\b)|\bbrief\.md\b|\bshared/(?:design|style|facts|hooks)\b")
@@ -453,6 +465,23 @@ def _does_nothing(statement: ast.stmt) -> bool:
     return constant or isinstance(statement, ast.Pass | ast.Continue | ast.Break)
 
 
+def foreign_code(modules: Modules) -> list[str]:
+    """No file of a stranger runs code: what could do so is used in the named modules only."""
+    found = []
+    for module in modules:
+        uses = [(line, library(target)) for line, target, _ in module.imports if library(target) in RUNS_CODE]
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.Call):
+                words = (f"{word.arg}={getattr(word.value, 'value', '')}" for word in node.keywords)
+                uses += [(node.lineno, use) for use in (name_of(node.func), *words) if use in RUNS_CODE]
+        found += [
+            f"{module.path}:{line}: {use}, which may run code of a file"
+            for line, use in uses
+            if not within(module.name, RUNS_CODE[use])
+        ]
+    return found
+
+
 def names(modules: Modules) -> list[str]:
     """A name says what a thing is; spark-submit puts jobs/ first on the path, so a job file shadows its namesakes."""
     found = [f"{module.path}:1: vague name" for module in modules if VAGUE_NAMES & set(module.name.split("."))]
@@ -492,6 +521,28 @@ def chain(length: int) -> dict[str, str]:
 ONLY_SPARK = f"which only {', '.join(SPARK_MODULES)} may"
 
 RULES: list[tuple[Rule, dict[str, str], dict[str, str], list[str]]] = [
+    (
+        foreign_code,
+        {
+            "pipeline/recipe_stages.py": "exec(compile(source, file, 'exec'))",
+            "pipeline/sources/wiki/mediawiki.py": "from xml.parsers import expat",
+            "train/a.py": "model.eval()\nnp.load(path, allow_pickle=False)\nimport copyreg",
+        },
+        {
+            "train/a.py": "def f():\n    import pickle",
+            "train/b.py": "torch.load(path)",
+            "jobs/a.py": "subprocess.run(text, shell=True)\neval(text)\nimport yaml",
+            "pipeline/a.py": "import xml.etree.ElementTree",
+        },
+        [
+            "train/a.py:2: pickle, which may run code of a file",
+            "train/b.py:1: torch.load, which may run code of a file",
+            "jobs/a.py:3: yaml, which may run code of a file",
+            "jobs/a.py:1: shell=True, which may run code of a file",
+            "jobs/a.py:2: eval, which may run code of a file",
+            "pipeline/a.py:1: xml, which may run code of a file",
+        ],
+    ),
     (parses, {"train/a.py": "x = 1"}, {"train/a.py": "x = 1\nx ="}, ["train/a.py:2: does not parse: invalid syntax"]),
     (
         file_length,

@@ -1,5 +1,6 @@
 """The exit code of `train.launch`: that of its ranks, and success for a run that stopped as requested."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -8,7 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.tiny_runs import make_run
+
 pytestmark = pytest.mark.dist
+
+LOOPBACK_HEX = "0100007F"
+"""127.0.0.1, as /proc/net/tcp writes it."""
 
 RANK = """
 import os, pathlib, signal, sys, time
@@ -75,3 +81,39 @@ def signalled(process: subprocess.Popen[str], ready: Path, number: signal.Signal
         return process.communicate(timeout=120)
     finally:
         process.kill()
+
+
+def listening(process: int) -> set[str]:
+    """Return the addresses (hex) of all TCP sockets on which a process and its children listen."""
+    family, sockets = [process], set()
+    for member in family:
+        try:
+            family += [int(child) for child in Path(f"/proc/{member}/task/{member}/children").read_text().split()]
+            sockets |= {os.readlink(entry) for entry in Path(f"/proc/{member}/fd").iterdir()}
+        except OSError:  # it ended meanwhile, or closed a file; the next look sees the rest
+            continue
+    tables = (Path(f"/proc/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6"))
+    lines = [line.split() for table in tables for line in table]
+    return {words[1].partition(":")[0] for words in lines if words[3] == "0A" and f"socket:[{words[9]}]" in sockets}
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="reads /proc")
+@pytest.mark.parametrize("local", [True, False])
+def test_no_port_of_a_local_run_is_open_to_other_machines(tmp_path: Path, local: bool) -> None:
+    """Two ranks that train; without the rendezvous of ours, torchrun listens on every interface."""
+    run = make_run(tmp_path / "run")
+    here = ["--standalone"] if local else ["--nnodes", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    words = [*here, "--nproc-per-node", "2", "-m", "train.pretrain", str(run)]
+    with (tmp_path / "printed").open("w") as printed:
+        command = [sys.executable, "-m", "train.launch", *words]
+        process = subprocess.Popen(command, stdout=printed, stderr=subprocess.STDOUT)
+        limit, seen = time.monotonic() + 400, set[str]()
+        try:
+            while process.poll() is None and time.monotonic() < limit:
+                seen |= listening(process.pid)
+                time.sleep(0.1)
+        finally:
+            process.terminate()
+    assert process.wait(60) == 0, (tmp_path / "printed").read_text()
+    assert LOOPBACK_HEX in seen or not local
+    assert (seen == {LOOPBACK_HEX}) == local

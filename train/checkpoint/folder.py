@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json, digest_of
+from schemas.paths import is_below
 from schemas.storage import Store
 from schemas.tokens import Dataset
 from train.config.settings import Settings
@@ -158,6 +159,11 @@ def parse_metadata(data: bytes, where: str) -> CheckpointMetadata:
             f"{where}: expected checkpoint metadata, got {'; '.join(problems[:5])}. The file is damaged or was written "
             "by another version: remove this checkpoint's folder to resume from the previous one."
         ) from error
+    if wrong := [name for name in checkpoint.files if "/" in name or not is_below(name)]:
+        raise ContractError(
+            f"{where}: expected files in the checkpoint's folder, got {wrong[0]!r:.200}. Remove this folder "
+            "to resume from the previous one."
+        )
     if not where.endswith(f"{checkpoint.name}/{METADATA_NAME}"):
         raise ContractError(
             f"{where}: expected the metadata of the step in the folder's name, got that of step {checkpoint.step}. "
@@ -220,8 +226,17 @@ def _pairs(expected: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, t
 def list_checkpoints(run: Store) -> list[CheckpointMetadata]:
     """Return the metadata of all complete checkpoints, oldest first. Raises ContractError if one cannot be read."""
     paths = (folder / METADATA_NAME for folder in _folders(run))
-    checkpoints = (parse_metadata(path.read_bytes(), str(path)) for path in paths if path.exists())
+    checkpoints = (parse_metadata(_read_file(path), str(path)) for path in paths if path.exists())
     return sorted(checkpoints, key=lambda checkpoint: checkpoint.step)
+
+
+def _read_file(path: Path) -> bytes:
+    if not path.is_file():  # reading a pipe would never end
+        raise ContractError(
+            f"{path}: expected a file, got a folder or a device. Remove this checkpoint's folder to resume from the "
+            "previous one."
+        )
+    return path.read_bytes()
 
 
 def remove_incomplete(run: Store) -> list[str]:

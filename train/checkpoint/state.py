@@ -10,12 +10,13 @@ import warnings
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from pydantic import ValidationError
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -24,7 +25,8 @@ from schemas.errors import ContractError
 from schemas.ids import digest_of, file_sha256
 from schemas.storage import Store
 from schemas.tokens import Dataset
-from train.checkpoint.folder import CheckpointMetadata, Layout, StateFile, list_checkpoints, local_path
+from train.checkpoint.folder import METADATA_NAME, CheckpointMetadata, Layout, StateFile, list_checkpoints, local_path
+from train.checkpoint.reader import CheckpointReader
 from train.model.shape import ModelShape
 from train.model.transformer import Transformer, build_model
 from train.parallel.ranks import Ranks
@@ -38,34 +40,44 @@ DIGEST_THREADS = 8
 def read_state(run: Store, checkpoint: CheckpointMetadata, state: State, ranks: Ranks | None = None) -> None:
     """Read the tensors in `state` from a checkpoint, in place. The checkpoint may have another layout and more tensors.
 
-    All ranks call this function together, each with its own tensors. Without `ranks`, this process reads alone. Raises
-    ContractError if a file has changed since it was written, or if a tensor is missing or has another shape.
+    All ranks call this function together, each with its own tensors. Without `ranks`, this process reads alone. No code
+    of the checkpoint runs, even of a hostile one. Raises ContractError if a file has changed since it was written, if a
+    file holds anything but tensors, or if a tensor is missing or has another shape.
     """
     folder = local_path(run, checkpoint.name)
     verify_files(folder, checkpoint.files, ranks)
+    try:
+        reader = CheckpointReader(folder, checkpoint.files)
+    except ContractError as error:
+        if ranks is None:
+            raise
+        ranks.refuse(error)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
             load(
                 state,
-                storage_reader=FileSystemReader(folder),
+                storage_reader=reader,
                 process_group=ranks.control if ranks else None,
                 no_dist=ranks is None,
             )
     except CheckpointException as failed:
-        reasons = "; ".join(sorted({str(failure[0]) for failure in failed.failures.values()}))
-        error = ContractError(
+        causes = [failure[0] for failure in failed.failures.values()]
+        refused = [ContractError(str(cause)) for cause in causes if isinstance(cause, ContractError)]
+        reasons = "; ".join(sorted({str(cause) for cause in causes}))
+        missing = ContractError(
             f"{folder}: expected every tensor of the model, got {reasons}. Plan the run with the model shape of the "
             "checkpoint."
         )
+        reason = next(iter(refused), missing)
         if ranks is None:
-            raise error from failed
-        ranks.refuse(error)
+            raise reason from failed
+        ranks.refuse(reason)
 
 
 def stored_shapes(run: Store, checkpoint: CheckpointMetadata) -> dict[str, torch.Size]:
     """Return the shape of every tensor in a checkpoint, by name."""
-    metadata = FileSystemReader(local_path(run, checkpoint.name)).read_metadata()
+    metadata = CheckpointReader(local_path(run, checkpoint.name), checkpoint.files).read_metadata()
     items = metadata.state_dict_metadata.items()
     return {name: item.size for name, item in items if isinstance(item, TensorStorageMetadata)}
 
@@ -145,6 +157,20 @@ def find_checkpoint(run: Store, step: int | None) -> CheckpointMetadata:
     return checkpoints[max(checkpoints) if step is None else step]
 
 
+def _setting(checkpoint: CheckpointMetadata, name: str) -> Any:
+    """Return a setting of a checkpoint. Raises ContractError if its metadata lacks the setting."""
+    if name not in checkpoint.identity.settings:
+        raise _damaged(checkpoint, f"a setting {name}")
+    return checkpoint.identity.settings[name]
+
+
+def _damaged(checkpoint: CheckpointMetadata, expected: str) -> ContractError:
+    return ContractError(
+        f"{checkpoint.name}/{METADATA_NAME}: expected {expected}, got other values. Restore the file from a backup, or "
+        "remove the folder."
+    )
+
+
 def check_tokenizer(checkpoint: CheckpointMetadata, dataset: Dataset) -> None:
     """Check that a checkpoint was trained with the dataset's tokenizer. Raises ContractError if it was not."""
     contract = digest_of(dataset.tokenizer.model_dump(mode="json"))
@@ -157,7 +183,7 @@ def check_tokenizer(checkpoint: CheckpointMetadata, dataset: Dataset) -> None:
 
 def check_objective(checkpoint: CheckpointMetadata, *objectives: str) -> None:
     """Check that a checkpoint was trained on one of these objectives. Raises ContractError if it was not."""
-    objective = checkpoint.identity.settings["train.objective"]
+    objective = _setting(checkpoint, "train.objective")
     if objective not in objectives:
         raise ContractError(
             f"{checkpoint.name}: expected a model trained with train.objective = {' or '.join(objectives)}, got "
@@ -167,9 +193,12 @@ def check_objective(checkpoint: CheckpointMetadata, *objectives: str) -> None:
 
 def sequence_length_of(checkpoint: CheckpointMetadata) -> int:
     """Return the sequence length [tokens] of the training stage in which the checkpoint was written."""
-    stages = checkpoint.identity.settings["train.stages"]
-    started = [stage for stage in stages if stage["first_step"] < max(checkpoint.step, 1)]
-    return int(started[-1]["seq_len"])
+    stages = _setting(checkpoint, "train.stages")
+    try:
+        started = [stage for stage in stages if stage["first_step"] < max(checkpoint.step, 1)]
+        return int(started[-1]["seq_len"])
+    except (LookupError, TypeError, ValueError) as error:
+        raise _damaged(checkpoint, "training stages with their first step and sequence length") from error
 
 
 def read_tokenizer(dataset: Dataset) -> bytes:
@@ -186,13 +215,17 @@ def read_tokenizer(dataset: Dataset) -> bytes:
 
 def shape_of(checkpoint: CheckpointMetadata) -> ModelShape:
     """Return the shape of a checkpoint's model."""
-    settings = checkpoint.identity.settings
-    return ModelShape.model_validate({name: settings[f"shape.{name}"] for name in ModelShape.model_fields})
+    try:
+        return ModelShape.model_validate(
+            {name: _setting(checkpoint, f"shape.{name}") for name in ModelShape.model_fields}
+        )
+    except ValidationError as error:
+        raise _damaged(checkpoint, "the shape of a model") from error
 
 
 def read_model(run: Store, checkpoint: CheckpointMetadata, device: torch.device) -> Transformer:
     """Return the model of a checkpoint. Raises ContractError if its files have changed since they were written."""
-    causal = checkpoint.identity.settings["train.objective"] != "mlm"
+    causal = _setting(checkpoint, "train.objective") != "mlm"
     model = build_model(shape_of(checkpoint), causal=causal).to_empty(device=device)
     read_state(run, checkpoint, {f"model.{name}": parameter.data for name, parameter in model.named_parameters()})
     return model

@@ -108,7 +108,7 @@ class PlanConfig(Section):
     al. 2023, arXiv 2305.16264."""
     min_params: Annotated[int, BeforeValidator(parse_size)] = Field(200_000, ge=1)
     """Minimum model size [parameters]; a dataset too small for it is repeated, at most max_epochs times."""
-    num_layers: int | None = Field(None, ge=1)
+    num_layers: int | None = Field(None, ge=1, le=10_000)
     """Number of layers; None = from the plan."""
     d_model: int | None = Field(None, ge=2)
     """Width of the residual stream; None = from the plan."""

@@ -116,7 +116,7 @@ class TrainConfig(Section):
     row: per row, by torchao; gather: per matrix, by torchao, and zero2 and zero3 all-gather weights in fp8. On an H200
     a layer of a model of 350 M parameters takes 5.2 ms with tensor, 7.8 ms with row and 5.4 ms in bf16."""
     skip_file: str = execution("")
-    """Path of the skip list in the run's train folder; empty = none. Not a content field: checkpoints store its
+    """Path of the skip list below the run's train folder; empty = none. Not a content field: checkpoints store its
     digest."""
     eval_every: int = execution(100, ge=0)
     """Steps between two evaluations of the held-out loss; 0 = never."""

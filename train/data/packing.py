@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from schemas.errors import ContractError
 from schemas.ids import digest_of
+from schemas.paths import is_below
 from schemas.storage import Store
 from schemas.takedown import positions_digest
 from schemas.tokens import TRAIN, Dataset
@@ -166,6 +167,11 @@ def _read_summary(folder: Store, dataset: Dataset, seq_len: int) -> Packing:
             f"{where}: expected the summary of a packing index, got an invalid one: {error}. "
             "Remove the folder and run `penstock plan` again."
         ) from error
+    if wrong := [path for source in summary.sources for path in source.files if not is_below(path)]:
+        raise ContractError(
+            f"{where}: expected files in the folder of the index, got {wrong[0]!r:.200}. Remove the folder and run "
+            "`penstock plan` again."
+        )
     expected = (PACKING_VERSION, positions_digest(dataset.manifest), seq_len)
     if (summary.version, summary.dataset, summary.seq_len) != expected:
         raise ContractError(

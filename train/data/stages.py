@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import digest_of
+from schemas.paths import is_below
 from schemas.storage import Store
 from train.config.train import TrainConfig
 
@@ -241,11 +242,11 @@ NO_SKIPS = SkipList()
 def read_skip_list(run: Store, name: str) -> SkipList:
     """Return the skip list in `<run>/train/<name>`: one index per line, `#` starts a comment; empty name = empty list.
 
-    Raises ConfigError if the file is missing, ContractError if a line is not an index.
+    Raises ConfigError if the file is missing or outside of that folder, ContractError if a line is not an index.
     """
     if not name:
         return NO_SKIPS
-    path = f"train/{name}"
+    path = _skip_path(name)
     if not run.exists(path):
         raise ConfigError(
             f"train.skip_file: expected a file {run.uri}/{path}, got none. Create the file, or remove train.skip_file."
@@ -263,9 +264,18 @@ def read_skip_list(run: Store, name: str) -> SkipList:
     return SkipList(tuple(indices))
 
 
+def _skip_path(name: str) -> str:
+    """Return the path of a skip list relative to the run. Raises ConfigError if it leads out of the train folder."""
+    if not is_below(name):
+        raise ConfigError(
+            f"train.skip_file: expected a file below the run's train folder, got {name!r:.200}. Move the file there."
+        )
+    return f"train/{name}"
+
+
 def append_to_skip_list(run: Store, name: str, indices: list[int], reason: str) -> SkipList:
     """Append global sample indices and a one-line reason to `<run>/train/<name>`; return the new list."""
-    path = f"train/{name}"
+    path = _skip_path(name)
     previous = run.read_bytes(path) if run.exists(path) else b""
     if previous and not previous.endswith(b"\n"):
         previous += b"\n"

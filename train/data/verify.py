@@ -1,8 +1,8 @@
 """Verify, before training, that every file of a dataset has the SHA-256 of its manifest.
 
-A verified file is not read again while its size and modification time are unchanged. Several threads read files, each
-at the speed of SHA-256 (hashlib releases the interpreter lock). Results are stored during the check, so that a killed
-check resumes.
+A verified file is not read again while its size, its modification time, and its inode with the time of its last change
+are unchanged. Several threads read files, each at the speed of SHA-256 (hashlib releases the interpreter lock). Results
+are stored during the check, so that a killed check resumes.
 """
 
 import hashlib
@@ -34,13 +34,16 @@ MAX_SHOWN = 10
 
 @dataclass(frozen=True)
 class _DatasetFile:
-    """A file to verify: its expected SHA-256, and its size and modification time before it is read."""
+    """A file to verify: its expected SHA-256, and its size and times before it is read."""
 
     folder: Store
     path: str
     sha256: str
     size: int
     mtime_ns: int | None
+    change: tuple[int, int] | None
+    """Inode, and time of its last change [ns], of a local file: a program can set the modification time, but not this
+    time, and a copy on another machine has another inode. None = the filesystem is not local."""
 
     @property
     def name(self) -> str:
@@ -48,7 +51,7 @@ class _DatasetFile:
 
     @property
     def mark(self) -> list[Any]:
-        return [self.size, self.mtime_ns, self.sha256]
+        return [self.size, self.mtime_ns, self.sha256, *(self.change or ())]
 
 
 ExpectedFile = tuple[Store, str, str]
@@ -177,4 +180,12 @@ def _list_files(dataset: Dataset, others: Iterable[ExpectedFile], problems: list
             problems.append(str(error))
             continue
         info = folder.fs.get_file_info(folder.path(path))
-        yield _DatasetFile(folder, path, sha256, size, info.mtime_ns)
+        yield _DatasetFile(folder, path, sha256, size, info.mtime_ns, _change_of(folder, path))
+
+
+def _change_of(folder: Store, path: str) -> tuple[int, int] | None:
+    # Without the number of the device, which may change when a disk is mounted again.
+    if not folder.is_local:
+        return None
+    status = os.stat(folder.path(path))
+    return status.st_ino, status.st_ctime_ns

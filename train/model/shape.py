@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from schemas.errors import ConfigError
 from train.config.plan import PlanConfig
@@ -40,7 +40,7 @@ class ModelShape(BaseModel):
 
     vocab_size: int
     """Rows of the embedding: the tokenizer's ids, not padded."""
-    num_layers: int
+    num_layers: int = Field(ge=1, le=10_000)
     """Number of layers."""
     d_model: int
     """Width of the residual stream."""

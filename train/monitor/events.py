@@ -219,11 +219,12 @@ def read_events(run: Store) -> list[Event]:
     """
     if not run.exists(EVENTS_NAME):
         return []
+    run.size(EVENTS_NAME)  # raises for a folder or a pipe, which could not be read
     events: list[Event] = []
     for number, line in enumerate(run.read_bytes(EVENTS_NAME).split(b"\n"), start=1):
         try:
             events.append(_ADAPTER.validate_python(json.loads(line)))
-        except (json.JSONDecodeError, UnicodeDecodeError):
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
             continue
         except ValidationError as error:
             raise ContractError(

@@ -207,12 +207,13 @@ def read_metrics(run: Store) -> list[StepMetrics]:
     """
     if not run.exists(METRICS_NAME):
         return []
+    run.size(METRICS_NAME)  # raises for a folder or a pipe, which could not be read
     lines = run.read_bytes(METRICS_NAME).split(b"\n")[:-1]
     records = []
     for number, line in enumerate(lines, start=1):
         try:
             records.append(StepMetrics.model_validate_json(line))
-        except ValidationError as error:
+        except (ValidationError, TypeError) as error:
             raise ContractError(
                 f"{run.uri}/{METRICS_NAME}, line {number}: expected the metrics of a step, got an entry that is "
                 f"not valid ({error}). "

@@ -58,6 +58,18 @@ def backend_of(device: torch.device) -> str:
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
+LOOPBACK = "127.0.0.1"
+"""Address of this machine at which `train.launch` lets its ranks meet."""
+
+
+def stay_on_loopback() -> None:
+    """Bind gloo to the loopback interface if the ranks meet there, unless the user has chosen an interface."""
+    interfaces = {name for _, name in socket.if_nameindex()}
+    loopback = next((name for name in ("lo", "lo0") if name in interfaces), None)
+    if os.environ.get("MASTER_ADDR") == LOOPBACK and loopback:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+
+
 def torchrun_placement() -> tuple[int, int] | None:
     """Return the local rank of this process and the number of ranks on its machine; None without torchrun."""
     local_rank, local_size = (os.environ.get(name) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
@@ -191,6 +203,7 @@ def open_ranks() -> Iterator[Ranks]:
     store: Any = dist.HashStore()  # type: ignore[attr-defined]
     rank, world_size, place = 0, 1, (0, 1)
     if dist.is_torchelastic_launched():
+        stay_on_loopback()
         store, rank, world_size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
         store = dist.PrefixStore(agreed_start(store, rank, world_size), store)  # type: ignore[attr-defined]
         place = machine_placement(store, rank, world_size)

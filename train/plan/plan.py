@@ -174,7 +174,12 @@ def check_overrides(run: Store, overrides: Sequence[str]) -> None:
     Raises ConfigError if the overrides cannot be applied.
     """
     if run.exists(PLAN_NAME):
-        settings = run.read_json(PLAN_NAME)["settings"]
+        stored = run.read_json(PLAN_NAME)
+        settings = stored.get("settings") if isinstance(stored, dict) else None
+        if not isinstance(settings, dict):
+            raise ContractError(
+                f"{run.uri}/{PLAN_NAME}: expected a plan, got one without settings. Run `penstock plan` again."
+            )
         check_mix_overrides(settings, overrides)
         load_settings(settings, overrides, run.uri)
 

@@ -121,7 +121,7 @@ class Learner:
         if not same_layout:
             self._reset_compression()
             state = {name: value for name, value in state.items() if not name.startswith(COMPRESSION_PREFIX)}
-        read_state(run, checkpoint, state, self._ranks)  # compares digests before anything is unpickled
+        read_state(run, checkpoint, state, self._ranks)
         if not same_layout:
             dropped = sorted(name for name in stored_shapes(run, checkpoint) if name.startswith(COMPRESSION_PREFIX))
         set_step(self.optimizer, checkpoint.step - checkpoint.progress.guard.skipped)

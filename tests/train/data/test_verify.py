@@ -127,7 +127,30 @@ def unseen_flip(path: str) -> None:
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
-def test_paranoid_reads_files_that_look_unchanged(run: Store) -> None:
+def test_a_change_that_keeps_size_and_modification_time_is_seen(run: Store) -> None:
+    settle(run)
+    dataset = open_dataset(run)
+    assert [verify_dataset(run, dataset) for _ in range(2)] == [num_files(run), 0]
+    shard = dataset.streams["web/train"][0]
+    unseen_flip(run.path(f"{TABLE}/{shard.path}"))
+    with pytest.raises(ContractError, match=f"(?s)1 file.*expected SHA-256 {shard.sha256}"):
+        verify_dataset(run, dataset)
+
+
+def test_a_copy_of_a_file_is_read_again(run: Store) -> None:
+    """As on another machine that has its own copy of the dataset, beside the results of the first."""
+    settle(run)
+    dataset = open_dataset(run)
+    assert [verify_dataset(run, dataset) for _ in range(2)] == [num_files(run), 0]
+    path = run.path(f"{TABLE}/{dataset.streams['web/train'][0].path}")
+    shutil.copy2(path, f"{path}.copy")
+    os.replace(f"{path}.copy", path)
+    assert [verify_dataset(run, dataset) for _ in range(2)] == [1, 0]
+
+
+def test_paranoid_reads_files_that_look_unchanged(run: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a disk that errs: nothing wrote the file, so no time changes."""
+    monkeypatch.setattr(verify, "_change_of", lambda *file: (1, 1))
     settle(run)
     dataset = open_dataset(run)
     assert verify_dataset(run, dataset) == num_files(run)

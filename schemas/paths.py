@@ -1,0 +1,61 @@
+"""The paths that a run's own files name: which of them stay inside of the run, or lead to the tables of another run.
+
+A run folder may come from a stranger. A manifest, `run.json` or a checkpoint then names files that its author chose, so
+each reader of a name checks it here before it opens, hashes or deletes anything.
+
+Readers follow symbolic links, since a folder of a run may lie on another disk. Nothing is deleted through a link.
+"""
+
+import os.path
+
+from schemas.errors import ContractError
+from schemas.storage import Store
+
+FORBIDDEN = frozenset("\0\\")
+"""A name with a NUL cannot be opened; a backslash separates folders on Windows."""
+
+
+def is_below(path: str, levels: int = 0) -> bool:
+    """Return True if a relative path is plain and names a file below a folder, or below one `levels` above it.
+
+    A plain path has no empty, `.` or inner `..` segment and is not absolute. After `..`, it names at least a folder and
+    a file there.
+    """
+    segments = path.split("/")
+    names = segments[_num_parents(segments) :]
+    above = len(segments) - len(names)
+    return above <= levels and len(names) > (above > 0) and all(map(_is_name, names))
+
+
+def is_version(path: str, table: str) -> bool:
+    """Return True if a path, relative to the folder of a table, names a version: of this run or of another run.
+
+    It is a folder there, such as `v-…`, or leads to the folder of this table in another run, as
+    `../../../tokens/v-…` does.
+    """
+    segments = path.split("/")
+    above = _num_parents(segments)
+    names = segments[above:]
+    belongs = names[-2:-1] == [table] if above else len(names) == 1
+    return belongs and all(map(_is_name, names))
+
+
+def check_deletable(folder: Store, name: str) -> None:
+    """Raise ContractError if a symbolic link below a local folder leads to the file of this name."""
+    if not folder.is_local:
+        return
+    root, place = os.path.realpath(folder.root), os.path.realpath(os.path.dirname(folder.path(name)))
+    if os.path.commonpath([root, place]) != root:
+        raise ContractError(
+            f"{folder.uri}/{name}: expected a file of the run to delete, got one in {place}, where a symbolic link "
+            "leads. Delete the link, and the files that it leads to if they belong to the run."
+        )
+
+
+def _num_parents(segments: list[str]) -> int:
+    """Return the number of leading `..` segments."""
+    return next((number for number, segment in enumerate(segments) if segment != ".."), len(segments))
+
+
+def _is_name(segment: str) -> bool:
+    return segment not in ("", ".", "..") and not FORBIDDEN.intersection(segment)

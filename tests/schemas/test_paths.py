@@ -1,0 +1,272 @@
+"""The paths that a run's files name: none leads out of the run, in any verb, and nothing is deleted through a link."""
+
+import json
+import os
+import posixpath
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobs.cli import main
+from jobs.verbs import dvc
+from pipeline.takedown.commit import drop_old
+from schemas.errors import ConfigError, ContractError
+from schemas.manifest import open_table
+from schemas.paths import is_below, is_version
+from schemas.storage import Store
+from schemas.takedown import parse_certificate
+from schemas.union import write_union
+from schemas.versions import attach_run
+from tests.support.lineage_run import lineage_run
+from tests.support.tiny_dataset import make_tiny_dataset
+from tests.support.tiny_takedown import certificates, documents_of, opened, take_down
+from train.data.stages import append_to_skip_list, read_skip_list
+
+HOSTILE = (
+    "../../../victim.txt",
+    "/etc/victim.txt",
+    "a/../../x",
+    "part\0.parquet",
+    "C:\\victim.txt",
+    "..\\..\\victim.txt",
+    "./part",
+    "a//b",
+    "..",
+    "../v-other",
+    "s3://bucket/key",
+    "",
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "below", "beside"),
+    [
+        ("part-00000.parquet", True, True),
+        ("web/train/shard-00000.arrow", True, True),
+        ("../v-1/part", False, True),
+        ("../v-1/a/part", False, True),
+        ("../../v-1/part", False, False),
+        ("a/../b", False, False),
+        ("a..b/..c", True, True),
+        *((path, False, False) for path in HOSTILE),
+    ],
+)
+def test_paths(path: str, below: bool, beside: bool) -> None:
+    assert (is_below(path), is_below(path, levels=1)) == (below, beside)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("v-1", True),
+        ("../../../tokens/v-1", True),
+        ("../../other/tokens/v-1", True),
+        ("../../other/clean/v-1", False),
+        ("../tokens", False),
+        ("tokens/v-1", False),
+        ("../../other/tokens/..", False),
+        *((path, False) for path in HOSTILE if path != "../v-other"),
+        ("../v-other", False),
+    ],
+)
+def test_versions(path: str, expected: bool) -> None:
+    assert is_version(path, "tokens") is expected
+
+
+@given(st.lists(st.sampled_from(["..", ".", "", "a", "b", "v-1", "\0", "\\", "/"]), max_size=6).map("/".join))
+def test_what_is_accepted_stays_below(path: str) -> None:
+    if is_below(path):
+        assert posixpath.normpath(f"/run/t/v/{path}") == f"/run/t/v/{path}"
+    if is_below(path, levels=1):
+        assert posixpath.normpath(f"/run/t/v/{path}").startswith("/run/t/")
+
+
+# ------------------------------------------------------------------------------------------ verbs on a stranger's run
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Iterator[Path]:
+    """A pipe, so that a verb that opens it never returns; the alarm then fails the test."""
+
+    def fail(number: int, frame: FrameType | None) -> None:
+        raise AssertionError("the victim was opened")
+
+    path = tmp_path / "victim.txt"
+    os.mkfifo(path)
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(120)
+    yield path
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def edit_json(path: Path, *keys: str, value: Any) -> None:
+    stored = json.loads(path.read_bytes())
+    place = stored
+    for key in keys[:-1]:
+        place = place[key]
+    place[keys[-1]] = value
+    path.write_text(json.dumps(stored))
+
+
+VERBS: dict[str, tuple[str, list[str]]] = {
+    "verify": ("tokens", ["verify", "RUN"]),
+    "report": ("clean", ["report", "RUN"]),
+    "show": ("documents", ["show", "RUN", "--random", "1"]),
+    "lineage": ("clean", ["lineage", "RUN"]),
+    "lineage --verify": ("clean", ["lineage", "RUN", "--verify"]),
+    "plan": ("tokens", ["plan", "RUN"]),
+    "train": ("tokens", ["train", "RUN", "--dry-run"]),
+    "trace": ("tokens", ["trace", "RUN", "--step", "3"]),
+    "takedown": ("documents", ["takedown", "RUN", "--doc", "00" * 16]),
+    "drop-old": ("tokens", ["takedown", "RUN", "--drop-old"]),
+}
+
+
+@pytest.mark.parametrize("hostile", [HOSTILE[0], "/ABSOLUTE", *HOSTILE[2:5]])
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_manifest_cannot_name_a_file_elsewhere(
+    tmp_path: Path, victim: Path, capsys: pytest.CaptureFixture[str], verb: str, hostile: str
+) -> None:
+    run = lineage_run(tmp_path / "run")
+    table, words = VERBS[verb]
+    folder, manifest = open_table(run, table)
+    path = str(victim) if hostile == "/ABSOLUTE" else hostile
+    key = manifest.content.files[0].key
+    edit_json(Path(folder.path("manifest.json")), "run", "paths", key, value=path)
+    assert main([{"RUN": run.uri}.get(word, word) for word in words]) == 2
+    printed = capsys.readouterr()
+    assert f"{table}/v-tiny" in printed.err
+    assert "expected a file in the folder of the table" in printed.err
+    assert f"got {path!r}" in printed.err
+    assert "Traceback" not in printed.err
+    assert victim.exists()
+
+
+@pytest.mark.parametrize("hostile", ["../../../victim.txt", "../../../victim", "/etc", "a/../../v", "v\0", "C:\\v"])
+@pytest.mark.parametrize("verb", ["verify", "report", "show", "train"])
+def test_run_json_cannot_name_a_folder_elsewhere(
+    tmp_path: Path, victim: Path, capsys: pytest.CaptureFixture[str], verb: str, hostile: str
+) -> None:
+    run = lineage_run(tmp_path / "run")
+    table, words = VERBS[verb]
+    edit_json(tmp_path / "run/run.json", "tables", table, value=hostile)
+    assert main([{"RUN": run.uri}.get(word, word) for word in words]) == 2
+    assert f"run.json: expected the version folder of a table {table} in `tables`, got {hostile!r}" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_lineage_cannot_name_a_folder_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = lineage_run(tmp_path / "run")
+    folder, manifest = open_table(run, "tokens")
+    lineage = manifest.run.lineage | {"clean": "../../../victim"}
+    edit_json(Path(folder.path("manifest.json")), "run", "lineage", value=lineage)
+    assert main(["lineage", run.uri]) == 2
+    assert "expected the version folder of a table clean in run.lineage, got '../../../victim'" in (
+        capsys.readouterr().err
+    )
+
+
+def test_attached_runs_and_unions_are_read(tmp_path: Path) -> None:
+    """Legal paths to other runs: those that `attach_run` and `write_union` write."""
+    first = make_tiny_dataset(tmp_path / "first")
+    second = make_tiny_dataset(tmp_path / "second", seed=1, suffix="b")
+    for place in (Store(str(tmp_path / "deep/er/run")), Store(str(tmp_path / "first/nested"))):
+        attach_run(place, first)
+        assert open_table(place, "tokens")[1].digest == open_table(first, "tokens")[1].digest
+    union = Store(str(tmp_path / "union"))
+    made = write_union(union, [first, second])
+    assert open_table(union, "tokens")[1].digest == made.digest
+    manifest = Path(open_table(union, "tokens")[0].path("manifest.json"))
+    key = made.content.files[0].key
+    for hostile in ("../../../first/tokens/../../victim", "../../../third/tokens/v-tiny/x", "../../../first/tokens/x"):
+        edit_json(manifest, "run", "paths", key, value=hostile)
+        with pytest.raises(ContractError, match="expected a file in the folder of the table"):
+            open_table(union, "tokens")
+
+
+def test_a_repair_deletes_nothing_elsewhere(tmp_path: Path) -> None:
+    run = make_tiny_dataset(tmp_path / "run")
+    folder, manifest = open_table(run, "tokens")
+    victim = tmp_path / "victim.txt"
+    victim.write_text("mine")
+    edit_json(
+        Path(folder.path("manifest.json")), "run", "paths", manifest.content.files[0].key, value="../../../victim.txt"
+    )
+    with mock.patch.object(dvc, "run_recipe"), pytest.raises(ContractError, match="expected a file in the folder"):
+        dvc.run_and_repair("recipe.toml", run.uri, [], "tokens")
+    assert victim.read_text() == "mine"
+
+
+def moved_with_link(folder: Path, away: Path) -> None:
+    """Move a folder away and leave a symbolic link."""
+    folder.rename(away)
+    folder.symlink_to(away)
+
+
+def test_a_repair_deletes_nothing_through_a_link(tmp_path: Path) -> None:
+    run = make_tiny_dataset(tmp_path / "run")
+    folder, manifest = open_table(run, "tokens")
+    moved_with_link(Path(folder.root), tmp_path / "elsewhere")
+    before = sorted((tmp_path / "elsewhere").rglob("*"))
+    damaged = Path(folder.path(manifest.paths_of()[0]))
+    damaged.write_bytes(b"damaged")
+    with (
+        mock.patch.object(dvc, "run_recipe"),
+        pytest.raises(ContractError, match="where a symbolic link leads"),
+    ):
+        dvc.run_and_repair("recipe.toml", run.uri, [], "tokens")
+    assert sorted((tmp_path / "elsewhere").rglob("*")) == before
+
+
+def test_a_takedown_deletes_nothing_through_a_link(tmp_path: Path) -> None:
+    run = make_tiny_dataset(tmp_path / "run")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/victim.txt").write_text("mine")
+    (tmp_path / "run/tokens/link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ContractError, match=r"victim.txt: expected a file of the run to delete, got one in"):
+        drop_old(run)
+    assert (tmp_path / "elsewhere/victim.txt").read_text() == "mine"
+    (tmp_path / "run/tokens/link").unlink()
+    (tmp_path / "run/tokens/file").symlink_to(tmp_path / "elsewhere/victim.txt")
+    assert drop_old(run) == ["tokens/file"]  # the link itself
+    assert (tmp_path / "elsewhere/victim.txt").read_text() == "mine"
+
+
+def test_a_table_that_lies_on_another_disk_is_read_and_cleaned(tmp_path: Path) -> None:
+    """A link in place of the whole table is the owner's: its files are those of the run."""
+    run = make_tiny_dataset(tmp_path / "run")
+    moved_with_link(tmp_path / "run/tokens", tmp_path / "disk")
+    (tmp_path / "disk/v-old").mkdir()
+    (tmp_path / "disk/v-old/part").write_text("old")
+    assert opened(tmp_path / "run").digest
+    assert drop_old(run) == ["tokens/v-old/part"]
+
+
+def test_a_certificate_cannot_name_a_folder_elsewhere(tmp_path: Path) -> None:
+    make_tiny_dataset(tmp_path / "run")
+    take_down(tmp_path / "run", doc=[documents_of(opened(tmp_path / "run"))[3]["doc_id"].hex()])
+    value = certificates(tmp_path / "run")[0].model_dump(mode="json")
+    assert parse_certificate(value, "there").tables
+    value["tables"]["tokens"]["version_before"] = "../../../victim"
+    with pytest.raises(ContractError, match=r"there: expected version folders of tables, got '../../../victim'"):
+        parse_certificate(value, "there")
+
+
+@pytest.mark.parametrize("hostile", HOSTILE[:6])
+def test_a_skip_list_lies_in_the_train_folder(tmp_path: Path, hostile: str) -> None:
+    run, victim = Store(str(tmp_path / "run")), tmp_path / "victim.txt"
+    victim.write_text("1\n")
+    with pytest.raises(ConfigError, match=r"train.skip_file: expected a file below the run's train folder, got"):
+        read_skip_list(run, hostile)
+    with pytest.raises(ConfigError, match=r"train.skip_file: expected a file below"):
+        append_to_skip_list(run, hostile, [2], "spike")
+    assert victim.read_text() == "1\n"
