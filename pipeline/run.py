@@ -15,6 +15,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from pipeline.engine.code_digest import code_digest
 from pipeline.engine.part import delete_part_results
 from pipeline.engine.progress import Progress, reasons_text, step_line, without_earlier_drops
 from pipeline.engine.spark import ship_models, show_progress
@@ -134,6 +135,7 @@ def run_locked_steps(
 
 def _run_steps(run: Run, steps: Sequence[Step], progress: Progress) -> RunFile:
     recipe, folder = run.recipe, run.folder
+    code_digest()  # computed while the files are those that this process has imported
     used = {name for step in steps_for(recipe) if step.is_used(recipe) for name in step.writes}
     existing = {name: version for name, version in read_run(folder).tables.items() if name in used}
     state = RunFile(tables=existing, recipe=recipe.to_json())
@@ -409,7 +411,7 @@ def commit(
         "cpu_seconds": round(built.cpu_seconds, 3),
         "code_version": version("penstock"),
         "lineage": {name: read.folder.uri.rsplit("/", 1)[-1] for name, read in inputs.items()} | identities,
-        "notes": {**built.notes, "errors": built.failures.most_frequent(), **calls},
+        "notes": {**built.notes, "code": code_digest(), "errors": built.failures.most_frequent(), **calls},
     }
     write_manifest(folder, make_manifest(content, how, folder.uri))
     delete_part_results(folder)
