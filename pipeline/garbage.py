@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from pipeline.engine.code_digest import code_digest
 from pipeline.engine.part import FRAMES, PARTS, SCRATCH, PartResult
 from schemas.errors import ConfigError, ContractError
+from schemas.leases import check_still_held
 from schemas.manifest import MANIFEST_NAME, REPLACED_NAME, RUN_NAME, read_manifest
 from schemas.s3_requests import SCHEME, S3Requests, Upload
 from schemas.storage import Store
@@ -110,6 +111,7 @@ def remove_garbage(run: Store, garbage: Sequence[Garbage]) -> None:
     files = [each.path for each in garbage if each.upload is None]
     lists = [name for name in files if RESULT.fullmatch(name) or LISTING.fullmatch(name)]
     for names in (lists, sorted({*files} - {*lists})):
+        check_still_held(run)
         if run.uri.startswith(SCHEME):
             S3Requests(run).delete(names)
         else:

@@ -24,6 +24,10 @@ CONFLICTS = {"PreconditionFailed", "ConditionalRequestConflict", "412", "409"}
 """Error codes of a request whose condition is not met."""
 
 
+class StoreAccessError(ContractError):
+    """The credentials do not allow a request."""
+
+
 @dataclass(frozen=True)
 class StoredObject:
     """The content of a small object, its ETag, and the time since it was written by the clock of the store [s]."""
@@ -153,7 +157,8 @@ class S3Requests:
             yield
         except (BotoCoreError, ClientError) as error:
             where = f"{self._uri}/{name}".rstrip("/")
-            raise ContractError(
+            kind = StoreAccessError if _code(error) in ("AccessDenied", "403") else ContractError
+            raise kind(
                 f"{where}: expected an object store that answers, got {_code(error) or error}. Check bucket, endpoint "
                 "and credentials, then run the same command again."
             ) from error

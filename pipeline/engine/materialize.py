@@ -21,6 +21,7 @@ from pipeline.engine.code_digest import code_digest
 from pipeline.engine.parquet import FileWriter
 from pipeline.engine.part import FRAMES, TaskResult
 from pipeline.engine.spark import dataframe_from_tasks, run_partitions
+from schemas.leases import check_still_held
 from schemas.storage import Store
 
 BATCH_ROWS = 1 << 16
@@ -127,7 +128,11 @@ class FrameStore:
         }
 
     def clear(self) -> None:
-        """Delete the folder with all stored frames, including the files that failed task attempts wrote."""
+        """Delete the folder with all stored frames, including the files that failed task attempts wrote.
+
+        Raises ContractError if another process has taken over the lease on the run.
+        """
+        check_still_held(self.folder)
         if self.folder.exists(""):
             self.folder.fs.delete_dir(self.folder.path(""))
 

@@ -21,6 +21,7 @@ from pipeline.takedown.select import Selection
 from pipeline.takedown.tables import SPAN_LENGTHS, spans_per_document
 from schemas.errors import ContractError
 from schemas.ids import canonical_json, digest_of
+from schemas.leases import check_still_held
 from schemas.manifest import MANIFEST_NAME, REPLACED_NAME, open_table, read_run, write_run
 from schemas.storage import Store
 from schemas.tables import TABLES
@@ -248,6 +249,7 @@ def _path_in_table(version: str, path: str) -> str:
 
 def drop_old(run: Store, tables: list[str] | None = None) -> list[str]:
     """Delete the files of `tables` (None = all) that no current version names, and return their names."""
+    check_still_held(run)
     names = [name for name in unreferenced_files(run) if tables is None or name.partition("/")[0] in tables]
     # Manifests are deleted first, so that no version is left with a manifest but without its files.
     for name in (name for name in names if name.endswith(f"/{MANIFEST_NAME}")):
