@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from pipeline.engine.parquet import Part
+from pipeline.engine.parquet import Part, read_batches
 from pipeline.engine.part import PartResult, TaskResult, complete_part
 from pipeline.engine.progress import doing
 from pipeline.engine.spark import dataframe_from_tasks, persist_on_disk, run_partitions
@@ -224,7 +224,7 @@ def clean_rows(part: Part, sorting: Sorting) -> Iterator[list[Row]]:
     """Yield the kept documents of one part of `clean` in lists of up to 512 rows, each with the name of its stream."""
     stream_of = streams_of_part(part, sorting)
     with part.folders["clean"].open_input(part.paths["clean"]) as stream:
-        for batch in pq.ParquetFile(stream).iter_batches(batch_size=512, columns=FROM_CLEAN):
+        for batch in read_batches(pq.ParquetFile(stream), "clean", FROM_CLEAN, 512):
             dates = batch.column("date").cast(pa.int64())
             batch = batch.set_column(batch.schema.get_field_index("date"), "date", dates)
             rows = [row for row in batch.to_pylist() if row["drop_stage"] is None]
