@@ -15,7 +15,7 @@ ENV PATH=/venv/bin:$PATH
 # The dependencies first, in the versions of constraints.txt: they change less often than the code.
 WORKDIR /build
 COPY constraints.txt setup.cfg pyproject.toml README.md LICENSE ./
-RUN pip install --no-cache-dir --constraint constraints.txt '.[data,formats,pii]'
+RUN pip install --no-cache-dir --constraint constraints.txt '.[data,formats,pii,s3]'
 
 COPY schemas ./schemas
 COPY pipeline ./pipeline

@@ -6,7 +6,7 @@ FROM python:3.11.14-slim-bookworm
 # The dependencies first, in the versions of constraints.txt: they change less often than the code.
 WORKDIR /app
 COPY constraints.txt setup.cfg pyproject.toml README.md LICENSE ./
-RUN pip install --no-cache-dir --constraint constraints.txt '.[train,fp8]'
+RUN pip install --no-cache-dir --constraint constraints.txt '.[train,fp8,s3]'
 
 # Only these two: an import of the other half would fail here.
 COPY schemas ./schemas

@@ -45,11 +45,18 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
 
 
 def add_reuse(parser: argparse.ArgumentParser) -> None:
-    """Add the option for another run whose tables a new run uses."""
+    """Add the options for another run whose tables a new run uses, and for steps that are built again."""
     parser.add_argument(
         "--reuse",
         metavar="RUN",
         help="another run on the same filesystem: tables with the same settings and inputs are used, not copied",
+    )
+    parser.add_argument(
+        "--rebuild",
+        metavar="STEP",
+        action="append",
+        default=[],
+        help="build a large step again although only the version of penstock has changed; may be repeated",
     )
 
 

@@ -7,16 +7,17 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jobs.arguments import add_recipe, add_reuse
 from jobs.exit_codes import exit_code_of
 from jobs.recipe import read_recipe
 from jobs.spark_session import SparkConfig, spark_session
+from pipeline.forecast import check_rebuild, forecast, is_complete, reuse_rows
 from pipeline.quality.limits import replacement_notes
 from pipeline.quality.stage import QUALITY
-from pipeline.run import Prepared, forecast, is_complete, prepare, reuse_rows, run_locked_steps
+from pipeline.run import Prepared, prepare, run_locked_steps
 from pipeline.summary import Summary, closing_summary
 from schemas.errors import ConfigError
 from schemas.locks import lock_tables
@@ -26,26 +27,36 @@ from schemas.storage import Store
 from train.checkpoint.folder import CHECKPOINTS, list_checkpoints
 
 
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of a run that are no settings."""
+
+    reuse: str | None = None
+    """Another run folder, whose complete tables are used in place of building the same ones."""
+    verbose: bool = False
+    """True = print the messages of Spark."""
+    rebuild: Sequence[str] = ()
+    """Large steps that are built again although only the code has changed."""
+
+
 def run_recipe(
     recipe_path: str,
     out: str,
     overrides: Sequence[str],
     until: str | None = None,
-    reuse: str | None = None,
-    verbose: bool = False,
+    options: RunOptions = RunOptions(),
 ) -> Summary:
     """Run the data steps of a recipe into the run folder `out`, up to the step `until` (None: all of them).
 
-    Return the closing summary. `reuse`: another run folder, whose complete tables are used in place of building the
-    same ones. `verbose`: print the messages of Spark. Raises ConfigError or ContractError before Spark starts if a
-    setting is wrong, the folder cannot be written, another process uses it, or the run would take away the dataset of a
-    trained model.
+    Return the closing summary. Raises ConfigError or ContractError before Spark starts if a setting is wrong, the
+    folder cannot be written, another process uses it, or the run would take away the dataset of a trained model or
+    build a large step again only because the code has changed.
     """
     started = time.monotonic()
     recipe = read_recipe(recipe_path, overrides)
     folder = Store(out)
     check_writable(folder)
-    others = () if reuse is None else (open_reused(reuse, folder),)
+    others = () if options.reuse is None else (open_reused(options.reuse, folder),)
     prepared = replace(prepare(recipe, until), reuse=others)
     models = {name: str(model.path) for name, model in prepared.models.get(QUALITY.name, {}).items()}
     for note in (*recipe.notes, *replacement_notes(recipe, models)):
@@ -55,13 +66,19 @@ def run_recipe(
     with lock_tables(folder, "penstock run", others):
         verb = ["run"] if until is None else ["stage", until]
         check_trained(prepared, folder, [*verb, recipe_path, *override_words(overrides)])
+        check_rebuild(prepared, folder, options.rebuild)
         # Spark takes seconds to start, and a complete run needs none of it.
-        session = nullcontext() if is_complete(prepared, folder) else spark_session(config, verbose=verbose)
+        session = nullcontext() if is_complete(prepared, folder) else spark_session(config, verbose=options.verbose)
         with session as spark:
             run_locked_steps(spark, prepared, folder, config.partitions, shlex.join(["penstock", *verb]))
     words = ["penstock", "run", recipe_path, "--out", out, *override_words(overrides)]
     seconds, rest = time.monotonic() - started, shlex.join(words) if until else None
     return closing_summary(folder, until, seconds, rest, reuse_rows(prepared, folder))
+
+
+def options_of(arguments: argparse.Namespace) -> RunOptions:
+    """Return the options that the arguments of a verb contain."""
+    return RunOptions(arguments.reuse, arguments.verbose, arguments.rebuild)
 
 
 def check_writable(folder: Store) -> None:
@@ -138,7 +155,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
 
     def run() -> None:
-        summary = run_recipe(given.recipe, given.out, given.overrides, reuse=given.reuse, verbose=given.verbose)
+        summary = run_recipe(given.recipe, given.out, given.overrides, options=options_of(given))
         print(summary.text())
 
     return exit_code_of(run)

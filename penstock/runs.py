@@ -366,19 +366,27 @@ def run_recipe(
     settings: Mapping[str, Any] | None = None,
     until: str | None = None,
     reuse: str | None = None,
+    rebuild: Sequence[str] = (),
 ) -> Run:
     """Run the data steps of a recipe on Spark, plan the training run, and return the run.
 
     `recipe`: path of a TOML file, or the name of a shipped recipe, such as "web". `out`: the run folder; complete steps
     are skipped. `settings`: values that override the recipe, such as {"source.paths": ["crawl/*.warc.gz"]}; a value of
     None removes a setting. `until`: the last step to run; None = all, and the plan. `reuse`: another run, whose tables
-    are used where settings and inputs are the same. Raises ConfigError, before Spark starts, if a setting is wrong, an
-    input is missing, or the run would replace the dataset of a trained model.
+    are used where settings and inputs are the same. `rebuild`: large steps that are built again although only the
+    version of penstock has changed. Raises ConfigError, before Spark starts, if a setting is wrong, an input is
+    missing, or the run would replace the dataset of a trained model.
     """
     from jobs.verbs.run import run_command, stage_command
 
     arguments = argparse.Namespace(
-        recipe=recipe, out=out, overrides=overrides(settings or {}), reuse=reuse, verbose=False, step=until
+        recipe=recipe,
+        out=out,
+        overrides=overrides(settings or {}),
+        reuse=reuse,
+        rebuild=rebuild,
+        verbose=False,
+        step=until,
     )
     (run_command if until is None else stage_command)(arguments)
     return open_run(out)

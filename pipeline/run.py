@@ -15,6 +15,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from pipeline.engine.code_digest import code_digest
 from pipeline.engine.part import delete_part_results
 from pipeline.engine.progress import Progress, reasons_text, step_line, without_earlier_drops
 from pipeline.engine.spark import ship_models, show_progress
@@ -31,7 +32,6 @@ from schemas.manifest import (
     FROM_INPUT,
     MANIFEST_NAME,
     RUN_NAME,
-    Content,
     Counts,
     InputEntry,
     RunFile,
@@ -134,6 +134,7 @@ def run_locked_steps(
 
 def _run_steps(run: Run, steps: Sequence[Step], progress: Progress) -> RunFile:
     recipe, folder = run.recipe, run.folder
+    code_digest()  # computed while the files are those that this process has imported
     used = {name for step in steps_for(recipe) if step.is_used(recipe) for name in step.writes}
     existing = {name: version for name, version in read_run(folder).tables.items() if name in used}
     state = RunFile(tables=existing, recipe=recipe.to_json())
@@ -414,7 +415,7 @@ def commit(
         "cpu_seconds": round(built.cpu_seconds, 3),
         "code_version": version("penstock"),
         "lineage": {name: read.folder.uri.rsplit("/", 1)[-1] for name, read in inputs.items()} | identities,
-        "notes": {**built.notes, "errors": built.failures.most_frequent(), **calls},
+        "notes": {**built.notes, "code": code_digest(), "errors": built.failures.most_frequent(), **calls},
     }
     write_manifest(folder, make_manifest(content, how, folder.uri))
     delete_part_results(folder)
@@ -441,153 +442,3 @@ def check_inputs(folder: Store, table: str, built: TableResult, identities: Mapp
                 f"input {name}: expected the recorded SHA-256 {digests[name][:16]}…, got {now[:16]}… although size "
                 "and modification time are unchanged. Restore the file, or name another folder with --out."
             )
-
-
-# What a run would change in its folder, found before Spark starts.
-#
-# The identity of a step follows from its settings, models and inputs, so it is known until the first step that must be
-# built. The steps after that one change too, because they read a table of another version.
-
-
-@dataclass(frozen=True)
-class StepChange:
-    """A step that would replace the current version of its tables."""
-
-    step: str
-    reasons: tuple[str, ...]
-    """The settings, stages, models and inputs that differ from those of the current version, as lines of text. Empty if
-    the step only follows a changed one."""
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """What a run would do in its folder."""
-
-    changes: tuple[StepChange, ...]
-    """The steps that would replace a current version, in order."""
-    complete: Mapping[str, TableVersion]
-    """The versions that the run would use as they are, by table."""
-
-
-def forecast(prepared: Prepared, folder: Store) -> Forecast:
-    """Return what a run would change in its folder, of the tables that its token dataset is made from.
-
-    A step whose current version is damaged would build the same version again, which is no change.
-    """
-    current = {name: folder.child(f"{name}/{version}") for name, version in read_run(folder).tables.items()}
-    complete: dict[str, TableVersion] = {}
-    replaced: set[str] = set()
-    changes = []
-    for step in dataset_steps(prepared):
-        reads = step.inputs(prepared.recipe)
-        reasons = _differences(prepared, step, current.get(step.name))
-        if not replaced.isdisjoint(reads):
-            is_changed = True
-        elif all(name in complete for name in reads if name in _written(prepared)):
-            inputs = {name: complete[name] for name in reads if name in complete}
-            inputs |= step.external_inputs(prepared.recipe, prepared.splits)
-            folders, owner = find_version(prepared, step, inputs, folder)
-            complete |= read_tables(folders) if owner is not None else {}
-            is_changed = any(name in current and current[name].root != made.root for name, made in folders.items())
-            is_changed |= step.name not in current and step.name not in complete
-        else:  # an input would be built again with the same content
-            is_changed = bool(reasons)
-        if is_changed:
-            replaced |= {*step.writes} - complete.keys()
-            changes.append(StepChange(step.name, tuple(reasons)))
-    return Forecast(tuple(changes), complete)
-
-
-def is_complete(prepared: Prepared, folder: Store) -> bool:
-    """Return True if a run would build no table: those of every step exist in its folder or in a run that it uses."""
-    complete: dict[str, TableVersion] = {}
-    for step in prepared.steps:
-        inputs = {name: complete[name] for name in step.inputs(prepared.recipe) if name in complete}
-        inputs |= step.external_inputs(prepared.recipe, prepared.splits)
-        folders, owner = find_version(prepared, step, inputs, folder)
-        if owner is None:
-            return False
-        complete |= read_tables(folders)
-    return True
-
-
-def reuse_rows(prepared: Prepared, folder: Store) -> list[tuple[str, str]]:
-    """Return what a finished run used of the runs of `reuse` and what it built, with the reasons, as (label, text)."""
-    tables, rows = read_run(folder).tables, []
-    steps = [step.name for step in prepared.steps]
-    for other in prepared.reuse:
-        theirs = {name: other.child(f"{name}/{version}") for name, version in read_run(other).tables.items()}
-        used = [name for name in steps if folder.child(f"{name}/{tables[name]}").root == _root_of(theirs, name)]
-        rows.append(("reused", f"{', '.join(used) or 'nothing'} of {other.uri}"))
-        for step in (step for step in prepared.steps if step.name not in used):
-            reasons = _differences(prepared, step, theirs.get(step.name))
-            missing = "" if step.name in theirs else f"{other.uri} has no such table"
-            rows.append(("built", f"{step.name}: {'; '.join(reasons) or missing or 'it reads a table that differs'}"))
-    return rows
-
-
-def _root_of(folders: Mapping[str, Store], name: str) -> str:
-    return folders[name].root if name in folders else ""
-
-
-def dataset_steps(prepared: Prepared) -> list[Step]:
-    """Return the steps of a run that its token dataset depends on, in order."""
-    used = [step for step in STEPS if step.is_used(prepared.recipe)]
-    tables = {"tokens"}
-    for step in reversed(used):
-        if not tables.isdisjoint(step.writes):
-            tables |= {*step.inputs(prepared.recipe)}
-    return [step for step in prepared.steps if not tables.isdisjoint(step.writes)]
-
-
-def _written(prepared: Prepared) -> set[str]:
-    return {name for step in prepared.steps for name in step.writes}
-
-
-# Reasons.
-
-
-def _differences(prepared: Prepared, step: Step, current: Store | None) -> list[str]:
-    """Return how a step's settings, stages, models and files differ from those of the current version."""
-    if current is None or not current.exists(MANIFEST_NAME):
-        return []
-    manifest = read_manifest(current)
-    now = step_content(prepared, step)
-    lines = _settings(manifest.content, now["config"])
-    for kind, old, new in (
-        ("stage", manifest.content.stages, now["stages"]),
-        ("model", manifest.content.models, now["models"]),
-    ):
-        names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-        lines += [f"{kind} {name}: {_short(old.get(name))} → {_short(new.get(name))}" for name in names]
-    if not step.reads:
-        recorded = {name: at for name, at in manifest.run.lineage.items() if name.startswith(FROM_INPUT)}
-        lines += _files(recorded, {f"{FROM_INPUT}{split.key}": split.identity for split in prepared.splits})
-    return lines
-
-
-def _settings(content: Content, now: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the settings that differ, as `section.key: old → new`."""
-    lines = []
-    for section, settings in now.items():
-        old = content.config.get(section, {})
-        names = [name for name in {**old, **settings} if old.get(name) != settings.get(name)]
-        lines += [f"{section}.{name}: {_short(old.get(name))} → {_short(settings.get(name))}" for name in names]
-    return lines
-
-
-def _files(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """Return a line about the input files that were added, removed or changed; empty if there are none."""
-    changed = sum(old[name] != new[name] for name in old.keys() & new.keys())
-    counts = {"added": len(new.keys() - old.keys()), "removed": len(old.keys() - new.keys()), "changed": changed}
-    words = [f"{number} {what}" for what, number in counts.items() if number]
-    return [f"input files: {', '.join(words)}"] if words else []
-
-
-SHOWN_CHARS = 60
-"""Maximum length of a value in a reason."""
-
-
-def _short(value: object) -> str:
-    text = "nothing" if value is None else str(value)
-    return text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS - 1]}…"

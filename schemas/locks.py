@@ -1,9 +1,9 @@
 """Locks on a run folder: each is released when the process that holds it ends, even if that process is killed.
 
 A lock is an advisory `flock` on a small file of the run folder. Its holders write their process id and command to that
-file. An attempt to lock what another process holds raises an error at once. Nothing is locked on object stores, on
-filesystems without `flock`, and in folders without write permission. On some network filesystems a lock is visible
-only on one machine.
+file. An attempt to lock what another process holds raises an error at once. On S3 a lock is a lease; see `leases.py`.
+Nothing is locked on other object stores, on filesystems without `flock`, and in folders without write permission. On
+some network filesystems a lock is visible only on one machine.
 """
 
 import errno
@@ -17,8 +17,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from schemas.errors import ContractError
+from schemas.leases import hold_lease, hold_reader
 from schemas.lock_files import TABLES_LOCK, TRAIN_LOCK, describe_holders
 from schemas.manifest import read_run
+from schemas.s3_requests import SCHEME
 from schemas.storage import Store
 from schemas.takedown import check_no_pending_takedown
 
@@ -69,6 +71,8 @@ def _take(locks: ExitStack, run: Store, name: str, what: str, *, shared: bool = 
 
     Does nothing if the filesystem does not support file locks. Raises ContractError if another process holds the lock.
     """
+    if run.uri.startswith(SCHEME):
+        locks.enter_context((hold_reader if shared else hold_lease)(run, name, what))
     if not run.is_local:
         return
     try:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json, digest_of
+from schemas.leases import check_still_held
 from schemas.lock_files import TABLES_LOCK, describe_holders, is_written_elsewhere
 from schemas.paths import is_below, is_version
 from schemas.storage import CheckedPath, Store
@@ -184,8 +185,10 @@ def make_manifest(content: dict[str, Any], run: dict[str, Any], where: str) -> M
 def write_manifest(folder: Store, manifest: Manifest) -> None:
     """Write the manifest, which commits the table.
 
-    Raises ContractError if the folder already has a manifest with different content.
+    Raises ContractError if the folder already has a manifest with different content, or if another process has taken
+    over the lease on the run.
     """
+    check_still_held(folder)
     if folder.exists(MANIFEST_NAME):
         committed = read_manifest(folder)
         if committed.digest != manifest.digest:
@@ -297,7 +300,11 @@ def read_run(run: Store) -> RunFile:
 
 
 def write_run(run: Store, state: RunFile) -> None:
-    """Write `run.json` of a run folder, replacing the old file atomically."""
+    """Write `run.json` of a run folder, replacing the old file atomically.
+
+    Raises ContractError if another process has taken over the lease on the run.
+    """
+    check_still_held(run)
     run.write_atomic(RUN_NAME, canonical_json(state.model_dump(mode="json")))
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from jobs.arguments import Command, add_recipe
 from jobs.recipe import read_recipe, recipe_file
-from jobs.run_all import run_recipe
+from jobs.run_all import RunOptions, run_recipe
 from pipeline.engine.stage import Source
 from pipeline.engine.step import Step
 from pipeline.run import settings_of
@@ -272,13 +272,13 @@ def run_and_repair(recipe_path: str, out: str, overrides: Sequence[str], step_na
     `verbose`: print the messages of Spark.
     """
     # DVC starts this command if a file has changed, but `run_recipe` skips a complete table without reading its files.
-    run_recipe(recipe_path, out, overrides, until=step_name, verbose=verbose)
+    run_recipe(recipe_path, out, overrides, step_name, RunOptions(verbose=verbose))
     run = Store(out)
     tables = next(step.writes for step in STEPS if step.name == step_name)
     tables_by_name = {name: TableVersion(*open_table(run, name)) for name in tables if name in read_run(run).tables}
     if damaged := [file for table in tables_by_name.values() for file in damaged_files(table)]:
         _remove_versions(run, tables_by_name, damaged)
-        run_recipe(recipe_path, out, overrides, until=step_name, verbose=verbose)
+        run_recipe(recipe_path, out, overrides, step_name, RunOptions(verbose=verbose))
 
 
 def damaged_files(table: TableVersion) -> list[str]:

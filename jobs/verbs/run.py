@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from jobs.arguments import Command, add_recipe, add_reuse
-from jobs.run_all import run_recipe
+from jobs.run_all import options_of, run_recipe
 from jobs.verbs.plan import plan_command
 from pipeline.demo_crawl.build import build_demo_crawl
 from pipeline.stages import STEPS
@@ -52,8 +52,7 @@ def stage_command(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace, until: str | None = None) -> Summary:
-    recipe, out, overrides = arguments.recipe, arguments.out, arguments.overrides
-    return run_recipe(recipe, out, overrides, until, arguments.reuse, arguments.verbose)
+    return run_recipe(arguments.recipe, arguments.out, arguments.overrides, until, options_of(arguments))
 
 
 def add_demo_crawl_arguments(parser: argparse.ArgumentParser) -> None:

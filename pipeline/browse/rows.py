@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.engine.parquet import TEMPLATE_CHARS, TEMPLATES
+from pipeline.engine.parquet import TEMPLATE_CHARS, TEMPLATES, missing_columns, with_nulls
 from pipeline.engine.stage import Drop, PerDocument, Row
 from pipeline.engine.worker import ModelPaths
 from pipeline.inspect.show import JOINED, columns_of_run
@@ -330,7 +330,8 @@ def read_rows(
     """Return rows of one part of a table by their ascending numbers. Only row groups that hold such rows are read."""
     with ExitStack() as stack:
         file = _open_part(run, table, part, stack)
-        names = None if columns is None else list(columns)
+        missing = missing_columns(file, table, columns or ())
+        names = None if columns is None else [name for name in columns if name not in missing.names]
         ends = np.cumsum([file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)])
         groups = np.searchsorted(ends, numbers, side="right")
         tables = []
@@ -338,8 +339,8 @@ def read_rows(
             start = int(ends[group - 1]) if group else 0
             indices = [number - start for number, at in zip(numbers, groups) if at == group]
             # The offsets of a column of text have 32 bits, so the taken rows must be few: a page of hits, or a batch.
-            tables.append(file.read_row_group(group, columns=names).take(indices))
-        return pa.concat_tables(tables) if tables else file.schema_arrow.empty_table()
+            tables.append(with_nulls(file.read_row_group(group, columns=names).take(indices), missing))
+        return pa.concat_tables(tables) if tables else with_nulls(file.schema_arrow.empty_table(), missing)
 
 
 def counts_of(manifest: Manifest) -> dict[str, int]:

@@ -31,7 +31,7 @@ from pipeline.dedup.keys import DedupTask, DedupWindow, layout, num_keys, payloa
 from pipeline.dedup.verify import BEST, FAILED, JOINED
 from pipeline.engine.materialize import FrameStore, shuffled_bytes
 from pipeline.engine.parquet import parts_of
-from pipeline.engine.part import PartOutput, PartResult, PartTarget, TableTarget, write_part
+from pipeline.engine.part import SCRATCH, PartOutput, PartResult, PartTarget, TableTarget, write_part
 from pipeline.engine.progress import doing
 from pipeline.engine.spark import dataframe_from_tasks, run_part_writers
 from pipeline.engine.stage import Row
@@ -77,7 +77,7 @@ def build_clusters(build: StepContext) -> dict[str, TableResult]:
         DedupTask(part, config, own.recipe.section("signature", SignatureConfig))
         for part, own in build.by_part(parts_of(tables))
     ]
-    scratch = FrameStore(build.spark, build.folders["clusters"].child("scratch"))
+    scratch = FrameStore(build.spark, build.folders["clusters"].child(SCRATCH))
     indexes = Indexes(build.spark, {name: table for name, table in build.inputs.items() if name not in READ})
     rows = build.inputs["documents"].manifest.content.counts.rows_in * num_keys(config, signature)
     partitions = config.partitions or max(build.spark.sparkContext.defaultParallelism, -(-rows // PARTITION_ROWS))

@@ -3,7 +3,7 @@
 Rows that Spark persists are lost with their executor, and Spark then computes everything that led to them again. Here
 every task writes Arrow files through pyarrow.fs, and the driver lists them in a JSON file in one atomic write. So a
 killed worker loses nothing, and a killed run resumes after the last stored frame. Files of failed or speculative task
-attempts are in no list.
+attempts are in no list. A frame that other code stored is computed again.
 """
 
 import functools
@@ -17,9 +17,11 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
+from pipeline.engine.code_digest import code_digest
 from pipeline.engine.parquet import FileWriter
-from pipeline.engine.part import TaskResult
+from pipeline.engine.part import FRAMES, TaskResult
 from pipeline.engine.spark import dataframe_from_tasks, run_partitions
+from schemas.leases import check_still_held
 from schemas.storage import Store
 
 BATCH_ROWS = 1 << 16
@@ -96,7 +98,8 @@ class FrameStore:
     def keep(self, name: str, frame: DataFrame) -> StoredFrame:
         """Store the rows of `frame` under `name` and return the stored frame.
 
-        If an interrupted run has stored `name` already, that stored frame is returned and `frame` is not computed.
+        If an interrupted run of the same code has stored `name` already, that stored frame is returned and `frame` is
+        not computed.
         """
         return self.store_each(name, frame, functools.partial(_one_kind, name), {name: frame.schema.toDDL()})[name]
 
@@ -106,25 +109,30 @@ class FrameStore:
         """Apply `step` to each partition of a frame, store the batches that it yields, and return one frame per kind.
 
         `schemas` maps each kind of batch to its columns as Spark DDL. `what` is shown as the work of the current step.
-        If an interrupted run has stored `name` already, the stored frames are returned and `step` is not called.
+        If an interrupted run of the same code has stored `name` already, the stored frames are returned and `step` is
+        not called.
         """
-        listing = f"{name}.json"
-        if not self.folder.exists(listing):
+        listing, code = f"{name}.json", code_digest()
+        if not self.folder.exists(listing) or self.folder.read_json(listing)["code"] != code:
             write = functools.partial(_write, self.folder, name, step)
             files: dict[str, list[TaskResult]] = {kind: [] for kind in schemas}
             for answer in run_partitions(frame, write, what):
                 for kind, file in answer["files"].items():
                     files[kind].append(file)
             kinds = {kind: {"schema": schema, "files": files[kind]} for kind, schema in schemas.items()}
-            self.folder.write_atomic(listing, json.dumps(kinds).encode())
-        kept: Mapping[str, Any] = self.folder.read_json(listing)
+            self.folder.write_atomic(listing, json.dumps({"code": code, FRAMES: kinds}).encode())
+        kept: Mapping[str, Any] = self.folder.read_json(listing)[FRAMES]
         return {
             kind: StoredFrame(self.spark, self.folder, value["schema"], [StoredFile(**file) for file in value["files"]])
             for kind, value in kept.items()
         }
 
     def clear(self) -> None:
-        """Delete the folder with all stored frames, including the files that failed task attempts wrote."""
+        """Delete the folder with all stored frames, including the files that failed task attempts wrote.
+
+        Raises ContractError if another process has taken over the lease on the run.
+        """
+        check_still_held(self.folder)
         if self.folder.exists(""):
             self.folder.fs.delete_dir(self.folder.path(""))
 

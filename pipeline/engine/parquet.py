@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -346,12 +346,53 @@ def without_templates(part: Part, table: str, rows: pa.RecordBatch) -> pa.Record
     return pa.RecordBatch.from_arrays(list(arrays.values()), list(arrays))
 
 
+# Tables that an earlier version of penstock wrote lack the columns that were added since. Their values are unknown, so
+# they are null, as those of a row that was not measured.
+
+
+def missing_columns(file: pq.ParquetFile, table: str, columns: Sequence[str]) -> pa.Schema:
+    """Return the fields of the columns that a file of a table lacks, because an earlier version wrote it.
+
+    Raises ContractError if the table has no such column in this version either.
+    """
+    stored, known = {*file.schema_arrow.names}, TABLES[table].schema
+    missing = [name for name in columns if name not in stored]
+    if unknown := [name for name in missing if known is None or name not in known.names]:
+        raise ContractError(
+            f"{table}: expected the column {unknown[0]}, got a table without it, which another recipe or version "
+            "made. Run `penstock run` with its recipe: it builds the table again."
+        )
+    return pa.schema([known.field(name) for name in missing]) if known is not None else pa.schema([])
+
+
+def read_batches(
+    file: pq.ParquetFile, table: str, columns: Sequence[str], rows_at_once: int
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a file of a table. Columns that an earlier version did not write are null."""
+    missing = missing_columns(file, table, columns)
+    stored = [name for name in columns if name not in missing.names]
+    for batch in file.iter_batches(batch_size=rows_at_once, columns=stored):
+        yield with_nulls(batch, missing)
+
+
+Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
+
+
+def with_nulls(rows: Rows, missing: pa.Schema) -> Rows:
+    """Return rows with further columns, in which every value is null."""
+    for added in missing:
+        rows = rows.append_column(added, pa.nulls(rows.num_rows, added.type))
+    return rows
+
+
 def _batches(part: Part, table: str, columns: list[str], rows_at_once: int) -> Iterator[pa.RecordBatch]:
     with part.folders[table].open_input(part.paths[table]) as stream:
         file = pq.ParquetFile(stream)
+        missing = missing_columns(file, table, columns)
+        stored = [file.schema_arrow.field(name) for name in columns if name not in missing.names]
         # An empty batch comes first, so that the caller knows the columns of a table without rows.
-        yield pa.RecordBatch.from_pylist([], pa.schema([file.schema_arrow.field(name) for name in columns]))
-        yield from file.iter_batches(batch_size=rows_at_once, columns=columns)
+        yield pa.RecordBatch.from_pylist([], pa.schema([*stored, *missing]))
+        yield from read_batches(file, table, columns, rows_at_once)
 
 
 class _Rows:

@@ -1,8 +1,8 @@
 """One part of a step's tables: the function that writes its files, and the result that describes them.
 
-A part that an interrupted run completed is not written again. For this, the result of each part is stored as a small
-JSON file in the folder of the step's first table until the manifest exists. `write_part` writes parts of tables as
-Parquet; `complete_part` does the same for parts of any format.
+A part that an interrupted run completed is not written again, unless other code completed it. For this, the result of
+each part is stored as a small JSON file in the folder of the step's first table until the manifest exists. The file
+names the code. `write_part` writes parts of tables as Parquet; `complete_part` does the same for parts of any format.
 """
 
 import time
@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from pipeline.engine.code_digest import code_digest
 from pipeline.engine.failures import FailureCounts, failures_of
 from pipeline.engine.live_counts import PartMeter, current_meter
 from pipeline.engine.parquet import PartWriter, WrittenFile
@@ -26,6 +27,10 @@ from schemas.storage import Store
 TaskResult = dict[str, Any]
 """The JSON object that a task returns to the driver if it returns no PartResult."""
 PARTS = "parts"
+"""Folder of the stored results of completed parts, in the folder of a table version."""
+SCRATCH, FRAMES = "scratch", "frames"
+"""Folder of stored frames in the folder of a table version, and the key in the list of a frame that has its files; see
+`materialize.py`."""
 FAILED = "failed"
 CRASHED = "crashed"
 EVERY_STAGE = {
@@ -132,6 +137,10 @@ class PartResult:
     """CPU time by stage, as `DropCounter.cpu`; it is not part of the content of a table."""
     source: Mapping[str, Any] | None = None
     """Name, size and SHA-256 of the input file; None if the task read only tables of the run."""
+    code: str = ""
+    """Digest of the code that wrote the part."""
+    redone: bool = False
+    """True if this task has replaced a part that other code had completed."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as JSON values."""
@@ -145,6 +154,8 @@ class PartResult:
             "cpu_seconds": self.cpu_seconds,
             "cpu": {stage: dict(spent) for stage, spent in self.cpu.items()},
             "source": None if self.source is None else dict(self.source),
+            "code": self.code,
+            "redone": self.redone,
         }
 
     @classmethod
@@ -153,6 +164,7 @@ class PartResult:
         files = {table: WrittenFile(**written) for table, written in values["files"].items()}
         counts = Counts.model_validate(values["counts"])
         named = {name: values[name] for name in ("figures", "cpu_seconds", "cpu", "source")}
+        named |= {"code": values.get("code", ""), "redone": values.get("redone", False)}
         return cls(files, counts, failures=failures_of([values]), **named)
 
 
@@ -238,15 +250,17 @@ def write_part(target: PartTarget, fill: Callable[[PartOutput], None]) -> PartRe
 def complete_part(folder: Store, ordinal: int, write: Callable[[], PartResult]) -> PartResult:
     """Write a part by calling `write`. Store the result with the CPU time in `folder`, and return the result.
 
-    If an interrupted run has completed the part, `write` is not called and the stored result is returned.
+    If an interrupted run of the same code has completed the part, `write` is not called and the stored result is
+    returned. A part that other code completed is written again.
     """
-    name = f"{PARTS}/{part_key(ordinal)}.json"
-    if folder.exists(name):
-        return PartResult.from_json(folder.read_json(name))
+    name, code = f"{PARTS}/{part_key(ordinal)}.json", code_digest()
+    is_stored = folder.exists(name)
+    if is_stored and (stored := PartResult.from_json(folder.read_json(name))).code == code:
+        return stored
     started = time.process_time()
-    result = replace(write(), cpu_seconds=time.process_time() - started)
+    result = replace(write(), cpu_seconds=time.process_time() - started, code=code)
     folder.write_atomic(name, canonical_json(result.to_json()))
-    return result
+    return replace(result, redone=is_stored)
 
 
 def part_results(folder: Store) -> list[str]:
@@ -262,9 +276,12 @@ def delete_part_results(folder: Store) -> None:
 
 
 def delete_incomplete_parts(folder: Store) -> None:
-    """Delete every file in the folder except the files of completed parts and their stored results."""
-    results = part_results(folder)
-    parts = [PartResult.from_json(folder.read_json(name)) for name in results]
-    kept = {*results, *(written.path for part in parts for written in part.files.values())}
+    """Delete every file in the folder except the files of completed parts and their stored results.
+
+    Parts that other code completed are deleted too.
+    """
+    results = {name: PartResult.from_json(folder.read_json(name)) for name in part_results(folder)}
+    completed = {name: part for name, part in results.items() if part.code == code_digest()}
+    kept = {*completed, *(written.path for part in completed.values() for written in part.files.values())}
     for name in sorted({*folder.walk()} - kept):
         folder.delete(name)

@@ -23,6 +23,7 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
+from pipeline.engine.code_digest import code_digest
 from pipeline.engine.live_counts import CountsListener, PartMeter, WorkCounts, counting
 from pipeline.engine.part import PartResult, TaskResult
 from pipeline.engine.progress import CountSources, Progress, WorkTotal, current_progress
@@ -175,7 +176,7 @@ def run_tasks(
     shared.unpersist()
     for ordinal in sorted(answers):
         raise_if_error(answers[ordinal])
-    return [answers[ordinal] for ordinal in range(len(tasks))]
+    return _of_this_code([answers[ordinal] for ordinal in range(len(tasks))])
 
 
 def _begin(what: str, total: WorkTotal, poll: Callable[[], WorkCounts]) -> Any:
@@ -243,7 +244,24 @@ def run_partitions(
         yield pa.RecordBatch.from_pydict({"ordinal": [number], "answer": [json.dumps(answer)]}, schema=ANSWER)
 
     rows = frame.mapInArrow(work, "ordinal long, answer string").collect()
-    return [raise_if_error(json.loads(row.answer)) for row in sorted(rows, key=lambda row: row.ordinal)]
+    return _of_this_code([raise_if_error(json.loads(row.answer)) for row in sorted(rows, key=lambda row: row.ordinal)])
+
+
+def _of_this_code(answers: list[TaskResult]) -> list[TaskResult]:
+    """Return the results of tasks. Say how many parts of other code were written again.
+
+    Raises ContractError if a worker has other code than the driver.
+    """
+    codes = {answer["code"] for answer in answers if answer.get("code")}
+    if others := sorted(codes - {code_digest()}):
+        raise ContractError(
+            f"spark: expected workers with the code of the driver ({code_digest()}), got {' and '.join(others)}. "
+            "Use the same files of penstock on every machine and until the run ends."
+        )
+    progress, redone = current_progress(), sum(bool(answer.get("redone")) for answer in answers)
+    if redone and progress is not None:
+        progress.say(f"{redone:,} completed part(s) of other code were written again, so that no table mixes two codes")
+    return answers
 
 
 def catch_user_errors(call: Callable[[], TaskResult]) -> TaskResult:

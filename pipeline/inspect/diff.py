@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from pipeline.engine.parquet import ROWS_AT_ONCE
+from pipeline.engine.parquet import ROWS_AT_ONCE, read_batches
 from pipeline.inspect.diff_training import NAMES, PairRow, compare_training, read_trained_run
 from pipeline.language import LANGUAGE
 from pipeline.quality.limits import limit_in_force
@@ -286,7 +286,7 @@ def _rows(side: ComparedRun, number: int) -> Iterator[Row]:
 
 def _table_rows(table: TableVersion, key: str, columns: tuple[str, ...]) -> Iterator[Row]:
     with table.folder.open_input(table.manifest.paths[key]) as stream:
-        for batch in pq.ParquetFile(stream).iter_batches(batch_size=ROWS_AT_ONCE, columns=list(columns)):
+        for batch in read_batches(pq.ParquetFile(stream), table.manifest.content.table, columns, ROWS_AT_ONCE):
             yield from batch.to_pylist()
 
 

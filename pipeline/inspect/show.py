@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.engine.parquet import TEMPLATES, parts_of, table_without_templates
+from pipeline.engine.parquet import TEMPLATES, missing_columns, parts_of, table_without_templates, with_nulls
 from pipeline.engine.stage import Row
 from pipeline.tokens.streams import STREAM_TABLES, TOKENS, Sorting, mix_drops, mixed_sorting
 from schemas.config import suggest_name
@@ -302,11 +302,9 @@ def _read_part(table: TableVersion, number: int, columns: Sequence[str] | None =
         file = pq.ParquetFile(stream)
         if columns is None:
             return file.read()
-        names = file.schema_arrow.names
-        part = file.read([name for name in columns if name in names])
-        for column in (DOCUMENTS.field(name) for name in columns if name not in names):
-            part = part.append_column(column, pa.nulls(part.num_rows, column.type))
-        return part.select(list(columns))
+        missing = missing_columns(file, table.manifest.content.table, columns)
+        part = file.read([name for name in columns if name not in missing.names])
+        return with_nulls(part, missing).select(list(columns))
 
 
 def _join(name: str, table: TableVersion, number: int, rows: list[Row]) -> None:

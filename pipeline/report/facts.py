@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.engine.parquet import read_batches
 from pipeline.engine.stage import Drop
 from pipeline.tokens.streams import STREAM_TABLES, TOKENS, mix_drops, mixed_sorting
 from schemas.errors import ConfigError, ContractError
@@ -268,7 +269,7 @@ class RunFacts:
     def read_part(self, table: str, part: int, columns: list[str]) -> Iterator[dict[str, Any]]:
         """Yield the rows of one part of a table, with at most ROWS_AT_ONCE in memory."""
         with self.open_part(table, part) as stream:
-            for batch in pq.ParquetFile(stream).iter_batches(batch_size=ROWS_AT_ONCE, columns=columns):
+            for batch in read_batches(pq.ParquetFile(stream), table, columns, ROWS_AT_ONCE):
                 yield from batch.to_pylist()
 
     def open_part(self, table: str, part: int) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from pipeline.engine.parquet import read_batches
 from pipeline.engine.part import PartOutput, PartResult, PartTarget, TableTarget, write_part
 from pipeline.engine.progress import WorkTotal
 from pipeline.engine.spark import run_parts
@@ -138,5 +139,5 @@ def spans_of(cuts: Sequence[Row]) -> list[Span]:
 def read_part(task: CleanTask, table: str, columns: list[str]) -> Iterator[Row]:
     """Yield the rows of one part of a table; at most ROWS_AT_ONCE are in memory at a time."""
     with task.tables[table].open_input(task.paths[table]) as stream:
-        for batch in pq.ParquetFile(stream).iter_batches(batch_size=ROWS_AT_ONCE, columns=columns):
+        for batch in read_batches(pq.ParquetFile(stream), table, columns, ROWS_AT_ONCE):
             yield from batch.to_pylist()

@@ -21,6 +21,7 @@ from pipeline.takedown.select import Selection
 from pipeline.takedown.tables import SPAN_LENGTHS, spans_per_document
 from schemas.errors import ContractError
 from schemas.ids import canonical_json, digest_of
+from schemas.leases import check_still_held
 from schemas.manifest import MANIFEST_NAME, REPLACED_NAME, open_table, read_run, write_run
 from schemas.paths import check_deletable
 from schemas.storage import Store
@@ -252,6 +253,7 @@ def drop_old(run: Store, tables: list[str] | None = None) -> list[str]:
 
     Raises ContractError before anything is deleted if a symbolic link leads to one of them.
     """
+    check_still_held(run)
     names = [name for name in unreferenced_files(run) if tables is None or name.partition("/")[0] in tables]
     for name in names:
         check_deletable(run.child(name.partition("/")[0]), name.partition("/")[2])

@@ -41,6 +41,7 @@ from pipeline.takedown.tables import (
 )
 from pipeline.tokens.streams import MIX_RULE, TOKENS, epoch_of_sources
 from schemas.ids import canonical_json, digest_of
+from schemas.leases import check_still_held
 from schemas.manifest import (
     MANIFEST_NAME,
     Counts,
@@ -144,6 +145,7 @@ def write_versions(run: Store, removal: Removal) -> dict[str, TableChange]:
             continue
         versions = {name: change.version_after for name, change in changes.items()}
         manifest = _manifest(draft, removal, digests, versions, started)
+        check_still_held(run)
         folder.write_atomic(MANIFEST_NAME, canonical_json(manifest.model_dump(mode="json")))
         changes[table] = TableChange(
             before=old.manifest.digest,

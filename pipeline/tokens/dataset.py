@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from pipeline.engine.parquet import Part
+from pipeline.engine.parquet import Part, read_batches
 from pipeline.engine.part import PartResult, TaskResult, complete_part
 from pipeline.engine.progress import doing
 from pipeline.engine.spark import dataframe_from_tasks, persist_on_disk, run_partitions
@@ -224,7 +224,7 @@ def clean_rows(part: Part, sorting: Sorting) -> Iterator[list[Row]]:
     """Yield the kept documents of one part of `clean` in lists of up to 512 rows, each with the name of its stream."""
     stream_of = streams_of_part(part, sorting)
     with part.folders["clean"].open_input(part.paths["clean"]) as stream:
-        for batch in pq.ParquetFile(stream).iter_batches(batch_size=512, columns=FROM_CLEAN):
+        for batch in read_batches(pq.ParquetFile(stream), "clean", FROM_CLEAN, 512):
             dates = batch.column("date").cast(pa.int64())
             batch = batch.set_column(batch.schema.get_field_index("date"), "date", dates)
             rows = [row for row in batch.to_pylist() if row["drop_stage"] is None]
@@ -287,11 +287,12 @@ def collect_results(results: Sequence[PartResult], totals: Mapping[str, StreamTo
     """Return the dataset's files, row counts and `figures`.
 
     `figures` has two entries by stream: `streams`, the number of tokens in each shard, and `documents`, the number of
-    documents. Raises ContractError if the shards of a stream do not contain all tokens of the stream.
+    documents. Raises ContractError if the shards of a stream do not contain all tokens of the stream, or if the URL
+    index and the shards do not have as many documents as the streams.
     """
     built = TableResult()
     streams: dict[str, list[int]] = {}
-    documents = 0
+    documents = indexed = 0
     for result in results:
         for name in FILES:
             if name in result.files:
@@ -300,6 +301,7 @@ def collect_results(results: Sequence[PartResult], totals: Mapping[str, StreamTo
         for stream, tokens in result.figures.get("tokens", {}).items():
             streams.setdefault(stream, []).append(tokens)
             documents += result.counts.rows_in
+        indexed += result.counts.rows_in if "by_url" in result.files else 0
     for name, total in totals.items():
         written = sum(streams.get(name, ()))
         if written != total.tokens:
@@ -307,6 +309,12 @@ def collect_results(results: Sequence[PartResult], totals: Mapping[str, StreamTo
                 f"tokens: expected {total.tokens} tokens in the shards of {name}, got {written}. "
                 "Run `penstock run` again."
             )
+    expected = sum(total.documents for total in totals.values())
+    if (documents, indexed) != (expected, expected):
+        raise ContractError(
+            f"tokens: expected {expected} documents in the shards and in the URL index, got {documents} and {indexed}. "
+            "Run `penstock run` again."
+        )
     left_out = sum(total.left_out for total in totals.values())
     built.counts = Counts(rows_in=rows_in, rows_kept=documents, dropped={f"{TOKENS.name}/{MIX_RULE}": left_out})
     # The mix may leave out every document of `web+x3` and keep others of `web`.

@@ -38,11 +38,12 @@ from schemas.tokens import open_dataset
 from schemas.versions import open_run
 from tests.support.browse_run import make_browse_run
 from tests.support.paths import ROOT
+from tests.support.s3_server import environment, server
 from tests.support.tiny_dataset import make_tiny_dataset
 from tests.support.tiny_takedown import documents_of, opened, take_down
 from train.plan.plan import PLAN_NAME
 
-moto_server = pytest.importorskip("moto.server", reason="moto[server], a server of S3 for tests, is not installed")
+__all__ = ["server"]  # a fixture
 
 RECIPE = ROOT / "jobs" / "recipes" / "demo.toml"
 SMALL = [
@@ -59,30 +60,6 @@ ODD = ("a b", "a+b", "a=b", "a%20b", "100%", "ä/ö.json", "a#b", "a?b", "x:y", 
 
 class Killed(BaseException):
     """The process ends here."""
-
-
-def environment(port: int) -> dict[str, str]:
-    """What leads pyarrow to a server on this machine."""
-    return {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-        "AWS_ACCESS_KEY_ID": "key",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[int]:
-    """The port of a server of S3 with a bucket `bucket`, which the environment names."""
-    served = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    served.start()
-    port = served.get_host_and_port()[1]
-    with mock.patch.dict(os.environ, environment(port)):
-        fs, _ = pafs.FileSystem.from_uri("s3://bucket?allow_bucket_creation=true")
-        fs.create_dir("bucket")
-        yield port
-    served.stop()
 
 
 @contextmanager

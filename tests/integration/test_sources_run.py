@@ -18,11 +18,12 @@ from jobs.recipe import recipe_sections
 from jobs.verbs.ablate import branch_recipe, change_of, steps_of
 from jobs.verbs.ladder import shared_recipe
 from jobs.verbs.proxies import proxy_recipe
+from pipeline.forecast import is_complete
 from pipeline.links.table import write_links
 from pipeline.report.facts import collect_facts
 from pipeline.report.page import write_report
 from pipeline.report.sources import sources
-from pipeline.run import is_complete, prepare
+from pipeline.run import prepare
 from schemas.manifest import open_table, read_run
 from schemas.overrides import load_recipe
 from schemas.storage import Store

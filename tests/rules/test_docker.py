@@ -32,6 +32,7 @@ INSTRUCTIONS = {"CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHE
 """Those in use or of use here; ADD is not one of them, since it also unpacks and downloads."""
 SECRET = re.compile(r"(?i)passw(or)?d|secret|api_?key|access_?key|private_?key|credential|auth_?token")
 IMPORT_NAMES = {
+    "boto3": {"boto3", "botocore"},
     "presidio-analyzer": {"presidio_analyzer"},
     "pydantic": {"annotated_types", "pydantic", "pydantic_core"},
     "pyspark": {"py4j", "pyspark"},
@@ -239,14 +240,14 @@ def test_every_name_installed_is_declared_and_pinned() -> None:
 
 
 def test_the_spark_image_has_the_data_half() -> None:
-    assert extras("spark") == ["data", "formats", "pii"]
+    assert extras("spark") == ["data", "formats", "pii", "s3"]
     assert packages("spark", "apt-get") == {"g++", "openjdk-17-jre-headless", "procps"}
     assert "g++" not in " ".join(item.rest for item in final_stage("spark"))
     assert installed_names("spark").isdisjoint(TORCH_SIDE)
 
 
 def test_the_train_image_has_neither_java_nor_spark() -> None:
-    assert extras("train") == ["train", "fp8"]
+    assert extras("train") == ["train", "fp8", "s3"]
     assert packages("train", "apt-get") == set()
     assert "pyspark" not in installed_names("train")
     assert installed_names("train") >= TORCH_SIDE

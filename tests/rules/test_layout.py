@@ -111,6 +111,8 @@ ALONE = {
 REGISTRIES = ("pipeline.stages", "pipeline.sources.formats")
 """Lists of stages and of source formats: a file that one of them imports may be small."""
 HEAVY = {
+    "boto3",
+    "botocore",
     "catboost",
     "datasketch",
     "fasttext",

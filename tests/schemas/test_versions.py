@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from jobs.recipe import read_recipe
+from jobs.run_all import RunOptions
 from jobs.verbs import dvc as versions
 from jobs.verbs.dvc import (
     FIRST_LINE,
@@ -243,7 +244,7 @@ class Runs:
         self.steps: list[str] = []
         monkeypatch.setattr(versions, "run_recipe", self._run)
 
-    def _run(self, recipe_path: str, out: str, overrides: list[str], until: str, verbose: bool) -> None:
+    def _run(self, recipe_path: str, out: str, overrides: list[str], until: str, options: RunOptions) -> None:
         self.steps.append(until)
 
 

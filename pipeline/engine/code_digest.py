@@ -1,0 +1,36 @@
+"""The digest of the code that writes parts and stored frames, so that a resumed step does not mix results of two codes.
+
+A bug that is fixed between a kill and the resume changes the digest. The parts that the old code completed are then
+written again.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from functools import cache
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+
+PACKAGES = ("pipeline", "schemas")
+"""The packages that decide the bytes of a part. The function of a `[[stage]]` is in the name of the version already."""
+SUFFIXES = (".py", ".toml", ".json")
+"""Endings of the files that count: code, and the word lists and tables that it reads."""
+DIGITS = 16
+
+
+@cache
+def code_digest() -> str:
+    """Return the first 16 hex digits of the SHA-256 over the source files, computed once a process in about 30 ms."""
+    digest = hashlib.sha256()
+    for package in PACKAGES:
+        for name, data in _sources(files(package), package):
+            digest.update(f"{name}\0{hashlib.sha256(data).hexdigest()}\n".encode())
+    return digest.hexdigest()[:DIGITS]
+
+
+def _sources(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
+    """Yield the name and content of each source file of a package, which may be in an archive, sorted by name."""
+    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        if entry.is_dir():
+            yield from _sources(entry, f"{name}/{entry.name}")
+        elif entry.name.endswith(SUFFIXES):
+            yield f"{name}/{entry.name}", entry.read_bytes()

@@ -1,0 +1,72 @@
+"""Tables that an earlier version wrote, without columns that were added since: they are read with nulls."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jobs.cli import main
+from pipeline.engine.parquet import missing_columns, parts_of, read_batches, read_measured
+from schemas.errors import ContractError
+from schemas.manifest import TableVersion, open_table
+from schemas.storage import Store
+from schemas.tables import DOCUMENTS
+from tests.support.report_run import make_run
+
+ADDED = {"documents": ("licence", "meta", "snapshot"), "text": ("licence",), "clean": ("licence", "meta")}
+"""Columns that the tables of an earlier version may lack, by table."""
+
+
+@pytest.fixture
+def older(tmp_path: Path) -> Store:
+    """A run whose tables lack some columns."""
+    run = make_run(tmp_path / "run")
+    for table, names in ADDED.items():
+        folder, manifest = open_table(run, table)
+        for path in manifest.paths_of():
+            rows = pq.read_table(folder.path(path))
+            pq.write_table(rows.drop_columns([name for name in names if name in rows.column_names]), folder.path(path))
+    return run
+
+
+def test_missing_columns_are_null_and_unknown_ones_are_refused(older: Store) -> None:
+    folder, manifest = open_table(older, "documents")
+    with folder.open_input(manifest.paths_of()[0]) as stream:
+        file = pq.ParquetFile(stream)
+        assert missing_columns(file, "documents", ["url", "licence"]).names == ["licence"]
+        (batch, *_) = read_batches(file, "documents", ["licence", "url"], 5)
+        assert batch.num_rows == 5
+        assert batch.column("licence").null_count == 5
+        assert batch.column("licence").type == DOCUMENTS.field("licence").type
+        assert batch.column("url").null_count < 5
+        with pytest.raises(ContractError, match=r"documents: expected the column own_score, got a table without it"):
+            missing_columns(file, "documents", ["own_score"])
+
+
+def test_steps_read_measured_documents_of_older_tables(older: Store) -> None:
+    tables = {name: TableVersion(*open_table(older, name)) for name in ("documents", "text")}
+    for part in parts_of(tables):
+        batches = list(read_measured(part, {"documents": ["licence", "language"], "text": ["text"]}))
+        rows = pa.Table.from_batches(batches)
+        assert rows.num_rows
+        assert rows.column("licence").null_count == rows.num_rows
+        assert rows.column("text").null_count == 0
+
+
+def test_every_verb_that_shows_documents_reads_older_tables(
+    older: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["show", older.uri, "--where", "licence is null", "--limit", "2", "--json"]) == 0
+    shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(shown) == 2
+    newer = make_run(tmp_path / "newer")
+    for command in (
+        ["report", older.uri],
+        ["diff", older.uri, newer.uri],
+        ["lineage", older.uri],
+        ["verify", older.uri],
+        ["gc", older.uri, "--dry-run"],
+    ):
+        assert main(command) == 0, capsys.readouterr().err

@@ -1,0 +1,314 @@
+"""Tests of leases on a real server of S3, with real processes: exclusion, renewal, takeover, and stalled processes."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from unittest import mock
+
+import boto3
+import pytest
+
+from jobs.cli import main
+from pipeline.garbage import HALF_UPLOAD, UNNAMED, find_garbage
+from pipeline.takedown.commit import read_pending
+from schemas import leases
+from schemas.errors import ConfigError, ContractError
+from schemas.lock_files import TABLES_LOCK
+from schemas.locks import lock_tables, lock_training
+from schemas.manifest import read_run, write_run
+from schemas.s3_requests import S3Requests
+from schemas.storage import Store
+from schemas.takedown import PENDING_NAME
+from schemas.tokens import open_dataset
+from tests.support.s3_server import server
+from tests.support.tiny_dataset import make_tiny_dataset
+from tests.support.tiny_takedown import documents_of
+
+__all__ = ["server"]  # a fixture
+SECONDS = 2
+"""Duration of the leases of these tests; a takeover waits for two seconds more."""
+HOLDER = """
+import sys
+from schemas import leases, locks
+from schemas.errors import ContractError
+from schemas.manifest import read_run, write_run
+from schemas.storage import Store
+
+leases.LEASE_SECONDS = float(sys.argv[4])
+run = Store(sys.argv[2])
+try:
+    with getattr(locks, sys.argv[1])(run, sys.argv[3]):
+        print("held", flush=True)
+        for line in sys.stdin:
+            write_run(run, read_run(run).model_copy(update={"recipe": {"source": {"paths": [line.strip()]}}}))
+            print("written", flush=True)
+except ContractError as error:
+    print(error, flush=True)
+    sys.exit(2)
+"""
+VERB = """
+import sys
+from schemas import leases
+
+leases.LEASE_SECONDS = float(sys.argv[1])
+from jobs.cli import main
+
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+class Drivers:
+    """Processes that hold locks until they are ended."""
+
+    def __init__(self, stack: ExitStack):
+        self._stack = stack
+
+    def start(self, program: str, *arguments: str) -> subprocess.Popen[str]:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        process = subprocess.Popen([sys.executable, "-c", program, *arguments], **pipes)
+        self._stack.callback(self._end, process)
+        return process
+
+    def hold(self, run: Store, what: str = "penstock this", lock: str = "lock_tables", seconds: float = SECONDS):
+        """Start a process inside `with <lock>(run)`; returns it and its first line."""
+        process = self.start(HOLDER, lock, run.uri, what, str(seconds))
+        return process, process.stdout.readline().strip()
+
+    @staticmethod
+    def _end(process: subprocess.Popen[str]) -> None:
+        process.kill()
+        process.communicate(timeout=60)
+
+
+@pytest.fixture
+def drivers() -> Iterator[Drivers]:
+    with ExitStack() as stack:
+        yield Drivers(stack)
+
+
+@pytest.fixture
+def run(server: int, request: pytest.FixtureRequest) -> Store:
+    """An empty run folder on S3."""
+    store = Store(f"s3://bucket/{request.node.name}/run")
+    store.write_atomic("run.json", b'{"tables": {}, "recipe": {}}')
+    return store
+
+
+@pytest.fixture(autouse=True)
+def short() -> Iterator[None]:
+    with mock.patch.object(leases, "LEASE_SECONDS", SECONDS):
+        yield
+
+
+def lease_of(run: Store, name: str = TABLES_LOCK) -> dict:
+    return run.read_json(name) if run.exists(name) else {}
+
+
+def paths(run: Store) -> list[str]:
+    """The setting that the last writer left."""
+    return read_run(run).recipe.get("source", {}).get("paths", [])
+
+
+def write(process: subprocess.Popen[str], word: str) -> str:
+    """Let a driver write `run.json`; returns what it prints."""
+    process.stdin.write(f"{word}\n")
+    process.stdin.flush()
+    return process.stdout.readline().strip()
+
+
+def test_the_second_driver_gets_the_error_of_a_lock(run: Store, drivers: Drivers) -> None:
+    first, line = drivers.hold(run, seconds=60)
+    assert line == "held"
+    lease = lease_of(run)
+    assert (lease["pid"], lease["host"], lease["epoch"]) == (first.pid, socket.gethostname(), 1)
+    second, line = drivers.hold(run, "penstock that", seconds=60)
+    assert line.startswith(f"{run.uri}/{TABLES_LOCK}: expected a free lock for `penstock that`, got one held by ")
+    assert f"held by `penstock this` (process {first.pid} on {socket.gethostname()}, since 20" in line
+    assert line.endswith("Wait until that process ends, or stop it; the lock of a killed process ends after 60.0 s.")
+    assert second.wait(60) == 2
+    assert write(first, "a") == "written"
+    first.communicate(timeout=60)
+    assert [*run.walk()] == ["run.json"]
+    with lock_tables(run, "penstock that"):
+        assert lease_of(run)["epoch"] == 1
+
+
+def test_two_drivers_that_start_at_once_are_never_both_inside(run: Store, drivers: Drivers) -> None:
+    started = [drivers.start(HOLDER, "lock_tables", run.uri, f"penstock {number}", "60") for number in range(6)]
+    lines = [process.stdout.readline().strip() for process in started]
+    assert sum(line == "held" for line in lines) == 1
+    assert all(line == "held" or "expected a free lock" in line for line in lines)
+
+
+def test_a_lease_is_renewed_for_as_long_as_its_process_lives(run: Store, drivers: Drivers) -> None:
+    process, _ = drivers.hold(run)
+    first = lease_of(run)
+    time.sleep(SECONDS + leases.CLOCK_SECONDS + 2)
+    assert lease_of(run)["renewals"] > first["renewals"]
+    assert lease_of(run)["token"] == first["token"]
+    with pytest.raises(ContractError, match=f"process {process.pid} on"), lock_tables(run, "penstock that"):
+        pass
+
+
+def wait_until_free(run: Store, what: str = "penstock that") -> ExitStack:
+    """Take over the lease of a process that does not renew it; returns the lock."""
+    end, refused = time.monotonic() + 60, 0
+    while time.monotonic() < end:
+        stack = ExitStack()
+        try:
+            stack.enter_context(lock_tables(run, what))
+            assert refused, "the lease was taken over before it expired"
+            return stack
+        except ContractError:
+            refused += 1
+            time.sleep(0.5)
+    raise TimeoutError
+
+
+def test_the_lease_of_a_killed_driver_is_taken_over(run: Store, drivers: Drivers) -> None:
+    process, _ = drivers.hold(run)
+    process.kill()
+    process.wait(60)
+    with wait_until_free(run):
+        assert lease_of(run)["epoch"] == 2
+    assert lease_of(run) == {}
+
+
+def test_the_clock_of_the_store_decides(run: Store, drivers: Drivers) -> None:
+    """The server runs in this process, and its answers have the time of `time.time`."""
+    drivers.hold(run, seconds=60)
+    for now, is_free in ((time.time() + 55, False), (time.time() + 70, True)):
+        with mock.patch("time.time", return_value=now), ExitStack() as stack:
+            try:
+                stack.enter_context(lock_tables(run, "penstock that"))
+                assert is_free
+            except ContractError:
+                assert not is_free
+
+
+def test_a_stalled_driver_commits_nothing_once_its_lease_is_taken(run: Store, drivers: Drivers) -> None:
+    process, _ = drivers.hold(run)
+    assert write(process, "before") == "written"
+    os.kill(process.pid, signal.SIGSTOP)
+    with wait_until_free(run):
+        assert lease_of(run)["epoch"] == 2
+        write_run(run, read_run(run).model_copy(update={"recipe": {"source": {"paths": ["second"]}}}))
+        os.kill(process.pid, signal.SIGCONT)
+        said = write(process, "after")
+        said = said if "expected epoch" in said else process.stdout.read()
+        assert f"{run.uri}/{TABLES_LOCK}: expected epoch 1 of this process, got the lease of `penstock that` " in said
+        assert process.wait(60) == 2
+        assert paths(run) == ["second"]
+        assert lease_of(run)["epoch"] == 2  # the first driver did not remove the lease of the second
+        leases.check_still_held(run)
+    assert [*run.walk()] == ["run.json"]
+
+
+def upload(folder: Path, store: Store) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            store.write_atomic(path.relative_to(folder).as_posix(), path.read_bytes())
+
+
+@pytest.fixture
+def dataset(server: int, tmp_path: Path, request: pytest.FixtureRequest) -> Store:
+    """A run on S3 with a token dataset."""
+    make_tiny_dataset(tmp_path / "run", {"web": 30, "books": 10})
+    store = Store(f"s3://bucket/{request.node.name}/dataset")
+    upload(tmp_path / "run", store)
+    return store
+
+
+def test_a_stalled_takedown_leaves_the_tables_of_the_driver_that_took_over(dataset: Store, drivers: Drivers) -> None:
+    document, before = documents_of(open_dataset(dataset))[8]["doc_id"], read_run(dataset)
+    words = ["takedown", dataset.uri, "--doc", document.hex()]
+    process = drivers.start(VERB, str(SECONDS), *words)
+    while not dataset.exists(PENDING_NAME):
+        assert process.poll() is None
+    os.kill(process.pid, signal.SIGSTOP)
+    with wait_until_free(dataset):
+        os.kill(process.pid, signal.SIGCONT)
+        output = process.communicate(timeout=60)[0]
+        assert process.returncode == 2, output
+        assert "expected epoch 1 of this process, got the lease of `penstock that` (process " in output
+        assert read_run(dataset) == before
+        assert read_pending(dataset) is not None
+    done = subprocess.run([sys.executable, "-m", "jobs.cli", *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert document not in {row["doc_id"] for row in documents_of(open_dataset(dataset))}
+
+
+@pytest.mark.parametrize(("first", "second"), [("lock_training", "lock_tables"), ("lock_tables", "lock_training")])
+def test_readers_and_writers_exclude_each_other(dataset: Store, drivers: Drivers, first: str, second: str) -> None:
+    process, line = drivers.hold(dataset, lock=first)
+    assert line == "held"
+    _, line = drivers.hold(dataset, "penstock that", lock=second)
+    assert line.startswith(f"{dataset.uri}/{TABLES_LOCK}: expected a free lock for `penstock that`, got one held by ")
+    assert f"(process {process.pid} on " in line
+    process.kill()
+    process.wait(60)
+    time.sleep(SECONDS + leases.CLOCK_SECONDS + 2)
+    with lock_tables(dataset, "penstock that"):
+        pass
+    with lock_training(dataset, "penstock that"):
+        pass
+    assert not [name for name in dataset.walk() if ".lock" in name]
+
+
+def test_a_store_that_is_gone_gives_one_sentence(run: Store) -> None:
+    message = r"tables\.lock: expected an object store that answers, got Could not connect"
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with mock.patch.dict(os.environ, {"AWS_ENDPOINT_URL": address}), pytest.raises(ContractError, match=message):
+            lock_tables(run, "penstock that").__enter__()
+
+
+def test_without_boto3_the_extra_is_named(run: Store) -> None:
+    with mock.patch.dict(sys.modules, {"boto3": None}), pytest.raises(ConfigError, match=r"Install penstock\[s3\]\."):
+        S3Requests(run)
+
+
+def start_upload(folder: Store, name: str) -> None:
+    """Start an upload of a large file that is not completed."""
+    bucket, _, prefix = folder.root.partition("/")
+    client, named = boto3.client("s3"), {"Bucket": bucket, "Key": f"{prefix}/{name}"}
+    upload_id = client.create_multipart_upload(**named)["UploadId"]
+    client.upload_part(**named, UploadId=upload_id, PartNumber=1, Body=b"x" * 1000)
+
+
+def test_gc_on_s3_removes_files_and_unfinished_uploads(
+    dataset: Store, drivers: Drivers, capsys: pytest.CaptureFixture[str]
+) -> None:
+    version = read_run(dataset).tables["tokens"]
+    left = [f"tokens/{version}/web/train/{number:05d}.tokens-aaaaaaaaaaaa.arrow" for number in range(25)]
+    before = {*dataset.walk()}
+    for name in left:
+        dataset.write_atomic(name, b"x")
+    start_upload(dataset, "documents/v-0123456789ab/big.parquet")
+    inner = dataset.child("ladder/small")
+    inner.write_atomic("run.json", b'{"tables": {}, "recipe": {}}')
+    start_upload(inner, "tokens/v-0123456789ab/big.arrow")
+    garbage = find_garbage(dataset)
+    assert [each.path for each in garbage if each.why == UNNAMED] == left
+    (upload_of,) = (each for each in garbage if each.why == HALF_UPLOAD)
+    assert (upload_of.path, upload_of.bytes) == ("documents/v-0123456789ab/big.parquet", 1000)
+    assert len(garbage) == len(left) + 1
+    process, _ = drivers.hold(dataset, seconds=60)
+    assert main(["gc", dataset.uri]) == 2
+    assert f"(process {process.pid} on " in capsys.readouterr().err
+    assert len([*dataset.walk()]) == len(before) + len(left) + 2
+    process.communicate(timeout=60)
+    with mock.patch("schemas.s3_requests.DELETED_AT_ONCE", 10):
+        assert main(["gc", dataset.uri]) == 0
+    assert "26 files, " in capsys.readouterr().out
+    assert {*dataset.walk()} == before | {"ladder/small/run.json"}
+    assert [found.name for found in S3Requests(dataset).uploads()] == ["ladder/small/tokens/v-0123456789ab/big.arrow"]
+    assert json.loads(dataset.read_bytes("run.json"))["tables"]["tokens"] == version
