@@ -15,9 +15,10 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.engine.failures import FailureCounts, failures_of
+from pipeline.engine.guard import PARTS, RecordGuard, delete_notes
 from pipeline.engine.live_counts import PartMeter, current_meter
 from pipeline.engine.parquet import PartWriter, WrittenFile
-from pipeline.engine.stage import CPU, Drop, Row
+from pipeline.engine.stage import CPU, Drop, Row, RowStep
 from schemas.errors import ContractError
 from schemas.ids import canonical_json
 from schemas.manifest import Counts, part_key
@@ -25,12 +26,11 @@ from schemas.storage import Store
 
 TaskResult = dict[str, Any]
 """The JSON object that a task returns to the driver if it returns no PartResult."""
-PARTS = "parts"
 FAILED = "failed"
 CRASHED = "crashed"
 EVERY_STAGE = {
     FAILED: "the stage raised an error on this record",
-    CRASHED: "the worker died on this record, as a retry in a child process showed",
+    CRASHED: "the record ended every process that it ran in alone, by a fault, memory, or its limit of CPU time",
 }
 """Reason → meaning, for the reasons of every stage that runs code on records."""
 
@@ -132,6 +132,8 @@ class PartResult:
     """CPU time by stage, as `DropCounter.cpu`; it is not part of the content of a table."""
     source: Mapping[str, Any] | None = None
     """Name, size and SHA-256 of the input file; None if the task read only tables of the run."""
+    ends: Mapping[str, int] = field(default_factory=dict)
+    """How often a process ended on a record, by cause; it is not part of the content of a table."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as JSON values."""
@@ -145,6 +147,7 @@ class PartResult:
             "cpu_seconds": self.cpu_seconds,
             "cpu": {stage: dict(spent) for stage, spent in self.cpu.items()},
             "source": None if self.source is None else dict(self.source),
+            "ends": dict(self.ends),
         }
 
     @classmethod
@@ -152,7 +155,7 @@ class PartResult:
         """Return the result from the JSON values that `to_json` returned."""
         files = {table: WrittenFile(**written) for table, written in values["files"].items()}
         counts = Counts.model_validate(values["counts"])
-        named = {name: values[name] for name in ("figures", "cpu_seconds", "cpu", "source")}
+        named = {name: values[name] for name in ("figures", "cpu_seconds", "cpu", "source", "ends")}
         return cls(files, counts, failures=failures_of([values]), **named)
 
 
@@ -186,6 +189,8 @@ class PartOutput:
 
     writers: Mapping[str, PartWriter]
     books: DropCounter
+    place: tuple[Store, str]
+    """The folder with the part's result, and the key of the part."""
     figures: dict[str, Any] = field(default_factory=dict)
     source: dict[str, Any] | None = None
     files: dict[str, WrittenFile] = field(default_factory=dict)
@@ -196,6 +201,21 @@ class PartOutput:
     """The counts of this part that are displayed while it is written."""
     rows_in: Mapping[str, str] = field(default_factory=dict)
     """The field of a row that holds the row of a table, by table; see TableTarget."""
+    guards: list[RecordGuard] = field(default_factory=list)
+
+    def guard(self, function: RowStep, retried: bool) -> RecordGuard:
+        """Return a guard that calls `function` on one record of this part at a time; `write_part` closes it.
+
+        `retried` is True if an earlier attempt at the part failed.
+        """
+        guard = RecordGuard(function, self.place, retried)
+        self.guards.append(guard)
+        return guard
+
+    def close_guards(self) -> None:
+        """End the child processes of the guards."""
+        for guard in self.guards:
+            guard.close()
 
     def write(self, row: Row) -> None:
         """Append a finished row to every table."""
@@ -213,15 +233,18 @@ def write_part(target: PartTarget, fill: Callable[[PartOutput], None]) -> PartRe
     raises, the files of the part are deleted.
     """
 
+    folder, key = next(iter(target.tables.values())).folder, part_key(target.ordinal)
+
     def write() -> PartResult:
-        key = part_key(target.ordinal)
         with ExitStack() as stack:
             writers = {
                 name: stack.enter_context(PartWriter(table.folder, key, table.schema, table.size_column))
                 for name, table in target.tables.items()
             }
             rows_in = {name: table.rows_in for name, table in target.tables.items() if table.rows_in is not None}
-            output = PartOutput(writers, DropCounter(target.reasons, target.raises), rows_in=rows_in)
+            books = DropCounter(target.reasons, target.raises)
+            output = PartOutput(writers, books, (folder, key), rows_in=rows_in)
+            stack.callback(output.close_guards)
             fill(output)
         return PartResult(
             files={name: writer.written for name, writer in writers.items()} | output.files,
@@ -230,9 +253,10 @@ def write_part(target: PartTarget, fill: Callable[[PartOutput], None]) -> PartRe
             failures=output.books.failures,
             cpu=output.books.cpu,
             source=output.source,
+            ends=sum((guard.ends for guard in output.guards), Counter()),
         )
 
-    return complete_part(next(iter(target.tables.values())).folder, target.ordinal, write)
+    return complete_part(folder, target.ordinal, write)
 
 
 def complete_part(folder: Store, ordinal: int, write: Callable[[], PartResult]) -> PartResult:
@@ -256,9 +280,10 @@ def part_results(folder: Store) -> list[str]:
 
 
 def delete_part_results(folder: Store) -> None:
-    """Delete the stored results of all parts. Call this after the table's manifest has been written."""
+    """Delete the stored results of all parts, and the notes on records. Call this after the manifest is written."""
     for name in part_results(folder):
         folder.delete(name)
+    delete_notes(folder)
 
 
 def delete_incomplete_parts(folder: Store) -> None:
