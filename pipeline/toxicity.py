@@ -99,13 +99,14 @@ class WordList:
         firsts = self._firsts.intersection(words)
         if not firsts:
             return 0, 0.0
+        absent = {phrase for phrase, entry in self._literal.items() if phrase[0] in firsts and entry not in folded}
         occurrences = covered = end = 0
         for position, word in enumerate(words):
             if word not in firsts or position < end:
                 continue
             for phrase in self._by_first[word]:
                 end = position + len(phrase)
-                if tuple(words[position:end]) == phrase and self._literal.get(phrase, "") in folded:
+                if tuple(words[position:end]) == phrase and phrase not in absent:
                     occurrences, covered = occurrences + 1, covered + len(phrase)
                     break
             else:

@@ -10,15 +10,20 @@ such as `m.` or `amp.`, and fragments that are routes.
 
 import hashlib
 import re
-import unicodedata
 from functools import lru_cache
 from ipaddress import IPv6Address
 from urllib.parse import quote, unquote, urlsplit
 
 from schemas.errors import ConfigError
+from schemas.normalization import normalize
 
 KEY_BYTES = 16
 MAX_PORT = 65535
+MAX_HOST_CHARS = 1_000
+"""Maximum length of a host of another script than ASCII [code points]; DNS allows 253 bytes. Python's split of URLs and
+its Punycode take time quadratic in it."""
+MAX_LABEL_CHARS = 63
+"""Maximum length of a label of such a host [code points]. Source: RFC 1035, section 2.3.4."""
 DEFAULT_PORTS = frozenset({80, 443})
 INDEX_PAGES = frozenset(
     {
@@ -54,6 +59,7 @@ _WEB = re.compile(
 )
 _CONTROLS = "".join(map(chr, range(33)))
 _INNER = re.compile(r"[\t\r\n]")
+_AUTHORITY_END = re.compile(r"[/?#]")
 _HOST = re.compile(r"[a-z0-9_-]+(?:\.[a-z0-9_-]+)*\Z")
 _WWW = re.compile(r"(?:www[0-9]{0,2}\.)+(?=[^.]+\.)")
 _INVISIBLE = re.compile("[\u00ad\u034f\u180b-\u180f\u200b\u2060-\u206f\ufe00-\ufe0f\ufeff\U000e0100-\U000e01ef]")
@@ -152,11 +158,20 @@ def url_pattern(domain: str) -> str:
 def _parts(url: str) -> tuple[str, str]:
     """Return the host of a URL, and the path with the query. The host is '' if the URL cannot be parsed."""
     try:
+        if len(url) > MAX_HOST_CHARS and not url.isascii() and _has_long_host(url):
+            return "", url
         split = urlsplit(url)
         host = (split.hostname or "").rstrip(".")
     except ValueError:
         return "", url
     return host, (split.path or "/") + (f"?{split.query}" if split.query else "")
+
+
+def _has_long_host(url: str) -> bool:
+    """Return True if the part of a URL that may hold a host is longer than MAX_HOST_CHARS."""
+    authority = _INNER.sub("", url).partition("//")[2]
+    end = _AUTHORITY_END.search(authority)
+    return (end.start() if end else len(authority)) > MAX_HOST_CHARS
 
 
 @lru_cache(maxsize=1 << 12)
@@ -169,18 +184,26 @@ def _host(host: str) -> str | None:
             return None
     if "%" in host:
         host = unquote(host)
-    host = host.lower() if host.isascii() else _ascii_host(host)
-    host = host.rstrip(".")
-    return _WWW.sub("", host) if _HOST.match(host) else None
+    name = host.lower() if host.isascii() else _ascii_host(host)
+    if name is None:
+        return None
+    name = name.rstrip(".")
+    return _WWW.sub("", name) if _HOST.match(name) else None
 
 
-def _ascii_host(host: str) -> str:
+def _ascii_host(host: str) -> str | None:
     """Return a host with its non-ASCII labels in Punycode, by the non-transitional mapping of UTS 46.
+
+    None if the host or such a label is too long.
 
     Python's `idna` codec follows the older standard IDNA 2003, which maps `straße` to `strasse`, a different domain.
     """
-    folded = _FOLDED.sub(_casefold, unicodedata.normalize("NFKC", _INVISIBLE.sub("", host)).replace("\u1e9e", "\u00df"))
-    labels = unicodedata.normalize("NFKC", folded).replace("\u3002", ".").split(".")
+    if len(host) > MAX_HOST_CHARS:
+        return None
+    folded = _FOLDED.sub(_casefold, normalize("NFKC", _INVISIBLE.sub("", host)).replace("\u1e9e", "\u00df"))
+    labels = normalize("NFKC", folded).replace("\u3002", ".").split(".")
+    if any(len(label) > MAX_LABEL_CHARS and not label.isascii() for label in labels):
+        return None
     return ".".join(label if label.isascii() else f"xn--{_punycode(label)}" for label in labels)
 
 

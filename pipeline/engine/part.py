@@ -16,9 +16,10 @@ import pyarrow as pa
 
 from pipeline.engine.code_digest import code_digest
 from pipeline.engine.failures import FailureCounts, failures_of
+from pipeline.engine.guard import PARTS, RecordGuard, delete_notes
 from pipeline.engine.live_counts import PartMeter, current_meter
 from pipeline.engine.parquet import PartWriter, WrittenFile
-from pipeline.engine.stage import CPU, Drop, Row
+from pipeline.engine.stage import CPU, Drop, Row, RowStep
 from schemas.errors import ContractError
 from schemas.ids import canonical_json
 from schemas.manifest import Counts, part_key
@@ -26,8 +27,6 @@ from schemas.storage import Store
 
 TaskResult = dict[str, Any]
 """The JSON object that a task returns to the driver if it returns no PartResult."""
-PARTS = "parts"
-"""Folder of the stored results of completed parts, in the folder of a table version."""
 SCRATCH, FRAMES = "scratch", "frames"
 """Folder of stored frames in the folder of a table version, and the key in the list of a frame that has its files; see
 `materialize.py`."""
@@ -35,7 +34,7 @@ FAILED = "failed"
 CRASHED = "crashed"
 EVERY_STAGE = {
     FAILED: "the stage raised an error on this record",
-    CRASHED: "the worker died on this record, as a retry in a child process showed",
+    CRASHED: "the record ended every process that it ran in alone, by a fault, memory, or its limit of CPU time",
 }
 """Reason → meaning, for the reasons of every stage that runs code on records."""
 
@@ -141,6 +140,8 @@ class PartResult:
     """Digest of the code that wrote the part."""
     redone: bool = False
     """True if this task has replaced a part that other code had completed."""
+    ends: Mapping[str, int] = field(default_factory=dict)
+    """How often a process ended on a record, by cause; it is not part of the content of a table."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as JSON values."""
@@ -156,6 +157,7 @@ class PartResult:
             "source": None if self.source is None else dict(self.source),
             "code": self.code,
             "redone": self.redone,
+            "ends": dict(self.ends),
         }
 
     @classmethod
@@ -164,7 +166,7 @@ class PartResult:
         files = {table: WrittenFile(**written) for table, written in values["files"].items()}
         counts = Counts.model_validate(values["counts"])
         named = {name: values[name] for name in ("figures", "cpu_seconds", "cpu", "source")}
-        named |= {"code": values.get("code", ""), "redone": values.get("redone", False)}
+        named |= {"code": values.get("code", ""), "redone": values.get("redone", False), "ends": values.get("ends", {})}
         return cls(files, counts, failures=failures_of([values]), **named)
 
 
@@ -198,6 +200,8 @@ class PartOutput:
 
     writers: Mapping[str, PartWriter]
     books: DropCounter
+    place: tuple[Store, str]
+    """The folder with the part's result, and the key of the part."""
     figures: dict[str, Any] = field(default_factory=dict)
     source: dict[str, Any] | None = None
     files: dict[str, WrittenFile] = field(default_factory=dict)
@@ -208,6 +212,21 @@ class PartOutput:
     """The counts of this part that are displayed while it is written."""
     rows_in: Mapping[str, str] = field(default_factory=dict)
     """The field of a row that holds the row of a table, by table; see TableTarget."""
+    guards: list[RecordGuard] = field(default_factory=list)
+
+    def guard(self, function: RowStep, retried: bool) -> RecordGuard:
+        """Return a guard that calls `function` on one record of this part at a time; `write_part` closes it.
+
+        `retried` is True if an earlier attempt at the part failed.
+        """
+        guard = RecordGuard(function, self.place, retried)
+        self.guards.append(guard)
+        return guard
+
+    def close_guards(self) -> None:
+        """End the child processes of the guards."""
+        for guard in self.guards:
+            guard.close()
 
     def write(self, row: Row) -> None:
         """Append a finished row to every table."""
@@ -225,15 +244,18 @@ def write_part(target: PartTarget, fill: Callable[[PartOutput], None]) -> PartRe
     raises, the files of the part are deleted.
     """
 
+    folder, key = next(iter(target.tables.values())).folder, part_key(target.ordinal)
+
     def write() -> PartResult:
-        key = part_key(target.ordinal)
         with ExitStack() as stack:
             writers = {
                 name: stack.enter_context(PartWriter(table.folder, key, table.schema, table.size_column))
                 for name, table in target.tables.items()
             }
             rows_in = {name: table.rows_in for name, table in target.tables.items() if table.rows_in is not None}
-            output = PartOutput(writers, DropCounter(target.reasons, target.raises), rows_in=rows_in)
+            books = DropCounter(target.reasons, target.raises)
+            output = PartOutput(writers, books, (folder, key), rows_in=rows_in)
+            stack.callback(output.close_guards)
             fill(output)
         return PartResult(
             files={name: writer.written for name, writer in writers.items()} | output.files,
@@ -242,9 +264,10 @@ def write_part(target: PartTarget, fill: Callable[[PartOutput], None]) -> PartRe
             failures=output.books.failures,
             cpu=output.books.cpu,
             source=output.source,
+            ends=sum((guard.ends for guard in output.guards), Counter()),
         )
 
-    return complete_part(next(iter(target.tables.values())).folder, target.ordinal, write)
+    return complete_part(folder, target.ordinal, write)
 
 
 def complete_part(folder: Store, ordinal: int, write: Callable[[], PartResult]) -> PartResult:
@@ -270,9 +293,10 @@ def part_results(folder: Store) -> list[str]:
 
 
 def delete_part_results(folder: Store) -> None:
-    """Delete the stored results of all parts. Call this after the table's manifest has been written."""
+    """Delete the stored results of all parts, and the notes on records. Call this after the manifest is written."""
     for name in part_results(folder):
         folder.delete(name)
+    delete_notes(folder)
 
 
 def delete_incomplete_parts(folder: Store) -> None:

@@ -121,6 +121,10 @@ RowFunction = Callable[[Row], Drop | None]
 """Function of a stage: adds the stage's columns to a row, and returns a Drop if the document is dropped."""
 
 
+RowStep = Callable[[Row], Row]
+"""Function of several stages, or of a guard of them: returns the row, with its verdict if one of them drops it."""
+
+
 def no_models(config: Any) -> dict[str, str]:
     """Return an empty dict: the default of a stage that needs no models."""
     return {}

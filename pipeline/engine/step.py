@@ -4,6 +4,7 @@ A `build` function only writes part files. `pipeline/run.py` skips complete step
 """
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
@@ -201,13 +202,14 @@ def combine_parts(
 ) -> dict[str, TableResult]:
     """Combine the results of all parts, in the order of the parts, into one result for each table.
 
-    The result of the first table has the sum of the parts' counts, and the CPU time by stage in `notes`. For the other
-    tables, only rows are counted. With `sources`, the figure BY_SOURCE of the first table has the counts, and the
-    numbers of code points, by source.
+    The result of the first table has the sum of the parts' counts, and in `notes` the CPU time by stage, and how often
+    a process ended on a record. For the other tables, only rows are counted. With `sources`, the figure BY_SOURCE of
+    the first table has the counts, and the numbers of code points, by source.
     """
     built = {table: TableResult() for table in tables}
     first = built[tables[0]]
     cpu: dict[str, Mapping[str, float]] = {}
+    ends: Counter[str] = Counter()
     by_source: dict[str, Any] = {}
     for number, result in enumerate(results):
         if sources is not None:
@@ -225,6 +227,7 @@ def combine_parts(
         first.figures = add_figures(first.figures, result.figures) if first.figures else dict(result.figures)
         first.failures.add(result.failures)
         first.cpu_seconds += result.cpu_seconds
+        ends.update(result.ends)
         if result.source is not None:
             first.sources.append(result.source)
         for stage, spent in result.cpu.items():
@@ -235,6 +238,8 @@ def combine_parts(
         first.notes["cpu"] = {
             stage: {"seconds": round(spent["seconds"], 3), "rows": spent["rows"]} for stage, spent in cpu.items()
         }
+    if ends:
+        first.notes["ended_processes"] = dict(sorted(ends.items()))
     for table in tables[1:]:
         built[table].count_rows()
     return built

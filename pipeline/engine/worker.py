@@ -1,22 +1,20 @@
 """The fused pass: each row runs through consecutive per-document stages in one worker, which may drop it.
 
-If a stage raises an error on a row, the row is dropped as `failed`, and its field `_failure` describes the error. A
-retried task processes each row in a child process: a row that kills it is dropped as `crashed`.
+If a stage raises an error on a row, the row is dropped as `failed`, and its field `_failure` describes the error. A row
+that ends every process in which it runs alone is dropped as `crashed`; see `pipeline.engine.guard`.
 """
 
-import multiprocessing
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from multiprocessing.connection import Connection
 
 from pipeline.engine.failures import CALLS, FAILURE, Failure
+from pipeline.engine.isolation import Crashed
 from pipeline.engine.part import CRASHED, FAILED, set_verdict
 from pipeline.engine.spark import worker_path
-from pipeline.engine.stage import CPU, Drop, PerDocument, Row
+from pipeline.engine.stage import CPU, Drop, PerDocument, Row, RowStep
 from schemas.config import Recipe
 from schemas.errors import ContractError, PenstockError
 
-SECONDS_PER_RECORD = 120.0
 ModelPaths = Mapping[str, Mapping[str, str]]
 """Paths of model files by stage and name."""
 
@@ -77,86 +75,19 @@ def _place(error: BaseException) -> str:
     return f"{trace.tb_frame.f_code.co_filename.rsplit('/', 1)[-1]}:{trace.tb_lineno}" if trace else "?"
 
 
-def run_rows(
-    rows: Iterable[tuple[Row, Drop | None]], fused: Callable[[Row], Row], stages: tuple[str, str], retried: bool
-) -> Iterator[Row]:
+def run_rows(rows: Iterable[tuple[Row, Drop | None]], measure: RowStep, stages: tuple[str, str]) -> Iterator[Row]:
     """Run rows through the stages and yield each row. A dropped row has the `drop_` columns.
 
     `rows` yields (row, drop). A row that has a drop already is not processed; its drop is recorded as one of the stage
-    `stages[0]`. If `retried` is True, rows are processed in a child process. If this process crashes on a row, a drop
-    of the stage `stages[1]` is recorded.
+    `stages[0]`. If `measure` raises Crashed on a row, a drop of the stage `stages[1]` is recorded.
     """
-    measure: Callable[[Row], Row] = Sandbox(fused) if retried else fused
-    try:
-        for row, drop in rows:
-            if drop is not None:
-                set_verdict(row, stages[0], drop)
-                yield row
-                continue
-            try:
-                yield measure(row)
-            except Crashed:
-                set_verdict(row, stages[1], Drop(CRASHED))
-                yield row
-    finally:
-        if isinstance(measure, Sandbox):
-            measure.close()
-
-
-class Crashed(Exception):
-    """The child process died on a record or did not finish it in time."""
-
-
-class Sandbox:
-    """Calls a function on one row at a time in a forked child process. If the child dies, a new one is forked."""
-
-    def __init__(self, function: Callable[[Row], Row], seconds: float = SECONDS_PER_RECORD):
-        self._function, self._seconds = function, seconds
-        self._context = multiprocessing.get_context("fork")
-        self._child: multiprocessing.process.BaseProcess | None = None
-        self._pipe: Connection | None = None
-
-    def __call__(self, row: Row) -> Row:
-        """Return the function's result for a row. Raises Crashed if the child dies or does not finish in time."""
-        pipe = self._pipe or self._start()
+    for row, drop in rows:
+        if drop is not None:
+            set_verdict(row, stages[0], drop)
+            yield row
+            continue
         try:
-            pipe.send(row)
-            if not pipe.poll(self._seconds):
-                raise Crashed(f"no answer in {self._seconds:.0f} s")
-            answer = pipe.recv()
-        except (EOFError, BrokenPipeError, ConnectionResetError, Crashed) as error:
-            self.close()
-            raise Crashed(str(error) or type(error).__name__) from error
-        if isinstance(answer, BaseException):
-            raise answer
-        return dict(answer)
-
-    def _start(self) -> Connection:
-        ours, theirs = self._context.Pipe()
-        self._child = self._context.Process(target=_serve, args=(theirs, self._function), daemon=True)
-        self._child.start()
-        theirs.close()
-        self._pipe = ours
-        return ours
-
-    def close(self) -> None:
-        """End the child process."""
-        if self._child is not None:
-            self._child.kill()
-            self._child.join()
-        if self._pipe is not None:
-            self._pipe.close()
-        self._child = self._pipe = None
-
-
-def _serve(pipe: Connection, function: Callable[[Row], Row]) -> None:
-    while True:
-        try:
-            row = pipe.recv()
-        except EOFError:
-            return
-        try:
-            answer: Row | Exception = function(row)
-        except Exception as error:
-            answer = error
-        pipe.send(answer)
+            yield measure(row)
+        except Crashed:
+            set_verdict(row, stages[1], Drop(CRASHED))
+            yield row

@@ -5,7 +5,6 @@ WET, JSONL or Parquet) and pages of plain text are only repaired, normalized and
 """
 
 import re
-import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +32,7 @@ from pipeline.extract.nesting import NESTING_REASONS, nesting_problem
 from pipeline.extract.page_limits import TAGS, bearable
 from pipeline.extract.unicode import repair_text
 from schemas.config import Section, location
+from schemas.normalization import normalize
 from schemas.tables import entries_of, field
 
 MODEL = "main_text"
@@ -337,7 +337,7 @@ def normalize_text(text: str, keep_empty_lines: bool = False) -> str:
             text = _MANY_EMPTY_LINES.sub("\n" * (MAX_EMPTY_LINES + 1), text)
         else:
             text = _EMPTY_LINES.sub("\n\n", text)
-    return text if unicodedata.is_normalized("NFC", text) else unicodedata.normalize("NFC", text)
+    return normalize("NFC", text)
 
 
 METADATA_COLUMNS = (

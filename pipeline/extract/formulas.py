@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from html import unescape
 from itertools import islice
 from typing import NamedTuple
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, unquote
 
 from resiliparse.parse.html import ElementNode, HTMLTree, Node, NodeType
 
@@ -53,6 +53,7 @@ _STYLE = re.compile(r"\\(?:display|text)style(?![a-zA-Z])\s*+")
 _LATEX_SIGN = re.compile(r"\\[a-zA-Z]{2}|[_^]\s*(?:\{|\\)|\w\^[\w-]|(?<!\w)[a-zA-Z]_\w(?!\w)")
 """What LaTeX has and prose does not: a command, or a script."""
 _LATEX_CLASS = re.compile(r"(?:^|\s)(?:tex|latex|texrender|mathtex|mwe-math-fallback-\S+)(?:\s|$)")
+_QUERY = re.compile("[?#]")
 _CODECOGS = re.compile(r"/(?:gif|png|svg|pdf)\.(?:latex|image|download)\?", re.IGNORECASE)
 _CODECOGS_OPTION = re.compile(r"\s*\\(?:dpi\{\d+\}|(?:bg|fn)_\w+|inline|tiny|small|large|LARGE|huge)(?![a-zA-Z])\s*")
 _RENDERED = ("MathJax", "MJXc", "mjx-")
@@ -279,7 +280,7 @@ def _latex_of_url(url: str) -> str | None:
     if "latex.php?" in url or "equation?tex=" in url:
         fields = parse_qs(query.replace("&#038;", "&"), keep_blank_values=True)
         return next((fields[name][0] for name in ("latex", "tex") if name in fields), None)
-    if _CODECOGS.search(url) or "mathtex.cgi?" in urlsplit(url).path + "?":
+    if _CODECOGS.search(url) or _QUERY.split(url, maxsplit=1)[0].endswith("mathtex.cgi"):
         latex = unquote(query).replace("&space;", " ").replace("&plus;", "+").replace("&amp;", "&")
         while (option := _CODECOGS_OPTION.match(latex)) is not None:
             latex = latex[option.end() :]

@@ -5,9 +5,10 @@ Every function takes what a page declares, which can be anything, and returns a 
 
 import html
 import re
-import unicodedata
 from datetime import date
 from urllib.parse import urljoin, urlsplit
+
+from schemas.normalization import normalize
 
 MAX_URL_CHARS = 2_000
 """Maximum length of a URL [code points]; a longer one is null, because a part of a URL names another page."""
@@ -36,13 +37,13 @@ def clean(value: object, max_chars: int) -> str | None:
     if "<" in text:
         text = _TAGS.sub(" ", text)
     if not text.isascii():
-        text = unicodedata.normalize("NFC", _SURROGATE.sub("\ufffd", text))
+        text = normalize("NFC", _SURROGATE.sub("\ufffd", text))
     return " ".join(_CONTROL.sub("", text).split())[:max_chars].strip() or None
 
 
 def squeezed(text: str) -> str:
     """Return the letters and digits of a text in lower case, to compare titles and names."""
-    return _NOT_ALNUM.sub("", unicodedata.normalize("NFKC", text).casefold())
+    return _NOT_ALNUM.sub("", normalize("NFKC", text).casefold())
 
 
 # ----------------------------------------------------------------------------------------------------------------- URL

@@ -15,7 +15,9 @@ MAX_OPTIONS = 5_000
 the options of one menu: 0.1 s for 4,000, 0.3 s for 8,000, more than 40 s for 100,000."""
 MAX_ATTRIBUTE_PAIRS = 200_000_000
 """Maximum sum over all tags of the square of their number of attributes; beyond it, tags with many lose them.
-resiliparse 2.0.1 compares each attribute with those before it: 1.1 s for 20,000 in one tag, 6.4 s for 40,000."""
+resiliparse 2.0.1 compares each attribute with those before it: 1.1 s for 20,000 in one tag, 6.4 s for 40,000. The
+`html` tags of a page count as one tag, and so do its `body` tags, because a parser gives their attributes to the first.
+"""
 SAFE_CHARS = 28_000
 """Length up to which no page exceeds MAX_ATTRIBUTE_PAIRS [code points]: an attribute has two with its separator."""
 LONG_TAG = 400
@@ -25,10 +27,11 @@ takes 2 s."""
 _OPTION = re.compile(r"<opt(?:ion|group)\b[^<>]*+>?", re.IGNORECASE)
 _VALUE = r"""(?:\s*+=\s*+(?:"[^"]*+"|'[^']*+'|(?!["'])[^\s>]*+))?+"""
 _ATTRIBUTE = re.compile(rf"[^\s/>][^\s/>=]*+{_VALUE}")
-_PLAIN_TAG = r"""[a-zA-Z][a-z0-9]*+(?: [a-z-]++="[^"]*+"){0,50}+ ?/?>"""
+_PLAIN_TAG = r"""(?![hH]tml|[bB]ody)[a-zA-Z][a-z0-9]*+(?: [a-z-]++="[^"]*+"){0,50}+ ?/?>"""
 """A tag with few attributes, written as most are: these are passed over, which takes a third of the time off."""
 _TAG = re.compile(rf"<(?!{_PLAIN_TAG})[a-zA-Z][^\s/>]*+(?:[\s/]++|[^\s/>][^\s/>=]*+{_VALUE})*+")
 _NAME = re.compile(r"<[^\s/>]*+")
+_ROOTS = ("<html", "<body")
 
 
 class BearablePage(NamedTuple):
@@ -61,10 +64,23 @@ def _with_few_attributes(page: str) -> str:
     """Return a page within MAX_ATTRIBUTE_PAIRS. Tags are read as in the HTML Standard, 13.2.5, also in scripts."""
     if len(page) <= SAFE_CHARS:
         return page
-    pairs = sum(_num_attributes(tag) ** 2 for tag in _TAG.findall(page) if len(tag) > LONG_TAG)
-    if pairs <= MAX_ATTRIBUTE_PAIRS:
+    long, roots = 0, dict.fromkeys(_ROOTS, 0)
+    for tag in _TAG.findall(page):
+        if len(tag) > LONG_TAG:
+            long += _num_attributes(tag) ** 2
+        if (root := tag[:5].lower()) in roots:
+            roots[root] += _num_attributes(tag)
+    cuts_long = long > MAX_ATTRIBUTE_PAIRS
+    cut_roots = {root for root, count in roots.items() if count**2 > MAX_ATTRIBUTE_PAIRS}
+    if not cuts_long and not cut_roots:
         return page
-    return _TAG.sub(lambda tag: _NAME.findall(tag[0])[0] if len(tag[0]) > LONG_TAG else tag[0], page)
+
+    def cut(match: re.Match[str]) -> str:
+        tag = match[0]
+        is_cut = (cuts_long and len(tag) > LONG_TAG) or tag[:5].lower() in cut_roots
+        return _NAME.findall(tag)[0] if is_cut else tag
+
+    return _TAG.sub(cut, page)
 
 
 def _num_attributes(tag: str) -> int:

@@ -7,7 +7,6 @@ an entry in FAMILIES.
 """
 
 import hashlib
-import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +22,7 @@ from pipeline.minhash.bands import Signatures, as_matrix, band_keys, similarity
 from pipeline.minhash.config import SignatureConfig
 from pipeline.minhash.permutations import draw_odd_numbers
 from pipeline.text.words import Codes
+from schemas.normalization import normalize
 
 __all__ = [
     "FAMILIES",
@@ -122,7 +122,7 @@ def text_digest(text: str) -> bytes:
             normal = normal.replace(b"  ", b" ")
         normal = normal.strip(b" ")
     else:
-        words = unicodedata.normalize("NFKC", text).lower().split()
+        words = normalize("NFKC", text).lower().split()
         normal = " ".join(words).encode("utf-8", "surrogatepass")
     return hashlib.sha256(normal).digest()[:DIGEST_BYTES]
 

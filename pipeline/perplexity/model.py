@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json
+from schemas.normalization import normalize as normal_form
 
 # The hash table of the n-grams of one order: linear probing in one array, with entries sorted by key.
 #
@@ -164,7 +165,7 @@ def _table() -> npt.NDArray[np.uint32]:
 
 def normalize(text: str) -> str:
     """Return a text in the normal form of CCNet, with the same number of lines."""
-    text = unicodedata.normalize("NFD", text.lower())
+    text = normal_form("NFD", text.lower())
     for char, replacement in EXPANSIONS.items():
         text = text.replace(char, replacement)
     points = _table()[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)]

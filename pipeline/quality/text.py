@@ -8,7 +8,6 @@ lower-case pieces without ASCII punctuation.
 
 import re
 import string
-import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.text.words import Codes, Ints, Reader, Vocabulary, Words, token_codes, unicode_words, words_of
+from schemas.normalization import normalize
 
 Arrays = tuple[npt.NDArray[Any], ...]
 
@@ -66,7 +66,7 @@ def normal_piece(piece: str) -> str:
     """Return a word as RedPajama-V2 normalizes it: without ASCII punctuation, in lower case and NFD."""
     if piece.isascii() and piece.isalpha():
         return piece.lower()
-    return unicodedata.normalize("NFD", piece.translate(_NO_PUNCTUATION).lower())
+    return normalize("NFD", piece.translate(_NO_PUNCTUATION).lower())
 
 
 def read_normal_pieces(pieces: Sequence[str]) -> Arrays:

@@ -18,6 +18,9 @@ from pipeline.sources.provenance import encodable, new_row, set_text, set_title
 
 MAX_META_DEPTH = 16
 """Maximum nesting depth of a field that is stored in `meta`; deeper values are left out."""
+MAX_URL_CHARS = 1 << 16
+"""Maximum length of the URL or id of a row [code points]; a longer one is a field like any other. Headers of records
+in archives are limited to as many bytes."""
 MAX_NAME = 64
 """Maximum length of the name of a field that the manifest counts [code points]."""
 UNREADABLE_VALUE = object()
@@ -49,8 +52,8 @@ class RowMapping:
         if url is None or url == "":
             stored.add(config.url_field)
             url, origin = _found(value, config.id_field), config.id_field
-        if isinstance(url, (str, int)):  # A union takes three times as long.
-            row = new_row("row", encodable(str(url)))
+        if isinstance(url, (str, int)) and len(name := str(url)) <= MAX_URL_CHARS:  # A union takes three times as long.
+            row = new_row("row", encodable(name))
             stored.add(origin)
         else:
             row = new_row("row")

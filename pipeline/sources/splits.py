@@ -320,6 +320,7 @@ class HashedStream:
         self._digest = hashlib.sha256()
         self._hashed = 0
         self._position = int(inner.tell())
+        self._size: int | None = None
         self.closed = False
 
     def read(self, size: int | None = -1, /) -> bytes:
@@ -332,7 +333,15 @@ class HashedStream:
         return data
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
-        """Move to another position and return it."""
+        """Move to another position and return it; a position after the end of the file becomes its end.
+
+        Offsets in a file's data may be larger than any that the filesystem accepts.
+        """
+        if whence == 0 and offset > self._hashed:
+            if self._size is None:
+                self._inner.seek(0, 2)
+                self._size = int(self._inner.tell())
+            offset = min(offset, max(self._size, self._hashed))
         self._inner.seek(offset, whence)
         self._position = int(self._inner.tell())
         return self._position

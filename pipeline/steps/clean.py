@@ -72,7 +72,7 @@ def clean_part(task: CleanTask, retried: bool) -> PartResult:
     def fill(output: PartOutput) -> None:
         fused = FusedStages(task.stages, task.recipe, local_models(task.models))
         rows = ((row | {"_chars": len(row["text"])}, None) for row in survivors(task))
-        for row in run_rows(rows, fused, (task.stages[0].name, task.stages[0].name), retried):
+        for row in run_rows(rows, output.guard(fused, retried), (task.stages[0].name, task.stages[0].name)):
             _count(row, output)
             output.write(row)
 

@@ -5,7 +5,7 @@ other stages measure all remaining documents, so that thresholds can be changed 
 """
 
 import sys
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from pipeline.decontaminate.stage import DECONTAMINATE, contamination_table, fig
 from pipeline.engine.part import DropCounter, PartOutput, PartResult, PartTarget, TableTarget, write_part
 from pipeline.engine.progress import WorkTotal
 from pipeline.engine.spark import run_parts
-from pipeline.engine.stage import PerDocument, Relation, Row, Source, Split, extend_schema
+from pipeline.engine.stage import PerDocument, Relation, Row, RowStep, Source, Split, extend_schema
 from pipeline.engine.step import StepContext, TableResult, combine_parts
 from pipeline.engine.worker import FusedStages, ModelPaths, local_models, run_rows
 from pipeline.extract.extract import EMPTY_PAGE, ERRORS, EXTRACT, GUARD, LIMITED, ExtractConfig
@@ -113,7 +113,7 @@ def documents_part(task: DocumentsTask, retried: bool) -> PartResult:
             settings = task.recipe.section(task.source.name, SourceConfig)
             rows = task.source.open(task.split, stream, settings)
             watch = TextWatch(task.split, task.others, settings, task.source.open)
-            for row in run_rows(rows, fused, (task.source.name, task.stages[0].name), retried):
+            for row in run_rows(rows, output.guard(fused, retried), (task.source.name, task.stages[0].name)):
                 check_columns(row, columns)
                 watch.see(row)
                 write_row(row, output, config)
@@ -131,7 +131,7 @@ def documents_part(task: DocumentsTask, retried: bool) -> PartResult:
     return write_part(PartTarget(task.split.ordinal, tables, reasons), fill)
 
 
-def document_stages(stages: Sequence[PerDocument], recipe: Recipe, models: ModelPaths) -> Callable[[Row], Row]:
+def document_stages(stages: Sequence[PerDocument], recipe: Recipe, models: ModelPaths) -> RowStep:
     """Return the measured stages of a recipe as one function of a row. `models` are paths on this worker."""
     has_several = len(recipe.section(EXTRACT.name, ExtractConfig).extractors) > 1
     return SeveralExtractors(stages, recipe, models) if has_several else FusedStages(stages, recipe, models)

@@ -100,7 +100,7 @@ def scores_part(task: ScoresTask, retried: bool) -> PartResult:
     def fill(output: PartOutput) -> None:
         fused = FusedStages(task.stages, task.recipe, local_models(task.models))
         rows = ((row, None) for row in with_scores(task))
-        for row in run_rows(rows, fused, (task.stages[0].name, task.stages[0].name), retried):
+        for row in run_rows(rows, output.guard(fused, retried), (task.stages[0].name, task.stages[0].name)):
             _count(row, output)
             output.write(row)
 

@@ -5,13 +5,14 @@ document are evaluated, and distributions for the report are counted in the same
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from pipeline.engine.isolation import Crashed
 from pipeline.engine.parquet import Part, parts_of, read_measured
 from pipeline.engine.part import (
     CRASHED,
@@ -42,9 +43,9 @@ from pipeline.engine.rules import (
     quantile,
 )
 from pipeline.engine.spark import run_parts, run_tasks
-from pipeline.engine.stage import Check, Cutoffs, Drop, PerDocument, Quantile, Row, extend_schema
+from pipeline.engine.stage import Check, Cutoffs, Drop, PerDocument, Quantile, Row, RowStep, extend_schema
 from pipeline.engine.step import StepContext, TableResult, add_figures, combine_parts
-from pipeline.engine.worker import Crashed, FusedStages, ModelPaths, Sandbox, local_models
+from pipeline.engine.worker import FusedStages, ModelPaths, local_models
 from pipeline.perplexity.stage import ALL, HEAD_CUT, MIDDLE_CUT, PERPLEXITY, perplexity_buckets
 from schemas.config import Recipe, own_key
 from schemas.storage import Store
@@ -416,19 +417,18 @@ class Reevaluation:
         models: ModelPaths,
         cutoffs: Cutoffs,
         scored: bool,
-        isolated: bool,
+        guard: Callable[[RowStep], RowStep],
     ):
         """Load the stages.
 
-        `scored` is True if the run has a table `scores`. `isolated` is True if documents are measured in a child
-        process.
+        `scored` is True if the run has a table `scores`. `guard` returns the guard of a function of a row.
         """
         local = local_models(models)
         of_text = [stage for stage in stages if stage.again == "text"]
         of_rest = [stage for stage in stages if stage.again == "rest" and (scored or not is_score(stage))]
         self._first = of_text[0].name
         self._of_text, self._of_rest = FusedStages(of_text, recipe, local), FusedStages(of_rest, recipe, local)
-        self._measure = Sandbox(self._measured) if isolated else self._measured
+        self._measure = guard(self._measured)
         self._named = checks_of(stages, recipe, local, cutoffs)
         self._checks = [check for _, check in self._named]
         schemas = (TEMPLATES, SCORES, extend_schema(DOCUMENTS, stages))
@@ -465,11 +465,6 @@ class Reevaluation:
             row["_body"] = row["_rest"]
             row = self._of_rest(row)
         return row
-
-    def close(self) -> None:
-        """End the child process if there is one."""
-        if isinstance(self._measure, Sandbox):
-            self._measure.close()
 
 
 def _stored(value: object) -> object:

@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 from pipeline.dedup.repeats.keys import known_repeats
 from pipeline.dedup.repeats.step import repeated_keys
 from pipeline.dedup.repeats.units import cuts_of
+from pipeline.engine.isolation import Crashed
 from pipeline.engine.materialize import shuffled_bytes
 from pipeline.engine.parquet import TEXTS_AT_ONCE, Part, parts_of, read_measured
 from pipeline.engine.part import CRASHED, PartOutput, PartResult, PartTarget, TableTarget, set_verdict, write_part
@@ -29,9 +30,9 @@ from pipeline.engine.spark import (
     run_part_writers,
     totals,
 )
-from pipeline.engine.stage import Drop, PerDocument, Row, extend_schema
+from pipeline.engine.stage import Drop, PerDocument, Row, RowStep, extend_schema
 from pipeline.engine.step import StepContext, TableResult, add_figures, combine_parts
-from pipeline.engine.worker import Crashed, FusedStages, ModelPaths, Sandbox, local_models
+from pipeline.engine.worker import FusedStages, ModelPaths, local_models
 from pipeline.language import LANGUAGE
 from pipeline.recipe_stages import RecipeStage
 from pipeline.templates.blocks import (
@@ -88,7 +89,7 @@ class TemplatesTask:
 
 
 def write_templates(task: TemplatesTask, counts: PageCounts, retried: bool) -> PartResult:
-    """Write one part of the table `templates`. `retried` is True if a record may have killed the worker before."""
+    """Write one part of the table `templates`. `retried` is True if an earlier attempt failed."""
     schema = extend_schema(TEMPLATES_SCHEMA, task.stages)
     columns = {
         "documents": list(dict.fromkeys(["url", "num_chars", *task.context])),
@@ -97,27 +98,21 @@ def write_templates(task: TemplatesTask, counts: PageCounts, retried: bool) -> P
 
     def fill(output: PartOutput) -> None:
         fused = FusedStages(task.stages, task.recipe, local_models(task.models))
-        measure: FusedStages | Sandbox = Sandbox(fused) if retried else fused
+        measure = output.guard(fused, retried)
         figures, num_rows = empty_figures(), 0
-        try:
-            for batch in read_measured(task.part, columns, TEXTS_AT_ONCE):
-                for row in rows_of(batch, counts, task, measure):
-                    output.books.failures.see(row)
-                    figures = add_figures(figures, count_row(row))
-                    output.write(row)
-                num_rows += batch.num_rows
-        finally:
-            if isinstance(measure, Sandbox):
-                measure.close()
+        for batch in read_measured(task.part, columns, TEXTS_AT_ONCE):
+            for row in rows_of(batch, counts, task, measure):
+                output.books.failures.see(row)
+                figures = add_figures(figures, count_row(row))
+                output.write(row)
+            num_rows += batch.num_rows
         output.figures |= figures
         output.counts = Counts(rows_in=num_rows, rows_kept=num_rows)
 
     return write_part(PartTarget(task.part.ordinal, {TEMPLATES.name: TableTarget(task.folder, schema)}), fill)
 
 
-def rows_of(
-    batch: pa.RecordBatch, counts: PageCounts, task: TemplatesTask, measure: FusedStages | Sandbox
-) -> Iterator[Row]:
+def rows_of(batch: pa.RecordBatch, counts: PageCounts, task: TemplatesTask, measure: RowStep) -> Iterator[Row]:
     """Yield the row of the table `templates` for each document of a batch, in order.
 
     `_language` and `_chars` of a row are the language and the length of the text [code points].
@@ -165,7 +160,7 @@ def _as_measured(known: Row, schema: pa.Schema) -> Row:
     }
 
 
-def measure_without(known: Row, text: str, cuts: Sequence[Span], measure: FusedStages | Sandbox) -> Row:
+def measure_without(known: Row, text: str, cuts: Sequence[Span], measure: RowStep) -> Row:
     """Return the columns of a text without the spans `cuts`, as the stages measure them.
 
     If a stage drops the text or fails on it, return `remainder_drop` alone, with the error.

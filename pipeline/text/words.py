@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from schemas.normalization import normalize
+
 Ints = npt.NDArray[np.int64]
 Codes = npt.NDArray[np.uint64]
 Flags = npt.NDArray[np.uint8]
@@ -87,7 +89,7 @@ def normal_words(text: str, keep_numbers: bool = False) -> list[str]:
         return [text] if text.isalpha() else _ASCII_WORDS.findall(text if keep_numbers else _NUMBER.sub("0", text))
     text = _FOREIGN_DIGIT.sub(_ascii_digit, text) if keep_numbers else _NUMBER.sub("0", text)
     text = text.translate(_TO_SPACE)
-    text = "".join(char for char in unicodedata.normalize("NFD", text) if unicodedata.category(char) != "Mn")
+    text = "".join(char for char in normalize("NFD", text) if unicodedata.category(char) != "Mn")
     return text.split()
 
 

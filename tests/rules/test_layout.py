@@ -97,6 +97,7 @@ ALONE = {
     "jobs.cli": "the command line",
     "jobs.exit_codes": "imported by the command line when a verb runs",
     "jobs.verbs": "a file for each verb, found by name",
+    "pipeline.engine.watcher": "a program",
     "pipeline.minhash": "a file for each signature family, with one interface",
     "pipeline.quality": "a file for each rule set, with one interface",
     "pipeline.steps.requirements": "settings of rooms that do not import each other",

@@ -19,7 +19,7 @@ from pipeline.dedup.keys import scopes_of, sort_words
 from pipeline.dedup.repeats.units import Tokens, grams, scoped, seeds, units_of, window_seeds
 from pipeline.engine.parquet import TEXTS_AT_ONCE, Part, read_measured
 from pipeline.engine.spark import TALLIES
-from pipeline.engine.stage import Cutoffs, Row
+from pipeline.engine.stage import Cutoffs, Row, RowStep
 from pipeline.text.spans import Span, union, without
 from pipeline.text.words import Codes, Ints
 from schemas.config import Recipe
@@ -219,13 +219,10 @@ class Reevaluator(Protocol):
         text.
         """
 
-    def close(self) -> None:
-        """Close the resources that the object has opened."""
 
-
-MakeReevaluator = Callable[[Recipe, Any, Cutoffs, bool, bool], Reevaluator]
-"""Function (recipe, model paths, cut-offs, has scores, retried) → Reevaluator. `has scores` is True if the run has
-scores of models, `retried` if a record may have killed the worker in an earlier attempt."""
+MakeReevaluator = Callable[[Recipe, Any, Cutoffs, bool, Callable[[RowStep], RowStep]], Reevaluator]
+"""Function (recipe, model paths, cut-offs, has scores, guard) → Reevaluator. `has scores` is True if the run has
+scores of models; `guard` returns the guard of a function of a row."""
 
 
 @dataclass(frozen=True)

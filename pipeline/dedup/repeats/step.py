@@ -77,24 +77,20 @@ def repeated_runs(document: Document, windows: KnownRepeats, config: RepeatsConf
 def write_repeats(task: RepeatsTask, rows: Iterable[pa.RecordBatch], retried: bool) -> PartResult:
     """Write one part of the table `repeats`: cut repeated passages, and evaluate the remaining texts again.
 
-    `rows` (key, part, first) are the repeated keys of the part.
-
-    `retried` is True if a record may have killed the worker in an earlier attempt.
+    `rows` (key, part, first) are the repeated keys of the part. `retried` is True if an earlier attempt failed.
     """
     units, windows = known_repeats(rows, (1, 2))
 
     def fill(output: PartOutput) -> None:
-        judge = task.make_reevaluator(task.recipe, task.models, task.cutoffs, "scores" in task.part.paths, retried)
+        guard = functools.partial(output.guard, retried=retried)
+        judge = task.make_reevaluator(task.recipe, task.models, task.cutoffs, "scores" in task.part.paths, guard)
         output.books = DropCounter([(REPEATS.name, REPEATS.reasons), *judge.reasons], raises=False)
-        try:
-            for batch in read_measured(task.part, columns_for(task, judge), TEXTS_AT_ONCE):
-                written = rows_of(batch, task, units, windows)
-                reevaluate(written, batch, judge)
-                for row in written:
-                    count_row(row, output.books)
-                    output.write(row)
-        finally:
-            judge.close()
+        for batch in read_measured(task.part, columns_for(task, judge), TEXTS_AT_ONCE):
+            written = rows_of(batch, task, units, windows)
+            reevaluate(written, batch, judge)
+            for row in written:
+                count_row(row, output.books)
+                output.write(row)
 
     return write_part(PartTarget(task.part.ordinal, {REPEATS.name: TableTarget(task.folder, REPEATS_SCHEMA)}), fill)
 

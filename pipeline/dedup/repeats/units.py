@@ -22,6 +22,7 @@ from pipeline.minhash.permutations import mix_bits
 from pipeline.text.spacy_tokens import UNSPACED
 from pipeline.text.spans import Span, append_span, map_visible_spans, union
 from pipeline.text.words import SENTENCE_ENDS, Codes, Ints, word_keys
+from schemas.normalization import normalize
 
 # The normal form in which lines, paragraphs and sentences are compared: lower case, digits as 0, no punctuation.
 #
@@ -56,7 +57,7 @@ def normal_forms(units: Sequence[str]) -> list[str]:
     if joined.isascii():
         normal = joined.encode().translate(_PLAIN, _DELETED).decode()
     else:
-        points = np.frombuffer(unicodedata.normalize("NFD", joined).encode("utf-32-le", "surrogatepass"), np.uint32)
+        points = np.frombuffer(normalize("NFD", joined).encode("utf-32-le", "surrogatepass"), np.uint32)
         points = _table()[points]
         normal = points[points != REMOVED].tobytes().decode("utf-32-le")
     return [" ".join(form.split()) for form in normal.split("\n")]

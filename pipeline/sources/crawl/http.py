@@ -229,7 +229,7 @@ def split_content_type(value: str | None) -> tuple[str | None, str | None]:
     return mime.strip().lower() or None, match.group(1) if match else None
 
 
-def _decode(stored: memoryview, coding: str, limit: int) -> bytes | memoryview:
+def _decode(stored: memoryview, coding: str, limit: int) -> bytes | bytearray | memoryview:
     match coding:
         case "chunked":
             return _dechunk(stored)
@@ -252,7 +252,7 @@ def _already_decoded(stored: memoryview) -> memoryview:
     return stored
 
 
-def _dechunk(stored: memoryview) -> bytes | memoryview:
+def _dechunk(stored: memoryview) -> bytearray | memoryview:
     """Return the data of a body in HTTP chunked transfer coding.
 
     A body that does not start with a chunk is returned unchanged. A body without the last chunk is accepted if its
@@ -261,19 +261,19 @@ def _dechunk(stored: memoryview) -> bytes | memoryview:
     header = CHUNK.match(stored)
     if header is None:  # The crawler has already decoded the body.
         return stored
-    parts: list[memoryview] = []
+    data = bytearray()  # not a list of chunks: of chunks of 1 byte, each would take 49 bytes
     position = 0
     while header is not None and (size := int(header.group(1), 16)):
         start = header.end()
         if start + size > len(stored):
             raise _EncodingError
-        parts.append(stored[start : start + size])
+        data += stored[start : start + size]
         position = start + size
         position += 2 if bytes(stored[position : position + 2]) == b"\r\n" else 1
         header = CHUNK.match(stored, position)
     if header is None and position < len(stored):
         raise _EncodingError
-    return b"".join(parts)
+    return data
 
 
 def _gunzip(stored: memoryview, limit: int) -> bytes:

@@ -22,6 +22,14 @@ BATCH_ROWS = 16
 MAX_BATCH_ROWS, BATCH_BYTES = 512, 1 << 20
 """Maximum number of rows that are read at a time, and their size by the mean of the row group [rows, bytes]."""
 BUFFER_BYTES = 1 << 20
+MAX_TEXT_BYTES = 256 << 20
+"""Maximum size of the texts of a column that are read at a time [bytes], if it is known before: rows whose texts are
+entries of a dictionary may take far more than they take in the file. Reading takes up to four times as much memory."""
+MAX_RATIO = 100
+"""Ratio of compression from which a row group is not read, if one of its columns of texts is also larger than
+MAX_TEXT_BYTES. A page of the file has to be decompressed whole."""
+SMALL_BYTES = 4 << 20
+"""Size of a column of a row group up to which the size of its dictionary is not looked at [bytes]."""
 
 
 def open_jsonl(split: Split, stream: ByteStream, config: SourceConfig) -> SourceRows:
@@ -67,18 +75,63 @@ def read_parquet(
             return
         for group in range(file.num_row_groups):
             end = num_rows + file.metadata.row_group(group).num_rows
-            for value in _group(file, group, columns):
+            texts = _texts(file, group, columns)
+            bomb = max((text.total_uncompressed_size for text in texts if _is_bomb(text)), default=0)
+            for value in _group(file, group, columns, _most_rows(stream, texts)) if not bomb else ():
                 yield SourceItem(num_rows, *parse(value))
                 num_rows += 1
             if num_rows < end:
-                yield SourceItem(num_rows, new_row("gap"), Drop("unreadable_gap", float(end - num_rows)))
+                lost = Drop("unreadable_gap", float(end - num_rows))
+                drop = Drop("page_too_large", float(bomb), float(MAX_TEXT_BYTES)) if bomb else lost
+                yield SourceItem(num_rows, new_row("gap"), drop)
                 num_rows = end
 
     return account_bytes(items(), split, lambda: num_rows)
 
 
-def _group(file: pq.ParquetFile, group: int, columns: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a row group, up to the first batch that cannot be read.
+def _texts(file: pq.ParquetFile, group: int, columns: list[str]) -> list[Any]:
+    """Return the metadata of those columns of a row group that hold texts or bytes, parts of nested ones included."""
+    facts = file.metadata.row_group(group)
+    parts = [facts.column(index) for index in range(facts.num_columns)]
+    texts = [part for part in parts if part.physical_type == "BYTE_ARRAY"]
+    return [part for part in texts if part.path_in_schema.split(".")[0] in columns]
+
+
+def _is_bomb(text: Any) -> bool:
+    size = text.total_uncompressed_size
+    return bool(size > MAX_TEXT_BYTES and size > MAX_RATIO * text.total_compressed_size)
+
+
+def _most_rows(stream: ByteStream, texts: list[Any]) -> int:
+    """Return the number of rows that may be read at a time, by the sizes of the dictionaries of their texts."""
+    large = [text for text in texts if text.dictionary_page_offset and text.total_uncompressed_size > SMALL_BYTES]
+    sizes = [_page_bytes(stream, text.dictionary_page_offset) for text in large]
+    return max(1, MAX_TEXT_BYTES // max(1, sum(sizes)))
+
+
+def _page_bytes(stream: ByteStream, offset: int) -> int:
+    """Return the uncompressed size of the page at an offset; 0 if there is no page.
+
+    A page begins with its kind and this size, in Thrift's compact protocol: each a field of type i32, whose number is
+    one more than that of the field before. Source: parquet.thrift, PageHeader.
+    """
+    stream.seek(offset)
+    head = stream.read(16)
+    at, value = 0, 0
+    for _ in range(2):
+        if head[at : at + 1] != b"\x15":
+            return 0
+        at, value, shift = at + 1, 0, 0
+        while at < len(head):
+            value |= (head[at] & 0x7F) << shift
+            at, shift = at + 1, shift + 7
+            if head[at - 1] < 0x80:
+                break
+    return value >> 1
+
+
+def _group(file: pq.ParquetFile, group: int, columns: list[str], most: int) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a row group, at most `most` at a time, up to the first batch that cannot be read.
 
     Batches of rows that are small on average are larger: each costs as much as a hundred such rows. The rows of one
     that cannot be read are read again in batches of BATCH_ROWS, so that no more rows are lost.
@@ -86,7 +139,8 @@ def _group(file: pq.ParquetFile, group: int, columns: list[str]) -> Iterator[dic
     facts = file.metadata.row_group(group)
     many = min(MAX_BATCH_ROWS, BATCH_BYTES * facts.num_rows // max(1, facts.total_byte_size))
     num_rows = 0
-    for size in (many // BATCH_ROWS * BATCH_ROWS, BATCH_ROWS):
+    few = min(BATCH_ROWS, most)
+    for size in (min(many, most) // BATCH_ROWS * BATCH_ROWS, few):
         done, first = num_rows, 0
         try:
             for batch in file.iter_batches(batch_size=size, row_groups=[group], columns=columns) if size else ():

@@ -6,11 +6,14 @@ import os
 import re
 import signal
 import time
+import unicodedata
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
+from pipeline.engine.guard import RecordGuard
+from pipeline.engine.isolation import RecordLimits
 from pipeline.engine.live_counts import current_meter
 from pipeline.engine.progress import WorkTotal
 from pipeline.engine.spark import (
@@ -22,6 +25,7 @@ from pipeline.engine.spark import (
     ship_models,
     show_progress,
 )
+from pipeline.engine.worker import run_rows
 from schemas.errors import ConfigError, ContractError, PenstockError
 from schemas.storage import Store
 from tests.support.paths import ROOT
@@ -91,6 +95,32 @@ def test_answers_come_in_task_order_and_a_killed_worker_is_retried(spark, partit
     assert [answer["number"] for answer in answers] == [0, 1, 2, 3]
     assert answers[2]["retried"] is True
     assert answers[0]["retried"] is False
+
+
+def make_hanging_task(folder: str):
+    """A task of three records whose second hangs in native code that holds the interpreter."""
+
+    def task(number: int, retried: bool) -> dict:
+        def measure(row):
+            if row["n"] == 1:
+                unicodedata.normalize("NFC", "a" + "\u0301" * 400_000 + "\u0327" * 400_000)
+            return row | {"pid": os.getpid()}
+
+        limits = RecordLimits(cpu_seconds=1)
+        guard = RecordGuard(measure, (Store(folder), f"part-{number:05d}"), retried, limits)
+        rows = [*run_rows((({"n": n}, None) for n in range(3)), guard, ("source", "stage"))]
+        guard.close()
+        verdicts = [row.get("drop_rule") or ("here" if row["pid"] == os.getpid() else "child") for row in rows]
+        return {"rows": 3, "verdicts": verdicts, "ends": dict(guard.ends)}
+
+    return task
+
+
+@pytest.mark.spark
+def test_a_record_that_hangs_in_native_code_is_noticed_in_the_first_attempt(spark, tmp_path):
+    (answer,) = run_tasks(spark, make_hanging_task(str(tmp_path)), [0], "test", None)
+    assert answer["verdicts"] == ["here", "crashed", "here"]
+    assert answer["ends"] == {"worker": 1, "cpu_limit": 2}
 
 
 @pytest.mark.spark

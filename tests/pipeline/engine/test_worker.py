@@ -2,6 +2,7 @@
 
 import pytest
 
+from pipeline.engine import guard as guards
 from pipeline.engine.failures import FAILURE
 from pipeline.engine.part import DropCounter, reason_names, set_verdict
 from pipeline.engine.stage import CPU, Drop, PerDocument
@@ -9,6 +10,7 @@ from pipeline.engine.step import add_figures
 from pipeline.engine.worker import FusedStages, run_rows
 from schemas.config import Section, build_recipe
 from schemas.errors import ContractError
+from schemas.storage import Store
 
 
 class Empty(Section):
@@ -65,7 +67,9 @@ def test_a_raising_stage_drops_the_row_and_is_counted_without_its_text():
     assert (failure.error, failure.message) == ("ValueError", "")
 
 
-def test_errors_are_counted_in_a_child_process_too():
+def test_errors_are_counted_in_a_child_process_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(guards, "WAIT_SECONDS", 0.0)
+
     def bad(row):
         raise ValueError("secret text")
 
@@ -74,8 +78,10 @@ def test_errors_are_counted_in_a_child_process_too():
     counts = []
     for retried in (False, True):
         books = DropCounter([("a", stages[0].reasons)])
-        for row in run_rows((({"doc_id": bytes([n])}, None) for n in (2, 1)), fused, ("s", "a"), retried):
+        guard = guards.RecordGuard(fused, (Store(str(tmp_path)), "part-00000"), retried)
+        for row in run_rows((({"doc_id": bytes([n])}, None) for n in (2, 1)), guard, ("s", "a")):
             books.enter(row, 0)
+        guard.close()
         counts.append(books.failures.errors)
     ((kind, entry),) = counts[0].items()
     assert kind.startswith("a: ValueError at test_worker.py:")

@@ -35,6 +35,19 @@ def test_tags_with_many_attributes_lose_them(value: str, monkeypatch: pytest.Mon
     assert cut == ("<p>a</p><p class=x><p>b<p>c", ("attributes",))
 
 
+@pytest.mark.parametrize("root", ["html", "body", "BODY", "Html"])
+@pytest.mark.parametrize("value", ["", '="1"'])
+def test_repeated_roots_count_as_one_tag(root: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_limits, "SAFE_CHARS", 1000)
+    monkeypatch.setattr(page_limits, "MAX_ATTRIBUTE_PAIRS", 300**2)
+    tags = [f"<{root} a{number}{value}>" for number in range(301)]
+    others = '<html x="1"><body y="1">' + "<hr a=1><b a=1>" * 400
+    others = others.replace(f"<{root.lower()} ", "<p ")
+    page = f"{others}{''.join(tags[1:])}text"
+    assert bearable(page) == (page, ())
+    assert bearable(f"{others}{''.join(tags)}text") == (f"{others}{f'<{root}>' * 301}text", ("attributes",))
+
+
 @pytest.mark.parametrize("before", ['<p ="x>', "<p a=b'c>", "<p 'a>", "a < b '", "<!-- ' -->", '<p a= =">'])
 def test_quotes_that_are_none_hide_no_attributes(before: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_limits, "SAFE_CHARS", 1000)

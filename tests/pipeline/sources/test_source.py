@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import struct
 import zipfile
 
 import pyarrow as pa
@@ -130,6 +131,54 @@ CASES = {
     "data_size": code("a.json", '{"name": "value"}'),
     "little_visible_text": code("a.html", "<p class='only-markup'>text</p>"),
 }
+
+
+def zip64(start: int) -> bytes:
+    """An archive whose directory says that its member begins at `start`, which takes eight bytes."""
+    data = zipped({"a.py": "x = 1"})
+    at = data.index(b"PK\x01\x02")
+    size = len(data) - at - 22 + 12
+    entry = bytearray(data[at:-22])
+    entry[30:32], entry[42:46] = struct.pack("<H", 12), b"\xff" * 4
+    end = struct.pack("<4sHHHHIIH", b"PK\x05\x06", 0, 0, 1, 1, size, at, 0)
+    return data[:at] + bytes(entry) + struct.pack("<HHQ", 1, 8, start) + end
+
+
+def tar_size(size: int) -> bytes:
+    """An archive whose first header declares a size in base 256."""
+    data = bytearray(tar({"a.py": "x = 1"}))
+    data[124:136] = b"\x80" + size.to_bytes(11, "big")
+    data[148:156] = b"%06o\0 " % (sum(data[:148]) + 8 * 32 + sum(data[156:512]))
+    return bytes(data)
+
+
+ARC = b"http://e.com/ 1.2.3.4 20240101000000 text/html 999999999999999\nHTTP/1.1 200 OK\r\n\r\n<p>page</p>\n"
+BEYOND = {
+    "warc": ("warc", warc(Content_Length=999999999999999), "lying_length"),
+    "warc at the end of an offset": ("warc", warc(Content_Length=(1 << 44) - 1), "truncated_record"),
+    "arc": ("warc", ARC, "truncated_record"),
+    "warc in gzip": ("warc", gzip.compress(warc(Content_Length=999999999999999)), "truncated_record"),
+    "zip": ("code", zip64((1 << 63) - 1), "bad_member"),
+    "zip with a sign": ("code", zip64((1 << 64) - 1), "bad_member"),
+    "tar": ("code", tar_size(1 << 80), "truncated_record"),
+    "zstd": ("jsonl", b"\x50\x2a\x4d\x18\xff\xff\xff\xff{}", "truncated_record"),
+    "arrow": ("arrow", b"\xff\xff\xff\xff\xff\xff\xff\x7f" + bytes(64), "unreadable_gap"),
+    "parquet": ("parquet", b"PAR1" + bytes(64) + b"\xff\xff\xff\x7fPAR1", "unreadable_gap"),
+}
+
+
+@pytest.mark.parametrize("case", BEYOND)
+def test_lengths_beyond_any_file_are_counted(case, tmp_path):
+    format_name, stored, reason = BEYOND[case]
+    name = "f.zip" if stored.startswith(b"PK") else "f.tar" if case == "tar" else "f"
+    file = tmp_path / name
+    file.write_bytes(stored + (warc() if case == "warc" else b""))
+    split = Split(0, file.name, str(file), file.stat().st_size, "", "web", format_name)
+    stream = open_stream(split)
+    rows = [*open_split(split, stream, SourceConfig(paths=("x",), code={"licences": ["any"]}))]
+    assert reason in [drop.rule for _, drop in rows if drop is not None]
+    assert [drop for _, drop in rows][1:] == ([None] if case == "warc" else [])
+    assert stream.finish()[1] == split.size
 
 
 @pytest.mark.parametrize("reason", REASONS)

@@ -18,8 +18,9 @@ JUMPS = st.lists(st.tuples(st.integers(0, len(CONTENT) + 10), st.integers(-1, 30
 @given(JUMPS)
 def test_digest_and_bytes_do_not_depend_on_how_the_file_is_read(jumps):
     stream = HashedStream(io.BytesIO(CONTENT))
-    for position, size in jumps:
-        assert stream.seek(position) == position
+    for place, size in jumps:
+        position = min(place, len(CONTENT))
+        assert stream.seek(place) == position
         expected = CONTENT[position:] if size < 0 else CONTENT[position : position + size]
         assert stream.read(size) == expected
         assert stream.tell() == position + len(expected)

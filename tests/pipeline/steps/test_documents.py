@@ -1,8 +1,11 @@
 """The documents pass without Spark: a retry in a child gives the same bytes, a record that kills it is named."""
 
 import gzip
+import multiprocessing
 import os
+import random
 import signal
+import threading
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -10,6 +13,8 @@ import pytest
 
 from jobs.recipe import read_recipe
 from pipeline.demo_crawl.build import build_demo_crawl
+from pipeline.engine import guard, isolation
+from pipeline.engine.isolation import Sandbox
 from pipeline.engine.stage import Drop
 from pipeline.engine.worker import run_rows
 from pipeline.extract import extractors
@@ -61,6 +66,67 @@ def test_a_retry_in_a_child_gives_the_same_bytes_and_a_finished_part_is_not_done
     assert documents_part(make_task(crawl, tmp_path / "a"), False) == first
 
 
+def test_a_child_that_is_killed_from_outside_while_a_retried_part_runs_changes_no_byte(crawl, tmp_path, monkeypatch):
+    monkeypatch.setattr(isolation, "PAUSE_SECONDS", 0.01)
+    first = documents_part(make_task(crawl, tmp_path / "a"), False)
+    stop, moments, killed = threading.Event(), random.Random(3), []
+
+    def kill_at_random() -> None:
+        while not stop.wait(moments.uniform(0.1, 1.5)) and len(killed) < isolation.MAX_SIGNALS - 1:
+            for child in multiprocessing.active_children():
+                os.kill(child.pid, signal.SIGKILL)
+                killed.append(child.pid)
+
+    killer = threading.Thread(target=kill_at_random)
+    killer.start()
+    try:
+        retried = documents_part(make_task(crawl, tmp_path / "b"), True)
+    finally:
+        stop.set()
+        killer.join()
+    assert retried.ends["signal"] > 0
+    for table in ("documents", "text"):
+        assert first.files[table].sha256 == retried.files[table].sha256
+    assert retried.counts.dropped["extract/crashed"] == 0
+
+
+def test_a_page_that_kills_its_worker_is_the_only_one_dropped_and_the_only_one_isolated(crawl, tmp_path, monkeypatch):
+    whole = documents_part(make_task(crawl, tmp_path / "whole"), False)
+    page = pq.read_table(tmp_path / "whole/documents" / whole.files["documents"].path).to_pylist()[20]["doc_id"]
+    stages, here = documents.document_stages, []
+
+    def deadly(*arguments):
+        measure = stages(*arguments)
+
+        def call(row):
+            if row["doc_id"] == page:
+                os.kill(os.getpid(), signal.SIGABRT)
+            here.append(os.getpid())
+            return measure(row)
+
+        return call
+
+    monkeypatch.setattr(documents, "document_stages", deadly)
+    worker = multiprocessing.get_context("fork").Process(
+        target=documents_part, args=(make_task(crawl, tmp_path / "noted"), False)
+    )
+    worker.start()
+    worker.join()
+    assert worker.exitcode == -signal.SIGABRT
+    monkeypatch.setattr(guard, "WAIT_SECONDS", 120)  # this machine may be busy
+    noted = documents_part(make_task(crawl, tmp_path / "noted"), True)
+    monkeypatch.setattr(guard, "WAIT_SECONDS", 0)
+    assert {*here} == {os.getpid()}
+    assert noted.ends == {"worker": 1, "died": 2}
+    isolated = documents_part(make_task(crawl, tmp_path / "isolated"), True)
+    for table in ("documents", "text"):
+        assert noted.files[table].sha256 == isolated.files[table].sha256
+    assert noted.counts == isolated.counts
+    assert noted.counts.dropped["extract/crashed"] == 1
+    rows = pq.read_table(tmp_path / "noted/documents" / noted.files["documents"].path).to_pylist()
+    assert [row["doc_id"] for row in rows if row["drop_rule"] == "crashed"] == [page]
+
+
 def test_pages_that_were_not_read_whole_and_errors_of_extractors_are_counted(tmp_path, monkeypatch):
     score = extractors.score_blocks
 
@@ -101,17 +167,20 @@ def test_text_of_dropped_documents_is_kept_sampled_or_left_out(crawl, tmp_path):
     assert 0 < sum(texts["sample"]) < len(texts["sample"])
 
 
-def test_a_record_that_kills_the_worker_is_dropped_as_crashed_and_the_rest_goes_on():
+def test_a_record_that_kills_the_worker_is_dropped_as_crashed_and_the_rest_goes_on(monkeypatch):
+    monkeypatch.setattr(isolation, "PAUSE_SECONDS", 0.01)
+
     def measure(row):
         if row["n"] == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         return row | {"measured": True}
 
     rows = [({"n": 0}, None), ({"n": 1}, None), ({"n": 2}, Drop("empty_page")), ({"n": 3}, None)]
+    sandbox = Sandbox(measure)
     found = [
-        (row["n"], row.get("drop_rule"), row.get("measured"))
-        for row in run_rows(rows, measure, ("source", "extract"), True)
+        (row["n"], row.get("drop_rule"), row.get("measured")) for row in run_rows(rows, sandbox, ("source", "extract"))
     ]
+    sandbox.close()
     assert found == [(0, None, True), (1, "crashed", None), (2, "empty_page", None), (3, None, True)]
 
 

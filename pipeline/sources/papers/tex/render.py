@@ -6,7 +6,6 @@ stay as they are.
 """
 
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from pipeline.sources.papers.tex.symbols import (
     TABLES,
     THEOREMS,
 )
+from schemas.normalization import normalize
 
 LINE, PARAGRAPH, CUT = "\x1e", "\x1d", "\x1c"
 """Marks in the text while it is written: a line end, a paragraph end, and the place of a citation that was left out."""
@@ -424,7 +424,7 @@ class _Renderer:
         tokens = self.stream.argument()
         text = "".join(CHARACTERS.get(token[1:], "") if token[0] == "\\" else token for token in tokens)
         text = text.replace("ı", "i").replace("ȷ", "j") if mark != "\u0323" else text
-        self.out.append(unicodedata.normalize("NFC", text[:1] + mark + text[1:]) if text.strip() else text)
+        self.out.append(normalize("NFC", text[:1] + mark + text[1:]) if text.strip() else text)
 
     def _line_end(self) -> None:
         token = self.stream.next()

@@ -331,7 +331,7 @@ def test_scores_of_models_are_taken_again_and_judged(tmp_path):
     compile_lm(write_arpa(tmp_path / "en.arpa", TINY), str(tmp_path / "en.lm"), None, "en")
     models = {"perplexity": {"lm_en": str(tmp_path / "en.lm")}}
     settings = ("perplexity.scorer=ngram", 'perplexity.models={en="en.lm"}', "perplexity.max_perplexity=5", *QUIET)
-    judge = Reevaluation(CHECKED, recipe(*settings), models, {}, True, False)
+    judge = Reevaluation(CHECKED, recipe(*settings), models, {}, True, lambda function: function)
     assert {"perplexity", "language"} <= {name for names in judge.columns.values() for name in names}
     # `a b` has 10^(0.53125 / 3) = 1.5, words that the model does not know 46 and more
     rows = [
@@ -339,7 +339,6 @@ def test_scores_of_models_are_taken_again_and_judged(tmp_path):
         for stored, rest in [(9.0, "a b"), (1.0, "x y z")]
     ]
     judge(rows)
-    judge.close()
     assert [row.get("drop_rule") for row in rows] == [None, "perplexity_high"]
     assert rows[1]["drop_value"] > 5
 

@@ -1,10 +1,13 @@
 """JSON lines and Parquet: every line and row comes out once, with where it lies, whatever the file's state."""
 
+import ast
 import bz2
 import gzip
 import io
 import json
 import re
+import subprocess
+import sys
 from datetime import UTC, date, datetime
 
 import pyarrow as pa
@@ -20,7 +23,9 @@ from pipeline.sources.config import SourceConfig
 from pipeline.sources.provenance import COLUMNS
 from pipeline.sources.rows import is_number
 from pipeline.sources.splits import HashedStream
-from pipeline.sources.tables.jsonl_parquet import open_jsonl, open_parquet
+from pipeline.sources.tables.jsonl_parquet import MAX_TEXT_BYTES, open_jsonl, open_parquet
+from tests.support.paths import ROOT
+from tests.support.tiny_archive import record
 
 CONFIG = SourceConfig(paths=("x",), max_page_bytes=40, max_record_bytes=1 << 10)
 GOOD = b'{"text": "words", "url": "http://www.a.co.uk/1"}'
@@ -49,6 +54,60 @@ def read(stored, opener=open_jsonl, config=CONFIG):
 
 def verdicts(stored, opener=open_jsonl):
     return [drop.rule if drop else row["text"] for row, drop in read(stored, opener)[0]]
+
+
+READ = """
+import io, resource, sys
+from pipeline.engine.stage import Split
+from pipeline.sources.config import SourceConfig
+from pipeline.sources.source import open_split
+from pipeline.sources.splits import open_stream
+size = __import__("os").path.getsize(sys.argv[1])
+split = Split(0, "f", sys.argv[1], size, "", "web", sys.argv[2])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+rules = {}
+for row, drop in open_split(split, open_stream(split), SourceConfig(paths=("x",))):
+    rule = drop.rule if drop else "kept"
+    rules[rule] = rules.get(rule, 0) + 1
+print(rules, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
+"""
+
+
+def used(path, format_name="parquet"):
+    """The verdicts of a file, and the memory that reading it takes at most [MiB], in a process of its own."""
+    call = [sys.executable, "-c", READ, str(path), format_name]
+    rules, memory = subprocess.run(call, cwd=ROOT, check=True, capture_output=True, text=True).stdout.rsplit(" ", 1)
+    return ast.literal_eval(rules), int(memory)
+
+
+def test_a_small_table_of_one_huge_text_is_refused_before_it_is_read(tmp_path):
+    path = tmp_path / "huge"
+    texts = pa.array(["x" * (MAX_TEXT_BYTES + (16 << 20))], pa.large_string())
+    pq.write_table(pa.table({"text": texts}), path, compression="zstd", use_dictionary=False)
+    del texts
+    assert path.stat().st_size < 20_000
+    rules, memory = used(path)
+    assert rules == {"page_too_large": 1}
+    assert memory < 64
+
+
+def test_rows_that_share_a_large_entry_of_a_dictionary_are_read_a_few_at_a_time(tmp_path):
+    path = tmp_path / "shared"
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 48, pa.int32()), ["x" * (20 << 20)])
+    pq.write_table(pa.table({"text": texts}), path, compression="zstd", store_schema=False)
+    assert path.stat().st_size < 20_000
+    rules, memory = used(path)
+    assert rules == {"page_too_large": 48}
+    assert memory < 4 * (MAX_TEXT_BYTES >> 20)
+
+
+def test_chunks_of_one_byte_take_a_few_bytes_of_memory(tmp_path):
+    block = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nTransfer-Encoding: chunked\r\n\r\n"
+    path = tmp_path / "a.warc"
+    path.write_bytes(record(block + b"1\r\nx\r\n" * (1 << 20) + b"0\r\n\r\n"))
+    rules, memory = used(path, "warc")
+    assert rules == {"kept": 1}
+    assert memory < 6 * path.stat().st_size >> 20
 
 
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, zstd, bz2.compress])

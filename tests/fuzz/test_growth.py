@@ -1,0 +1,110 @@
+"""The known quadratic inputs: each takes time that is linear in its length, by the ratio at two sizes."""
+
+import re
+import unicodedata
+from datetime import datetime
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.dedup.repeats.units import normal_forms
+from pipeline.extract.extract import ExtractConfig, make_extract, normalize_text
+from pipeline.minhash.stage import text_digest
+from pipeline.perplexity.model import normalize as ccnet_form
+from pipeline.quality.text import normal_piece
+from pipeline.text.words import normal_words
+from pipeline.toxicity import WordList
+from schemas import normalization
+from schemas.urls import canonical_url, host_suffixes, surt
+from tests.support.growth import FACTOR, MOST, cpu_seconds, growth
+
+ABOVE, BELOW, COMPATIBLE = "\u0301", "\u0327", "\uff9e"
+HOSTILE = {
+    "text": (normalize_text, lambda n: "a" + ABOVE * n + BELOW * n),
+    "text that decomposes": (normalize_text, lambda n: "a" + "\u0f73" * n),
+    "copies": (text_digest, lambda n: "\u30ab" + ABOVE * n + COMPATIBLE * n + BELOW * n),
+    "words for shingles": (normal_words, lambda n: "a" + ABOVE * n + BELOW * n),
+    "words of redpajama": (normal_piece, lambda n: "a" + ".'" * n + ABOVE * n + BELOW * n),
+    "perplexity": (ccnet_form, lambda n: "a" + ABOVE * n + BELOW * n),
+    "repeats": (lambda text: normal_forms([text]), lambda n: "a" + ABOVE * n + BELOW * n),
+    "word list": (WordList(["s&m", "a+b"]).count, lambda n: "s m a b " * n),
+    "host of marks": (canonical_url, lambda n: f"http://a{ABOVE * n}{BELOW * n}.com/"),
+    "host of letters": (canonical_url, lambda n: f"http://{_letters(n)}.com/"),
+    "labels of letters": (canonical_url, lambda n: f"http://{'.'.join(map(chr, range(0x4E00, 0x4E00 + n % 20_000)))}/"),
+    "sorted host": (surt, lambda n: f"http://a{ABOVE * n}{BELOW * n}.com/"),
+    "sorted host with a tab": (surt, lambda n: f"http:/\t/a{ABOVE * n}{BELOW * n}.com/"),
+    "domains": (host_suffixes, lambda n: f"http://u:p@{ABOVE * n}{BELOW * n}.com/"),
+}
+PAGES = {
+    "marks": lambda n: f"<p>a{ABOVE * n}{BELOW * n}",
+    "entities of marks": lambda n: f"<p>a{'&#x301;' * n}{'&#x327;' * n}",
+    "entities": lambda n: f"<p>{'&amp;' * n}",
+    "title": lambda n: f"<title>a{ABOVE * n}{BELOW * n}</title><p>",
+    "attributes": lambda n: f"<p {' '.join(f'a{at}=1' for at in range(n))}>",
+    "html tags": lambda n: "".join(f"<html a{at}>" for at in range(n)),
+    "body tags": lambda n: "".join(f"<BODY a{at}='1'>" for at in range(n)),
+    "options": lambda n: f"<select>{'<option>a' * n}</select>",
+    "option groups": lambda n: f"<select>{'<optgroup>a</optgroup>' * n}</select>",
+    "nesting": lambda n: "<div>" * n,
+    "formatting": lambda n: "<p><b><i>" * n,
+    "links": lambda n: "<a href=x>" * n,
+    "cells": lambda n: f"<table>{'<td>x' * n}",
+    "meta tags": lambda n: "".join(f"<meta name=a{at} content=b>" for at in range(n)),
+    "formulas": lambda n: f"<img src='http://a{ABOVE * n}{BELOW * n}/mathtex.cgi?x'>",
+}
+PROSE = "<p>The penstock carries water from the reservoir down to the turbine, and its gate can be closed. </p>" * 5
+
+
+def _letters(count: int) -> str:
+    return "".join(chr(0x4E00 + at * 7919 % 20_000) for at in range(count))
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_text_or_url_takes_time_linear_in_its_length(name):
+    function, make = HOSTILE[name]
+    assert growth(function, make, 40_000) < MOST
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_takes_time_linear_in_its_length(name):
+    extract = make_extract(ExtractConfig(extractor="resiliparse"), {})
+
+    def read(page: str) -> None:
+        day = datetime(2024, 5, 18)
+        extract(
+            {"_payload": page.encode(), "_http_charset": "utf-8", "mime": None, "text": None, "url": None, "date": day}
+        )
+
+    # Beyond 14,143 attributes they are taken out, so that the larger page may take less time.
+    assert growth(read, lambda n: f"<html><body>{PAGES[name](n)}{PROSE}", 20_000) < MOST
+
+
+def test_the_ratio_of_a_quadratic_function_is_not_accepted():
+    assert growth(lambda text: unicodedata.normalize("NFC", text), HOSTILE["text"][1], 2_000) > MOST
+    assert cpu_seconds(lambda: None, 2) < 1
+    assert FACTOR < MOST < FACTOR**2
+
+
+MARKS = [
+    chr(code) for code in range(0x300, 0x1F000) if unicodedata.combining(unicodedata.normalize("NFKD", chr(code))[0])
+]
+RUNS = st.lists(
+    st.tuples(
+        st.sampled_from(["a", "\u00e9", "\u1e69", "\u30ab", "\uac00", "\u1100", " "]), st.text(MARKS, max_size=12)
+    )
+)
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD", "NFKC", "NFKD"])
+def test_a_normal_form_is_that_of_python(form, monkeypatch):
+    monkeypatch.setattr(normalization, "LONG_RUN", 3)
+
+    @settings(max_examples=150)
+    @given(RUNS)
+    def check(runs: list[tuple[str, str]]) -> None:
+        text = "".join(map("".join, runs))
+        assert normalization.normalize(form, text) == unicodedata.normalize(form, text)
+
+    check()
+    assert re.search("\u0327\u0301", normalization.normalize("NFD", "e" + ABOVE * 3 + BELOW)) is not None
