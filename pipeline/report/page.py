@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
 
 from pipeline.report import facts as numbers
 from pipeline.report.charts import training_plots
@@ -143,7 +142,7 @@ def _environment() -> Environment:
 
 def _printable(value: Any) -> Any:
     """Return the value of an expression with control characters as visible escapes; text that is HTML is left as is."""
-    return printable_block(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    return printable_block(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
 def name_pieces(name: str) -> list[str]:
