@@ -8,18 +8,21 @@ PEER ?=
 LMPLZ ?=
 TEXTS ?=
 SLOW ?=
+UPGRADE ?=
 TORCH ?= 2.11.0
 PYTHON2 ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+LOCKED := $(BIN)/pip install --quiet --require-hashes --no-deps --no-build-isolation
+TOOLS := .venv-lock
 HEAVY := spark or dist or slow or browser or gpu
 FAST_TESTS := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile -m "not ($(HEAVY))"
 QUICK := tests/rules tests/schemas tests/pipeline/engine tests/jobs/test_cli.py --ignore=tests/rules/test_extend.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup requirements demo test check coverage versions bench bench-extraction fit-main-text lint docs wheel report clean
+.PHONY: help setup requirements demo test check coverage versions bench bench-extraction fit-main-text lint docs wheel report lock audit sbom clean
 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -68,7 +71,7 @@ bench-extraction: setup ## compare extractors on pages with human main text: F1,
 	$(BIN)/python -m tests.bench_extraction
 
 fit-main-text: setup ## fit the model of the extractor, and a model for each fold for bench-extraction (half an hour)
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[fit]'
+	$(LOCKED) -r locks/fit.txt
 	$(BIN)/python -m tests.fit_main_text --folds build/main_text --processes 2
 
 lint: setup ## ruff and mypy
@@ -87,16 +90,36 @@ wheel: setup ## build the wheel into dist/ and check its list of files
 report: setup ## write the report of a run again (RUN=folder, demo/run unless named)
 	$(BIN)/penstock report $(RUN)
 
+lock: ## renew the hashes in locks/ for the versions of constraints.txt (UPGRADE=1: for the newest versions)
+	.ci/lock $(if $(UPGRADE),upgrade)
+
+audit: $(TOOLS)/.installed ## compare the locked versions with the published vulnerabilities (needs an advisory service)
+	@for lock in dev build spark train; do $(TOOLS)/bin/pip-audit --require-hashes --disable-pip -r locks/$$lock.txt || exit; done
+
+sbom: $(TOOLS)/.installed ## the bill of materials of each image and of the development environment, in build/sbom (CycloneDX)
+	@mkdir -p build/sbom
+	@for lock in dev spark train; do $(TOOLS)/bin/cyclonedx-py requirements --sv 1.6 --output-reproducible \
+		--of JSON --output-file build/sbom/$$lock.cdx.json locks/$$lock.txt || exit; done
+	@echo "The bills of materials: $(CURDIR)/build/sbom"
+
 clean: ## remove the demo, benchmarks, caches and build products; environments stay
 	rm -rf demo artifacts build dist .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
 	find . -name __pycache__ -type d -not -path './$(VENV)*/*' -prune -exec rm -rf {} +
 
 # The stamp makes the installation run again only when the pins or the declared dependencies change.
-$(INSTALLED): constraints.txt setup.cfg | requirements
+# torch is pinned by version alone, since its files differ by index; its own dependencies are in the lock file.
+$(INSTALLED): constraints.txt locks/build.txt locks/dev.txt setup.cfg | requirements
 	$(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV): a few minutes the first time (torch and Spark are large, fasttext is compiled)"
-	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --require-hashes --no-deps -r locks/build.txt
+	$(LOCKED) -r locks/dev.txt
+	$(BIN)/pip install --quiet -c constraints.txt torch
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(TOOLS)/.installed: locks/tools.txt
+	$(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/pip install --quiet --require-hashes --no-deps -r locks/tools.txt
 	@touch $@
 
 # Everything that pip cannot bring, checked before anything is made; one message names all that lacks.

@@ -1,7 +1,12 @@
 # The Spark half: Python, a Java runtime and the stages. No torch: the halves meet only in schemas/.
 # Built from the root of the repository: docker build --file docker/spark.Dockerfile --tag penstock-spark:0.1.0 .
 
-FROM python:3.11.14-slim-bookworm AS build
+# A tag may be moved, a digest may not. `release.yml` looks up the digest of this tag, builds with it and prints it:
+#   --build-arg PYTHON_IMAGE=python:3.11.14-slim-bookworm@sha256:DIGEST
+# Nobody has filled it in here yet, so that a build by hand takes the tag.
+ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm
+
+FROM ${PYTHON_IMAGE} AS build
 
 # fasttext comes as source only; the compiler stays behind in this stage.
 # Debian removes superseded versions from its archive, so a pinned one would stop building; the release is pinned above.
@@ -12,20 +17,22 @@ RUN apt-get update \
     && python -m venv /venv
 ENV PATH=/venv/bin:$PATH
 
-# The dependencies first, in the versions of constraints.txt: they change less often than the code.
+# The dependencies first, in the versions and with the hashes of the lock file: they change less often than the code.
 WORKDIR /build
 COPY constraints.txt setup.cfg pyproject.toml README.md LICENSE ./
-RUN pip install --no-cache-dir --constraint constraints.txt '.[data,formats,pii,s3]'
+COPY locks ./locks
+RUN pip install --no-cache-dir --require-hashes --no-deps --requirement locks/build.txt \
+    && pip install --no-cache-dir --require-hashes --no-deps --no-build-isolation --requirement locks/spark.txt
 
 COPY schemas ./schemas
 COPY pipeline ./pipeline
 COPY jobs ./jobs
 COPY train ./train
 COPY penstock ./penstock
-RUN pip install --no-cache-dir --no-deps .
+RUN pip install --no-cache-dir --no-deps --no-build-isolation .
 
 
-FROM python:3.11.14-slim-bookworm
+FROM ${PYTHON_IMAGE}
 
 # hadolint ignore=DL3008
 RUN apt-get update \

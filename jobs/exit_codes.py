@@ -7,8 +7,10 @@ from collections.abc import Callable
 
 from schemas.errors import RESUMES, PenstockError, describe_storage_error
 from schemas.storage import describe_remote_error
+from schemas.text import print_error, printable_output
 
 
+@printable_output()
 def exit_code_of(call: Callable[[], int | None]) -> int:
     """Call a function and return the exit code of the command.
 
@@ -18,7 +20,7 @@ def exit_code_of(call: Callable[[], int | None]) -> int:
     try:
         return call() or 0
     except PenstockError as error:
-        print(f"penstock: {error}", file=sys.stderr)
+        print_error(error)
         return 2
     except BrokenPipeError:
         # The reader of the output has closed it, as `head` does; without this, Python prints an error at its exit.
@@ -30,7 +32,7 @@ def exit_code_of(call: Callable[[], int | None]) -> int:
         )
         if problem is None:
             raise
-        print(f"penstock: {problem}", file=sys.stderr)
+        print_error(problem)
         return 2
     except KeyboardInterrupt:
         return report_interrupt()
@@ -38,5 +40,5 @@ def exit_code_of(call: Callable[[], int | None]) -> int:
 
 def report_interrupt() -> int:
     """Print that the command was interrupted, and return its exit code."""
-    print(f"penstock: {RESUMES}", file=sys.stderr)
+    print_error(RESUMES)
     return 128 + signal.SIGINT

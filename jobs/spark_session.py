@@ -7,7 +7,6 @@ to a file, which an error names. An interrupt ends the JVM at once: a session th
 import logging
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,14 +18,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pyspark import SparkConf, SparkContext
+from pyspark.find_spark_home import _find_spark_home
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
+from jobs.scratch import Scratch, open_scratch
 from pipeline.engine.spark import error_of_worker
 from schemas.config import Section, execution
 from schemas.errors import ConfigError, PenstockError
+from schemas.secrets import HOW_TO_PASS, secret_in, secret_of
 
 
 class SparkConfig(Section):
@@ -41,10 +43,22 @@ class SparkConfig(Section):
     shuffle_partitions: int | None = execution(None, ge=1)
     """Number of partitions of Spark's own shuffles; None: twice the number of cores."""
     settings: dict[str, str] = Field(default_factory=dict, json_schema_extra={"role": "execution"})
-    """Further Spark properties by their names in Spark, such as `spark.executor.memory`."""
+    """Further Spark properties by their names in Spark, such as `spark.executor.memory`; none may be a key or password,
+    since the run folder stores them."""
+
+    @field_validator("settings")
+    @classmethod
+    def _no_secrets(cls, settings: dict[str, str]) -> dict[str, str]:
+        if found := [name for name, value in settings.items() if secret_of(name, value)]:
+            raise ValueError(f"expected settings without secrets, got {', '.join(found)}. {HOW_TO_PASS}")
+        return settings
 
 
 LOCAL_MASTER = "local[*,4]"
+LOOPBACK = "127.0.0.1"
+LOCAL_DIRS = "SPARK_LOCAL_DIRS"
+"""Environment variable with the folders for temporary files, which replaces the property `spark.local.dir`."""
+JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 SUBMITTED = "PYSPARK_GATEWAY_PORT"
 """Environment variable that spark-submit sets: the port of the JVM that has started this process."""
 SHUTDOWN_SECONDS = 20
@@ -89,14 +103,14 @@ def spark_session(config: SparkConfig, name: str = "penstock", verbose: bool = F
         yield open_session(config, name)
         return
     is_ours = SparkContext._gateway is None and SUBMITTED not in os.environ
-    folder = Path(tempfile.mkdtemp(prefix="penstock-spark-"))
-    log = None if verbose or not is_ours else folder / "spark.log"
     config = config.model_copy(update={"settings": {"spark.log.level": "WARN", **config.settings}})
-    is_kept = False
-    with _interrupts() as interrupted:
+    with ExitStack() as held:
+        interrupted = held.enter_context(_interrupts())
+        scratch = held.enter_context(open_scratch(_temporary_folders(config))) if is_ours else None
+        log = None if verbose or scratch is None else scratch.log
         try:
-            if is_ours:
-                _start_java(config, log)
+            if scratch is not None:
+                _start_java(config, scratch, log)
             interrupted.check()
             spark = open_session(config, name)
             interrupted.install()  # the handler that PySpark has installed uses the connection that this thread reads
@@ -109,18 +123,17 @@ def spark_session(config: SparkConfig, name: str = "penstock", verbose: bool = F
                 raise
             if (known := error_of_worker(error)) is not None:
                 raise known from error
-            is_kept = log is not None
+            if scratch is not None and log is not None:
+                scratch.keep_log()
             if is_ours and (end := _describe_end(log)) is not None:
                 raise PenstockError(end) from error
-            if is_kept:
+            if log is not None:
                 error.add_note(f"The messages of Spark are in {log}.")
             raise
         finally:
             interrupted.ignore()
             if is_ours:
                 _end_java()
-            if not is_kept:
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Interrupts:
@@ -208,18 +221,78 @@ def open_session(config: SparkConfig, name: str = "penstock") -> SparkSession:
         raise _not_started(java[1] if java else str(error).partition("\n")[0]) from error
 
 
-def _start_java(config: SparkConfig, log: Path | None) -> None:
+def _temporary_folders(config: SparkConfig) -> list[Path]:
+    """Return the folders for temporary files: those of `spark.local.dir` or SPARK_LOCAL_DIRS, or that of the system."""
+    named = os.environ.get(LOCAL_DIRS) or config.settings.get("spark.local.dir") or _default_property("spark.local.dir")
+    folders = [Path(name.strip()) for name in (named or tempfile.gettempdir()).split(",") if name.strip()]
+    for folder in folders:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"spark.local.dir {folder}: expected a folder that can be written, got an error: {error.strerror}. "
+                "Name another folder."
+            ) from error
+    return folders
+
+
+def _default_property(name: str) -> str | None:
+    """Return a property of `spark-defaults.conf`, which only the JVM reads; None if it is not set there."""
+    folder = os.environ.get("SPARK_CONF_DIR") or os.path.join(_find_spark_home(), "conf")
+    try:
+        text = Path(folder, "spark-defaults.conf").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    found = re.findall(rf"^[ \t]*{re.escape(name)}(?:[ \t]*[=:][ \t]*|[ \t]+)(.*\S)", text, re.MULTILINE)
+    return found[-1] if found else None
+
+
+def _private_properties(config: SparkConfig, scratch: Scratch) -> dict[str, str]:
+    """Return the properties that keep the temporary files of the JVM in the private folders of the session."""
+    folders = scratch.local_folders
+    java = config.settings.get(JAVA_OPTIONS) or _default_property(JAVA_OPTIONS) or ""
+    return {
+        "spark.local.dir": ",".join(map(str, folders)),
+        JAVA_OPTIONS: f'{java} "-Djava.io.tmpdir={folders[0]}"'.lstrip(),
+    }
+
+
+@contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """Set environment variables in a block, for a process that is started there."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _start_java(config: SparkConfig, scratch: Scratch, log: Path | None) -> None:
     """Start the JVM of this process. Its output, and that of the Python workers, goes to a file (None: standard error).
 
     Raises ConfigError if it does not start.
     """
     _set_python()
     launch: Any = launch_gateway
-    properties = SparkConf().setAll(list(_properties(config, SparkConf()).items()))
+    properties, environment = _properties(config, SparkConf()), {}
+    if is_local(properties["spark.master"]):
+        properties |= _private_properties(config, scratch)
+        # Without the first, Spark's own page listens on all interfaces; the second would replace the property.
+        environment = {"SPARK_LOCAL_IP": os.environ.get("SPARK_LOCAL_IP") or LOOPBACK}
+        if LOCAL_DIRS in os.environ:
+            environment[LOCAL_DIRS] = properties["spark.local.dir"]
+    given = SparkConf().setAll(list(properties.items()))
     with ExitStack() as files:
         stream = None if log is None else files.enter_context(log.open("wb"))
+        files.enter_context(_environment(environment))
+        output = {"stdout": stream or sys.stderr, "stderr": stream or sys.stderr}
         try:
-            gateway = launch(properties, {"stdout": stream or sys.stderr, "stderr": stream or sys.stderr})
+            gateway = launch(given, {**output, "pass_fds": scratch.locks})
         except Exception as error:
             reason = "" if log is None else _first_error(log)
             raise _not_started(reason or str(error).partition("\n")[0]) from error
@@ -239,6 +312,11 @@ def _set_python() -> None:
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
 
 
+def is_local(master: str) -> bool:
+    """Return True if a Spark master is this process and its threads, such as `local[2,4]`."""
+    return re.fullmatch(r"local(\[.*\])?", master) is not None
+
+
 def _properties(config: SparkConfig, conf: SparkConf) -> dict[str, str]:
     """Return the properties of the session; `conf`: those that spark-submit sets."""
     master = config.master or conf.get("spark.master") or LOCAL_MASTER
@@ -252,12 +330,24 @@ def _properties(config: SparkConfig, conf: SparkConf) -> dict[str, str]:
         "spark.ui.enabled": conf.get("spark.ui.enabled") or "false",
         "spark.log.level": conf.get("spark.log.level") or "ERROR",
     }
-    if master.startswith("local"):
-        properties |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+    if is_local(master):
+        # The JVM makes the secret itself, so it is on no command line; without it, another user of this machine could
+        # ask its ports for blocks of data.
+        properties |= {
+            "spark.driver.bindAddress": LOOPBACK,
+            "spark.driver.host": LOOPBACK,
+            "spark.authenticate": "true",
+        }
         if sys.platform == "linux" and SUBMITTED not in os.environ:
             properties["spark.python.daemon.module"] = WORKERS
     environment = SAFE_PATH | {key: str(value) for key, value in MALLOC.items()}
     environment |= {key: os.environ[key] for key in STORAGE_VARIABLES if key in os.environ}
+    for key in STORAGE_VARIABLES:
+        if what := secret_in(environment.get(key, "")):
+            raise ConfigError(
+                f"{key}: expected the place of an object store, got {what}. Put the secret into AWS_ACCESS_KEY_ID and "
+                "AWS_SECRET_ACCESS_KEY."
+            )
     return properties | {f"spark.executorEnv.{key}": value for key, value in environment.items()} | config.settings
 
 

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from schemas.errors import ConfigError
+from schemas.secrets import secrets_in, shown_value
 
 S = TypeVar("S", bound="Section")
 _WORD = "letters, digits, dots, _ and -, the first one a letter or digit"
@@ -239,6 +240,10 @@ def build_recipe(
     `overridden`: the settings `section.key` that `--set` sets, which an error names as such. Raises ConfigError that
     lists every wrong setting, after those in `wrong`.
     """
+    # They are reported alone, because other messages quote values.
+    secrets = [line for name, values in raw.items() for line in secrets_in(values, name)]
+    if secrets:
+        raise ConfigError("\n  ".join([f"{where}: expected settings without secrets; nothing was started", *secrets]))
     problems = list(wrong)
     sections: dict[str, Section] = {}
     raw, tables = _split_sources(raw, kinds, problems)
@@ -249,7 +254,7 @@ def build_recipe(
             problems.append(f"[{name}]: no such section{suggest_name(name, kinds)}")
         elif not isinstance(values, Mapping):
             is_array = isinstance(values, list) and values and isinstance(values[0], Mapping)
-            got = f"tables [[{name}]]. Write [{name}]" if is_array else f"the value {values!r}"
+            got = f"tables [[{name}]]. Write [{name}]" if is_array else f"the value {shown_value(values)}"
             problems.append(f"{name}: expected a section [{name}], got {got}")
         elif kinds[name].array and values and kinds[name].array not in values:
             problems.append(f"{name}: expected tables [[{name}]], got one table [{name}]. Write [[{name}]]")
@@ -405,7 +410,7 @@ def _problem(section: str, kinds: Mapping[str, type[Section]], item: Any, overri
         case "tuple_type" | "list_type" if isinstance(value, Mapping):
             return f"{where}: expected tables [[{section}.{field}]], got one table. Write [[{section}.{field}]]"
     message = item["msg"].removeprefix("Value error, ")
-    got = "" if ", got " in message else f", got {value!r}"
+    got = "" if ", got " in message else f", got {shown_value(value)}"
     if isinstance(value, str) and item["type"] in ("dict_type", "tuple_type", "list_type"):
         got += " (not TOML: put quotes around names of tables and around texts inside lists)"
     return f"{where}: {message}{got}" if field else f"[{section}]: {message}"

@@ -6,8 +6,11 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from fractions import Fraction
+from types import TracebackType
 from typing import Any, Self, TextIO
 
 PREFIXES = ("", "k", "M", "G", "T", "P")
@@ -23,6 +26,8 @@ CONTROL_CHARACTERS = re.compile(
 )
 """Characters that a terminal executes, that reorder or hide other characters, or that cannot be encoded: C0 and C1
 controls, line and paragraph separators, marks and overrides of direction, invisible characters, surrogates and tags."""
+HOSTILE_IN_LINES = re.compile(CONTROL_CHARACTERS.pattern.replace("\x00-\x1f", "\x00-\x08\x0b-\x1f"))
+"""The same characters without line feeds and tabs, which a text of several lines keeps."""
 
 
 def printable(text: str) -> str:
@@ -36,6 +41,25 @@ def printable(text: str) -> str:
 
 def _escape(match: re.Match[str]) -> str:
     return match[0].encode("unicode_escape").decode("ascii")
+
+
+def printable_block(text: str) -> str:
+    """Return a text of several lines that is safe to print; line feeds and tabs stay as they are."""
+    return HOSTILE_IN_LINES.sub(_escape, text)
+
+
+def printable_line(text: str) -> str:
+    """Return the text on one line, safe to print; each run of white space becomes one space."""
+    return printable(" ".join(text.split()))
+
+
+def printable_value(value: Any) -> Any:
+    """Return a JSON value in which every text and name is safe to show; texts keep line feeds and tabs."""
+    if isinstance(value, str):
+        return printable_block(value)
+    if isinstance(value, dict):
+        return {printable_block(str(name)): printable_value(item) for name, item in value.items()}
+    return [printable_value(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def printable_lines(text: str) -> list[str]:
@@ -62,6 +86,11 @@ def printable_json(value: Any, indent: int | None = None) -> str:
     return "\n".join(CONTROL_CHARACTERS.sub(_json_escape, line) for line in text.split("\n"))
 
 
+def printable_json_bytes(canonical: bytes) -> bytes:
+    """Return the bytes of a JSON value on one line with control characters escaped; the value stays the same."""
+    return CONTROL_CHARACTERS.sub(_json_escape, canonical.decode("utf-8")).encode()
+
+
 def _json_escape(match: re.Match[str]) -> str:
     return json.dumps(match[0])[1:-1]
 
@@ -69,8 +98,10 @@ def _json_escape(match: re.Match[str]) -> str:
 def text_table(rows: Sequence[Sequence[str]], align: str = "<", indent: str = "") -> list[str]:
     """Return one line per row, with columns two spaces apart and without spaces at the end.
 
-    `align` has `<` or `>` for each column; its last character also applies to all further columns.
+    `align` has `<` or `>` for each column; its last character also applies to all further columns. Cells are made safe
+    to print.
     """
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     sides = align.ljust(len(widths), align[-1])
     lines = ("  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths)) for row in rows)
@@ -126,12 +157,70 @@ def time_left(done: float, total: float, seconds: float) -> str:
     return f"in {format_clock(seconds)}"
 
 
+class PrintableStream:
+    """A text stream that shows CONTROL_CHARACTERS as visible escapes, except line feeds and tabs.
+
+    Whatever a verb prints, no byte of its data reaches the terminal as a command. `raw` is the stream itself, for the
+    control sequences of our own progress lines.
+    """
+
+    def __init__(self, raw: TextIO):
+        self.raw = raw
+
+    def write(self, text: str) -> int:
+        """Write a text with escapes, and return the length of the text."""
+        self.raw.write(printable_block(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write several texts."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the stream itself, such as `flush` or `fileno`."""
+        return getattr(self.raw, name)
+
+
+def raw_stream(stream: TextIO) -> TextIO:
+    """Return the stream below a PrintableStream, for text that is printable except for our own control sequences."""
+    return stream.raw if isinstance(stream, PrintableStream) else stream
+
+
+@contextmanager
+def printable_output() -> Iterator[None]:
+    """Make standard output and standard error printable in a block, and the traceback of an error that leaves it."""
+    streams = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (_printable_stream(stream) for stream in streams)
+    sys.excepthook = _print_exception
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = streams
+
+
+def _printable_stream(stream: TextIO) -> Any:
+    return stream if isinstance(stream, PrintableStream) else PrintableStream(stream)
+
+
+def _print_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print the traceback of an error that ends the process, with control characters as escapes."""
+    print(printable_block("".join(traceback.format_exception(kind, error, trace))), end="", file=sys.stderr)
+
+
+def print_error(error: BaseException | str) -> None:
+    """Print an explained error to standard error. Only its first line begins at the margin, whatever it quotes."""
+    first, *rest = printable_block(str(error)).split("\n")
+    lines = [f"penstock: {first}", *(line if line[:1] in ("", " ") else f"  {line}" for line in rest)]
+    print("\n".join(lines), file=sys.stderr, flush=True)
+
+
 class ProgressLine:
     """A context manager that prints `describe(elapsed seconds)` every few seconds; short work prints nothing."""
 
     def __init__(self, describe: Callable[[float], str], stream: TextIO | None = None):
         """`stream`: None = standard error."""
-        self._describe, self._stream, self._printed = describe, stream or sys.stderr, False
+        self._describe, self._stream, self._printed = describe, raw_stream(stream or sys.stderr), False
         self._started, self._stop = time.monotonic(), threading.Event()
         self._thread = threading.Thread(target=self._loop, daemon=True)
 
@@ -154,7 +243,7 @@ class ProgressLine:
 
     def _print(self, end: str) -> None:
         start = CLEAR if self._stream.isatty() else ""
-        line = self._describe(time.monotonic() - self._started)
+        line = printable(self._describe(time.monotonic() - self._started))
         print(f"{start}{line}", end=end, file=self._stream, flush=True)
         self._printed = True
 

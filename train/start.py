@@ -9,10 +9,12 @@ import signal
 import sys
 
 from schemas.errors import RESUMES
+from schemas.text import printable_output
 
 QUIET = "--quiet"
 
 
+@printable_output()
 def main() -> int:
     """Run the module that the command line names; return the exit code 130 after Ctrl-C."""
     words = sys.argv[1:]

@@ -24,7 +24,7 @@ from schemas.config import SOURCE
 from schemas.errors import ConfigError
 from schemas.field_docs import UNSET, SettingDoc, settings_of_section, summary_of, toml_value
 from schemas.overrides import Unset, add_override_options, load_recipe, parse_recipe, parse_value, split_source_key
-from schemas.text import format_bytes
+from schemas.text import format_bytes, printable
 
 GROUP = "data"
 VERBS = {
@@ -152,7 +152,7 @@ def init_command(arguments: argparse.Namespace) -> int:
     check(text, str(path))
     with path.open("x", encoding="utf-8") as stream:
         stream.write(text)
-    print("\n".join([*notes, f"recipe written to {path}"]))
+    print("\n".join([*map(printable, notes), f"recipe written to {path}"]))
     print(f"next: penstock run {shlex.quote(str(path))} --out run")
     return 0
 

@@ -37,7 +37,7 @@ from schemas.document_ids import ID_HELP, resolve_doc_ids
 from schemas.errors import ConfigError
 from schemas.ids import canonical_json
 from schemas.storage import Store
-from schemas.text import printable, text_table
+from schemas.text import printable, printable_json_bytes, text_table
 from schemas.urls import canonical_url
 from schemas.versions import open_run_to_read
 
@@ -73,7 +73,9 @@ def diff_command(arguments: argparse.Namespace) -> int:
     print(describe_difference(difference, a, b))
     if arguments.json:
         path = Path(arguments.json).absolute()
-        Store(str(path.parent)).write_atomic(path.name, canonical_json(difference_to_json(difference, a, b)))
+        Store(str(path.parent)).write_atomic(
+            path.name, printable_json_bytes(canonical_json(difference_to_json(difference, a, b)))
+        )
     return 0
 
 
@@ -92,7 +94,7 @@ def describe_difference(difference: Difference, a: ComparedRun, b: ComparedRun) 
     if a.digest == b.digest:
         lines += [""] * bool(difference.settings or difference.notes)
         lines += ["equal: the digests are the same, and so are documents and tokens"]
-        return "\n".join([*lines, *_training(difference.training)])
+        return "\n".join(map(printable, [*lines, *_training(difference.training)]))
     if not difference.documents and a.has_documents and b.has_documents:
         partly = any(each.names for each in difference.unshared)
         lines += ["", f"documents: both keep the same{' of the input files that both read' if partly else ''}"]
@@ -102,7 +104,7 @@ def describe_difference(difference: Difference, a: ComparedRun, b: ComparedRun) 
     if both_dropped:
         lines += ["", f"dropped by both, by different rules: {sum(both_dropped.values()):,}"]
         lines += [f"  {source}  {old} → {new}  {count:,}" for (source, old, new), count in _ordered(both_dropped)]
-    return "\n".join([*lines, *_tokens(difference.tokens), *_training(difference.training)])
+    return "\n".join(map(printable, [*lines, *_tokens(difference.tokens), *_training(difference.training)]))
 
 
 def _unshared_lines(difference: Difference, a: ComparedRun, b: ComparedRun) -> Iterator[str]:
@@ -294,7 +296,7 @@ def whatif_command(arguments: argparse.Namespace) -> int:
     print(format_prediction(*predicted))
     if arguments.json:
         folder, _, name = arguments.json.rpartition("/")
-        Store(folder or ".").write_atomic(name, canonical_json(to_json(*predicted)))
+        Store(folder or ".").write_atomic(name, printable_json_bytes(canonical_json(to_json(*predicted))))
     return 0
 
 

@@ -13,7 +13,7 @@ from pipeline.report.lineage import describe_count
 from schemas.errors import ConfigError
 from schemas.ids import canonical_json
 from schemas.storage import Store
-from schemas.text import text_table
+from schemas.text import printable, printable_json_bytes, text_table
 from schemas.versions import open_run
 
 GROUP = "join"
@@ -47,7 +47,7 @@ def lineage_command(arguments: argparse.Namespace) -> int:
     # A lineage with a mismatch is printed but not exported, because an OpenLineage event cannot express the mismatch.
     check_lineage(lineage, run.uri)
     if arguments.out:
-        _write(arguments.out, canonical_json(lineage.to_json()))
+        _write(arguments.out, printable_json_bytes(canonical_json(lineage.to_json())))
     if arguments.openlineage:
         _write(arguments.openlineage, encode_events(openlineage_events(lineage, run), arguments.openlineage))
     return 0
@@ -55,7 +55,7 @@ def lineage_command(arguments: argparse.Namespace) -> int:
 
 def encode_events(values: Sequence[dict[str, Any]], name: str) -> bytes:
     """Return OpenLineage events as bytes: JSON lines or a JSON array, as the suffix of the file `name` selects."""
-    lines = [canonical_json(event) for event in values]
+    lines = [printable_json_bytes(canonical_json(event)) for event in values]
     return b"\n".join(lines) + b"\n" if name.endswith(LINES) else b"[\n" + b",\n".join(lines) + b"\n]\n"
 
 
@@ -70,8 +70,8 @@ def describe_lineage(lineage: Lineage, where: str) -> str:
     indent = " " * (len(str(len(rows))) + 2)
     for node, line in zip(lineage.nodes, text_table(rows, "><")):
         lines.append(line)
-        lines += [f"{indent}  {note}" for note in node.notes]
-        lines += [f"{indent}! {mismatch.message}" for mismatch in lineage.breaks if mismatch.key == node.key]
+        lines += [f"{indent}  {printable(note)}" for note in node.notes]
+        lines += [f"{indent}! {printable(mismatch.message)}" for mismatch in lineage.breaks if mismatch.key == node.key]
     return "\n".join(lines)
 
 

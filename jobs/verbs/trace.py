@@ -264,7 +264,7 @@ def _source_of(place: Appearance | FoundDocument) -> str:
 
 
 def _present_record(record: dict[str, Any]) -> str:
-    where = f"{record['doc_id'][:12]}  {record['uri']}@{record['offset']}+{record['length']}"
+    where = f"{record['doc_id'][:12]}  {printable(record['uri'])}@{record['offset']}+{record['length']}"
     if record["changes"]:
         changes = (f"  {printable(change)}" for change in record["changes"])
         return "\n".join([f"{where}: differs from the record that was read", *changes])

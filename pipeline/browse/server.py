@@ -26,6 +26,7 @@ from pipeline.browse.rows import BrowsedRun, Position, parse_doc_id, parse_posit
 from pipeline.browse.search import MAX_PAGE, make_query, page_json, random_documents, run_facts, search
 from schemas.errors import ConfigError, PenstockError
 from schemas.storage import describe_remote_error
+from schemas.text import printable_value
 
 HOST = "127.0.0.1"
 HOST_NAMES = (HOST, "localhost")
@@ -43,6 +44,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+"""The header of every answer. `page.html` repeats it but for `frame-ancestors`, which only a header may set."""
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
@@ -176,9 +178,9 @@ def _number(parameters: Parameters, name: str, default: int, most: int) -> int:
 
 
 def to_json_bytes(value: Any) -> bytes:
-    """Return a JSON value as UTF-8, with the characters escaped that have a meaning in HTML."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    for char in "<>&\u2028\u2029":
+    """Return a JSON value as UTF-8: its texts safe to show, and the characters escaped that have a meaning in HTML."""
+    text = json.dumps(printable_value(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for char in "<>&":
         text = text.replace(char, f"\\u{ord(char):04x}")
     return text.encode("utf-8", "replace")
 

@@ -25,7 +25,16 @@ from pipeline.engine.live_counts import CountsAddress, CountsListener, WorkCount
 from schemas.manifest import Counts
 from schemas.storage import Store
 from schemas.tables import DROPPED_BEFORE
-from schemas.text import FIRST_SECONDS, LINE_SECONDS, format_bytes, format_clock, format_duration
+from schemas.text import (
+    FIRST_SECONDS,
+    LINE_SECONDS,
+    format_bytes,
+    format_clock,
+    format_duration,
+    printable,
+    printable_block,
+    raw_stream,
+)
 
 PROGRESS_NAME = "progress.json"
 """Name of the status file in a run folder. It is no table: it has no manifest, and no command but a viewer reads it."""
@@ -192,7 +201,7 @@ class PlainView:
 
     def say(self, text: str) -> None:
         """Print lines."""
-        print(text, file=self._stream, flush=True)
+        print(printable_block(text), file=self._stream, flush=True)
 
     def hide(self) -> None:
         """Start anew, with the next line after FIRST_SECONDS."""
@@ -221,13 +230,13 @@ class TerminalView:
     def show(self, text: str, fraction: float | None, seconds: float) -> None:
         """Redraw the bar and the line."""
         total = None if fraction is None else 1.0
-        self._live.update(self._task, description=text, total=total, completed=fraction or 0.0, visible=True)
+        self._live.update(self._task, description=printable(text), total=total, completed=fraction or 0.0, visible=True)
 
     def say(self, text: str) -> None:
         """Print lines above the bar, with the first word and the reasons of drops in colour."""
         from rich.text import Text
 
-        shown = Text(text)
+        shown = Text(printable_block(text))
         shown.highlight_regex(r"^\S+", "bold")
         shown.highlight_regex(REASON, "yellow")
         self._console.print(shown, soft_wrap=True)
@@ -243,7 +252,7 @@ class TerminalView:
 
 def open_view(stream: TextIO | None = None) -> LiveView:
     """Return the display for a stream (None: standard error): TerminalView for a terminal, else PlainView."""
-    stream = stream or sys.stderr
+    stream = raw_stream(stream or sys.stderr)
     return TerminalView(stream) if stream.isatty() else PlainView(stream)
 
 

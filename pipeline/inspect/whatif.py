@@ -47,7 +47,7 @@ from schemas.config import Recipe
 from schemas.errors import ConfigError, ContractError
 from schemas.manifest import TableVersion, open_table, read_run
 from schemas.storage import Store
-from schemas.text import text_table
+from schemas.text import printable, text_table
 
 JUDGED = pa.schema(
     [
@@ -376,7 +376,7 @@ def format_prediction(
         lines += ["", "documents kept before deduplication, if only this limit is changed:"]
     lines += [f"  {curve.setting} ({curve.reason}) = {_limits(curve)}: {_points(curve)}" for curve in shown]
     lines += ["", f"curves of all {len(prediction.curves)} limits: --json FILE"]
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def _about_tokens(prediction: Prediction, rates: Rates | None) -> Iterator[str]:

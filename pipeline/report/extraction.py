@@ -18,9 +18,10 @@ from pipeline.extract.page_limits import MAX_OPTIONS
 from pipeline.pii.stage import Redactor
 from pipeline.report.facts import RunFacts
 from pipeline.report.judged import choose_parts
-from pipeline.report.samples import LONG_CHARS, READ_CHARS, SHOWN_CHARS, printable, redactor_of
+from pipeline.report.samples import LONG_CHARS, READ_CHARS, SHOWN_CHARS, redactor_of
 from schemas.errors import ConfigError
 from schemas.ids import shuffle_key
+from schemas.text import printable_line
 
 SHOWN_PAGES = 4
 """Number of compared pages that are shown of each kind: the most different ones, and random ones."""
@@ -328,5 +329,5 @@ def only_in(text: str, other: str) -> list[str]:
 def _shown(redactor: Redactor, lines: Sequence[str], language: str | None) -> tuple[str, ...]:
     """Return the first lines with personal data replaced, each of limited length."""
     text = redactor.redact("\n".join(lines)[:READ_CHARS], language)[0][:LONG_CHARS]
-    shown = [printable(line) for line in text.split("\n")][:SHOWN_LINES]
+    shown = [printable_line(line) for line in text.split("\n")][:SHOWN_LINES]
     return tuple(line if len(line) <= SHOWN_CHARS else f"{line[:SHOWN_CHARS]}…" for line in shown if line)

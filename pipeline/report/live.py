@@ -20,6 +20,7 @@ from pipeline.report.page import REPORT_NAME, ReportOptions, render, script_hash
 from schemas.errors import ConfigError, ContractError, PenstockError
 from schemas.manifest import RUN_NAME
 from schemas.storage import Store
+from schemas.text import printable_value
 
 PROGRESS_NAME = "progress.json"
 """File of a run folder in which a running command reports its steps."""
@@ -271,7 +272,7 @@ class LiveHandler(BaseHTTPRequestHandler):
 
     def _state(self) -> tuple[str, bytes, dict[str, str]]:
         values = self.live.state(datetime.now(UTC))
-        return "application/json", json.dumps(values).encode(), {}
+        return "application/json", json.dumps(printable_value(values)).encode(), {}
 
     def _report(self) -> tuple[str, bytes, dict[str, str]]:
         try:

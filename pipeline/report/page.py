@@ -46,7 +46,7 @@ from pipeline.report.tallies import (
 from pipeline.stages import STEPS, declared_reasons, sections
 from schemas.config import Section
 from schemas.storage import Store
-from schemas.text import format_bytes, format_duration, format_short
+from schemas.text import format_bytes, format_duration, format_short, printable_block
 
 REPORT_NAME = "report.html"
 MAX_INPUTS = 12
@@ -128,6 +128,7 @@ def _environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
+        finalize=_printable,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -137,6 +138,11 @@ def _environment() -> Environment:
     environment.filters |= {"short": format_short, "size": format_bytes, "seconds": format_duration}
     environment.filters |= {"figure": figure_text, "pieces": name_pieces, "excerpt": excerpt}
     return environment
+
+
+def _printable(value: Any) -> Any:
+    """Return the value of an expression with control characters as visible escapes; text that is HTML is left as is."""
+    return printable_block(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
 def name_pieces(name: str) -> list[str]:

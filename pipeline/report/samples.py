@@ -21,6 +21,7 @@ from pipeline.report.facts import RunFacts
 from pipeline.report.judged import Floats, JudgedPart, choose_parts, read_judged
 from schemas.errors import ConfigError
 from schemas.ids import shuffle_key
+from schemas.text import printable_line
 
 PER_RULE = 3
 """Number of random samples of the documents that each rule dropped."""
@@ -306,10 +307,10 @@ def _kept_sample(row: Row, text: Row, redactor: Redactor) -> KeptSample:
     body = text["text"] or ""
     shown = redactor.redact(body[:READ_CHARS], row["language"])[0][:LONG_CHARS]
     short = {
-        name: shorten(printable(redactor.redact((text[name] or "")[:READ_CHARS], row["language"])[0]))
+        name: shorten(printable_line(redactor.redact((text[name] or "")[:READ_CHARS], row["language"])[0]))
         for name in ("url", "title")
     }
-    lines = tuple(filter(None, map(printable, shown.splitlines())))
+    lines = tuple(filter(None, map(printable_line, shown.splitlines())))
     return KeptSample(row["doc_id"].hex(), **short, lines=lines, is_cut=len(body) > len(shown), chars=text["num_chars"])
 
 
@@ -351,7 +352,7 @@ def _texts(
 def _sample(row: Row, text: Row, redactor: Redactor) -> DroppedSample:
     language = row["language"]
     shown = {
-        name: printable(redactor.redact((value or "")[:READ_CHARS], language)[0])
+        name: printable_line(redactor.redact((value or "")[:READ_CHARS], language)[0])
         for name, value in (("url", row["url"]), ("title", text.get("title")), ("text", text.get("text")))
     }
     why_empty = "" if shown["text"] else "no text was extracted" if row["num_chars"] is None else "the text is empty"
@@ -364,11 +365,6 @@ def _sample(row: Row, text: Row, redactor: Redactor) -> DroppedSample:
         value=row["drop_value"],
         limit=row["drop_limit"],
     )
-
-
-def printable(text: str) -> str:
-    """Return the text on one line without unprintable characters: controls, bidirectional marks, lone surrogates."""
-    return "".join(char for char in " ".join(text.split()) if char.isprintable())
 
 
 def shorten(text: str) -> str:

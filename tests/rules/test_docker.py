@@ -23,12 +23,26 @@ import yaml
 from tests.support.paths import ROOT
 
 DOCKER = ROOT / "docker"
+LOCKS = ROOT / "locks"
 IMAGES = ("spark", "train")
 COPIED = {"spark": ("schemas", "pipeline", "jobs", "train", "penstock"), "train": ("schemas", "train")}
 RUNS = {"spark": ("schemas", "pipeline", "jobs", "penstock"), "train": ("schemas", "train")}
 """The packages of ours in each image, and those whose code runs there; of train/ Spark's image only needs the plan."""
 
-INSTRUCTIONS = {"CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHECK", "LABEL", "RUN", "USER", "WORKDIR"}
+INSTRUCTIONS = {
+    "ARG",
+    "CMD",
+    "COPY",
+    "ENTRYPOINT",
+    "ENV",
+    "EXPOSE",
+    "FROM",
+    "HEALTHCHECK",
+    "LABEL",
+    "RUN",
+    "USER",
+    "WORKDIR",
+}
 """Those in use or of use here; ADD is not one of them, since it also unpacks and downloads."""
 SECRET = re.compile(r"(?i)passw(or)?d|secret|api_?key|access_?key|private_?key|credential|auth_?token")
 IMPORT_NAMES = {
@@ -81,15 +95,28 @@ def packages(image: str, installer: str) -> set[str]:
     found: set[str] = set()
     for words in commands(image):
         if words[0] == installer and "install" in words:
-            words = [word for previous, word in pairwise(words) if previous not in {"--constraint", "-c"}]
+            words = [
+                word for previous, word in pairwise(words) if previous not in {"--constraint", "-c", "--requirement"}
+            ]
             found |= {word for word in words if not word.startswith("-") and word not in {"install", "."}}
     return found
 
 
 def extras(image: str) -> list[str]:
-    """The extras of the project that an image installs."""
-    (own,) = (name for name in packages(image, "pip") if name.startswith(".["))
-    return own[2:-1].split(",")
+    """The extras of the project that the lock file of an image has, by the command of `.ci/lock` that makes it."""
+    (line,) = re.findall(rf"^compile {image} setup\.cfg (.*) \"\$", (ROOT / ".ci" / "lock").read_text(), re.MULTILINE)
+    return [word for word in line.split() if word != "--extra"]
+
+
+def locked(name: str) -> dict[str, str]:
+    """The versions in a lock file by normalised name."""
+    lines = re.findall(r"^([\w.-]+)==(\S+)", (LOCKS / f"{name}.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    return {normal(name): version for name, version in lines}
+
+
+def normal(name: str) -> str:
+    """The normalised form of the name of a package."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def installed_names(image: str) -> set[str]:
@@ -153,14 +180,19 @@ def compose() -> dict[str, Any]:
 def test_instructions_are_known_and_in_order(image: str) -> None:
     names = [item.name for item in instructions(image)]
     assert set(names) <= INSTRUCTIONS
-    assert names[0] == "FROM"
+    assert names[:2] == ["ARG", "FROM"]
     assert names[-1] == "CMD"
 
 
 def test_every_stage_starts_from_the_same_pinned_python() -> None:
-    bases = {item.words[0] for image in IMAGES for item in instructions(image) if item.name == "FROM"}
+    assert {item.words[0] for image in IMAGES for item in instructions(image) if item.name == "FROM"} == {
+        "${PYTHON_IMAGE}"
+    }
+    bases = {item.rest for image in IMAGES for item in instructions(image) if item.name == "ARG"}
     assert len(bases) == 1
-    name, _, tag = bases.pop().partition(":")
+    name, _, tag = bases.pop().removeprefix("PYTHON_IMAGE=").partition(":")
+    tag, at, digest = tag.partition("@")
+    assert not at or re.fullmatch("sha256:[0-9a-f]{64}", digest)
     assert name == "python"
     assert re.fullmatch(r"3\.11\.\d+-slim-\w+", tag), f"tag {tag!r} names no release of Python and Debian"
 
@@ -223,7 +255,11 @@ def test_installs_leave_no_cache_and_are_pinned(image: str) -> None:
     for words in commands(image):
         if words[0] == "pip":
             assert "--no-cache-dir" in words
-            assert "--no-deps" in words or words[words.index("--constraint") + 1] == "constraints.txt"
+            # The lock file with its hashes, our own package, or torch, whose files differ by index.
+            kind = words[-1]
+            assert kind == "torch" or "--no-deps" in words
+            assert kind in {"torch", "."} or "--require-hashes" in words
+            assert kind != "torch" or words[words.index("--constraint") + 1] == "constraints.txt"
         if words[0] == "apt-get" and "install" in words:
             assert {"--yes", "--no-install-recommends"} <= set(words)
     runs = [item.rest for item in instructions(image) if item.name == "RUN" and "apt-get install" in item.rest]
@@ -231,12 +267,69 @@ def test_installs_leave_no_cache_and_are_pinned(image: str) -> None:
 
 
 def test_every_name_installed_is_declared_and_pinned() -> None:
-    pins = {
-        line.partition("==")[0].lower().replace("_", "-") for line in (ROOT / "constraints.txt").read_text().split()
-    }
     for image in IMAGES:
-        assert len(packages(image, "pip")) == 1
-        assert installed_names(image) <= pins
+        assert packages(image, "pip") == ({"torch"} if image == "train" else set())
+        assert installed_names(image) - {"torch"} <= locked(image).keys()
+        assert "torch" not in locked(image)
+
+
+NAMES = sorted(path.stem for path in LOCKS.glob("*.txt"))
+
+
+def test_the_lock_files_are_those_that_are_used() -> None:
+    assert {"build", "dev", "fit", "fp8", "kenlm", "readers", "spark", "tools", "train"} == set(NAMES)
+    used = "".join(
+        (ROOT / name).read_text()
+        for name in ("Makefile", ".ci/run", "docker/spark.Dockerfile", "docker/train.Dockerfile")
+    )
+    for name in NAMES:
+        assert f"locks/{name}.txt" in used or f"locked {name}" in used
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_lock_file_has_a_hash_for_every_file_and_no_place(name: str) -> None:
+    text = (LOCKS / f"{name}.txt").read_text(encoding="utf-8")
+    blocks = re.split(r"\n(?=\S)", text.strip())
+    assert all(re.match(r"[\w.-]+==\S+", block) for block in blocks)
+    hashes = [re.findall(r"--hash=(\w+):([0-9a-f]+)", block) for block in blocks]
+    assert all(found and all(kind == "sha256" and len(digest) == 64 for kind, digest in found) for found in hashes)
+    assert "://" not in text  # the index is that of the machine
+    assert not re.search(r"^(torch==|triton==|nvidia-|cuda-)", text, re.MULTILINE)
+
+
+def test_the_lock_files_have_the_versions_of_the_constraints() -> None:
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").split()
+    pins = {normal(name): version for name, version in (line.split("==") for line in lines)}
+    names = [name for name in NAMES if name not in ("build", "tools")]
+    for name in names:
+        versions = locked(name)
+        assert {own: version for own, version in versions.items() if pins.get(own, version) != version} == {}, name
+    assert pins.keys() - set().union(*map(locked, names)) == {
+        "torch",
+        "mwparserfromhell",
+    }  # the latter: extra `extractors`
+    build = locked("build")
+    for name in names:
+        assert all(build.get(own, version) == version for own, version in locked(name).items()), name
+    assert {"setuptools", "pybind11", "pip"} <= build.keys()  # what builds fasttext
+    assert declared("dev") - {"penstock"} <= locked("dev").keys()
+
+
+def test_workflows_install_with_hashes_only() -> None:
+    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
+        jobs = yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"]
+        commands = [step.get("run", "") for job in jobs.values() for step in job["steps"]]
+        installs = [line for command in commands for line in command.splitlines() if "pip install" in line]
+        # The package itself is installed as a user would install it, in the pinned versions.
+        assert [
+            line for line in installs if "--require-hashes" not in line and "-c checkout/constraints" not in line
+        ] == []
+        verbs = set(re.findall(r"^make ([a-z-]+)", "\n".join(commands), re.MULTILINE))
+        assert verbs <= set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert "make sbom" in (ROOT / ".github/workflows/release.yml").read_text()
+    assert {"make audit", "make lock"} <= set(
+        re.findall(r"make [a-z]+", (ROOT / ".github/workflows/ci.yml").read_text())
+    )
 
 
 def test_the_spark_image_has_the_data_half() -> None:

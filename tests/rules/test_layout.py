@@ -884,6 +884,7 @@ def test_make_help_lists_the_verbs() -> None:
     done = subprocess.run(["make", "-s"], cwd=ROOT, capture_output=True, text=True, check=True)
     listed = [line.split()[1] for line in done.stdout.splitlines()]
     verbs = (
-        "help setup demo test check coverage versions bench bench-extraction fit-main-text lint docs wheel report clean"
+        "help setup demo test check coverage versions bench bench-extraction fit-main-text lint docs wheel report lock "
+        "audit sbom clean"
     )
     assert listed == verbs.split()

@@ -2,13 +2,18 @@
 
 import io
 import json
+import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from schemas import text
+from schemas.ids import canonical_json
 from schemas.text import (
     CLEAR,
     LongWork,
@@ -17,13 +22,21 @@ from schemas.text import (
     format_clock,
     format_duration,
     format_short,
+    print_error,
     printable,
+    printable_block,
     printable_json,
+    printable_json_bytes,
+    printable_line,
     printable_lines,
+    printable_output,
+    printable_value,
+    raw_stream,
     text_table,
     time_left,
     work_line,
 )
+from tests.support.paths import ROOT
 
 
 def test_a_table_aligns_each_column_by_its_widest_cell() -> None:
@@ -144,3 +157,54 @@ def test_control_characters_become_escapes(raw: str, shown: str) -> None:
 
 def test_lines_end_at_line_feeds_only() -> None:
     assert printable_lines("a\r\n\tb\x0bc\u2028d\n") == ["a", "    b\\x0bc\\u2028d"]
+
+
+HOSTILE = "\x1b]0;PWNED\x07\x9b\u202e\u2066\u200f\u061c\u2028\u2029\ud800\r\x08"
+
+
+def test_a_block_keeps_its_lines_and_a_line_is_one() -> None:
+    shown = r"\x1b]0;PWNED\x07\x9b\u202e\u2066\u200f\u061c\u2028\u2029\ud800\r\x08"
+    assert printable_block(f"a\tb\n{HOSTILE}\n") == f"a\tb\n{shown}\n"
+    assert printable_line(f"a\t \n{HOSTILE}\n") == r"a \x1b]0;PWNED\x07\x9b\u202e\u2066\u200f\u061c \ud800 \x08"
+    assert text_table([[HOSTILE, "a\nb"]]) == [rf"{shown}  a\nb"]
+
+
+def test_values_of_json_are_safe_to_show_and_stay_the_same_as_json() -> None:
+    value = {"a\x1b": ["\u202e\n", 1, None, True, {"b": 0.5}]}
+    assert printable_value(value) == {r"a\x1b": ["\\u202e\n", 1, None, True, {"b": 0.5}]}
+    written = printable_json_bytes(canonical_json(value))
+    assert json.loads(written) == value
+    assert written.decode().isprintable()
+
+
+def test_streams_are_printable_whatever_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    before = sys.stdout, sys.stderr
+    with printable_output(), printable_output():
+        print(f"{HOSTILE}\nnext\tcell")
+        sys.stderr.writelines([HOSTILE, "\n"])
+        assert raw_stream(sys.stdout) is before[0]
+    assert (sys.stdout, sys.stderr) == before
+    out, err = capsys.readouterr()
+    assert out == r"\x1b]0;PWNED\x07\x9b\u202e\u2066\u200f\u061c\u2028\u2029\ud800\r\x08" + "\nnext\tcell\n"
+    assert err == out.partition("\n")[0] + "\n"
+
+
+def test_only_the_first_line_of_an_error_begins_at_the_margin(capsys: pytest.CaptureFixture[str]) -> None:
+    print_error(ValueError("a: expected b, got 'c\npenstock: all is well'.\n  d: e\x1b"))
+    assert capsys.readouterr().err == "penstock: a: expected b, got 'c\n  penstock: all is well'.\n  d: e\\x1b\n"
+
+
+def test_a_traceback_is_printable(tmp_path: Path) -> None:
+    code = f"from schemas.text import printable_output\nwith printable_output():\n    raise ValueError({HOSTILE!r})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert r"ValueError: \x1b]0;PWNED\x07" in done.stderr
+    assert done.stderr.replace("\n", "").isprintable()
+
+
+def test_nothing_writes_csv() -> None:
+    """A cell that begins with `=` would be a formula of a spreadsheet; there is no such file."""
+    writers = re.compile(r"csv\.(Dict)?[wW]riter|\.to_csv\(|\bwrite_csv\b")
+    rooms = ("schemas", "pipeline", "train", "jobs", "penstock")
+    sources = [path for room in rooms for path in (ROOT / room).rglob("*.py")]
+    assert [path for path in sources if writers.search(path.read_text())] == []

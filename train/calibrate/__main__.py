@@ -5,9 +5,11 @@ import sys
 from pathlib import Path
 
 from schemas.errors import PenstockError
+from schemas.text import print_error, printable_output
 from train.calibrate.measure import calibrate
 
 
+@printable_output()
 def main() -> int:
     """Run the command and return the exit code: 0, or 2 for an error that the user can fix."""
     parser = argparse.ArgumentParser(prog="penstock calibrate", description="measure this machine as a device")
@@ -18,7 +20,7 @@ def main() -> int:
     try:
         calibrate(options.profile, options.ranks, options.threads)
     except PenstockError as error:
-        print(f"penstock: {error}", file=sys.stderr)
+        print_error(error)
         return 2
     return 0
 

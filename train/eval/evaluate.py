@@ -19,7 +19,7 @@ from schemas.ablation import Measurement, SourceLoss, sum_losses
 from schemas.errors import ConfigError, ContractError, PenstockError
 from schemas.ids import canonical_json, digest_of
 from schemas.storage import Store
-from schemas.text import format_duration
+from schemas.text import format_duration, print_error, printable_json_bytes, printable_output
 from schemas.tokens import Dataset, open_dataset
 from train.checkpoint.folder import CheckpointMetadata
 from train.checkpoint.state import check_objective, default_device, find_checkpoint, read_model, sequence_length_of
@@ -246,6 +246,7 @@ def read_ids(path: str) -> list[bytes]:
         ) from error
 
 
+@printable_output()
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the arguments, measure, and return the exit code."""
     parser = argparse.ArgumentParser(prog="train.eval.evaluate", description=__doc__)
@@ -269,10 +270,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if a.out:
             folder, _, name = a.out.rpartition("/")
             Store(folder or ".").write_atomic(
-                name, canonical_json([item.model_dump(mode="json") for item in measurements])
+                name,
+                printable_json_bytes(canonical_json([item.model_dump(mode="json") for item in measurements])),
             )
     except PenstockError as error:
-        print(f"penstock: {error}", file=sys.stderr)
+        print_error(error)
         return 2
     return 0
 

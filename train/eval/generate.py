@@ -14,6 +14,7 @@ from torch import Tensor
 
 from schemas.errors import ConfigError, PenstockError
 from schemas.storage import Store
+from schemas.text import print_error, printable_output
 from schemas.tokens import Dataset, TokenizerContract, escape, open_dataset
 from train.checkpoint.state import (
     check_objective,
@@ -139,6 +140,7 @@ def continue_ids(model: Transformer, ids: list[int], num_tokens: int, seq_len: i
     return ids
 
 
+@printable_output()
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the arguments, print the text, and return the exit code."""
     parser = argparse.ArgumentParser(prog="train.eval.generate", description="Sample text from a checkpoint.")
@@ -152,7 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         print(generate(Store(a.run), a.prompt, a.tokens, a.temperature, a.seed, a.step))
     except PenstockError as error:
-        print(f"penstock: {error}", file=sys.stderr)
+        print_error(error)
         return 2
     return 0
 

@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from schemas.errors import ConfigError, ContractError, PenstockError
 from schemas.storage import Store
 from schemas.tables import DOC_ID, SCORES
+from schemas.text import print_error, printable_output
 from schemas.tokens import ESCAPE, SPACE, Dataset, TokenizerContract, escape, open_dataset
 from train.checkpoint.folder import CHECKPOINTS
 from train.checkpoint.state import (
@@ -276,6 +277,7 @@ def score_files(scorer: CheckpointScorer, inputs: Sequence[str], output: str) ->
     return rows
 
 
+@printable_output()
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the arguments, score the files, and return the exit code."""
     parser = argparse.ArgumentParser(prog="train.eval.score", description="Perplexity of texts by a checkpoint.")
@@ -296,7 +298,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for group, output in zip(groups, a.out):
             print(f"{output}: {score_files(scorer, group, output)} documents")
     except PenstockError as error:
-        print(f"penstock: {error}", file=sys.stderr)
+        print_error(error)
         return 2
     return 0
 

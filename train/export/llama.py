@@ -22,6 +22,7 @@ from torch import Tensor
 
 from schemas.errors import ConfigError, ContractError, PenstockError
 from schemas.storage import Store
+from schemas.text import print_error, printable_output
 from schemas.tokens import TokenizerContract, open_dataset
 from train.checkpoint.folder import CheckpointMetadata
 from train.checkpoint.state import (
@@ -393,6 +394,7 @@ def export_checkpoint(run: Store, folder: Path, step: int | None = None) -> Chec
     return note
 
 
+@printable_output()
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the arguments, export, and return the exit code."""
     parser = argparse.ArgumentParser(prog="train.export.llama", description="Export a checkpoint as a Llama folder.")
@@ -403,7 +405,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         note = export_checkpoint(Store(arguments.run), Path(arguments.out), arguments.step)
     except PenstockError as error:
-        print(f"penstock: {error}", file=sys.stderr)
+        print_error(error)
         return 2
     print(f"{arguments.out}: the model of {note.name} and its tokenizer")
     return 0

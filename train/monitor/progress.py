@@ -11,7 +11,7 @@ import time
 from collections import deque
 from typing import TextIO
 
-from schemas.text import CLEAR, format_clock
+from schemas.text import CLEAR, format_clock, printable, printable_block, raw_stream
 from train.monitor.metrics import StepMetrics
 
 RECENT_STEPS = 100
@@ -26,7 +26,7 @@ class ProgressPrinter:
     def __init__(self, steps: int, log_every: int, stream: TextIO | None = None):
         """`stream`: None = standard output."""
         self._steps, self._log_every = steps, log_every
-        self._stream = stream or sys.stdout
+        self._stream = raw_stream(stream or sys.stdout)
         self._columns = _columns(self._stream)
         self._since: list[StepMetrics] = []
         self._ends: deque[float] = deque(maxlen=RECENT_STEPS + 1)
@@ -48,12 +48,12 @@ class ProgressPrinter:
             self.print_line(self._line(record, mark))
             self._since = []
         elif self._columns and now - self._drawn >= REDRAW_SECONDS:
-            self._print(f"{CLEAR}{self._line(record, mark)[: self._columns - 1]}", end="")
+            self._print(f"{CLEAR}{printable(self._line(record, mark))[: self._columns - 1]}", end="")
             self._temporary, self._drawn = True, now
 
     def print_line(self, text: str) -> None:
         """Print a permanent line of text; all other output of a run goes through this method."""
-        self._print(f"{CLEAR if self._temporary else ''}{text}")
+        self._print(f"{CLEAR if self._temporary else ''}{printable_block(text)}")
         self._temporary, self._drawn = False, time.monotonic()
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ from schemas.errors import RESUMES, PenstockError
 from schemas.locks import lock_training
 from schemas.overrides import add_override_options
 from schemas.storage import Store
+from schemas.text import print_error, printable_output
 from train.parallel.ranks import FirstRankFailed, Ranks, open_ranks, torchrun_placement
 from train.pretrain.loop import train
 
@@ -24,6 +25,7 @@ LOST_CONNECTION = re.compile(r"[Cc]onnection (?:closed|reset) by peer|Broken pip
 """Pattern of the errors that a collective raises after one of its ranks has died."""
 
 
+@printable_output()
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the arguments and train; return the exit code, which is 2 for an error that the user can fix."""
     parser = argparse.ArgumentParser(prog="train.pretrain", description="Train on the token dataset of a run folder.")
@@ -42,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             code = train(run, arguments.overrides, ranks)
         except PenstockError as error:
             if not isinstance(error, FirstRankFailed):
-                print(f"penstock: {error}", file=sys.stderr)
+                print_error(error)
             ErrorHandler().record_exception(error)  # torchrun and `train.launch` read it from there
             return 2
         except RuntimeError as error:

@@ -1,6 +1,7 @@
 """The web server of `browse`: its token, host, methods and bodies, and the page in a real browser with hostile text."""
 
 import json
+import re
 import shutil
 import signal
 import socket
@@ -151,6 +152,9 @@ def test_every_answer_has_the_policy(server: BrowseServer) -> None:
         assert (headers["X-Content-Type-Options"], headers["Cache-Control"]) == ("nosniff", "no-store")
         assert (headers["Referrer-Policy"], headers["X-Frame-Options"]) == ("no-referrer", "DENY")
         assert headers["Server"] == "penstock"
+    page = ask(server, "/")[2].decode()
+    (meta,) = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]*)">', page)
+    assert f"{meta}; frame-ancestors 'none'" == POLICY
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "X"])
@@ -253,8 +257,8 @@ def test_posts_to_other_paths_are_refused(server: BrowseServer) -> None:
 
 
 def test_json_is_escaped_for_html() -> None:
-    assert to_json_bytes({"a": "<script>&\u2028é"}) == b'{"a":"\\u003cscript\\u003e\\u0026\\u2028\xc3\xa9"}'
-    assert json.loads(to_json_bytes("lone \ud800")) == "lone ?"
+    assert to_json_bytes({"a": "<script>&\u2028é"}) == b'{"a":"\\u003cscript\\u003e\\u0026\\\\u2028\xc3\xa9"}'
+    assert json.loads(to_json_bytes({"lone \ud800": ["\x1b]0;\u202e\n"]})) == {r"lone \ud800": ["\\x1b]0;\\u202e\n"]}
 
 
 def test_an_unexpected_error_is_shown_in_the_terminal(

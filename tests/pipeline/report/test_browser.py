@@ -61,6 +61,29 @@ def test_nothing_is_cut_off(browser: Any, pages: dict[str, str], name: str, widt
         assert measured["wide"] == 0  # no table needs its scroll bar on a laptop
 
 
+@pytest.mark.parametrize("name", ["report", "comparison"])
+def test_the_policy_blocks_nothing_of_the_page(browser: Any, pages: dict[str, str], name: str) -> None:
+    page = browser.new_page()
+    page.add_init_script(
+        "window.blocked = []; addEventListener('securitypolicyviolation', event => "
+        "window.blocked.push(event.violatedDirective + ' ' + event.blockedURI))"
+    )
+    page.goto(pages[name])
+    page.evaluate("document.querySelectorAll('details').forEach(details => { details.open = true; })")
+    page.locator("table.sortable th button").first.click()
+    assert page.evaluate("blocked") == []
+    # A hostile link and a hostile handler are blocked, which shows that violations are counted.
+    page.evaluate(
+        "document.body.insertAdjacentHTML('beforeend', "
+        '\'<a id=trap href="javascript:document.title=1">x</a><img src=x onerror="document.title=1">\')'
+    )
+    page.click("#trap")
+    page.wait_for_timeout(200)
+    assert "Penstock" in page.title()
+    assert len(page.evaluate("blocked")) >= 2
+    page.close()
+
+
 def test_a_click_or_a_key_sorts_a_table(browser: Any, pages: dict[str, str]) -> None:
     page = browser.new_page()
     page.goto(pages["report"])

@@ -11,11 +11,12 @@ import spacy
 from pipeline.report.facts import collect_facts
 from pipeline.report.funnel import checks, drops_by_rule, funnel_rows
 from pipeline.report.page import write_report
-from pipeline.report.samples import PER_RULE, SHOWN_CHARS, draw_samples, printable, shorten
+from pipeline.report.samples import PER_RULE, SHOWN_CHARS, draw_samples, shorten
 from pipeline.report.tallies import contract, languages, num_pages, ranked_counts, streams, without_wordlist
 from schemas.ids import shuffle_key
 from schemas.manifest import RunFile, open_table, read_run, write_run
 from schemas.storage import Store
+from schemas.text import printable_line
 from tests.support.report_run import ADDRESS, REASONS, crawl, identifier, make_run, whole_run, words_of
 
 
@@ -174,7 +175,7 @@ def test_without_the_name_recognition_model_no_text_is_shown(tmp_path: Path) -> 
 
 
 def test_a_sample_is_one_short_printable_line() -> None:
-    assert printable("a\n\n b\u202ec\x00\ud800") == "a bc"
+    assert printable_line("a\n\n b\u202ec\x00\ud800") == r"a b\u202ec\x00\ud800"
     assert shorten("x" * SHOWN_CHARS) == "x" * SHOWN_CHARS
     assert shorten("x" * (SHOWN_CHARS + 1)) == "x" * (SHOWN_CHARS - 1) + "…"
     cut = shorten("word " * 100)
