@@ -74,11 +74,12 @@ class DedupConfig(Section):
     by_url: Literal["off", "newest", "longest", "first"] = decision("off")
     """Which of the documents with the same canonical URL survives; `off`: all. This is decided before copies of text
     are compared."""
-    compare_survivor: Literal["off", "measure", "require"] = decision("off")
-    """Whether a near copy is compared with the document that is kept, by the estimated similarity of their signatures.
-    `off`: no, so it is similar to some document of its cluster. `measure`: the similarity is the value of the drop, and
-    the report shows how many are below `min_similarity`. `require`: documents below it are not dropped. The first of
-    them in keep order is kept, and the others are compared with that one, and so on in `rounds` rounds."""
+    compare_survivor: Literal["off", "measure", "require"] = decision("require")
+    """Whether a near copy is compared with the document that is kept, by the estimated similarity of their whole
+    signatures. `require`: it is dropped only if they have `min_similarity`, and the similarity is the value of the
+    drop. Of the others, the first in keep order is kept, and the rest are compared with that one, and so on in `rounds`
+    rounds. `measure`: all are dropped, with that value, and the report shows how many are below `min_similarity`.
+    `off`: all are dropped, so each is similar to some document of its cluster."""
     rehydration: dict[int, int] = decision({1: 1})
     """How often an epoch of training reads a survivor, by the size of its cluster. The entry with the largest size that
     the cluster reaches applies. The default reads every document once. FineWeb2 (Penedo et al. 2025, arXiv 2506.20920):
@@ -88,6 +89,16 @@ class DedupConfig(Section):
     are left. 0: rounds run until no edge is left."""
     partitions: int | None = execution(None, ge=1)
     """Partitions of the shuffles; None: Spark's default parallelism, or more if the data are large."""
+
+    @property
+    def compares_survivors(self) -> bool:
+        """True if near copies are compared with the document that is kept."""
+        return self.near and self.compare_survivor != "off"
+
+    @property
+    def requires_survivors(self) -> bool:
+        """True if a near copy is dropped only if it is similar to the document that is kept."""
+        return self.near and self.compare_survivor == "require"
 
     def decisions(self) -> dict[str, Any]:
         """Return the fields that only change decisions on stored measurements, as JSON values.
@@ -145,12 +156,6 @@ class DedupConfig(Section):
                 "write_index: expected keep rules that begin with 'snapshot' and verify = 'estimate', got "
                 f"keep = {list(self.keep)}, verify = {self.verify!r}. Put 'snapshot' first in dedup.keep and set "
                 "dedup.verify='estimate', or set dedup.write_index=false."
-            )
-        # the index has no signatures of all survivors
-        if self.compare_survivor == "require" and (self.write_index or self.indexes):
-            raise ValueError(
-                "compare_survivor: expected 'off' or 'measure' with write_index or indexes, got 'require'. Set "
-                "dedup.compare_survivor='measure'."
             )
         # other rules could choose a new document, but the survivors of earlier snapshots stay
         if self.indexes and self.by_url not in ("off", "first"):

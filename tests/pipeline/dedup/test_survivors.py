@@ -13,7 +13,6 @@ from pipeline.dedup.survivors import similarity_step
 from pipeline.inspect.whatif import predict
 from pipeline.minhash.stage import SignatureConfig, as_matrix, signature, similarity, value_type
 from pipeline.run import prepare, run_steps
-from schemas.errors import ConfigError
 from schemas.storage import Store
 from tests.support.dedup_tables import Text, columns_of, recipe_of, table_of, write_documents
 
@@ -108,21 +107,12 @@ def test_steps_of_similarity() -> None:
 
 
 def test_settings() -> None:
-    assert "compare_survivor" not in DedupConfig().decisions()
-    assert DedupConfig(compare_survivor="measure").decisions()["compare_survivor"] == "measure"
-    assert "compare_survivor" not in DedupConfig(compare_survivor="measure").content()
-    with pytest.raises(ValidationError, match="expected 'off' or 'measure' with write_index or indexes, got 'require'"):
-        DedupConfig(compare_survivor="require", write_index=True, keep=("snapshot",))
+    assert DedupConfig().compare_survivor == DedupConfig().decisions()["compare_survivor"] == "require"
+    assert "compare_survivor" not in DedupConfig(compare_survivor="off").decisions()
+    assert "compare_survivor" not in DedupConfig().content()
     with pytest.raises(ValidationError, match="near: expected true with compare_survivor"):
         DedupConfig(compare_survivor="measure", near=False)
-
-
-def test_a_prediction_compares_no_signatures(tmp_path: Path) -> None:
-    recipe = recipe_of(tmp_path, 1, {"dedup": {"compare_survivor": "require"}})
-    with pytest.raises(
-        ConfigError, match=r"what-if: expected dedup\.compare_survivor 'off' or 'measure', got 'require'"
-    ):
-        predict(None, Store(str(tmp_path)), recipe, {})
+    assert not DedupConfig(near=False).compares_survivors  # equal texts need no comparison
 
 
 def chain() -> list[str]:
@@ -149,6 +139,11 @@ def test_a_run_keeps_the_end_of_a_chain(spark: Any, tmp_path: Path) -> None:
         dropped[choice] = {place: row["drop_value"] for place, row in enumerate(table) if row["drop_rule"]}
         figures = table_of(tmp_path, "dedup").manifest.content.figures
         assert ("survivor_similarity" in figures) == (choice != "off")
+        for other in ("off", "measure", "require"):  # predicted from the tables of each choice
+            tried = recipe_of(tmp_path, 2, {"dedup": {"compare_survivor": other, "keep": ["longest"]}})
+            cells = predict(spark, Store(str(tmp_path)), tried, {}).cells
+            near = sum(cell.documents for cell in cells if cell.after == "dedup/near_duplicate")
+            assert near == (1 if other == "require" else 2)
     assert list(dropped["off"]) == list(dropped["measure"]) == [1, 2]
     assert dropped["measure"] == pytest.approx({1: ends[0], 2: ends[2]})
     assert dropped["require"] == pytest.approx({1: ends[0]})
