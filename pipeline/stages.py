@@ -131,7 +131,7 @@ STEPS: tuple[Step, ...] = (
     Step(
         writes=("audit",),
         stages=(AUDIT,),
-        reads=("documents", "text", "templates", "clusters"),
+        reads=("documents", "text", "templates", "clusters", "dedup"),
         build=build_audit,
         uses=is_audited,
         optional_inputs=audit_inputs,

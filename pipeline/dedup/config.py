@@ -204,7 +204,7 @@ class AuditConfig(Section):
     hashes, so they are the same at any partitioning."""
 
     documents: int = Field(2000, ge=0, le=MAX_DOCUMENTS)
-    """Documents in each of the three samples (joined, uniform, anchored); 0: no audit. Without
+    """Documents in each of the four samples (joined, removed, uniform, anchored); 0: no audit. Without
     `dedup.near`, there is no audit either. All pairs of a sample are compared: 2,000 documents take seconds, and twice
     as many take four times as long."""
     group: int = Field(50, ge=2)
@@ -214,6 +214,11 @@ class AuditConfig(Section):
     """Least true Jaccard similarity of a pair that should be joined; None: `dedup.min_similarity`."""
     seed: int = Field(0, ge=0)
     """Seed of the hashes that choose the samples."""
+    alarm_share: float = Field(0.5, ge=0, le=1)
+    """Share of a source's or a domain's documents above which a run warns that they were dropped as copies. The summary
+    and the report list pairs of them; 1: no warning."""
+    alarm_documents: int = Field(50, ge=1)
+    """Least documents of a source or a domain of which a run warns, without those that earlier verdicts drop."""
 
     @model_validator(mode="after")
     def _settings_have_an_effect(self) -> "AuditConfig":
@@ -236,7 +241,7 @@ class AuditConfig(Section):
         return self
 
 
-AUDIT = Relation(name="audit", version=1, config=AuditConfig)
+AUDIT = Relation(name="audit", version=2, config=AuditConfig)
 
 
 def is_enabled(recipe: Recipe) -> bool:
