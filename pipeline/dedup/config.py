@@ -187,10 +187,11 @@ DEDUP = Relation(
     },
 )
 NEAR_MEANINGS = {
+    "require": "it is a near copy of the survivor, by the estimated similarity of their signatures",
     "estimate": "it is a near copy of the survivor, or linked to it by near copies, by estimated similarity",
     "jaccard": "it is a near copy of the survivor, or linked to it by near copies, by verified similarity",
 }
-"""Value of `dedup.verify` → what `near_duplicate` means in a run with it."""
+"""What `near_duplicate` means: with `compare_survivor = "require"`, or else by the value of `dedup.verify`."""
 EXACT, NEAR, SAME_URL = "exact_duplicate", "near_duplicate", "same_url"
 
 

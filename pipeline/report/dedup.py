@@ -226,7 +226,7 @@ class LostPair:
 
 
 @dataclass(frozen=True)
-class Loss:
+class LostShare:
     """A source or a domain that lost a large share of its documents as copies, with some of them to look at."""
 
     kind: str
@@ -280,7 +280,7 @@ class Audit:
     """The share of removed near copies that are less similar than `min_jaccard` to the document kept."""
     with_numbers: MeasuredShare
     """The same by shingles in which numbers keep their digits."""
-    losses: tuple[Loss, ...]
+    losses: tuple[LostShare, ...]
     recall: tuple[Recall, ...]
     samples: Mapping[str, Mapping[str, Any]]
     plot: CurvePlot | None
@@ -430,7 +430,7 @@ def audit(facts: RunFacts) -> Audit | None:
         false_positives=_share(removed.get("false_positives", NOT_MEASURED)),
         with_numbers=_share(removed.get("false_positives_with_numbers", NOT_MEASURED)),
         losses=tuple(
-            Loss(**{**loss, "pairs": tuple(LostPair(**pair) for pair in loss["pairs"])})
+            LostShare(**{**loss, "pairs": tuple(LostPair(**pair) for pair in loss["pairs"])})
             for loss in figures.get("losses", ())
         ),
         recall=tuple(_recall(samples, limit)),
