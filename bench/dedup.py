@@ -1,11 +1,13 @@
 """Deduplication measured: growth with size, skew, memory, bytes shuffled, and an estimate for a whole crawl.
 
     python -m bench.dedup [--documents 25000 50000] [--full] [--skew] [--partitions N] [--keep FOLDER]
+    python -m bench.dedup --control RECIPE [--set SETTING=VALUE]
 
 Corpora have known copies (see dedup_corpus); their documents are signed and written directly, so what is measured are
 the steps `clusters` and `dedup`. Each run is a process of its own: CPU seconds, memory (proportional set size) and
 scratch on disk are those of its whole tree, sampled from /proc: other load on the machine moves the wall clock alone.
-`--full` takes 1, 2, 4 and 8 x 10^5 documents.
+`--full` takes 1, 2, 4 and 8 x 10^5 documents. `--control` shows what the settings of a recipe do to near misses and
+planted copies (see dedup_control).
 """
 
 import argparse
@@ -31,6 +33,7 @@ from pipeline.minhash.stage import SignatureConfig
 from pipeline.run import prepare, run_steps
 from schemas.config import Recipe
 from schemas.storage import Store
+from tests.support.dedup_control import recipe_for, run_control
 from tests.support.dedup_corpus import Law, Stock, default_stock, documents_of, url_of
 from tests.support.dedup_oracle import expected_recall
 from tests.support.dedup_tables import Text, columns_of, recipe_of, table_of, write_documents
@@ -327,6 +330,17 @@ def print_estimate(runs: Sequence[Run]) -> None:
     )
 
 
+def control(recipe: str, overrides: Sequence[str]) -> None:
+    """Print what the settings of a recipe do to near misses and planted copies."""
+    spark = open_session(SparkConfig(), "bench_dedup")
+    try:
+        with tempfile.TemporaryDirectory(prefix="penstock-bench-dedup-") as name:
+            folder = Path(name)
+            print("\n".join(run_control(spark, folder, recipe_for(folder, recipe, overrides)).lines()))
+    finally:
+        spark.stop()
+
+
 def main() -> None:
     """Measure what is asked for and print it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -335,11 +349,16 @@ def main() -> None:
     parser.add_argument("--skew", action="store_true", help="the largest size again, half of all documents identical")
     parser.add_argument("--partitions", type=int, help="dedup.partitions")
     parser.add_argument("--keep", type=Path, help="folder for the runs, kept")
+    parser.add_argument("--control", metavar="RECIPE", help="a recipe whose settings the control is run with")
+    parser.add_argument("--set", action="append", default=[], metavar="SETTING=VALUE", help="a setting of --control")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         settings, num_splits = json.loads(arguments.child[1])
         child(Path(arguments.child[0]), settings, num_splits)
+        return
+    if arguments.control:
+        control(arguments.control, arguments.set)
         return
     settings = {"dedup": {"partitions": arguments.partitions}} if arguments.partitions else {}
     folder = arguments.keep or Path(tempfile.mkdtemp(prefix="penstock-bench-dedup-"))

@@ -131,7 +131,7 @@ STEPS: tuple[Step, ...] = (
     Step(
         writes=("audit",),
         stages=(AUDIT,),
-        reads=("documents", "text", "templates", "clusters"),
+        reads=("documents", "text", "templates", "clusters", "dedup"),
         build=build_audit,
         uses=is_audited,
         optional_inputs=audit_inputs,
@@ -296,6 +296,11 @@ def declared_reasons(tables: Mapping[str, Manifest]) -> dict[str, dict[str, str]
         known = {name for name in SOURCE.reasons if name in COMMON_REASONS or f"{SOURCE.name}/{name}" in counted}
         found[SOURCE.name] = {name: text for name, text in SOURCE.reasons.items() if name in known}
     verify = tables["clusters"].content.config.get(DEDUP.name, {}).get("verify") if "clusters" in tables else None
+    if (
+        DEDUP.name in tables
+        and tables[DEDUP.name].content.config.get(DEDUP.name, {}).get("compare_survivor") == "require"
+    ):
+        verify = "require"
     if verify in NEAR_MEANINGS:
         found[DEDUP.name][NEAR] = NEAR_MEANINGS[verify]
     return found

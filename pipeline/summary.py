@@ -6,6 +6,7 @@ All numbers are sums over the manifests of the run's current tables; no row is r
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pipeline.engine.failures import failures_of
 from pipeline.engine.progress import largest, reasons_text, without_earlier_drops
@@ -16,12 +17,14 @@ from pipeline.tokens.streams import live_tokens
 from schemas.manifest import Manifest, TableVersion, current_tables
 from schemas.storage import Store
 from schemas.tables import LATER_VERDICTS
-from schemas.text import format_bytes, format_duration, text_table
+from schemas.text import format_bytes, format_duration, printable, text_table
 from schemas.tokens import TRAIN, split_copies
 from schemas.versions import DATASET
 
 DROPPING_TABLES = ("documents", *LATER_VERDICTS, DATASET)
 """Tables whose rows may be dropped, in the order in which a run builds them."""
+SHOWN_LOSSES = 3
+"""Number of sources and domains that lost many documents that the summary names."""
 WITHOUT_TEXT = ("source/", "extract/")
 """Stages whose dropped rows have no text that one could read."""
 
@@ -57,6 +60,7 @@ def closing_summary(
     tables = {name: table for name, table in current_tables(run).items() if name in written}
     manifests = {name: table.manifest for name, table in tables.items()}
     rows = [("documents", _documents(manifests)), ("dropped", _dropped(manifests)), *_token_rows(tables)]
+    rows.append(("copies", _false_positives(manifests)))
     rows.append(("tokenizer", _lowered_coverage(manifests)))
     size = sum(file.bytes for manifest in manifests.values() for file in manifest.content.files)
     rows.append(("written", f"{run.uri} ({len(tables)} tables, {format_bytes(size)})"))
@@ -90,9 +94,45 @@ def _dropped(manifests: Mapping[str, Manifest]) -> str:
     return reasons_text(drops_of_run(manifests), whole, own_reasons(manifests))
 
 
+def _false_positives(manifests: Mapping[str, Manifest]) -> str:
+    """Return the audited share of removed near copies that are no copies of the document kept in their place."""
+    figures = manifests["audit"].content.figures if "audit" in manifests else {}
+    removed = figures.get("precision", {}).get("removed")  # audits by older versions have no such sample
+    if not removed or not removed["false_positives"]["pairs"]:
+        return ""
+    pairs, limit = removed["false_positives"]["pairs"], figures["min_jaccard"]
+    shares = [_share_text(removed[name]) for name in ("false_positives", "false_positives_with_numbers")]
+    text = f"of {pairs:,} removed near copies, {shares[0]} are less similar than {limit:g} to the document kept"
+    return text if shares[0] == shares[1] else f"{text}; {shares[1]} if numbers count"
+
+
+def losses_of_run(manifests: Mapping[str, Manifest]) -> Sequence[Mapping[str, Any]]:
+    """Return the sources and domains that lost a large share of their documents as copies, as the audit lists them."""
+    figures = manifests["audit"].content.figures if "audit" in manifests else {}
+    losses: Sequence[Mapping[str, Any]] = figures.get("losses", ())
+    return losses
+
+
+def _share_text(figure: Mapping[str, Any]) -> str:
+    """Return a share in per cent, with its 95 % confidence interval if it was measured on a sample."""
+    value, low, high = (100 * figure[name] for name in ("value", "low", "high"))
+    return f"{value:.1f} %" + (f" ({low:.1f} to {high:.1f} %)" if low < high else "")
+
+
 def _warnings(manifests: Mapping[str, Manifest]) -> list[str]:
-    """Return a sentence about each stage that raised errors on documents."""
-    return failures_of(manifest.run.notes for manifest in manifests.values()).warnings()
+    """Return sentences about stages that raised errors on documents, and about sources and domains that lost many."""
+    warnings = failures_of(manifest.run.notes for manifest in manifests.values()).warnings()
+    losses = losses_of_run(manifests)
+    for loss in losses[:SHOWN_LOSSES]:
+        share = loss["removed"] / loss["documents"]
+        warnings.append(
+            f"{loss['kind']} {printable(loss['name'])}: {loss['removed']:,} of {loss['documents']:,} documents "
+            f"({100 * share:.0f} %) are dropped as copies, such as {loss['pairs'][0]['removed'][:12]} of "
+            f"{loss['pairs'][0]['kept'][:12]}"
+        )
+    if len(losses) > SHOWN_LOSSES:
+        warnings.append(f"{len(losses) - SHOWN_LOSSES} other sources and domains lost as much; the report lists them")
+    return warnings
 
 
 def _token_rows(tables: Mapping[str, TableVersion]) -> list[tuple[str, str]]:
@@ -138,6 +178,9 @@ def _next_commands(run: Store, manifests: Mapping[str, Manifest], rest: str | No
         rule = readable[0].partition("/")[2]
         command = f"penstock show {folder} --where {shlex.quote(f'drop_rule = {rule}')} --limit 5 --text"
         commands.append((command, "examples of dropped documents"))
+    if losses := losses_of_run(manifests):
+        command = f"penstock show {folder} --doc {losses[0]['pairs'][0]['removed'][:12]} --text"
+        commands.append((command, f"a dropped copy of the {losses[0]['kind']} that lost most"))
     commands.append((f"penstock report {folder}", "the report as one HTML page"))
     commands.append((f"penstock train {folder}", "train the planned model") if rest is None else (rest, "all steps"))
     return commands

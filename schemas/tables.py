@@ -371,8 +371,8 @@ AUDIT = pa.schema(
         field(
             "sample",
             pa.string(),
-            "joined: a document and the one it was joined with; cluster: and the first of its cluster; uniform: drawn "
-            "alike; anchored: of one anchor",
+            "joined: a document and the one it was joined with; removed: a copy and the document kept in its place; "
+            "uniform: drawn alike; anchored: of one anchor; alarm: copies of a source or a domain that lost many",
         ),
         field("a", pa.binary(16), "doc_id of one document"),
         field("b", pa.binary(16), "doc_id of the other, the larger"),

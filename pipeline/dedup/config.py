@@ -74,11 +74,12 @@ class DedupConfig(Section):
     by_url: Literal["off", "newest", "longest", "first"] = decision("off")
     """Which of the documents with the same canonical URL survives; `off`: all. This is decided before copies of text
     are compared."""
-    compare_survivor: Literal["off", "measure", "require"] = decision("off")
-    """Whether a near copy is compared with the document that is kept, by the estimated similarity of their signatures.
-    `off`: no, so it is similar to some document of its cluster. `measure`: the similarity is the value of the drop, and
-    the report shows how many are below `min_similarity`. `require`: documents below it are not dropped. The first of
-    them in keep order is kept, and the others are compared with that one, and so on in `rounds` rounds."""
+    compare_survivor: Literal["off", "measure", "require"] = decision("require")
+    """Whether a near copy is compared with the document that is kept, by the estimated similarity of their whole
+    signatures. `require`: it is dropped only if they have `min_similarity`, and the similarity is the value of the
+    drop. Of the others, the first in keep order is kept, and the rest are compared with that one, and so on in `rounds`
+    rounds. `measure`: all are dropped, with that value, and the report shows how many are below `min_similarity`.
+    `off`: all are dropped, so each is similar to some document of its cluster."""
     rehydration: dict[int, int] = decision({1: 1})
     """How often an epoch of training reads a survivor, by the size of its cluster. The entry with the largest size that
     the cluster reaches applies. The default reads every document once. FineWeb2 (Penedo et al. 2025, arXiv 2506.20920):
@@ -88,6 +89,16 @@ class DedupConfig(Section):
     are left. 0: rounds run until no edge is left."""
     partitions: int | None = execution(None, ge=1)
     """Partitions of the shuffles; None: Spark's default parallelism, or more if the data are large."""
+
+    @property
+    def compares_survivors(self) -> bool:
+        """True if near copies are compared with the document that is kept."""
+        return self.near and self.compare_survivor != "off"
+
+    @property
+    def requires_survivors(self) -> bool:
+        """True if a near copy is dropped only if it is similar to the document that is kept."""
+        return self.near and self.compare_survivor == "require"
 
     def decisions(self) -> dict[str, Any]:
         """Return the fields that only change decisions on stored measurements, as JSON values.
@@ -146,12 +157,6 @@ class DedupConfig(Section):
                 f"keep = {list(self.keep)}, verify = {self.verify!r}. Put 'snapshot' first in dedup.keep and set "
                 "dedup.verify='estimate', or set dedup.write_index=false."
             )
-        # the index has no signatures of all survivors
-        if self.compare_survivor == "require" and (self.write_index or self.indexes):
-            raise ValueError(
-                "compare_survivor: expected 'off' or 'measure' with write_index or indexes, got 'require'. Set "
-                "dedup.compare_survivor='measure'."
-            )
         # other rules could choose a new document, but the survivors of earlier snapshots stay
         if self.indexes and self.by_url not in ("off", "first"):
             raise ValueError(
@@ -182,10 +187,11 @@ DEDUP = Relation(
     },
 )
 NEAR_MEANINGS = {
+    "require": "it is a near copy of the survivor, by the estimated similarity of their signatures",
     "estimate": "it is a near copy of the survivor, or linked to it by near copies, by estimated similarity",
     "jaccard": "it is a near copy of the survivor, or linked to it by near copies, by verified similarity",
 }
-"""Value of `dedup.verify` → what `near_duplicate` means in a run with it."""
+"""What `near_duplicate` means: with `compare_survivor = "require"`, or else by the value of `dedup.verify`."""
 EXACT, NEAR, SAME_URL = "exact_duplicate", "near_duplicate", "same_url"
 
 
@@ -199,7 +205,7 @@ class AuditConfig(Section):
     hashes, so they are the same at any partitioning."""
 
     documents: int = Field(2000, ge=0, le=MAX_DOCUMENTS)
-    """Documents in each of the three samples (joined, uniform, anchored); 0: no audit. Without
+    """Documents in each of the four samples (joined, removed, uniform, anchored); 0: no audit. Without
     `dedup.near`, there is no audit either. All pairs of a sample are compared: 2,000 documents take seconds, and twice
     as many take four times as long."""
     group: int = Field(50, ge=2)
@@ -209,6 +215,11 @@ class AuditConfig(Section):
     """Least true Jaccard similarity of a pair that should be joined; None: `dedup.min_similarity`."""
     seed: int = Field(0, ge=0)
     """Seed of the hashes that choose the samples."""
+    alarm_share: float = Field(0.5, ge=0, le=1)
+    """Share of a source's or a domain's documents above which a run warns that they were dropped as copies. The summary
+    and the report list pairs of them; 1: no warning."""
+    alarm_documents: int = Field(50, ge=1)
+    """Least documents of a source or a domain of which a run warns, without those that earlier verdicts drop."""
 
     @model_validator(mode="after")
     def _settings_have_an_effect(self) -> "AuditConfig":
@@ -231,7 +242,7 @@ class AuditConfig(Section):
         return self
 
 
-AUDIT = Relation(name="audit", version=1, config=AuditConfig)
+AUDIT = Relation(name="audit", version=2, config=AuditConfig)
 
 
 def is_enabled(recipe: Recipe) -> bool:

@@ -63,7 +63,8 @@ class SurvivorComparison:
     dedup: DedupConfig
     signature: SignatureConfig
     kept: Mapping[bytes, bytes]
-    """Signature of the document that a round keeps, by `round_key`. Those of earlier snapshots have none."""
+    """Signature of the document that a round keeps, by `round_key`. A document of an earlier snapshot has none if it
+    leads no bucket of that snapshot's index."""
     rounds: int
     """Number of rounds in which documents have been chosen."""
 
@@ -74,13 +75,13 @@ class SurvivorComparison:
             return 1 - int(distance(one, two)[0]) / 64
         return float(np.float32(similarity(one[None], two[None])[0]))
 
-    def is_copy(self, value: float) -> bool:
-        """Return True if a document of this similarity to the one that is kept is dropped."""
-        if self.dedup.compare_survivor == "measure":
+    def is_copy(self, value: float | None) -> bool:
+        """Return True if a document of this similarity to the one that is kept is dropped; None: it is not known."""
+        if not self.dedup.requires_survivors:
             return True
         is_simhash = self.signature.family == "simhash"
         least = 1 - self.dedup.max_distance / 64 if is_simhash else float(np.float32(self.dedup.min_similarity))
-        return value >= least
+        return value is not None and value >= least
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def facts_columns(config: DedupConfig) -> dict[str, list[str]]:
     digest = [DIGESTS[config.exact]] if config.exact != "off" else []
     url = ["url", "num_bytes", "date", "snapshot"] if config.by_url != "off" else []
     columns["documents"] = list(dict.fromkeys([*columns["documents"], *config.scope, *digest, *url, "body_chars"]))
-    if config.compare_survivor != "off":
+    if config.compares_survivors:
         columns["documents"].append("signature")
     return columns | {"verdicts": ["drop_stage"], "clusters": ["cluster", "similarity"]}
 
@@ -135,7 +136,7 @@ def facts_of(batch: pa.RecordBatch, ordinal: int, config: DedupConfig) -> DedupF
         urls=urls,
         url_orders=url_orders,
         chars=batch.column("body_chars").to_pylist(),
-        signatures=batch.column("signature").to_pylist() if config.compare_survivor != "off" else (),
+        signatures=batch.column("signature").to_pylist() if config.compares_survivors else (),
     )
 
 
@@ -208,9 +209,9 @@ def choose_survivor(
         if best == own:
             return number, own, None
         is_equal = facts.digest > 0 and best[-facts.digest :] == own[-facts.digest :]
-        if is_equal or key not in comparison.kept:
-            return number, best, 1.0 if is_equal else None
-        value = comparison.similarity(facts.signatures[index], comparison.kept[key])
+        if is_equal:
+            return number, best, 1.0
+        value = comparison.similarity(facts.signatures[index], comparison.kept[key]) if key in comparison.kept else None
         if comparison.is_copy(value):
             return number, best, value
     return comparison.rounds, own, None

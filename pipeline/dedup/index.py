@@ -87,6 +87,8 @@ def indexes_of(recipe: Recipe, splits: Sequence[Split]) -> dict[str, TableVersio
 def representatives_of(recipe: Recipe, splits: Sequence[Split]) -> dict[str, TableVersion]:
     """Return the tables of surviving documents of earlier snapshots, keyed `earlier-<n>/representatives`.
 
+    If survivors are compared, the indexes with their signatures are returned too, keyed `earlier-<n>/index`.
+
     Raises ConfigError if a run folder has no such table. Also raises it if the table was made from a different index
     than the folder's, or with a different value of `dedup.by_url`.
     """
@@ -104,7 +106,7 @@ def representatives_of(recipe: Recipe, splits: Sequence[Split]) -> dict[str, Tab
                 f"dedup.by_url: expected {content.config['dedup']['by_url']!r}, as in the run at {folder}, got "
                 f"{config.by_url!r}. Set dedup.by_url={content.config['dedup']['by_url']!r}."
             )
-    return representatives
+    return representatives | (indexes if config.compares_survivors else {})
 
 
 def _open(config: DedupConfig, table: str) -> dict[str, TableVersion]:

@@ -30,8 +30,9 @@ from pipeline.dedup.decide import (
     url_tallies,
     weight_of,
 )
-from pipeline.dedup.index import MERGED, MERGED_DDL, read_files, rows_of_file, write_file
+from pipeline.dedup.index import LEADERS, LEADERS_DDL, MERGED, MERGED_DDL, read_files, rows_of_file, write_file
 from pipeline.dedup.keep_order import EARLIER, PART_BYTES, order_bytes
+from pipeline.dedup.keys import DIGEST_BYTES
 from pipeline.engine.parquet import Part, parts_of, read_measured
 from pipeline.engine.part import DropCounter, PartOutput, PartResult, PartTarget, TableTarget, set_verdict, write_part
 from pipeline.engine.spark import (
@@ -46,6 +47,7 @@ from pipeline.engine.spark import (
 from pipeline.engine.stage import Drop
 from pipeline.engine.step import PartSources, StepContext, TableResult, combine_parts
 from pipeline.minhash.stage import SignatureConfig
+from schemas.ids import DOC_ID_BYTES
 from schemas.manifest import TableVersion, part_key
 from schemas.storage import Store
 from schemas.tables import DEDUP as DEDUP_SCHEMA
@@ -76,7 +78,7 @@ class SurvivorsTask:
 
     def comparison(self, kept: Mapping[bytes, bytes], rounds: int) -> SurvivorComparison | None:
         """Return the comparison of near copies with what is kept, after `rounds` rounds; None if it is off."""
-        if self.config.compare_survivor == "off":
+        if not self.config.compares_survivors:
             return None
         return SurvivorComparison(self.config, self.signature, kept, rounds)
 
@@ -97,7 +99,7 @@ def build_dedup(build: StepContext) -> dict[str, TableResult]:
     rows = rows if urls is None else rows.union(urls)
     stored = [] if urls is None else [urls]
     rounds = 0
-    if config.compare_survivor != "off":
+    if config.compares_survivors:
         rows, rounds = rounds_of_survivors(build, tasks, rows, stored)
     answers = write_parts(build, rows, tasks, rounds)
     for frame in stored:
@@ -147,6 +149,7 @@ def rounds_of_survivors(
     Further rounds choose among the documents that are no copies of the survivors before. The returned rows have a
     further column: `payload`, the signature of the survivor. Frames on the workers' disks are added to `stored`.
     """
+    config = build.recipe.section("dedup", DedupConfig)
     shared = build.spark.sparkContext.broadcast(list(tasks))
 
     def with_signatures(counted: DataFrame) -> DataFrame:
@@ -154,6 +157,8 @@ def rounds_of_survivors(
             yield from signatures_of_survivors(shared.value[number], known_totals_of(batches))
 
         signatures = map_parts(counted, len(tasks), read, "key binary, payload binary")
+        if config.indexes:
+            signatures = signatures.union(earlier_signatures(build.spark, build.inputs, counted, config))
         return counted.join(signatures, "key", "left").select("part", "key", "total", "best", "payload")
 
     def keep(frame: DataFrame) -> DataFrame:
@@ -161,8 +166,7 @@ def rounds_of_survivors(
         return stored[-1]
 
     chosen, rounds = keep(with_signatures(rows)), 1
-    config = build.recipe.section("dedup", DedupConfig)
-    while config.compare_survivor == "require" and rounds < config.rounds:
+    while config.requires_survivors and rounds < config.rounds:
 
         def tally(part: int, batches: Iterator[pa.RecordBatch], rounds: int = rounds) -> Iterator[pa.RecordBatch]:
             yield from rest_tallies_of_part(shared.value[part], list(batches), rounds)
@@ -184,6 +188,24 @@ def signatures_of_survivors(task: SurvivorsTask, known: KnownTotals) -> Iterator
         found = [(wanted[own], signed) for own, signed in zip(owns, facts.signatures) if own in wanted]
         columns = [pa.array([row[column] for row in found], pa.binary()) for column in range(2)]
         yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def earlier_signatures(
+    spark: SparkSession, inputs: Mapping[str, TableVersion], counted: DataFrame, config: DedupConfig
+) -> DataFrame:
+    """Return rows (key, payload): the signature of each survivor that is a document of an earlier snapshot.
+
+    `counted` has rows (key, best), in which `best` is the keep order of the survivor. Only documents that lead a bucket
+    of their snapshot's index have a signature there.
+    """
+    leaders = read_files(spark, inputs, ("index", "leaders/"), LEADERS, LEADERS_DDL)
+    digest = DIGEST_BYTES if config.exact != "off" else 0
+    end = F.octet_length("best") - digest - PART_BYTES
+    is_earlier = F.substring("best", end + 1, F.lit(PART_BYTES)) == F.lit(EARLIER.to_bytes(PART_BYTES, "big"))
+    ids = F.substring("best", end - DOC_ID_BYTES + 1, F.lit(DOC_ID_BYTES)).alias("doc_id")
+    earlier = counted.where(is_earlier).select("key", ids).distinct()
+    signature = F.expr(f"substring(payload, {digest + 1})").alias("payload")
+    return earlier.join(leaders, "doc_id").select("key", signature)
 
 
 def rest_tallies_of_part(task: SurvivorsTask, rows: Sequence[pa.RecordBatch], rounds: int) -> Iterator[pa.RecordBatch]:

@@ -86,7 +86,7 @@ def format_summary(row: Row, with_text: bool, meanings: Meanings | None = None) 
     `with_text` adds the text as in `format_document`. A title that is only in the raw text is a part of the text.
     """
     survivor = row.get("dedup.survivor") if row.get("drop_stage") == "dedup" else None
-    similarity = row.get("dedup.similarity")
+    similarity = row.get("drop_value")  # of a document of the same URL it is null
     alike = f", similarity {similarity:.2f}" if similarity is not None else ""
     chars = row.get("body_chars") if row.get("body_chars") is not None else row.get("num_chars")
     score = f" ({row['language_score']:.2f})" if row.get("language_score") is not None else ""

@@ -17,10 +17,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from pipeline.dedup.config import DEDUP, EXACT, NEAR, SAME_URL, DedupConfig
-from pipeline.dedup.decide import DROPPED, NOT_DROPPED, facts_columns, facts_of
+from pipeline.dedup.decide import DROPPED, NOT_DROPPED, SurvivorComparison, facts_columns, facts_of
 from pipeline.dedup.index import representatives_of
 from pipeline.dedup.keys import DIGEST_BYTES
-from pipeline.dedup.survivors import earlier_clusters, earlier_urls
+from pipeline.dedup.survivors import earlier_clusters, earlier_signatures, earlier_urls
 from pipeline.engine.parquet import Part, parts_of, read_measured
 from pipeline.engine.part import TaskResult
 from pipeline.engine.rules import KEPT, columns_of, evaluate_checks
@@ -29,6 +29,7 @@ from pipeline.engine.step import add_figures
 from pipeline.engine.worker import local_models
 from pipeline.inspect.cells import KEPT_VERDICT, PredictionCell, Rates, counts_of_shard, kept_tokens, token_rates
 from pipeline.inspect.whatif_limits import SensitivityCurve, curves_of, sensitivity_part
+from pipeline.minhash.stage import SignatureConfig
 from pipeline.perplexity.paragraphs import cuts_paragraphs
 from pipeline.stages import STEPS, checked_stages, uses_union
 from pipeline.steps.paragraphs import count_cuts, limits_of_source
@@ -44,14 +45,14 @@ from pipeline.tokens.streams import BUCKET_TABLES, MIX_RULE, TOKENS, Sorting, so
 from pipeline.tokens.tokenizer import TokenizerConfig
 from pipeline.tokens.train_tokenizer import TOKENIZER
 from schemas.config import Recipe
-from schemas.errors import ConfigError, ContractError
+from schemas.errors import ContractError
 from schemas.manifest import TableVersion, open_table, read_run
 from schemas.storage import Store
 from schemas.text import printable, text_table
 
 JUDGED = pa.schema(
     [
-        *(pa.field(name, pa.binary()) for name in ("doc", "cluster", "order", "url", "url_order")),
+        *(pa.field(name, pa.binary()) for name in ("doc", "cluster", "order", "url", "url_order", "signature")),
         *(pa.field(name, pa.string()) for name in ("language", "source", "before", "verdict")),
         pa.field("joined", pa.bool_()),
         pa.field("dropped", pa.bool_()),
@@ -60,8 +61,8 @@ JUDGED = pa.schema(
     ]
 )
 JUDGED_DDL = (
-    "doc binary, cluster binary, order binary, url binary, url_order binary, language string, source string, "
-    "before string, verdict string, joined boolean, dropped boolean, left_out boolean, chars long"
+    "doc binary, cluster binary, order binary, url binary, url_order binary, signature binary, language string, "
+    "source string, before string, verdict string, joined boolean, dropped boolean, left_out boolean, chars long"
 )
 
 
@@ -88,14 +89,8 @@ class Prediction:
 def predict(spark: SparkSession, run: Store, recipe: Recipe, models: Mapping[str, Mapping[str, str]]) -> Prediction:
     """Predict the verdicts that the run would have with the settings of `recipe`.
 
-    `models` are the paths of the models of each stage. Raises ContractError if the run has no table `dedup` yet, and
-    ConfigError if the choice of survivors compares signatures, which a prediction does not read.
+    `models` are the paths of the models of each stage. Raises ContractError if the run has no table `dedup` yet.
     """
-    if recipe.section("dedup", DedupConfig).compare_survivor == "require":
-        raise ConfigError(
-            "what-if: expected dedup.compare_survivor 'off' or 'measure', got 'require', with which signatures are "
-            "compared. Run `penstock run` with these settings instead."
-        )
     tables = open_tables(run)
     parts = parts_of({name: table for name, table in tables.items() if name != "index"})
     stages = checked_stages(recipe)
@@ -111,7 +106,7 @@ def predict(spark: SparkSession, run: Store, recipe: Recipe, models: Mapping[str
     judge_task = partial(predict_part, sorting=mix_of(run, tables) if has_tokens else None)
     judged = persist_on_disk(dataframe_from_tasks(spark, judge_task, tasks, JUDGED_DDL))
     tables |= representatives_of(recipe, [])
-    verdicts = apply_mix(with_survivors(judged, recipe.section("dedup", DedupConfig), spark, tables))
+    verdicts = apply_mix(with_survivors(judged, recipe, spark, tables))
     cells = count_cells(verdicts, token_counts(spark, run) if has_tokens else None)
     judged.unpersist()
     trains = recipe.section(TOKENIZER.name, TokenizerConfig).model is None
@@ -180,6 +175,8 @@ def predict_part(task: VerdictsTask, sorting: Sorting | None) -> Iterator[pa.Rec
     for batch in read_measured(task.part, columns):
         first = evaluate_checks(checks, batch).first
         facts = facts_of(batch, task.part.ordinal, config)
+        is_joined = [similarity is not None for similarity in facts.similarities]
+        signatures: Sequence[bytes | None] = facts.signatures or [None] * batch.num_rows
         rows = {
             "doc": facts.ids,
             "cluster": facts.clusters,
@@ -189,7 +186,8 @@ def predict_part(task: VerdictsTask, sorting: Sorting | None) -> Iterator[pa.Rec
             **{name: batch.column(name).fill_null("?").to_pylist() for name in ("language", "source")},
             "before": verdicts_before(batch),
             "verdict": names[first].tolist(),
-            "joined": [similarity is not None for similarity in facts.similarities],
+            "signature": [signature if joined else None for signature, joined in zip(signatures, is_joined)],
+            "joined": is_joined,
             "dropped": (first != KEPT).tolist(),
             "left_out": [next(left_out) for _ in range(batch.num_rows)],
             "chars": facts.chars,
@@ -259,13 +257,14 @@ def verdicts_before(batch: pa.RecordBatch) -> list[str]:
 
 
 def with_survivors(
-    judged: DataFrame, config: DedupConfig, spark: SparkSession, tables: Mapping[str, TableVersion]
+    judged: DataFrame, recipe: Recipe, spark: SparkSession, tables: Mapping[str, TableVersion]
 ) -> DataFrame:
     """Add the column `after`: the final verdict with the new settings.
 
-    A document that no check drops is dropped by a deduplication rule unless it is the survivor of its URL and its
-    cluster.
+    A document that no check drops is dropped by a deduplication rule unless it is the survivor of its URL, and the
+    survivor of its cluster or no copy of the survivors that the rounds choose.
     """
+    config = recipe.section("dedup", DedupConfig)
     stays = ~F.col("dropped")
     if config.by_url != "off":
         urls = judged.where(stays & F.col("url").isNotNull()).select("url", F.col("url_order").alias("first"))
@@ -274,16 +273,46 @@ def with_survivors(
         judged = judged.join(best, "url", "left")
         stays &= F.col("url").isNull() | (F.col("url_order") == F.col("best_url"))
     flag = F.when(stays, F.lit(NOT_DROPPED)).otherwise(F.lit(DROPPED))
-    judged = judged.withColumns({"stays": stays, "own": F.concat(flag, "order")})
-    copies = judged.where("joined").select("cluster", "own")
-    copies = copies.union(earlier_clusters(spark, tables, config).select("key", "first"))
-    judged = judged.join(copies.groupBy("cluster").agg(F.min("own").alias("best")), "cluster", "left")
-    loses = F.col("stays") & F.col("joined") & (F.col("own") != F.col("best"))
+    after = F.when(F.col("dropped"), F.col("verdict")).when(~stays, F.lit(f"{DEDUP.name}/{SAME_URL}"))
+    after = after.when(~F.col("joined"), F.lit(KEPT_VERDICT))
+    judged = judged.withColumns({"own": F.concat(flag, "order"), "after": after})
+    copies = judged.where("joined").select("cluster", "own", "signature")
+    if config.indexes:
+        earlier = earlier_clusters(spark, tables, config).select("key", F.col("first").alias("best"))
+        signatures = earlier_signatures(spark, tables, earlier, config)
+        copies = copies.union(earlier.join(signatures, "key", "left").select("key", "best", "payload"))
+    comparison = SurvivorComparison(config, recipe.section("signature", SignatureConfig), {}, 1)
+    for _ in range(config.rounds if config.requires_survivors else 1):
+        judged = persist_on_disk(after_round(judged, copies, comparison))
+        copies = judged.where("after is null").select("cluster", "own", "signature")
+        if copies.isEmpty():
+            break
+    return judged.fillna(KEPT_VERDICT, ["after"])
+
+
+def after_round(judged: DataFrame, copies: DataFrame, comparison: SurvivorComparison) -> DataFrame:
+    """Set the column `after` of the survivors that a round chooses among `copies`, and of the copies of these.
+
+    Documents whose `after` is null before are undecided, and those that are no copies stay undecided.
+    """
+    config = comparison.dedup
+    best = copies.groupBy("cluster").agg(F.min("own").alias("best"), F.min_by("signature", "own").alias("kept"))
+    joined = judged.join(best, "cluster", "left").withColumn("is_copy", F.lit(True))
+    if config.requires_survivors:
+
+        def compare(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                pairs = zip(batch.column("signature").to_pylist(), batch.column("kept").to_pylist())
+                values = [None if None in pair else comparison.similarity(*pair) for pair in pairs]
+                is_copy = pa.array([comparison.is_copy(value) for value in values], pa.bool_())
+                yield batch.set_column(batch.num_columns - 1, "is_copy", is_copy)
+
+        joined = joined.mapInArrow(compare, joined.schema)
     digest = DIGEST_BYTES if config.exact != "off" else 0
     same = F.substring("own", -digest, digest) == F.substring("best", -digest, digest) if digest else F.lit(False)
-    copy = F.when(same, F.lit(f"{DEDUP.name}/{EXACT}")).otherwise(F.lit(f"{DEDUP.name}/{NEAR}"))
-    after = F.when(F.col("dropped"), F.col("verdict")).when(~F.col("stays"), F.lit(f"{DEDUP.name}/{SAME_URL}"))
-    return judged.withColumn("after", after.when(loses, copy).otherwise(F.lit(KEPT_VERDICT)))
+    after = F.when(F.col("after").isNotNull(), F.col("after")).when(F.col("own") == F.col("best"), F.lit(KEPT_VERDICT))
+    after = after.when(same, F.lit(f"{DEDUP.name}/{EXACT}")).when(F.col("is_copy"), F.lit(f"{DEDUP.name}/{NEAR}"))
+    return joined.withColumn("after", after).drop("best", "kept", "is_copy")
 
 
 def token_counts(spark: SparkSession, run: Store) -> DataFrame:

@@ -79,6 +79,10 @@ class Commands:
         first, end = f"{year}-01-01T00:00:00Z", f"{int(year) + 1:04d}-01-01T00:00:00Z"
         return self.show(count, IS_KEPT, f"date >= {first}", f"date < {end}")
 
+    def document(self, doc_id: str) -> str:
+        """Return the command for one document, by its doc_id in hexadecimal."""
+        return f"penstock show {self.quoted} --doc {doc_id[:12]} --text"
+
     def domain(self, count: int, name: str) -> str:
         """Return the command for the `count` kept documents of a domain."""
         return self.kept(count, domain=name) if self.reads_all else ""

@@ -156,9 +156,10 @@ EARLIER_INDEX = "/index"
 """Suffix of the names of earlier snapshot indexes among the inputs of `clusters`."""
 KINDS = ("within", "across")
 """Pairs of documents of one source, and of two."""
+NOT_MEASURED = {"value": None, "low": None, "high": None, "pairs": 0}
 PAIR_KINDS = {
     "joined": "with the document to which it was linked",
-    "cluster": "with the first document of its cluster",
+    "removed": "with the document that is kept in its place",
 }
 
 
@@ -215,6 +216,32 @@ class Precision:
 
 
 @dataclass(frozen=True)
+class LostPair:
+    """A document that was dropped as a copy, and the one that is kept in its place, by doc_id in hexadecimal."""
+
+    removed: str
+    kept: str
+    jaccard: float | None
+    """Their true similarity; None if it is not known."""
+
+
+@dataclass(frozen=True)
+class LostShare:
+    """A source or a domain that lost a large share of its documents as copies, with some of them to look at."""
+
+    kind: str
+    name: str
+    documents: int
+    removed: int
+    pairs: tuple[LostPair, ...]
+
+    @property
+    def share(self) -> float:
+        """The share of the documents that were dropped, 0..1."""
+        return self.removed / self.documents
+
+
+@dataclass(frozen=True)
 class Recall:
     """The recall of deduplication over the document pairs whose similarity is at least `jaccard`.
 
@@ -248,9 +275,12 @@ class Audit:
 
     min_jaccard: float
     layout: tuple[int, int] | None
-    documents: int
-    """Documents of the precision sample."""
     precision: tuple[Precision, ...]
+    false_positives: MeasuredShare
+    """The share of removed near copies that are less similar than `min_jaccard` to the document kept."""
+    with_numbers: MeasuredShare
+    """The same by shingles in which numbers keep their digits."""
+    losses: tuple[LostShare, ...]
     recall: tuple[Recall, ...]
     samples: Mapping[str, Mapping[str, Any]]
     plot: CurvePlot | None
@@ -381,10 +411,10 @@ def audit(facts: RunFacts) -> Audit | None:
     if not figures:
         return None
     limit, layout, samples = figures["min_jaccard"], figures["bands_rows"], figures["recall"]
+    removed = figures["precision"].get("removed", {})  # audits by older versions have no such sample
     return Audit(
         min_jaccard=limit,
         layout=tuple(layout) if layout else None,
-        documents=figures["precision"]["documents"],
         precision=tuple(
             Precision(
                 meaning,
@@ -395,7 +425,13 @@ def audit(facts: RunFacts) -> Audit | None:
                 tuple(sorted(row["jaccard"].items(), reverse=True)),
             )
             for kind, meaning in PAIR_KINDS.items()
-            if (row := figures["precision"][kind])
+            if (row := figures["precision"].get(kind))
+        ),
+        false_positives=_share(removed.get("false_positives", NOT_MEASURED)),
+        with_numbers=_share(removed.get("false_positives_with_numbers", NOT_MEASURED)),
+        losses=tuple(
+            LostShare(**{**loss, "pairs": tuple(LostPair(**pair) for pair in loss["pairs"])})
+            for loss in figures.get("losses", ())
         ),
         recall=tuple(_recall(samples, limit)),
         samples=samples,
@@ -410,8 +446,7 @@ def _best_sample(samples: Mapping[str, Mapping[str, Any]]) -> str:
 
 def _by_source(precision: Mapping[str, Any], recall: Mapping[str, Any]) -> list[SourceAudit]:
     found = recall.get(BY_SOURCE, {})
-    nothing = {"value": None, "low": None, "high": None, "pairs": 0}
-    empty = dict.fromkeys(KINDS, nothing)
+    empty = dict.fromkeys(KINDS, NOT_MEASURED)
     return [
         SourceAudit(
             source,

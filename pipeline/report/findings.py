@@ -109,6 +109,9 @@ def _lost(page: Measured) -> Iterator[Anomaly]:
     precision = audit.precision[0].all if audit else None
     if precision and precision.value is not None and precision.value < MIN_PRECISION:
         yield Anomaly(f"Only {precision.text} of the linked pairs of documents really are copies.", "dedup")
+    for loss in (audit.losses if audit else ())[:MAIN_REASONS]:
+        text = f"{percent(loss.share)} of the documents of {loss.kind} {loss.name} are dropped as copies."
+        yield Anomaly(text, "dedup", page.commands.document(loss.pairs[0].removed))
 
 
 def _uneven(page: Measured) -> Iterator[Anomaly]:

@@ -9,13 +9,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.recipe import read_recipe, stored_recipe
+from pipeline.dedup.config import DedupConfig
 from pipeline.inspect.whatif import predict
+from pipeline.minhash.stage import SignatureConfig, as_matrix, similarity, value_type
 from pipeline.run import prepare, run_steps
 from schemas.errors import ConfigError
 from schemas.manifest import open_table, read_run
 from schemas.storage import Store
 from schemas.tokens import open_dataset
 from schemas.union import write_union
+from tests.support.dedup_oracle import survivors_by_rounds
 from tests.support.paths import ROOT
 from tests.support.table_readers import by_every_reader, check_reader
 from train.data.document_index import DocumentIndex
@@ -142,20 +145,62 @@ def test_clusters_are_what_the_documents_say(whole):
     cluster_of = {row["doc_id"]: row["cluster"] for row in rows}
     assert {cluster_of[cluster] for cluster in sizes} == set(sizes)  # the smallest id is one of its own
     assert all(row["leader"] is None or cluster_of[row["leader"]] == row["cluster"] for row in rows)
-    kept: dict[bytes, int] = dict.fromkeys(sizes, 0)
-    for row in rows_of(whole, "dedup"):
+    found = {row["doc_id"]: row for row in rows_of(whole, "dedup")}
+    for row in found.values():
         assert row["cluster_size"] == sizes[row["cluster"]]
-        kept[row["cluster"]] += row["drop_stage"] is None
         assert (row["weight"] is None) == (row["drop_stage"] is not None)
-    for cluster, number in kept.items():
-        alive = [doc for doc, found in cluster_of.items() if found == cluster and not dropped[doc]]
-        assert number == min(1, len(alive))
+    documents = {row["doc_id"]: row for row in rows_of(whole, "documents") if row["doc_id"] in cluster_of}
+    members: dict[bytes, list[bytes]] = {}
+    for doc in sorted(documents, key=lambda doc: keep_order(documents[doc])):
+        if not dropped[doc]:
+            members.setdefault(cluster_of[doc], []).append(doc)
+    chains = 0
+    for own in members.values():
+        expected = survivors_by_rounds(own, lambda a, b: is_copy(documents[a], documents[b]), DedupConfig().rounds)
+        assert {doc: found[doc]["survivor"] for doc in own} == expected
+        assert all((found[doc]["drop_stage"] is None) == (kept == doc) for doc, kept in expected.items())
+        chains += len({*expected.values()}) > 1
+    assert chains >= 3  # clusters that a chain links, of which more than one document is kept
+
+
+def keep_order(row: dict) -> tuple:
+    """The order of `KEEP`; no document has a date."""
+    assert row["date"] is None
+    return row["snapshot"], -row["num_bytes"], row["doc_id"]
+
+
+def estimate(one: dict, other: dict) -> np.float32:
+    """The similarity of two documents by their whole signatures; 1 for equal texts."""
+    if one["text_digest"] == other["text_digest"]:
+        return np.float32(1)
+    signed = (as_matrix([row["signature"]], value_type(SignatureConfig())) for row in (one, other))
+    return np.float32(similarity(*signed)[0])
+
+
+def is_copy(one: dict, other: dict) -> bool:
+    return bool(estimate(one, other) >= np.float32(DedupConfig().min_similarity))
+
+
+def test_copies_of_an_earlier_snapshot_are_compared_with_the_document_kept(run_of, indexed):
+    second = run_of([SECOND], f'dedup.indexes=["{indexed.uri}"]')
+    documents = {row["doc_id"]: row for run in (indexed, second) for row in rows_of(run, "documents")}
+    kept = survivors(indexed, FIRST) | survivors(second, SECOND)
+    removed = [row for row in rows_of(second, "dedup") if row["drop_rule"] in ("near_duplicate", "exact_duplicate")]
+    earlier = [row for row in removed if documents[row["survivor"]]["snapshot"] == FIRST]
+    assert len(earlier) > 20
+    assert sum(row["drop_rule"] == "near_duplicate" for row in earlier) > 10
+    assert {row["survivor"] for row in removed} <= kept
+    for row in removed:
+        value = estimate(documents[row["doc_id"]], documents[row["survivor"]])
+        assert value == pytest.approx(row["drop_value"])
+        assert value >= np.float32(0.7)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("by_url", ["off", "first"])
 def test_one_snapshot_after_the_other_keeps_what_all_at_once_keeps(run_of, by_url):
-    settings = ["dedup.write_index=true", f"dedup.by_url={by_url}"]
+    # survivors of chains that only a whole run sees would be other documents
+    settings = ["dedup.write_index=true", f"dedup.by_url={by_url}", "dedup.compare_survivor=off"]
     first = run_of([FIRST], *settings)
     second = run_of([SECOND], *settings, f'dedup.indexes=["{first.uri}"]')
     third = run_of([THIRD], *settings, f'dedup.indexes=["{first.uri}","{second.uri}"]')

@@ -94,6 +94,54 @@ def test_own_rules_and_failed_documents_are_always_named(run: Store) -> None:
     assert "drop_rule = mine" in closing_summary(run, None, 1.0).next[0][0]  # although language/not_wanted has 40
 
 
+def test_false_positives_and_losses_of_the_audit(run: Store) -> None:
+    def audited(losses: int, with_numbers: float, pairs: int = 612, low: float = 0.01) -> list[str]:
+        figures = {
+            "min_jaccard": 0.7,
+            "precision": {
+                "removed": {
+                    "false_positives": {"value": 0.0125, "low": low, "high": 0.03, "pairs": pairs},
+                    "false_positives_with_numbers": {"value": with_numbers, "low": low, "high": 0.03, "pairs": pairs},
+                }
+            },
+            "losses": [
+                {
+                    **{"kind": "domain", "name": f"lost{n}.org\x1b", "documents": 1000, "removed": 812},
+                    "pairs": [{"removed": "a1" * 16, "kept": "b2" * 16, "jaccard": 0.8}],
+                }
+                for n in range(losses)
+            ],
+        }
+        content = {"table": "audit", "stages": {}, "config": {}, "inputs": [], "files": [], "figures": figures}
+        block = {"paths": {}, "started": "", "wall_seconds": 1.0, "cpu_seconds": 1.0, "code_version": "0"}
+        content["counts"] = {"rows_in": 0, "rows_kept": 0}
+        folder = run.child("audit/v-1")
+        Path(folder.path("manifest.json")).unlink(missing_ok=True)
+        write_manifest(folder, make_manifest(content, block, folder.uri))
+        write_run(run, RunFile(tables=dict.fromkeys([*COUNTS, "audit"], "v-1"), recipe={}))
+        lines = closing_summary(run, None, 1.0).text().splitlines()
+        return [line.split(maxsplit=1)[1] for line in lines if line.split()[0] in ("copies", "warning")]
+
+    assert audited(0, 0.25) == [
+        "of 612 removed near copies, 1.2 % (1.0 to 3.0 %) are less similar than 0.7 to the document kept; "
+        "25.0 % (1.0 to 3.0 %) if numbers count"
+    ]
+    assert audited(0, 0.0125, low=0.03) == [
+        "of 612 removed near copies, 1.2 % are less similar than 0.7 to the document kept"
+    ]
+    assert audited(0, 0.25, pairs=0) == []
+    assert audited(5, 0.25)[1:] == [
+        *(
+            f"domain lost{n}.org\\x1b: 812 of 1,000 documents (81 %) are dropped as copies, such as a1a1a1a1a1a1 of "
+            "b2b2b2b2b2b2"
+            for n in range(3)
+        ),
+        "2 other sources and domains lost as much; the report lists them",
+    ]
+    commands = [command for command, _ in closing_summary(run, None, 1.0).next]
+    assert f"penstock show '{run.uri}' --doc a1a1a1a1a1a1 --text" in commands
+
+
 def edit(run: Store, table: str, change: Callable[[dict[str, Any]], object]) -> None:
     """Change the manifest of a table."""
     path = Path(run.path(f"{table}/v-1/manifest.json"))

@@ -5,7 +5,7 @@ separate words, five consecutive characters without white space. Nothing of ours
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -72,6 +72,22 @@ def clusters_of(count: int, a: Ints, b: Ints) -> Ints:
 
     graph = csr_matrix((np.ones(len(a), np.int8), (a, b)), shape=(count, count))
     return connected_components(graph, directed=False)[1].astype(np.int64)
+
+
+def survivors_by_rounds(
+    members: Sequence[bytes], is_copy: Callable[[bytes, bytes], bool], rounds: int
+) -> dict[bytes, bytes]:
+    """Return the member that is kept in place of each member of a cluster, itself if it is kept.
+
+    In each round the first of the rest is kept, and all its copies are dropped. `members` are in keep order.
+    """
+    survivors: dict[bytes, bytes] = {}
+    rest = list(members)
+    for _ in range(rounds):
+        first = next(iter(rest), b"")
+        survivors |= {each: first for each in rest if each == first or is_copy(first, each)}
+        rest = [each for each in rest if each not in survivors]
+    return survivors | {each: each for each in rest}
 
 
 def expected_recall(

@@ -45,7 +45,7 @@ READS = {
     "verdicts": ("documents",),
     "clusters": ("documents", "text"),
     "dedup": ("documents", "verdicts", "clusters"),
-    "audit": ("documents", "text", "clusters"),
+    "audit": ("documents", "text", "clusters", "dedup"),
     "clean": ("documents", "text", "dedup"),
 }
 WITHOUT_BOOKS = ("text", "clusters", "audit")

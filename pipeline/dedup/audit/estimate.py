@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.minhash.simhash import distance
-from pipeline.minhash.stage import SignatureConfig, similarity, value_type
+from pipeline.minhash.stage import SignatureConfig, jaccard, similarity, value_type
 
 # Pairs of sampled documents: their true Jaccard similarity, estimated similarity, common keys, and common clusters.
 #
@@ -58,6 +58,8 @@ class AuditSample:
     """Number of distinct shingles of the document."""
     same: Rows
     """Row number of the first document with the same set of shingles, often the document itself."""
+    with_numbers: Sequence[bytes | None]
+    """Shingles in which numbers keep their digits, as sorted uint64; None outside the sample of removed documents."""
     row: dict[bytes, int]
     """Row number of each document, by doc_id."""
     without_text: frozenset[bytes]
@@ -117,6 +119,7 @@ def read_sample(table: pa.Table, signature: SignatureConfig) -> AuditSample:
         sets=sets,
         sizes=sizes,
         same=np.array([first.setdefault(shingles, row) for row, shingles in enumerate(stored)], np.int64),
+        with_numbers=table.column("with_numbers").to_pylist(),
         row={doc: row for row, doc in enumerate(docs)},
         without_text=frozenset(missing.filter(pc.invert(long)).column("doc").to_pylist()),
         too_long=frozenset(missing.filter(long).column("doc").to_pylist()),
@@ -166,6 +169,15 @@ def jaccard_of(sample: AuditSample, a: Rows, b: Rows) -> Numbers:
         common[block] = np.asarray(sample.sets[a[block]].multiply(sample.sets[b[block]]).sum(axis=1)).ravel()
     similarities: Numbers = _ratio(common, sample.sizes[a], sample.sizes[b])
     return similarities
+
+
+def jaccard_with_numbers(sample: AuditSample, a: Rows, b: Rows) -> Numbers:
+    """Return, for each i, the similarity of a[i] and b[i] by shingles in which numbers keep their digits (pairs,).
+
+    All documents must be in the sample of removed documents, or be kept in the place of one of them.
+    """
+    sets = {row: np.frombuffer(sample.with_numbers[row] or b"", "<u8") for row in {*a.tolist(), *b.tolist()}}
+    return np.array([jaccard(sets[one], sets[other]) for one, other in zip(a.tolist(), b.tolist())], np.float64)
 
 
 def _ratio(common: Any, left: Any, right: Any) -> Any:

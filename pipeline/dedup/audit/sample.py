@@ -1,10 +1,10 @@
 """The samples of the audit: documents that each part proposes, the choice among them, and the reading of their texts.
 
-Documents are chosen by hashes of doc_id and anchor, never by order. Three samples: documents that deduplication joined
-(for precision), uniformly drawn documents, and all documents of some anchors (for recall). An anchor is a document's
-smallest shingle under a separate hash, so two documents of Jaccard similarity s share it with probability s. Sources:
-Broder 1997, "On the resemblance and containment of documents"; Cohen and Kaplan 2007, "Summarizing data using bottom-k
-sketches" (coordinated samples).
+Documents are chosen by hashes of doc_id and anchor, never by order. There are four samples. For precision: documents
+that deduplication joined, and documents that it removed as copies. For recall: uniformly drawn documents, and all
+documents of some anchors. An anchor is a document's smallest shingle under a separate hash, so two documents of Jaccard
+similarity s share it with probability s. Sources: Broder 1997, "On the resemblance and containment of documents"; Cohen
+and Kaplan 2007, "Summarizing data using bottom-k sketches" (coordinated samples).
 """
 
 import hashlib
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.dedup.config import AuditConfig, DedupConfig
+from pipeline.dedup.config import EXACT, NEAR, AuditConfig, DedupConfig
 from pipeline.dedup.keep_order import big_endian, binary_array, order_columns, orders, rows_of_bytes
 from pipeline.dedup.keys import key_columns, near_keys, scopes_of
 from pipeline.engine.parquet import Part, apply_cuts, read_measured, without_templates
@@ -29,7 +29,7 @@ from schemas.errors import ContractError
 from schemas.ids import DOC_ID_BYTES
 from schemas.manifest import part_key
 
-JOINED, UNIFORM, ANCHORED = "joined", "uniform", "anchored"
+JOINED, REMOVED, UNIFORM, ANCHORED = "joined", "removed", "uniform", "anchored"
 OVERSAMPLE = 64
 """Number of documents that are proposed for their anchors, as a multiple of the sample size. The share of documents
 whose anchor another document has is not known in advance. If it is below one in 64, the sample is smaller than
@@ -39,19 +39,17 @@ PROPOSALS = pa.schema(
         pa.field("sample", pa.string()),
         pa.field("key", pa.int64()),
         pa.field("doc", pa.binary()),
-        pa.field("leader", pa.binary()),
-        pa.field("cluster", pa.binary()),
+        pa.field("other", pa.binary()),
         pa.field("rank", pa.int64()),
         pa.field("group", pa.binary()),
         pa.field("count", pa.int64()),
     ]
 )
-"""Columns of a proposed document. In the sample `anchored`, `rank` is the hash of its anchor, and `group` is anchor and
-scope. The first row of a group in a part has the number of the group's documents in the part as `count`. The other rows
-have 0. In the other samples, these three columns are null."""
-PROPOSALS_DDL = (
-    "sample string, key long, doc binary, leader binary, cluster binary, rank long, group binary, count long"
-)
+"""Columns of a proposed document. `other` is the document that it matched, in the sample `joined`, or the one that is
+kept in its place, in the sample `removed`. In the sample `anchored`, `rank` is the hash of its anchor, and `group` is
+anchor and scope. The first row of a group in a part has the number of the group's documents in the part as `count`. The
+other rows have 0. In the other samples, these three columns are null."""
+PROPOSALS_DDL = "sample string, key long, doc binary, other binary, rank long, group binary, count long"
 Keys = npt.NDArray[np.int64]
 
 
@@ -65,6 +63,8 @@ class ProposeTask:
     num_documents: int
     num_joined: int
     """Documents in all parts that deduplication joined with another."""
+    num_removed: int
+    """Documents in all parts that were dropped as copies."""
 
 
 def hash_values(values: npt.NDArray[np.uint64], seed: int, purpose: str) -> Keys:
@@ -90,14 +90,19 @@ def propose(task: ProposeTask) -> Iterator[pa.RecordBatch]:
     """Yield the documents of one part that `choose` may select for a sample, as rows (PROPOSALS)."""
     size = task.audit.documents
     enough = size + 6 * size**0.5 + 10  # almost surely at least `size`
-    joined_cut, uniform_cut = (hash_limit(enough / max(1, count)) for count in (task.num_joined, task.num_documents))
+    sizes = task.num_joined, task.num_removed, task.num_documents
+    joined_cut, removed_cut, uniform_cut = (hash_limit(enough / max(1, count)) for count in sizes)
     anchored_cut = hash_limit(OVERSAMPLE * size / max(1, task.num_documents))
-    columns = {"documents": ["anchor", *task.dedup.scope], "clusters": ["cluster", "leader"]}
+    columns = {"documents": ["anchor", *task.dedup.scope], "clusters": ["leader"], "dedup": ["survivor", "drop_rule"]}
     anchored: list[pa.RecordBatch] = []
     for batch in read_measured(task.part, columns):
         keys = document_keys(batch.column("doc_id"), task.audit.seed, JOINED)
         joined = batch.column("leader").is_valid().to_numpy(zero_copy_only=False) & (keys <= joined_cut)
-        yield _rows(JOINED, batch, keys, joined)
+        yield _rows(JOINED, batch, keys, joined, "leader")
+        keys = document_keys(batch.column("doc_id"), task.audit.seed, REMOVED)
+        is_copy = pc.is_in(batch.column("drop_rule"), value_set=pa.array([EXACT, NEAR]))
+        removed = is_copy.to_numpy(zero_copy_only=False) & (keys <= removed_cut)
+        yield _rows(REMOVED, batch, keys, removed, "survivor")
         keys = document_keys(batch.column("doc_id"), task.audit.seed, UNIFORM)
         yield _rows(UNIFORM, batch, keys, keys <= uniform_cut)
         anchored.append(_with_anchors(batch, task, anchored_cut))
@@ -105,10 +110,14 @@ def propose(task: ProposeTask) -> Iterator[pa.RecordBatch]:
         yield from _groups(pa.Table.from_batches(anchored).combine_chunks().to_batches(), task.audit.group)
 
 
-def _rows(sample: str, batch: pa.RecordBatch, keys: Keys, chosen: npt.NDArray[np.bool_]) -> pa.RecordBatch:
+def _rows(
+    sample: str, batch: pa.RecordBatch, keys: Keys, chosen: npt.NDArray[np.bool_], other: str | None = None
+) -> pa.RecordBatch:
+    """Return the chosen documents as rows (PROPOSALS). `other` is the column of the other document of each pair."""
     taken = batch.filter(pa.array(chosen))
     count = taken.num_rows
-    documents = [taken.column(name).cast(pa.binary()) for name in ("doc_id", "leader", "cluster")]
+    ids = taken.column("doc_id").cast(pa.binary())
+    documents = [ids, taken.column(other).cast(pa.binary()) if other else pa.nulls(count, pa.binary())]
     empty = [pa.nulls(count, pa.int64()), pa.nulls(count, pa.binary()), pa.nulls(count, pa.int64())]
     columns = [pa.array([sample] * count, pa.string()), pa.array(keys[chosen]), *documents, *empty]
     return pa.RecordBatch.from_arrays(columns, schema=PROPOSALS)
@@ -140,23 +149,27 @@ def _groups(batches: Sequence[pa.RecordBatch], size: int) -> Iterator[pa.RecordB
         batch = batch.append_column("count", pa.array(np.where(rank == 0, np.repeat(counts, counts), 0)))
         batch = batch.filter(pa.array(rank < size))
         empty = pa.nulls(batch.num_rows, pa.binary())
-        constants = {"sample": pa.array([ANCHORED] * batch.num_rows), "leader": empty, "cluster": empty}
+        constants = {"sample": pa.array([ANCHORED] * batch.num_rows), "other": empty}
         columns = [constants[name] if name in constants else batch.column(name) for name in PROPOSALS.names]
         yield pa.RecordBatch.from_arrays(columns, schema=PROPOSALS)
 
 
 @dataclass(frozen=True)
 class AuditSamples:
-    """The documents of the audit's three samples: joined, uniform and anchored."""
+    """The documents of the audit's four samples: joined, removed, uniform and anchored."""
 
-    joined: Sequence[tuple[bytes, bytes, bytes]]
-    """Rows (document, document that it matched, first document of its cluster)."""
+    joined: Sequence[tuple[bytes, bytes]]
+    """Rows (document, document that it matched)."""
+    removed: Sequence[tuple[bytes, bytes]]
+    """Rows (document, document that is kept in its place)."""
     uniform: Sequence[bytes]
     """The uniformly drawn documents."""
     anchored: Sequence[Sequence[bytes]]
     """Groups of at least two documents with the same anchor and scope."""
     every_joined: bool
     """True if the sample of joined documents holds all joined documents of the run."""
+    every_removed: bool
+    """True if the sample of removed documents holds all that the run dropped as copies."""
     every_document: bool
     """True if the uniform sample holds all documents of the run."""
     capped: Sequence[int]
@@ -164,20 +177,22 @@ class AuditSamples:
 
     def wanted(self) -> list[bytes]:
         """Return the doc_ids of all documents in the samples, sorted."""
-        joined = {doc for row in self.joined for doc in row}
-        return sorted({*joined, *self.uniform, *(doc for group in self.anchored for doc in group)})
+        paired = {doc for row in (*self.joined, *self.removed) for doc in row}
+        return sorted({*paired, *self.uniform, *(doc for group in self.anchored for doc in group)})
 
 
-def choose(rows: pa.Table, audit: AuditConfig, num_documents: int, num_joined: int) -> AuditSamples:
-    """Return the three samples, chosen from the proposals `rows` (PROPOSALS).
+def choose(rows: pa.Table, audit: AuditConfig, num_documents: int, num_joined: int, num_removed: int) -> AuditSamples:
+    """Return the four samples, chosen from the proposals `rows` (PROPOSALS).
 
     In `rows`, every row of a group has the number of the group's documents in the whole run as `count`.
     """
-    by_sample: dict[str, list[dict[str, Any]]] = {JOINED: [], UNIFORM: [], ANCHORED: []}
+    by_sample: dict[str, list[dict[str, Any]]] = {JOINED: [], REMOVED: [], UNIFORM: [], ANCHORED: []}
     for row in rows.to_pylist():
         by_sample[row["sample"]].append(row)
     size = audit.documents
-    joined, uniform = (sorted(by_sample[name], key=lambda row: (row["key"], row["doc"])) for name in (JOINED, UNIFORM))
+    joined, removed, uniform = (
+        sorted(by_sample[name], key=lambda row: (row["key"], row["doc"]))[:size] for name in (JOINED, REMOVED, UNIFORM)
+    )
     groups: dict[tuple[int, bytes], list[dict[str, Any]]] = {}
     for row in by_sample[ANCHORED]:
         groups.setdefault((row["rank"], row["group"]), []).append(row)
@@ -190,10 +205,12 @@ def choose(rows: pa.Table, audit: AuditConfig, num_documents: int, num_joined: i
         anchored.append(sorted(row["doc"] for row in members))
         capped += [total] if total > audit.group else []
     return AuditSamples(
-        joined=[(row["doc"], row["leader"], row["cluster"]) for row in joined[:size]],
-        uniform=[row["doc"] for row in uniform[:size]],
+        joined=[(row["doc"], row["other"]) for row in joined],
+        removed=[(row["doc"], row["other"]) for row in removed],
+        uniform=[row["doc"] for row in uniform],
         anchored=anchored,
         every_joined=num_joined <= size,
+        every_removed=num_removed <= size,
         every_document=num_documents <= size,
         capped=capped,
     )
@@ -217,14 +234,16 @@ SAMPLED = pa.schema(
         pa.field("keys", pa.binary()),
         pa.field("num_shingles", pa.int64()),
         pa.field("shingles", pa.binary()),
+        pa.field("with_numbers", pa.binary()),
     ]
 )
 """`order` is the keep order, or the doc_id if there are no figures by source. `shingles` are the sorted distinct hashes
 as uint64. They are null for a document without text, for which `num_shingles` is null too, and for a document with more
-than MAX_SHINGLES."""
+than MAX_SHINGLES. `with_numbers` are the shingles in which numbers keep their digits, of documents in the sample
+`removed`."""
 SAMPLED_DDL = (
     "doc binary, scope long, cluster binary, source string, order binary, digest binary, signature binary, "
-    "keys binary, num_shingles long, shingles binary"
+    "keys binary, num_shingles long, shingles binary, with_numbers binary"
 )
 
 
@@ -241,6 +260,8 @@ class TextsTask:
     signature: SignatureConfig
     by_source: bool = False
     """Whether the keep order is read, for figures by source."""
+    removed: frozenset[bytes] = frozenset()
+    """The documents of the sample `removed`, and those that are kept in their place."""
 
 
 def read_sampled(task: TextsTask) -> Iterator[pa.RecordBatch]:
@@ -305,8 +326,13 @@ def _same(task: TextsTask, expected: pa.Array, rows: pa.RecordBatch | None) -> p
 
 def _with_shingles(task: TextsTask, rows: pa.RecordBatch, texts: pa.RecordBatch) -> pa.RecordBatch:
     languages = rows.column("language").to_pylist()
-    sets = [_shingles(task, text, language) for text, language in zip(texts.to_pylist(), languages)]
-    stored = [None if codes is None or len(codes) > MAX_SHINGLES else codes.astype("<u8").tobytes() for codes in sets]
+    bodies = [_body(text) for text in texts.to_pylist()]
+    sets = [_shingles(body, language, task.signature) for body, language in zip(bodies, languages)]
+    numbered = task.signature.model_copy(update={"numbers": "kept"})
+    with_numbers = [
+        _shingles(body, language, numbered) if doc in task.removed else None
+        for doc, body, language in zip(rows.column("doc_id").to_pylist(), bodies, languages)
+    ]
     order = rows.column("doc_id").cast(pa.binary())
     if task.by_source:
         order = binary_array(orders(rows, task.part.ordinal, task.dedup))
@@ -320,12 +346,18 @@ def _with_shingles(task: TextsTask, rows: pa.RecordBatch, texts: pa.RecordBatch)
         rows.column("signature").cast(pa.binary()),
         binary_array(np.ascontiguousarray(near_keys(rows, task.dedup, task.signature)).view(np.uint8)),
         pa.array([None if codes is None else len(codes) for codes in sets], pa.int64()),
-        pa.array(stored, pa.binary()),
+        *(pa.array([_as_bytes(codes) for codes in each], pa.binary()) for each in (sets, with_numbers)),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SAMPLED)
 
 
-def _shingles(task: TextsTask, text: Mapping[str, Any], language: str | None) -> Codes | None:
-    if text["text"] is None:
-        return None
-    return shingle_hashes(apply_cuts(text["text"], text["cuts"] or []), language or "", task.signature)
+def _body(text: Mapping[str, Any]) -> str | None:
+    return None if text["text"] is None else apply_cuts(text["text"], text["cuts"] or [])
+
+
+def _shingles(body: str | None, language: str | None, signature: SignatureConfig) -> Codes | None:
+    return None if body is None else shingle_hashes(body, language or "", signature)
+
+
+def _as_bytes(codes: Codes | None) -> bytes | None:
+    return None if codes is None or len(codes) > MAX_SHINGLES else codes.astype("<u8").tobytes()

@@ -4,7 +4,7 @@ Each part proposes documents for the samples, and the driver chooses among them.
 `audit.documents` bounds the data on the driver and in that task, for a run of any size.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from pipeline.dedup.audit.estimate import (
+    DIGITS,
     FLOOR,
     AuditSample,
     Pairs,
@@ -26,15 +27,18 @@ from pipeline.dedup.audit.estimate import (
     concatenate_pairs,
     estimates,
     jaccard_of,
+    jaccard_with_numbers,
     precision_by_source,
     read_sample,
     share_a_key,
     simple_share,
 )
+from pipeline.dedup.audit.losses import ALARM, Loss, largest_losses
 from pipeline.dedup.audit.sample import (
     ANCHORED,
     JOINED,
     PROPOSALS_DDL,
+    REMOVED,
     SAMPLED,
     SAMPLED_DDL,
     UNIFORM,
@@ -45,7 +49,7 @@ from pipeline.dedup.audit.sample import (
     propose,
     read_sampled,
 )
-from pipeline.dedup.config import AuditConfig, DedupConfig
+from pipeline.dedup.config import DEDUP, EXACT, NEAR, AuditConfig, DedupConfig
 from pipeline.dedup.keep_order import order_columns
 from pipeline.dedup.keys import layout
 from pipeline.engine.parquet import parts_of
@@ -71,8 +75,6 @@ OF_SOURCES = ("a_source", "b_source", "a_first")
 """Columns of the table `audit` that only runs with several sources have."""
 MAX_LISTED = 50_000
 """Most pairs that the table lists for one sample. If the sample has more, those with the lowest hashes are listed."""
-CLUSTER = "cluster"
-"""The sample of joined documents, each paired with the first document of its cluster (joined by a chain of links)."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,8 @@ class ExamineTask:
     signature: SignatureConfig
     folder: Store
     has_several_sources: bool = False
+    losses: Sequence[Loss] = ()
+    """Sources and domains that lost a large share of their documents."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -135,6 +139,7 @@ def examine(task: ExamineTask, batches: Iterator[pa.RecordBatch]) -> PartResult:
             "bands_rows": None if task.layout is None else list(task.layout),
             "not_compared": {"without_text": len(sample.without_text), "too_long": len(sample.too_long)},
             "precision": precision(task, sample, listed),
+            "losses": losses_figures(task, sample, listed),
             "recall": {UNIFORM: recall_uniform(task, sample, listed), ANCHORED: recall_anchored(task, sample, listed)},
         }
         rows = 0
@@ -150,24 +155,28 @@ def examine(task: ExamineTask, batches: Iterator[pa.RecordBatch]) -> PartResult:
 def precision(task: ExamineTask, sample: AuditSample, listed: list[ListedPairs]) -> dict[str, Any]:
     """Return precision, as figures of the manifest, and append the compared pairs to `listed`.
 
-    Each sampled joined document is compared with two documents. One is the document that it matched (JOINED), the other
-    is the first document of its cluster (CLUSTER).
+    Each sampled joined document is compared with the document that it matched (JOINED). Each sampled document that was
+    dropped as a copy is compared with the document that is kept in its place (REMOVED). Both are simple random samples
+    without replacement: the documents with the lowest hashes of doc_id.
     """
     chosen = task.chosen
     excluded = sample.without_text | sample.too_long
-    figures: dict[str, Any] = {"documents": len(chosen.joined)}
-    for kind, column in ((JOINED, 1), (CLUSTER, 2)):
-        sampled = [(row[0], row[column]) for row in chosen.joined if row[0] != row[column]]
+    figures: dict[str, Any] = {}
+    for kind, sampled, every in (
+        (JOINED, chosen.joined, chosen.every_joined),
+        (REMOVED, chosen.removed, chosen.every_removed),
+    ):
         here = [pair for pair in sampled if pair[0] in sample.row and pair[1] in sample.row]
         missing = [pair for pair in sampled if pair[0] in excluded or pair[1] in excluded]
         ends = np.array([sorted((sample.row[a], sample.row[b])) for a, b in here], np.int64).reshape(-1, 2)
         a, b = ends[:, 0], ends[:, 1]
         pairs = Pairs(a, b, jaccard_of(sample, a, b))
         hits, near = pairs.jaccard >= task.min_jaccard, sample.digest[a] != sample.digest[b]
-        is_all = chosen.every_joined and len(here) == len(sampled)
+        is_all = every and len(here) == len(sampled)
         by_source = precision_by_source(sample, pairs, hits, is_all)
         steps = np.floor(np.minimum(pairs.jaccard * 20 + 1e-9, 20)).astype(int)
         figures[kind] = {
+            "documents": len(sampled),
             "all": simple_share(int(hits.sum()), len(a), is_all).to_json(),
             "near": simple_share(int(hits[near].sum()), int(near.sum()), is_all).to_json(),
             "not_compared": len(missing),
@@ -175,8 +184,39 @@ def precision(task: ExamineTask, sample: AuditSample, listed: list[ListedPairs])
             "jaccard": {f"{step / 20:.2f}": int(count) for step, count in enumerate(np.bincount(steps)) if count},
             **({BY_SOURCE: by_source} if task.has_several_sources else {}),
         }
+        if kind == REMOVED:
+            numbered = hits[near] & (jaccard_with_numbers(sample, a[near], b[near]) >= task.min_jaccard)
+            for name, right in (("false_positives", hits[near]), ("false_positives_with_numbers", numbered)):
+                figures[kind][name] = simple_share(int((~right).sum()), len(right), is_all).to_json()
         listed.append(ListedPairs(kind, pairs))
     return figures
+
+
+def losses_figures(task: ExamineTask, sample: AuditSample, listed: list[ListedPairs]) -> list[dict[str, Any]]:
+    """Return the losses of sources and domains as figures of the manifest, and append their pairs to `listed`.
+
+    The similarity of a pair is null if a text is missing or too long, or if the copy that is kept is of an earlier
+    snapshot.
+    """
+    shown = sorted({pair for loss in task.losses for pair in loss.pairs})
+    here = [pair for pair in shown if pair[0] in sample.row and pair[1] in sample.row]
+    a, b = np.array([sorted(sample.row[doc] for doc in pair) for pair in here], np.int64).reshape(-1, 2).T
+    pairs = Pairs(a, b, jaccard_of(sample, a, b))
+    listed.append(ListedPairs(ALARM, pairs))
+    similarities = {pair: round(value, DIGITS) for pair, value in zip(here, pairs.jaccard.tolist())}
+    return [
+        {
+            "kind": loss.kind,
+            "name": loss.name,
+            "documents": loss.documents,
+            "removed": loss.removed,
+            "pairs": [
+                {"removed": pair[0].hex(), "kept": pair[1].hex(), "jaccard": similarities.get(pair)}
+                for pair in loss.pairs
+            ],
+        }
+        for loss in task.losses
+    ]
 
 
 def recall_uniform(task: ExamineTask, sample: AuditSample, listed: list[ListedPairs]) -> dict[str, Any]:
@@ -278,19 +318,24 @@ def build_audit(build: StepContext) -> dict[str, TableResult]:
     signature = build.recipe.section("signature", SignatureConfig)
     parts = parts_of(build.inputs)
     clusters = build.inputs["clusters"].manifest.content
-    sizes = clusters.counts.rows_in, int(clusters.figures["joined_documents"])
+    dropped = build.inputs["dedup"].manifest.content.counts.dropped
+    removed = sum(dropped[f"{DEDUP.name}/{rule}"] for rule in (EXACT, NEAR))
+    sizes = clusters.counts.rows_in, int(clusters.figures["joined_documents"]), removed
     tasks = [ProposeTask(part, audit, dedup, *sizes) for part in parts]
     proposals = persist_on_disk(dataframe_from_tasks(build.spark, propose, tasks, PROPOSALS_DDL))
     doing("draw samples")
     chosen = choose(lowest_proposals(proposals, audit), audit, *sizes)
     proposals.unpersist()
-    documents, several = chosen.wanted(), build.recipe.has_several_sources
+    losses = largest_losses(build.spark, parts, audit)
+    shown = {doc for loss in losses for pair in loss.pairs for doc in pair}
+    documents, several = sorted({*chosen.wanted(), *shown}), build.recipe.has_several_sources
+    pairs = frozenset(doc for row in chosen.removed for doc in row)
     fetches = [
-        TextsTask(part, documents, dedup, own.recipe.section("signature", SignatureConfig), several)
+        TextsTask(part, documents, dedup, own.recipe.section("signature", SignatureConfig), several, pairs)
         for part, own in build.by_part(parts)
     ]
     texts = dataframe_from_tasks(build.spark, read_sampled, fetches, SAMPLED_DDL)
-    task = ExamineTask(chosen, audit, dedup, signature, build.folders["audit"], several)
+    task = ExamineTask(chosen, audit, dedup, signature, build.folders["audit"], several, losses)
     one = texts.repartitionById(1, F.lit(0))
     answers = run_partitions(one, lambda number, batches: examine(task, batches).to_json(), "compare the samples")
     return combine_parts([PartResult.from_json(answer) for answer in answers], ("audit",))
@@ -299,8 +344,8 @@ def build_audit(build: StepContext) -> dict[str, TableResult]:
 def lowest_proposals(proposals: DataFrame, audit: AuditConfig) -> Any:
     """Return the proposals from which `choose` selects the samples, as an Arrow table (PROPOSALS).
 
-    The samples `joined` and `uniform` have at most `audit.documents` rows each, and `anchored` at most `audit.group`
-    more. In `anchored`, `count` is the number of the group's documents in the whole run.
+    The samples `joined`, `removed` and `uniform` have at most `audit.documents` rows each, and `anchored` at most
+    `audit.group` more. In `anchored`, `count` is the number of the group's documents in the whole run.
     """
     of_anchor = proposals.where(F.col("sample") == ANCHORED)
     group = Window.partitionBy("group")
@@ -309,7 +354,7 @@ def lowest_proposals(proposals: DataFrame, audit: AuditConfig) -> Any:
     )
     chosen = ranked.where((F.col("count") > 1) & (F.col("place") <= audit.group)).drop("place")
     chosen = chosen.orderBy("rank", "group", "key", "doc").limit(audit.documents + audit.group)
-    for sample in (JOINED, UNIFORM):
+    for sample in (JOINED, REMOVED, UNIFORM):
         sampled_rows = proposals.where(F.col("sample") == sample).orderBy("key", "doc").limit(audit.documents)
         chosen = chosen.union(sampled_rows)
     table: pa.Table = chosen.toArrow()

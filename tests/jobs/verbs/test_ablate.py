@@ -509,10 +509,10 @@ def test_what_a_change_does_not_touch_is_taken_from_the_run(run: Store, same_ses
     change = change_of([WORD], [])
     folder, recipe = branch.branch_folder(run, change), branch_recipe(run, change)
     make_branch(run, folder, recipe)
-    assert made_in(folder) == {"verdicts", "dedup", "representatives", "clean", "tokenizer", "tokens"}
+    assert made_in(folder) == {"verdicts", "dedup", "representatives", "audit", "clean", "tokenizer", "tokens"}
     assert sorted(path for path in run.walk() if not path.startswith("ablations/")) == files
     tables = read_run(folder).tables
-    for name in ("documents", "text", "clusters", "index", "audit"):
+    for name in ("documents", "text", "clusters", "index"):
         assert tables[name] == f"../../../{name}/{read_run(run).tables[name]}"
     assert "/" not in tables["verdicts"]
     assert [home.uri for home in run_folders(folder)] == [folder.uri, run.uri]
@@ -611,7 +611,7 @@ def arguments(run: Store, **given: Any) -> argparse.Namespace:
 def test_a_dry_run_prints_reused_tables_and_the_cost(run: Store, capsys: pytest.CaptureFixture[str]) -> None:
     assert ablate.ablate_command(arguments(run, without=["quality.c4"], dry_run=True, seeds=2)) == 0
     printed = capsys.readouterr().out
-    assert "reused     documents, clusters, audit\ncomputed   verdicts, dedup, clean, tokenizer, tokens\n" in printed
+    assert "reused     documents, clusters\ncomputed   verdicts, dedup, audit, clean, tokenizer, tokens\n" in printed
     assert "proxy runs 4, each about 200,000 parameters and at most " in printed
     assert not run.exists("ablations/quality.c4")
     for name, value in (("seeds", 0), ("tokens", 0), ("sequences", 0), ("params", 0.5)):

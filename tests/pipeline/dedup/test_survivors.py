@@ -1,10 +1,14 @@
 """Near copies that are compared with the document that is kept, by hand and in a run: chains of pairwise copies."""
 
+from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pipeline.dedup.config import DedupConfig
@@ -13,8 +17,8 @@ from pipeline.dedup.survivors import similarity_step
 from pipeline.inspect.whatif import predict
 from pipeline.minhash.stage import SignatureConfig, as_matrix, signature, similarity, value_type
 from pipeline.run import prepare, run_steps
-from schemas.errors import ConfigError
 from schemas.storage import Store
+from tests.support.dedup_oracle import survivors_by_rounds
 from tests.support.dedup_tables import Text, columns_of, recipe_of, table_of, write_documents
 
 SIGNED = SignatureConfig()
@@ -36,8 +40,11 @@ CHAIN = {
 }
 
 
-def facts(names: str, digests: str = "") -> DedupFacts:
-    """Documents of one cluster in this keep order; documents of the same letter in `digests` have equal texts."""
+def facts(names: str, digests: str = "", values: Mapping[str, bytes] = CHAIN, first: int = 0) -> DedupFacts:
+    """Documents of one cluster in this keep order; documents of the same letter in `digests` have equal texts.
+
+    `first` is the place of the first document in the keep order of all parts.
+    """
     ids = [name.encode() * 16 for name in names]
     ends = [letter.encode() * 16 for letter in digests] or [b""] * len(ids)
     return DedupFacts(
@@ -45,12 +52,12 @@ def facts(names: str, digests: str = "") -> DedupFacts:
         dropped=[False] * len(ids),
         clusters=[CLUSTER] * len(ids),
         similarities=[0.75] * len(ids),
-        orders=[bytes([place]) + doc + bytes(4) + end for place, (doc, end) in enumerate(zip(ids, ends))],
+        orders=[bytes([place]) + doc + bytes(4) + end for place, (doc, end) in enumerate(zip(ids, ends), first)],
         digest=16 if digests else 0,
         urls=[None] * len(ids),
         url_orders=[b""] * len(ids),
         chars=[1] * len(ids),
-        signatures=[CHAIN[name] for name in names],
+        signatures=[values[name] for name in names],
     )
 
 
@@ -102,27 +109,67 @@ def test_equal_texts_are_copies_whatever_their_signatures() -> None:
     assert found == {"A": ("A", None, 2), "C": ("A", 1.0, 2)}
 
 
+@given(
+    signatures=st.lists(st.tuples(*[st.integers(1, 3)] * 4), min_size=1, max_size=12),
+    cuts=st.lists(st.integers(0, 12), max_size=3),
+    rounds=st.integers(1, 4),
+)
+def test_survivors_are_those_of_an_oracle_at_any_distribution_over_parts(
+    signatures: list[tuple[int, ...]], cuts: list[int], rounds: int
+) -> None:
+    names = [chr(ord("A") + place) for place in range(len(signatures))]
+    values = dict(zip(names, (signed(*each) for each in signatures)))
+    bounds = sorted({0, len(names), *(cut for cut in cuts if cut < len(names))})
+    parts = [facts("".join(names[low:high]), values=values, first=low) for low, high in pairwise(bounds)]
+    config = DedupConfig(rounds=rounds, min_similarity=0.7)
+    known: dict[bytes, tuple[int, bytes]] = {}
+    kept: dict[bytes, bytes] = {}
+    ran = 0
+    while ran < rounds:
+        total: dict[bytes, tuple[int, bytes]] = {}
+        for part in parts:
+            tally: dict[bytes, tuple[int, bytes]] = {}
+            if ran == 0:
+                cluster_tallies(part, known, tally, alone=False)
+            else:
+                rest_tallies(part, known, SurvivorComparison(config, SIGNED, kept, ran), tally)
+            for key, (count, best) in tally.items():
+                total[key] = total.get(key, (0, best))[0] + count, min(total.get(key, (0, best))[1], best)
+        if all(count == 1 for count, _ in total.values()):
+            break
+        key, (count, best) = round_key(ran, CLUSTER), total[CLUSTER]
+        known[key] = count, best
+        kept[key] = next(part.signatures[part.orders.index(best[1:])] for part in parts if best[1:] in part.orders)
+        ran += 1
+    comparison = SurvivorComparison(config, SIGNED, kept, ran)
+    decisions = [each for part in parts for each in decide(part, known, comparison)]
+    found = {each.row["doc_id"]: each.row["survivor"] for each in decisions}
+    of = {name.encode() * 16: value for name, value in values.items()}
+
+    def is_copy(one: bytes, other: bytes) -> bool:
+        return comparison.similarity(of[one], of[other]) >= np.float32(0.7)
+
+    assert found == survivors_by_rounds(list(of), is_copy, rounds)
+    for each in decisions:
+        survivor = each.row["survivor"]
+        assert (each.reason is None) == (survivor == each.row["doc_id"])
+        if each.reason is not None:  # a removal has its measured similarity to a document that stays
+            assert found[survivor] == survivor
+            assert each.value == comparison.similarity(of[each.row["doc_id"]], of[survivor]) >= np.float32(0.7)
+
+
 def test_steps_of_similarity() -> None:
     steps = [similarity_step(value) for value in (None, 0.0, 0.699, 0.7, 0.75, 1.0)]
     assert steps == ["not compared", "0.00", "0.65", "0.70", "0.75", "1.00"]
 
 
 def test_settings() -> None:
-    assert "compare_survivor" not in DedupConfig().decisions()
-    assert DedupConfig(compare_survivor="measure").decisions()["compare_survivor"] == "measure"
-    assert "compare_survivor" not in DedupConfig(compare_survivor="measure").content()
-    with pytest.raises(ValidationError, match="expected 'off' or 'measure' with write_index or indexes, got 'require'"):
-        DedupConfig(compare_survivor="require", write_index=True, keep=("snapshot",))
+    assert DedupConfig().compare_survivor == DedupConfig().decisions()["compare_survivor"] == "require"
+    assert "compare_survivor" not in DedupConfig(compare_survivor="off").decisions()
+    assert "compare_survivor" not in DedupConfig().content()
     with pytest.raises(ValidationError, match="near: expected true with compare_survivor"):
         DedupConfig(compare_survivor="measure", near=False)
-
-
-def test_a_prediction_compares_no_signatures(tmp_path: Path) -> None:
-    recipe = recipe_of(tmp_path, 1, {"dedup": {"compare_survivor": "require"}})
-    with pytest.raises(
-        ConfigError, match=r"what-if: expected dedup\.compare_survivor 'off' or 'measure', got 'require'"
-    ):
-        predict(None, Store(str(tmp_path)), recipe, {})
+    assert not DedupConfig(near=False).compares_survivors  # equal texts need no comparison
 
 
 def chain() -> list[str]:
@@ -149,6 +196,11 @@ def test_a_run_keeps_the_end_of_a_chain(spark: Any, tmp_path: Path) -> None:
         dropped[choice] = {place: row["drop_value"] for place, row in enumerate(table) if row["drop_rule"]}
         figures = table_of(tmp_path, "dedup").manifest.content.figures
         assert ("survivor_similarity" in figures) == (choice != "off")
+        for other in ("off", "measure", "require"):  # predicted from the tables of each choice
+            tried = recipe_of(tmp_path, 2, {"dedup": {"compare_survivor": other, "keep": ["longest"]}})
+            cells = predict(spark, Store(str(tmp_path)), tried, {}).cells
+            near = sum(cell.documents for cell in cells if cell.after == "dedup/near_duplicate")
+            assert near == (1 if other == "require" else 2)
     assert list(dropped["off"]) == list(dropped["measure"]) == [1, 2]
     assert dropped["measure"] == pytest.approx({1: ends[0], 2: ends[2]})
     assert dropped["require"] == pytest.approx({1: ends[0]})

@@ -137,7 +137,14 @@ def test_columns_are_printed_in_groups_and_empty_ones_in_one_line() -> None:
 def test_the_short_form_of_a_copy_names_the_copy_that_is_kept() -> None:
     survivor = identifier(7)
     row = {"doc_id": bytes(16), "drop_stage": "dedup", "drop_rule": "near_duplicate", "dedup.survivor": survivor}
-    row |= {"dedup.similarity": 0.964, "language": "en", "language_score": 0.9, "num_chars": 2180, "source": "web"}
+    row |= {
+        "dedup.similarity": 0.99,
+        "drop_value": 0.964,
+        "language": "en",
+        "language_score": 0.9,
+        "num_chars": 2180,
+        "source": "web",
+    }
     meanings = {"dedup/near_duplicate": NEAR_MEANINGS["estimate"]}
     assert format_summary(row, False, meanings).splitlines() == [
         f"document {'00' * 16}  dropped by dedup/near_duplicate: it is a near copy of the survivor, or linked to it by "
@@ -156,6 +163,9 @@ def test_near_duplicate_means_what_the_run_verified(tmp_path: Path, verify: str)
     tables = {"clusters": open_table(run, "clusters")[1]}
     assert declared_reasons(tables)["dedup"]["near_duplicate"] == NEAR_MEANINGS[verify]
     assert {"estimate": "by estimated similarity", "jaccard": "by verified similarity"}[verify] in NEAR_MEANINGS[verify]
+    edit(run, "dedup", lambda content: content["config"].update(dedup={"compare_survivor": "require"}))
+    tables["dedup"] = open_table(run, "dedup")[1]
+    assert declared_reasons(tables)["dedup"]["near_duplicate"] == NEAR_MEANINGS["require"]
 
 
 # ------------------------------------------------------------------------------------------------------- the command

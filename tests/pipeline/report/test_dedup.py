@@ -127,7 +127,10 @@ def test_the_audit_is_in_the_report(run: Store) -> None:
         "98,765 documents of 2 larger groups were left out.",
         "Linked pairs by true similarity Similarity from Pairs 1.00 1,290 0.70 663 0.65 37 Recall",
         "with the document to which it was linked 1,990 98.2 % 97.0 % to 99.0 % 700 95.0 % 93.0 % to 97.0 % 0",
-        "with the first document of its cluster 1,981 90.0 % 88.0 % to 92.0 % 0 – 9 8 from earlier snapshots",
+        "with the document that is kept in its place 1,981 90.0 % 88.0 % to 92.0 % 612 83.3 % 80.0 % to 86.0 % 9 8",
+        "False positives 16.7 % 14.0 % to 20.0 %",
+        "Of 612 near copies that were dropped, 16.7 % (14.0 % to 20.0 %) are less similar than 0.7 to",
+        "If numbers keep their digits in shingles, 25.0 % (22.0 % to 29.0 %) are.",
         "at least 0.7 2,345 86.4 % 82.0 % to 91.0 % 89.8 % 85.0 % to 93.0 % 9 77.8 % 45.0 % to 94.0 % 88.9 %",
         "equal shingles 321 100.0 % 97.5 % to 100.0 % 100.0 % 97.5 % to 100.0 % 0 – –",
     ):
@@ -140,6 +143,33 @@ def test_the_similarity_to_what_is_kept_is_in_the_report(tmp_path: Path) -> None
     change(run, "dedup", "figures", {"survivor_similarity": {"0.65": 4, "0.90": 17, "not compared": 2}})
     expected = "document that is kept Similarity from Documents not compared 2 0.90 17 0.65 4"
     assert expected in words_of(page_of(run))
+
+
+def test_losses_of_sources_and_domains_are_in_the_report(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", "audit")
+    assert "Sources and domains of which a large share" not in words_of(page_of(run))
+    pairs = [
+        {"removed": "a1" * 16, "kept": "b2" * 16, "jaccard": 0.8125},
+        {"removed": "c3" * 16, "kept": "d4" * 16, "jaccard": None},
+    ]
+    loss = {"kind": "domain", "name": "lost.org", "documents": 400, "removed": 300, "pairs": pairs}
+    change(run, "audit", "figures", {"losses": [loss]})
+    page = page_of(run)
+    text = words_of(page)
+    assert "domain lost.org 400 300 75.0 % a1a1a1a1a1a1 b2b2b2b2b2b2 0.8125" in text
+    assert "domain lost.org 400 300 75.0 % c3c3c3c3c3c3 d4d4d4d4d4d4 –" in text
+    assert "75.0 % of the documents of domain lost.org are dropped as copies." in text
+    assert "--doc a1a1a1a1a1a1 --text" in page
+    assert "--doc d4d4d4d4d4d4" not in page  # it is of an earlier snapshot, or without text
+
+
+def test_an_audit_by_an_older_version_has_no_sample_of_removed_copies(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", "audit")
+    path = Path(run.uri) / "audit/v-tiny/manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["content"]["figures"]["losses"], manifest["content"]["figures"]["precision"]["removed"]
+    path.write_text(json.dumps(manifest))
+    assert "False positives –" in words_of(page_of(run))
 
 
 def test_the_audit_by_source_is_in_the_report(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from pipeline.dedup.audit.sample import (
     ANCHORED,
     JOINED,
     PROPOSALS,
+    REMOVED,
     SAMPLED,
     UNIFORM,
     AuditSamples,
@@ -47,7 +48,16 @@ from schemas.storage import Store
 from schemas.tables import AUDIT
 
 SIGNATURE = SignatureConfig()
-NOBODY = AuditSamples(joined=[], uniform=[], anchored=[], every_joined=False, every_document=False, capped=[])
+NOBODY = AuditSamples(
+    joined=[],
+    removed=[],
+    uniform=[],
+    anchored=[],
+    every_joined=False,
+    every_removed=False,
+    every_document=False,
+    capped=[],
+)
 
 # --------------------------------------------------------------------------------------------------------- intervals
 
@@ -151,7 +161,8 @@ def proposal(sample: str, key: int, number: int, **more: Any) -> dict[str, Any]:
 def test_the_lowest_keys_are_chosen_and_whole_groups() -> None:
     size = 100
     rows = [proposal(UNIFORM, 1000 - n, n) for n in range(size + 5)]
-    rows += [proposal(JOINED, n, n, leader=doc(n + 1), cluster=doc(0)) for n in (3, 1, 2)]
+    rows += [proposal(JOINED, n, n, other=doc(n + 1)) for n in (3, 1, 2)]
+    rows += [proposal(REMOVED, n, n, other=doc(300)) for n in range(200 + size, 199, -1)]
     # anchors by rank: one group of 500 documents of which the 40 first are known, one of 30, one of 31, one of 2
     for rank, (count, known) in enumerate([(500, 40), (30, 30), (31, 20), (2, 2)]):
         rows += [
@@ -159,14 +170,18 @@ def test_the_lowest_keys_are_chosen_and_whole_groups() -> None:
             for n in range(known)
         ]
     config = AuditConfig(documents=size, group=40)
-    chosen = choose(pa.Table.from_pylist(rows[::-1], PROPOSALS), config, 10_000, 3)
+    chosen = choose(pa.Table.from_pylist(rows[::-1], PROPOSALS), config, 10_000, 3, 101)
     assert chosen.uniform == [doc(n) for n in range(104, 4, -1)]
-    assert chosen.joined == [(doc(n), doc(n + 1), doc(0)) for n in (1, 2, 3)]
+    assert chosen.joined == [(doc(n), doc(n + 1)) for n in (1, 2, 3)]
+    assert chosen.removed == [(doc(n), doc(300)) for n in range(200, 300)]
     assert [len(group) for group in chosen.anchored] == [40, 30]  # 40 + 30 + 31 > 100; the 2 after it must wait as well
     assert (chosen.capped, chosen.every_joined, chosen.every_document) == ([500], True, False)
-    assert chosen.wanted() == sorted({*chosen.uniform, *map(doc, range(5)), *(d for g in chosen.anchored for d in g)})
-    assert choose(pa.Table.from_pylist(rows, PROPOSALS), config, 100, 101).every_document
-    assert not choose(pa.Table.from_pylist(rows, PROPOSALS), config, 100, 101).every_joined
+    assert not chosen.every_removed
+    pairs = map(doc, [*range(1, 5), *range(200, 301)])
+    assert chosen.wanted() == sorted({*chosen.uniform, *pairs, *(d for g in chosen.anchored for d in g)})
+    assert choose(pa.Table.from_pylist(rows, PROPOSALS), config, 100, 101, 100).every_document
+    other = choose(pa.Table.from_pylist(rows, PROPOSALS), config, 100, 101, 100)
+    assert (other.every_joined, other.every_removed) == (False, True)
 
 
 # ------------------------------------------------------------------------------------------------------ pairs by hand
@@ -181,7 +196,7 @@ def sampled(
     many: int | None = None,
     **columns: Any,
 ) -> dict[str, Any]:
-    """Return a row of a sampled document; its keys are its own number unless given."""
+    """Return a row of a sampled document; its keys are its own number unless given. Its text has no numbers."""
     numbers = None if shingles is None else np.array(sorted(shingles), "<u8")
     signed = sketch(mix_bits(numbers), SIGNATURE) if numbers is not None and len(numbers) else np.zeros(112, np.uint32)
     return {
@@ -193,6 +208,7 @@ def sampled(
         "keys": np.array([number] if keys is None else keys, "<i8").tobytes(),
         "num_shingles": many if numbers is None else len(numbers),
         "shingles": None if numbers is None else numbers.tobytes(),
+        "with_numbers": None if numbers is None else numbers.tobytes(),
         **{"source": "web", "order": doc(number), **columns},
     }
 
@@ -271,8 +287,10 @@ def test_precision_and_recall_by_source(tmp_path: Path) -> None:
         sampled(3, A, cluster=1, source="news", order=b"3"),
         sampled(4, D, cluster=1, source="web", order=b"4"),
     ]
-    joined = [(doc(3), doc(1), doc(1)), (doc(4), doc(1), doc(2))]
-    chosen = with_samples(joined=joined, uniform=[doc(n) for n in range(1, 5)], every_document=True, every_joined=True)
+    joined, removed = [(doc(3), doc(1)), (doc(4), doc(1))], [(doc(3), doc(1)), (doc(4), doc(2))]
+    chosen = with_samples(
+        joined=joined, removed=removed, uniform=[doc(n) for n in range(1, 5)], every_document=True, every_joined=True
+    )
     output = run(tmp_path, rows, chosen, min_jaccard=0.65, several=True)
 
     def hits(figures: dict[str, Any]) -> dict[str, list[tuple[float | None, int]]]:
@@ -283,9 +301,9 @@ def test_precision_and_recall_by_source(tmp_path: Path) -> None:
 
     # All pairs are copies. Removed: 1 (of 1-2), 3 (of 1-3 and 2-3), 4 (of 1-4, 2-4 and 3-4); joined: 1-3, 1-4 and 3-4.
     assert hits(output.figures["recall"][UNIFORM]) == {"news": [(1, 1), (0, 2)], "web": [(0, 1), (1, 2)]}
-    # 3 with 1; 4 with 1, and with 2, the first document of its cluster
+    # 3 with 1; 4 with 1, and with 2, which is kept in its place
     assert hits(output.figures["precision"][JOINED]) == {"news": [(1, 1), (None, 0)], "web": [(None, 0), (1, 1)]}
-    assert hits(output.figures["precision"]["cluster"]) == {"news": [(1, 1), (None, 0)], "web": [(1, 1), (None, 0)]}
+    assert hits(output.figures["precision"][REMOVED]) == {"news": [(1, 1), (None, 0)], "web": [(1, 1), (None, 0)]}
     written = pq.read_table(next(tmp_path.glob("audit-*")) / output.files["audit"].path)
     assert written.schema.equals(AUDIT)
     listed = {(row["sample"], row["a"], row["b"]): row for row in written.to_pylist()}
@@ -326,31 +344,55 @@ def test_recall_by_hand(tmp_path: Path) -> None:
 def test_precision_by_hand(tmp_path: Path) -> None:
     rows = [*ROWS, sampled(9, None), sampled(10, None, many=10**6)]
     joined = [
-        (doc(3), doc(1), doc(1)),  # equal
-        (doc(4), doc(1), doc(1)),  # 9/11
-        (doc(2), doc(4), doc(1)),  # 8/12 to both
-        (doc(1), doc(3), doc(1)),  # is itself the first of its cluster
-        (doc(6), doc(99), doc(98)),  # joined with an earlier snapshot
-        (doc(5), doc(9), doc(10)),  # its leader has no text, the first of its cluster too much of it
+        (doc(3), doc(1)),  # equal
+        (doc(4), doc(1)),  # 9/11
+        (doc(2), doc(4)),  # 8/12
+        (doc(1), doc(3)),  # equal
+        (doc(6), doc(99)),  # joined with an earlier snapshot
+        (doc(5), doc(9)),  # its leader has no text
     ]
-    figures = run(tmp_path, rows, with_samples(joined=joined)).figures
+    removed = [*((row[0], doc(1)) for row in joined[:3]), (doc(6), doc(98)), (doc(5), doc(10))]  # 10: too much text
+    figures = run(tmp_path, rows, with_samples(joined=joined, removed=removed)).figures
     assert figures["not_compared"] == {"without_text": 1, "too_long": 1}
     precision = figures["precision"]
-    assert precision["documents"] == 6
-    leader, cluster = precision[JOINED], precision["cluster"]
+    leader, survivor = precision[JOINED], precision[REMOVED]
+    assert (leader["documents"], survivor["documents"]) == (6, 5)
     assert (leader["all"]["value"], leader["all"]["pairs"]) == (0.75, 4)
     assert (leader["near"]["value"], leader["near"]["pairs"]) == (0.5, 2)
     assert leader["jaccard"] == {"0.65": 1, "0.80": 1, "1.00": 2}
     assert (leader["earlier_snapshots"], leader["not_compared"]) == (1, 1)
-    assert (cluster["all"]["value"], cluster["all"]["pairs"]) == (0.666667, 3)
-    assert (cluster["earlier_snapshots"], cluster["not_compared"]) == (1, 1)
+    assert (survivor["all"]["value"], survivor["all"]["pairs"]) == (0.666667, 3)
+    assert (survivor["earlier_snapshots"], survivor["not_compared"]) == (1, 1)
     assert leader["all"]["low"] == pytest.approx(wilson(0.75, 4)[0], abs=1e-6)
     complete = run(tmp_path, rows, with_samples(joined=joined[:4], every_joined=True)).figures["precision"]
     assert complete[JOINED]["all"] == {"value": 0.75, "low": 0.75, "high": 0.75, "pairs": 4}
 
 
+def test_false_positives_by_hand(tmp_path: Path) -> None:
+    other = np.array([*range(1, 10), 30], "<u8").tobytes()  # of 4 with numbers: 8 of 12 with those of 1
+    rows = [
+        sampled(1, A),
+        sampled(2, A),
+        sampled(3, B),
+        sampled(4, D, with_numbers=np.array([*range(1, 9), 30, 31], "<u8").tobytes()),
+        sampled(5, [*range(1, 10)], with_numbers=other),
+    ]
+    removed = [(doc(n), doc(1)) for n in (2, 3, 4, 5)]
+    found = run(tmp_path, rows, with_samples(removed=removed)).figures["precision"][REMOVED]
+    # of the three pairs of different texts, 3 has 8/12; 4 has 9/11, or 8/12 with numbers; 5 has 9/10, or 9/11
+    assert (found["false_positives"]["value"], found["false_positives"]["pairs"]) == (0.333333, 3)
+    assert found["false_positives_with_numbers"]["value"] == 0.666667
+    low, high = wilson(1 / 3, 3)
+    assert (found["false_positives"]["low"], found["false_positives"]["high"]) == pytest.approx((low, high), abs=1e-6)
+    right = run(tmp_path, rows, with_samples(removed=[(doc(4), doc(1))] * 1)).figures["precision"][REMOVED]
+    assert right["false_positives"] == {"value": 0.0, "low": 0.0, "high": 0.793451, "pairs": 1}
+    every = run(tmp_path, rows, with_samples(removed=removed, every_removed=True)).figures["precision"][REMOVED]
+    assert every["false_positives"] == {"value": 0.333333, "low": 0.333333, "high": 0.333333, "pairs": 3}
+
+
 def test_the_table_has_the_pairs(tmp_path: Path) -> None:
-    chosen = with_samples(joined=[(doc(4), doc(1), doc(1))], anchored=[[doc(n) for n in (1, 2, 4)]])
+    pairs = [(doc(4), doc(1))]
+    chosen = with_samples(joined=pairs, removed=pairs, anchored=[[doc(n) for n in (1, 2, 4)]])
     answer = run(tmp_path, ROWS, chosen)
     rows = pq.read_table(next(tmp_path.glob("audit-*")) / answer.files["audit"].path)
     assert rows.schema.equals(pa.schema(list(AUDIT)[:-3]))  # the last three are those of sources
@@ -358,7 +400,7 @@ def test_the_table_has_the_pairs(tmp_path: Path) -> None:
     pairs = rows.to_pylist()
     assert [(row["sample"], row["a"], row["b"]) for row in pairs] == [
         ("joined", doc(1), doc(4)),
-        ("cluster", doc(1), doc(4)),
+        ("removed", doc(1), doc(4)),
         ("anchored", doc(1), doc(2)),
         ("anchored", doc(1), doc(4)),
         ("anchored", doc(2), doc(4)),

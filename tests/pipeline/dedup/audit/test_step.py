@@ -12,9 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.dedup.audit.losses import ALARM, largest_losses
 from pipeline.dedup.audit.sample import (
     ANCHORED,
     JOINED,
+    REMOVED,
     UNIFORM,
     ProposeTask,
     TextsTask,
@@ -47,8 +49,13 @@ class Page:
     text: str | None
     cluster: int
     leader: int | None = None
+    """Page that it matched, which is also kept in its place; -1 is one of an earlier snapshot."""
     language: str = "en"
     measured: bool = True
+
+    @property
+    def is_removed(self) -> bool:
+        return self.leader is not None and self.leader < self.number
 
     @property
     def doc(self) -> bytes:
@@ -97,27 +104,36 @@ def row_of(page: Page) -> dict[str, Any]:
         row["anchor"] = anchor(shingles, SIGNATURE.seed)
     row["cluster"] = identifier(page.cluster)
     row["leader"] = None if page.leader is None else EARLIER if page.leader < 0 else identifier(page.leader)
+    row["survivor"], row["domain"] = row["leader"] or page.doc, f"{page.number % 2}.org"
+    row["drop_rule"] = "near_duplicate" if page.is_removed else None
     return row
 
 
 def make_tables(folder: Path, pages: Sequence[Page], parts: int) -> dict[str, TableVersion]:
-    """Return the tables `documents`, `text` and `clusters` with these pages, divided into so many parts."""
+    """Return the tables `documents`, `text`, `clusters` and `dedup` with these pages, divided into so many parts."""
     tables = {}
-    for name in ("documents", "text", "clusters"):
+    for name in ("documents", "text", "clusters", "dedup"):
         store, files, paths = Store(str(folder / name)), [], {}
-        held = [page for page in pages if page.measured or name != "clusters"]
+        held = [page for page in pages if page.measured or name not in ("clusters", "dedup")]
         schema = TABLES[name].schema
         for part in range(parts):
             with PartWriter(store, part_key(part), schema) as writer:
                 for place, page in enumerate(pages):
                     if place % parts == part and page in held:
-                        writer.add({key: value for key, value in row_of(page).items() if key in schema.names})
+                        row = row_of(page)
+                        if name != "dedup":
+                            del row["drop_rule"]
+                        writer.add({key: value for key, value in row.items() if key in schema.names})
             entry = writer.written.to_json()
             paths[entry["key"]] = entry.pop("path")
             files.append(entry)
         rows = sum(entry["rows"] for entry in files)
         kept = sum(page.measured for page in held)
         counts = {"rows_in": rows, "rows_kept": kept, "dropped": {"extract/no_text": rows - kept}}
+        if name == "dedup":
+            removed = sum(page.is_removed for page in held)
+            dropped = {"dedup/near_duplicate": removed, "dedup/exact_duplicate": 0}
+            counts = {"rows_in": rows, "rows_kept": rows - removed, "dropped": dropped}
         figures = {"joined_documents": sum(page.leader is not None for page in held)} if name == "clusters" else {}
         content = {"table": name, "stages": {}, "config": {}, "inputs": [], "files": files, "counts": counts}
         how = {"paths": paths, "started": "", "wall_seconds": 0.0, "cpu_seconds": 0.0, "code_version": "0"}
@@ -144,7 +160,7 @@ def audited(
 @pytest.mark.spark
 def test_the_audit_does_not_depend_on_the_distribution_over_parts(spark: Any, tmp_path: Path) -> None:
     pages = make_pages()
-    recipe = recipe_of(DedupConfig(), documents=1000)
+    recipe = recipe_of(DedupConfig(), documents=1000, alarm_share=0.29)
     audits = [
         audited(spark, tmp_path / name, make_tables(tmp_path / name, order, parts), recipe)
         for name, order, parts in (("one", pages, 1), ("three", pages[::-1], 3))
@@ -170,10 +186,49 @@ def test_the_audit_does_not_depend_on_the_distribution_over_parts(spark: Any, tm
     assert 65 <= anchored["pairs"] - 40 <= 80
     # joined: 110 pages with a page of this run, one with an earlier snapshot
     precision = figures["precision"]
-    assert (precision["documents"], precision[JOINED]["earlier_snapshots"]) == (111, 1)
+    assert (precision[JOINED]["documents"], precision[JOINED]["earlier_snapshots"]) == (111, 1)
     assert (precision[JOINED]["all"]["value"], precision[JOINED]["all"]["pairs"]) == (1, 110)
-    assert (precision[JOINED]["near"]["pairs"], precision["cluster"]["near"]["pairs"]) == (30, 30)
-    assert set(rows.column("sample").to_pylist()) == {"joined", "cluster", UNIFORM, ANCHORED}
+    # removed: 40 equal pages and 30 near ones, and the page with a copy in the earlier snapshot
+    removed = precision[REMOVED]
+    assert (removed["documents"], removed["earlier_snapshots"], removed["all"]["pairs"]) == (71, 1, 70)
+    assert (precision[JOINED]["near"]["pairs"], removed["near"]["pairs"]) == (30, 30)
+    assert removed["false_positives"] == {"value": 0.0, "low": 0.0, "high": 0.113513, "pairs": 30}
+    assert set(rows.column("sample").to_pylist()) == {JOINED, REMOVED, UNIFORM, ANCHORED, ALARM}
+    assert figures["losses"] == expected_losses(pages, 0.29)
+    assert [loss["name"] for loss in figures["losses"]] == ["web", "1.org"]  # 71 of 240, 36 of 120; 0.org has 35
+
+
+def expected_losses(pages: Sequence[Page], share: float) -> list[dict[str, Any]]:
+    """Return the figures of losses, by one loop over all pages."""
+    losses = []
+    for kind, name in (("source", "web"), ("domain", "0.org"), ("domain", "1.org")):
+        own = [page for page in pages if page.measured and (kind == "source" or page.number % 2 == int(name[0]))]
+        removed = [page for page in own if page.is_removed]
+        if len(removed) <= share * len(own):
+            continue
+        keys = document_keys(pa.array([page.doc for page in removed], pa.binary(16)), 0, ALARM).tolist()
+        shown = [removed[place] for place in np.argsort(keys)[:3]]
+        pairs = []
+        for page in shown:
+            kept = EARLIER if page.leader == -1 else identifier(page.leader or 0)
+            value = None if page.leader == -1 else round(141 / 151, 6) if page.number % 3 == 2 else 1.0
+            pairs.append({"removed": page.doc.hex(), "kept": kept.hex(), "jaccard": value})
+        counts = {"documents": len(own), "removed": len(removed)}
+        losses.append({"kind": kind, "name": name, **counts, "pairs": pairs})
+    return losses
+
+
+@pytest.mark.spark
+def test_few_documents_and_shares_at_the_limit_raise_no_alarm(spark: Any, tmp_path: Path) -> None:
+    parts = parts_of(make_tables(tmp_path, make_pages(), 2))
+    for share, least, names in (
+        (71 / 240, 50, ["1.org"]),  # the whole source is at the limit, not above it
+        (0.2, 121, ["web"]),
+        (0.2, 241, []),
+        (1.0, 1, []),
+    ):
+        audit = AuditConfig(alarm_share=share, alarm_documents=least)
+        assert [loss.name for loss in largest_losses(spark, parts, audit)] == names
 
 
 @pytest.mark.spark
@@ -193,7 +248,7 @@ def test_small_samples_are_the_lowest_hashes_and_pairs_of_two_scopes_are_left_ou
     together = [n for n in range(40) if {identifier(3 * n), identifier(3 * n + 1)} <= chosen]
     assert (uniform["documents"], uniform["pairs"], uniform["is_all"]) == (100, len(together), False)
     assert figures["recall"][ANCHORED]["pairs"] == 40  # equal pages only: the near copies are of another language
-    assert figures["precision"]["documents"] == 100
+    assert figures["precision"][JOINED]["documents"] == 100
     assert {row["jaccard"] for row in rows.to_pylist() if row["sample"] in (UNIFORM, ANCHORED)} == {1.0}
 
 
@@ -201,7 +256,7 @@ def test_small_samples_are_the_lowest_hashes_and_pairs_of_two_scopes_are_left_ou
 def test_a_run_without_documents_is_audited(spark: Any, tmp_path: Path) -> None:
     figures, rows, _ = audited(spark, tmp_path, make_tables(tmp_path, [], 1), recipe_of(DedupConfig()))
     assert rows.num_rows == 0
-    assert figures["recall"][ANCHORED]["documents"] == figures["precision"]["documents"] == 0
+    assert figures["recall"][ANCHORED]["documents"] == figures["precision"][REMOVED]["documents"] == 0
 
 
 def test_the_step_runs_if_near_copies_are_joined() -> None:
@@ -225,11 +280,13 @@ def rows(batches: Any) -> list[dict[str, Any]]:
 
 
 def test_a_part_proposes_groups_with_their_sizes(part: Part) -> None:
-    task = ProposeTask(part, AuditConfig(documents=100, group=2), DedupConfig(), 240, 111)
+    task = ProposeTask(part, AuditConfig(documents=100, group=2), DedupConfig(), 240, 111, 71)
     proposals = rows(propose(task))
     by_sample = {name: [row for row in proposals if row["sample"] == name] for name in (JOINED, UNIFORM, ANCHORED)}
     assert {row["doc"] for row in by_sample[JOINED]} == {page.doc for page in make_pages() if page.leader is not None}
-    assert by_sample[JOINED][0]["cluster"] == identifier(0)
+    removed = {row["doc"]: row["other"] for row in proposals if row["sample"] == REMOVED}
+    assert len(removed) == 71
+    assert removed[identifier(4)] == removed[identifier(5)] == identifier(3)
     groups: dict[bytes, list[dict[str, Any]]] = {}
     for row in by_sample[ANCHORED]:
         groups.setdefault(row["group"], []).append(row)
