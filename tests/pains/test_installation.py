@@ -1,4 +1,4 @@
-"""Pains of installation, documents of use and tokenizers: imports, examples, promises, and tokens that are not there."""
+"""Pains of installation, guides and tokenizers: imports, examples, promises, and tokens that are not there."""
 
 import argparse
 import inspect
@@ -85,8 +85,8 @@ def test_a_first_run_needs_no_parameter_that_the_documents_leave_out() -> None:
 
 
 def test_personal_data_is_replaced_as_the_pages_say() -> None:
-    """NeMo Curator: a draft of its README described a stage for personal data. A reviewer noted that the current version
-    had none.
+    """NeMo Curator: a draft of its README described a stage for personal data. A reviewer noted that the current
+    version had none.
 
     https://github.com/NVIDIA-NeMo/Curator/pull/1801
 
@@ -106,7 +106,8 @@ def test_a_tokenizer_is_trained_to_the_same_bytes() -> None:
 
     https://github.com/marin-community/marin/issues/9188
 
-    A tokenizer is a step of a run. The same sample gives the same file, any text survives it, and reserved ids are free.
+    A tokenizer is a step of a run. The same sample gives the same file, any text survives it, and reserved ids are
+    free.
     """
     model = train_tokenizer(SAMPLE, TRAINED)
     assert train_tokenizer(iter(SAMPLE), TRAINED) == model
@@ -124,7 +125,9 @@ def with_own_start_token(folder: Path) -> Tokenizer:
     model.decoder = decoders.ByteLevel()
     special = ["<|start|>", "<|end|>"]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(400, initial_alphabet=alphabet, special_tokens=special, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, initial_alphabet=alphabet, special_tokens=special, show_progress=False
+    )
     model.train_from_iterator(SAMPLE, trainer)
     model.post_processor = processors.TemplateProcessing(
         single="<|start|> $A", special_tokens=[("<|start|>", model.token_to_id("<|start|>"))]

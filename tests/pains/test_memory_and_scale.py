@@ -1,7 +1,8 @@
 """Pains of memory and scale: buckets that grow too large, signatures of long texts, pages that never end."""
 
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +12,7 @@ import penstock
 from pipeline.dedup.config import DedupConfig
 from pipeline.dedup.keys import KEYS, PAIRED, PAYLOAD_REQUEST, pairs_of_buckets, rows_of_buckets
 from pipeline.dedup.verify import CARRIED, compare_pairs, make_comparison
+from pipeline.engine.spark import run_tasks
 from pipeline.extract.blocks import MAX_TAGS
 from pipeline.minhash.stage import FAMILIES, SignatureConfig, shingle_hashes, signature
 from schemas.config import build_recipe
@@ -65,8 +67,8 @@ def test_a_bucket_that_is_larger_than_memory_is_a_stream() -> None:
 
 
 def test_candidates_are_compared_batch_by_batch() -> None:
-    """NeMo Curator: fuzzy deduplication of 8 TB ran out of memory. The advice was one bucket of hashes at a time, and no
-    check of false positives, which needs a second copy of the corpus.
+    """NeMo Curator: fuzzy deduplication of 8 TB ran out of memory. The advice was one bucket of hashes at a time, and
+    no check of false positives, which needs a second copy of the corpus.
 
     https://github.com/NVIDIA-NeMo/Curator/issues/471
 
@@ -105,9 +107,10 @@ def test_the_signature_of_a_long_text_needs_a_fixed_workspace(family: str) -> No
     Shingles are permuted in blocks. The workspace for such a text is below 16 MiB, and the same for half of it.
     """
     config, peaks = SignatureConfig(family=family, permutations=256), []
+    few = shingle_hashes("some words of a text", "en", config)
+    FAMILIES[family].sketch(few, config)  # imports a package and draws the permutations
     for shingles in (65_536, 131_072):
-        codes = np.random.default_rng(1).integers(0, 1 << 63, shingles, dtype=np.uint64)
-        codes = codes.astype(shingle_hashes("some words of a text", "en", config).dtype)
+        codes = np.random.default_rng(1).integers(0, 1 << 63, shingles, dtype=np.uint64).astype(few.dtype)
         tracemalloc.start()
         FAMILIES[family].sketch(codes, config)
         peaks.append(tracemalloc.get_traced_memory()[1])
@@ -117,19 +120,40 @@ def test_the_signature_of_a_long_text_needs_a_fixed_workspace(family: str) -> No
 
 
 def test_a_page_of_a_million_rows_ends_in_a_verdict() -> None:
-    """trafilatura: the extraction of a page with a table of a million rows did not end, and its time limit worked in the
-    command line only.
+    """trafilatura: the extraction of a page with a table of a million rows did not end, and its time limit worked in
+    the command line only.
 
     https://github.com/adbar/trafilatura/issues/704
 
-    The work of a page is limited by counts before a parser sees it. The text before the table is kept, or a reason named.
+    The work of a page is limited by counts before a parser sees it. The text before the table is kept, or a reason
+    named.
     """
-    main = "".join(f"<p>The harbour of town {n} has a pier, a light and a small office for its master.</p>" for n in range(9))
+    main = "".join(
+        f"<p>The harbour of town {n} has a pier, a light and a small office for its master.</p>" for n in range(9)
+    )
     table = "<table>" + "<tr><td>a<td>b" * 1_000_000 + "</table>"
     assert table.count("<") > MAX_TAGS
     extracted = penstock.extract(main + table)
     assert extracted.drop is not None or "The harbour of town 8" in extracted.text
     assert len(extracted.text) < 5_000_000
+
+
+def numbered() -> Callable[[int, bool], dict[str, int]]:
+    """Return a task that returns its number; made here, so that it travels to the workers by value."""
+    return lambda number, retried: {"rows": 1, "number": number}
+
+
+@pytest.mark.spark
+def test_a_step_may_have_thousands_of_parts(spark: Any) -> None:
+    """datatrove: with more than 1,000 tasks, jobs were divided into several arrays of Slurm. All after the first
+    failed, and one too many was never started.
+
+    https://github.com/huggingface/datatrove/issues/238
+
+    A step is one job of Spark for any number of parts: each of 2,500 parts answers once, in order.
+    """
+    answers = run_tasks(spark, numbered(), list(range(2_500)), "test", 4)
+    assert [answer["number"] for answer in answers] == list(range(2_500))
 
 
 def test_stages_remember_nothing_of_other_documents() -> None:
@@ -154,7 +178,9 @@ def test_stages_remember_nothing_of_other_documents() -> None:
         for stage in stages
         if (needed := stage.models(recipe[stage.name]))
     }
-    texts = [f"The {word} sat on the mat by the door, and {n} people looked at it. " * 9 for n, word in enumerate("abc")]
+    texts = [
+        f"The {word} sat on the mat by the door, and {n} people looked at it. " * 9 for n, word in enumerate("abc")
+    ]
     others = [f"Some unrelated text about cooking and {word}, which has other words. " * 9 for word in "xyzuvw"]
 
     def measured(before: list[str]) -> list[dict[str, object]]:

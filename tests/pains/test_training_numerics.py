@@ -59,8 +59,8 @@ def test_the_loss_does_not_depend_on_tensor_parallelism(run_in: Callable[[str], 
 
 @pytest.mark.dist
 def test_two_kinds_of_parallelism_do_not_halve_the_loss(run_in: Callable[[str], Path]) -> None:
-    """torchtitan: with tensor and context parallelism together, the reported loss was about half of the loss with one of
-    them.
+    """torchtitan: with tensor and context parallelism together, the reported loss was about half of the loss with one
+    of them.
 
     https://github.com/pytorch/torchtitan/issues/3280
 
@@ -150,8 +150,9 @@ def test_tied_weights_are_exported_once_and_read_back(tmp_path: Path) -> None:
     files, names = sorted((tmp_path / "llama").glob("*.safetensors")), []
     for file in files:
         with safetensors.safe_open(file, "pt") as opened:
-            assert all(opened.get_tensor(name).numel() for name in opened.keys())
-            names += opened.keys()
+            stored = list(opened.keys())
+            assert all(opened.get_tensor(name).numel() for name in stored)
+            names += stored
     assert len(files) > 1
     assert len(names) == len(set(names))
     assert "model.embed_tokens.weight" in names
@@ -165,8 +166,8 @@ def test_tied_weights_are_exported_once_and_read_back(tmp_path: Path) -> None:
 
 
 def test_a_background_save_does_not_see_the_next_step(tmp_path: Path) -> None:
-    """torchtitan: after an asynchronous save had returned, the weights were not copied yet, so a change by the next step
-    could reach the checkpoint.
+    """torchtitan: after an asynchronous save had returned, the weights were not copied yet, so a change by the next
+    step could reach the checkpoint.
 
     https://github.com/pytorch/torchtitan/issues/930
 

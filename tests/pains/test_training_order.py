@@ -64,8 +64,8 @@ def read_files() -> Iterator[list[str]]:
 
 
 def test_the_order_needs_no_file_of_its_own(run: Store) -> None:
-    """OLMo: the files with the order of the data of released models were no longer served, so a reader of a paper could
-    not see what a model had read at a step.
+    """OLMo: the files with the data order of released models were no longer served. A reader could not see what a model
+    had read at a step.
 
     https://github.com/allenai/OLMo/issues/763
 
@@ -88,8 +88,8 @@ def test_the_documents_of_any_step_are_a_few_files_away(tmp_path: Path, read_fil
 
     https://github.com/allenai/OLMo/issues/869
 
-    The documents of a step are read from the document index of the shards that its rows lie in, however late the step,
-    and no tokens are read.
+    The documents of a step come from the document index of the shards that hold its rows, however late the step. No
+    tokens are read.
     """
     run = planned(tmp_path / "run", {"web": 240, "books": 80})
     shards = sum(len(shards) for shards in open_dataset(run).streams.values())
@@ -139,8 +139,8 @@ def tiny_stream(run: Store, name: str) -> list[dict[str, Any]]:
 
 
 def test_no_token_of_a_long_document_is_lost(tmp_path: Path) -> None:
-    """open-instruct: the loader of OLMo-core looked for document ends in the tokens and passed over 2 % of them; nothing
-    reported it.
+    """open-instruct: the loader of OLMo-core looked for document ends in the tokens and passed over 2 % of them;
+    nothing reported it.
 
     https://github.com/allenai/open-instruct/issues/1855
 

@@ -56,8 +56,8 @@ def whole(fresh: Callable[[], Path]) -> Callable[[int], Path]:
 
 
 def test_a_resume_has_the_losses_of_an_undisturbed_run(whole: Callable[[int], Path], tmp_path: Path) -> None:
-    """torchtitan: with a vocabulary that the number of ranks does not divide, the loss after a resume was worse than
-    in a run that was never interrupted.
+    """torchtitan: with a vocabulary that the number of ranks does not divide, the loss after a resume was worse than in
+    an undisturbed run.
 
     https://github.com/pytorch/torchtitan/issues/1136
 
@@ -72,8 +72,8 @@ def test_a_resume_has_the_losses_of_an_undisturbed_run(whole: Callable[[int], Pa
 def test_a_third_resume_continues_where_the_second_stopped(
     fresh: Callable[[], Path], whole: Callable[[int], Path]
 ) -> None:
-    """torchtitan: the first resume was right, but its checkpoints held a stale position of the loader. The second resume
-    began the data again.
+    """torchtitan: the first resume was right, but its checkpoints held a stale position of the loader. The second
+    resume began the data again.
 
     https://github.com/pytorch/torchtitan/issues/3907
 
@@ -108,8 +108,8 @@ def test_a_checkpoint_is_resumed_on_more_ranks(
 def test_a_checkpoint_is_resumed_on_fewer_ranks_without_losing_their_data(
     whole: Callable[[int], Path], tmp_path: Path
 ) -> None:
-    """torchtitan: on half as many ranks, a resume silently left out the data positions of the other half; it was changed
-    to refuse.
+    """torchtitan: on half as many ranks, a resume silently left out the data positions of the other half; it was
+    changed to refuse.
 
     https://github.com/pytorch/torchtitan/pull/816
 
