@@ -85,8 +85,8 @@ def verdicts_of(folder: Path) -> dict[int, int]:
 
 @pytest.mark.spark
 def test_texts_that_share_a_template_are_no_copies(deduplicated: Any) -> None:
-    """marin: texts on different topics with the same conversational frame were one cluster of 743,779 documents, and
-    one of them was kept.
+    """marin: texts on different topics with the same conversational frame were one cluster of 743,779 documents. All
+    were removed for one text of another source.
 
     https://github.com/marin-community/marin/issues/6851
 
@@ -135,7 +135,7 @@ def test_clusters_need_no_single_process_and_keep_the_same_documents(deduplicate
 
 
 def test_a_shared_bucket_is_no_proof_by_default() -> None:
-    """NeMo Curator: the check of candidate pairs was switched off by default, with an expected loss of 1 to 2 %.
+    """NeMo Curator: the check of candidate pairs was switched off by default, with an expected difference of 1 to 2 %.
 
     https://github.com/NVIDIA-NeMo/Curator/pull/498
 

@@ -55,7 +55,7 @@ def test_the_data_half_needs_no_package_of_a_gpu() -> None:
 
 
 def test_the_documented_deduplication_is_a_list_of_commands_that_run() -> None:
-    """NeMo Curator: the documented code for fuzzy deduplication failed as it was, in its first stage.
+    """NeMo Curator: the documented code for fuzzy deduplication failed as it was, while MinHash was set up.
 
     https://github.com/NVIDIA-NeMo/Curator/issues/1292
 

@@ -33,8 +33,8 @@ def rows_of(run: Store, table: str, *columns: str) -> list[dict[str, Any]]:
 
 @pytest.mark.spark
 def test_verdicts_meet_their_texts_part_by_part(finished: Store, tmp_path: Path) -> None:
-    """NeMo Curator: the ids to remove were sent to every worker. Removal from 24 TB failed, because 58 GB of ids did
-    not fit beside the data.
+    """NeMo Curator: the ids to remove were sent to every worker. Removal from 24 TB ran out of memory, although the ids
+    had 58 GB only.
 
     https://github.com/NVIDIA-NeMo/Curator/issues/723
 
@@ -149,8 +149,8 @@ def test_ids_of_the_input_lead_to_clusters_and_survivors(run_at: Any, tmp_path: 
 
 @pytest.mark.dist
 def test_a_removal_names_every_checkpoint_that_saw_the_document(tmp_path: Path) -> None:
-    """BigCode: a group asked to leave out a repository. Months later the maintainers answered by hand for one version
-    of the data and one model.
+    """BigCode: a research group asked to leave out a repository. Four months later the maintainers answered by hand,
+    for later versions of the data and one model.
 
     https://github.com/bigcode-project/opt-out-v2/issues/54
 

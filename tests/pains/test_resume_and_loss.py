@@ -185,8 +185,7 @@ def test_a_full_disk_ends_the_step_that_it_stops(small_disk: Path, run_at, paths
 
 @pytest.mark.spark
 def test_a_run_that_keeps_nothing_is_an_error_with_reasons(finished: Store, run_at, tmp_path: Path) -> None:
-    """datatrove: the example was shown as completed, and there was no result; a limit on the number of documents was
-    the cause.
+    """datatrove: the example was shown as completed, and there was no result. The advice was to try more documents.
 
     https://github.com/huggingface/datatrove/issues/235
 

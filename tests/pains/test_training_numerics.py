@@ -166,10 +166,10 @@ def test_tied_weights_are_exported_once_and_read_back(tmp_path: Path) -> None:
 
 
 def test_a_background_save_does_not_see_the_next_step(tmp_path: Path) -> None:
-    """torchtitan: after an asynchronous save had returned, the weights were not copied yet, so a change by the next
-    step could reach the checkpoint.
+    """PyTorch: an asynchronous checkpoint of parameters on CPUs held the values of the next update, if that came before
+    the files were written.
 
-    https://github.com/pytorch/torchtitan/issues/930
+    https://github.com/pytorch/pytorch/issues/144657
 
     Weights that change directly after the call, while the files are written, are not in the checkpoint.
     """

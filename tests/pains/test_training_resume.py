@@ -122,8 +122,8 @@ def test_a_checkpoint_is_resumed_on_fewer_ranks_without_losing_their_data(
 
 
 def test_an_unfinished_checkpoint_is_passed_over(whole: Callable[[int], Path], tmp_path: Path) -> None:
-    """prime-rl: a process that was stopped while it saved left half a checkpoint, which the next start chose and then
-    failed on.
+    """prime-rl: one of two processes had made the folder of a step, and the other never saved. The next start chose
+    this folder and failed.
 
     https://github.com/PrimeIntellect-ai/prime-rl/pull/1825
 
@@ -139,7 +139,8 @@ def test_an_unfinished_checkpoint_is_passed_over(whole: Callable[[int], Path], t
 
 
 def test_no_setting_makes_a_resume_begin_again(whole: Callable[[int], Path], tmp_path: Path) -> None:
-    """prime-rl: a start that was asked to resume, but had no settings for checkpoints, silently trained from step 0.
+    """prime-rl: a review found that a start that was asked to resume, without settings for checkpoints, would silently
+    train from step 0.
 
     https://github.com/PrimeIntellect-ai/prime-rl/pull/3268
 
@@ -156,7 +157,7 @@ def test_no_setting_makes_a_resume_begin_again(whole: Callable[[int], Path], tmp
 
 
 def test_weights_after_a_resume_are_those_that_were_saved(whole: Callable[[int], Path], tmp_path: Path) -> None:
-    """torchtitan: losses rose by a step after each resume from a checkpoint, and met the old curve much later.
+    """torchtitan: after each resume from a checkpoint, the losses were far from those of the run before.
 
     https://github.com/pytorch/torchtitan/issues/809
 

@@ -14,6 +14,7 @@ PROJECTS = {
     "Data-Juicer": "datajuicer/data-juicer",
     "NeMo Curator": "NVIDIA-NeMo/Curator",
     "OLMo": "allenai/OLMo",
+    "PyTorch": "pytorch/pytorch",
     "OLMo-core": "allenai/OLMo-core",
     "datatrove": "huggingface/datatrove",
     "gpt-neox": "EleutherAI/gpt-neox",
