@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pyarrow as pa
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
 from schemas.manifest import read_run, write_run
 from schemas.storage import Store
-from schemas.tokens import TRAIN, open_dataset
+from schemas.tokens import TRAIN, Dataset, open_dataset
 from tests.support import tiny_runs
 from tests.support.tiny_dataset import make_tiny_dataset
-from tests.support.tiny_takedown import tokens_of
 from train.config.settings import load_settings
 from train.export.torch_dataset import SampleDataset
 from train.plan.make_plan import make_plan
@@ -131,11 +131,16 @@ def tiny_rows(run: Store) -> list[dict[str, Any]]:
 
 def tiny_stream(run: Store, name: str) -> list[dict[str, Any]]:
     """Return the rows of the document index of a stream."""
-    import pyarrow as pa
-
     dataset = open_dataset(run)
     files = [dataset.folder.path(shard.docs_path) for shard in dataset.streams[name]]
     return [row for file in files for row in pa.ipc.open_file(file).read_all().to_pylist()]
+
+
+def tokens_of(dataset: Dataset, name: str) -> list[int]:
+    """Return the tokens of a stream, as they are stored."""
+    files = [dataset.folder.path(shard.path) for shard in dataset.streams[name]]
+    documents = [ids for file in files for ids in pa.ipc.open_file(file).read_all().column("tokens").to_pylist()]
+    return [token for ids in documents for token in ids]
 
 
 def test_no_token_of_a_long_document_is_lost(tmp_path: Path) -> None:
@@ -149,7 +154,7 @@ def test_no_token_of_a_long_document_is_lost(tmp_path: Path) -> None:
     """
     run = planned(tmp_path / "run", {"web": 24}, steps=32)
     dataset = open_dataset(run)
-    stream = [token for shard in dataset.streams[f"web/{TRAIN}"] for token in tokens_of(dataset, shard.path)]
+    stream = tokens_of(dataset, f"web/{TRAIN}")
     batches = tiny_runs.opened(Path(run.root))
     units = batches.order.streams[0].num_units
     assert len(stream) - units <= dataset.chunk_tokens
@@ -174,7 +179,7 @@ def test_a_batch_is_the_same_for_any_number_of_ranks_and_workers(run: Store) -> 
         share = BATCH // ranks
         parts = [batches.batch(9, range(rank * share, (rank + 1) * share)).inputs_BT for rank in range(ranks)]
         assert torch.equal(torch.cat(parts), whole[9])
-    for workers in (0, 3):
+    for workers in (0, 2):
         loader = DataLoader(SampleDataset(run.uri), batch_size=BATCH, num_workers=workers)
         assert torch.equal(torch.cat([batch["inputs"] for batch in loader]), torch.cat(whole))
 
