@@ -57,19 +57,21 @@ KINDS = ["templated"] * 30 + ["copy"] * 20 + ["chain"] * 6
 
 @pytest.fixture(scope="module")
 def deduplicated(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Return a function from settings of deduplication to a run over the texts in four files."""
+    """Return a function from settings of deduplication to a run over the texts in four files.
+
+    Runs that differ in the comparison with survivors share a folder, so its last verdicts are those of the last call.
+    """
     parts = [TEXTS[number::4] for number in range(4)]
     folders: dict[str, Path] = {}
 
     def run(**settings: Any) -> Path:
-        name = repr(sorted(settings.items()))
-        if name not in folders:
-            folder = tmp_path_factory.mktemp("dedup")
-            recipe = recipe_of(folder, 4, {"dedup": {"keep": ["longest"], **settings}})
-            write_documents(folder, recipe, lambda split: [Text("https://a.org/", text) for text in parts[split]])
-            run_steps(spark, prepare(recipe, "dedup"), Store(str(folder)), 2)
-            folders[name] = folder
-        return folders[name]
+        name = repr(sorted((key, value) for key, value in settings.items() if key != "compare_survivor"))
+        folder = folders[name] if name in folders else tmp_path_factory.mktemp("dedup")
+        folders[name] = folder
+        recipe = recipe_of(folder, 4, {"dedup": {"keep": ["longest"], **settings}})
+        write_documents(folder, recipe, lambda split: [Text("https://a.org/", text) for text in parts[split]])
+        run_steps(spark, prepare(recipe, "dedup"), Store(str(folder)), 2)
+        return folder
 
     return run
 
@@ -120,6 +122,7 @@ def test_a_copy_of_a_copy_is_compared_with_what_is_kept(deduplicated: Any) -> No
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_clusters_need_no_single_process_and_keep_the_same_documents(deduplicated: Any) -> None:
     """datatrove: clusters were made by one CPU in seven hours, after hashes had taken two on a thousand. A faster tool
     kept other documents in each run.

@@ -165,6 +165,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_a_full_disk_ends_the_step_that_it_stops(small_disk: Path, run_at, paths: list[str], odd_run: Store) -> None:
     """datatrove: a worker ran out of disk in the first stage of MinHash and failed silently. The second stage then
     stopped at corrupt files.

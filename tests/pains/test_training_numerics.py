@@ -58,6 +58,7 @@ def test_the_loss_does_not_depend_on_tensor_parallelism(run_in: Callable[[str], 
 
 
 @pytest.mark.dist
+@pytest.mark.slow
 def test_two_kinds_of_parallelism_do_not_halve_the_loss(run_in: Callable[[str], Path]) -> None:
     """torchtitan: with tensor and context parallelism together, the reported loss was about half of the loss with one
     of them.
