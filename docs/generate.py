@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from docs.pains import pains_page
 from jobs.cli import GROUPS, build_parser, list_verbs
 from jobs.recipe import read_recipe, read_values, recipe_sections, shipped_recipes
 from jobs.verbs.settings import DATASET_FILES
@@ -248,6 +249,7 @@ def pages() -> dict[str, str]:
     made = {"reference/cli.md": cli_page(), "reference/tables.md": tables_page()}
     made["reference/recipes.md"] = recipes_page()
     made["reference/metrics.md"] = metrics_page()
+    made["reference/pains.md"] = pains_page()
     made["reference/settings/index.md"] = settings_index(sections)
     made |= {f"reference/settings/{name}.md": section_page(name, kind) for name, kind in sections.items()}
     return made

@@ -40,7 +40,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not find_spec("mkdocs") or not find_spec("material"):
         pytest.skip("mkdocs-material is not installed: pip install 'penstock[docs]'")
     folder = tmp_path_factory.mktemp("site")
-    for name in ("docs", "mkdocs.yml", "penstock", "schemas", "train"):
+    for name in ("docs", "mkdocs.yml", "penstock", "schemas", "train", "tests/pains"):
         source = ROOT / name
         (shutil.copytree if source.is_dir() else shutil.copy)(source, folder / name)
     done = subprocess.run(
