@@ -20,7 +20,8 @@ import pyarrow.fs as pafs
 from pydantic import ValidationError
 
 from pipeline.engine.code_digest import code_digest
-from pipeline.engine.part import FRAMES, PARTS, SCRATCH, PartResult
+from pipeline.engine.guard import PARTS
+from pipeline.engine.part import FRAMES, SCRATCH, PartResult
 from schemas.errors import ConfigError, ContractError
 from schemas.leases import check_still_held
 from schemas.manifest import MANIFEST_NAME, REPLACED_NAME, RUN_NAME, read_manifest

@@ -94,7 +94,7 @@ def test_a_repair_builds_exactly_the_damaged_files_again(spark, finished, run, t
 def test_other_settings_than_those_of_the_table_are_refused_before_spark_starts(run):
     folder, manifest = open_table(run, "clean")
     flip(Path(folder.path(manifest.paths_of()[0])))
-    prepared = prepare(stored_recipe(run, ["pii.types=[\"email\"]"]), None)
+    prepared = prepare(stored_recipe(run, ['pii.types=["email"]']), None)
     with pytest.raises(ContractError, match="expected the settings, models and inputs that clean was built from"):
         steps_to_repair(prepared, run, find_damage(own_tables(run)))
 
