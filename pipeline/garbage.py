@@ -41,6 +41,9 @@ RESULT = re.compile(rf"(?P<folder>.*/){PARTS}/part-\d{{5,}}\.json")
 LISTING = re.compile(rf"(?P<folder>.*/{SCRATCH}/(?:.*/)?)[^/]+\.json")
 """Path of the list of a stored frame; the files of the frame are relative to its folder."""
 
+REPAIR = "repair"
+"""Folder of a run in which `penstock repair` builds tables again. It is deleted at the end of a repair."""
+
 UNNAMED = "no manifest names it"
 REPLACED_PART = "result of a part whose table is complete"
 LEFT_PART = "left by a killed attempt"
@@ -93,6 +96,8 @@ def find_garbage(run: Store) -> list[Garbage]:
     for name in files:
         if TEMPORARY.search(name):
             reasons[name] = HALF_WRITE
+        elif name.startswith(f"{REPAIR}/"):
+            reasons[name] = LEFT_PART
         elif (match := CHECKPOINT.match(name)) and f"{match[1]}/{CHECKPOINT_METADATA}" not in files:
             reasons[name] = HALF_CHECKPOINT
     for names in _by_version(files).values():

@@ -9,19 +9,17 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-
-from pyspark.sql import SparkSession
+from typing import Any
 
 from pipeline.engine.spark import ship_models, show_progress
 from pipeline.engine.step import Step, TableResult
+from pipeline.garbage import REPAIR
 from pipeline.run import Prepared, Run, context_of, find_version, run_folders, shipped_models
 from schemas.errors import ContractError
 from schemas.manifest import TableVersion, current_tables, part_key, read_run
+from schemas.paths import check_deletable
 from schemas.storage import CheckedPath, Store
 from schemas.text import LongWork
-
-SCRATCH = "repair"
-"""Folder of a run in which tables are built again. It is deleted at the end."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +91,7 @@ def steps_to_repair(prepared: Prepared, run: Store, damage: Iterable[DamagedFile
     return found
 
 
-def repair(
-    spark: SparkSession, prepared: Prepared, run: Store, steps: Sequence[tuple[Step, frozenset[str]]]
-) -> list[str]:
+def repair(spark: Any, prepared: Prepared, run: Store, steps: Sequence[tuple[Step, frozenset[str]]]) -> list[str]:
     """Build damaged files of a run again and put them in place. Return the names of the files, `table/path`.
 
     The caller holds the lock on the tables. `steps` is what `steps_to_repair` returned. Raises ContractError if a file
@@ -115,7 +111,7 @@ def _repair(session: Run, steps: Sequence[tuple[Step, frozenset[str]]], prepared
             ship_models(session.spark, [model.path for model in shipped_models(session.models)])
         for step, keys in steps:
             tables = own_tables(run)
-            folders = {name: run.child(f"{SCRATCH}/{name}") for name in step.writes}
+            folders = {name: run.child(f"{REPAIR}/{name}") for name in step.writes}
             with progress.step(step.name):
                 context = context_of(session, step, inputs_of(prepared, step, tables), folders)
                 built = step.build(replace(context, only=part_numbers(keys)))
@@ -156,15 +152,16 @@ def put_in_place(run: Store, table: TableVersion, keys: Iterable[str], made: tup
                 f"{digest}: inputs, libraries or code differ from those of {table.manifest.run.started}. Restore the "
                 "file from a backup, or build a new run."
             )
-        run.move(f"{SCRATCH}/{name}/{built.paths[key]}", f"{name}/{table.folder.root.rpartition('/')[2]}/{path}")
+        run.move(f"{REPAIR}/{name}/{built.paths[key]}", f"{name}/{table.folder.root.rpartition('/')[2]}/{path}")
         names.append(f"{name}/{path}")
     return names
 
 
 def delete_scratch(run: Store) -> None:
     """Delete the folder in which tables are built again."""
-    if run.exists(SCRATCH):
-        run.fs.delete_dir(run.path(SCRATCH))
+    if run.exists(REPAIR):
+        check_deletable(run, f"{REPAIR}/x")
+        run.fs.delete_dir(run.path(REPAIR))
 
 
 def owners_of(run: Store) -> list[str]:

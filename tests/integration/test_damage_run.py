@@ -7,7 +7,8 @@ import pytest
 
 from jobs.cli import main
 from jobs.recipe import stored_recipe
-from pipeline.repair import SCRATCH, find_damage, own_tables, repair, steps_to_repair
+from pipeline.garbage import REPAIR
+from pipeline.repair import find_damage, own_tables, repair, steps_to_repair
 from pipeline.run import prepare
 from schemas.errors import ContractError
 from schemas.manifest import open_table, read_run
@@ -87,7 +88,7 @@ def test_a_repair_builds_exactly_the_damaged_files_again(spark, finished, run, t
         name: digest for name, (digest, _) in before.items()
     }
     assert {name for name in before if after[name][1] != before[name][1]} <= damaged
-    assert not run.exists(SCRATCH)
+    assert not run.exists(REPAIR)
     assert find_damage(own_tables(run)) == []
 
 

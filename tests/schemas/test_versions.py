@@ -207,7 +207,7 @@ def changed_by(*overrides: str) -> set[str]:
         ("tokenizer.vocab_size=2000", {"tokenizer", "tokens", "train"}),
         ("train.seq_len=64", {"train"}),
         ("audit.documents=700", {"audit"}),
-        ("quality.min_words=60", {"verdicts", "dedup", "clean", "tokenizer", "tokens", "train"}),
+        ("quality.min_words=60", {"verdicts", "dedup", "audit", "clean", "tokenizer", "tokens", "train"}),
         ("source.paths=['other/*.warc.gz']", {*STAGES}),
         ("language.model=other.ftz", {*STAGES}),
         ("spark.driver_memory=3g", set()),

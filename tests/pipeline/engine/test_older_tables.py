@@ -13,6 +13,7 @@ from schemas.errors import ContractError
 from schemas.manifest import TableVersion, open_table
 from schemas.storage import Store
 from schemas.tables import DOCUMENTS
+from tests.support.lineage_run import record_files
 from tests.support.report_run import make_run
 
 ADDED = {"documents": ("licence", "meta", "snapshot"), "text": ("licence",), "clean": ("licence", "meta")}
@@ -28,6 +29,7 @@ def older(tmp_path: Path) -> Store:
         for path in manifest.paths_of():
             rows = pq.read_table(folder.path(path))
             pq.write_table(rows.drop_columns([name for name in names if name in rows.column_names]), folder.path(path))
+        record_files(run, table)
     return run
 
 

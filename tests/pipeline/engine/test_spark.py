@@ -39,6 +39,7 @@ SMALL |= {
     ("dataset.py", "stream_totals"),
     ("whatif.py", "count_cells"),
     ("corpus.py", "_rows"),
+    ("losses.py", "largest_losses"),
 }
 """Where answers of tasks, a row for each stream, for each fate, or a sample, are gathered on the driver."""
 

@@ -1,0 +1,79 @@
+"""`penstock gc` between the kills of a run and its resume: nothing that the run resumes from is lost."""
+
+import json
+import posixpath
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from jobs.cli import main
+from schemas.manifest import MANIFEST_NAME, open_table, read_manifest, read_run
+from schemas.storage import Store
+from tests.fixtures.make_run import make_pages
+from tests.support.paths import ROOT
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+FILES = 6
+KILLS = 3
+
+
+def command(folder: Path, out: Path) -> list[str]:
+    """A run up to `clean` of a file for each part, on one core."""
+    settings = [f'source.paths=["{folder}/pages-*.jsonl"]', 'source.format="jsonl"', "audit.documents=0"]
+    settings += ["spark.partitions=1", 'spark.master="local[1]"']
+    words = ["stage", "clean", str(ROOT / "jobs" / "recipes" / "web.toml"), "--out", str(out)]
+    return [sys.executable, "-m", "jobs.cli", *words, *(word for each in settings for word in ("--set", each))]
+
+
+def killed(words: list[str], run: Path, seconds: float) -> None:
+    """Start a run, and kill it so many seconds after it has completed a further part of a step."""
+    before = {*run.glob("*/v-*/parts/*.json")}
+    process = subprocess.Popen(words, cwd=ROOT)
+    end = time.monotonic() + 400
+    while process.poll() is None and not {*run.glob("*/v-*/parts/*.json")} - before:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    time.sleep(seconds)
+    process.kill()
+    process.wait(60)
+
+
+def named_files(run: Path) -> set[str]:
+    """The files of tables that manifests name, and those of completed parts and their results."""
+    names: set[str] = set()
+    for path in run.glob(f"*/v-*/{MANIFEST_NAME}"):
+        folder = path.parent.relative_to(run).as_posix()
+        named = read_manifest(Store(str(path.parent))).run.paths.values()
+        names |= {f"{folder}/{MANIFEST_NAME}", *(posixpath.normpath(f"{folder}/{name}") for name in named)}
+    for path in run.glob("*/v-*/parts/part-*.json"):
+        names.add(path.relative_to(run).as_posix())
+        version = path.parent.parent.name
+        files = json.loads(path.read_text())["files"]
+        names |= {f"{table}/{version}/{written['path']}" for table, written in files.items()}
+    return names
+
+
+def test_gc_between_kills_and_resumes_loses_nothing(tmp_path: Path) -> None:
+    for number in range(FILES):
+        (tmp_path / f"pages-{number}.jsonl").write_text(make_pages(12, number))
+    run, words, choose = tmp_path / "run", command(tmp_path, tmp_path / "run"), random.Random()
+    for _ in range(KILLS):
+        killed(words, run, choose.uniform(0, 3))
+        kept = {path: path.stat().st_mtime_ns for path in run.glob("*/v-*/parts/part-*.json")}
+        assert main(["gc", str(run)]) == 0
+        assert {path: path.stat().st_mtime_ns for path in run.glob("*/v-*/parts/part-*.json")} == kept
+        files = {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()}
+        frames = {name for name in files if "/scratch/" in name}
+        assert files - frames - {"run.json", "progress.json"} <= named_files(run)
+    subprocess.run(words, cwd=ROOT, check=True, timeout=500)
+    assert main(["gc", str(run)]) == 0
+    files = {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()}
+    assert files == named_files(run) | {"run.json", "progress.json"}
+    subprocess.run(command(tmp_path, tmp_path / "other"), cwd=ROOT, check=True, timeout=500)
+    stores = [Store(str(run)), Store(str(tmp_path / "other"))]
+    tables = [{name: open_table(store, name)[1].digest for name in read_run(store).tables} for store in stores]
+    assert tables[0] == tables[1]
