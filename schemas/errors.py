@@ -5,6 +5,10 @@ It contains the values, and one message lists every field that fails.
 """
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pydantic import ValidationError
 
 UNWRITABLE = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the quota is used up", errno.EROFS: "it is read-only"}
 """Error codes of storage that cannot be written to, with their descriptions."""
@@ -24,6 +28,34 @@ class ConfigError(PenstockError):
 
 class ContractError(PenstockError):
     """Data disagrees with its manifest, schema or digest; the run stops."""
+
+
+REMOVE_CHECKPOINT = "Remove this checkpoint's folder to use the one before it."
+MAX_PROBLEMS = 5
+"""Maximum number of wrong fields that an error lists."""
+MAX_SHOWN = 200
+"""Maximum length of a value in an error [characters]."""
+
+
+@contextmanager
+def reading(where: str, what: str, fix: str = "Restore it from a backup.") -> Iterator[None]:
+    """Turn an error from taking values out of parsed JSON into a ContractError: `where: expected what, got …. fix`.
+
+    Such errors are missing keys, values of another type and values that a model refuses.
+    """
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise ContractError(f"{where}: expected {what}, got {describe_problems(error)}. {fix}") from error
+
+
+def describe_problems(error: Exception) -> str:
+    """Return what is wrong with a value in one line: the wrong fields if a model refused it."""
+    if not isinstance(error, ValidationError):
+        return f"a missing or wrong value ({error!r:.{MAX_SHOWN}})"
+    found = [f"{'.'.join(map(str, item['loc'])) or 'value'}: {item['msg']}" for item in error.errors()]
+    more = f" and {len(found) - MAX_PROBLEMS} more" if len(found) > MAX_PROBLEMS else ""
+    return "; ".join(text.replace("\n", " ")[:MAX_SHOWN] for text in found[:MAX_PROBLEMS]) + more
 
 
 def describe_storage_error(error: OSError) -> str | None:

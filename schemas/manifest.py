@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from schemas.errors import ConfigError, ContractError
+from schemas.errors import ConfigError, ContractError, describe_problems, reading
 from schemas.ids import canonical_json, digest_of
 from schemas.leases import check_still_held
 from schemas.lock_files import TABLES_LOCK, describe_holders, is_written_elsewhere
@@ -179,7 +179,9 @@ def make_manifest(content: dict[str, Any], run: dict[str, Any], where: str) -> M
     try:
         return Manifest.model_validate({"content": content, "run": run})
     except ValidationError as error:
-        raise ContractError(f"{where}: expected a valid manifest, got {error}. Run `penstock run` again.") from error
+        raise ContractError(
+            f"{where}: expected a valid manifest, got {describe_problems(error)}. Run `penstock run` again."
+        ) from error
 
 
 def write_manifest(folder: Store, manifest: Manifest) -> None:
@@ -204,10 +206,12 @@ def read_manifest(folder: Store) -> Manifest:
     """Return the manifest of a table version. Raises ContractError if it is missing or invalid."""
     if not folder.exists(MANIFEST_NAME):
         if folder.exists(REPLACED_NAME):
-            moved = folder.read_json(REPLACED_NAME)
+            replaced = folder.read_json(REPLACED_NAME)
+            with reading(f"{folder.uri}/{REPLACED_NAME}", "the takedown that replaced this version"):
+                by, version = replaced["id"], replaced["to"]
             raise ContractError(
-                f"{folder.uri}: expected a table, got a version that takedown {moved['id']} has replaced by "
-                f"{moved['to']}. Plan a new run on the current dataset: `penstock plan NEW_RUN --dataset RUN`."
+                f"{folder.uri}: expected a table, got a version that takedown {by} has replaced by {version}. Plan "
+                "a new run on the current dataset: `penstock plan NEW_RUN --dataset RUN`."
             )
         raise ContractError(f"{folder.uri}: expected a table, got no {MANIFEST_NAME}. Run `penstock run`.")
     raw = folder.read_json(MANIFEST_NAME)
@@ -218,13 +222,8 @@ def read_manifest(folder: Store) -> Manifest:
             f"{folder.uri}/{MANIFEST_NAME}: expected format version {FORMAT_VERSION}, got {version}. Use the version "
             "of penstock that wrote it."
         )
-    try:
+    with reading(f"{folder.uri}/{MANIFEST_NAME}", "a valid manifest"):
         manifest = Manifest.model_validate(raw)
-    except ValidationError as error:
-        raise ContractError(
-            f"{folder.uri}/{MANIFEST_NAME}: expected a valid manifest, got an error: {error}. Restore the file from a "
-            "backup."
-        ) from error
     check_paths(manifest, f"{folder.uri}/{MANIFEST_NAME}")
     return manifest
 
@@ -284,7 +283,9 @@ def read_run(run: Store) -> RunFile:
     """Return the content of `run.json`, which is empty for a new run. Raises ContractError if it has unknown tables."""
     if not run.exists(RUN_NAME):
         return RunFile()
-    state = RunFile.model_validate(run.read_json(RUN_NAME))
+    raw = run.read_json(RUN_NAME)
+    with reading(f"{run.uri}/{RUN_NAME}", "the versions and the recipe of a run"):
+        state = RunFile.model_validate(raw)
     if unknown := sorted(state.tables.keys() - TABLES.keys()):
         raise ContractError(
             f"{run.uri}/{RUN_NAME}: expected tables of this version of penstock, got {', '.join(unknown)}. Use the "

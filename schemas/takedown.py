@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from schemas.errors import ContractError
+from schemas.errors import ContractError, reading
 from schemas.ids import canonical_json, digest_of
 from schemas.manifest import REPLACED_NAME, Manifest, check_paths
 from schemas.paths import is_below
@@ -281,7 +281,9 @@ def read_parent(run: Store, identifier: str, table: str) -> Manifest:
     Raises ContractError if the manifest's digest is not the one in the takedown's certificate.
     """
     name, change = parent_name(identifier, table), read_certificate(run, identifier).tables[table]
-    parent = Manifest.model_validate(run.read_json(name))
+    raw = run.read_json(name)
+    with reading(f"{run.uri}/{name}", "a manifest"):
+        parent = Manifest.model_validate(raw)
     check_paths(parent, f"{run.uri}/{name}")
     if parent.digest != change.before:
         raise ContractError(
@@ -347,7 +349,9 @@ def resolve_version(run: Store, table: str, version: str) -> str:
     """
     check_no_pending_takedown(run)
     while run.exists(moved := f"{table}/{version}/{REPLACED_NAME}"):
-        version = run.read_json(moved)["to"]
+        replaced = run.read_json(moved)
+        with reading(f"{run.uri}/{moved}", "the version that replaces this one"):
+            version = replaced["to"]
     return version
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow.fs as pafs
 
-from schemas.errors import ConfigError, ContractError
+from schemas.errors import ConfigError, ContractError, reading
 from schemas.manifest import (
     MANIFEST_NAME,
     MEMBER_INPUT,
@@ -47,7 +47,8 @@ class PinnedRun(Store):
     def read_json(self, name: str) -> Any:
         """Return the JSON value of a small file. In `run.json`, `tables` names the pinned versions."""
         value = super().read_json(name)
-        return value | {"tables": self.tables} if name == RUN_NAME else value
+        with reading(f"{self.uri}/{name}", "a JSON object"):
+            return value | {"tables": self.tables} if name == RUN_NAME else value
 
     def write_atomic(self, name: str, data: bytes) -> None:
         """Always raise ContractError, because an earlier version is read-only."""
@@ -73,7 +74,8 @@ class LinkedRun(Store):
     def read_json(self, name: str) -> Any:
         """Return the JSON value of a small file. In `run.json`, `tables` names the tables of the other run too."""
         value = super().read_json(name)
-        return value | {"tables": self.linked | value["tables"]} if name == RUN_NAME else value
+        with reading(f"{self.uri}/{name}", "a JSON object with the tables of the run"):
+            return value | {"tables": self.linked | value["tables"]} if name == RUN_NAME else value
 
     def write_atomic(self, name: str, data: bytes) -> None:
         """Replace a file atomically. Raises ContractError for `run.json`, which would name the other run's tables."""

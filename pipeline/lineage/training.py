@@ -16,7 +16,7 @@ from typing import Any
 
 from pipeline.lineage.data import TableTraversal
 from pipeline.lineage.graph import Lineage, LineageBuilder, Node
-from schemas.errors import ConfigError, ContractError
+from schemas.errors import REMOVE_CHECKPOINT, ConfigError, ContractError, reading
 from schemas.ids import digest_of
 from schemas.manifest import RUN_NAME
 from schemas.mix import parse_mix
@@ -377,8 +377,11 @@ def _verify(run: Store, builder: LineageBuilder, metadata: Json) -> None:
 def _checkpoints(run: Store) -> list[Json]:
     """Return the metadata of all checkpoints, in the order of steps."""
     folder = run.child(CHECKPOINTS)
-    checkpoints = [folder.read_json(name) for name in folder.walk() if name.endswith(f"/{METADATA_NAME}")]
-    return sorted(checkpoints, key=lambda metadata: int(metadata["step"]))
+    checkpoints = {name: folder.read_json(name) for name in folder.walk() if name.endswith(f"/{METADATA_NAME}")}
+    for name, metadata in checkpoints.items():
+        with reading(f"{folder.uri}/{name}", "checkpoint metadata", REMOVE_CHECKPOINT):
+            int(metadata["step"]), metadata["identity"]["dataset"], metadata["files"].items()
+    return sorted(checkpoints.values(), key=lambda metadata: int(metadata["step"]))
 
 
 def _rewinds(run: Store) -> list[Json]:

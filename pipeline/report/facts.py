@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from pipeline.engine.parquet import read_batches
 from pipeline.engine.stage import Drop
 from pipeline.tokens.streams import STREAM_TABLES, TOKENS, mix_drops, mixed_sorting
-from schemas.errors import ConfigError, ContractError
+from schemas.errors import REMOVE_CHECKPOINT, ConfigError, ContractError, reading
 from schemas.ids import digest_of
 from schemas.manifest import RUN_NAME, Manifest, TableVersion, current_tables, read_run
 from schemas.storage import Store
@@ -203,8 +203,12 @@ def _read_events(run: Store) -> list[Mapping[str, Any]]:
 def _read_checkpoints(run: Store) -> list[Checkpoint]:
     """Return every complete checkpoint, oldest first. A checkpoint is complete if its metadata file exists."""
     folder = run.child(CHECKPOINTS)
-    metadata = [folder.read_json(name) for name in folder.walk() if name.endswith(f"/{CHECKPOINT_METADATA_NAME}")]
-    return sorted(map(_checkpoint, metadata), key=lambda checkpoint: checkpoint.step)
+    checkpoints = []
+    for name in (name for name in folder.walk() if name.endswith(f"/{CHECKPOINT_METADATA_NAME}")):
+        metadata = folder.read_json(name)
+        with reading(f"{folder.uri}/{name}", "checkpoint metadata", REMOVE_CHECKPOINT):
+            checkpoints.append(_checkpoint(metadata))
+    return sorted(checkpoints, key=lambda checkpoint: checkpoint.step)
 
 
 def _checkpoint(metadata: Mapping[str, Any]) -> Checkpoint:
