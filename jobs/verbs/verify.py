@@ -1,19 +1,20 @@
-"""`penstock verify`: a check of the files of a dataset against the digests of its manifest, before training."""
+"""`penstock verify`: a check of the files of all tables of a run against the digests of their manifests."""
 
 import argparse
 from collections.abc import Iterator
 
 from jobs.arguments import Command, add_run
+from schemas.manifest import current_tables, open_table
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
-from schemas.versions import open_run
+from schemas.versions import DATASET, open_run
 from train.data.packing import packed_files
-from train.data.verify import ExpectedFile, verify_dataset
+from train.data.verify import ExpectedFile, verify_files
 from train.plan.plan import PLAN_NAME, read_plan
 
 GROUP = "inspect"
 VERBS = {
-    "verify": "Compare the files of a dataset with its manifest. Files that have not changed since the last time are "
+    "verify": "Compare the files of a run with their manifests. Files that have not changed since the last time are "
     "not read again.",
 }
 
@@ -21,15 +22,24 @@ Arguments = argparse.Namespace
 
 
 def verify_command(arguments: Arguments) -> int:
-    """Compare every shard, index and tokenizer file with the manifest; print how many files were read."""
+    """Compare the files of every table with the manifests, and those of packed rows; print how many files were read."""
     version = open_run(arguments.run)
-    run, dataset = Store(version.uri), open_dataset(version)  # the list of verified files is stored in the run itself
-    others = list(_packed(run, dataset))
-    read = verify_dataset(run, dataset, others, arguments.paranoid)
-    number = len(dataset.manifest.content.files) + len(others) + 1
+    run = Store(version.uri)  # the list of verified files is stored in the run itself
+    tables = current_tables(version)
+    if not tables:
+        open_table(version, DATASET)  # raises an error that says what the folder is
+    expected: list[ExpectedFile] = [
+        (table.folder, path, path.sha256) for table in tables.values() for path in table.manifest.paths.values()
+    ]
+    name = run.uri
+    if DATASET in tables:
+        dataset = open_dataset(version)
+        expected += _packed(run, dataset)
+        name = f"dataset {dataset.digest[:12]}"
+    read = verify_files(run, run.uri, expected, arguments.paranoid)
     print(
-        f"dataset {dataset.digest[:12]}: all {number} files match the manifest. {read} were read now, "
-        f"{number - read} were verified before and have not changed."
+        f"{name}: all {len(expected)} files match the manifests of {', '.join(tables)}. {read} were read now, "
+        f"{len(expected) - read} were verified before and have not changed."
     )
     return 0
 

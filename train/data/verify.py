@@ -103,12 +103,23 @@ class _Verified:
 def verify_dataset(run: Store, dataset: Dataset, others: Iterable[ExpectedFile] = (), paranoid: bool = False) -> int:
     """Compare the SHA-256 of a dataset's files with the manifest; return the number of files that had to be read.
 
-    The tokenizer's model file and `others` are compared too. A file is not read if it has not changed since an earlier
-    check. `paranoid`: every file is read. Results are stored in `<run>/train/verified.json`. Raises ContractError that
-    lists up to MAX_SHOWN missing or different files.
+    The tokenizer's model file and `others` are compared too. See `verify_files`.
+    """
+    manifest = dataset.manifest
+    files = [(dataset.folder, manifest.paths[entry.key], entry.sha256) for entry in manifest.content.files]
+    tokenizer = (dataset.tokenizer_folder, dataset.tokenizer_path, dataset.tokenizer.sha256)
+    return verify_files(run, dataset.folder.uri, [*files, *others, tokenizer], paranoid)
+
+
+def verify_files(run: Store, where: str, expected: Iterable[ExpectedFile], paranoid: bool = False) -> int:
+    """Compare the SHA-256 of files with the expected one; return the number of files that had to be read.
+
+    A file is not read if it has not changed since an earlier check. `paranoid`: every file is read. Results are stored
+    in `<run>/train/verified.json`. Raises ContractError that lists up to MAX_SHOWN missing or different files; `where`
+    is the name of all files in this error.
     """
     problems: list[str] = []
-    files = list(_list_files(dataset, others, problems))
+    files = list(_list_files(expected, problems))
     verified = _Verified(run)
     if paranoid:
         verified.forget(files)
@@ -132,7 +143,7 @@ def verify_dataset(run: Store, dataset: Dataset, others: Iterable[ExpectedFile] 
             pool.shutdown(cancel_futures=True)
             verified.keep()
     if problems:
-        raise _mismatch_error(dataset, problems)
+        raise _mismatch_error(where, problems)
     return len(to_read)
 
 
@@ -154,26 +165,19 @@ def file_digest(folder: Store, path: str, work: LongWork | None = None) -> str:
     return digest.hexdigest()
 
 
-def _mismatch_error(dataset: Dataset, problems: list[str]) -> ContractError:
+def _mismatch_error(where: str, problems: list[str]) -> ContractError:
     more = f"\n  and {len(problems) - MAX_SHOWN} more" if len(problems) > MAX_SHOWN else ""
     return ContractError(
-        f"{dataset.folder.uri}: expected the files of the manifest, got {len(problems)} file(s) that differ. Restore "
-        "them, or run the step that writes them again; for a file under train/packing, remove its folder first.\n  "
+        f"{where}: expected the files of the manifest, got {len(problems)} file(s) that differ. Run `penstock repair` "
+        "on the run, which builds them again; for a file under train/packing, remove its folder.\n  "
         + "\n  ".join(problems[:MAX_SHOWN])
         + more
     )
 
 
-def _list_files(dataset: Dataset, others: Iterable[ExpectedFile], problems: list[str]) -> Iterator[_DatasetFile]:
+def _list_files(expected: Iterable[ExpectedFile], problems: list[str]) -> Iterator[_DatasetFile]:
     """Yield the existing files to verify. The errors of missing files are appended to `problems`."""
-    entries = [
-        (dataset.folder, dataset.manifest.paths[entry.key], entry.sha256) for entry in dataset.manifest.content.files
-    ]
-    for folder, path, sha256 in [
-        *entries,
-        *others,
-        (dataset.tokenizer_folder, dataset.tokenizer_path, dataset.tokenizer.sha256),
-    ]:
+    for folder, path, sha256 in expected:
         try:
             size = folder.size(path)
         except ContractError as error:
