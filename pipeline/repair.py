@@ -21,6 +21,9 @@ from schemas.paths import check_deletable
 from schemas.storage import CheckedPath, Store
 from schemas.text import LongWork
 
+Keys = Mapping[str, frozenset[str]]
+"""Keys of files by table."""
+
 
 @dataclass(frozen=True)
 class DamagedFile:
@@ -64,8 +67,8 @@ def find_damage(tables: Mapping[str, TableVersion]) -> list[DamagedFile]:
             return [damage for damage in pool.map(check, files) if damage is not None]
 
 
-def steps_to_repair(prepared: Prepared, run: Store, damage: Iterable[DamagedFile]) -> list[tuple[Step, frozenset[str]]]:
-    """Return the steps that wrote the damaged files, in order, each with the keys of the files.
+def steps_to_repair(prepared: Prepared, run: Store, damage: Iterable[DamagedFile]) -> list[tuple[Step, Keys]]:
+    """Return the steps that wrote the damaged files, in order, each with the keys of the files by table.
 
     Raises ContractError, before Spark starts, if such a step would now write another version: its settings, models,
     inputs or stages have changed, or a takedown has replaced what it wrote.
@@ -74,9 +77,9 @@ def steps_to_repair(prepared: Prepared, run: Store, damage: Iterable[DamagedFile
     keys: dict[str, set[str]] = {}
     for file in damage:
         keys.setdefault(file.table, set()).add(file.key)
-    found = []
+    found: list[tuple[Step, Keys]] = []
     for step in prepared.steps:
-        damaged = frozenset(key for name in step.writes for key in keys.get(name, ()))
+        damaged = {name: frozenset(keys[name]) for name in step.writes if name in keys}
         if not damaged:
             continue
         folders, _ = find_version(prepared, step, inputs_of(prepared, step, tables), run)
@@ -91,7 +94,7 @@ def steps_to_repair(prepared: Prepared, run: Store, damage: Iterable[DamagedFile
     return found
 
 
-def repair(spark: Any, prepared: Prepared, run: Store, steps: Sequence[tuple[Step, frozenset[str]]]) -> list[str]:
+def repair(spark: Any, prepared: Prepared, run: Store, steps: Sequence[tuple[Step, Keys]]) -> list[str]:
     """Build damaged files of a run again and put them in place. Return the names of the files, `table/path`.
 
     The caller holds the lock on the tables. `steps` is what `steps_to_repair` returned. Raises ContractError if a file
@@ -104,7 +107,7 @@ def repair(spark: Any, prepared: Prepared, run: Store, steps: Sequence[tuple[Ste
         delete_scratch(run)
 
 
-def _repair(session: Run, steps: Sequence[tuple[Step, frozenset[str]]], prepared: Prepared) -> list[str]:
+def _repair(session: Run, steps: Sequence[tuple[Step, Keys]], prepared: Prepared) -> list[str]:
     run, repaired = session.folder, list[str]()
     with show_progress(session.spark, "penstock repair", [step.name for step, _ in steps], run) as progress:
         if session.spark is not None:
@@ -114,9 +117,9 @@ def _repair(session: Run, steps: Sequence[tuple[Step, frozenset[str]]], prepared
             folders = {name: run.child(f"{REPAIR}/{name}") for name in step.writes}
             with progress.step(step.name):
                 context = context_of(session, step, inputs_of(prepared, step, tables), folders)
-                built = step.build(replace(context, only=part_numbers(keys)))
-                for name in step.writes:
-                    repaired += put_in_place(run, tables[name], keys, (name, built[name]))
+                built = step.build(replace(context, only=part_numbers(set().union(*keys.values()))))
+                for name, damaged in keys.items():
+                    repaired += put_in_place(run, tables[name], damaged, (name, built[name]))
     return repaired
 
 
@@ -142,9 +145,7 @@ def put_in_place(run: Store, table: TableVersion, keys: Iterable[str], made: tup
     names: list[str] = []
     files = {entry.key: entry for entry in built.files}
     for key in sorted(keys):
-        path = table.manifest.paths.get(key)
-        if path is None:
-            continue  # the key of a file of another table of the same step
+        path = table.manifest.paths[key]
         digest = files[key].sha256 if key in files else "no such file"
         if digest != path.sha256:
             raise ContractError(

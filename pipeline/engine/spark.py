@@ -286,8 +286,12 @@ def marked_errors() -> Iterator[None]:
     try:
         yield
     except PenstockError as error:
-        answer = {"error": str(error), "kind": type(error).__name__}
-        raise RuntimeError(f"<penstock-error>{json.dumps(answer)}</penstock-error>") from error
+        # A traceback shows this line, which therefore has no marks.
+        raise RuntimeError(_marked({"error": str(error), "kind": type(error).__name__})) from error
+
+
+def _marked(answer: TaskResult) -> str:
+    return f"<penstock-error>{json.dumps(answer)}</penstock-error>"
 
 
 def error_of_worker(error: Exception) -> PenstockError | None:

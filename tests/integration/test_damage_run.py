@@ -56,7 +56,7 @@ def test_damaged_keys_stop_the_search_for_copies_with_one_sentence(run, run_at):
     folder, manifest = open_table(run, "documents")
     flip(Path(folder.path(manifest.paths_of()[0])))
     with pytest.raises(ContractError, match=r"documents/.*expected SHA-256"):
-        run_at(2, ["dedup.near_threshold=0.8"], run.root)
+        run_at(2, ["dedup.threshold=0.8"], run.root)
 
 
 def damage_every_table(run: Store) -> set[str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from jobs.cli import main
@@ -123,7 +123,12 @@ def test_damaged_json_is_one_sentence(
     answers(run, whole, capfd)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=10,
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # an example takes seconds, so none is shrunk
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(data=st.data())
 def test_random_damage_is_one_sentence(whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], data) -> None:
     run = tmp_path / "run"
