@@ -175,6 +175,8 @@ def commands(run: str, recipe: str, out: str, kept: str, dropped: str) -> dict[s
             ["trace", run, "--contains", FORGED, "--refetch"],
             ["trace", run, "--domain", "hostile.example"],
         ],
+        "gc": [["gc", run, "--dry-run"]],
+        "repair": [["repair", run, "--dry-run"]],
         "lineage": [["lineage", run, "--out", f"{out}/lineage.json", "--openlineage", f"{out}/events.jsonl"]],
         "whatif": [["whatif", run, "--set", "toxicity.max_words=0", "--json", f"{out}/whatif.json"]],
         "diff": [["diff", run, f"{run}-other", "--list", "3", "--json", f"{out}/diff.json"]],

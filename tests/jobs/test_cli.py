@@ -65,7 +65,7 @@ def test_every_verb_that_starts_spark_can_print_its_messages():
     verbose = {
         verb.module for name, verb in list_verbs().items() if "--verbose" in parser_of(name)._option_string_actions
     }
-    assert verbose == starts == {"ablate", "dvc", "export", "inspect", "models", "run"}
+    assert verbose == starts == {"ablate", "dvc", "export", "inspect", "models", "repair", "run"}
 
 
 def test_every_example_parses():

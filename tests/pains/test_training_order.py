@@ -2,6 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial, partialmethod
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -53,13 +55,15 @@ def run(tmp_path: Path) -> Store:
 def read_files() -> Iterator[list[str]]:
     """The files that are opened while the test runs, in order."""
     names: list[str] = []
-    open_input = Store.open_input
 
-    def opening(store: Store, name: str) -> Any:
+    def opening(plain: Any, store: Store, name: str) -> Any:
         names.append(name)
-        return open_input(store, name)
+        return plain(store, name)
 
-    with mock.patch.object(Store, "open_input", opening):
+    with ExitStack() as patches:
+        for method in ("open_input", "open_unchecked"):
+            patched = partialmethod(partial(opening, getattr(Store, method)))
+            patches.enter_context(mock.patch.object(Store, method, patched))
         yield names
 
 

@@ -4,12 +4,14 @@ Nothing is computed: manifests are written in the form of a run, and `train/` in
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from schemas.ids import canonical_json, digest_of
 from schemas.manifest import RunFile, open_table, read_run, write_run
 from schemas.storage import Store
+from schemas.tables import TABLES
 from tests.support.report_run import make_run
 
 SKIPPED = [96, 97]
@@ -75,6 +77,21 @@ def record_files(run: Store, table: str) -> None:
             entry |= {"bytes": folder.size(path), "sha256": folder.sha256(path)}
 
     edit(run, table, change)
+    digests: dict[str, str] = {}
+    for name in (name for name in TABLES if name in read_run(run).tables):  # tables read the ones before them
+        edit(
+            run,
+            name,
+            lambda content: [
+                each.update(sha256=digests.get(each["name"], each["sha256"])) for each in content["inputs"]
+            ],
+        )
+        digests[name] = open_table(run, name)[1].digest
+
+
+def _read(digests: Mapping[str, str], content: Any) -> None:
+    for entry in content["inputs"]:
+        entry["sha256"] = digests.get(entry["name"], entry["sha256"])
 
 
 def add_checkpoint(run: Store, step: int, plan: dict[str, Any], skipped: list[int]) -> None:

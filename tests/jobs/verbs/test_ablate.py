@@ -227,7 +227,7 @@ def test_steps_are_made_again_from_the_first_that_a_change_touches() -> None:
         after = load(leave_out_rules(before.to_json(), [word], load))
         return [name for name, made in steps_of(before, after) if made]
 
-    assert again("quality.c4") == ["verdicts", "dedup", "clean", "tokenizer", "tokens"]
+    assert again("quality.c4") == ["verdicts", "dedup", "audit", "clean", "tokenizer", "tokens"]
     assert again("dedup.near_duplicate")[0] == "clusters"
     assert again("language.language_uncertain")[0] == "documents"
     assert [name for name, made in steps_of(before, before) if made] == []

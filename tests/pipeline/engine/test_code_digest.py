@@ -16,6 +16,8 @@ from pipeline.engine import code_digest as digests
 from pipeline.engine.code_digest import code_digest
 from pipeline.engine.materialize import FrameStore
 from pipeline.engine.part import PartTarget, TableTarget, delete_incomplete_parts, part_results, write_part
+from pipeline.engine.step import StepContext
+from schemas.config import build_recipe
 from schemas.errors import ContractError
 from schemas.manifest import open_table
 from schemas.storage import Store
@@ -102,8 +104,9 @@ def test_workers_with_other_code_than_the_driver_are_refused(spark, tmp_path: Pa
     from pipeline.engine.spark import run_parts
 
     result = write_value(Store(str(tmp_path)), 1, "other code")
+    context = StepContext(spark, build_recipe({}, {}, "test"), (), {}, {}, (), {}, None)
     with pytest.raises(ContractError, match=r"expected workers with the code of the driver \(\w{16}\), got other code"):
-        run_parts(spark, lambda task, retried: result, [1], "write", None)
+        run_parts(context, lambda task, retried: result, [1], "write")
 
 
 BUG = ("column.append(row.get(name))", 'column.append("OLD" if name == "title" else row.get(name))')

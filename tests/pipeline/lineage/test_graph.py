@@ -50,14 +50,15 @@ def test_the_whole_chain(run: Store) -> None:
     lineage = read_lineage(run)
     assert messages(lineage) == []
     assert [node.title for node in lineage.nodes] == [
-        *("files of the crawl", "documents, text", "clusters", "audit", "verdicts", "dedup", "clean", "tokenizer"),
+        *("files of the crawl", "documents, text", "clusters", "verdicts", "dedup", "audit", "clean", "tokenizer"),
         *("dataset", "plan", "checkpoint 2", "checkpoint 4", "checkpoint 6", "rewound from step 8 to 6", "skip list"),
         *("checkpoint 8", "checkpoint 10", "checkpoint 12", "end of training"),
     ]
     assert drawn(lineage) == {
         ("files of the crawl", "documents, text"),
         *(("documents, text", table) for table in ("clusters", "verdicts")),
-        *(("clusters", table) for table in ("audit", "dedup")),
+        ("clusters", "dedup"),
+        ("dedup", "audit"),
         *(("verdicts", "dedup"), ("dedup", "clean"), ("clean", "tokenizer"), ("tokenizer", "dataset")),
         *(("dataset", "plan"), ("plan", "checkpoint 2"), ("checkpoint 2", "checkpoint 4")),
         *(("checkpoint 4", "checkpoint 6"), ("checkpoint 6", "rewound from step 8 to 6")),
@@ -92,7 +93,7 @@ def test_the_text_names_the_sources_by_number(run: Store) -> None:
     dedup = next(line for line in lines if " dedup " in line)
     assert open_table(run, "dedup")[1].digest[:12] in dedup
     assert "37 rows, 20 kept" in dedup
-    assert dedup.endswith(f"from {numbers['clusters']}, {numbers['verdicts']}")
+    assert dedup.endswith(f"from {numbers['verdicts']}, {numbers['clusters']}")
     assert lines[lines.index(next(line for line in lines if "skip list" in line)) + 1].strip() == "spike at step 8"
 
 

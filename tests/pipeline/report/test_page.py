@@ -267,7 +267,7 @@ def test_a_browser_runs_no_other_script_and_sends_no_request(
     title = "<title>harbour · Penstock report</title>"
     shown = chromium(report, "escaped")
     assert title in shown
-    assert "All 20 consistency checks" in words_of(shown)
+    assert "All 21 consistency checks" in words_of(shown)
     assert requested == []
     # The policy is a second defense: it holds if the escaping is removed ...
     raw = html.unescape(report.read_text())

@@ -11,6 +11,7 @@ from schemas.errors import ConfigError, ContractError
 from schemas.manifest import read_run, write_run
 from schemas.storage import Store
 from schemas.tokens import TokenizerContract, open_dataset
+from tests.support.lineage_run import record_files
 from tests.support.tiny_dataset import flip_byte, make_tiny_dataset
 from train.eval import generate as module
 from train.eval.generate import Codec, Sampler, encode_prompt, generate, open_codec
@@ -111,6 +112,7 @@ def sentencepiece_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, 
         manifest["content"]["figures"][figure] = contract
         path.write_text(json.dumps(manifest))
     (folder / "tokenizer/v-tiny/tokenizer.json").write_bytes(data)
+    record_files(run, "tokenizer")
     return run, tokenizer
 
 
