@@ -5,6 +5,7 @@ Nothing is computed: manifests are written in the form of a run, and `train/` in
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,13 +80,7 @@ def record_files(run: Store, table: str) -> None:
     edit(run, table, change)
     digests: dict[str, str] = {}
     for name in (name for name in TABLES if name in read_run(run).tables):  # tables read the ones before them
-        edit(
-            run,
-            name,
-            lambda content: [
-                each.update(sha256=digests.get(each["name"], each["sha256"])) for each in content["inputs"]
-            ],
-        )
+        edit(run, name, partial(_read, digests))
         digests[name] = open_table(run, name)[1].digest
 
 
