@@ -108,9 +108,9 @@ class SeveralExtractors:
             name = None
         if not (self._config.union or name) or not _has_other_texts(given, first):
             return first
-        started = time.process_time()
+        started = time.thread_time()
         page = _Page(given, first, self._rules.broken(first))
-        page.rules_seconds = time.process_time() - started
+        page.rules_seconds = time.thread_time() - started
         chosen = self._chosen(page) if self._config.union else first
         if name is not None:
             chosen[COMPARED] = self._compared(page, name)
@@ -122,7 +122,7 @@ class SeveralExtractors:
 
     def _chosen(self, page: "_Page") -> Row:
         """Return the row of the union, with the fields TRIED and CPU."""
-        started = time.process_time()
+        started = time.thread_time()
         chosen, tried, elsewhere = page.first, [], 0.0
         for name in self._config.union[1:] if page.broken is not None else ():
             if page.first.get("extracted_by") == name and not self._config.favor_precision:
@@ -138,7 +138,7 @@ class SeveralExtractors:
             chosen[CPU] = page.first[CPU]
             chosen |= {name: page.first[name] for name in (GUARD, SECOND_OPINION) if name in page.first}
         chosen[TRIED] = tried
-        chosen[CPU][UNION] = page.rules_seconds + time.process_time() - started + elsewhere
+        chosen[CPU][UNION] = page.rules_seconds + time.thread_time() - started + elsewhere
         return chosen
 
     def _compared(self, page: "_Page", name: Name) -> Row:
