@@ -87,14 +87,14 @@ def extract_timed(extract: Extract, page: GoldPage) -> tuple[str, float, str | N
     """The extracted text, the CPU time [s], and the error; the text is empty if the extractor fails."""
     text, error = "", None
     with time_limit(PAGE_SECONDS):
-        start = time.process_time()
+        start = time.thread_time()
         try:
             text = extract(page)
         except PageTimeout:
             error = f"PageTimeout: stopped after {PAGE_SECONDS:g} s"
         except Exception as failure:  # any exception of a foreign library is counted and printed
             error = " ".join(f"{type(failure).__name__}: {failure}".split())[:200]
-        seconds = time.process_time() - start
+        seconds = time.thread_time() - start
     if not isinstance(text, str):
         text, error = "", f"TypeError: expected a text, got {type(text).__name__}"
     return text, seconds, error
