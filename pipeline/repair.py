@@ -58,8 +58,12 @@ def find_damage(tables: Mapping[str, TableVersion]) -> list[DamagedFile]:
             name, folder, key, path = file
             try:
                 found = folder.sha256(path)
+            except FileNotFoundError:
+                found = "no such file"
+            except ContractError:
+                found = "a folder, pipe or device"
             except OSError as error:
-                found = "no such file" if isinstance(error, FileNotFoundError) else f"an error: {error}"
+                found = f"an error: {error}"
             work.add(path.num_bytes)
             return None if found == path.sha256 else DamagedFile(name, key, path, found)
 

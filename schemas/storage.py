@@ -196,15 +196,19 @@ class Store:
         Raises FileNotFoundError if there is none, and ContractError if it is a pipe, a device or a folder, or not the
         file that the manifest names.
         """
-        if self.is_local and os.path.exists(self.path(name)) and _regular_file(self.path(name)) is None:
-            raise ContractError(
-                f"{self.uri}/{name}: expected a regular file, got a folder, pipe or device. Restore it from a backup."
-            )
+        self._check_regular(name)
         with self.fs.open_input_stream(self.path(name), compression=None) as stream:
             data = bytes(stream.read())
         if isinstance(name, CheckedPath):
             self._compare(name, hashlib.sha256(data).hexdigest())
         return data
+
+    def _check_regular(self, name: str) -> None:
+        """Raise ContractError if a local file is a pipe, which would block a reader, or anything else but a file."""
+        if self.is_local and os.path.exists(self.path(name)) and _regular_file(self.path(name)) is None:
+            raise ContractError(
+                f"{self.uri}/{name}: expected a regular file, got a folder, pipe or device. Restore it from a backup."
+            )
 
     def read_json(self, name: str) -> Any:
         """Return the JSON value of a small file. Raises ContractError if the file is missing or is not JSON."""
@@ -242,7 +246,11 @@ class Store:
         _fsync(os.path.dirname(final))
 
     def sha256(self, name: str) -> str:
-        """Return the SHA-256 (hex) of a file."""
+        """Return the SHA-256 (hex) of a file.
+
+        Raises FileNotFoundError if there is none, and ContractError if it is a pipe, a device or a folder.
+        """
+        self._check_regular(name)
         digest = hashlib.sha256()
         with self.fs.open_input_stream(self.path(name), compression=None) as stream:
             for block in iter(lambda: stream.read(READ_BYTES), b""):

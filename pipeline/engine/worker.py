@@ -37,8 +37,8 @@ class FusedStages:
     def __call__(self, row: Row) -> Row:
         """Run the stages on a row and return the row. If a stage drops the row, its `drop_` columns are set.
 
-        The CPU time of each stage is in the row's field CPU. It is that of this thread: the clock of a process counts in
-        steps of 4 ms once it has had a limit of CPU time.
+        The CPU time of each stage is in the row's field CPU. It is that of this thread: the clock of a process counts
+        in steps of 4 ms once it has had a limit of CPU time.
         """
         times: dict[str, float] = row.setdefault(CPU, {})
         for stage, function, reasons in self._stages:

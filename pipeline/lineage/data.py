@@ -192,7 +192,10 @@ class TableTraversal:
         folder = self.run.child(held.folder)
         for entry in held.manifest.content.files:
             path = held.manifest.paths[entry.key]
-            digest = folder.sha256(path) if folder.exists(path) else "no file"
+            try:
+                digest = folder.sha256(path) if folder.exists(path) else "no file"
+            except ContractError:
+                digest = "a folder, pipe or device"
             if digest != entry.sha256:
                 self.builder.add_break(
                     self.nodes[held.folder],

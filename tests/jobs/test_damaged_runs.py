@@ -123,6 +123,19 @@ def test_damaged_json_is_one_sentence(
     answers(run, whole, capfd)
 
 
+@pytest.mark.parametrize("damage", ["missing", "pipe", "folder", "truncated", "flipped", "a ZIP file"])
+@pytest.mark.parametrize(
+    "pattern", ["documents/*/part-*", "clean/*/part-*", "tokens/*/web/train/*", "tokenizer/*/*.json"]
+)
+def test_a_damaged_file_of_a_table_is_one_sentence(
+    whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], pattern: str, damage: str
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    DAMAGES[damage](min(path for path in run.glob(pattern) if path.name != "manifest.json"), 0.4)
+    answers(run, whole, capfd)
+
+
 @settings(
     max_examples=10,
     deadline=None,
