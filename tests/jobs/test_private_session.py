@@ -1,7 +1,7 @@
 """A real Spark session on this machine: its ports, its temporary files, and the secrets of its environment.
 
 Other users of the machine cannot connect to it, read its temporary files, or read a secret on a command line. What a
-killed session leaves behind is removed by the next one. No secret reaches a file that a run or a verb writes.
+killed session leaves is removed by the next one. No secret reaches a file that a run or a verb writes.
 """
 
 import json
