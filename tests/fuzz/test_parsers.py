@@ -238,15 +238,6 @@ def cases() -> list[Any]:
     return [pytest.param(*case, id=case[0]) for case in [*slices, *texts]]
 
 
-QUADRATIC = {"stackexchange"}
-"""Readers whose time is known to be quadratic: each of several questions with one id is joined with all its answers."""
-
-
-def growing_cases() -> list[Any]:
-    """The rows of `cases` whose time is compared."""
-    return [case for case in cases() if case.id not in QUADRATIC]
-
-
 def pieces(seed: bytes) -> st.SearchStrategy[bytes]:
     """A strategy of a seed and its slices."""
     ends = st.tuples(st.integers(0, len(seed)), st.integers(0, len(seed)))
@@ -304,13 +295,13 @@ def test_no_input_raises_an_error(name, function, piece, empty, load):
     check_errors((name, function, piece, empty, load), QUICK)
 
 
-@pytest.mark.parametrize(CASE, growing_cases())
+@pytest.mark.parametrize(CASE, cases())
 def test_time_is_linear(name, function, piece, empty, load):
     check_growth((name, function, piece, empty, load), settings(QUICK, max_examples=3), SIZE)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(CASE, growing_cases())
+@pytest.mark.parametrize(CASE, cases())
 def test_for_an_hour(name, function, piece, empty, load):
     check_errors((name, function, piece, empty, load), HOUR)
     check_growth((name, function, piece, empty, load), settings(HOUR, max_examples=40), SLOW_SIZE)

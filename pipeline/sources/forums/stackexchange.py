@@ -9,6 +9,7 @@ import re
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from functools import lru_cache
 from html import unescape as unescape_html
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -163,7 +164,7 @@ def _row_end(line: bytes, begin: int) -> int:
 def _collect(database: sqlite3.Connection, posts: _Posts, config: SourceConfig) -> None:
     """Store the questions of a dump with whether they are kept, and all answers."""
     settings = config.stackexchange
-    database.execute("CREATE TABLE question (id INTEGER PRIMARY KEY, accepted INTEGER, is_kept INTEGER)")
+    database.execute("CREATE TABLE question (id INTEGER PRIMARY KEY, accepted INTEGER, is_kept INTEGER, start INTEGER)")
     database.execute(
         "CREATE TABLE answer (question INTEGER, id INTEGER, score INTEGER, start INTEGER, length INTEGER, "
         "licence TEXT, body BLOB)"
@@ -176,7 +177,7 @@ def _collect(database: sqlite3.Connection, posts: _Posts, config: SourceConfig) 
         if kind == QUESTION and number is not None:
             is_kept = settings.min_score is None or score >= settings.min_score
             accepted = _number(found, b"AcceptedAnswerId")
-            database.execute("INSERT OR IGNORE INTO question VALUES (?, ?, ?)", (number, accepted, is_kept))
+            database.execute("INSERT OR IGNORE INTO question VALUES (?, ?, ?, ?)", (number, accepted, is_kept, start))
         elif kind == ANSWER and number is not None:
             parent = _number(found, b"ParentId")
             answers.append((parent, number, score, start, length, licence_of(found), found.get(b"Body", b"")))
@@ -194,6 +195,7 @@ class _Questions:
         self._database, self._config, self._settings = database, config, config.stackexchange
         self._site, self._domain = f"https://{site}", domain_of(f"https://{site}/")
         self._form = TextForm(markdown=self._settings.markdown)
+        self._joined = lru_cache(maxsize=1024)(self._joined_ids)
 
     def row(self, post: PostRow) -> tuple[Row, Drop | None]:
         """Return the row of a post or gap, with a Drop unless it is the question of a document."""
@@ -201,13 +203,15 @@ class _Questions:
         if isinstance(found, Drop):
             is_row = found.rule in ("bad_row", "record_too_large")
             return new_row("row" if is_row else "gap"), found
-        kind = found.get(b"PostTypeId")
-        if _number(found, b"Id") is None or kind is None:
+        number, kind = _number(found, b"Id"), found.get(b"PostTypeId")
+        if number is None or kind is None:
             return new_row("row"), Drop("bad_row")
         if kind == ANSWER:
             return self._answer_row(found)
         if kind != QUESTION:
             return new_row("row"), Drop("not_a_question")
+        if self._is_repeated(number, post.start):
+            return new_row("row"), Drop("bad_row")
         try:
             return self._question_row(found)
         except ValueError:  # an entity that XML does not have
@@ -225,11 +229,18 @@ class _Questions:
             return row, Drop("low_answer_score", float(score), float(settings.min_answer_score))
         if not is_kept:
             return row, Drop("question_dropped")
-        if settings.max_answers is not None:
-            joined = {answer.id for answer in self._answers(parent, accepted)}
-            if number not in joined:
-                return row, Drop("surplus_answer", None, float(settings.max_answers))
+        if settings.max_answers is not None and number not in self._joined(parent, accepted):
+            return row, Drop("surplus_answer", None, float(settings.max_answers))
         return row, Drop("joined_to_question")
+
+    def _joined_ids(self, question: int | None, accepted: int | None) -> frozenset[int]:
+        """Return the ids of the answers that are joined to a question."""
+        return frozenset(answer.id for answer in self._answers(question, accepted))
+
+    def _is_repeated(self, question: int, start: int) -> bool:
+        """Return True if an earlier question has the same id: the answers are joined once, to the first."""
+        first = self._database.execute("SELECT start FROM question WHERE id = ?", (question,)).fetchone()
+        return first is not None and first[0] != start
 
     def _question_row(self, found: Attributes) -> tuple[Row, Drop | None]:
         config, settings, score = self._config, self._settings, _number(found, b"Score") or 0

@@ -241,3 +241,17 @@ def test_every_row_of_real_dumps(name: str, counts: dict[str, int]) -> None:
     assert Counter(rules(rows)) == counts
     kept = [row for row, drop in rows if drop is None]
     assert sum(len(json.loads(row["meta"]).get("answer_ids", ())) for row in kept) == counts["joined_to_question"]
+
+
+def test_answers_are_joined_to_the_first_of_several_questions_with_one_id() -> None:
+    """Joined to each of them, they would take time and memory quadratic in the size of the file."""
+    rows = read(dump(question(1, Title="first"), answer(2), question(1, Title="second"), answer(3)))
+    assert rules(rows) == ["kept", "joined_to_question", "bad_row", "joined_to_question"]
+    assert (rows[0][0]["title"], json.loads(rows[0][0]["meta"])["answer_ids"]) == ("first", [2, 3])
+
+
+def test_surplus_answers_of_interleaved_questions_are_found() -> None:
+    posts = [question(number) for number in (1, 2)]
+    posts += [answer(10 + number, 1 + number % 2, Score=number) for number in range(8)]
+    found = rules(read(dump(*posts), max_answers=2))
+    assert found == ["kept"] * 2 + ["surplus_answer"] * 4 + ["joined_to_question"] * 4
