@@ -91,6 +91,16 @@ DECODED_BYTES = 1 << 20
 BACKTRACK_BYTES = 192 << 10
 ZSTD_BLOCK_BYTES = 128 << 10
 PEEK_BYTES = 8 << 10
+PROBE_BYTES = 5 << 20
+"""Maximum number of bytes that are read of a candidate for a frame until it has to decode; a block of LZ4 has 4 MiB."""
+MIN_PEEK_BYTES = 256
+"""What reading a header of a block costs [bytes]."""
+MIN_PROBE_BYTES = 16 << 10
+"""What a candidate costs at least, however few bytes of it are read [bytes]."""
+WASTED_BYTES, WASTED_FACTOR = 16 << 20, 8
+"""Bytes that may be read and decoded in vain after damage: so many, and so many times the distance that was read. Real
+damage costs a few times the distance. Bytes made to look like frames would cost its square; beyond the maximum,
+candidates are passed over, so that they belong to the gap."""
 MAGIC_BYTES = 10
 MAX_USUAL_WINDOW, MAX_WINDOW = 128 << 20, 1 << 31
 """Largest window of zstd frames that decoders accept, without and with `--long=31` [bytes]. Reddit dumps have 2 GiB."""
@@ -148,6 +158,8 @@ class FrameReader:
         self.starts = starts
         self.end = 0
         """The size of the file [bytes]; set after the last block has been read."""
+        self._wasted = 0
+        """Bytes of damaged frames that were read; see WASTED_BYTES."""
         self._anything = re.compile(CANDIDATE.pattern + b"|" + starts.pattern.pattern) if starts else CANDIDATE
         self._pieces = self._read(0)
 
@@ -168,19 +180,25 @@ class FrameReader:
         return self._search(self._anything, position)
 
     def _search(self, pattern: re.Pattern[bytes], position: int) -> int:
+        wasted = 0
         for match in self.blocks.search(pattern, position):
-            if self._decodes(match):
-                return match + (self.blocks.peek(match, 1) == b"\n")
+            codec = _codec(self.blocks.peek(match, MAGIC_BYTES))
+            if codec is not None:
+                if wasted > WASTED_BYTES + WASTED_FACTOR * (match - position):
+                    continue
+                probe = _Probe(self.blocks, match)
+                if not self._decodes(codec, probe, match):
+                    wasted += max(probe.bytes, MIN_PROBE_BYTES)
+                    continue
+            return match + (self.blocks.peek(match, 1) == b"\n")
         return self.blocks.size()
 
-    def _decodes(self, position: int) -> bool:
-        codec = _codec(self.blocks.peek(position, MAGIC_BYTES))
-        if codec is None:
-            return True
+    def _decodes(self, codec: "Codec", probe: "_Probe", position: int) -> bool:
         try:
-            data = next((data for data, _ in codec(self.blocks, position) if data), b"")
+            data = next((data for data, _ in codec(probe, position) if data), b"")
         except _DamageError:
             return False
+        probe.bytes += len(data)
         return self.starts is None or self.starts.begins(data)
 
     def _read(self, position: int) -> Generator[DecodedBlock, None, None]:
@@ -211,7 +229,10 @@ class FrameReader:
         except _DamageError as damage:
             # Only frames are searched for: a damaged frame may contain its record uncompressed, and the record must not
             # be read twice.
-            position = self._search(CANDIDATE, max(start + 1, damage.position - BACKTRACK_BYTES))
+            self._wasted += damage.position - start
+            is_bearable = self._wasted <= WASTED_BYTES + WASTED_FACTOR * start
+            position = max(start + 1, damage.position - (BACKTRACK_BYTES if is_bearable else 0))
+            position = self._search(CANDIDATE, position)
             yield DecodedBlock(b"", start, False, first, damage.reason, position)
         return position
 
@@ -223,7 +244,27 @@ class FrameReader:
         return position
 
 
-Codec = Callable[[BlockReader, int], Iterator[tuple[bytes, int]]]
+class _Probe:
+    """The file as the decoder of a candidate reads it: the bytes are counted, and end after PROBE_BYTES."""
+
+    def __init__(self, blocks: BlockReader, start: int):
+        self._blocks = blocks
+        self._end = start + PROBE_BYTES
+        self.bytes = 0
+        """Bytes that were read."""
+
+    def at(self, position: int, size: int) -> memoryview:
+        data = self._blocks.at(position, max(0, min(size, self._end - position)))
+        self.bytes += len(data)
+        return data
+
+    def peek(self, position: int, size: int) -> bytes:
+        data = self._blocks.peek(position, max(0, min(size, self._end - position)))
+        self.bytes += max(len(data), MIN_PEEK_BYTES)
+        return data
+
+
+Codec = Callable[[BlockReader | _Probe, int], Iterator[tuple[bytes, int]]]
 """Function from (file, stored offset of a frame) to the frame's decoded blocks, each with the stored offset up to which
 the file has been read. It raises _DamageError."""
 
@@ -243,7 +284,7 @@ def _codec(head: bytes) -> Codec | None:
     return _bzip2 if head.startswith(BZIP2) and CANDIDATE.match(head) else None
 
 
-def _gzip(blocks: BlockReader, start: int) -> Iterator[tuple[bytes, int]]:
+def _gzip(blocks: BlockReader | _Probe, start: int) -> Iterator[tuple[bytes, int]]:
     decoder = zlib.decompressobj(31)
     position = start
     while not decoder.eof:
@@ -275,7 +316,7 @@ def _salvage(stored: memoryview) -> bytes:
     return b"".join(parts)
 
 
-def _bzip2(blocks: BlockReader, start: int) -> Iterator[tuple[bytes, int]]:
+def _bzip2(blocks: BlockReader | _Probe, start: int) -> Iterator[tuple[bytes, int]]:
     decoder = bz2.BZ2Decompressor()
     position = start
     while not decoder.eof:
@@ -290,7 +331,7 @@ def _bzip2(blocks: BlockReader, start: int) -> Iterator[tuple[bytes, int]]:
         yield data, position
 
 
-def _lz4(blocks: BlockReader, start: int) -> Iterator[tuple[bytes, int]]:
+def _lz4(blocks: BlockReader | _Probe, start: int) -> Iterator[tuple[bytes, int]]:
     decoder = LZ4FrameDecompressor()
     position = start
     while not decoder.eof:
@@ -305,7 +346,7 @@ def _lz4(blocks: BlockReader, start: int) -> Iterator[tuple[bytes, int]]:
         yield data, position
 
 
-def _zstd(blocks: BlockReader, start: int) -> Iterator[tuple[bytes, int]]:
+def _zstd(blocks: BlockReader | _Probe, start: int) -> Iterator[tuple[bytes, int]]:
     damage = None
     try:
         end = _zstd_end(blocks, start)
@@ -322,7 +363,7 @@ def _zstd(blocks: BlockReader, start: int) -> Iterator[tuple[bytes, int]]:
     yield b"", end
 
 
-def _zstd_reader(blocks: BlockReader, start: int, end: int) -> Any:
+def _zstd_reader(blocks: BlockReader | _Probe, start: int, end: int) -> Any:
     """Return a reader of a zstd frame.
 
     Source: RFC 8878, section 3.1.1.1.2 (window descriptor).
@@ -335,7 +376,7 @@ def _zstd_reader(blocks: BlockReader, start: int, end: int) -> Any:
     return zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW).stream_reader(stored)
 
 
-def _zstd_end(blocks: BlockReader, start: int) -> int:
+def _zstd_end(blocks: BlockReader | _Probe, start: int) -> int:
     """Return the offset in the file at which a zstd frame ends, found by reading its block headers.
 
     Source: RFC 8878, sections 3.1.1 and 3.1.2.
@@ -367,7 +408,7 @@ def _zstd_end(blocks: BlockReader, start: int) -> int:
 class _Range:
     """The bytes [start, end) of the compressed file as a file object, for decoders that require one."""
 
-    def __init__(self, blocks: BlockReader, start: int, end: int):
+    def __init__(self, blocks: BlockReader | _Probe, start: int, end: int):
         self._blocks = blocks
         self._position = start
         self._end = end

@@ -1,9 +1,14 @@
 """The known quadratic inputs: each takes time that is linear in its length, by the ratio at two sizes."""
 
+import bz2
+import gzip
+import io
 import re
+import tarfile
 import unicodedata
 from datetime import datetime
 
+import lz4.frame
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +22,7 @@ from pipeline.text.words import normal_words
 from pipeline.toxicity import WordList
 from schemas import normalization
 from schemas.urls import canonical_url, host_suffixes, surt
+from tests.fuzz.test_parsers import reader
 from tests.support.growth import FACTOR, MOST, cpu_seconds, growth
 
 ABOVE, BELOW, COMPATIBLE = "\u0301", "\u0327", "\uff9e"
@@ -53,7 +59,37 @@ PAGES = {
     "meta tags": lambda n: "".join(f"<meta name=a{at} content=b>" for at in range(n)),
     "formulas": lambda n: f"<img src='http://a{ABOVE * n}{BELOW * n}/mathtex.cgi?x'>",
 }
+ZSTD, GZIP = b"\x28\xb5\x2f\xfd", b"\x1f\x8b\x08"
+FILES = {
+    "chained zstd blocks": ("warc", lambda n: b"x" + (ZSTD + b"\x00\x58" + (6 << 3).to_bytes(3, "little")) * n),
+    "gzip names": ("warc", lambda n: b"x" + (GZIP + b"\x08") * n),
+    "gzip stored blocks": ("jsonl", lambda n: b"x" + (GZIP + b"\x00abcdef\x00\xff\x7f\x00\x80") * n),
+    "gzip members cut short": ("jsonl", lambda n: gzip.compress(b"a" * 99)[:-9] * (n // 12)),
+    "lz4 frames": ("jsonl", lambda n: b"x" + lz4.frame.compress(b"a" * 99, block_size=7)[:15] * n),
+    "bzip2 blocks": ("jsonl", lambda n: b"x" + bz2.compress(b"a" * 99)[:30] * (n // 3)),
+    "rows on one line": ("stackexchange", lambda n: b"<posts>" + b'<row Id="1" />' * (n // 3)),
+    "a name without a value": ("stackexchange", lambda n: b"<posts>\n<row " + b"a" * n + b"/>\n</posts>"),
+    "attributes of a post": (
+        "stackexchange",
+        lambda n: (
+            b'<posts>\n<row Id="1" PostTypeId="1" AnswerCount="0" Title="a" Body="&lt;p %s&gt;b" />\n</posts>'
+            % b" ".join(b"a%d" % at for at in range(n))
+        ),
+    ),
+    "deep names": ("code", lambda n: tar_of("a/" * (n // 4) + "f.py")),
+}
+"""Format, and the bytes of a file of about n units."""
 PROSE = "<p>The penstock carries water from the reservoir down to the turbine, and its gate can be closed. </p>" * 5
+
+
+def tar_of(name: str) -> bytes:
+    """A compressed archive of one member of this name."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz", format=tarfile.GNU_FORMAT) as archive:
+        member = tarfile.TarInfo(name)
+        member.size = 12
+        archive.addfile(member, io.BytesIO(b"print('abc')"))
+    return out.getvalue()
 
 
 def _letters(count: int) -> str:
@@ -78,6 +114,13 @@ def test_a_page_takes_time_linear_in_its_length(name):
 
     # Beyond 14,143 attributes they are taken out, so that the larger page may take less time.
     assert growth(read, lambda n: f"<html><body>{PAGES[name](n)}{PROSE}", 20_000) < MOST
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_takes_time_linear_in_its_size(name):
+    """The first candidates after damage are read whatever they cost, so that small files say little."""
+    file_format, make = FILES[name]
+    assert growth(reader(file_format), make, 60_000) < MOST
 
 
 def test_the_ratio_of_a_quadratic_function_is_not_accepted():

@@ -238,3 +238,29 @@ def test_a_table_that_is_still_written_is_not_missing(tmp_path: Path, holders: H
         lock = lock_tables(run, "penstock that") if own else ExitStack()
         with lock, pytest.raises(ContractError, match="got an empty run"):
             open_table(run, "tokens")
+
+
+@pytest.mark.parametrize("name", [TABLES_LOCK, TRAIN_LOCK])
+@pytest.mark.parametrize("kind", ["symbolic link", "dangling link", "hard link", "pipe", "folder"])
+def test_a_lock_file_of_a_foreign_run_is_no_way_to_another_file(tmp_path: Path, name: str, kind: str) -> None:
+    """A lock file is truncated and written to, so a link in its place would destroy a file of the user."""
+    victim, run = tmp_path / "victim.txt", tmp_path / "run"
+    victim.write_text("precious")
+    run.mkdir()
+    lock = run / name
+    {
+        "symbolic link": lambda: lock.symlink_to(victim),
+        "dangling link": lambda: lock.symlink_to(tmp_path / "new.txt"),
+        "hard link": lambda: lock.hardlink_to(victim),
+        "pipe": lambda: os.mkfifo(lock),
+        "folder": lock.mkdir,
+    }[kind]()
+    take = lock_tables if name == TABLES_LOCK else lock_training
+    with (
+        pytest.raises(ContractError, match=f"{name}: expected a lock file of a run, got"),
+        take(Store(str(run)), "penstock test"),
+    ):
+        pass
+    assert victim.read_text() == "precious"
+    assert not (tmp_path / "new.txt").exists()
+    assert os.path.lexists(lock)

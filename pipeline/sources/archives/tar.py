@@ -14,11 +14,15 @@ from pipeline.sources.compression import FrameReader
 BLOCK = 512
 MAX_NAME_BYTES = 64 << 10
 """Maximum size of a member's name, and of its extended header, which may have other fields [bytes]."""
+MAX_PATH_BYTES, MAX_PATH_LEVELS = 4096, 256
+"""Maximum size of the path of a file, as on Linux [bytes], and number of folders in it. Longer ones take much time."""
 SEARCH_BYTES = 1 << 20
 MAGIC = re.compile(rb"ustar[\0 ]")
 MAGIC_OFFSET = 257
 _LONG_NAME, _LONG_LINK, _PAX, _GLOBAL_PAX = b"L", b"K", b"x", b"g"
 _FILES = (b"0", b"\0", b"7")
+_SPARSE = "GNU.sparse"
+"""Start of the names of fields that describe a file with holes, which is not read."""
 _PAX_FIELD = re.compile(rb"(\d{1,9}) ([^=\n]+)=")
 _COMMIT = re.compile(rb"\d+ comment=([0-9a-f]{40}(?:[0-9a-f]{24})?)\n")
 
@@ -148,7 +152,7 @@ class TarReader:
         path = raw.decode("utf-8", "replace")
         if kind == b"5" or (kind in _FILES and path.endswith("/")):
             self._stream.skip(_padded(size))
-        elif kind not in _FILES or any(key.startswith("GNU.sparse") for key in extended):
+        elif kind not in _FILES or _SPARSE in extended:
             # Links have no content, whatever their size says.
             self._stream.skip(0 if kind in b"123456" else _padded(size))
             yield ArchiveMember(start, path, 0, drop=Drop("not_a_file"))
@@ -198,13 +202,19 @@ class TarReader:
 
 
 def _pax_fields(data: bytes) -> dict[str, bytes]:
-    """Return the fields of an extended header, up to the first that is damaged."""
+    """Return the fields of an extended header that are used, up to the first that is damaged.
+
+    Other fields are left out, since a file may have any number of headers in a row.
+    """
     fields, at = {}, 0
     while match := _PAX_FIELD.match(data, at):
         end = at + int(match[1])
         if end <= match.end() or end > len(data):
             break
-        fields[match[2].decode("utf-8", "replace")] = data[match.end() : end - 1]
+        name = match[2].decode("utf-8", "replace")
+        name = _SPARSE if name.startswith(_SPARSE) else name
+        if name in ("path", "size", _SPARSE):
+            fields[name] = data[match.end() : end - 1]
         at = end
     return fields
 
@@ -229,5 +239,10 @@ def _padded(size: int) -> int:
 
 
 def is_unsafe(path: str) -> bool:
-    """Return True if a member's name leads out of its archive: it is absolute, or has a part `..`."""
+    """Return True if a member's name leads out of its archive, because it is absolute or has a part `..`.
+
+    The same holds for a name that no filesystem takes, or that has more than MAX_PATH_LEVELS folders.
+    """
+    if path.count("/") > MAX_PATH_LEVELS or len(path.encode("utf-8", "surrogatepass")) > MAX_PATH_BYTES:
+        return True
     return path.startswith(("/", "\\")) or ".." in re.split(r"[/\\]", path)

@@ -22,6 +22,7 @@ from pipeline.extract.assemble import EMPTY_LINE, MARKED_LINES, assemble
 from pipeline.extract.blocks import cut_blocks
 from pipeline.extract.formulas import may_have_formulas, write_formulas
 from pipeline.extract.inline import TextForm
+from pipeline.extract.page_limits import bearable
 from pipeline.sources.archives.seven_zip import MAGIC, MemberFrames
 from pipeline.sources.compression import ByteStream, FrameReader, Frames
 from pipeline.sources.config import SourceConfig
@@ -44,7 +45,7 @@ MAX_UNCLOSED = 700
 The tags of other bodies are left out, and their text is kept."""
 ROW_START = re.compile(rb"<row(?=[\s/])")
 ROW = re.compile(rb'<row(?:\s+[\w:.-]+\s*=\s*"[^"<]*")*+\s*/?>')
-ATTRIBUTE = re.compile(rb'([\w:.-]+)\s*=\s*"([^"]*)"')
+ATTRIBUTE = re.compile(rb'(?<![\w:.-])([\w:.-]++)\s*+=\s*+"([^"]*)"')
 DOCTYPE = re.compile(rb"<!(?:DOCTYPE|ENTITY)")
 REFERENCE = re.compile(r"&(?:#(\d{1,7}|x[0-9A-Fa-f]{1,6})|(\w+));|&")
 ENTITIES = (("&lt;", "<"), ("&gt;", ">"), ("&quot;", '"'), ("&#xA;", "\n"), ("&#xD;", "\r"), ("&apos;", "'"))
@@ -139,9 +140,10 @@ class _Posts:
             if match is None and not has_doctype and DOCTYPE.search(line):
                 has_doctype = True
                 yield PostRow(start, 0, Drop("xml_doctype"))
+            is_alone = line.count(b"<") == 1 and line.count(b'"') % 2 == 0
             while match is not None:
                 begin = match.start()
-                end = _row_end(line, begin)
+                end = _row_end(line, begin, is_alone)
                 found = dict(ATTRIBUTE.findall(line, begin, end)) if end else Drop("bad_row")
                 yield PostRow(start + begin, max(0, end - begin), found)
                 match = ROW_START.search(line, end or match.end())
@@ -153,9 +155,12 @@ class _Posts:
             self._frames.close()
 
 
-def _row_end(line: bytes, begin: int) -> int:
-    """Return the end of the element that begins here; 0 if it is cut or no well-formed row."""
-    if line.count(b"<") == 1 and line.count(b'"') % 2 == 0 and (text := line.rstrip()).endswith(b"/>"):
+def _row_end(line: bytes, begin: int, is_alone: bool) -> int:
+    """Return the end of the element that begins here; 0 if it is cut or no well-formed row.
+
+    `is_alone`: the line has no other tag and an even number of quotation marks.
+    """
+    if is_alone and (text := line.rstrip()).endswith(b"/>"):
         return len(text)  # A row alone on its line, as in all dumps: the expression takes 10 times as long.
     row = ROW.match(line, begin)
     return row.end() if row is not None else 0
@@ -346,6 +351,7 @@ def text_of_html(html: str, form: TextForm) -> str:
         return ""
     if html.count("<") - html.count("</") > MAX_UNCLOSED:
         return unescape_html(TAG.sub(" ", html)).strip()
+    html = bearable(html).html
     tree = HTMLTree.parse(html)
     if may_have_formulas(html):
         write_formulas(tree)

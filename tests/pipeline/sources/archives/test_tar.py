@@ -164,3 +164,26 @@ def test_a_changed_file_changes_the_identity_and_a_shorter_one_raises(tmp_path):
     assert folder_identity(list_folder(fs, str(root)))[1] != before[1]
     with pytest.raises(OSError, match=r"README\.md: expected 7 bytes, got 1; the file changed"):
         archive.read()
+
+
+def test_headers_without_a_member_fill_no_memory():
+    """Each extended header may name fields that no reader uses; only those of a file are kept."""
+    header = tarfile.TarInfo("p")
+    header.type = b"x"
+    blocks = []
+    for number in range(200):
+        fields = b"".join(b"%d x%d-%d=\n" % (len(b"%d-%d" % (number, at)) + 6, number, at) for at in range(10, 99))
+        header.size = len(fields)
+        blocks.append(header.tobuf(tarfile.USTAR_FORMAT) + fields + b"\0" * (-len(fields) % 512))
+    stream = DecodedBytes(FrameReader(io.BytesIO(b"".join(blocks) + tar({"a.txt": "one"})), None))
+    reader, sizes = TarReader(stream, 1 << 20, lambda name, size: True), []
+    extension = reader._extension
+    reader._extension = lambda *header: sizes.append(len(fields := extension(*header))) or fields
+    assert [member.name for member in reader] == ["a.txt"]
+    assert sizes == [1] * 200
+
+
+@pytest.mark.parametrize("name", ["a/" * 300 + "b", "a" * 5000])
+def test_a_path_that_no_filesystem_takes_is_unsafe(name):
+    assert is_unsafe(name)
+    assert not is_unsafe(name[:400])
