@@ -75,7 +75,7 @@ def fused_pass(paths: list[Path], folder: Path, *settings: str) -> tuple[float, 
     rows, store = 0, Store(str(folder))
     started = time.process_time()
     for split in find_splits(recipe.section("source", SourceConfig)):
-        task = DocumentsTask(split, SOURCE, MEASURED, recipe, models, store.child("documents"), store.child("text"))
+        task = DocumentsTask((split,), SOURCE, MEASURED, recipe, models, store.child("documents"), store.child("text"))
         rows += documents_part(task, False).counts.rows_in
     return time.process_time() - started, rows
 

@@ -344,6 +344,8 @@ def step_identity(run: Run | Prepared, step: Step, inputs: Mapping[str, TableVer
     reads: Any = {name: origin_digest(table.manifest) for name, table in inputs.items()}
     if not step.reads:
         reads = [(split.key, split.size, split.identity, split.format) for split in run.splits]
+        if run.splits and run.splits[-1].ordinal + 1 < len(run.splits):
+            reads.append([split.ordinal for split in run.splits])
     columns = [column.name for stage in step.stages if isinstance(stage, PerDocument) for column in stage.columns]
     more = {"columns": columns} if columns else {}
     return digest_of({"table": step.name, **step_content(run, step), "reads": reads, **more})

@@ -47,6 +47,8 @@ class InputEntry(_ManifestBlock):
     """Size [bytes]; for a table, the sum over its files."""
     sha256: str
     """SHA-256 of the bytes as they were read; for a table, the digest of its manifest."""
+    part: int | None = Field(default=None, exclude_if=lambda part: part is None)
+    """Number of the part that an input file was read into; left out where each file has a part of its own."""
 
 
 class FileEntry(_ManifestBlock):
@@ -168,6 +170,12 @@ class Manifest(_ManifestBlock):
         """The path of every file by key, in the order of `content.files`."""
         files = self.content.files
         return {entry.key: CheckedPath(self.run.paths[entry.key], entry.bytes, entry.sha256) for entry in files}
+
+    @cached_property
+    def parts_of_inputs(self) -> dict[str, int]:
+        """The number of the part that each input file of `documents` was read into, by the file's name."""
+        files = enumerate(self.content.inputs)
+        return {entry.name: number if entry.part is None else entry.part for number, entry in files}
 
     def paths_of(self, prefix: str = "") -> list[CheckedPath]:
         """Return the paths of the files whose key starts with `prefix`, in the order of `content.files`."""

@@ -134,8 +134,8 @@ class PartResult:
     cpu_seconds: float = 0.0
     cpu: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """CPU time by stage, as `DropCounter.cpu`; it is not part of the content of a table."""
-    source: Mapping[str, Any] | None = None
-    """Name, size and SHA-256 of the input file; None if the task read only tables of the run."""
+    sources: Sequence[Mapping[str, Any]] = ()
+    """Name, size and SHA-256 of each input file; empty if the task read only tables of the run."""
     code: str = ""
     """Digest of the code that wrote the part."""
     redone: bool = False
@@ -154,7 +154,7 @@ class PartResult:
             "calls": self.failures.calls,
             "cpu_seconds": self.cpu_seconds,
             "cpu": {stage: dict(spent) for stage, spent in self.cpu.items()},
-            "source": None if self.source is None else dict(self.source),
+            "sources": [dict(source) for source in self.sources],
             "code": self.code,
             "redone": self.redone,
             "ends": dict(self.ends),
@@ -165,8 +165,9 @@ class PartResult:
         """Return the result from the JSON values that `to_json` returned."""
         files = {table: WrittenFile(**written) for table, written in values["files"].items()}
         counts = Counts.model_validate(values["counts"])
-        named = {name: values[name] for name in ("figures", "cpu_seconds", "cpu", "source")}
-        named |= {"code": values.get("code", ""), "redone": values.get("redone", False), "ends": values.get("ends", {})}
+        named = {name: values[name] for name in ("figures", "cpu_seconds", "cpu")}
+        absent: dict[str, Any] = {"sources": (), "code": "", "redone": False, "ends": {}}
+        named |= {name: values.get(name, value) for name, value in absent.items()}
         return cls(files, counts, failures=failures_of([values]), **named)
 
 
@@ -203,7 +204,7 @@ class PartOutput:
     place: tuple[Store, str]
     """The folder with the part's result, and the key of the part."""
     figures: dict[str, Any] = field(default_factory=dict)
-    source: dict[str, Any] | None = None
+    sources: list[dict[str, Any]] = field(default_factory=list)
     files: dict[str, WrittenFile] = field(default_factory=dict)
     """Further files besides those of the tables, by kind, such as those of a snapshot index."""
     counts: Counts | None = None
@@ -263,7 +264,7 @@ def write_part(target: PartTarget, fill: Callable[[PartOutput], None]) -> PartRe
             figures=output.figures if output.counts else output.books.figures | output.figures,
             failures=output.books.failures,
             cpu=output.books.cpu,
-            source=output.source,
+            sources=output.sources,
             ends=sum((guard.ends for guard in output.guards), Counter()),
         )
 

@@ -157,7 +157,7 @@ def run_tasks(
                     answer = catch_user_errors(functools.partial(function, shared.value[ordinal], is_retry()))
                 text = json.dumps(answer)
                 rows_done.add(int(answer.get("rows", 0)))
-                bytes_done.add(int((answer.get("source") or {}).get("bytes", 0)))
+                bytes_done.add(sum(source["bytes"] for source in answer.get("sources", ())))
                 parts_done.add(1)
                 yield pa.RecordBatch.from_pydict({"ordinal": [ordinal], "answer": [text]}, schema=ANSWER)
                 if "error" in answer:

@@ -44,6 +44,7 @@ class Split:
     """
 
     ordinal: int
+    """Number of the part that the file is read into; small files may share one."""
     name: str
     uri: str
     size: int

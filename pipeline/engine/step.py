@@ -211,6 +211,7 @@ def combine_parts(
     cpu: dict[str, Mapping[str, float]] = {}
     ends: Counter[str] = Counter()
     by_source: dict[str, Any] = {}
+    any_shared = any(len(result.sources) > 1 for result in results)
     for number, result in enumerate(results):
         if sources is not None:
             own = {
@@ -228,8 +229,8 @@ def combine_parts(
         first.failures.add(result.failures)
         first.cpu_seconds += result.cpu_seconds
         ends.update(result.ends)
-        if result.source is not None:
-            first.sources.append(result.source)
+        shared = {"part": number} if any_shared else {}
+        first.sources += [{**source, **shared} for source in result.sources]
         for stage, spent in result.cpu.items():
             cpu[stage] = add_figures(cpu[stage], spent) if stage in cpu else spent
     if by_source:

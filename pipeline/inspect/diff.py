@@ -5,6 +5,7 @@ in every run. Rows are streamed part by part. Only counts by source and rule, an
 memory.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
@@ -37,7 +38,7 @@ from schemas.versions import DATASET
 KEPT = "kept"
 NOT_READ = "source/not_read"
 """The verdict on a document in a run that read its input file, but found no document at its offset."""
-PROVENANCE_COLUMNS = ("doc_id", "source", "offset", "url")
+PROVENANCE_COLUMNS = ("doc_id", "source", "split", "offset", "url")
 Row = dict[str, Any]
 Key = tuple[str, str, str]
 
@@ -182,16 +183,16 @@ def compare_runs(a: ComparedRun, b: ComparedRun, num_examples: int) -> Differenc
     same_mix = a.sorting == b.sorting
     if same_mix and a.tables["clean"].manifest.digest == b.tables["clean"].manifest.digest:
         return difference
-    parts_a, parts_b = _splits(a), _splits(b)
-    for split in sorted({*parts_a, *parts_b}):
-        part_a, part_b = parts_a.get(split), parts_b.get(split)
-        if part_a is None or part_b is None:
-            number, rows = (0, _rows(a, part_a)) if part_a is not None else (1, _rows(b, part_b or 0))
-            _add_input(difference.unshared[number], split, rows)
+    sides = _InputRows(a), _InputRows(b)
+    for name in sorted({*sides[0].parts, *sides[1].parts}):
+        parts = [side.parts.get(name) for side in sides]
+        if None in parts:
+            number = parts.index(None) ^ 1
+            _add_input(difference.unshared[number], name, sides[number].of(name))
             continue
-        if same_mix and _part_digests(a, part_a) == _part_digests(b, part_b):
+        if same_mix and sides[0].digests(name) == sides[1].digests(name):
             continue  # identical part files contain identical verdicts
-        for left, right in _pairs(_rows(a, part_a), _rows(b, part_b)):
+        for left, right in _pairs(sides[0].of(name), sides[1].of(name)):
             _add_document(difference, left, right, num_examples)
     return difference
 
@@ -241,16 +242,34 @@ def outcome_of(row: Row | None) -> str:
     return KEPT if row["drop_stage"] is None else f"{row['drop_stage']}/{row['drop_rule']}"
 
 
-def _splits(side: ComparedRun) -> dict[str, int]:
-    """Return the part number of each input file (split) of a run, by the name of the split."""
-    inputs = side.tables["documents"].manifest.content.inputs
-    return {entry.name: number for number, entry in enumerate(inputs)}
+class _InputRows:
+    """The rows of one run by input file. A part that several files share is read once, in the order of the names."""
 
+    def __init__(self, side: ComparedRun):
+        self._side = side
+        self.parts = side.tables["documents"].manifest.parts_of_inputs
+        """Number of the part of each input file, by the name of the file."""
+        self._files = Counter(self.parts.values())
+        self._part = -1
+        self._groups: Iterator[tuple[str, Iterator[Row]]] = iter(())
+        tables = [side.tables[name] for name in ("documents", *LATER_VERDICTS) if name in side.tables]
+        self._digests = [{entry.key: entry.sha256 for entry in table.manifest.content.files} for table in tables]
 
-def _part_digests(side: ComparedRun, number: int) -> list[str]:
-    key = part_key(number)
-    tables = [side.tables[name] for name in ("documents", *LATER_VERDICTS) if name in side.tables]
-    return [entry.sha256 for table in tables for entry in table.manifest.content.files if entry.key == key]
+    def digests(self, name: str) -> list[str]:
+        """Return the SHA-256 of the files that hold the verdicts of an input file."""
+        return [of_table[part_key(self.parts[name])] for of_table in self._digests]
+
+    def of(self, name: str) -> Iterator[Row]:
+        """Return the rows of an input file. Within a part, files are asked for in ascending order of their names."""
+        if self._files[self.parts[name]] == 1:
+            return _rows(self._side, self.parts[name])
+        if self._part != self.parts[name]:
+            self._part = self.parts[name]
+            self._groups = itertools.groupby(_rows(self._side, self._part), key=lambda row: str(row["split"]))
+        for split, rows in self._groups:
+            if split == name or name.endswith(f"/{split}"):
+                return rows
+        return iter(())
 
 
 def _rows(side: ComparedRun, number: int) -> Iterator[Row]:

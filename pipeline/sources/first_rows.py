@@ -140,9 +140,12 @@ class TextWatch:
     decision depends on the files alone, and not on the order in which parts are processed.
     """
 
-    def __init__(self, split: Split, others: Sequence[Split], config: SourceConfig, open_split: OpenSplit):
-        """`others`: files of the source whose first rows may be read, as `spread` chooses them."""
-        self._split, self._others, self._config, self._open = split, others, config, open_split
+    def __init__(self, splits: Sequence[Split], others: Sequence[Split], config: SourceConfig, open_split: OpenSplit):
+        """`splits`: the files of the part. `others`: files of the source that may be read, as `spread` chooses them."""
+        self._split, self._config, self._open = splits[0], config, open_split
+        own = {split.key or split.name for split in splits}
+        self._others = [other for other in others if (other.key or other.name) not in own]
+        self._num_others = len(splits) - 1 + len(self._others)
         self._is_over = False
         self._rows = 0
         self._rules: dict[str, int] = {}
@@ -167,7 +170,7 @@ class TextWatch:
 
     def _decide(self) -> None:
         self._is_over = True
-        if any(self._has_text(other) for other in self._others if other != self._split):
+        if any(self._has_text(other) for other in self._others):
             return
         raise ConfigError(self._message())
 
@@ -182,8 +185,8 @@ class TextWatch:
     def _message(self) -> str:
         """Return the error for a source whose rows have no text, by the most frequent cause."""
         cause = max(self._rules, key=lambda rule: self._rules[rule], default="empty_file")
-        others = len([other for other in self._others if other != self._split])
-        where = f"{self._split.name} and {_count(others, 'other file')}" if others else self._split.name
+        others = f" and {_count(self._num_others, 'other file')}" if self._num_others else ""
+        where = f"{self._split.name}{others}"
         if cause == "no_text_field":
             return self._field_message(where)
         if cause == "bad_line":

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -30,6 +31,10 @@ HF = "hf"
 CRAWL = re.compile(r"CC-MAIN-\d{4}-\d{2}(?!\d)")
 MAX_MATCHES = 100_000
 """Maximum number of files and folders that a pattern of a format of repositories matches; each is a split."""
+MAX_OWN_PARTS = 256
+"""Maximum number of files of a source up to which each of them has a part of its own."""
+SHARED_FILES, SHARED_BYTES = 1000, 64 << 20
+"""Maximum number of files, and of their bytes as stored, that share a part if a source has more files than that."""
 WAT = re.compile(r"\.wat(?:\.(?:gz|zst))?$", re.IGNORECASE)
 TOKEN = re.compile(r"\*+|\?|\[!?\]?[^\]]*\]|.")
 
@@ -43,11 +48,12 @@ class _InputFile(NamedTuple):
 
 
 def splits_of(recipe: Recipe) -> list[Split]:
-    """Return the files of all sources of a recipe, numbered source by source.
+    """Return the files of all sources of a recipe. Their parts are numbered source by source.
 
     Raises ConfigError for the first source whose files cannot be read; see `find_splits`.
     """
     splits: list[Split] = []
+    num_parts = 0
     for name, own in recipe.by_source().items():
         try:
             found = find_splits(own.section("source", SourceConfig))
@@ -56,8 +62,37 @@ def splits_of(recipe: Recipe) -> list[Split]:
                 raise
             raise ConfigError(f"[[source]] {name}: {error}") from error
         prefix = f"{name}/" if recipe.has_several_sources else ""
-        splits += [replace(split, ordinal=len(splits) + split.ordinal, key=f"{prefix}{split.name}") for split in found]
+        numbers = part_numbers(found)
+        splits += [
+            replace(split, ordinal=num_parts + number, key=f"{prefix}{split.name}")
+            for split, number in zip(found, numbers, strict=True)
+        ]
+        num_parts += numbers[-1] + 1
     return splits
+
+
+def part_numbers(splits: Sequence[Split]) -> list[int]:
+    """Return the number, from 0 on, of the part that each file of a source is read into, in order.
+
+    A part costs a task in every step, and two files in each of its tables. So in a source of more than MAX_OWN_PARTS
+    files, consecutive files of the same format share a part within the limits SHARED_FILES and SHARED_BYTES.
+    """
+    if len(splits) <= MAX_OWN_PARTS:
+        return [*range(len(splits))]
+    numbers: list[int] = []
+    number, files, size = -1, 0, 0
+    for place, split in enumerate(splits):
+        is_full = files == SHARED_FILES or size + split.size > SHARED_BYTES
+        if is_full or place == 0 or split.format != splits[place - 1].format:
+            number, files, size = number + 1, 0, 0
+        files, size = files + 1, size + split.size
+        numbers.append(number)
+    return numbers
+
+
+def files_by_part(splits: Sequence[Split]) -> list[tuple[Split, ...]]:
+    """Return the files of each part of a run, in order."""
+    return [tuple(files) for _, files in groupby(splits, key=lambda split: split.ordinal)]
 
 
 def find_splits(config: SourceConfig) -> list[Split]:

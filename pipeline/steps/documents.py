@@ -1,11 +1,12 @@
-"""The step `documents`: one worker turns each split into a part of `documents` (rows and signals) and of `text`.
+"""The step `documents`: one worker turns an input file into a part of `documents` (rows and signals) and of `text`.
 
 Raw pages never leave the worker. A document that extraction or the language stage drops is not processed further. The
 other stages measure all remaining documents, so that thresholds can be changed later without reading text.
 """
 
+import functools
 import sys
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,14 +17,14 @@ from pipeline.decontaminate.stage import DECONTAMINATE, contamination_table, fig
 from pipeline.engine.part import DropCounter, PartOutput, PartResult, PartTarget, TableTarget, write_part
 from pipeline.engine.progress import WorkTotal
 from pipeline.engine.spark import run_parts
-from pipeline.engine.stage import PerDocument, Relation, Row, RowStep, Source, Split, extend_schema
+from pipeline.engine.stage import Drop, PerDocument, Relation, Row, RowStep, Source, Split, extend_schema
 from pipeline.engine.step import StepContext, TableResult, combine_parts
 from pipeline.engine.worker import FusedStages, ModelPaths, local_models, run_rows
 from pipeline.extract.extract import EMPTY_PAGE, ERRORS, EXTRACT, GUARD, LIMITED, ExtractConfig
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.first_rows import TextWatch, spread
 from pipeline.sources.source import reasons_of
-from pipeline.sources.splits import open_stream
+from pipeline.sources.splits import HashedStream, files_by_part, open_stream
 from pipeline.steps.several_extractors import COMPARED, STOPPED, TRIED, SeveralExtractors, figures_of_comparison
 from schemas.config import Recipe, Section
 from schemas.errors import ContractError
@@ -55,9 +56,10 @@ KEEP_TEXT = Relation(name="text", version=1, config=TextConfig)
 
 @dataclass(frozen=True)
 class DocumentsTask:
-    """One split to read, and the folders of the tables `documents` and `text`."""
+    """The files to read into one part, and the folders of the tables `documents` and `text`."""
 
-    split: Split
+    splits: tuple[Split, ...]
+    """Files of one source and format, in order."""
     source: Source
     stages: tuple[PerDocument, ...]
     recipe: Recipe
@@ -67,20 +69,20 @@ class DocumentsTask:
     comparisons: Store | None = None
     """Folder of the table `comparisons`; None = no extractors are compared."""
     others: tuple[Split, ...] = ()
-    """Files of the same source whose first rows are read if this split has no text."""
+    """Files of the same source whose first rows are read if the files of the part have no text."""
 
 
 def build_documents(build: StepContext) -> dict[str, TableResult]:
     """Build the tables `documents` and `text`, and `comparisons` if the recipe compares extractors.
 
-    Each has one part for each split.
+    Each has one part for each input file, or for several small ones; see `pipeline.sources.splits.part_numbers`.
     """
     (source,) = (stage for stage in build.stages if isinstance(stage, Source))
     folders = build.folders["documents"], build.folders["text"], build.folders.get("comparisons")
     others = {name: spread([split for split in build.splits if split.source == name]) for name in build.recipe.sources}
     tasks = [
-        DocumentsTask(split, source, own.per_document, own.recipe, own.model_paths(), *folders, others[split.source])
-        for split, own in build.by_part(build.splits)
+        DocumentsTask(files, source, own.per_document, own.recipe, own.model_paths(), *folders, others[files[0].source])
+        for files, own in build.by_part(files_by_part(build.splits))
     ]
     size = WorkTotal(bytes=sum(split.size for split in build.splits))
     results = run_parts(build, documents_part, tasks, "documents", size)
@@ -97,9 +99,9 @@ def build_documents(build: StepContext) -> dict[str, TableResult]:
 
 
 def documents_part(task: DocumentsTask, retried: bool) -> PartResult:
-    """Run the rows of one split through the per-document stages, and write them to the tables of the step.
+    """Run the rows of a part's files through the per-document stages, and write them to the tables of the step.
 
-    Raises ConfigError if neither this split nor the first rows of the other ones have a text; see `TextWatch`.
+    Raises ConfigError if neither these files nor the first rows of the other ones have a text; see `TextWatch`.
     """
     schema = extend_schema(DOCUMENTS, task.stages)
     limits = failure_limits(task.stages)
@@ -108,27 +110,44 @@ def documents_part(task: DocumentsTask, retried: bool) -> PartResult:
     def fill(output: PartOutput) -> None:
         fused = document_stages(task.stages, task.recipe, local_models(task.models))
         config = task.recipe.section("text", TextConfig)
-        with closing(open_stream(task.split)) as stream:
-            output.meter.position = stream.tell
-            settings = task.recipe.section(task.source.name, SourceConfig)
-            rows = task.source.open(task.split, stream, settings)
-            watch = TextWatch(task.split, task.others, settings, task.source.open)
+        settings = task.recipe.section(task.source.name, SourceConfig)
+        watch = TextWatch(task.splits, task.others, settings, task.source.open)
+        with closing(rows_of_files(task, settings, output)) as rows:
             for row in run_rows(rows, output.guard(fused, retried), (task.source.name, task.stages[0].name)):
                 check_columns(row, columns)
                 watch.see(row)
                 write_row(row, output, config)
                 output.books.failures.check(limits, is_complete=False)
-            watch.end()
-            sha256, size = stream.finish()
-        check_size(task.split, size)
-        output.source = {"name": task.split.key, "bytes": size, "sha256": sha256}
+        watch.end()
 
     tables = {"documents": TableTarget(task.documents, schema), "text": TableTarget(task.text, TEXT, "text")}
     if task.comparisons is not None:
         tables["comparisons"] = TableTarget(task.comparisons, COMPARISONS, "first_text", rows_in=COMPARED)
-    reasons: list[tuple[str, Mapping[str, str]]] = [(task.source.name, reasons_of(task.split.format))]
+    reasons: list[tuple[str, Mapping[str, str]]] = [(task.source.name, reasons_of(task.splits[0].format))]
     reasons += [(stage.name, stage.reasons) for stage in task.stages]
-    return write_part(PartTarget(task.split.ordinal, tables, reasons), fill)
+    return write_part(PartTarget(task.splits[0].ordinal, tables, reasons), fill)
+
+
+def rows_of_files(
+    task: DocumentsTask, settings: SourceConfig, output: PartOutput
+) -> Generator[tuple[Row, Drop | None]]:
+    """Yield (row, drop) for each record of a part's files, and add each file that was read to `output.sources`.
+
+    Raises ContractError if a file does not have the size that it had when the run was prepared.
+    """
+    done = 0
+    for split in task.splits:
+        with closing(open_stream(split)) as stream:
+            output.meter.position = functools.partial(_position, stream, done)
+            yield from task.source.open(split, stream, settings)
+            sha256, size = stream.finish()
+        check_size(split, size)
+        output.sources.append({"name": split.key, "bytes": size, "sha256": sha256})
+        done += size
+
+
+def _position(stream: HashedStream, done: int) -> int:
+    return done if stream.closed else done + stream.tell()
 
 
 def document_stages(stages: Sequence[PerDocument], recipe: Recipe, models: ModelPaths) -> RowStep:

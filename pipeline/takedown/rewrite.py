@@ -46,7 +46,6 @@ from schemas.manifest import (
     MANIFEST_NAME,
     Counts,
     FileEntry,
-    InputEntry,
     Manifest,
     TableVersion,
     make_manifest,
@@ -278,10 +277,7 @@ def _manifest(
     before = draft.old.folder.uri.rpartition("/")[2]
     files = [_entry(draft.files[own.key]) if own.key in draft.files else own for own in content.files]
     shared = {key: posixpath.normpath(f"../{before}/{path}") for key, path in old.run.paths.items()}
-    inputs = [
-        InputEntry(name=entry.name, bytes=entry.bytes, sha256=digests.get(entry.sha256, entry.sha256))
-        for entry in content.inputs
-    ]
+    inputs = [entry.model_copy(update={"sha256": digests.get(entry.sha256, entry.sha256)}) for entry in content.inputs]
     read = {entry.name: entry.sha256 for entry in content.inputs if entry.sha256 in digests}
     earlier = content.figures.get(FIGURE, {}).get("read_before", {})
     descent = Descent(

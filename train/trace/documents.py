@@ -91,8 +91,13 @@ class _MemberTables:
             for name in COLUMNS.keys() - {"clean"}:
                 self._add(name, self._tables["clean"])
         documents = self._tables.get("documents")
-        names = [entry.name for entry in documents[1].content.inputs] if documents else []
-        self._parts = {name: number for number, name in enumerate(names)}
+        parts = documents[1].parts_of_inputs if documents else {}
+        self._is_shared = len({*parts.values()}) < len(parts)
+        self._parts: dict[str, set[int]] = {}
+        for name, number in parts.items():
+            # With several sources, the name of an input is `source/split`.
+            for split in {name, name.partition("/")[2]} - {""}:
+                self._parts.setdefault(split, set()).add(number)
 
     @property
     def missing(self) -> list[str]:
@@ -103,17 +108,24 @@ class _MemberTables:
         """Return title and signals of a document; None if the tables do not have it."""
         values: dict[str, Any] = {}
         for name, columns in COLUMNS.items():
-            if name in self._tables and split in self._parts:
-                row = self._part(name, self._parts[split]).row(bytes.fromhex(doc_id), offset, columns)
-                values |= {column: value for column, value in row.items() if value is not None}
+            row = self._row(name, (split, offset, doc_id), columns)
+            values |= {column: value for column, value in row.items() if value is not None}
         title = values.pop("title", None)
         return DocumentDetail(title, values) if title is not None or values else None
 
     def record(self, split: str, offset: int, doc_id: str) -> dict[str, Any]:
         """Return the document's row of the table `documents`; empty if the table or the row does not exist."""
-        if "documents" not in self._tables or split not in self._parts:
-            return {}
-        return self._part("documents", self._parts[split]).row(bytes.fromhex(doc_id), offset, DOCUMENTS.names)
+        return self._row("documents", (split, offset, doc_id), DOCUMENTS.names)
+
+    def _row(self, name: str, place: tuple[str, int, str], columns: list[str]) -> dict[str, Any]:
+        """Return columns of a document in the table `name`; empty if the table or the document does not exist.
+
+        `place`: (split, offset, doc_id).
+        """
+        split, offset, doc_id = place
+        parts = self._parts.get(split, ()) if name in self._tables else ()
+        rows = (self._part(name, part).row(bytes.fromhex(doc_id), offset, columns) for part in sorted(parts))
+        return next((row for row in rows if row), {})
 
     def _add(self, name: str, made: tuple[Store, Manifest]) -> None:
         """Open the version of table `name` that the table `made` was made from, if the version still exists."""
@@ -123,14 +135,17 @@ class _MemberTables:
     def _part(self, name: str, number: int) -> "_PartFile":
         if (name, number) not in self._files:
             folder, manifest = self._tables[name]
-            self._files[name, number] = _PartFile(name, folder, manifest.paths[part_key(number)])
+            path = manifest.paths[part_key(number)]
+            self._files[name, number] = _PartFile(name, folder, path, is_sorted=not self._is_shared)
         return self._files[name, number]
 
 
 class _PartFile:
-    """One part file of a table, sorted by offset if the table has that column."""
+    """One part file of a table."""
 
-    def __init__(self, name: str, folder: Store, path: CheckedPath):
+    def __init__(self, name: str, folder: Store, path: CheckedPath, is_sorted: bool):
+        """`is_sorted`: the rows are sorted by offset, because they are those of one input file."""
+        self._is_sorted = is_sorted
         self._file = _open_parquet(name, folder, path)
         self._names = set(self._file.schema_arrow.names)
         self._offsets: dict[int, int] = {}
@@ -155,7 +170,7 @@ class _PartFile:
     def _groups(self, offset: int) -> list[int]:
         """Return the row groups that may hold documents whose record begins at `offset`, the most likely first."""
         groups = range(self._file.num_row_groups)
-        if "offset" not in self._names:
+        if "offset" not in self._names or not self._is_sorted:
             return list(groups)
         last = bisect_right(groups, offset, key=self._first_offset) - 1
         # The documents of one record may lie on both sides of the border of a row group.

@@ -55,7 +55,7 @@ def read(splits: Sequence[Split], **settings: Any) -> list[int]:
     config = SourceConfig(paths=("x",), **settings)
     numbers = []
     for split in splits:
-        watch = TextWatch(split, spread(splits), config, open_split)
+        watch = TextWatch([split], spread(splits), config, open_split)
         with closing(open_stream(split)) as stream:
             number = 0
             for row, drop in open_split(split, stream, config):

@@ -54,7 +54,7 @@ def make_task(crawl: Path, out: Path, *overrides: str) -> DocumentsTask:
     except ConfigError as error:
         pytest.skip(str(error))
     split = find_splits(recipe.section("source", SourceConfig))[0]
-    return DocumentsTask(split, SOURCE, MEASURED, recipe, models, Store(f"{out}/documents"), Store(f"{out}/text"))
+    return DocumentsTask((split,), SOURCE, MEASURED, recipe, models, Store(f"{out}/documents"), Store(f"{out}/text"))
 
 
 def test_a_retry_in_a_child_gives_the_same_bytes_and_a_finished_part_is_not_done_again(crawl, tmp_path):
@@ -187,9 +187,9 @@ def test_a_record_that_kills_the_worker_is_dropped_as_crashed_and_the_rest_goes_
 def test_an_input_that_grows_while_it_is_read_is_refused(crawl, tmp_path, monkeypatch):
     task = make_task(crawl, tmp_path)
     other = tmp_path / "grown.warc.gz"
-    other.write_bytes(Path(task.split.uri).read_bytes() + b"\n\n")
+    other.write_bytes(Path(task.splits[0].uri).read_bytes() + b"\n\n")
     monkeypatch.setattr(documents, "open_stream", lambda split: _open(other))
-    with pytest.raises(ContractError, match=f"expected {task.split.size} bytes, got {task.split.size + 2}"):
+    with pytest.raises(ContractError, match=f"expected {task.splits[0].size} bytes, got {task.splits[0].size + 2}"):
         documents_part(task, False)
     assert list((tmp_path / "documents").glob("*.parquet")) == []
 

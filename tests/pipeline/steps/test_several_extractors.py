@@ -247,7 +247,7 @@ def make_task(crawl: Path, out: Path, *overrides: str) -> DocumentsTask:
     except ConfigError as error:
         pytest.skip(str(error))
     split = find_splits(recipe.section("source", SourceConfig))[0]
-    return DocumentsTask(split, SOURCE, MEASURED, recipe, models, Store(f"{out}/documents"), Store(f"{out}/text"))
+    return DocumentsTask((split,), SOURCE, MEASURED, recipe, models, Store(f"{out}/documents"), Store(f"{out}/text"))
 
 
 @pytest.mark.slow
