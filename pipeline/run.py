@@ -24,6 +24,7 @@ from pipeline.engine.step import Model, Stage, Step, StepContext, TableResult, a
 from pipeline.models import ModelsConfig, ensure_model
 from pipeline.sources.splits import splits_of
 from pipeline.stages import STEPS, canonical_recipe, own_reasons, stages_by_source, steps_for
+from pipeline.takedown.select import check_none_removed
 from schemas.config import SEPARATOR, SOURCE, Recipe, Section, own_key, suggest_name
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import digest_of, file_sha256
@@ -43,7 +44,7 @@ from schemas.manifest import (
     write_run,
 )
 from schemas.storage import Store
-from schemas.takedown import check_no_takedowns, origin_digest, resolve_version
+from schemas.takedown import check_no_takedowns, has_takedowns, origin_digest, resolve_version
 from schemas.versions import DATASET
 
 Models = dict[str, dict[str, Model]]
@@ -267,9 +268,29 @@ def find_version(
     owners = run_folders(folder, run.reuse)
     for owner in owners:
         folders = version_folders(owner, step, version)
-        if all(table.exists(MANIFEST_NAME) for table in folders.values()):
+        if not all(table.exists(MANIFEST_NAME) for table in folders.values()):
+            continue
+        if owner.uri == folder.uri or is_without_removed(folder, read_tables(folders), inputs):
             return folders, owner
     return version_folders(owners[0], step, version), None
+
+
+def is_without_removed(folder: Store, tables: Mapping[str, TableVersion], inputs: Mapping[str, TableVersion]) -> bool:
+    """Return True if no document that was taken down from the run `folder` is in tables of another run.
+
+    `inputs`: the tables that the step reads in the run; empty for the first step. Raises ContractError if the tables
+    of the first step have such a document, because a rebuild would read it again.
+    """
+    if not has_takedowns(folder):
+        return True
+    if not inputs:
+        check_none_removed(folder, tables["documents"])
+        return True
+    return all(
+        table.manifest.tables_read.get(name) in (None, inputs[name].manifest.digest)
+        for table in tables.values()
+        for name in inputs
+    )
 
 
 def read_tables(folders: Mapping[str, Store]) -> dict[str, TableVersion]:

@@ -11,7 +11,6 @@ import fcntl
 import json
 import os
 import socket
-import stat
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
@@ -22,7 +21,7 @@ from schemas.leases import hold_lease, hold_reader
 from schemas.lock_files import TABLES_LOCK, TRAIN_LOCK, describe_holders
 from schemas.manifest import read_run
 from schemas.s3_requests import SCHEME
-from schemas.storage import Store
+from schemas.storage import Store, open_own
 from schemas.takedown import check_no_pending_takedown
 
 LOCKLESS_ERRORS = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -99,7 +98,7 @@ def _take(locks: ExitStack, run: Store, name: str, what: str, *, shared: bool = 
 def _locked(path: Path, shared: bool) -> int:
     """Open and lock a lock file, and return its file descriptor. Raises BlockingIOError if the lock is held."""
     while True:
-        file = _open_own(path)
+        file = open_own(str(path), os.O_RDWR | os.O_APPEND)
         try:
             fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             with suppress(FileNotFoundError):
@@ -109,29 +108,6 @@ def _locked(path: Path, shared: bool) -> int:
             os.close(file)
             raise
         os.close(file)  # the process that held the lock last has removed the file meanwhile, so open it again
-
-
-def _open_own(path: Path) -> int:
-    """Open or create a lock file, and return its file descriptor. The file is truncated and written to later.
-
-    Raises ContractError for a symbolic link, a file with several names, or no regular file: the folder may come from a
-    stranger, and the file may be any other one of the user.
-    """
-    try:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-    except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
-            raise
-        raise _not_ours(path, "a link, folder or pipe") from error
-    facts = os.fstat(file)
-    if stat.S_ISREG(facts.st_mode) and facts.st_nlink <= 1:
-        return file
-    os.close(file)
-    raise _not_ours(path, "a file with several names" if stat.S_ISREG(facts.st_mode) else "a pipe or device")
-
-
-def _not_ours(path: Path, what: str) -> ContractError:
-    return ContractError(f"{path}: expected a lock file of a run, got {what}. Delete it.")
 
 
 def _release(file: int, path: Path) -> None:

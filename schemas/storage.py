@@ -4,6 +4,7 @@ Local writes are fsynced and renamed; on an object store the single PUT that clo
 Endpoint, region and credentials come from the environment (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, …).
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -245,6 +246,15 @@ class Store:
                 os.unlink(partial)
         _fsync(os.path.dirname(final))
 
+    def open_own(self, name: str, flags: int) -> int:
+        """Open or create a file of a local run for writing in place, and return its file descriptor.
+
+        `flags` are further ones of `os.open`. Raises ContractError for a link, a file with several names, a pipe or a
+        folder: a run may come from a stranger, and such a name may lead to any file of the user.
+        """
+        self.make_parent(name)
+        return open_own(self.path(name), flags)
+
     def sha256(self, name: str) -> str:
         """Return the SHA-256 (hex) of a file.
 
@@ -362,3 +372,22 @@ def _fsync(path: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def open_own(path: str, flags: int) -> int:
+    """Do the same as `Store.open_own` for a path whose folder exists."""
+    try:
+        file = os.open(path, flags | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise
+        raise _not_own(path, "a link, folder or pipe") from error
+    facts = os.fstat(file)
+    if stat.S_ISREG(facts.st_mode) and facts.st_nlink <= 1:
+        return file
+    os.close(file)
+    raise _not_own(path, "a file with several names" if stat.S_ISREG(facts.st_mode) else "a pipe or device")
+
+
+def _not_own(path: str, what: str) -> ContractError:
+    return ContractError(f"{path}: expected a file of the run to write to, got {what}. Delete it.")

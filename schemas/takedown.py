@@ -364,9 +364,14 @@ def check_no_pending_takedown(run: Store) -> None:
         )
 
 
+def has_takedowns(run: Store) -> bool:
+    """Return True if documents were taken down from the run."""
+    return run.exists(TAKEDOWNS)
+
+
 def check_no_takedowns(run: Store, table: str) -> None:
     """Raise ContractError if documents were taken down from the run."""
-    if run.exists(TAKEDOWNS):
+    if has_takedowns(run):
         raise ContractError(
             f"{table}: expected unchanged settings after the takedowns in {run.uri}/{TAKEDOWNS}, got changed settings. "
             "Restore the settings of the recipe, because a rebuild would read the removed documents again."

@@ -98,7 +98,7 @@ def train_proxy(proxy: Proxy, ranks: int = 1) -> TrainManifest:
             command = ["train.launch", "--standalone", "--nproc-per-node", str(ranks), "-m", *command]
             environment = {"OMP_NUM_THREADS": "1"} | environment
         log = proxy.run.path("train.log")
-        with open(log, "ab", opener=_open_unlinked) as lines:
+        with os.fdopen(proxy.run.open_own("train.log", os.O_WRONLY | os.O_APPEND), "ab") as lines:
             child = subprocess.Popen([sys.executable, "-m", *command], env=environment, stdout=lines, stderr=lines)
             code = _wait(child)
         if code or not proxy.done:
@@ -109,10 +109,6 @@ def train_proxy(proxy: Proxy, ranks: int = 1) -> TrainManifest:
                 f"{log}, which ends with:\n{last}"
             )
     return read_train_manifest(proxy.run)
-
-
-def _open_unlinked(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def _wait(child: subprocess.Popen[bytes]) -> int:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipeline.engine.part import delete_part_results
-from pipeline.takedown.rewrite import Removal, write_versions
+from pipeline.takedown.rewrite import Removal, new_version, write_versions
 from pipeline.takedown.select import Selection
 from pipeline.takedown.tables import SPAN_LENGTHS, spans_per_document
 from schemas.errors import ContractError
@@ -137,11 +137,29 @@ def finish_takedown(run: Store, pending: PendingTakedown) -> Certificate:
     _clean_logs(run, {*pending.documents})
     for name in DERIVED_FILES:
         run.delete(name)
-    if not pending.keep_old:
-        # A table that a changed recipe no longer makes, such as `comparisons`, still has its files.
-        drop_old(run, [*certificate.tables, *(name for name in TABLES if name not in read_run(run).tables)])
+    if pending.keep_old:
+        _retire_others(run, certificate)
+    else:
+        # Versions of other settings, and tables that a changed recipe no longer makes, such as `comparisons`, have
+        # rows of the documents too.
+        drop_old(run)
     run.delete(PENDING_NAME)
     return certificate
+
+
+def _retire_others(run: Store, certificate: Certificate) -> None:
+    """Mark all versions that are not current as replaced: those of other settings may hold removed documents.
+
+    The version that replaces such a version does not exist. A run with those settings builds it from tables without
+    the documents, or is refused.
+    """
+    current = read_run(run).tables
+    for table in TABLES:
+        names = {name.partition("/")[0] for name in run.child(table).walk() if name.endswith(f"/{MANIFEST_NAME}")}
+        for other in sorted(names - {current.get(table)}):
+            if not run.exists(marker := f"{table}/{other}/{REPLACED_NAME}"):
+                moved = {"to": new_version(certificate.id, table, other), "id": certificate.id}
+                run.write_atomic(marker, canonical_json(moved))
 
 
 def _prepare(run: Store, pending: PendingTakedown) -> Certificate:
@@ -248,13 +266,13 @@ def _path_in_table(version: str, path: str) -> str:
     return "/".join(segments)
 
 
-def drop_old(run: Store, tables: list[str] | None = None) -> list[str]:
-    """Delete the files of `tables` (None = all) that no current version names, and return their names.
+def drop_old(run: Store) -> list[str]:
+    """Delete the files of all tables that no current version names, and return their names.
 
     Raises ContractError before anything is deleted if a symbolic link leads to one of them.
     """
     check_still_held(run)
-    names = [name for name in unreferenced_files(run) if tables is None or name.partition("/")[0] in tables]
+    names = [*unreferenced_files(run)]
     for name in names:
         check_deletable(run.child(name.partition("/")[0]), name.partition("/")[2])
     # Manifests are deleted first, so that no version is left with a manifest but without its files.

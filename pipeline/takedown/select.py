@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from schemas.errors import ConfigError
+from schemas.errors import ConfigError, ContractError
 from schemas.ids import DOC_ID_BYTES
-from schemas.manifest import open_table, read_run
+from schemas.manifest import TableVersion, open_table, read_run
 from schemas.storage import Store
 from schemas.tables import TABLES
 from schemas.takedown import PENDING_NAME, STAGE, TAKEDOWNS, Certificate, read_certificate, salted_digest
@@ -121,14 +121,40 @@ def earlier_takedowns(run: Store, request: TakedownRequest) -> list[str]:
 def _earlier(run: Store, items: Sequence[tuple[str, str]]) -> dict[tuple[str, str], str]:
     """Return the id of the takedown that removed each item; items that no takedown removed are absent."""
     takedowns: dict[tuple[str, str], str] = {}
-    names = sorted(run.child(TAKEDOWNS).walk()) if run.exists(TAKEDOWNS) else []
-    for name in names:
-        if "/" in name or not name.endswith(".json") or f"{TAKEDOWNS}/{name}" == PENDING_NAME:
-            continue
-        certificate = read_certificate(run, name.removesuffix(".json"))
+    for certificate in certificates_of(run):
         for item in requested_items(certificate, items):
             takedowns.setdefault(item, certificate.id)
     return takedowns
+
+
+def certificates_of(run: Store) -> Iterator[Certificate]:
+    """Yield the certificates of all takedowns of a run, sorted by id."""
+    names = sorted(run.child(TAKEDOWNS).walk()) if run.exists(TAKEDOWNS) else []
+    for name in names:
+        if "/" not in name and name.endswith(".json") and f"{TAKEDOWNS}/{name}" != PENDING_NAME:
+            yield read_certificate(run, name.removesuffix(".json"))
+
+
+def check_none_removed(run: Store, documents: TableVersion) -> None:
+    """Raise ContractError if a table `documents` of another run has a document that was taken down from `run`.
+
+    Documents are recognized by their doc_id, and by their URL if the takedown was asked to remove it.
+    """
+    certificates = [*certificates_of(run)]
+    removed = [{traces.document for traces in certificate.documents} for certificate in certificates]
+    for path in documents.manifest.paths.values():
+        with documents.folder.open_input(path) as stream:
+            for batch in pq.ParquetFile(stream).iter_batches(columns=["doc_id", "url"]):
+                for row in batch.to_pylist():
+                    for certificate, ids in zip(certificates, removed, strict=True):
+                        is_removed = salted_digest(certificate.salt, "document", row["doc_id"] or b"") in ids
+                        url = (row["url"] or "").encode()
+                        if is_removed or salted_digest(certificate.salt, "url", url) in certificate.requests:
+                            raise ContractError(
+                                f"{documents.folder.uri}: expected a table without the documents that takedown "
+                                f"{certificate.id} removed from {run.uri}, got doc_id {(row['doc_id'] or b'').hex()}. "
+                                "Take it down there too, and use a new run folder with --out."
+                            )
 
 
 def requested_items(certificate: Certificate, items: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -1,5 +1,6 @@
 """A takedown from a real run of the demo crawl: every table, the index for later snapshots, the report, a rerun."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -72,3 +73,40 @@ def test_a_rerun_brings_nothing_back(run: Store, run_at, tmp_path: Path) -> None
     left = {row["doc_id"] for row in documents_of(opened(folder))}
     assert gone not in left
     assert len(left) == len({row["doc_id"] for row in documents_of(opened(Path(run.root)))}) - 1
+
+
+GERMAN = 'language.languages=["de"]'
+
+
+@pytest.mark.parametrize("keep_old", [False, True])
+def test_versions_of_other_settings_bring_nothing_back(run: Store, run_at, tmp_path: Path, keep_old: bool) -> None:
+    """The folder has versions of `dedup` and later tables of two settings, and of `documents` of two languages."""
+    folder = tmp_path / "run"
+    shutil.copytree(run.root, folder)
+    run_at(2, [*SETTINGS, GERMAN], folder, until="documents")
+    run_at(2, SETTINGS, folder)
+    gone = documents_of(opened(folder))[7]["doc_id"]
+    assert take_down(folder, doc=[gone.hex()], keep_old=keep_old) == 0
+    with pytest.raises(ContractError, match="documents: expected unchanged settings after the takedowns"):
+        run_at(2, [*SETTINGS, GERMAN], folder)
+    run_at(2, [], folder)  # the settings with which the tables of the shared run were made
+    for table in ("verdicts", "clusters", "dedup", "clean"):
+        assert gone not in {row["doc_id"] for row in rows_of(folder, table)}
+    assert gone not in {row["doc_id"] for row in documents_of(opened(folder))}
+
+
+def test_tables_of_another_run_bring_nothing_back(finished: Store, run_at, tmp_path: Path) -> None:
+    folder, other = tmp_path / "run", tmp_path / "other"
+    shutil.copytree(finished.root, folder)
+    gone = documents_of(opened(folder))[7]["doc_id"]
+    tables = json.loads((folder / "run.json").read_text())
+    for name in ("tokens", "tokenizer"):  # the run has not come so far
+        shutil.rmtree(folder / name)
+        del tables["tables"][name]
+    (folder / "run.json").write_text(json.dumps(tables))
+    assert take_down(folder, doc=[gone.hex()]) == 0
+    run_at(2, [], folder, reuse=(finished,))
+    assert gone not in {row["doc_id"] for row in documents_of(opened(folder))}
+    run_at(2, [GERMAN], other, until="documents")
+    with pytest.raises(ContractError, match="expected a table without the documents that takedown"):
+        run_at(2, [GERMAN], folder, reuse=(Store(str(other)),), until="documents")

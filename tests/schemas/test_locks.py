@@ -257,7 +257,7 @@ def test_a_lock_file_of_a_foreign_run_is_no_way_to_another_file(tmp_path: Path, 
     }[kind]()
     take = lock_tables if name == TABLES_LOCK else lock_training
     with (
-        pytest.raises(ContractError, match=f"{name}: expected a lock file of a run, got"),
+        pytest.raises(ContractError, match=f"{name}: expected a file of the run to write to, got"),
         take(Store(str(run)), "penstock test"),
     ):
         pass

@@ -1,5 +1,6 @@
 """A whole run over a small demo crawl, made once and shared by the tests that only read it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,11 +34,11 @@ def run_at(spark, crawl, tmp_path_factory):
     from pipeline.run import prepare, run_steps
     from schemas.storage import Store
 
-    def run(partitions=None, overrides=(), folder=None, until=None) -> Store:
+    def run(partitions=None, overrides=(), folder=None, until=None, reuse=()) -> Store:
         store = Store(str(folder or tmp_path_factory.mktemp("run")))
         paths = f'source.paths=["{crawl}/*.warc.gz"]'
         recipe = read_recipe(str(RECIPE), [paths, *SMALL, *overrides])
-        run_steps(spark, prepare(recipe, until), store, partitions)
+        run_steps(spark, replace(prepare(recipe, until), reuse=reuse), store, partitions)
         return store
 
     return run

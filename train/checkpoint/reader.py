@@ -150,11 +150,11 @@ class _Interpreter:
 
     def set_item(self) -> None:
         value, key = self._stack.pop(), self._stack.pop()
-        self._of(dict)[key] = value
+        self._of(dict)[_key(key)] = value
 
     def set_items(self) -> None:
         items = self._items()
-        self._of(dict).update(zip(items[::2], items[1::2], strict=True))
+        self._of(dict).update(zip(map(_key, items[::2]), items[1::2], strict=True))
 
     def memoize(self) -> None:
         self._memo.append(self._stack[-1])
@@ -167,14 +167,14 @@ class _Interpreter:
 
     def name(self) -> None:
         name, module = self._stack.pop(), self._stack.pop()
-        if (module, name) not in NAMES:
-            raise _Refused(f"the name {module!s:.60}.{name!s:.60}")
+        if (_of(module, str), _of(name, str)) not in NAMES:
+            raise _Refused(f"the name {module:.60}.{name:.60}")
         self.push(_Name(name))
 
     def call(self) -> None:
         arguments, name = self._stack.pop(), self._stack.pop()
         if not isinstance(name, _Name) or not isinstance(arguments, tuple):
-            raise _Refused(f"a call of {name!s:.60}")
+            raise _Refused(f"a call of {name:.60}" if isinstance(name, str) else f"a call of {type(name).__name__}")
         self.push(_Record(name, arguments))
 
     def build(self) -> None:
@@ -282,6 +282,13 @@ def _places(
         if offset + length > files[file].size:
             raise _Refused(f"a chunk beyond the end of {file}")
         yield chunk, _StorageInfo(file, offset, length)
+
+
+def _key(value: Any) -> Any:
+    """Return a key of a dict: a text or a record. Hashing a tuple of tuples could take for ever."""
+    if type(value) not in (str, _Record):
+        raise _Refused(f"a key of type {type(value).__name__}")
+    return value
 
 
 def _record(value: Any, name: str) -> _Record:

@@ -29,10 +29,10 @@ class Journal:
     """An open append-only file of a run on the local disk; `close` after use."""
 
     def __init__(self, run: Store, name: str):
-        run.make_parent(name)
         self._waiting, self._refused = b"", False
         # Unbuffered: an appended line is in the kernel at once, and survives if the process is killed.
-        self._file = open(run.path(name), "a+b", buffering=0)  # noqa: SIM115 (stays open for the run)
+        self._path = run.path(name)
+        self._file = os.fdopen(run.open_own(name, os.O_RDWR | os.O_APPEND), "a+b", buffering=0)
         size = self._file.seek(0, os.SEEK_END)
         if size:
             self._file.seek(size - 1)
@@ -73,7 +73,7 @@ class Journal:
             raise error
         if not self._refused:
             lines = f"{self._waiting.count(NEWLINE)} line(s) {outcome}"
-            print(f"penstock: {self._file.name}: {UNWRITABLE[error.errno]}; {lines}", file=sys.stderr, flush=True)
+            print(f"penstock: {self._path}: {UNWRITABLE[error.errno]}; {lines}", file=sys.stderr, flush=True)
         self._refused = True
 
 
@@ -188,7 +188,11 @@ class MetricsLog:
         if self._run.exists(METRICS_NAME):
             # Truncated in place, not rewritten: this works on a full disk too, and needs no second copy of a long run.
             text = self._run.read_bytes(METRICS_NAME)
-            os.truncate(self._run.path(METRICS_NAME), sum(map(len, text.splitlines(keepends=True)[:lines])))
+            file = self._run.open_own(METRICS_NAME, os.O_RDWR)
+            try:
+                os.ftruncate(file, sum(map(len, text.splitlines(keepends=True)[:lines])))
+            finally:
+                os.close(file)
         self._journal = Journal(self._run, METRICS_NAME)
         self._scalars: Scalars | None = None
         try:

@@ -335,3 +335,23 @@ def test_files_that_are_not_listed_are_not_read(run: Path, tmp_path: Path) -> No
     assert VERBS["generate"](foreign, tmp_path) == 0
     assert not (tmp_path / "marker").exists()
     shutil.rmtree(foreign)
+
+
+def _doubled(times: int) -> bytes:
+    """Opcodes that leave a tuple of tuples on the stack, of which each holds the one before it twice."""
+    return b"K\x01" + b"".join(b"\x94h" + bytes([number]) + b"\x86" for number in range(times))
+
+
+@pytest.mark.parametrize(
+    "pickled",
+    [
+        b"}" + _doubled(200) + b"Ns.",
+        b"}(" + _doubled(200) + b"Nu.",
+        b"\x8c\x01a" + _doubled(200) + b"\x93.",
+        _doubled(200) + b"\x8c\x01a\x93.",
+        _doubled(200) + b")R.",
+    ],
+)
+def test_objects_that_are_exponential_to_hash_or_to_print_are_refused(pickled: bytes) -> None:
+    with pytest.raises(ValueError, match="tuple"):
+        parse_plan(b"\x80\x04" + pickled, {})

@@ -415,3 +415,20 @@ def test_a_real_terminal_has_its_own_width() -> None:
     with open(follower, "w") as stream:
         assert progress._columns(stream) == 33
     os.close(leader)
+
+
+@pytest.mark.parametrize("kind", ["symbolic link", "hard link", "pipe"])
+@pytest.mark.parametrize("name", ["train/metrics.jsonl", "train/events.jsonl", "train/quarantine.jsonl"])
+def test_a_log_of_a_foreign_run_is_no_way_to_another_file(tmp_path: Path, name: str, kind: str) -> None:
+    """Logs are appended to and truncated, which would destroy a file that a link leads to."""
+    victim, log = tmp_path / "victim", tmp_path / "run" / name
+    victim.write_text("TOKEN=abc")
+    log.parent.mkdir(parents=True)
+    {
+        "symbolic link": lambda: log.symlink_to(victim),
+        "hard link": lambda: log.hardlink_to(victim),
+        "pipe": lambda: os.mkfifo(log),
+    }[kind]()
+    with pytest.raises(ContractError, match=f"{name}: expected a file of the run to write to, got"):
+        Journal(Store(str(tmp_path / "run")), name).append(b"line")
+    assert victim.read_text() == "TOKEN=abc"

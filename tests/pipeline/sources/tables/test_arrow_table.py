@@ -98,3 +98,39 @@ def test_a_row_is_read_again(tmp_path: Path, name: str) -> None:
     rows = [row for row, _ in open_split(split, open_stream(split), config)]
     assert refetch(split, rows[71], config).changes == ()
     assert refetch(split, rows[71] | {"url": "x"}, config).changes == ("url: expected x, got http://h71.com/",)
+
+
+@pytest.mark.parametrize("compression", ["zstd", "lz4"])
+@pytest.mark.parametrize("kind", ["file", "stream"])
+def test_a_small_message_that_decompresses_to_much_is_not_read(compression, kind, monkeypatch) -> None:
+    """Arrow allocates what the buffers declare; the declared sizes are compared with the maximum before."""
+    monkeypatch.setattr(arrow_table, "MAX_BATCH_BYTES", 1 << 20)
+    table = pa.table({"text": ["short", "a" * (2 << 20)]})
+    data = stored(table, kind, compression=compression)
+    assert len(data) < 1 << 17
+    before = pa.total_allocated_bytes()
+    ((row, drop),) = read(data)
+    assert (row["record_type"], drop.rule) == ("gap", "unreadable_gap")
+    assert pa.total_allocated_bytes() <= before
+    assert [row["text"] for row, _ in read(stored(table.slice(0, 1), kind, compression=compression))] == ["short"]
+
+
+def test_rows_without_bytes_are_limited(monkeypatch) -> None:
+    monkeypatch.setattr(arrow_table, "FREE_ROWS", 1000)
+    for rows, expected in ((900, 900), (5000, 1)):
+        assert len(read(_one_batch(pa.table({"text": pa.nulls(rows)})))) == expected
+
+
+def test_metadata_that_leads_out_of_its_message_is_a_gap() -> None:
+    data = bytearray(stored(kind="stream"))
+    begin = data.index(b"\xff\xff\xff\xff", 8)  # the first record batch
+    data[begin + 8 : begin + 12] = b"\xff\xff\xff\x7f"
+    ((_, drop),) = read(bytes(data))
+    assert drop.rule == "unreadable_gap"
+
+
+def _one_batch(table: pa.Table) -> bytes:
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
