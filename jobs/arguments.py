@@ -1,6 +1,8 @@
 """The declaration of a verb (subcommand) of `penstock`, and the arguments that several verbs share."""
 
 import argparse
+import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -8,6 +10,28 @@ from importlib.metadata import version
 from schemas.overrides import add_override_options
 
 RUN_HELP = "run folder: a local path or s3://, gs://, hdfs://"
+
+
+MAX_WHOLE_NUMBER = 10**15 - 1
+"""Larger numbers do not fit the types of the libraries that receive them."""
+
+
+def whole(text: str) -> int:
+    """Parse an argument as a whole number from 0 to MAX_WHOLE_NUMBER."""
+    if re.fullmatch("[0-9]{1,15}", text) is None:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 0 to {MAX_WHOLE_NUMBER}, got {text!r:.40}")
+    return int(text)
+
+
+def number(text: str) -> float:
+    """Parse an argument as a finite number from 0 on."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a finite number from 0, got {text!r:.40}")
+    return value
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ SECRET_TEXTS: Mapping[str, re.Pattern[str]] = {
     "an address with a password": re.compile(r"(?i)\b[a-z][a-z0-9+.-]*://[^/\s?#@:]*:[^/\s@]+@"),
     "an address with a signature or a token": re.compile(
         r"(?i)[?&;](x-(amz|goog)-(signature|credential|security-token)|sig|signature|awsaccesskeyid|googleaccessid|"
-        r"(access_?|id_?|auth_?)?token|api_?key|passw(or)?d|secret)="
+        r"(access_?|id_?|auth_?)?token|api_?key|passw(or)?d|secret|secret_?(access_?)?key|access_?key)="
     ),
     "an account key": re.compile(r"(?i)\b(accountkey|sharedaccesskey|sharedaccesssignature)="),
     "an option with a password": re.compile(r"(?i)-D[\w.]*(password|passwd|secret|token|accesskey)[\w.]*="),

@@ -8,7 +8,7 @@ positions of all tokens; compaction moves them.
 import hashlib
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from schemas.errors import ContractError, reading
 from schemas.ids import canonical_json, digest_of
@@ -71,6 +71,8 @@ class Effects(_TakedownBlock):
 
 
 TAKEDOWNS = "takedowns"
+TAKEDOWN_ID = r"^[0-9a-f]{12}$"
+"""Pattern of the id of a takedown, which is in the names of its files."""
 PENDING_NAME = f"{TAKEDOWNS}/pending.json"
 FIGURE = "takedown"
 """The key in a manifest's `figures` under which the version's `Descent` is stored."""
@@ -160,7 +162,7 @@ class Certificate(_TakedownBlock):
 
     version: int = CERTIFICATE_VERSION
     """Version of the file format."""
-    id: str
+    id: str = Field(pattern=TAKEDOWN_ID)
     """Id of the takedown: a digest of the versions before, the mode and the removed documents."""
     made: str
     """Time of the takedown, ISO 8601, UTC."""

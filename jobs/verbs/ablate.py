@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from jobs.arguments import Command, add_run, add_verbose
+from jobs.arguments import Command, add_run, add_verbose, number, whole
 from jobs.recipe import recipe_sections, stored_recipe
 from jobs.spark_session import SparkConfig, spark_session
 from jobs.verbs.proxies import (
@@ -348,13 +348,15 @@ def add_ablate_arguments(parser: argparse.ArgumentParser) -> None:
     add_override_options(
         parser, "override a data setting of the branch, or a training setting of the proxy runs of both datasets"
     )
-    parser.add_argument("--seeds", type=int, default=3, help="number of pairs of proxy runs; default 3")
-    parser.add_argument("--params", type=float, help=f"parameters of a proxy run; default: {describe_default_size()}")
-    parser.add_argument("--tokens", type=int, help="tokens of a proxy run; default: 20 per parameter, at most one pass")
+    parser.add_argument("--seeds", type=whole, default=3, help="number of pairs of proxy runs; default 3")
+    parser.add_argument("--params", type=number, help=f"parameters of a proxy run; default: {describe_default_size()}")
+    parser.add_argument(
+        "--tokens", type=whole, help="tokens of a proxy run; default: 20 per parameter, at most one pass"
+    )
     parser.add_argument(
         "--on", action="append", default=[], help="another run whose held-out text is measured too; may be repeated"
     )
-    parser.add_argument("--sequences", type=int, default=SEQUENCES, help="held-out rows of each source; default 512")
+    parser.add_argument("--sequences", type=whole, default=SEQUENCES, help="held-out rows of each source; default 512")
     parser.add_argument(
         "--dry-run", action="store_true", help="print the steps, the proxy runs and their cost, and run nothing"
     )

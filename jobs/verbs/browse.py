@@ -5,7 +5,7 @@ import errno
 import webbrowser
 from functools import partial
 
-from jobs.arguments import Command, add_run
+from jobs.arguments import Command, add_run, whole
 from jobs.recipe import deciding_models, stored_recipe
 from pipeline.browse.rows import BrowsedRun, RunRules, open_browsed_run
 from pipeline.browse.server import BrowseServer
@@ -26,7 +26,7 @@ MAX_PORT = 65535
 def add_browse_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `browse` except the run."""
     parser.add_argument(
-        "--port", type=int, default=0, metavar="N", help="port of 127.0.0.1; default 0 chooses a free one"
+        "--port", type=whole, default=0, metavar="N", help="port of 127.0.0.1; default 0 chooses a free one"
     )
     parser.add_argument("--no-open", action="store_true", help="print the address only, and open no browser")
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jobs.arguments import Command, add_run, add_verbose
+from jobs.arguments import Command, add_run, add_verbose, whole
 from jobs.recipe import stored_recipe
 from jobs.spark_session import SparkConfig, spark_session, worker_environment
 from pipeline.engine.part import TaskResult
@@ -82,7 +82,7 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compression", choices=[*COMPRESSIONS], help=f"jsonl: compression of the files; default {ZSTD}"
     )
-    parser.add_argument("--step", type=int, help="huggingface: step of the checkpoint; default: the last")
+    parser.add_argument("--step", type=whole, help="huggingface: step of the checkpoint; default: the last")
     parser.add_argument("--name", help="huggingface-dataset: name of the dataset; default: that of the folder")
     parser.add_argument(
         "--licence", metavar="ID", help="huggingface-dataset: licence of the whole dataset, such as odc-by"

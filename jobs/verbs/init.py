@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from jobs.arguments import Command
+from jobs.arguments import Command, whole
 from jobs.recipe import read_values, recipe_file, recipe_sections, shipped_recipes
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.first_rows import FieldSample, fields_of, suggest_text_field
@@ -119,7 +119,7 @@ def add_init_arguments(parser: argparse.ArgumentParser) -> None:
         help="language to keep, such as en; may be repeated; default all, or those of --from",
     )
     parser.add_argument("--tokenizer", metavar="FILE", help="an existing tokenizer; default: one is trained")
-    parser.add_argument("--vocab-size", type=int, metavar="N", help="vocabulary of the trained tokenizer")
+    parser.add_argument("--vocab-size", type=whole, metavar="N", help="vocabulary of the trained tokenizer")
     add_override_options(parser, "write a setting into the recipe, such as source.stackexchange.site=HOST")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jobs.arguments import Command, add_overrides, add_run, add_verbose
+from jobs.arguments import Command, add_overrides, add_run, add_verbose, whole
 from jobs.recipe import deciding_models, stored_recipe
 from jobs.spark_session import SparkConfig, spark_session
 from pipeline.engine.spark import ship_models
@@ -59,7 +59,7 @@ def add_diff_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", help="run folder, or RUN@digest")
     parser.add_argument("b", help="run folder, or RUN@digest")
     parser.add_argument(
-        "--list", type=int, default=0, metavar="N", help="example documents to list for each source and rule"
+        "--list", type=whole, default=0, metavar="N", help="example documents to list for each source and rule"
     )
     parser.add_argument("--json", help="write the whole difference to this JSON file")
 
@@ -200,9 +200,11 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CONDITION",
         help="condition on columns, such as 'language = de' or 'meta.score > 3'; may be repeated",
     )
-    parser.add_argument("--limit", type=int, metavar="N", help="maximum number of documents; default 10")
-    parser.add_argument("--random", type=int, metavar="N", help="N documents at random, in place of the first ones")
-    parser.add_argument("--seed", type=int, help="seed of --random; the same seed gives the same documents; default 0")
+    parser.add_argument("--limit", type=whole, metavar="N", help="maximum number of documents; default 10")
+    parser.add_argument("--random", type=whole, metavar="N", help="N documents at random, in place of the first ones")
+    parser.add_argument(
+        "--seed", type=whole, help="seed of --random; the same seed gives the same documents; default 0"
+    )
     parser.add_argument(
         "--text",
         action="store_true",

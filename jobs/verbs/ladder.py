@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from jobs.arguments import Command, add_overrides, add_run
+from jobs.arguments import Command, add_overrides, add_run, number, whole
 from jobs.recipe import recipe_sections, stored_recipe
 from jobs.verbs.proxies import TABLES, Proxy, plan_proxy, train_proxy, with_shares
 from jobs.verbs.scaling import add_interval_arguments, check_intervals, describe_fit, measured_run, print_law
@@ -64,13 +64,13 @@ FLOPS_UNITS = ((1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"))
 
 def add_ladder_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `ladder` except the run and `--set`."""
-    parser.add_argument("--sizes", type=int, default=4, help="number of model sizes, 3 to 5")
+    parser.add_argument("--sizes", type=whole, default=4, help="number of model sizes, 3 to 5")
     parser.add_argument(
-        "--tokens-per-size", type=int, default=3, help="runs of each size, with different numbers of tokens"
+        "--tokens-per-size", type=whole, default=3, help="runs of each size, with different numbers of tokens"
     )
-    parser.add_argument("--smallest", type=float, metavar="N", help="parameters of the smallest model")
-    parser.add_argument("--largest", type=float, metavar="N", help="parameters of the largest model")
-    parser.add_argument("--ranks", type=int, default=1, help="processes that train a proxy together")
+    parser.add_argument("--smallest", type=number, metavar="N", help="parameters of the smallest model")
+    parser.add_argument("--largest", type=number, metavar="N", help="parameters of the largest model")
+    parser.add_argument("--ranks", type=whole, default=1, help="processes that train a proxy together")
     add_interval_arguments(parser)
     parser.add_argument("--dry-run", action="store_true", help="print the proxy runs, and train nothing")
 

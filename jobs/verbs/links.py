@@ -3,7 +3,7 @@
 import argparse
 import os
 
-from jobs.arguments import Command
+from jobs.arguments import Command, whole
 from pipeline.links.table import write_links
 from schemas.errors import ConfigError
 
@@ -21,7 +21,7 @@ def add_links_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", required=True, help="Parquet file to write")
     parser.add_argument("--internal", action="store_true", help="write links between pages of one domain too")
     parser.add_argument(
-        "--processes", type=int, default=os.cpu_count() or 1, help="number of processes that read files"
+        "--processes", type=whole, default=os.cpu_count() or 1, help="number of processes that read files"
     )
 
 

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from jobs.arguments import Command
+from jobs.arguments import Command, number, whole
 from schemas.errors import ConfigError
 from schemas.mix import Mix, SourceMix, mix_toml
 from schemas.storage import Store
@@ -38,10 +38,12 @@ def add_mix_arguments(parser: argparse.ArgumentParser) -> None:
         help="scaling law of `penstock ladder` or `fit-scaling`; its token exponent is used for the loss curve of each "
         "source. Default: an exponent for each source, fitted to its curve",
     )
-    parser.add_argument("--tokens", type=float, help="tokens of the next run; default: as many as this one")
-    parser.add_argument("--from-step", type=int, help="ignore losses before this step; default: the end of the warm-up")
+    parser.add_argument("--tokens", type=number, help="tokens of the next run; default: as many as this one")
     parser.add_argument(
-        "--step-size", type=float, help=f"with --reference: step size of the update of shares; default: {STEP_SIZE:g}"
+        "--from-step", type=whole, help="ignore losses before this step; default: the end of the warm-up"
+    )
+    parser.add_argument(
+        "--step-size", type=number, help=f"with --reference: step size of the update of shares; default: {STEP_SIZE:g}"
     )
     parser.add_argument("--out", default="mix.toml", help="file to write; default: mix.toml")
     parser.add_argument("--force", action="store_true", help="replace the file if it exists")

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from jobs.arguments import RUN_HELP, Command
+from jobs.arguments import RUN_HELP, Command, whole
 from jobs.recipe import recipe_sections
 from pipeline.report.compare import write_comparison
 from pipeline.report.live import LiveServer
@@ -36,7 +36,7 @@ def add_report_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="serve a local page with the progress of the run, refreshed every two seconds, until Ctrl+C",
     )
-    parser.add_argument("--port", type=int, help="port of the live page; default: any free port")
+    parser.add_argument("--port", type=whole, help="port of the live page; default: any free port")
 
 
 def report_command(arguments: argparse.Namespace) -> int:

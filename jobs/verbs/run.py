@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from jobs.arguments import Command, add_recipe, add_reuse
+from jobs.arguments import Command, add_recipe, add_reuse, whole
 from jobs.run_all import options_of, run_recipe
 from jobs.verbs.plan import plan_command
 from pipeline.demo_crawl.build import build_demo_crawl
@@ -59,9 +59,9 @@ def add_demo_crawl_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `demo-crawl`."""
     parser.add_argument("out", help="folder for the WARC files and truth.jsonl")
     parser.add_argument(
-        "--pages", type=int, default=3000, help="base pages; planted duplicates and defects are added to them"
+        "--pages", type=whole, default=3000, help="base pages; planted duplicates and defects are added to them"
     )
-    parser.add_argument("--seed", type=int, default=1, help="seed of the random content; default 1")
+    parser.add_argument("--seed", type=whole, default=1, help="seed of the random content; default 1")
 
 
 def demo_crawl_command(arguments: argparse.Namespace) -> int:

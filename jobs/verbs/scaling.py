@@ -5,7 +5,7 @@ import csv
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from jobs.arguments import Command
+from jobs.arguments import Command, number, whole
 from schemas.errors import ConfigError
 from schemas.storage import Store
 from train.config.plan import OwnLaw
@@ -39,8 +39,8 @@ def add_fit_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_interval_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options for the confidence intervals of a fit."""
-    parser.add_argument("--draws", type=int, default=200, help="bootstrap samples for the intervals")
-    parser.add_argument("--share", type=float, default=0.9, help="share of the samples that an interval contains")
+    parser.add_argument("--draws", type=whole, default=200, help="bootstrap samples for the intervals")
+    parser.add_argument("--share", type=number, default=0.9, help="share of the samples that an interval contains")
 
 
 def fit_scaling_command(arguments: Arguments) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from jobs.arguments import Command, add_run
+from jobs.arguments import Command, add_run, whole
 from jobs.recipe import stored_recipe
 from pipeline.inspect.document_text import verdict_of
 from pipeline.inspect.show import column_equals, find_documents, host_below
@@ -167,7 +167,7 @@ def check_trace(arguments: Arguments) -> None:
 def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `trace` except the run."""
     either = parser.add_mutually_exclusive_group(required=True)
-    either.add_argument("--step", type=int, help="the documents of this step, from 1")
+    either.add_argument("--step", type=whole, help="the documents of this step, from 1")
     either.add_argument("--url", help="the steps and checkpoints that saw this URL")
     either.add_argument(
         "--domain",
@@ -180,10 +180,12 @@ def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="the steps and checkpoints that saw a document with this text; reads the text of all documents",
     )
-    parser.add_argument("--rank", type=int, help="with --step: only the rows of this rank, from 0")
-    parser.add_argument("--micro-batch", type=int, help="with --rank: only the rows of this micro-batch, from 0")
+    parser.add_argument("--rank", type=whole, help="with --step: only the rows of this rank, from 0")
+    parser.add_argument("--micro-batch", type=whole, help="with --rank: only the rows of this micro-batch, from 0")
     parser.add_argument(
-        "--ranks", type=int, help="number of ranks of the layout; default: the layout recorded by the checkpoints"
+        "--ranks",
+        type=whole,
+        help="number of ranks of the layout; default: the layout recorded by the checkpoints",
     )
     parser.add_argument(
         "--text", action="store_true", help="print the text that the model read, decoded from its tokens"
@@ -193,7 +195,7 @@ def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--limit",
-        type=int,
+        type=whole,
         metavar="N",
         help=f"maximum number of documents to list, or to scan for; default {LISTED}, and all of a step",
     )

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 
-from jobs.arguments import Command, add_overrides, add_run
+from jobs.arguments import Command, add_overrides, add_run, number, whole
 from jobs.spark_session import worker_environment
 from schemas.errors import ConfigError
 from schemas.locks import lock_training
@@ -43,9 +43,9 @@ def add_calibrate_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `calibrate`."""
     parser.add_argument("profile", help="device profile to write; `plan --gpu FILE` reads it")
     parser.add_argument(
-        "--ranks", type=int, help="processes that measure together; default: as many as fit the machine"
+        "--ranks", type=whole, help="processes that measure together; default: as many as fit the machine"
     )
-    parser.add_argument("--threads", type=int, help="threads of each process")
+    parser.add_argument("--threads", type=whole, help="threads of each process")
 
 
 def calibrate_command(arguments: Arguments) -> int:
@@ -57,9 +57,9 @@ def calibrate_command(arguments: Arguments) -> int:
 
 def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `train` except the run and `--set`."""
-    parser.add_argument("--ranks", type=int, default=1, help="processes to start on this machine")
+    parser.add_argument("--ranks", type=whole, default=1, help="processes to start on this machine")
     parser.add_argument(
-        "--restarts", type=int, default=0, help="how often to restart the ranks after one of them has failed"
+        "--restarts", type=whole, default=0, help="how often to restart the ranks after one of them has failed"
     )
     parser.add_argument(
         "--replay-from",
@@ -157,14 +157,16 @@ def _device_of_rank(settings: Settings, num_ranks: int) -> RankDevice:
 def add_generate_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `generate` except the run."""
     parser.add_argument("--prompt", default="", help="beginning of the text; default: a new document")
-    parser.add_argument("--tokens", type=int, default=100, help="maximum number of tokens to add; default 100")
-    parser.add_argument("--temperature", type=float, default=0.8, help="0 chooses the most probable token; default 0.8")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the sampling; default 0")
+    parser.add_argument("--tokens", type=whole, default=100, help="maximum number of tokens to add; default 100")
+    parser.add_argument(
+        "--temperature", type=number, default=0.8, help="0 chooses the most probable token; default 0.8"
+    )
+    parser.add_argument("--seed", type=whole, default=0, help="seed of the sampling; default 0")
 
 
 def add_step(parser: argparse.ArgumentParser) -> None:
     """Add the option for the step of a checkpoint."""
-    parser.add_argument("--step", type=int, help="step of the checkpoint; default: the last")
+    parser.add_argument("--step", type=whole, help="step of the checkpoint; default: the last")
 
 
 def generate_command(arguments: Arguments) -> int:
@@ -197,8 +199,8 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         help="run folder whose held-out text is read, such as RUN itself; may be repeated",
     )
-    parser.add_argument("--step", type=int, help="step of the checkpoint; default: the last")
-    parser.add_argument("--sequences", type=int, default=512, help="held-out rows of each source")
+    parser.add_argument("--step", type=whole, help="step of the checkpoint; default: the last")
+    parser.add_argument("--sequences", type=whole, default=512, help="held-out rows of each source")
     parser.add_argument("--out", help="JSON file for the measurements")
 
 

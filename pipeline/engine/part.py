@@ -5,6 +5,7 @@ each part is stored as a small JSON file in the folder of the step's first table
 names the code. `write_part` writes parts of tables as Parquet; `complete_part` does the same for parts of any format.
 """
 
+import posixpath
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ from pipeline.engine.stage import CPU, Drop, Row, RowStep
 from schemas.errors import ContractError
 from schemas.ids import canonical_json
 from schemas.manifest import Counts, part_key
+from schemas.paths import check_deletable
 from schemas.storage import Store
 
 TaskResult = dict[str, Any]
@@ -303,10 +305,12 @@ def delete_part_results(folder: Store) -> None:
 def delete_incomplete_parts(folder: Store) -> None:
     """Delete every file in the folder except the files of completed parts and their stored results.
 
-    Parts that other code completed are deleted too.
+    Parts that other code completed are deleted too. Raises ContractError if a symbolic link leads to one of the files.
     """
+    check_deletable(folder.child(".."), posixpath.join(folder.root.rpartition("/")[2], "x"))
     results = {name: PartResult.from_json(folder.read_json(name)) for name in part_results(folder)}
     completed = {name: part for name, part in results.items() if part.code == code_digest()}
     kept = {*completed, *(written.path for part in completed.values() for written in part.files.values())}
     for name in sorted({*folder.walk()} - kept):
+        check_deletable(folder, name)
         folder.delete(name)

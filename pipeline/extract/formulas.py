@@ -282,9 +282,10 @@ def _latex_of_url(url: str) -> str | None:
         return next((fields[name][0] for name in ("latex", "tex") if name in fields), None)
     if _CODECOGS.search(url) or _QUERY.split(url, maxsplit=1)[0].endswith("mathtex.cgi"):
         latex = unquote(query).replace("&space;", " ").replace("&plus;", "+").replace("&amp;", "&")
-        while (option := _CODECOGS_OPTION.match(latex)) is not None:
-            latex = latex[option.end() :]
-        return latex or None
+        begin = 0
+        while (option := _CODECOGS_OPTION.match(latex, begin)) is not None:
+            begin = option.end()
+        return latex[begin:] or None
     return None
 
 

@@ -119,9 +119,11 @@ def find_splits(config: SourceConfig) -> list[Split]:
                     )
                 files[file.name] = file
         except ConfigError as error:
-            problems.append(f"expected files at {re.sub('://[^/]*@', '://', path)}, got {error}")
+            problems.append(f"expected files at {_shown(path)}, got {error}")
+        except UnicodeDecodeError as error:
+            problems.append(f"expected names in UTF-8 at {_shown(path)}, got {error.object!r:.200}. Rename the file.")
         except (OSError, ValueError, re.error) as error:
-            problems.append(f"expected files at {path}, got {error}. Correct the path.")
+            problems.append(f"expected files at {_shown(path)}, got {error}. Correct the path.")
     splits: list[Split] = []
     companions = _companions(config, problems)
     for ordinal, name in enumerate(sorted(files)):
@@ -149,6 +151,11 @@ def find_splits(config: SourceConfig) -> list[Split]:
     if problems:
         raise ConfigError("\n  ".join([f"source.paths: {len(problems)} problem(s); nothing was started", *problems]))
     return splits
+
+
+def _shown(path: str) -> str:
+    """Return a path without what may be secret: the user and the options of a URI."""
+    return re.sub("://[^/]*@", "://", path.partition("?")[0]) if "://" in path else path
 
 
 def _split(

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.engine.part import delete_part_results
 from pipeline.takedown.rewrite import Removal, new_version, write_versions
@@ -29,6 +29,7 @@ from schemas.tables import TABLES
 from schemas.takedown import (
     PENDING_NAME,
     REMOVED_ID,
+    TAKEDOWN_ID,
     Certificate,
     Effects,
     Mode,
@@ -55,7 +56,7 @@ class PendingTakedown(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    id: str
+    id: str = Field(pattern=TAKEDOWN_ID)
     """Id of the takedown."""
     mode: Mode
     """`tombstones` if positions are kept, `compact` if they are moved."""

@@ -18,6 +18,8 @@ from pipeline.extract.extract import ExtractConfig, make_extract, normalize_text
 from pipeline.minhash.stage import text_digest
 from pipeline.perplexity.model import normalize as ccnet_form
 from pipeline.quality.text import normal_piece
+from pipeline.sources.papers.tex.project import TexProject, strip_comments
+from pipeline.sources.papers.tex.render import TexOptions, render_tex
 from pipeline.text.words import normal_words
 from pipeline.toxicity import WordList
 from schemas import normalization
@@ -40,6 +42,13 @@ HOSTILE = {
     "labels of letters": (canonical_url, lambda n: f"http://{'.'.join(map(chr, range(0x4E00, 0x4E00 + n % 20_000)))}/"),
     "sorted host": (surt, lambda n: f"http://a{ABOVE * n}{BELOW * n}.com/"),
     "sorted host with a tab": (surt, lambda n: f"http:/\t/a{ABOVE * n}{BELOW * n}.com/"),
+    "verbatim of TeX": (strip_comments, lambda n: "".join(f"\\verb{chr(0x4E00 + at)}" for at in range(n // 2))),
+    "letters for macros": (
+        lambda text: render_tex(TexProject(text, "m.tex"), TexOptions()),
+        lambda n: (
+            r"\documentclass{article}\def\a#1{\b}\def\b#1{\a}\begin{document}\a " + "x" * (n // 4) + r"\end{document}"
+        ),
+    ),
     "domains": (host_suffixes, lambda n: f"http://u:p@{ABOVE * n}{BELOW * n}.com/"),
 }
 PAGES = {
@@ -57,6 +66,9 @@ PAGES = {
     "links": lambda n: "<a href=x>" * n,
     "cells": lambda n: f"<table>{'<td>x' * n}",
     "meta tags": lambda n: "".join(f"<meta name=a{at} content=b>" for at in range(n)),
+    "options of formulas": lambda n: (
+        f"<img src='https://latex.codecogs.com/gif.latex?{chr(92)}{f'inline{chr(92)}' * n}x'>"
+    ),
     "formulas": lambda n: f"<img src='http://a{ABOVE * n}{BELOW * n}/mathtex.cgi?x'>",
 }
 ZSTD, GZIP = b"\x28\xb5\x2f\xfd", b"\x1f\x8b\x08"

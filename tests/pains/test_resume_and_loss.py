@@ -19,6 +19,7 @@ from schemas.errors import ContractError, PenstockError
 from schemas.manifest import open_table, read_run
 from schemas.storage import Store
 from tests.support.tiny_archive import record
+from tests.support.tiny_dataset import flip_byte
 
 CUT, EMPTY = "part-cut.warc.gz", "part-empty.warc.gz"
 
@@ -225,3 +226,22 @@ def test_an_extractor_that_raises_loses_its_page_only() -> None:
     assert [row.get("drop_rule") for row in rows] == [None, "failed", None]
     assert rows[1][FAILURE].kind.startswith("own: ValueError at test_resume_and_loss.py:")
     assert [row.get("text") for row in rows] == ["a text", None, "a text"]
+
+
+@pytest.mark.spark
+def test_a_damaged_part_is_refused_by_the_step_that_reads_it(finished: Store, run_at, tmp_path: Path) -> None:
+    """datatrove: the second stage of MinHash failed on signature files whose size fitted no record. Nothing had been
+    reported when they were written.
+
+    https://github.com/huggingface/datatrove/issues/301
+
+    A part with one flipped bit is refused by its name, before a row of it reaches another table.
+    """
+    folder = tmp_path / "run"
+    shutil.copytree(finished.root, folder)
+    part = sorted(folder.glob("text/v-*/part-00000*.parquet"))[0]
+    flip_byte(part, part.stat().st_size // 3)
+    tables = read_run(Store(str(folder))).tables
+    with pytest.raises(ContractError, match=part.name):
+        run_at(2, ["quality.min_words=45"], folder=folder, until="clean")
+    assert read_run(Store(str(folder))).tables["clean"] == tables["clean"]

@@ -8,10 +8,12 @@ from unittest import mock
 
 import pytest
 
-from pipeline.takedown.commit import read_pending
+from pipeline.takedown.commit import PendingTakedown, read_pending
+from pipeline.takedown.rewrite import new_version
 from schemas.errors import ConfigError, ContractError
 from schemas.manifest import open_table, read_run, write_run
 from schemas.storage import Store
+from schemas.tables import TABLES
 from schemas.takedown import PENDING_NAME, REMOVED_ID, resolve_version
 from tests.support.report_run import identifier, make_run
 from tests.support.tiny_dataset import make_tiny_dataset
@@ -194,3 +196,40 @@ def test_an_invalid_intent_is_rejected(tmp_path: Path) -> None:
     Store(str(tmp_path)).write_atomic(PENDING_NAME, b'{"id": 1}')
     with pytest.raises(ContractError, match="expected a valid record of an unfinished takedown, got"):
         take_down(tmp_path, doc=[document.hex()])
+
+
+@pytest.mark.parametrize("identifier_", ["../../outside/evil", "0123456789ag", "0123456789a", ""])
+def test_the_id_of_a_foreign_takedown_is_no_path(tmp_path: Path, identifier_: str) -> None:
+    """The id is in the names of files and folders that a takedown writes."""
+    folder = tmp_path / "run"
+    document = prepare(folder)
+    with killed(2), pytest.raises(Killed):
+        take_down(folder, doc=[document.hex()])
+    pending = json.loads((folder / PENDING_NAME).read_text())
+    (folder / PENDING_NAME).write_text(json.dumps(pending | {"id": identifier_}))
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ContractError, match="expected a valid record of an unfinished takedown"):
+        take_down(folder)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_no_file_is_deleted_through_a_link_in_place_of_a_version(tmp_path: Path) -> None:
+    folder, theirs = tmp_path / "run", tmp_path / "theirs"
+    document = prepare(folder)
+    theirs.mkdir()
+    (theirs / "precious.txt").write_text("precious")
+    pending = begun(folder, document)
+    table = next(name for name in TABLES if name in pending.tables)
+    (folder / table / new_version(pending.id, table, pending.tables[table])).symlink_to(theirs)
+    with pytest.raises(ContractError, match="where a symbolic link leads"):
+        take_down(folder)
+    assert [path.name for path in theirs.iterdir()] == ["precious.txt"]
+
+
+def begun(folder: Path, document: bytes) -> PendingTakedown:
+    """Kill a takedown after its first write; returns its record."""
+    with killed(1), pytest.raises(Killed):
+        take_down(folder, doc=[document.hex()])
+    pending = read_pending(Store(str(folder)))
+    assert pending is not None
+    return pending

@@ -14,6 +14,8 @@ MAX_EXPANDED_CHARS = 16 << 20
 MAX_GROUP_TOKENS = 1 << 20
 MAX_OPTION_TOKENS = 400
 """Maximum number of tokens of an argument in braces, and of one in brackets."""
+PIECE_CHARS = 4096
+"""Length of the piece of a text of which single letters are taken as arguments [code points]."""
 MAX_UNCLOSED = 50
 """Number of brackets without an end after which the maximum for one in brackets is a twentieth."""
 
@@ -102,7 +104,8 @@ class TokenStream:
             self.push(token)
             return []
         if token[0] != "\\" and len(token) > 1:
-            self.push(token[1:])
+            # A long text is divided once, so that macros which take it letter by letter do not copy it each time.
+            self.push(token[1:PIECE_CHARS], *([token[PIECE_CHARS:]] if len(token) > PIECE_CHARS else []))
             return [token[0]]
         return [token]
 

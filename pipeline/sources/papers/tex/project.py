@@ -78,6 +78,10 @@ def declared_encoding(data: bytes) -> str | None:
     return _ENCODINGS.get((match[1] or match[2]).decode("ascii", "replace").lower()) if match else None
 
 
+MAX_VERB_CHARS = 10_000
+r"""Maximum length of the text of `\verb`, which ends on its line."""
+
+
 def strip_comments(text: str) -> str:
     r"""Return TeX source without comments; `%` in verbatim text and after a backslash is none."""
     parts, at, unclosed = [], 0, set[str]()
@@ -92,8 +96,9 @@ def strip_comments(text: str) -> str:
             continue
         closing = f"\\end{{{match[1]}}}" if match[1] else (match[2] or "")
         if closing and closing not in unclosed:
-            line_end = text.find("\n", at) if match[2] else len(text)
-            found = text.find(closing, at, line_end if line_end >= 0 else len(text))
+            end_of_search = at + MAX_VERB_CHARS if match[2] else len(text)
+            line_end = text.find("\n", at, end_of_search) if match[2] else -1
+            found = text.find(closing, at, line_end if line_end >= 0 else end_of_search)
             if found >= 0:
                 at = found + len(closing)
             elif match[1]:

@@ -1,0 +1,96 @@
+"""A page that is made to be dropped for, or to replace, another page: only its signature resembles that page."""
+
+import random
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pytest
+
+from jobs.recipe import read_values
+from pipeline.dedup.config import DedupConfig
+from pipeline.dedup.verify import make_comparison
+from pipeline.minhash import fast
+from pipeline.minhash.permutations import draw_odd_numbers, mix_bits
+from pipeline.minhash.stage import SignatureConfig, jaccard, shingle_hashes, signature
+from pipeline.text.words import normal_words, word_keys
+
+PUBLIC = SignatureConfig(numbers="kept")
+BEATEN = 88
+"""Number of values of the victim's signature that the crafted page has: 11 of 14 bands."""
+
+
+def words(seed: int, number: int) -> list[str]:
+    draw = random.Random(seed)
+    return ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=7)) for _ in range(number)]
+
+
+VICTIM = " ".join(words(1, 1000))
+
+
+def crafted(victim: str, config: SignatureConfig) -> str:
+    """A page with the shingles of the victim that give the first BEATEN values, and others that give none of them."""
+    factors = np.asarray(fast._factors(config.seed, config.permutations), np.uint32).ravel()[:BEATEN, None]
+    odd = draw_odd_numbers(config.seed, "shingle", 5)
+    own = normal_words(victim, True)
+    key = {word: word_keys([word])[0] for word in (*own, *words(2, 400))}
+
+    def values(of: list[str]) -> npt.NDArray[np.uint32]:
+        keys = np.array([key[word] for word in of], np.uint64)
+        hashes = (mix_bits(np.correlate(keys, odd, "valid")) >> np.uint64(32)).astype(np.uint32)
+        return (factors * hashes[None, :]).astype(np.uint32)
+
+    least, draw = values(own).min(axis=1), random.Random(3)
+    page: list[str] = []
+
+    def extended(number: int) -> list[str]:
+        """The page with further words whose shingles are no minimum."""
+        longer = list(page)
+        while len(longer) < len(page) + number:
+            tried = next(
+                word
+                for word in (draw.choice(list(key)) for _ in range(10_000))
+                if len(longer) < 4 or (values([*longer[-4:], word]).min(axis=1) >= least).all()
+            )
+            longer.append(tried)
+        return longer
+
+    for begin in sorted({*values(own).argmin(axis=1).tolist()}):
+        shingle = own[begin : begin + 5]
+        while True:
+            longer = extended(5)
+            if (values([*longer[-4:], *shingle]).min(axis=1) >= least).all():
+                break
+        page = [*longer, *shingle]
+    return " ".join(extended(300))
+
+
+@pytest.fixture(scope="module")
+def attacker() -> str:
+    return crafted(VICTIM, PUBLIC)
+
+
+def similarity_by(dedup: DedupConfig, config: SignatureConfig, left: str, right: str) -> float:
+    """What deduplication finds; NaN if it does not join the two."""
+    pair = [
+        shingle_hashes(text, "en", config).tobytes() if dedup.verify == "jaccard" else signature(text, "en", config)
+        for text in (left, right)
+    ]
+    return float(make_comparison(dedup, config)(*(pa.array([payload], pa.binary()) for payload in pair))[0])
+
+
+def test_an_estimate_with_a_public_seed_is_deceived(attacker: str) -> None:
+    shingles = [shingle_hashes(text, "en", PUBLIC) for text in (VICTIM, attacker)]
+    assert jaccard(*shingles) < 0.1
+    assert similarity_by(DedupConfig(exact="off", verify="estimate"), PUBLIC, VICTIM, attacker) >= 0.7
+
+
+def test_texts_or_a_seed_of_ones_own_are_not(attacker: str) -> None:
+    assert np.isnan(similarity_by(DedupConfig(exact="off", verify="jaccard"), PUBLIC, VICTIM, attacker))
+    own = SignatureConfig(numbers="kept", seed=58_411)
+    assert np.isnan(similarity_by(DedupConfig(exact="off", verify="estimate"), own, VICTIM, attacker))
+
+
+@pytest.mark.parametrize("name", ["web", "mixed"])
+def test_our_recipes_compare_texts(name: str) -> None:
+    assert read_values(name)["dedup"]["verify"] == "jaccard"
