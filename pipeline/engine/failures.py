@@ -39,6 +39,14 @@ class Failure:
         return f"{self.stage}: {self.error} at {self.place}"
 
 
+def place_of(error: BaseException) -> str:
+    """Return the file and line of code at which an error was raised, such as `measure.py:3`."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return f"{trace.tb_frame.f_code.co_filename.rsplit('/', 1)[-1]}:{trace.tb_lineno}" if trace else "?"
+
+
 @dataclass
 class FailureCounts:
     """The errors of a part or a step, and on how many documents the stages of the recipe were called."""

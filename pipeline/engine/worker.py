@@ -7,7 +7,7 @@ that ends every process in which it runs alone is dropped as `crashed`; see `pip
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from pipeline.engine.failures import CALLS, FAILURE, Failure
+from pipeline.engine.failures import CALLS, FAILURE, Failure, place_of
 from pipeline.engine.isolation import Crashed
 from pipeline.engine.part import CRASHED, FAILED, set_verdict
 from pipeline.engine.spark import worker_path
@@ -50,7 +50,7 @@ class FusedStages:
             except PenstockError:
                 raise  # a setting or a file is wrong, such as a model of another kind: this record did not cause it
             except Exception as error:
-                place, message = stage.describe(error, row) if stage.describe is not None else (_place(error), "")
+                place, message = stage.describe(error, row) if stage.describe is not None else (place_of(error), "")
                 row[FAILURE] = Failure(stage.name, type(error).__name__, place, message)
                 set_verdict(row, stage.name, Drop(FAILED))
                 break
@@ -67,13 +67,6 @@ class FusedStages:
             if stage.ends:
                 break
         return row
-
-
-def _place(error: BaseException) -> str:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return f"{trace.tb_frame.f_code.co_filename.rsplit('/', 1)[-1]}:{trace.tb_lineno}" if trace else "?"
 
 
 def run_rows(rows: Iterable[tuple[Row, Drop | None]], measure: RowStep, stages: tuple[str, str]) -> Iterator[Row]:

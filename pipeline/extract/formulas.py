@@ -42,7 +42,7 @@ _ANNOTATION = re.compile(
     r"([^<]*+)<",
     re.IGNORECASE,
 )
-_ATTRIBUTE = re.compile(r"""([\w:-]++)\s*+=\s*+(?:"([^"]*+)"|'([^']*+)')""")
+_ATTRIBUTE = re.compile(r"""(?<![\w:-])([\w:-]++)\s*+=\s*+(?:"([^"]*+)"|'([^']*+)')""")
 _KATEX_MATHML = re.compile(r'class="katex-mathml"[^<>]*+>')
 _MATHJAX_SOURCE = re.compile(r'\bdata-mathml="([^"]*+)"')
 _EMPTY_LINE = re.compile(r"\n[ \t]*\n")

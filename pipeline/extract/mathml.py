@@ -21,7 +21,7 @@ MAX_MATH_DEPTH = 100
 _TAG = re.compile(r"<(/?)(?:[\w.-]++:)?([a-zA-Z][\w.-]*+)([^<>]*+)>|([^<]++)|<")
 """A tag or text; serialized attributes contain `<` and `>` as entities."""
 _COMMENT = re.compile(r"<!--(?:.*?-->|.*)", re.DOTALL)
-_ATTRIBUTE = re.compile(r"""([\w:-]++)\s*+=\s*+(?:"([^"]*+)"|'([^']*+)')""")
+_ATTRIBUTE = re.compile(r"""(?<![\w:-])([\w:-]++)\s*+=\s*+(?:"([^"]*+)"|'([^']*+)')""")
 
 _TOKENS = frozenset(("mi", "mn", "mo", "mtext", "ms"))
 _SKIPPED = frozenset(("annotation", "annotation-xml", "script", "style"))

@@ -255,6 +255,10 @@ def rows_of_batch(batch: pa.RecordBatch, columns: list[str]) -> Iterator[dict[st
         yield dict(zip(columns, row, strict=True))
 
 
+UNCONVERTIBLE = (ValueError, OverflowError, LookupError, pa.ArrowException)
+"""Errors of values that Python cannot hold, such as a time in a time zone that is not known."""
+
+
 def _values(column: pa.Array) -> list[Any]:
     try:
         return list(column.to_pylist())
@@ -263,12 +267,12 @@ def _values(column: pa.Array) -> list[Any]:
             return [_value(column, row) for row in range(len(column))]
         stored = column.cast(pa.large_binary()).to_pylist()
         return [None if value is None else value.decode("utf-8", "replace") for value in stored]
-    except (ValueError, OverflowError, pa.ArrowException):
+    except UNCONVERTIBLE:
         return [_value(column, row) for row in range(len(column))]
 
 
 def _value(column: pa.Array, row: int) -> Any:
     try:
         return column[row].as_py()
-    except (ValueError, OverflowError, pa.ArrowException):
+    except UNCONVERTIBLE:
         return UNREADABLE_VALUE  # counted as a field that is left out of `meta`; the row itself is read

@@ -7,13 +7,15 @@ from typing import Any
 
 import pyarrow as pa
 
+from pipeline.engine.failures import FAILURE, Failure, place_of
 from pipeline.engine.stage import TITLE_FIRST, Drop, Row, Source, Split
 from pipeline.sources.compression import ByteStream
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.formats import FORMATS
-from pipeline.sources.provenance import COLUMNS
+from pipeline.sources.provenance import COLUMNS, new_row
 from pipeline.sources.splits import HashedStream
-from schemas.errors import ContractError
+from schemas.errors import ContractError, PenstockError
+from schemas.ids import doc_id
 from schemas.storage import resolve_uri
 
 __all__ = ["REASONS", "SOURCE", "SourceConfig", "open_split"]
@@ -136,10 +138,27 @@ def reasons_of(file_format: str) -> dict[str, str]:
 def open_split(split: Split, stream: ByteStream, config: SourceConfig) -> Iterator[tuple[Row, Drop | None]]:
     """Yield (row, drop) for each record of one file, in order. `drop` is None if the row can be a document.
 
-    Invalid content never raises an error. An error of the storage is raised.
+    Invalid content never raises an error. If a reader raises one nevertheless, the last row is a gap up to the end of
+    the file, with the Failure that describes it. An error of the storage is raised.
     """
-    rows = FORMATS[split.format].open(split, stream, config)
+    rows = _contained(FORMATS[split.format].open(split, stream, config), split)
     return rows if config.title == "column" else _with_mark(rows)
+
+
+def _contained(rows: Iterator[tuple[Row, Drop | None]], split: Split) -> Iterator[tuple[Row, Drop | None]]:
+    end = 0
+    try:
+        for row, drop in rows:
+            end = row["offset"] + row["length"]
+            yield row, drop
+    except (OSError, MemoryError, PenstockError):
+        raise
+    except Exception as error:
+        rest = max(0, split.size - end) if FORMATS[split.format].in_bytes else 0
+        row = new_row("gap") | {"doc_id": doc_id(split.source, split.name, end, 0), "source": split.source}
+        row |= {"split": split.name, "offset": end, "length": rest, "snapshot": split.snapshot}
+        row[FAILURE] = Failure(SOURCE.name, type(error).__name__, place_of(error))
+        yield row, Drop("unreadable_gap", float(rest))
 
 
 def _with_mark(rows: Iterator[tuple[Row, Drop | None]]) -> Iterator[tuple[Row, Drop | None]]:

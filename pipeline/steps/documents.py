@@ -34,6 +34,8 @@ from schemas.tables import COMPARISONS, DOCUMENTS, META_CUT, META_FIELDS, META_N
 
 MAX_META_NAMES = 32
 """Maximum number of fields of `meta` that the result of one part counts: the first in the part."""
+MAX_TYPES, OTHER_TYPE = 32, "other"
+"""Maximum number of record types whose rows and bytes are counted in a part, and the name under which others are."""
 MAX_FIELDS = 256
 """Maximum number of fields of `meta` that the manifest counts: the most frequent."""
 
@@ -215,8 +217,11 @@ def write_row(row: Row, output: PartOutput, config: TextConfig) -> None:
         books.tally("extractor_errors", error)
     for kind, number in (row.get("unicode_repairs") or {}).items():
         books.tally("unicode_repairs", kind, number)
-    books.tally("record_types", row["record_type"] or "?")
-    cause = f"gap/{row.get('drop_rule')}" if row["record_type"] == "gap" else row["record_type"] or "?"
+    kind = row["record_type"] or "?"
+    if not books.tally_some("record_types", kind, MAX_TYPES):
+        kind = OTHER_TYPE
+        books.tally("record_types", kind)
+    cause = f"gap/{row.get('drop_rule')}" if kind == "gap" else kind
     books.tally("stored_bytes", cause, row["length"] or 0)
     if row.get("drop_stage") is not None and not _keeps_text(row, config):
         row["text"] = row["title"] = row["cuts"] = None

@@ -6,6 +6,7 @@ import io
 import re
 import tarfile
 import unicodedata
+from contextlib import suppress
 from datetime import datetime
 
 import lz4.frame
@@ -18,6 +19,7 @@ from pipeline.extract.extract import ExtractConfig, make_extract, normalize_text
 from pipeline.minhash.stage import text_digest
 from pipeline.perplexity.model import normalize as ccnet_form
 from pipeline.quality.text import normal_piece
+from pipeline.sources.papers.tex.macros import TooManyExpansionsError
 from pipeline.sources.papers.tex.project import TexProject, strip_comments
 from pipeline.sources.papers.tex.render import TexOptions, render_tex
 from pipeline.text.words import normal_words
@@ -44,10 +46,8 @@ HOSTILE = {
     "sorted host with a tab": (surt, lambda n: f"http:/\t/a{ABOVE * n}{BELOW * n}.com/"),
     "verbatim of TeX": (strip_comments, lambda n: "".join(f"\\verb{chr(0x4E00 + at)}" for at in range(n // 2))),
     "letters for macros": (
-        lambda text: render_tex(TexProject(text, "m.tex"), TexOptions()),
-        lambda n: (
-            r"\documentclass{article}\def\a#1{\b}\def\b#1{\a}\begin{document}\a " + "x" * (n // 4) + r"\end{document}"
-        ),
+        lambda text: rendered(r"\def\a#1{\b}\def\b#1{\a}", r"\a " + text),
+        lambda n: "x" * (25 * n),
     ),
     "domains": (host_suffixes, lambda n: f"http://u:p@{ABOVE * n}{BELOW * n}.com/"),
 }
@@ -66,6 +66,7 @@ PAGES = {
     "links": lambda n: "<a href=x>" * n,
     "cells": lambda n: f"<table>{'<td>x' * n}",
     "meta tags": lambda n: "".join(f"<meta name=a{at} content=b>" for at in range(n)),
+    "attributes of formulas": lambda n: f"<span class='MathJax' data-mathml=\"&lt;math {'a' * n}&gt;x\">x</span>",
     "options of formulas": lambda n: (
         f"<img src='https://latex.codecogs.com/gif.latex?{chr(92)}{f'inline{chr(92)}' * n}x'>"
     ),
@@ -92,6 +93,13 @@ FILES = {
 }
 """Format, and the bytes of a file of about n units."""
 PROSE = "<p>The penstock carries water from the reservoir down to the turbine, and its gate can be closed. </p>" * 5
+
+
+def rendered(macros: str, text: str) -> None:
+    """Render a paper. Macros that expand without an end are stopped by a limit."""
+    with suppress(TooManyExpansionsError):
+        source = rf"\documentclass{{article}}{macros}\begin{{document}}{text}\end{{document}}"
+        render_tex(TexProject(source, "m.tex"), TexOptions())
 
 
 def tar_of(name: str) -> bytes:

@@ -197,7 +197,6 @@ def test_all_wrong_names_at_once(tmp_path, capsys):
         (["trace", "no-such-run", "--step", "1"], "no-such-run"),
         (["train", "no-such-run", "--dry-run"], "no-such-run: expected a run folder, got no such folder"),
         (["train", "no-such-run", "--ranks", "0"], "expected --ranks >= 1 and --restarts >= 0, got 0 and 0"),
-        (["train", "no-such-run", "--restarts", "-1"], "got 1 and -1"),
         (
             ["export", "no-such-run", "--out", "x", "--format", "megatron"],
             "no-such-run: expected a run folder, got no such folder",
@@ -429,3 +428,24 @@ def test_the_models_are_listed_with_their_licences(capsys):
 def test_the_installed_command_runs():
     done = subprocess.run([sys.executable, "-m", "jobs.cli", "--help"], capture_output=True, text=True, check=True)
     assert all(verb in done.stdout for verb in EXPECTED)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["train", "run", "--restarts", "-1"],
+            "--restarts: expected a whole number from 0 to 999999999999999, got '-1'",
+        ),
+        (
+            ["show", "run", "--limit", "9" * 30],
+            f"--limit: expected a whole number from 0 to 999999999999999, got '{'9' * 30}'",
+        ),
+        (["generate", "run", "--temperature", "nan"], "--temperature: expected a finite number from 0, got 'nan'"),
+    ],
+)
+def test_numbers_out_of_range_are_refused_before_anything_is_read(capsys, arguments, message):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err

@@ -14,7 +14,8 @@ from pipeline.sources.compression import ByteStream, DecodedBlock
 MAGIC = b"7z\xbc\xaf\x27\x1c"
 MAX_DICTIONARY = 1 << 30
 """Largest dictionary of LZMA that is accepted: the decoder holds it in memory [bytes]."""
-MAX_HEADER_BYTES = 64 << 20
+MAX_HEADER_BYTES = 64 << 10
+"""Maximum size of the list of members as stored; decompressed it may be 10,000 times as large [bytes]."""
 HELD_BLOCKS = 4
 _LZMA, _LZMA2 = b"\x03\x01\x01", b"\x21"
 

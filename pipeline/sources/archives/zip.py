@@ -119,8 +119,14 @@ def read_zip(stream: ByteStream, max_bytes: int, wanted: Callable[[str, int], bo
     if directory is None:
         yield from _without_directory(stream, size, max_bytes, wanted)
         return
+    end = 0
     for entry in directory:
-        if not entry.is_folder:
+        # Members that share their bytes would be decompressed as often as they are listed.
+        is_shared = entry.start < end
+        end = max(end, entry.start + _LOCAL.size + entry.stored)
+        if is_shared and not entry.is_folder:
+            yield ArchiveMember(entry.start, entry.name, entry.size, drop=Drop("lying_length", float(entry.stored)))
+        elif not entry.is_folder:
             yield _member(stream, entry, max_bytes, wanted)[0]
 
 

@@ -36,6 +36,7 @@ RECORD_START = re.compile(
 )
 TARGET = re.compile(r"^<(.*)>$")
 DIGITS = re.compile(r"\d{1,15}")
+_TYPE = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
 @dataclass(slots=True)
@@ -70,7 +71,7 @@ def parse_warc_header(block: bytes) -> RecordHeader | None:
         return None
     target = fields.get("warc-target-uri")
     return RecordHeader(
-        kind=fields.get("warc-type", "").lower() or None,
+        kind=_kind(fields.get("warc-type", "")),
         length=int(length),
         url=TARGET.sub(r"\1", target) if target else None,
         date=parse_date(fields.get("warc-date", "")),
@@ -110,6 +111,11 @@ def parse_arc_line(line: bytes) -> RecordHeader | None:
         content_type=mime or None,
         arc=True,
     )
+
+
+def _kind(text: str) -> str | None:
+    """Return a record type in lower case: a name as standards have them, or `other`; None if there is none."""
+    return (text.lower() if _TYPE.fullmatch(text) else "other") if text else None
 
 
 def parse_date(text: str) -> datetime | None:

@@ -25,7 +25,7 @@ META = ("id", "subreddit", "score", "num_comments", "over_18")
 MAX_THREAD = 200_000
 """Maximum number of comments on a submission that are read, those with the highest scores."""
 LINK_ID = re.compile(rb'"link_id"\s*:\s*"t3_([0-9a-zA-Z]{1,12})"')
-ID = re.compile(r"[0-9a-z]{1,12}", re.IGNORECASE)
+ID = re.compile(r"[0-9a-zA-Z]{1,12}")
 _MONTH = re.compile(r"(?:^|/)R[SC]_(\d{4})-(\d{2})(?!\d)[^/]*\Z", re.IGNORECASE)
 ENTITIES = (("&lt;", "<"), ("&gt;", ">"), ("&amp;", "&"))
 """The characters that Reddit escapes in texts."""
@@ -128,7 +128,7 @@ def parse_submission(line: bytes, rules: SubmissionRules) -> Submission | Drop:
     if not isinstance(path, str) or not path.startswith("/"):
         path = f"/r/{value.get('subreddit')}/comments/{value['id']}/"
     created = value.get("created_utc")
-    if isinstance(created, str) and created.isdecimal():
+    if isinstance(created, str) and re.fullmatch("[0-9]{1,12}", created):
         created = int(created)
     row = new_row("row", encodable(SITE + path), date_of(created))
     title = unescape(value["title"]).strip()

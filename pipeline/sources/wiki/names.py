@@ -129,8 +129,8 @@ def _joined(*numbers: str, between: str = " ") -> Callable[[Mapping[str, str]], 
 
 
 def _last(arguments: Mapping[str, str]) -> str:
-    numbers = [int(name) for name in arguments if name.isdecimal()]
-    return arguments[str(max(numbers))] if numbers else ""
+    numbers = [name for name in arguments if re.fullmatch("[0-9]{1,9}", name)]
+    return arguments[max(numbers, key=int)] if numbers else ""
 
 
 def _link(arguments: Mapping[str, str]) -> str:

@@ -5,18 +5,22 @@ import io
 import json
 import struct
 import zipfile
+from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.engine.stage import Source, Split
+from pipeline.engine.failures import FAILURE
+from pipeline.engine.stage import Drop, Source, Split
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.formats import FORMATS
 from pipeline.sources.source import COMMON_REASONS, REASONS, SOURCE, open_split, reasons_of
-from pipeline.sources.splits import find_splits, open_stream
+from pipeline.sources.splits import HashedStream, find_splits, open_stream
 from schemas.errors import ConfigError
 from tests.support.archives import link, package, tar, tar_of, zipped
+from tests.support.tiny_archive import record
 
 PAGE = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n<p>page</p>"
 
@@ -248,3 +252,91 @@ def test_the_setting_accepts_every_registered_format_and_no_other(tmp_path):
 )
 def test_suffixes_name_one_format(name, formats):
     assert [row.name for row in FORMATS.values() if row.suffixes.search(name)] == formats
+
+
+def _paper(macro: str) -> bytes:
+    body = r"\begin{document}Hello \a{x} world, \begin{q}{x}hi\end{q}\end{document}"
+    return gzip.compress((r"\documentclass{article}" + macro + body).encode())
+
+
+def _zoned(zone: str, arrow: bool) -> bytes:
+    table = pa.table({"text": ["hello there"], "when": pa.array([1], pa.timestamp("ms", tz=zone))})
+    sink = io.BytesIO()
+    if not arrow:
+        pq.write_table(table, sink)
+        return sink.getvalue()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
+
+
+ODD = {
+    "reddit: a time of 5,000 digits": (
+        "reddit",
+        "RS_2020-01",
+        b'{"id":"d","title":"x","created_utc":"%s"}' % (b"9" * 5000),
+    ),
+    "reddit: an id with a letter that is A to Z in another case": (
+        "reddit",
+        "RS_2020-01",
+        '{"id":"174\u01300r","title":"x"}'.encode(),
+    ),
+    "arxiv: a digit that is no number": ("arxiv", "2001.00001.gz", _paper(r"\newcommand{\a}[1]{#²}")),
+    "arxiv: a digit in a circle": ("arxiv", "2001.00001.gz", _paper(r"\newenvironment{q}[1]{#③}{}")),
+    **{f"parquet: time zone {zone!r}": ("parquet", "f", _zoned(zone, False)) for zone in ("Nope/Zone", "+99:99")},
+    **{f"arrow: time zone {zone!r}": ("arrow", "f", _zoned(zone, True)) for zone in ("Nope/Zone", "UTC\0")},
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_an_odd_value_ends_no_file(name: str) -> None:
+    """Each of these raised an error in the reader, which no retry could pass."""
+    file_format, file, data = ODD[name]
+    config = SourceConfig(paths=("x",))
+    split = Split(0, file, file, len(data), "", "web", file_format)
+    ((row, drop),) = open_split(split, HashedStream(io.BytesIO(data)), config)
+    assert row["record_type"] != "gap"
+    assert (drop is not None and drop.rule == "bad_row") == ("an id" in name)
+
+
+def test_an_error_of_a_reader_costs_the_rest_of_the_file_and_is_named(monkeypatch) -> None:
+    """An error in the program must not end the run: the gap is counted, and the line of code is in the manifest."""
+    from pipeline.sources import formats
+
+    def broken(split: Split, stream: Any, config: SourceConfig) -> Any:
+        rows = own.open(split, stream, config)
+        yield next(rows)
+        yield next(rows)
+        raise KeyError("a bug")
+
+    own = formats.FORMATS["warc"]
+    data = b"".join(gzip.compress(record(b"a", kind="resource")) for _ in range(5))
+    monkeypatch.setitem(formats.FORMATS, "warc", replace(own, open=broken))
+    rows = list(
+        open_split(
+            Split(0, "f", "f", len(data), "", "web", "warc"), HashedStream(io.BytesIO(data)), SourceConfig(paths=("x",))
+        )
+    )
+    assert [row["record_type"] for row, _ in rows] == ["resource", "resource", "gap"]
+    gap, drop = rows[-1]
+    assert drop == Drop("unreadable_gap", float(gap["length"]))
+    assert sum(row["length"] for row, _ in rows) == len(data)
+    failure = gap[FAILURE]
+    assert (failure.stage, failure.error, failure.place.partition(":")[0]) == ("source", "KeyError", "test_source.py")
+
+
+def test_errors_of_the_storage_are_raised() -> None:
+    class Broken(io.BytesIO):
+        def read(self, size: int = -1, /) -> bytes:
+            raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        list(open_split(Split(0, "f", "f", 9, "", "web", "warc"), Broken(b"a" * 9), SourceConfig(paths=("x",))))
+
+
+def test_record_types_of_any_text_are_one() -> None:
+    blocks = [gzip.compress(record(b"a", kind="z" * 5000)), gzip.compress(record(b"a", kind="odd kind"))]
+    data = b"".join(blocks)
+    split = Split(0, "f", "f", len(data), "", "web", "warc")
+    rows = list(open_split(split, HashedStream(io.BytesIO(data)), SourceConfig(paths=("x",))))
+    assert {row["record_type"] for row, _ in rows} == {"other"}

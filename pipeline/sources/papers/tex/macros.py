@@ -228,7 +228,7 @@ class TokenStream:
         default = self.option()
         body = self.argument()
         if replaces or target not in self.macros:
-            number = int(count) if count.isdecimal() and len(count) == 1 else 0
+            number = int(count) if count in DIGITS else 0
             self._set(target, Macro(number, None if default is None else tuple(default), tuple(body)))
 
     def _def(self) -> None:
@@ -264,7 +264,7 @@ class TokenStream:
         count = "".join(self.option() or ()).strip()
         default = self.option()
         begin, end = self.argument(), self.argument()
-        number = int(count) if count.isdecimal() and len(count) == 1 else 0
+        number = int(count) if count in DIGITS else 0
         if not any("@" in token and token[0] == "\\" for token in (*begin, *end)):
             macro = Macro(number, None if default is None else tuple(default), tuple(begin))
             self.environments[name] = EnvironmentMacro(macro, tuple(end))
@@ -298,6 +298,9 @@ class TokenStream:
             depth -= match[1] == "fi"
 
 
+DIGITS = tuple("123456789")
+
+
 def _substitute(body: tuple[str, ...], arguments: list[list[str]]) -> list[str]:
     tokens: list[str] = []
     pieces = iter(body)
@@ -306,7 +309,7 @@ def _substitute(body: tuple[str, ...], arguments: list[list[str]]) -> list[str]:
             tokens.append(token)
             continue
         following = next(pieces, "")
-        if following[:1].isdigit() and 0 < int(following[0]) <= len(arguments):
+        if following[:1] in DIGITS[: len(arguments)]:
             tokens += arguments[int(following[0]) - 1]
             tokens += [following[1:]] if following[1:] else []
         else:

@@ -1,6 +1,8 @@
 """Zip archives: with and without a directory, members that are damaged or lie about their size, and unsafe names."""
 
 import io
+import struct
+import zipfile
 
 import pytest
 
@@ -45,3 +47,19 @@ def test_a_wrong_checksum_and_no_zip_at_all():
 )
 def test_names_that_point_outside(name, unsafe):
     assert is_unsafe_name(name) is unsafe
+
+
+def test_members_that_share_their_bytes_are_not_decompressed_again():
+    """Thousands of entries may name the same bytes, which would decompress to any size."""
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as target:
+        target.writestr("a.txt", "a" * 100_000)
+    data = archive.getvalue()
+    begin = data.index(b"PK\x01\x02")
+    end = data.index(b"PK\x05\x06")
+    entry, tail = data[begin:end], bytearray(data[end:])
+    copies = b"".join(entry.replace(b"a.txt", b"%c.txt" % letter) for letter in b"abcdef")
+    tail[8:12], tail[12:16] = struct.pack("<2H", 6, 6), struct.pack("<I", len(copies))
+    members = list(read_zip(io.BytesIO(data[:begin] + copies + bytes(tail)), 1 << 20, lambda name, size: True))
+    assert [member.data is not None for member in members] == [True] + [False] * 5
+    assert {member.drop.rule for member in members[1:]} == {"lying_length"}
