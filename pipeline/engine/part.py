@@ -267,19 +267,26 @@ def write_part(target: PartTarget, fill: Callable[[PartOutput], None]) -> PartRe
             ends=sum((guard.ends for guard in output.guards), Counter()),
         )
 
-    return complete_part(folder, target.ordinal, write)
+    return complete_part(folder, target.ordinal, write, {name: table.folder for name, table in target.tables.items()})
 
 
-def complete_part(folder: Store, ordinal: int, write: Callable[[], PartResult]) -> PartResult:
+def complete_part(
+    folder: Store, ordinal: int, write: Callable[[], PartResult], places: Mapping[str, Store] | None = None
+) -> PartResult:
     """Write a part by calling `write`. Store the result with the CPU time in `folder`, and return the result.
 
     If an interrupted run of the same code has completed the part, `write` is not called and the stored result is
-    returned. A part that other code completed is written again.
+    returned. A part that other code completed is written again, and so is one whose files are gone. `places` has the
+    folders of files by their name in the result, others are not looked for; None: all files are in `folder`.
     """
     name, code = f"{PARTS}/{part_key(ordinal)}.json", code_digest()
     is_stored = folder.exists(name)
     if is_stored and (stored := PartResult.from_json(folder.read_json(name))).code == code:
-        return stored
+        # `penstock gc` may delete the files of a part that a worker completes after its driver was killed.
+        places = dict.fromkeys(stored.files, folder) if places is None else places
+        files = [(places[name], file) for name, file in stored.files.items() if name in places]
+        if all(place.fs.get_file_info(place.path(file.path)).size == file.bytes for place, file in files):
+            return stored
     started = time.process_time()
     result = replace(write(), cpu_seconds=time.process_time() - started, code=code)
     folder.write_atomic(name, canonical_json(result.to_json()))
