@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.engine.stage import Row
+from schemas.blocks import BlockSums
 from schemas.errors import ContractError
 from schemas.manifest import TableVersion, part_key
 from schemas.storage import CheckedPath, Store
@@ -26,11 +27,15 @@ GROUP_BYTES = 32 << 20
 
 
 class HashingSink:
-    """A file object that counts the bytes written through it and, unless `hashes` is False, computes their SHA-256."""
+    """A file object that counts the bytes written through it and, unless `hashes` is False, computes their SHA-256.
 
-    def __init__(self, stream: Any, hashes: bool = True):
+    If `has_blocks` is True, the checksums of its blocks are computed too.
+    """
+
+    def __init__(self, stream: Any, hashes: bool = True, has_blocks: bool = False):
         self._stream = stream
         self._digest = hashlib.sha256() if hashes else None
+        self.blocks = BlockSums() if has_blocks else None
         self.num_bytes = 0
         self.closed = False
         self.discards = False
@@ -42,9 +47,16 @@ class HashingSink:
             return view.nbytes
         if self._digest is not None:
             self._digest.update(view)
+        if self.blocks is not None:
+            self.blocks.add(view)
         self._stream.write(view)
         self.num_bytes += view.nbytes
         return view.nbytes
+
+    def end_block(self) -> None:
+        """End a block; without blocks, nothing is done."""
+        if self.blocks is not None:
+            self.blocks.end_block()
 
     def tell(self) -> int:
         """Return the number of bytes written so far."""
@@ -80,6 +92,8 @@ class WrittenFile:
     rows: int
     bytes: int
     sha256: str
+    blocks: str = ""
+    """The blocks of a file of tokens or of a stored frame, as in schemas/blocks.py."""
 
     @property
     def checked_path(self) -> CheckedPath:
@@ -88,7 +102,8 @@ class WrittenFile:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
-        return {name: getattr(self, name) for name in ("key", "path", "rows", "bytes", "sha256")}
+        values = {name: getattr(self, name) for name in ("key", "path", "rows", "bytes", "sha256")}
+        return values | ({"blocks": self.blocks} if self.blocks else {})
 
 
 class FileWriter(ABC):
@@ -97,10 +112,10 @@ class FileWriter(ABC):
     After the `with` block, `written` describes the file. If the block raises, the file is deleted.
     """
 
-    def __init__(self, folder: Store, key: str, suffix: str, hashes: bool = True):
+    def __init__(self, folder: Store, key: str, suffix: str, hashes: bool = True, has_blocks: bool = False):
         self._folder, self._key = folder, key
         self._path = unique_name(key, suffix)
-        self._sink = HashingSink(folder.open_output(self._path), hashes)
+        self._sink = HashingSink(folder.open_output(self._path), hashes, has_blocks)
         self._written: WrittenFile | None = None
         self.num_rows = 0
 
@@ -123,12 +138,15 @@ class FileWriter(ABC):
             return
         try:
             self._finish()
+            self._sink.end_block()
             self._sink.close()
             self._folder.sync(self._path)
         except BaseException:
             self._remove()
             raise
-        self._written = WrittenFile(self._key, self._path, self.num_rows, self._sink.num_bytes, self._sink.sha256)
+        sink = self._sink
+        blocks = sink.blocks.text if sink.blocks is not None else ""
+        self._written = WrittenFile(self._key, self._path, self.num_rows, sink.num_bytes, sink.sha256, blocks)
 
     def _remove(self) -> None:
         self._sink.discards = True
