@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,6 +19,7 @@ from pipeline.engine.stage import Row
 from schemas.blocks import BlockSums
 from schemas.errors import ContractError
 from schemas.manifest import TableVersion, part_key
+from schemas.older_tables import missing_columns, read_batches, read_columns
 from schemas.storage import CheckedPath, Store
 from schemas.tables import REPLACED, TABLES, to_entries, value_type
 
@@ -352,9 +353,9 @@ def without_templates(part: Part, table: str, rows: pa.RecordBatch) -> pa.Record
         file = pq.ParquetFile(stream)
         stored = [file.schema_arrow.empty_table().select(names)]
         for group in range(file.num_row_groups):  # groups without these documents are read for their ids only
-            hits = pc.is_in(file.read_row_group(group, columns=["doc_id"]).column("doc_id"), value_set=ids)
+            hits = pc.is_in(read_columns(file, TEMPLATES, ["doc_id"], group).column("doc_id"), value_set=ids)
             if pc.any(hits).as_py():
-                stored.append(file.read_row_group(group, columns=names).select(names).filter(hits))
+                stored.append(read_columns(file, TEMPLATES, names, group).filter(hits))
     changed = pa.concat_tables(stored).combine_chunks()
     places = pc.index_in(ids, value_set=changed.column("doc_id").combine_chunks())
     (taken,) = changed.take(places).combine_chunks().to_batches() or [None]
@@ -362,45 +363,6 @@ def without_templates(part: Part, table: str, rows: pa.RecordBatch) -> pa.Record
     if taken is not None:
         _replace(arrays, {column: own for (_, column), own in replaced.items()}, taken)
     return pa.RecordBatch.from_arrays(list(arrays.values()), list(arrays))
-
-
-# Tables that an earlier version of penstock wrote lack the columns that were added since. Their values are unknown, so
-# they are null, as those of a row that was not measured.
-
-
-def missing_columns(file: pq.ParquetFile, table: str, columns: Sequence[str]) -> pa.Schema:
-    """Return the fields of the columns that a file of a table lacks, because an earlier version wrote it.
-
-    Raises ContractError if the table has no such column in this version either.
-    """
-    stored, known = {*file.schema_arrow.names}, TABLES[table].schema
-    missing = [name for name in columns if name not in stored]
-    if unknown := [name for name in missing if known is None or name not in known.names]:
-        raise ContractError(
-            f"{table}: expected the column {unknown[0]}, got a table without it, which another recipe or version "
-            "made. Run `penstock run` with its recipe: it builds the table again."
-        )
-    return pa.schema([known.field(name) for name in missing]) if known is not None else pa.schema([])
-
-
-def read_batches(
-    file: pq.ParquetFile, table: str, columns: Sequence[str], rows_at_once: int
-) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a file of a table. Columns that an earlier version did not write are null."""
-    missing = missing_columns(file, table, columns)
-    stored = [name for name in columns if name not in missing.names]
-    for batch in file.iter_batches(batch_size=rows_at_once, columns=stored):
-        yield with_nulls(batch, missing)
-
-
-Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
-
-
-def with_nulls(rows: Rows, missing: pa.Schema) -> Rows:
-    """Return rows with further columns, in which every value is null."""
-    for added in missing:
-        rows = rows.append_column(added, pa.nulls(rows.num_rows, added.type))
-    return rows
 
 
 def _batches(part: Part, table: str, columns: list[str], rows_at_once: int) -> Iterator[pa.RecordBatch]:
