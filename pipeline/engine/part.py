@@ -17,6 +17,7 @@ import pyarrow as pa
 from pipeline.engine.code_digest import code_digest
 from pipeline.engine.failures import FailureCounts, failures_of
 from pipeline.engine.guard import PARTS, RecordGuard, delete_notes
+from pipeline.engine.isolation import LIMITS, MEMORY_FACTOR
 from pipeline.engine.live_counts import PartMeter, current_meter
 from pipeline.engine.parquet import PartWriter, WrittenFile
 from pipeline.engine.stage import CPU, Drop, Row, RowStep
@@ -214,12 +215,13 @@ class PartOutput:
     """The field of a row that holds the row of a table, by table; see TableTarget."""
     guards: list[RecordGuard] = field(default_factory=list)
 
-    def guard(self, function: RowStep, retried: bool) -> RecordGuard:
+    def guard(self, function: RowStep, retried: bool, max_record_bytes: int = 0) -> RecordGuard:
         """Return a guard that calls `function` on one record of this part at a time; `write_part` closes it.
 
-        `retried` is True if an earlier attempt at the part failed.
+        `retried` is True if an earlier attempt at the part failed. `max_record_bytes`: maximum size of a record.
         """
-        guard = RecordGuard(function, self.place, retried)
+        memory = max(LIMITS.memory_bytes, MEMORY_FACTOR * max_record_bytes)
+        guard = RecordGuard(function, self.place, retried, replace(LIMITS, memory_bytes=memory))
         self.guards.append(guard)
         return guard
 

@@ -112,8 +112,10 @@ def documents_part(task: DocumentsTask, retried: bool) -> PartResult:
             output.meter.position = stream.tell
             settings = task.recipe.section(task.source.name, SourceConfig)
             rows = task.source.open(task.split, stream, settings)
+            guard = output.guard(fused, retried, settings.max_record_bytes)
             watch = TextWatch(task.split, task.others, settings, task.source.open)
-            for row in run_rows(rows, output.guard(fused, retried), (task.source.name, task.stages[0].name)):
+            guarded = guard.read(rows, stream, task.split.uri)
+            for row in run_rows(guarded, guard, (task.source.name, task.stages[0].name)):
                 check_columns(row, columns)
                 watch.see(row)
                 write_row(row, output, config)
