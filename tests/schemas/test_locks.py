@@ -238,3 +238,14 @@ def test_a_table_that_is_still_written_is_not_missing(tmp_path: Path, holders: H
         lock = lock_tables(run, "penstock that") if own else ExitStack()
         with lock, pytest.raises(ContractError, match="got an empty run"):
             open_table(run, "tokens")
+
+
+def test_a_store_without_locks_is_named_once_for_each_writer(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The folder is on this disk; the addresses `gs://` and `hdfs://` lead to stores for which nothing is locked."""
+    store = Store(str(run))
+    store.uri, store.is_local = "gs://corpus/run", False
+    with lock_tables(store, "penstock run"):
+        assert capsys.readouterr().err == (
+            "penstock: gs://corpus/run: this store has no locks, so nothing keeps two processes from writing this run "
+            "folder. Run one at a time.\n"
+        )
