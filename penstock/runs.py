@@ -21,6 +21,7 @@ from pipeline.inspect.show import columns_of_run, expand_meta, judged_part, meta
 from schemas.config import suggest_name
 from schemas.errors import ConfigError
 from schemas.manifest import RUN_NAME, Counts, TableVersion, current_tables, read_run
+from schemas.older_tables import read_columns
 from schemas.overrides import Unset
 from schemas.storage import Store
 from schemas.tables import TABLES, TEXT, with_hex_ids
@@ -324,7 +325,7 @@ class Run:
             part = expand_meta(judged_part(tables, number, sorting), meta)
             if wanted:  # both tables have the same rows in the same order
                 with tables["text"].folder.open_input(texts[number]) as stream:
-                    text = pq.read_table(stream, columns=wanted)
+                    text = read_columns(pq.ParquetFile(stream), "text", wanted)
                 for name in wanted:
                     part = part.append_column(name, text.column(name))
             yield part

@@ -19,6 +19,7 @@ from schemas.errors import ContractError
 from schemas.manifest import TableVersion, current_tables, part_key, read_run
 from schemas.paths import check_deletable
 from schemas.storage import CheckedPath, Store
+from schemas.takedown import takedown_ancestry
 from schemas.text import LongWork
 
 Keys = Mapping[str, frozenset[str]]
@@ -74,12 +75,13 @@ def find_damage(tables: Mapping[str, TableVersion]) -> list[DamagedFile]:
 def steps_to_repair(prepared: Prepared, run: Store, damage: Iterable[DamagedFile]) -> list[tuple[Step, Keys]]:
     """Return the steps that wrote the damaged files, in order, each with the keys of the files by table.
 
-    Raises ContractError, before Spark starts, if such a step would now write another version: its settings, models,
-    inputs or stages have changed, or a takedown has replaced what it wrote.
+    Raises ContractError, before Spark starts, if such a step would now write another version, since its settings,
+    models, inputs or stages have changed, or if a takedown has rewritten a damaged file.
     """
     tables = own_tables(run)
     keys: dict[str, set[str]] = {}
     for file in damage:
+        check_not_rewritten(run, tables[file.table], file)
         keys.setdefault(file.table, set()).add(file.key)
     found: list[tuple[Step, Keys]] = []
     for step in prepared.steps:
@@ -96,6 +98,18 @@ def steps_to_repair(prepared: Prepared, run: Store, damage: Iterable[DamagedFile
             )
         found.append((step, damaged))
     return found
+
+
+def check_not_rewritten(run: Store, table: TableVersion, file: DamagedFile) -> None:
+    """Raise ContractError if a takedown has rewritten a damaged file: its step would write the removed documents."""
+    for certificate in takedown_ancestry(run, table.manifest):
+        rewritten = certificate.tables[file.table].rewritten
+        if any((change.key, change.after) == (file.key, file.path.sha256) for change in rewritten):
+            raise ContractError(
+                f"{table.folder.uri}/{file.path}: expected a file that its step can build again, got one from which "
+                f"takedown {certificate.id} has removed documents. Restore it from a backup that is newer than the "
+                "takedown."
+            )
 
 
 def repair(spark: Any, prepared: Prepared, run: Store, steps: Sequence[tuple[Step, Keys]]) -> list[str]:

@@ -435,6 +435,7 @@ def commit(
     how = {
         **timing,
         "paths": built.paths,
+        "blocks": built.blocks,
         "cpu_seconds": round(built.cpu_seconds, 3),
         "code_version": version("penstock"),
         "lineage": {name: read.folder.uri.rsplit("/", 1)[-1] for name, read in inputs.items()} | identities,

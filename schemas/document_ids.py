@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from schemas.errors import ConfigError
 from schemas.ids import DOC_ID_BYTES
 from schemas.manifest import open_table, read_run
+from schemas.older_tables import read_batches
 from schemas.storage import Store
 from schemas.tokens import open_dataset
 from schemas.versions import DATASET
@@ -79,7 +80,7 @@ def _doc_ids(run: Store) -> Iterator[pa.Array | pa.ChunkedArray]:
         folder, manifest = open_table(run, "documents")
         for path in manifest.paths_of():
             with folder.open_input(path) as stream:
-                for batch in pq.ParquetFile(stream).iter_batches(batch_size=ROWS_AT_ONCE, columns=["doc_id"]):
+                for batch in read_batches(pq.ParquetFile(stream), "documents", ["doc_id"], ROWS_AT_ONCE):
                     yield batch.column(0)
     elif DATASET in tables:
         dataset = open_dataset(run)

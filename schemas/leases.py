@@ -47,6 +47,13 @@ def hold_lease(run: Store, name: str, what: str) -> Iterator[None]:
     requests = S3Requests(run)
     lease = _Lease(run, name, what, requests)
     lease.take()
+    if not lease.is_exclusive():
+        print(
+            f"penstock: {run.uri}/{name}: the object store ignores `If-None-Match`, so nothing keeps two processes "
+            "from writing this run folder. Run one at a time, or use a store with conditional writes.",
+            file=sys.stderr,
+            flush=True,
+        )
     try:
         for reader in requests.names(f"{name}.{READERS}/"):
             found = requests.read(reader)
@@ -120,6 +127,13 @@ class _Lease:
             now = self._requests.read(self._name)
             raise _held_by(self.run, self._name, self._what, now)
 
+    def is_exclusive(self) -> bool:
+        """Return False if the store creates the lease a second time, because it ignores the condition of a write."""
+        with self._mutex:
+            written = self._requests.put_if(self._name, self._content(), None)
+            self._etag = written or self._etag
+        return written is None
+
     def renew(self) -> None:
         """Renew the lease. Raises ContractError if another process has taken it over."""
         with self._mutex:
@@ -165,6 +179,15 @@ class _Lease:
 
     def _write(self, etag: str | None) -> bool:
         """Write the lease if its ETag is `etag` (None: if there is none). Return False if this process lost it."""
+        written = self._requests.put_if(self._name, self._content(), etag)
+        if written is None:
+            # The answer to an earlier try of this request may have been lost.
+            found = self._requests.read(self._name)
+            written = found.etag if found is not None and self.is_of(found) else None
+        self._etag = written
+        return written is not None
+
+    def _content(self) -> bytes:
         content = {
             "what": self._what,
             "pid": os.getpid(),
@@ -175,13 +198,7 @@ class _Lease:
             "token": self._token,
             "renewals": self._renewals,  # gives each renewal an ETag of its own
         }
-        written = self._requests.put_if(self._name, json.dumps(content).encode(), etag)
-        if written is None:
-            # The answer to an earlier try of this request may have been lost.
-            found = self._requests.read(self._name)
-            written = found.etag if found is not None and self.is_of(found) else None
-        self._etag = written
-        return written is not None
+        return json.dumps(content).encode()
 
 
 def _content(found: StoredObject) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 A lock is an advisory `flock` on a small file of the run folder. Its holders write their process id and command to that
 file. An attempt to lock what another process holds raises an error at once. On S3 a lock is a lease; see `leases.py`.
-Nothing is locked on other object stores, on filesystems without `flock`, and in folders without write permission. On
-some network filesystems a lock is visible only on one machine.
+Nothing is locked on other object stores, which a warning says: pyarrow.fs has no conditional writes for them. Nor is it
+on filesystems without `flock`, and in folders without write permission. On some network filesystems a lock is visible
+only on one machine.
 """
 
 import errno
@@ -11,6 +12,7 @@ import fcntl
 import json
 import os
 import socket
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
@@ -73,6 +75,13 @@ def _take(locks: ExitStack, run: Store, name: str, what: str, *, shared: bool = 
     """
     if run.uri.startswith(SCHEME):
         locks.enter_context((hold_reader if shared else hold_lease)(run, name, what))
+    elif not run.is_local and not shared:
+        print(
+            f"penstock: {run.uri}: this store has no locks, so nothing keeps two processes from writing this run "
+            "folder. Run one at a time.",
+            file=sys.stderr,
+            flush=True,
+        )
     if not run.is_local:
         return
     try:

@@ -123,6 +123,9 @@ class RunBlock(_ManifestBlock):
 
     paths: dict[str, str]
     """Path of every file relative to the manifest, by key."""
+    blocks: dict[str, str] = Field(default_factory=dict)
+    """Sizes and checksums of the record batches of token shards, by key: `size:checksum` in hexadecimal. The last is
+    that of the end of the file."""
     started: str
     """Start of the step, ISO 8601, UTC."""
     wall_seconds: float

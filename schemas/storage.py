@@ -166,12 +166,15 @@ class Store:
             raise self._damaged(path, f"SHA-256 {sha256}")
 
     def _damaged(self, path: CheckedPath, found: str) -> ContractError:
-        run = self.child("../..").uri
         what = f"SHA-256 {path.sha256}" if found.startswith("SHA-256") else f"a file of {path.num_bytes} bytes"
         return ContractError(
-            f"{self.uri}/{path}: expected {what} as the manifest names it, got {found}. Run `penstock repair {run}`, "
-            "which builds damaged files again."
+            f"{self.uri}/{path}: expected {what} as the manifest names it, got {found}. " + self.repair_fix
         )
+
+    @property
+    def repair_fix(self) -> str:
+        """The last sentence of an error on a damaged file of a table, whose version folder this is."""
+        return f"Run `penstock repair {self.child('../..').uri}`, which builds damaged files again."
 
     def open_output(self, name: str) -> Any:
         """Open an output stream, and create missing parent folders.

@@ -130,6 +130,8 @@ class Shard:
     num_documents: int
     sha256: str
     docs_sha256: str
+    blocks: str
+    """The blocks of the token file, as in schemas/blocks.py; empty in a dataset of an earlier version of penstock."""
 
 
 @dataclass(frozen=True)
@@ -227,6 +229,7 @@ def read_shards(folder: Store, manifest: Manifest) -> tuple[TokenizerContract, d
                     num_documents=entries[docs_key(name, number)].rows,
                     sha256=entries[shard_key(name, number)].sha256,
                     docs_sha256=entries[docs_key(name, number)].sha256,
+                    blocks=manifest.run.blocks.get(shard_key(name, number), ""),
                 )
                 for number, tokens in enumerate(counts)
             ]

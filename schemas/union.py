@@ -98,7 +98,7 @@ def _contract_differences(first: Dataset, other: Dataset) -> str:
 def union_manifest(place: Store, datasets: Sequence[Dataset]) -> Manifest:
     """Return the manifest of the union of datasets, for the folder `place`/tokens/<version>."""
     streams = list(dict.fromkeys(name for dataset in datasets for name in dataset.streams))
-    files, paths = _files(place, datasets, streams)
+    files, paths, blocks = _files(place, datasets, streams)
     members = [member for dataset in datasets for member in dataset.members]
     counts = reduce(Counts.plus, (dataset.manifest.content.counts for dataset in datasets))
     content = {
@@ -137,6 +137,7 @@ def union_manifest(place: Store, datasets: Sequence[Dataset]) -> Manifest:
     }
     run = {
         "paths": paths,
+        "blocks": blocks,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "wall_seconds": 0.0,
         "cpu_seconds": 0.0,
@@ -148,9 +149,12 @@ def union_manifest(place: Store, datasets: Sequence[Dataset]) -> Manifest:
 
 def _files(
     place: Store, datasets: Sequence[Dataset], streams: Sequence[str]
-) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Return the entries of all files of a union by new keys, and their paths relative to its version folder."""
-    files, paths = list[dict[str, Any]](), dict[str, str]()
+) -> tuple[list[dict[str, Any]], dict[str, str], dict[str, str]]:
+    """Return the entries of all files of a union, and their paths and blocks, by new keys.
+
+    Paths are relative to the version folder of the union.
+    """
+    files, paths, blocks = list[dict[str, Any]](), dict[str, str](), dict[str, str]()
     entries = [{entry.key: entry for entry in dataset.manifest.content.files} for dataset in datasets]
     numbers = Counter[str]()
 
@@ -159,6 +163,8 @@ def _files(
         files.append(entries[which][old].model_dump() | {"key": new})
         target = dataset.folder.path(dataset.manifest.paths[old])
         paths[new] = posixpath.relpath(target, place.child(f"{DATASET}/v").root)
+        if old in dataset.manifest.run.blocks:
+            blocks[new] = dataset.manifest.run.blocks[old]
 
     for name in streams:
         for which, dataset in enumerate(datasets):
@@ -170,7 +176,7 @@ def _files(
         for number in range(len(dataset.by_url)):
             add(which, f"by_url/{number:05d}", f"by_url/{numbers['by_url']:05d}")
             numbers["by_url"] += 1
-    return files, paths
+    return files, paths, blocks
 
 
 def _num_bytes(member: Member) -> int:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.engine.parquet import TEMPLATE_CHARS, TEMPLATES, missing_columns, with_nulls
+from pipeline.engine.parquet import TEMPLATE_CHARS, TEMPLATES
 from pipeline.engine.stage import Drop, PerDocument, Row
 from pipeline.engine.worker import ModelPaths
 from pipeline.inspect.show import JOINED, columns_of_run
@@ -25,6 +25,7 @@ from schemas.config import Recipe
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import DOC_ID_BYTES
 from schemas.manifest import Manifest, TableVersion, current_tables, open_table, part_key, read_run
+from schemas.older_tables import missing_columns, read_batches, with_nulls
 from schemas.storage import Store
 from schemas.tables import DROPPED_BEFORE, TABLES, VERDICT_COLUMNS
 
@@ -117,7 +118,7 @@ def judged_batches(run: BrowsedRun, part: int, columns: Sequence[str]) -> Genera
         names = list(dict.fromkeys(["doc_id", *VERDICT_COLUMNS, *split_documents(run, columns)]))
         left_out = _left_out(run, part)
         first_row = 0
-        for batch in _open_part(run, "documents", part, stack).iter_batches(BATCH_ROWS, columns=names):
+        for batch in part_batches(run, "documents", part, names):
             rows = pa.Table.from_batches([batch])
             for name, reader in later.items():
                 matched = reader.match(rows.column("doc_id").combine_chunks())
@@ -220,8 +221,10 @@ class _LaterRows:
         self._where = f"{run.store.uri}: {part_key(part)} of `{table}`"
         file = _open_part(run, table, part, stack)
         names = ["doc_id", *columns]
-        self._batches = file.iter_batches(BATCH_ROWS, columns=names)
-        self._held = pa.schema([file.schema_arrow.field(name) for name in names]).empty_table()
+        self._batches = read_batches(file, table, names, BATCH_ROWS)
+        missing = missing_columns(file, table, names)
+        stored = [file.schema_arrow.field(name) for name in names if name not in missing.names]
+        self._held = pa.schema([*stored, *missing]).empty_table().select(names)
 
     def match(self, ids: pa.Array) -> pa.Table:
         """Return a row for each of the next documents; a document that the table leaves out has a row of nulls."""
@@ -301,7 +304,7 @@ def part_batches(
 ) -> Generator[pa.RecordBatch, None, None]:
     """Yield the rows of one part of a table in batches of at most BATCH_ROWS, with some of its columns."""
     with ExitStack() as stack:
-        yield from _open_part(run, table, part, stack).iter_batches(BATCH_ROWS, columns=list(columns))
+        yield from read_batches(_open_part(run, table, part, stack), table, columns, BATCH_ROWS)
 
 
 def row_number(run: BrowsedRun, table: str, part: int, doc_id: bytes) -> int | None:

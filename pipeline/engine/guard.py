@@ -3,9 +3,14 @@
 Before each record, the worker writes the record's number into memory that it shares with a watcher, and sets a limit of
 CPU time. If the worker ends on a record, the watcher writes a note, a small file beside the results of parts. Whichever
 process does the part again runs the records with a note in a child process, and all others as before.
+
+The reading of the next record has the same limits, counted anew whenever the reader has read more bytes of its file: to
+pass over a large archive may take hours. It cannot be tried alone, so if the reader of a file ends several workers on
+one record, the rest of the file is a gap.
 """
 
 import atexit
+import itertools
 import json
 import mmap
 import os
@@ -14,12 +19,25 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from typing import Any
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any, TypeVar
 
 from pipeline.engine import watcher
-from pipeline.engine.isolation import LIMITS, RecordLimits, Sandbox, lift_cpu_limit, limit_cpu
+from pipeline.engine.isolation import (
+    LIMITS,
+    MEMORY_LIMIT,
+    RecordLimits,
+    Sandbox,
+    lift_cpu_limit,
+    lift_memory_limit,
+    limit_cpu,
+    limit_memory,
+)
 from pipeline.engine.stage import Row, RowStep
 from schemas.storage import Store
+
+Item = TypeVar("Item")
 
 PARTS = "parts"
 """Folder of the results of parts, and of the notes on their records."""
@@ -31,6 +49,11 @@ WRITE_NOTE = (
 retry finds the note."""
 MANY_NOTES = 2
 """Number of notes on a part from which all its records run in a child process: its attempts are limited."""
+READING = 1 << 62
+"""The bit that marks the number of a record that was being read. Below it are the number of earlier notes on it (6
+bits), the number of the record (36 bits), and a count of the reads of its file (20 bits): the watcher sees progress."""
+MAX_READINGS = 2
+"""Number of workers that end while they read one record, from which the rest of the file is not read."""
 WAIT_SECONDS = 5.0
 """Longest time that a retry waits for the note that a watcher may be writing [s]; it takes .3 s on an idle machine."""
 
@@ -40,14 +63,18 @@ def note_folder(key: str) -> str:
     return f"{NOTES}/{key}"
 
 
-def noted_records(store: Store, key: str, retried: bool) -> set[int]:
-    """Return the numbers of the records of a part that have a note. In a retry, wait for the first one."""
+def noted_records(store: Store, key: str, retried: bool) -> tuple[set[int], Counter[int]]:
+    """Return the numbers of the records of a part that have a note, and the number of notes by record being read.
+
+    In a retry, wait for the first note.
+    """
     folder = store.child(note_folder(key))
     deadline = time.monotonic() + (WAIT_SECONDS if retried else 0.0)
     while True:
         noted = {int(name.partition(".")[0]) for name in folder.walk() if name.endswith(".json")}
         if noted or time.monotonic() >= deadline:
-            return noted
+            readings = Counter(number >> 20 & (1 << 36) - 1 for number in noted if number & READING)
+            return {number for number in noted if not number & READING}, readings
         time.sleep(WAIT_SECONDS / 10)
 
 
@@ -55,6 +82,10 @@ def delete_notes(store: Store) -> None:
     """Delete the notes on the records of all parts."""
     for name in [*store.child(NOTES).walk()]:
         store.delete(f"{NOTES}/{name}")
+
+
+class StuckReaderError(Exception):
+    """The reader of a file has ended several workers while it read one record, by its limit of CPU time or memory."""
 
 
 class RecordGuard:
@@ -77,11 +108,13 @@ class RecordGuard:
         """
         self._function, self._limits = function, limits
         self._sandbox = Sandbox(function, limits)
-        self._noted = noted_records(*place, retried)
-        self._all = len(self._noted) >= MANY_NOTES or (retried and not self._noted)
+        self._noted, self._readings = noted_records(*place, retried)
+        self._all = len(self._noted) >= MANY_NOTES or (retried and not self._noted and not self._readings)
+        self._place = place
         self._watch = _watch_of_this_process(limits)
         self._watch.begin_part(*place)
-        self._number = 0
+        self._number = self._num_read = 0
+        limit_memory(limits.memory_bytes)
 
     def __call__(self, row: Row) -> Row:
         """Return the function's result for the next record of the part.
@@ -94,18 +127,50 @@ class RecordGuard:
         self._watch.begin_record(self._number)
         limit_cpu(self._limits.cpu_seconds)
         try:
-            return self._function(row)
+            return self._function(dict(row))
+        except MemoryError:
+            self._sandbox.ends[MEMORY_LIMIT] += 1
         finally:
             lift_cpu_limit()
             self._watch.begin_record(0)
+        return self._sandbox(row)  # other records of the part may have taken the memory
+
+    def read(self, rows: Iterable[Item], stream: Any) -> Iterator[Item]:
+        """Yield what a reader yields, with the limits of a record on each step of it.
+
+        `stream` calls its `on_read` when bytes of the file were read. Raises StuckReaderError if the reader has ended
+        MAX_READINGS workers on one record.
+        """
+        source, end = iter(rows), object()
+        while True:
+            self._num_read += 1
+            earlier = self._readings[self._num_read]
+            if earlier >= MAX_READINGS:
+                raise StuckReaderError(f"expected a record, got {earlier} workers that ended while they read it")
+            stream.on_read = partial(self._has_read, READING | earlier << 56 | self._num_read << 20, itertools.count())
+            stream.on_read()
+            try:
+                item: Any = next(source, end)
+            finally:
+                stream.on_read = None
+                lift_cpu_limit()
+                self._watch.begin_record(0)
+            if item is end:
+                return
+            yield item
+
+    def _has_read(self, mark: int, reads: Iterator[int]) -> None:
+        self._watch.begin_record(mark | next(reads) & (1 << 20) - 1)
+        limit_cpu(self._limits.cpu_seconds)
 
     @property
     def ends(self) -> Counter[str]:
         """How often a process ended on a record of the part: workers by their notes, and child processes by cause."""
-        return self._sandbox.ends + Counter(worker=len(self._noted))
+        return self._sandbox.ends + Counter(worker=len(self._noted), reader=self._readings.total())
 
     def close(self) -> None:
-        """End the child process."""
+        """End the child process, and lift the limit of memory."""
+        lift_memory_limit()
         self._sandbox.close()
 
 

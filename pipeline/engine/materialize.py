@@ -21,6 +21,8 @@ from pipeline.engine.code_digest import code_digest
 from pipeline.engine.parquet import FileWriter
 from pipeline.engine.part import FRAMES, TaskResult
 from pipeline.engine.spark import dataframe_from_tasks, run_partitions
+from schemas.blocks import BlockFile
+from schemas.errors import ContractError
 from schemas.leases import check_still_held
 from schemas.storage import Store
 
@@ -41,14 +43,20 @@ class StoredFile:
     path: str
     rows: int
     bytes: int
-    batches: int
+    blocks: str
+    """The blocks of the file, which its readers compare: one for each record batch, and the end."""
+
+    @property
+    def batches(self) -> int:
+        """The number of record batches."""
+        return self.blocks.count(" ")
 
 
 @dataclass(frozen=True)
 class BatchRange:
-    """The record batches of an Arrow IPC file from number `first` to number `end` - 1, counted from 0."""
+    """The record batches of a stored file from number `first` to number `end` - 1, counted from 0."""
 
-    path: str
+    file: StoredFile
     first: int
     end: int
 
@@ -161,7 +169,7 @@ def spans(files: Sequence[StoredFile], tasks: int) -> list[list[BatchRange]]:
         for group, (low, high) in zip(groups, itertools.pairwise(bounds)):
             begin, end = max(low - first, 0), min(high - first, file.batches)
             if begin < end:
-                group.append(BatchRange(file.path, begin, end))
+                group.append(BatchRange(file, begin, end))
         first += file.batches
     return groups
 
@@ -172,10 +180,16 @@ def _read(folder: Store, function: Callable[[Batches], Batches], group: Sequence
 
 def _stored(folder: Store, group: Sequence[BatchRange]) -> Batches:
     for span in group:
-        with folder.open_unchecked(span.path) as source:
-            reader = pa.ipc.open_file(source)
+        fix = f"Delete the folder {folder.uri}, and run the same command again: it computes the rows again."
+        where = f"{folder.uri}/{span.file.path}"
+        try:
+            source = folder.open_unchecked(span.file.path)
+        except OSError as error:
+            raise ContractError(f"{where}: expected a stored frame, got an error: {error}. {fix}") from error
+        with source:
+            file = BlockFile(source, span.file.blocks, where, fix)
             for number in range(span.first, span.end):
-                yield reader.get_batch(number)
+                yield file.batch(number)
 
 
 def _unchanged(batches: Batches) -> Batches:
@@ -200,14 +214,14 @@ def _write(folder: Store, name: str, step: Step, number: int, batches: Batches) 
 
 
 class BatchWriter(FileWriter):
-    """An Arrow IPC file to which rows are written in batches of limited size. No SHA-256 is computed."""
+    """An Arrow IPC file to which rows are written in batches, which are its blocks. No SHA-256 is computed."""
 
     def __init__(self, folder: Store, key: str, schema: pa.Schema):
-        super().__init__(folder, key, "arrow", hashes=False)
+        super().__init__(folder, key, "arrow", hashes=False, has_blocks=True)
         options = pa.ipc.IpcWriteOptions(compression=COMPRESSION)
         self._writer = pa.ipc.new_file(pa.PythonFile(self._sink, mode="w"), schema, options=options)
         self._pending: list[pa.RecordBatch] = []
-        self._rows = self._bytes = self._batches = 0
+        self._rows = self._bytes = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Append the rows of a batch."""
@@ -223,7 +237,7 @@ class BatchWriter(FileWriter):
     def _flush(self) -> None:
         if self._pending:
             self._writer.write_batch(pa.concat_batches(self._pending))
-            self._batches += 1
+            self._sink.end_block()
             self.num_rows += self._rows
         self._pending, self._rows, self._bytes = [], 0, 0
 
@@ -235,6 +249,6 @@ class BatchWriter(FileWriter):
         self._writer.close()
 
     def stored(self) -> StoredFile:
-        """Return path, rows, bytes and batches of the file. Raises RuntimeError if called inside the `with` block."""
+        """Return path, rows, bytes and blocks of the file. Raises RuntimeError if called inside the `with` block."""
         written = self.written
-        return StoredFile(written.path, written.rows, written.bytes, self._batches)
+        return StoredFile(written.path, written.rows, written.bytes, written.blocks)

@@ -9,15 +9,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.engine.stage import Row
+from schemas.blocks import BlockSums
 from schemas.errors import ContractError
 from schemas.manifest import TableVersion, part_key
+from schemas.older_tables import missing_columns, read_batches, read_columns
 from schemas.storage import CheckedPath, Store
 from schemas.tables import REPLACED, TABLES, to_entries, value_type
 
@@ -26,11 +28,15 @@ GROUP_BYTES = 32 << 20
 
 
 class HashingSink:
-    """A file object that counts the bytes written through it and, unless `hashes` is False, computes their SHA-256."""
+    """A file object that counts the bytes written through it and, unless `hashes` is False, computes their SHA-256.
 
-    def __init__(self, stream: Any, hashes: bool = True):
+    If `has_blocks` is True, the checksums of its blocks are computed too.
+    """
+
+    def __init__(self, stream: Any, hashes: bool = True, has_blocks: bool = False):
         self._stream = stream
         self._digest = hashlib.sha256() if hashes else None
+        self.blocks = BlockSums() if has_blocks else None
         self.num_bytes = 0
         self.closed = False
         self.discards = False
@@ -42,9 +48,16 @@ class HashingSink:
             return view.nbytes
         if self._digest is not None:
             self._digest.update(view)
+        if self.blocks is not None:
+            self.blocks.add(view)
         self._stream.write(view)
         self.num_bytes += view.nbytes
         return view.nbytes
+
+    def end_block(self) -> None:
+        """End a block; without blocks, nothing is done."""
+        if self.blocks is not None:
+            self.blocks.end_block()
 
     def tell(self) -> int:
         """Return the number of bytes written so far."""
@@ -80,6 +93,8 @@ class WrittenFile:
     rows: int
     bytes: int
     sha256: str
+    blocks: str = ""
+    """The blocks of a file of tokens or of a stored frame, as in schemas/blocks.py."""
 
     @property
     def checked_path(self) -> CheckedPath:
@@ -88,7 +103,8 @@ class WrittenFile:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON values."""
-        return {name: getattr(self, name) for name in ("key", "path", "rows", "bytes", "sha256")}
+        values = {name: getattr(self, name) for name in ("key", "path", "rows", "bytes", "sha256")}
+        return values | ({"blocks": self.blocks} if self.blocks else {})
 
 
 class FileWriter(ABC):
@@ -97,10 +113,10 @@ class FileWriter(ABC):
     After the `with` block, `written` describes the file. If the block raises, the file is deleted.
     """
 
-    def __init__(self, folder: Store, key: str, suffix: str, hashes: bool = True):
+    def __init__(self, folder: Store, key: str, suffix: str, hashes: bool = True, has_blocks: bool = False):
         self._folder, self._key = folder, key
         self._path = unique_name(key, suffix)
-        self._sink = HashingSink(folder.open_output(self._path), hashes)
+        self._sink = HashingSink(folder.open_output(self._path), hashes, has_blocks)
         self._written: WrittenFile | None = None
         self.num_rows = 0
 
@@ -123,12 +139,15 @@ class FileWriter(ABC):
             return
         try:
             self._finish()
+            self._sink.end_block()
             self._sink.close()
             self._folder.sync(self._path)
         except BaseException:
             self._remove()
             raise
-        self._written = WrittenFile(self._key, self._path, self.num_rows, self._sink.num_bytes, self._sink.sha256)
+        sink = self._sink
+        blocks = sink.blocks.text if sink.blocks is not None else ""
+        self._written = WrittenFile(self._key, self._path, self.num_rows, sink.num_bytes, sink.sha256, blocks)
 
     def _remove(self) -> None:
         self._sink.discards = True
@@ -334,9 +353,9 @@ def without_templates(part: Part, table: str, rows: pa.RecordBatch) -> pa.Record
         file = pq.ParquetFile(stream)
         stored = [file.schema_arrow.empty_table().select(names)]
         for group in range(file.num_row_groups):  # groups without these documents are read for their ids only
-            hits = pc.is_in(file.read_row_group(group, columns=["doc_id"]).column("doc_id"), value_set=ids)
+            hits = pc.is_in(read_columns(file, TEMPLATES, ["doc_id"], group).column("doc_id"), value_set=ids)
             if pc.any(hits).as_py():
-                stored.append(file.read_row_group(group, columns=names).select(names).filter(hits))
+                stored.append(read_columns(file, TEMPLATES, names, group).filter(hits))
     changed = pa.concat_tables(stored).combine_chunks()
     places = pc.index_in(ids, value_set=changed.column("doc_id").combine_chunks())
     (taken,) = changed.take(places).combine_chunks().to_batches() or [None]
@@ -344,45 +363,6 @@ def without_templates(part: Part, table: str, rows: pa.RecordBatch) -> pa.Record
     if taken is not None:
         _replace(arrays, {column: own for (_, column), own in replaced.items()}, taken)
     return pa.RecordBatch.from_arrays(list(arrays.values()), list(arrays))
-
-
-# Tables that an earlier version of penstock wrote lack the columns that were added since. Their values are unknown, so
-# they are null, as those of a row that was not measured.
-
-
-def missing_columns(file: pq.ParquetFile, table: str, columns: Sequence[str]) -> pa.Schema:
-    """Return the fields of the columns that a file of a table lacks, because an earlier version wrote it.
-
-    Raises ContractError if the table has no such column in this version either.
-    """
-    stored, known = {*file.schema_arrow.names}, TABLES[table].schema
-    missing = [name for name in columns if name not in stored]
-    if unknown := [name for name in missing if known is None or name not in known.names]:
-        raise ContractError(
-            f"{table}: expected the column {unknown[0]}, got a table without it, which another recipe or version "
-            "made. Run `penstock run` with its recipe: it builds the table again."
-        )
-    return pa.schema([known.field(name) for name in missing]) if known is not None else pa.schema([])
-
-
-def read_batches(
-    file: pq.ParquetFile, table: str, columns: Sequence[str], rows_at_once: int
-) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a file of a table. Columns that an earlier version did not write are null."""
-    missing = missing_columns(file, table, columns)
-    stored = [name for name in columns if name not in missing.names]
-    for batch in file.iter_batches(batch_size=rows_at_once, columns=stored):
-        yield with_nulls(batch, missing)
-
-
-Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
-
-
-def with_nulls(rows: Rows, missing: pa.Schema) -> Rows:
-    """Return rows with further columns, in which every value is null."""
-    for added in missing:
-        rows = rows.append_column(added, pa.nulls(rows.num_rows, added.type))
-    return rows
 
 
 def _batches(part: Part, table: str, columns: list[str], rows_at_once: int) -> Iterator[pa.RecordBatch]:

@@ -18,6 +18,7 @@ import pyarrow as pa
 from pipeline.engine.code_digest import code_digest
 from pipeline.engine.failures import FailureCounts, failures_of
 from pipeline.engine.guard import PARTS, RecordGuard, delete_notes
+from pipeline.engine.isolation import LIMITS, MEMORY_FACTOR
 from pipeline.engine.live_counts import PartMeter, current_meter
 from pipeline.engine.parquet import PartWriter, WrittenFile
 from pipeline.engine.stage import CPU, Drop, Row, RowStep
@@ -217,12 +218,13 @@ class PartOutput:
     """The field of a row that holds the row of a table, by table; see TableTarget."""
     guards: list[RecordGuard] = field(default_factory=list)
 
-    def guard(self, function: RowStep, retried: bool) -> RecordGuard:
+    def guard(self, function: RowStep, retried: bool, max_record_bytes: int = 0) -> RecordGuard:
         """Return a guard that calls `function` on one record of this part at a time; `write_part` closes it.
 
-        `retried` is True if an earlier attempt at the part failed.
+        `retried` is True if an earlier attempt at the part failed. `max_record_bytes`: maximum size of a record.
         """
-        guard = RecordGuard(function, self.place, retried)
+        memory = max(LIMITS.memory_bytes, MEMORY_FACTOR * max_record_bytes)
+        guard = RecordGuard(function, self.place, retried, replace(LIMITS, memory_bytes=memory))
         self.guards.append(guard)
         return guard
 
@@ -270,19 +272,26 @@ def write_part(target: PartTarget, fill: Callable[[PartOutput], None]) -> PartRe
             ends=sum((guard.ends for guard in output.guards), Counter()),
         )
 
-    return complete_part(folder, target.ordinal, write)
+    return complete_part(folder, target.ordinal, write, {name: table.folder for name, table in target.tables.items()})
 
 
-def complete_part(folder: Store, ordinal: int, write: Callable[[], PartResult]) -> PartResult:
+def complete_part(
+    folder: Store, ordinal: int, write: Callable[[], PartResult], places: Mapping[str, Store] | None = None
+) -> PartResult:
     """Write a part by calling `write`. Store the result with the CPU time in `folder`, and return the result.
 
     If an interrupted run of the same code has completed the part, `write` is not called and the stored result is
-    returned. A part that other code completed is written again.
+    returned. A part that other code completed is written again, and so is one whose files are gone. `places` has the
+    folders of files by their name in the result, others are not looked for; None: all files are in `folder`.
     """
     name, code = f"{PARTS}/{part_key(ordinal)}.json", code_digest()
     is_stored = folder.exists(name)
     if is_stored and (stored := PartResult.from_json(folder.read_json(name))).code == code:
-        return stored
+        # `penstock gc` may delete the files of a part that a worker completes after its driver was killed.
+        places = dict.fromkeys(stored.files, folder) if places is None else places
+        files = [(places[name], file) for name, file in stored.files.items() if name in places]
+        if all(place.fs.get_file_info(place.path(file.path)).size == file.bytes for place, file in files):
+            return stored
     started = time.process_time()
     result = replace(write(), cpu_seconds=time.process_time() - started, code=code)
     folder.write_atomic(name, canonical_json(result.to_json()))

@@ -127,6 +127,7 @@ class TableResult:
 
     files: list[FileEntry] = field(default_factory=list)
     paths: dict[str, str] = field(default_factory=dict)
+    blocks: dict[str, str] = field(default_factory=dict)
     counts: Counts = field(default_factory=lambda: Counts(rows_in=0, rows_kept=0))
     figures: dict[str, Any] = field(default_factory=dict)
     cpu_seconds: float = 0.0
@@ -140,6 +141,8 @@ class TableResult:
         """Add a finished file to the table."""
         self.files.append(FileEntry(key=written.key, rows=written.rows, bytes=written.bytes, sha256=written.sha256))
         self.paths[written.key] = written.path
+        if written.blocks:
+            self.blocks[written.key] = written.blocks
 
     def count_rows(self) -> None:
         """Set the row counts of a table without verdicts: all rows of its files are kept."""

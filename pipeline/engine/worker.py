@@ -47,8 +47,10 @@ class FusedStages:
             started = time.thread_time()
             try:
                 drop = function(row)
-            except PenstockError:
-                raise  # a setting or a file is wrong, such as a model of another kind: this record did not cause it
+            except (PenstockError, MemoryError):
+                # A setting or a file is wrong, such as a model of another kind: this record did not cause it. A record
+                # without memory is tried alone.
+                raise
             except Exception as error:
                 place, message = stage.describe(error, row) if stage.describe is not None else (place_of(error), "")
                 row[FAILURE] = Failure(stage.name, type(error).__name__, place, message)

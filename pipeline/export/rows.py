@@ -20,6 +20,7 @@ from pipeline.inspect.show import columns_of_run, expand_meta, meta_columns, par
 from schemas.config import SHOWN_NAMES, suggest_name
 from schemas.errors import ConfigError
 from schemas.manifest import TableVersion, current_tables
+from schemas.older_tables import read_columns
 from schemas.storage import Store
 from schemas.tables import CLEAN, META_PREFIX, SCORES, VERDICT_COLUMNS, field, to_mapping, value_type
 
@@ -140,8 +141,7 @@ class PartRows:
         self._source, self._part = source, part
         self._narrow: dict[tuple[str, ...], pa.Table] = {}
         self._names = {name: self._file(name).schema_arrow.names for name in part.paths}
-        narrow = [name for name in ("doc_id", "drop_stage", "num_bytes") if name in self._names["clean"]]
-        clean = self._file("clean").read(narrow)
+        clean = read_columns(self._file("clean"), "clean", ["doc_id", "drop_stage", "num_bytes"])
         mask = np.asarray(clean.column("drop_stage").is_null(), np.bool_)
         self.num_clean = int(mask.sum())
         """Number of kept documents of `clean` in this part, before the condition."""
@@ -165,7 +165,7 @@ class PartRows:
         """Return narrow columns of a table, which are read once."""
         key = (table, *names)
         if key not in self._narrow:
-            rows = self._file(table).read(["doc_id", *names])
+            rows = read_columns(self._file(table), table, ["doc_id", *names])
             self._narrow[key] = table_without_templates(self._part, table, rows) if table == "documents" else rows
         return self._narrow[key]
 
@@ -198,15 +198,13 @@ class PartRows:
 
     def measured(self, names: Sequence[str]) -> list[str]:
         """Return the names of those signals that have a value in any selected row."""
-        ids = self._file("clean").read(["doc_id"]).column("doc_id").take(pa.array(self.rows))
+        ids = read_columns(self._file("clean"), "clean", ["doc_id"]).column("doc_id").take(pa.array(self.rows))
         columns = self._columns(ids, names)
         return [name for name in names if columns.column(name).null_count < columns.num_rows]
 
     def counts(self, column: str) -> dict[str, int]:
         """Return the number of selected rows by value of a column of `clean`; null values are left out."""
-        if column not in self._names["clean"]:
-            return {}
-        values = self._file("clean").read([column]).column(column).take(pa.array(self.rows))
+        values = read_columns(self._file("clean"), "clean", [column]).column(column).take(pa.array(self.rows))
         counted = pc.value_counts(values.drop_null()).to_pylist()
         return {entry["values"]: entry["counts"] for entry in counted}
 
@@ -216,12 +214,11 @@ class PartRows:
             return
         chosen, start = self.rows[first:last], 0
         file = self._file("clean")
-        names = [name for name in FROM_CLEAN if name in file.schema_arrow.names]
         for group in range(file.num_row_groups):
             end = start + file.metadata.row_group(group).num_rows
             own = chosen[(chosen >= start) & (chosen < end)] - start
             if len(own):
-                rows = file.read_row_group(group, names).take(pa.array(own))
+                rows = read_columns(file, "clean", FROM_CLEAN, group).take(pa.array(own))
                 for begin in range(0, rows.num_rows, ROWS_AT_ONCE):
                     yield self._export(rows.slice(begin, ROWS_AT_ONCE))
             start = end
@@ -235,8 +232,6 @@ class PartRows:
     def _plain(self, rows: pa.Table, name: str) -> pa.ChunkedArray | pa.Array:
         if name == "id":
             return hex_text(rows.column("doc_id"))
-        if name not in rows.column_names:  # a table that was written before the column existed
-            return pa.nulls(rows.num_rows, pa.string())
         return iso_text(rows.column(name)) if name == "date" else rows.column(name)
 
 

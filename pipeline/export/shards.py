@@ -277,7 +277,7 @@ def _write(out: Store, named: tuple[int, str, str], schema: pa.Schema, tables: I
         counts = Counts(rows_in=writer.num_rows, rows_kept=writer.num_rows)
         return PartResult({"data": replace(writer.written, path=path)}, counts)
 
-    return complete_part(partial, number, write).to_json()
+    return complete_part(partial, number, write, {"data": out}).to_json()
 
 
 def written_files(results: Sequence[TaskResult]) -> list[WrittenFile]:

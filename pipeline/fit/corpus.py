@@ -33,6 +33,7 @@ from schemas.config import Section, location
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import file_sha256, is_in_share, shuffle_key
 from schemas.manifest import open_table
+from schemas.older_tables import read_batches
 from schemas.storage import CheckedPath, Store
 
 # A sample of a run's clean texts: the k documents with the lowest hashes of doc_id, the same at any partitioning.
@@ -64,7 +65,7 @@ class RunSampleTask:
         """Yield the given columns of the kept documents of the selected sources and languages."""
         names = [*columns, "source", "language", "drop_stage"]
         with self.folder.open_input(self.path) as stream:
-            for batch in pq.ParquetFile(stream).iter_batches(batch_size=TEXTS_AT_ONCE, columns=names):
+            for batch in read_batches(pq.ParquetFile(stream), "clean", names, TEXTS_AT_ONCE):
                 selected = pc.is_null(batch.column("drop_stage"))
                 for name, values in (("source", self.sources), ("language", self.languages)):
                     if values:

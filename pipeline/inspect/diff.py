@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from pipeline.engine.parquet import ROWS_AT_ONCE, read_batches
+from pipeline.engine.parquet import ROWS_AT_ONCE
 from pipeline.inspect.diff_training import NAMES, PairRow, compare_training, read_trained_run
 from pipeline.language import LANGUAGE
 from pipeline.quality.limits import limit_in_force
@@ -31,6 +31,7 @@ from pipeline.tokens.streams import (
 from schemas.errors import ContractError
 from schemas.field_docs import toml_value
 from schemas.manifest import Manifest, TableVersion, open_table, part_key, read_run
+from schemas.older_tables import read_batches
 from schemas.storage import Store
 from schemas.tables import DROPPED_BEFORE, LATER_VERDICTS, TABLES, VERDICT_COLUMNS
 from schemas.versions import DATASET

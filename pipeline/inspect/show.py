@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.engine.parquet import TEMPLATES, missing_columns, parts_of, table_without_templates, with_nulls
+from pipeline.engine.parquet import TEMPLATES, parts_of, table_without_templates
 from pipeline.engine.stage import Row
 from pipeline.tokens.streams import STREAM_TABLES, TOKENS, Sorting, mix_drops, mixed_sorting
 from schemas.config import suggest_name
@@ -17,6 +17,7 @@ from schemas.errors import ConfigError
 from schemas.expressions import Expression, equality, parse_expression
 from schemas.ids import shuffle_key
 from schemas.manifest import TableVersion, current_tables, open_table, read_run
+from schemas.older_tables import read_columns
 from schemas.storage import Store
 from schemas.tables import (
     DOCUMENTS,
@@ -302,9 +303,7 @@ def _read_part(table: TableVersion, number: int, columns: Sequence[str] | None =
         file = pq.ParquetFile(stream)
         if columns is None:
             return file.read()
-        missing = missing_columns(file, table.manifest.content.table, columns)
-        part = file.read([name for name in columns if name not in missing.names])
-        return with_nulls(part, missing).select(list(columns))
+        return read_columns(file, table.manifest.content.table, columns)
 
 
 def _join(name: str, table: TableVersion, number: int, rows: list[Row]) -> None:

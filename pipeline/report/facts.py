@@ -13,12 +13,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.engine.parquet import read_batches
 from pipeline.engine.stage import Drop
 from pipeline.tokens.streams import STREAM_TABLES, TOKENS, mix_drops, mixed_sorting
 from schemas.errors import REMOVE_CHECKPOINT, ConfigError, ContractError, reading
 from schemas.ids import digest_of
 from schemas.manifest import RUN_NAME, Manifest, TableVersion, current_tables, read_run
+from schemas.older_tables import read_batches
 from schemas.storage import Store
 from schemas.tables import DOCUMENTS, DROPPED_BEFORE, SCORES, TABLES
 from schemas.text import format_short

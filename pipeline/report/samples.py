@@ -21,6 +21,7 @@ from pipeline.report.facts import RunFacts
 from pipeline.report.judged import Floats, JudgedPart, choose_parts, read_judged
 from schemas.errors import ConfigError
 from schemas.ids import shuffle_key
+from schemas.older_tables import read_columns
 from schemas.text import printable_line
 
 PER_RULE = 3
@@ -338,10 +339,10 @@ def _texts(
         with facts.open_part(table, part) as stream:
             file = pq.ParquetFile(stream)
             for group in range(file.num_row_groups):
-                ids = file.read_row_group(group, columns=["doc_id"]).column("doc_id").to_pylist()
+                ids = read_columns(file, table, ["doc_id"], group).column("doc_id").to_pylist()
                 indices = [index for index, identifier in enumerate(ids) if identifier in missing]
                 if indices:
-                    rows = file.read_row_group(group, columns=["doc_id", "title", "text", *more])
+                    rows = read_columns(file, table, ["doc_id", "title", "text", *more], group)
                     texts |= {row["doc_id"]: row for row in rows.take(pa.array(indices)).to_pylist()}
                     missing.difference_update(ids)
                 if not missing:

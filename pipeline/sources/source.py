@@ -154,11 +154,16 @@ def _contained(rows: Iterator[tuple[Row, Drop | None]], split: Split) -> Iterato
     except (OSError, MemoryError, PenstockError):
         raise
     except Exception as error:
-        rest = max(0, split.size - end) if FORMATS[split.format].in_bytes else 0
-        row = new_row("gap") | {"doc_id": doc_id(split.source, split.name, end, 0), "source": split.source}
-        row |= {"split": split.name, "offset": end, "length": rest, "snapshot": split.snapshot}
-        row[FAILURE] = Failure(SOURCE.name, type(error).__name__, place_of(error))
-        yield row, Drop("unreadable_gap", float(rest))
+        yield gap_to_end(split, end, error)
+
+
+def gap_to_end(split: Split, begin: int, error: Exception) -> tuple[Row, Drop]:
+    """Return the gap from an offset to the end of a file whose reader has failed, with the error that describes it."""
+    rest = max(0, split.size - begin) if FORMATS[split.format].in_bytes else 0
+    row = new_row("gap") | {"doc_id": doc_id(split.source, split.name, begin, 0), "source": split.source}
+    row |= {"split": split.name, "offset": begin, "length": rest, "snapshot": split.snapshot}
+    row[FAILURE] = Failure(SOURCE.name, type(error).__name__, place_of(error))
+    return row, Drop("unreadable_gap", float(rest))
 
 
 def _with_mark(rows: Iterator[tuple[Row, Drop | None]]) -> Iterator[tuple[Row, Drop | None]]:

@@ -364,11 +364,15 @@ class HashedStream:
         self._position = int(inner.tell())
         self._size: int | None = None
         self.closed = False
+        self.on_read: Callable[[], None] | None = None
+        """Called whenever bytes were read: a sign of progress."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         """Return at most `size` bytes from the current position, or all bytes up to the end if `size` is negative."""
         data: bytes = self._inner.read(size) if size is not None and size >= 0 else self._inner.read()
         start, self._position = self._position, self._position + len(data)
+        if data and self.on_read is not None:
+            self.on_read()
         if start <= self._hashed < self._position:
             self._digest.update(memoryview(data)[self._hashed - start :])
             self._hashed = self._position

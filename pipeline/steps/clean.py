@@ -10,7 +10,6 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from pipeline.engine.parquet import read_batches
 from pipeline.engine.part import PartOutput, PartResult, PartTarget, TableTarget, write_part
 from pipeline.engine.progress import WorkTotal
 from pipeline.engine.spark import run_parts
@@ -21,6 +20,7 @@ from pipeline.text.spans import Span, union, without
 from schemas.config import Recipe
 from schemas.errors import ContractError
 from schemas.manifest import TableVersion, part_key
+from schemas.older_tables import read_batches
 from schemas.storage import CheckedPath, Store
 from schemas.tables import CLEAN
 

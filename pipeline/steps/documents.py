@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from pipeline.decontaminate.stage import DECONTAMINATE, contamination_table, figures_of, set_sizes
+from pipeline.engine.guard import RecordGuard, StuckReaderError
 from pipeline.engine.part import DropCounter, PartOutput, PartResult, PartTarget, TableTarget, write_part
 from pipeline.engine.progress import WorkTotal
 from pipeline.engine.spark import run_parts
@@ -23,7 +24,7 @@ from pipeline.engine.worker import FusedStages, ModelPaths, local_models, run_ro
 from pipeline.extract.extract import EMPTY_PAGE, ERRORS, EXTRACT, GUARD, LIMITED, ExtractConfig
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.first_rows import TextWatch, spread
-from pipeline.sources.source import reasons_of
+from pipeline.sources.source import gap_to_end, reasons_of
 from pipeline.sources.splits import HashedStream, files_by_part, open_stream
 from pipeline.steps.several_extractors import COMPARED, STOPPED, TRIED, SeveralExtractors, figures_of_comparison
 from schemas.config import Recipe, Section
@@ -114,8 +115,9 @@ def documents_part(task: DocumentsTask, retried: bool) -> PartResult:
         config = task.recipe.section("text", TextConfig)
         settings = task.recipe.section(task.source.name, SourceConfig)
         watch = TextWatch(task.splits, task.others, settings, task.source.open)
-        with closing(rows_of_files(task, settings, output)) as rows:
-            for row in run_rows(rows, output.guard(fused, retried), (task.source.name, task.stages[0].name)):
+        guard = output.guard(fused, retried, settings.max_record_bytes)
+        with closing(rows_of_files(task, settings, output, guard)) as rows:
+            for row in run_rows(rows, guard, (task.source.name, task.stages[0].name)):
                 check_columns(row, columns)
                 watch.see(row)
                 write_row(row, output, config)
@@ -131,21 +133,27 @@ def documents_part(task: DocumentsTask, retried: bool) -> PartResult:
 
 
 def rows_of_files(
-    task: DocumentsTask, settings: SourceConfig, output: PartOutput
+    task: DocumentsTask, settings: SourceConfig, output: PartOutput, guard: RecordGuard
 ) -> Generator[tuple[Row, Drop | None]]:
     """Yield (row, drop) for each record of a part's files, and add each file that was read to `output.sources`.
 
-    Raises ContractError if a file does not have the size that it had when the run was prepared.
+    If the reader has ended several workers on one record of a file, the rest of the file is a gap. Raises ContractError
+    if a file does not have the size that it had when the run was prepared.
     """
-    done = 0
+    done = end = 0
     for split in task.splits:
         with closing(open_stream(split)) as stream:
             output.meter.position = functools.partial(_position, stream, done)
-            yield from task.source.open(split, stream, settings)
+            try:
+                for row, drop in guard.read(task.source.open(split, stream, settings), stream):
+                    end = row["offset"] + row["length"]
+                    yield row, drop
+            except StuckReaderError as error:
+                yield gap_to_end(split, end, error)
             sha256, size = stream.finish()
         check_size(split, size)
         output.sources.append({"name": split.key, "bytes": size, "sha256": sha256})
-        done += size
+        done, end = done + size, 0
 
 
 def _position(stream: HashedStream, done: int) -> int:

@@ -24,6 +24,7 @@ from pipeline.takedown.shards import BLANK, KEPT, exact_copy
 from pipeline.takedown.tables import TEXTS, SpanFinder, columns_with_ids, documents_named, plain_schema
 from schemas.errors import ContractError
 from schemas.manifest import RUN_NAME, Manifest, TableVersion, open_table, read_run
+from schemas.older_tables import read_batches
 from schemas.storage import Store
 from schemas.tables import TABLES
 from schemas.takedown import (
@@ -300,7 +301,7 @@ def _check_rows(name: str, table: TableVersion, certificate: Certificate, checke
             file = pq.ParquetFile(stream)
             columns = [column for column in TEXT_COLUMNS if column in file.schema_arrow.names]
             verdict = ["drop_stage"] if "drop_stage" in file.schema_arrow.names else []
-            for batch in file.iter_batches(batch_size=4096, columns=["doc_id", *verdict, *columns]):
+            for batch in read_batches(file, name, ["doc_id", *verdict, *columns], 4096):
                 ids = batch.column("doc_id").to_pylist()
                 for row, identifier in enumerate(ids if describes_documents else ()):
                     if salted_digest(certificate.salt, "document", identifier) in removed:
@@ -316,7 +317,7 @@ def _check_named(name: str, table: TableVersion, removed_and_salt: tuple[set[str
         with table.folder.open_unchecked(table.manifest.paths[entry.key]) as stream:
             file = pq.ParquetFile(stream)
             columns = columns_with_ids(TABLES[name], file.schema_arrow.names)
-            for batch in file.iter_batches(columns=columns) if columns else ():
+            for batch in read_batches(file, name, columns, 1 << 16) if columns else ():
                 if number := sum(
                     salted_digest(salt, "document", own) in removed for own in documents_named(batch, columns)
                 ):

@@ -299,6 +299,7 @@ def _manifest(
     new_run = old.run.model_copy(
         update={
             "paths": shared | {key: written.path for key, written in draft.files.items()},
+            "blocks": old.run.blocks | {key: file.blocks for key, file in draft.files.items() if file.blocks},
             "started": started[0].isoformat(timespec="seconds"),
             "wall_seconds": round(time.monotonic() - started[1], 3),
             "cpu_seconds": round(time.process_time() - started[2], 3),

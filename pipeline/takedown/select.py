@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import DOC_ID_BYTES
 from schemas.manifest import TableVersion, open_table, read_run
+from schemas.older_tables import read_batches
 from schemas.storage import Store
 from schemas.tables import TABLES
 from schemas.takedown import PENDING_NAME, STAGE, TAKEDOWNS, Certificate, read_certificate, salted_digest
@@ -280,7 +281,7 @@ def batches_of(run: Store, table: str, columns: Sequence[str]) -> Iterator[pa.Re
     folder, manifest = open_table(run, table)
     for path in manifest.paths_of("part-"):
         with folder.open_input(path) as stream:
-            for batch in pq.ParquetFile(stream).iter_batches(batch_size=ROWS_AT_ONCE, columns=list(columns)):
+            for batch in read_batches(pq.ParquetFile(stream), table, columns, ROWS_AT_ONCE):
                 yield batch.set_column(0, columns[0], batch.column(columns[0]).cast(ID))
 
 

@@ -93,7 +93,7 @@ def blank_tokens(
     Return the written file and the original tokens of each removed document.
     """
     shard, removed, first = target.shard, [], 0
-    with IpcWriter(new, shard_key(shard.stream, shard.number), shard_schema(dtype)) as writer:
+    with IpcWriter(new, shard_key(shard.stream, shard.number), shard_schema(dtype), has_blocks=True) as writer:
         for ids, tokens, lengths in token_batches(old, shard.path):
             rows = _inside(target.rows, first, len(lengths))
             first += len(lengths)
@@ -114,7 +114,7 @@ def cut_tokens(old: Store, target: RemovedRows, new: Store, dtype: str) -> tuple
     The remaining documents are regrouped: every record batch except the last has `BATCH_DOCUMENTS` documents.
     """
     shard, removed, first = target.shard, list[Tokens](), 0
-    with IpcWriter(new, shard_key(shard.stream, shard.number), shard_schema(dtype)) as writer:
+    with IpcWriter(new, shard_key(shard.stream, shard.number), shard_schema(dtype), has_blocks=True) as writer:
         held: list[tuple[list[bytes], Tokens, Rows]] = []
         for ids, tokens, lengths in token_batches(old, shard.path):
             rows = _inside(target.rows, first, len(lengths))

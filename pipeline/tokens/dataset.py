@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from pipeline.engine.parquet import Part, read_batches
+from pipeline.engine.parquet import Part
 from pipeline.engine.part import PartResult, TaskResult, complete_part
 from pipeline.engine.progress import doing
 from pipeline.engine.spark import dataframe_from_tasks, persist_on_disk, run_partitions
@@ -41,6 +41,7 @@ from schemas.errors import ContractError
 from schemas.ids import shuffle_key
 from schemas.manifest import Counts
 from schemas.mix import Mix, read_mix
+from schemas.older_tables import read_batches
 from schemas.storage import CheckedPath, Store
 from schemas.tables import PROVENANCE
 from schemas.tokens import TokenizerContract

@@ -17,10 +17,10 @@ from schemas.tokens import BATCH_DOCUMENTS, BY_URL, SHARD_DOCS, docs_key, shard_
 
 
 class IpcWriter(FileWriter):
-    """An uncompressed Arrow IPC file, written batch by batch."""
+    """An uncompressed Arrow IPC file, written batch by batch. If `has_blocks` is True, each batch is a block."""
 
-    def __init__(self, folder: Store, key: str, schema: pa.Schema):
-        super().__init__(folder, key, "arrow")
+    def __init__(self, folder: Store, key: str, schema: pa.Schema, has_blocks: bool = False):
+        super().__init__(folder, key, "arrow", has_blocks=has_blocks)
         self._schema = schema
         options = pa.ipc.IpcWriteOptions(compression=None)
         self._writer = pa.ipc.new_file(pa.PythonFile(self._sink, mode="w"), schema, options=options)
@@ -29,6 +29,7 @@ class IpcWriter(FileWriter):
         """Write one record batch from its columns, in the order of the schema."""
         batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
         self._writer.write_batch(batch)
+        self._sink.end_block()
         self.num_rows += batch.num_rows
 
     def _finish(self) -> None:
@@ -58,7 +59,7 @@ def write_shard(folder: Store, stream: str, number: int, batches: Iterator[pa.Re
     schema = shard_schema(dtype)
     offset = 0
     with (
-        IpcWriter(folder, shard_key(stream, number), schema) as tokens_writer,
+        IpcWriter(folder, shard_key(stream, number), schema, has_blocks=True) as tokens_writer,
         IpcWriter(folder, docs_key(stream, number), SHARD_DOCS) as docs_writer,
     ):
         for rows in regroup(batches, BATCH_DOCUMENTS):

@@ -24,6 +24,7 @@ from schemas.errors import ConfigError, ContractError
 from schemas.ids import is_in_share, shuffle_key
 from schemas.manifest import Manifest, TableVersion, part_key
 from schemas.mix import Mix, read_mix
+from schemas.older_tables import read_batches
 from schemas.signals import FAMILIES
 from schemas.storage import Store
 from schemas.tables import lookup_entry
@@ -362,7 +363,7 @@ def mix_drops(tables: Mapping[str, TableVersion], number: int, sorting: Sorting)
     stream_of = streams_of_part(part, sorting)
     with folders["clean"].open_input(part.paths["clean"]) as stream:
         columns = ["doc_id", "source", "cluster", "weight", "drop_stage"]
-        for batch in pq.ParquetFile(stream).iter_batches(batch_size=ROWS_AT_ONCE, columns=columns):
+        for batch in read_batches(pq.ParquetFile(stream), "clean", columns, ROWS_AT_ONCE):
             for row in batch.to_pylist():
                 if row["drop_stage"] is None:
                     yield row["doc_id"], sorting.drop(stream_of(row), row["doc_id"])

@@ -31,6 +31,7 @@ from pipeline.tokens.tokenizer import (
 from schemas.errors import ContractError
 from schemas.ids import is_in_share, shuffle_key
 from schemas.manifest import Counts, open_table
+from schemas.older_tables import read_batches
 from schemas.storage import CheckedPath, Store
 
 
@@ -168,7 +169,7 @@ def sample_part(task: TokenizerSampleTask, retried: bool) -> PartResult:
 
     def fill(output: PartOutput) -> None:
         with task.clean.open_input(task.path) as stream:
-            for batch in pq.ParquetFile(stream).iter_batches(batch_size=1024, columns=["doc_id", "text", "drop_stage"]):
+            for batch in read_batches(pq.ParquetFile(stream), "clean", ["doc_id", "text", "drop_stage"], 1024):
                 for row in batch.to_pylist():
                     row["key"] = shuffle_key(SAMPLE_SEED, row["doc_id"])
                     if row["drop_stage"] is None and is_in_share(row["key"], task.share):

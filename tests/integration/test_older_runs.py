@@ -22,6 +22,7 @@ READS = (
     "report {run}",
     "trace {run} --step 1 --text",
     "gc {run} --dry-run",
+    "takedown {run} --domain site1.example.com --dry-run",
     "export {run} --format megatron --out {out}",
     "plan {run} --dry-run",
     "train {run} --dry-run",

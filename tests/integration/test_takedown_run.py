@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from jobs.cli import main as penstock
 from pipeline.report.facts import collect_facts
 from pipeline.report.funnel import checks
 from pipeline.report.page import write_report
 from schemas.errors import ContractError
 from schemas.manifest import current_tables, open_table, read_run
 from schemas.storage import Store
+from tests.support.tiny_dataset import flip_byte
 from tests.support.tiny_takedown import certificates, documents_of, opened, rows_of, take_down
 
 pytestmark = pytest.mark.spark
@@ -110,3 +112,27 @@ def test_tables_of_another_run_bring_nothing_back(finished: Store, run_at, tmp_p
     run_at(2, [GERMAN], other, until="documents")
     with pytest.raises(ContractError, match="expected a table without the documents that takedown"):
         run_at(2, [GERMAN], folder, reuse=(Store(str(other)),), until="documents")
+
+
+def test_a_repair_names_the_takedown_that_has_rewritten_a_damaged_file(
+    run: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It says so before it builds anything."""
+    folder = tmp_path / "run"
+    shutil.copytree(run.root, folder)
+    gone = documents_of(opened(folder))[7]["doc_id"]
+    assert take_down(folder, doc=[gone.hex()]) == 0
+    (certificate,) = certificates(folder)
+    table, manifest = open_table(Store(str(folder)), "text")
+    (change,) = certificate.tables["text"].rewritten
+    path = manifest.paths[change.key]
+    flip_byte(table.path(path))
+    before = read_run(Store(str(folder))).tables
+    assert penstock(["repair", str(folder)]) == 2
+    assert (
+        f"text/{path}: expected a file that its step can build again, got one from which takedown {certificate.id} has "
+        "removed documents. Restore it from a backup that is newer than the takedown." in capsys.readouterr().err
+    )
+    assert read_run(Store(str(folder))).tables == before
+    flip_byte(table.path(path))
+    assert penstock(["repair", str(folder), "--dry-run"]) == 0

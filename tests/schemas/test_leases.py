@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -312,3 +313,41 @@ def test_gc_on_s3_removes_files_and_unfinished_uploads(
     assert {*dataset.walk()} == before | {"ladder/small/run.json"}
     assert [found.name for found in S3Requests(dataset).uploads()] == ["ladder/small/tokens/v-0123456789ab/big.arrow"]
     assert json.loads(dataset.read_bytes("run.json"))["tables"]["tokens"] == version
+
+
+@pytest.fixture
+def careless(server: int) -> Iterator[Store]:
+    """An empty run folder on a store that ignores the conditions of writes, as older clones of S3 do."""
+    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import make_server
+
+    app = DomainDispatcherApplication(create_backend_app)
+
+    def without_conditions(environ: dict[str, object], start: object) -> object:
+        for name in ("HTTP_IF_NONE_MATCH", "HTTP_IF_MATCH"):
+            environ.pop(name, None)
+        return app(environ, start)
+
+    store = make_server("127.0.0.1", 0, without_conditions, threaded=True)
+    threading.Thread(target=store.serve_forever, daemon=True).start()
+    with mock.patch.dict(os.environ, {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{store.server_port}"}):
+        run = Store("s3://bucket/careless/run")
+        run.write_atomic("run.json", b'{"tables": {}, "recipe": {}}')
+        yield run
+    store.shutdown()
+
+
+def test_a_store_that_ignores_conditions_is_named(careless: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    with lock_tables(careless, "penstock run"):
+        assert capsys.readouterr().err == (
+            f"penstock: {careless.uri}/{TABLES_LOCK}: the object store ignores `If-None-Match`, so nothing keeps two "
+            "processes from writing this run folder. Run one at a time, or use a store with conditional writes.\n"
+        )
+        write_run(careless, read_run(careless))  # the lease is renewed as on other stores
+    assert lease_of(careless) == {}
+
+
+def test_a_store_with_conditions_gives_no_warning(run: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    with lock_tables(run, "penstock run"):
+        write_run(run, read_run(run))
+    assert capsys.readouterr().err == ""

@@ -264,3 +264,14 @@ def test_a_lock_file_of_a_foreign_run_is_no_way_to_another_file(tmp_path: Path, 
     assert victim.read_text() == "precious"
     assert not (tmp_path / "new.txt").exists()
     assert os.path.lexists(lock)
+
+
+def test_a_store_without_locks_is_named_once_for_each_writer(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The folder is on this disk; the addresses `gs://` and `hdfs://` lead to stores for which nothing is locked."""
+    store = Store(str(run))
+    store.uri, store.is_local = "gs://corpus/run", False
+    with lock_tables(store, "penstock run"):
+        assert capsys.readouterr().err == (
+            "penstock: gs://corpus/run: this store has no locks, so nothing keeps two processes from writing this run "
+            "folder. Run one at a time.\n"
+        )

@@ -4,6 +4,7 @@ Each source is a Markov chain over invented words in which every word has four l
 so a model that learns anything falls well below the loss of the uniform guess.
 """
 
+import itertools
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from schemas.blocks import BlockSums
 from schemas.ids import doc_id, shuffle_key
 from schemas.manifest import RunFile, make_manifest, write_manifest, write_run
 from schemas.storage import Store
@@ -31,6 +33,8 @@ from schemas.tokens import (
 from schemas.urls import surt
 
 NUM_BUCKETS = 4
+TOKENS = ".tokens"
+"""End of the key of a token file."""
 SUCCESSORS = (0.55, 0.25, 0.15, 0.05)
 
 
@@ -118,6 +122,7 @@ class _Files:
         self.folder = folder
         self.entries: list[dict[str, Any]] = []
         self.paths: dict[str, str] = {}
+        self.blocks: dict[str, str] = {}
 
     def add(self, key: str, path: str, rows: int) -> None:
         sha256 = self.folder.sha256(path)
@@ -126,11 +131,28 @@ class _Files:
 
     def write_arrow(self, key: str, path: str, schema: pa.Schema, rows: list[dict[str, Any]]) -> None:
         self.folder.make_parent(path)
-        with pa.OSFile(self.folder.path(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-            for start in range(0, len(rows), BATCH_DOCUMENTS):
-                batch = [{name: row[name] for name in schema.names} for row in rows[start : start + BATCH_DOCUMENTS]]
-                writer.write_batch(pa.RecordBatch.from_pylist(batch, schema))
+        named = [{name: row[name] for name in schema.names} for row in rows]
+        batches = [named[start : start + BATCH_DOCUMENTS] for start in range(0, len(rows), BATCH_DOCUMENTS)]
+        blocks = write_blocks(self.folder.path(path), schema, batches)
         self.add(key, path, len(rows))
+        if key.endswith(TOKENS):
+            self.blocks[key] = blocks
+
+
+def write_blocks(path: str, schema: pa.Schema, batches: list[list[dict[str, Any]]]) -> str:
+    """Write an Arrow IPC file of these record batches, and return its blocks."""
+    ends, sums = [0], BlockSums()
+    with pa.OSFile(path, "wb") as sink:
+        with pa.ipc.new_file(sink, schema) as writer:
+            for rows in batches:
+                writer.write_batch(pa.RecordBatch.from_pylist(rows, schema))
+                ends.append(sink.tell())
+        ends.append(sink.tell())
+    data = memoryview(Path(path).read_bytes())
+    for begin, end in itertools.pairwise(ends):
+        sums.add(data[begin:end])
+        sums.end_block()
+    return sums.text
 
 
 def _commit(
@@ -147,6 +169,7 @@ def _commit(
     }
     run = {
         "paths": files.paths,
+        "blocks": files.blocks,
         "started": "2026-01-01T00:00:00Z",
         "wall_seconds": 0.0,
         "cpu_seconds": 0.0,

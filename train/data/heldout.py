@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from schemas.manifest import RUN_NAME, TableVersion, open_table, read_run
+from schemas.older_tables import read_batches
 from schemas.storage import Store
 from schemas.tokens import HELDOUT, TRAIN, Dataset, open_dataset
 from train.data.document_index import DocumentIndex
@@ -105,7 +106,7 @@ def _cluster_rows(table: TableVersion, column: str, values: pa.Array) -> dict[by
     clusters_by_id: dict[bytes, bytes] = {}
     for path in table.manifest.paths_of():
         with table.folder.open_input(path) as stream:
-            for batch in pq.ParquetFile(stream).iter_batches(columns=["doc_id", "cluster"]):
+            for batch in read_batches(pq.ParquetFile(stream), "dedup", ["doc_id", "cluster"], 1 << 16):
                 ids, clusters = (batch.column(name).cast(pa.binary(16)) for name in ("doc_id", "cluster"))
                 chosen = pc.is_in(ids if column == "doc_id" else clusters, value_set=values)
                 clusters_by_id.update(

@@ -4,13 +4,14 @@ A stream is the concatenation of its shards. A piece is a contiguous span of a s
 batches and shards.
 """
 
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from schemas.blocks import BlockFile
 from schemas.errors import ContractError
 from schemas.storage import Store
 from schemas.tokens import Shard
@@ -22,31 +23,71 @@ OPEN_SHARDS = 64
 
 
 class OpenShard:
-    """An open shard: memory-mapped tokens of its record batches, and the positions at which its documents start."""
+    """An open shard: the tokens of its record batches, and the positions at which its documents start.
 
-    def __init__(self, folder: Store, shard: Shard, dtype: str):
-        where = f"{folder.uri}/{shard.path}"
+    Each process compares a record batch with its checksum when it first reads it, on every machine. A shard of an
+    earlier version of penstock has no checksums; its SHA-256 is compared when a process first opens it.
+    """
+
+    def __init__(self, folder: Store, shard: Shard, dtype: str, compared: set[int] | None = None):
+        """`compared`: numbers of the record batches that this process has compared before; others are added."""
+        self._where = f"{folder.uri}/{shard.path}"
         try:
-            # Not compared with the manifest here: `verify_dataset` did that before training started.
-            reader = pa.ipc.open_file(folder.open_unchecked(shard.path))
-            columns = [reader.get_batch(i).column("tokens") for i in range(reader.num_record_batches)]
-            self.views: list[Tokens] = [column.flatten().to_numpy(zero_copy_only=True) for column in columns]
-            offsets = [column.offsets.to_numpy() for column in columns]
+            self._batch: Callable[[int], pa.RecordBatch]
+            if shard.blocks:
+                # A local file is mapped, and a remote one is read in one request.
+                content = pa.BufferReader(folder.open_unchecked(shard.path).read_buffer())
+                file = BlockFile(content, shard.blocks, self._where, folder.repair_fix, compared)
+                self._batch, unchecked, number = file.batch, file.unchecked_batch, file.num_batches
+            else:
+                reader = pa.ipc.open_file(folder.open_input(shard.path))
+                self._batch, unchecked, number = reader.get_batch, reader.get_batch, reader.num_record_batches
+            columns = [unchecked(i).column("tokens").values for i in range(number)]
         except (OSError, pa.ArrowInvalid, KeyError) as error:
             raise ContractError(
-                f"{where}: expected a readable token shard, got an error: {error}. Restore the shard from a backup."
+                f"{self._where}: expected a readable token shard, got an error: {error}. {folder.repair_fix}"
             ) from error
-        ends = np.cumsum([0, *map(len, self.views)])
-        num_tokens, dtypes = int(ends[-1]), {str(view.dtype) for view in self.views} or {dtype}
+        ends = np.cumsum([0, *map(len, columns)])
+        num_tokens, dtypes = int(ends[-1]), {str(column.type) for column in columns} or {dtype}
         if (num_tokens, dtypes) != (shard.num_tokens, {dtype}):
             raise ContractError(
-                f"{where}: expected {shard.num_tokens} tokens of {dtype}, "
-                f"got {num_tokens} of {', '.join(dtypes)}. Restore the shard from a backup."
+                f"{self._where}: expected {shard.num_tokens} tokens of {dtype}, "
+                f"got {num_tokens} of {', '.join(dtypes)}. {folder.repair_fix}"
             )
         self._begins = ends[:-1]
-        first = [begin + own[:-1].astype(np.int64) - own[0] for begin, own in zip(ends, offsets)]
-        # An empty document begins where the next document does.
-        self.documents: Ints = np.unique(np.concatenate(first)) if first else np.empty(0, np.int64)
+        self._views: list[Tokens | None] = [None] * number
+        self._starts: dict[int, Ints] = {}
+
+    def view(self, number: int) -> Tokens:
+        """Return the tokens of a record batch. Raises ContractError if they differ from what was written."""
+        view = self._views[number]
+        if view is None:
+            column = self._batch(number).column("tokens")
+            view = self._views[number] = column.flatten().to_numpy(zero_copy_only=True)
+            begins = self._begins[number] + column.offsets.to_numpy()[:-1].astype(np.int64)
+            # An empty document begins where the next document does, which may be in the next batch.
+            self._starts[number] = np.unique(begins[begins < self._begins[number] + len(view)])
+        return view
+
+    @property
+    def views(self) -> Iterator[Tokens]:
+        """The tokens of each record batch, in order."""
+        return map(self.view, range(len(self._views)))
+
+    def documents(self, offset: Ints, length: Ints) -> Iterator[tuple[Ints, Ints]]:
+        """Yield pairs of arrays over the document starts in the pieces [offset, offset + length) of the shard.
+
+        The first holds the index of the piece; the second, the position of the start in the shard.
+        """
+        first = np.searchsorted(self._begins, offset, side="right") - 1
+        stop = np.searchsorted(self._begins, offset + length)
+        for number in np.unique(concatenate_ranges(first, stop - first)[0]).tolist():
+            self.view(number)
+            which = np.flatnonzero((first <= number) & (number < stop))
+            starts = self._starts[number]
+            low, high = np.searchsorted(starts, [offset[which], offset[which] + length[which]])
+            place, span = concatenate_ranges(low, high - low)
+            yield which[span], starts[place]
 
     def copy(self, out: Tokens, at: Ints, offset: Ints, length: Ints) -> None:
         """Copy, for each piece, the shard's tokens [offset, offset + length) to out[at : at + length]."""
@@ -54,12 +95,12 @@ class OpenShard:
         inside = offset - self._begins[batch]
         pieces = zip(batch.tolist(), at.tolist(), inside.tolist(), (inside + length).tolist(), strict=True)
         for number, place, begin, end in pieces:
-            part = self.views[number][begin:end]
+            part = self.view(number)[begin:end]
             filled = place + len(part)
             out[place:filled] = part
             while filled < place + end - begin:
                 number += 1
-                part = self.views[number][: place + end - begin - filled]
+                part = self.view(number)[: place + end - begin - filled]
                 out[filled : filled + len(part)] = part
                 filled += len(part)
 
@@ -71,6 +112,7 @@ class StreamReader:
         self._folder, self._shards, self._dtype = folder, shards, dtype
         self._begins: Ints = np.cumsum([0, *(shard.num_tokens for shard in shards)])
         self._open: OrderedDict[int, OpenShard] = OrderedDict()
+        self._compared: defaultdict[int, set[int]] = defaultdict(set)
 
     def read(self, out: Tokens, at: Ints, start: Ints, length: Ints) -> None:
         """Copy, for each piece, the stream's tokens [start, start + length) to out[at : at + length].
@@ -87,9 +129,8 @@ class StreamReader:
         """
         starts = []
         for shard, which, offset, shift, taken in self._spans(start, length):
-            low, high = np.searchsorted(shard.documents, [offset, offset + taken])
-            number, span = concatenate_ranges(low, high - low)
-            starts.append((which[span], shard.documents[number] - (offset - shift)[span]))
+            for piece, begin in shard.documents(offset, taken):
+                starts.append((which[piece], begin - (offset - shift)[piece]))
         none = np.empty(0, np.int64)
         pieces, places = zip(*starts) if starts else ((none,), (none,))
         return np.concatenate(pieces), np.concatenate(places)
@@ -116,6 +157,7 @@ class StreamReader:
         if number not in self._open:
             if len(self._open) >= OPEN_SHARDS:
                 self._open.popitem(last=False)
-            self._open[number] = OpenShard(self._folder, self._shards[number], self._dtype)
+            shard, compared = self._shards[number], self._compared[number]
+            self._open[number] = OpenShard(self._folder, shard, self._dtype, compared)
         self._open.move_to_end(number)
         return self._open[number]

@@ -33,7 +33,7 @@ from train.config.settings import Settings
 from train.data.batches import Batches
 from train.data.packing import packed_files, write_packing
 from train.data.stages import StagePlan
-from train.data.verify import verify_dataset
+from train.data.verify import verify_dataset, verify_files
 from train.dataset_history import comparable_digest
 from train.model.fp8 import check_fp8
 from train.monitor.metrics import MANIFEST_NAME, read_train_manifest
@@ -41,7 +41,7 @@ from train.monitor.profiler import ProfileWindow, parse_window
 from train.parallel.devices import RunDevices, peak_of_devices, unknown_peak
 from train.parallel.layout import axes_of
 from train.parallel.pipeline import check_schedule
-from train.parallel.ranks import Ranks, default_threads
+from train.parallel.ranks import Ranks, default_threads, torchrun_placement
 from train.plan.plan import (
     PLAN_NAME,
     Plan,
@@ -186,6 +186,10 @@ def _is_done(run: Store, checkpoint: CheckpointMetadata) -> bool:
 def prepare(run: Store, overrides: Sequence[str], ranks: Ranks) -> TrainingSetup:
     """Check the run on rank 0, then open it on every rank. Raises ConfigError or ContractError if a check fails."""
     plan, checkpoint, done = ranks.on_first(lambda: check_run(run, overrides, ranks))
+    dataset, place = open_dataset(run), torchrun_placement()
+    if ranks.rank and place is not None and place[0] == 0:
+        # Another machine may have copies of its own. The shards are compared when they are read.
+        verify_files(run, dataset.folder.uri, packed_files(run, dataset, plan.settings.train))
     layout = plan.settings.layout
     current = layout_of(layout, axes_of(layout, ranks.world_size), default_threads(ranks), ranks.device.type)
     # The number of threads changes the last bits of sums, so a run that resumes with as many ranks keeps it.
@@ -193,7 +197,7 @@ def prepare(run: Store, overrides: Sequence[str], ranks: Ranks) -> TrainingSetup
         current = current.model_copy(update={"threads": checkpoint.layout.threads})
     window = parse_window(plan.settings.train.profile, plan.steps) if ranks.rank == 0 else None
     peak = peak_of_devices(plan.settings, devices_of(ranks))
-    return TrainingSetup(run, plan, open_dataset(run), current, checkpoint, done, window, peak)
+    return TrainingSetup(run, plan, dataset, current, checkpoint, done, window, peak)
 
 
 def describe(setup: TrainingSetup) -> str:

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from schemas.errors import ContractError
 from schemas.manifest import MANIFEST_NAME, Manifest, part_key, read_manifest, read_run
+from schemas.older_tables import read_batches
 from schemas.storage import CheckedPath, Store
 from schemas.tables import DOCUMENTS, PROVENANCE, TABLES, VERDICT_COLUMNS, to_mapping, value_type
 from schemas.takedown import REMOVED_ID
@@ -296,7 +297,7 @@ def _in_table(folder: Store, manifest: Manifest, text: str) -> Iterator[bytes]:
     with LongWork("scan", total, "rows") as work:
         for path in manifest.paths_of():
             file = _open_parquet("clean", folder, path)
-            for batch in file.iter_batches(batch_size=ROWS_AT_ONCE, columns=["doc_id", "text", "drop_stage"]):
+            for batch in read_batches(file, "clean", ["doc_id", "text", "drop_stage"], ROWS_AT_ONCE):
                 hits = pc.and_(pc.match_substring(batch.column("text"), text), batch.column("drop_stage").is_null())
                 yield from batch.filter(hits).column("doc_id").to_pylist()
                 work.add(batch.num_rows)

@@ -28,6 +28,7 @@ from pipeline.text.words import Codes
 from schemas.errors import ContractError
 from schemas.ids import DOC_ID_BYTES
 from schemas.manifest import part_key
+from schemas.older_tables import read_columns
 
 JOINED, REMOVED, UNIFORM, ANCHORED = "joined", "removed", "uniform", "anchored"
 OVERSAMPLE = 64
@@ -296,9 +297,9 @@ def rows_of(part: Part, table: str, columns: Sequence[str], wanted: pa.Array) ->
     with part.folders[table].open_input(part.paths[table]) as stream:
         file = pq.ParquetFile(stream)
         for group in range(file.num_row_groups):
-            hits = pc.is_in(file.read_row_group(group, columns=["doc_id"]).column("doc_id"), value_set=wanted)
+            hits = pc.is_in(read_columns(file, table, ["doc_id"], group).column("doc_id"), value_set=wanted)
             if pc.any(hits).as_py():
-                rows = file.read_row_group(group, columns=list(columns)).filter(hits).select(list(columns))
+                rows = read_columns(file, table, columns, group).filter(hits)
                 batch = rows.combine_chunks().to_batches()[0]
                 yield without_templates(part, table, batch) if table in ("documents", "text") else batch
 

@@ -55,6 +55,16 @@ def test_a_part_of_the_same_code_is_kept_and_one_of_other_code_is_written_again(
     assert folder.read_json(name)["code"] == "b"
 
 
+@pytest.mark.parametrize("damage", ["gone", "short"])
+def test_a_part_without_its_files_is_written_again(tmp_path: Path, damage: str) -> None:
+    """As when a worker outlives its driver and completes a part whose files `penstock gc` has just listed."""
+    folder = Store(str(tmp_path))
+    path = Path(folder.path(write_value(folder, 1, "a").files["table"].path))
+    path.unlink() if damage == "gone" else path.write_bytes(path.read_bytes()[:-1])
+    again = write_value(folder, 2, "a")
+    assert (stored_value(folder, again), again.redone) == (2, True)
+
+
 def test_a_takedown_starts_again_from_parts_of_other_code(tmp_path: Path) -> None:
     folder = Store(str(tmp_path))
     kept = write_value(folder, 1, code_digest())

@@ -1,5 +1,7 @@
 """Guarded records: whatever ends a worker, a note names the record, and the next attempt isolates that one alone."""
 
+import ctypes
+import faulthandler
 import os
 import resource
 import signal
@@ -8,11 +10,12 @@ import sys
 import time
 import unicodedata
 
+import pyarrow as pa
 import pytest
 
 from pipeline.engine import guard as guards
 from pipeline.engine.guard import MANY_NOTES, RecordGuard, delete_notes, note_folder, noted_records
-from pipeline.engine.isolation import Crashed, RecordLimits
+from pipeline.engine.isolation import Crashed, RecordLimits, counted_seconds, lift_cpu_limit, limit_cpu
 from schemas.storage import Store
 from tests.support.paths import ROOT
 
@@ -53,7 +56,7 @@ def worker(folder, things, limits=QUICK, then=""):
 def notes(folder, wait=30):
     """The records of the part that have a note, when a watcher has written one."""
     deadline = time.monotonic() + wait
-    while not (found := noted_records(Store(str(folder)), KEY, False)) and time.monotonic() < deadline:
+    while not (found := noted_records(Store(str(folder)), KEY, False)[0]) and time.monotonic() < deadline:
         time.sleep(0.05)
     return found
 
@@ -96,6 +99,141 @@ def test_the_limit_is_that_of_one_record_and_is_lifted_between_records(tmp_path)
     place = Store(str(tmp_path)), KEY
     guard = RecordGuard(lambda row: row | {"limit": resource.getrlimit(resource.RLIMIT_CPU)[0]}, place, False)
     limit = guard({})["limit"]
-    assert 600 <= limit - time.process_time() <= 602
+    assert 600 <= limit - counted_seconds() <= 602
     assert resource.getrlimit(resource.RLIMIT_CPU)[0] == before[1]
     guard.close()
+
+
+MANY = 4 << 30
+"""More than the limit of memory of these tests [bytes]."""
+
+
+def hungry(row):
+    """Take memory as a row asks for."""
+    match row["do"]:
+        case "python":
+            row["blob"] = len(bytearray(MANY))
+        case "arrow":
+            row["blob"] = pa.allocate_buffer(MANY).size
+        case "native":
+            # a library that ends the process without memory, as C++ code does on std::bad_alloc
+            if not ctypes.CDLL(None, use_errno=True).malloc(ctypes.c_size_t(MANY)):
+                os.abort()
+    return row | {"pid": os.getpid()}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits mapped memory")
+@pytest.mark.parametrize("do", ["python", "arrow"])
+def test_a_record_that_needs_more_memory_than_the_limit_is_the_only_one_dropped(tmp_path, do):
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    guard = RecordGuard(hungry, (Store(str(tmp_path)), KEY), False, RecordLimits(memory_bytes=1 << 30))
+    assert guard({"do": "ok"})["pid"] == os.getpid()
+    with pytest.raises(Crashed, match="memory_limit"):
+        guard({"do": do})
+    assert guard({"do": "ok"})["pid"] == os.getpid()
+    assert guard.ends == {"memory_limit": 3}  # here, and twice alone
+    guard.close()
+    assert resource.getrlimit(resource.RLIMIT_DATA) == before
+    assert "blob" in hungry({"do": do})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits mapped memory")
+def test_native_code_that_ends_the_worker_without_memory_costs_its_record_alone(tmp_path):
+    call = f"from {__name__} import *; limited({str(tmp_path)!r}, False)"
+    assert subprocess.run([sys.executable, "-c", call], cwd=ROOT, check=False).returncode == -signal.SIGABRT
+    assert notes(tmp_path) == {2}
+    assert limited(tmp_path, True) == ["here", "crashed", "here"]
+
+
+def limited(folder, retried):
+    """Process three rows with a limit of memory, of which the second asks for more."""
+    faulthandler.disable()
+    guard = RecordGuard(hungry, (Store(str(folder)), KEY), retried, RecordLimits(memory_bytes=1 << 30))
+    seen = []
+    for do in ("ok", "native", "ok"):
+        try:
+            seen.append("here" if guard({"do": do})["pid"] == os.getpid() else "child")
+        except Crashed:
+            seen.append("crashed")
+    guard.close()
+    return seen
+
+
+def test_a_record_that_found_no_memory_beside_others_is_tried_alone(tmp_path):
+    """The failed attempt has changed the row; the next one gets the row as it was."""
+    here = os.getpid()
+
+    def once(row):
+        row["seen"] = row.get("seen", 0) + 1
+        if os.getpid() == here:
+            raise MemoryError
+        return row
+
+    guard = RecordGuard(once, (Store(str(tmp_path)), KEY), False)
+    assert guard({"do": "ok"}) == {"do": "ok", "seen": 1}
+    guard.close()
+
+
+class Stream:
+    """A file that a reader reads."""
+
+    on_read = None
+
+
+def read(folder, kind, retried=False, limits=QUICK):
+    """Read four records with a reader that computes natively before the third, and return those that it yields."""
+    stream = Stream()
+
+    def reader():
+        for number in range(4):
+            if number == 2 and kind == "stuck":
+                unicodedata.normalize("NFC", "a" + "\u0301" * 300_000 + "\u0327" * 300_000)
+            if number == 2 and kind == "skips":
+                for _ in range(6):
+                    end = counted_seconds() + 0.7
+                    while counted_seconds() < end:
+                        pass
+                    stream.on_read()
+            yield number
+
+    guard = RecordGuard(work, (Store(str(folder)), KEY), retried, limits)
+    found = [*guard.read(reader(), stream)]
+    guard.close()
+    return found
+
+
+def test_the_limit_is_counted_by_the_clock_of_the_system(tmp_path):
+    """A process whose clocks differ is not ended early: each limit leaves at least its seconds."""
+    call = "from tests.pipeline.engine.test_guard import *; repeat_limits()"
+    assert subprocess.run([sys.executable, "-c", call], cwd=ROOT, check=False).returncode == 0
+
+
+def repeat_limits():
+    """Compute for less than the limit, again and again."""
+    for _ in range(8):
+        limit_cpu(1)
+        end = counted_seconds() + 0.9
+        while counted_seconds() < end:
+            pass
+    lift_cpu_limit()
+
+
+def test_a_reader_that_reads_on_is_not_ended(tmp_path):
+    """It passes over a large record: the time is counted anew with each read."""
+    assert read(tmp_path, "skips") == [0, 1, 2, 3]
+    assert resource.getrlimit(resource.RLIMIT_CPU)[0] == resource.getrlimit(resource.RLIMIT_CPU)[1]
+
+
+def test_a_reader_that_computes_for_ever_ends_two_workers(tmp_path):
+    call = f"from {__name__} import *; read({str(tmp_path)!r}, 'stuck', "
+    for ended in range(guards.MAX_READINGS):
+        words = [sys.executable, "-c", f"{call}retried={ended > 0})"]
+        assert subprocess.run(words, cwd=ROOT, check=False).returncode == -signal.SIGXCPU
+        deadline = time.monotonic() + 60
+        while (noted := noted_records(Store(str(tmp_path)), KEY, False)[1]) != {3: ended + 1}:
+            assert time.monotonic() < deadline, noted
+            time.sleep(0.05)
+    with pytest.raises(guards.StuckReaderError, match="2 workers"):
+        read(tmp_path, "stuck", retried=True)
+    guards.delete_notes(Store(str(tmp_path)))  # as when the table is complete
+    assert read(tmp_path, "quick") == [0, 1, 2, 3]

@@ -2,6 +2,7 @@
 
 import datetime
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from pyspark.sql import functions as F
 
 from pipeline.engine.materialize import BATCH_ROWS, BatchRange, FrameStore, StoredFile, shuffled_bytes, spans
+from pipeline.engine.spark import error_of_worker
 from schemas.errors import ContractError
 from schemas.storage import Store
 
@@ -25,20 +27,25 @@ def files_in(folder):
 
 
 def kept_files(*batches):
-    return [StoredFile(f"f{number}", 0, 0, count) for number, count in enumerate(batches)]
+    return [StoredFile(f"f{number}", 0, 0, " ".join(["8:0"] * (count + 1))) for number, count in enumerate(batches)]
+
+
+def ranges(*parts):
+    """The ranges of batches of these files, as (name, batches, first, end)."""
+    return [BatchRange(StoredFile(name, 0, 0, " ".join(["8:0"] * (count + 1))), *ends) for name, count, *ends in parts]
 
 
 def test_many_small_files_are_few_tasks_and_a_large_file_is_many():
     assert spans(kept_files(1, 1, 1, 1, 1), 2) == [
-        [BatchRange("f0", 0, 1), BatchRange("f1", 0, 1)],
-        [BatchRange("f2", 0, 1), BatchRange("f3", 0, 1), BatchRange("f4", 0, 1)],
+        ranges(("f0", 1, 0, 1), ("f1", 1, 0, 1)),
+        ranges(("f2", 1, 0, 1), ("f3", 1, 0, 1), ("f4", 1, 0, 1)),
     ]
     assert spans(kept_files(5, 1), 3) == [
-        [BatchRange("f0", 0, 2)],
-        [BatchRange("f0", 2, 4)],
-        [BatchRange("f0", 4, 5), BatchRange("f1", 0, 1)],
+        ranges(("f0", 5, 0, 2)),
+        ranges(("f0", 5, 2, 4)),
+        ranges(("f0", 5, 4, 5), ("f1", 1, 0, 1)),
     ]
-    assert spans(kept_files(1, 1), 8) == [[BatchRange("f0", 0, 1)], [BatchRange("f1", 0, 1)]]
+    assert spans(kept_files(1, 1), 8) == [ranges(("f0", 1, 0, 1)), ranges(("f1", 1, 0, 1))]
     assert spans([], 4) == []
 
 
@@ -152,6 +159,22 @@ def test_a_killed_run_goes_on_behind_what_it_kept(spark, folder, tmp_path):
     Path(folder.path("rows.json")).unlink()  # killed before the list stood: the files count for nothing
     assert FrameStore(spark, folder).keep("rows", frame).rows == 10
     assert len(files_in(folder)) == 3
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("damage", ["a bit", "gone"])
+def test_a_damaged_frame_is_refused_with_the_folder_to_delete(spark, folder, damage):
+    kept = FrameStore(spark, folder).keep("rows", spark.range(0, 1000, 1, 1))
+    [path] = files_in(folder)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data) if damage == "a bit" else path.unlink()
+    found = "expected checksum .* of record batch 0, got" if damage == "a bit" else "expected a stored frame, got"
+    with pytest.raises(Exception, match="penstock-error") as raised:
+        kept.frame.collect()
+    error = error_of_worker(raised.value)
+    assert isinstance(error, ContractError)
+    assert re.search(rf"^{path}: {found} .*Delete the folder {folder.uri}, and run the same command again", str(error))
 
 
 @pytest.mark.spark

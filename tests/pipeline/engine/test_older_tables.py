@@ -7,16 +7,27 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import penstock
 from jobs.cli import main
-from pipeline.engine.parquet import missing_columns, parts_of, read_batches, read_measured
+from jobs.verbs.browse import open_run_of
+from pipeline.browse.rows import judged_batches
+from pipeline.dedup.audit.sample import rows_of
+from pipeline.engine.parquet import parts_of, read_measured
+from pipeline.export.rows import PartRows, open_rows
+from pipeline.takedown.select import batches_of
 from schemas.errors import ContractError
 from schemas.manifest import TableVersion, open_table
+from schemas.older_tables import missing_columns, read_batches
 from schemas.storage import Store
 from schemas.tables import DOCUMENTS
 from tests.support.lineage_run import record_files
 from tests.support.report_run import make_run
 
-ADDED = {"documents": ("licence", "meta", "snapshot"), "text": ("licence",), "clean": ("licence", "meta")}
+ADDED = {
+    "documents": ("licence", "meta", "snapshot"),
+    "text": ("title",),
+    "clean": ("licence", "meta", "weight", "cluster_size", "date"),
+}
 """Columns that the tables of an earlier version may lack, by table."""
 
 
@@ -72,3 +83,28 @@ def test_every_verb_that_shows_documents_reads_older_tables(
         ["gc", older.uri, "--dry-run"],
     ):
         assert main(command) == 0, capsys.readouterr().err
+
+
+def test_every_reader_of_documents_gets_nulls(older: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The rows of an export, of `browse`, of a takedown, of the audit and of the Python API."""
+    source = open_rows(older, [], None, {})
+    tables = {name: TableVersion(*open_table(older, name)) for name in ("documents", "text", "clean")}
+    for part in parts_of(tables):
+        rows = PartRows(source, part)
+        (exported, *_) = rows.read(0, len(rows.rows))
+        assert {exported.column(name).null_count for name in ("licence", "date")} == {exported.num_rows}
+        assert rows.counts("licence") == {}
+        wanted = pa.array(exported.column("id").to_pylist()[:1])
+        ids = pa.array([bytes.fromhex(wanted[0].as_py())], pa.binary(16))
+        (found,) = rows_of(part, "clean", ["doc_id", "weight", "text"], ids)
+        assert (found.column("weight").null_count, found.num_rows) == (1, 1)
+    run = open_run_of(older.uri)
+    for batch in judged_batches(run, 0, ["licence"]):
+        assert batch.rows.column("licence").null_count == batch.rows.num_rows
+    for batch in batches_of(older, "clean", ["doc_id", "licence", "date"]):
+        assert batch.schema.names == ["doc_id", "licence", "date"]
+        assert batch.column("licence").null_count == batch.num_rows
+    run_of_python = penstock.open(older.uri)
+    assert {row["title"] for row in run_of_python.documents.select("doc_id", "title").limit(3)} == {None}
+    assert main(["takedown", older.uri, "--domain", "nowhere.example", "--dry-run"]) in (0, 2)
+    assert "Traceback" not in capsys.readouterr().err

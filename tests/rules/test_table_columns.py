@@ -1,0 +1,39 @@
+"""Columns of tables of a run are read through `schemas/older_tables.py`, which fills those of an earlier version."""
+
+import re
+
+from tests.support.paths import ROOT
+
+READ = re.compile(r"iter_batches\(|read_row_group\(|read_row_groups\(|read_table\(|\.read\(\[|file\.read\(\)")
+PARQUET = "import pyarrow.parquet"
+HOME = "schemas/older_tables.py"
+OTHERS = {
+    "pipeline/dedup/index.py": "the index of a snapshot, all columns",
+    "pipeline/export/shards.py": "all columns that a file has",
+    "pipeline/fit/corpus.py": "files of a user",
+    "pipeline/inspect/show.py": "all columns that a file has",
+    "pipeline/links/evidence.py": "files of a user",
+    "pipeline/links/table.py": "a table of links that is being written",
+    "pipeline/report/extraction.py": "all columns that a file has",
+    "pipeline/report/judged.py": "the columns that a file has",
+    "pipeline/browse/rows.py": "the rows of a page, which it fills itself",
+    "pipeline/steps/scores.py": "a file of the step itself",
+    "pipeline/takedown/certificate.py": "all columns that a file has",
+    "pipeline/takedown/tables.py": "the columns of ids that a file has",
+    "pipeline/tokens/train_tokenizer.py": "a file of the step itself",
+    "penstock/runs.py": "all columns that a file has",
+    "train/eval/score.py": "files of a user",
+    "train/trace/documents.py": "the columns that a file has",
+}
+"""Other files that read Parquet, and what they read."""
+
+
+def test_columns_of_tables_are_read_in_one_place() -> None:
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for room in ("schemas", "pipeline", "train", "penstock", "jobs")
+        for path in (ROOT / room).rglob("*.py")
+        if PARQUET in (text := path.read_text(encoding="utf-8")) and READ.search(text)
+    }
+    readers = {name for name in found if not name.startswith("pipeline/sources/")}
+    assert readers == {HOME, *OTHERS}
