@@ -59,6 +59,7 @@ _WEB = re.compile(
 )
 _CONTROLS = "".join(map(chr, range(33)))
 _INNER = re.compile(r"[\t\r\n]")
+_SCHEME = re.compile(r"https?:/*|(?:[a-z][a-z0-9+.-]*:)?//|/+", re.IGNORECASE)
 _AUTHORITY_END = re.compile(r"[/?#]")
 _HOST = re.compile(r"[a-z0-9_-]+(?:\.[a-z0-9_-]+)*\Z")
 _WWW = re.compile(r"(?:www[0-9]{0,2}\.)+(?=[^.]+\.)")
@@ -124,6 +125,18 @@ def host_suffixes(url: str) -> list[str]:
     host, _ = _parts(url)
     labels = host.split(".") if host else []
     return [".".join(labels[start:]) for start in range(len(labels))]
+
+
+def resolved_host(address: str) -> str:
+    """Return the host that a browser opens for an address, as ASCII in lower case; '' if there is none.
+
+    The address may have no scheme, as `example.com/a`, and its host may have percent-encoded or full-width letters.
+    `bücher.example` and `xn--bcher-kva.example` are the same host.
+    """
+    text = _INNER.sub("", address.strip(_CONTROLS)).replace("\\", "/")
+    scheme = _SCHEME.match(text)
+    host = unquote((host_suffixes(f"http://{text[scheme.end() if scheme else 0 :]}") or [""])[0])
+    return (_ascii_host(host) or host).lower().strip(".")
 
 
 def is_host_of(host: str, domain: str) -> bool:

@@ -20,7 +20,7 @@ from schemas.storage import Store
 from schemas.tables import TABLES
 from schemas.takedown import PENDING_NAME, STAGE, TAKEDOWNS, Certificate, read_certificate, salted_digest
 from schemas.tokens import open_dataset
-from schemas.urls import canonical_url, host_suffixes, is_host_of, parse_domain
+from schemas.urls import canonical_url, host_suffixes, is_host_of, parse_domain, resolved_host
 
 ID = pa.binary(DOC_ID_BYTES)
 CLUSTERED = tuple(
@@ -208,10 +208,10 @@ class _Matchers:
         self._ids = {item: parse_id(*item) for item in items if item[0] in BY_ID}
         self._hosts = {item: _hosts(*item) for item in items if item[0] not in BY_ID}
         self._forms = {item: canonical_url(item[1]) for item in items if item[0] == "url"}
-        self._domains = {hosts[0] for (kind, _), hosts in self._hosts.items() if kind == "domain"}
+        self._below = {hosts[0].removeprefix("www.") for hosts in self._hosts.values() if hosts}
+        self._all_hosts = {host for hosts in self._hosts.values() for host in hosts}
         # A row's registrable domain is a suffix of its host, so this filter leaves few rows to compare in Python.
         self._any_id = pa.array(sorted({*self._ids.values()}), ID)
-        self._any_host = pa.array(sorted({host for hosts in self._hosts.values() for host in hosts}), pa.string())
         self._any_url = pa.array(sorted({value for kind, value in items if kind == "url"}), pa.string())
 
     def match(self, batch: pa.RecordBatch | pa.Table) -> None:
@@ -219,6 +219,7 @@ class _Matchers:
         near = pc.is_in(batch.column("doc_id"), self._any_id)
         if self._hosts:
             near = pc.or_(near, pc.is_in(batch.column("domain"), self._owners(batch.column("domain"))))
+            near = pc.or_(near, pc.is_null(batch.column("domain")))  # addresses without a scheme
             near = pc.or_(near, pc.is_in(batch.column("url"), self._any_url))
         if not pc.any(near).as_py():
             return
@@ -229,17 +230,17 @@ class _Matchers:
                     self.urls.setdefault(row["doc_id"], row["url"] or "")
 
     def _owners(self, domains: pa.Array | pa.ChunkedArray) -> pa.Array:
-        """Return the registrable domains that may have hosts of a requested domain or URL.
+        """Return those of the registrable domains that may have hosts of a requested domain or URL.
 
-        These are the domains themselves and their parents. Where no public suffix is known, each host is a registrable
-        domain of its own, so names below a requested domain are returned too.
+        These are the domains themselves and their parents, in any of their forms. Where no public suffix is known, each
+        host is a registrable domain of its own, so names below a requested domain are returned too.
         """
-        below = [
-            name
-            for name in pc.unique(domains).to_pylist()
-            if name and any(parent in self._domains for parent in host_suffixes(f"http://{name}/"))
-        ]
-        return pa.concat_arrays([self._any_host, pa.array(below, pa.string())])
+        owners = []
+        for name in pc.unique(domains).to_pylist():
+            host = resolved_host(name) if name else ""
+            if host in self._all_hosts or any(parent in self._below for parent in host_suffixes(f"http://{host}/")):
+                owners.append(name)
+        return pa.array(owners, pa.string())
 
     def _matches(self, item: tuple[str, str], row: dict[str, Any]) -> bool:
         url, domain = row["url"] or "", row["domain"]
@@ -247,18 +248,17 @@ class _Matchers:
             return bool(row["doc_id"] == self._ids[item])
         if item in self._forms:
             return url == item[1] or canonical_url(url) == self._forms[item]
-        wanted, hosts = self._hosts[item][0], host_suffixes(url)
-        return bool(domain == wanted or (hosts and is_host_of(hosts[0], wanted)))
+        wanted, host = self._hosts[item][0], resolved_host(url)
+        return (domain is not None and resolved_host(domain) == wanted) or (host != "" and is_host_of(host, wanted))
 
 
 def _hosts(kind: str, value: str) -> list[str]:
-    """Return the host of the URL or domain `value`, followed by all parents of this host.
+    """Return the host of the URL or domain `value` as ASCII, followed by all parents of this host.
 
     Raises ConfigError if `kind` is a domain and `value` is not a valid one.
     """
-    if kind == "url":
-        return host_suffixes(value)
-    return host_suffixes(f"http://{parse_domain(value)}/")
+    host = resolved_host(value if kind == "url" else parse_domain(value))
+    return host_suffixes(f"http://{host}/") if host else []
 
 
 def _located(run: Store) -> Iterator[pa.RecordBatch | pa.Table]:

@@ -23,6 +23,7 @@ from schemas.urls import (
     host_suffixes,
     is_host_of,
     parse_domain,
+    resolved_host,
     surt,
     url_key,
     url_pattern,
@@ -331,3 +332,43 @@ def test_a_domain_is_a_host_name(text: str) -> None:
     with pytest.raises(ConfigError, match=f"--domain: expected a domain such as example.com, got '{re.escape(text)}'"):
         parse_domain(text)
     assert parse_domain(" WWW.A.Example. ") == "www.a.example"
+
+
+SAME_HOST = [
+    "http://victim.example/a",
+    "HTTPS://VICTIM.example.:8080/a",
+    "http://user:p@victim.example/",
+    "//victim.example/a",
+    "victim.example/a",
+    "victim.example:8080/a",
+    "http:/victim.example/a",
+    "http:\\\\victim.example\\a",
+    "http://victim.example\\@evil.example/",
+    "http://victim%2Eexample/a",
+    "http://victim\u3002example/a",
+    "http://\uff56ictim.example/a",
+    "http://vic\ttim.example/a",
+    "http://vic\u00adtim.example/a",
+    "ftp://victim.example/x",
+]
+
+
+@pytest.mark.parametrize("address", SAME_HOST)
+def test_the_host_that_a_browser_opens(address: str) -> None:
+    assert resolved_host(address) == "victim.example"
+
+
+@pytest.mark.parametrize(
+    ("address", "host"),
+    [
+        ("http://b\u00fccher.example/a", "xn--bcher-kva.example"),
+        ("http://BU\u0308CHER.example", "xn--bcher-kva.example"),
+        ("b%C3%BCcher.example", "xn--bcher-kva.example"),
+        ("xn--bcher-kva.example", "xn--bcher-kva.example"),
+        ("http://evil.example/?u=http://victim.example", "evil.example"),
+        ("", ""),
+        ("http://", ""),
+    ],
+)
+def test_a_host_has_one_form(address: str, host: str) -> None:
+    assert resolved_host(address) == host

@@ -1,0 +1,51 @@
+"""The documents that a takedown finds: a host in every form in which browsers open it."""
+
+import pyarrow as pa
+import pytest
+
+from pipeline.sources.provenance import domain_of
+from pipeline.takedown.select import _Matchers
+from tests.schemas.test_urls import SAME_HOST
+
+OTHERS = [
+    "http://victim.example.org/a",
+    "http://1victim.example/",
+    "http://evil.org/?u=http://victim.example",
+    "doc-17",
+]
+UMLAUT = [
+    "http://b\u00fccher.example/a",
+    "http://xn--bcher-kva.example/a",
+    "http://B\u00dcCHER.example/a",
+    "http://bu\u0308cher.example/a",
+    "http://b%C3%BCcher.example/",
+    "http://www.b\u00fccher.example",
+]
+
+
+def found(kind: str, value: str, urls: list[str]) -> list[str]:
+    """The URLs of the documents that match an item."""
+    matchers = _Matchers([(kind, value)])
+    ids = [number.to_bytes(16, "big") for number in range(1, len(urls) + 1)]
+    domains = [domain_of(url) if "//" in url else None for url in urls]
+    table = pa.table({"doc_id": pa.array(ids, pa.binary(16)), "url": urls, "domain": pa.array(domains, pa.string())})
+    matchers.match(table)
+    return [url for identifier, url in zip(ids, urls, strict=True) if identifier in matchers.documents[kind, value]]
+
+
+def test_a_domain_is_found_in_every_form() -> None:
+    assert found("domain", "victim.example", [*SAME_HOST, *OTHERS]) == SAME_HOST
+
+
+@pytest.mark.parametrize("domain", ["b\u00fccher.example", "xn--bcher-kva.example"])
+def test_a_domain_with_other_letters_is_found_in_every_form(domain: str) -> None:
+    assert found("domain", domain, [*UMLAUT, *OTHERS]) == UMLAUT
+
+
+def test_a_url_is_found_by_its_canonical_form_without_a_scheme_too() -> None:
+    same = [
+        "http://victim.example/a?x=1",
+        "https://www.victim.example:443/a?x=1&utm_source=q",
+        "//victim.example/a?x=1",
+    ]
+    assert found("url", same[0], [*same, "http://victim.example/b", *OTHERS]) == same
