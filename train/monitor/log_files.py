@@ -34,7 +34,9 @@ class Journal:
         # Unbuffered: an appended line is in the kernel at once, and survives if the process is killed.
         self._file = open(run.path(name), "a+b", buffering=0)  # noqa: SIM115 (stays open for the run)
         size = self._file.seek(0, os.SEEK_END)
-        if size:
+        if not size:
+            run.sync(name)  # the name of a new file is durable before its lines are
+        else:
             self._file.seek(size - 1)
             self._waiting = b"" if self._file.read(1) == NEWLINE else NEWLINE
 
