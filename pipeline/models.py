@@ -27,6 +27,7 @@ from urllib.error import URLError
 from schemas.config import Section, execution, suggest_name
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import file_sha256
+from schemas.storage import Store
 
 # The registry of known models, and the index of others: a file in the cache folder with a JSON object per line for each
 # model that Penstock trained and each model whose digest was recorded at its first fetch. If several lines have the
@@ -131,7 +132,7 @@ def append_index(folder: Path, name: str, entry: ModelEntry) -> None:
     row = {"name": name, "file": entry.file, "sha256": entry.sha256, "bytes": entry.num_bytes, "purpose": entry.purpose}
     with (folder / INDEX).open("ab", buffering=0) as index:
         index.write(json.dumps(row).encode() + b"\n")  # In one write, so lines of two processes do not mix.
-        os.fsync(index.fileno())
+    Store(str(folder)).sync(INDEX)
 
 
 def load_registry(folder: Path, registry: Mapping[str, ModelEntry] = REGISTRY) -> dict[str, ModelEntry]:
@@ -369,7 +370,8 @@ def _check(path: Path, entry: ModelEntry) -> None:
 
 def _store(target: Path, entry: ModelEntry, write: Callable[[IO[bytes]], None]) -> None:
     """Write a file with `write`, verify its digest and move the file to `target` atomically."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    folder = Store(str(target.parent))
+    folder.make_parent(target.name)
     partial = target.with_name(f"{target.name}.{uuid.uuid4().hex[:8]}.partial")
     try:
         with partial.open("xb") as stream:
@@ -377,7 +379,7 @@ def _store(target: Path, entry: ModelEntry, write: Callable[[IO[bytes]], None]) 
             stream.flush()
             os.fsync(stream.fileno())
         _check(partial, entry)
-        partial.replace(target)
+        folder.move(partial.name, target.name)  # durable before the index names it
     finally:
         partial.unlink(missing_ok=True)
 

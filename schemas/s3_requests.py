@@ -166,4 +166,5 @@ class S3Requests:
 
 def _code(error: Exception) -> str:
     """Return the error code that the store gave; empty if it gave none."""
-    return str(getattr(error, "response", {}).get("Error", {}).get("Code", ""))
+    response = getattr(error, "response", None) or {}  # None: no answer came
+    return str(response.get("Error", {}).get("Code", ""))

@@ -13,6 +13,7 @@ import re
 import stat
 import uuid
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -34,6 +35,12 @@ OPTIONS = {"s3": "allow_delayed_open=true", "gs": "retry_limit_seconds=60", "gcs
 """Default options by scheme, which options in a URI override. With S3, a small file is sent in one request, so that an
 interrupt cannot leave an empty file. With Google Cloud Storage, an unreachable store fails after a minute instead of
 fifteen."""
+STALL_SECONDS = 20.0
+"""S3: time without a byte after which a request is made again [s]. Without it, pyarrow waits for ever."""
+CONNECT_SECONDS = 10.0
+"""S3: maximum time to connect [s]."""
+ATTEMPTS = 6
+"""S3: how often a request is made that fails or is answered with 503, with a growing time between."""
 URI_SAFE = "/%:@!$&'()*+,;=~"
 AWS_ERROR = re.compile(r"(?:(?:key '(?P<key>.*?)' in )?bucket '(?P<bucket>[^']*)'[^\n]*?: )?AWS Error (?P<aws>[^\n]+)")
 GOOGLE_ERROR = re.compile(r"google::cloud::Status\((?P<google>[^\n]{1,300})")
@@ -179,20 +186,25 @@ class Store:
     def open_output(self, name: str) -> Any:
         """Open an output stream, and create missing parent folders.
 
-        The file survives a crash only after `close` of the stream and `sync(name)`.
+        The file survives a power loss only after `close` of the stream and `sync(name)`.
         """
         self.make_parent(name)
         return self.fs.open_output_stream(self.path(name), compression=None)
 
     def make_parent(self, name: str) -> None:
-        """Create the parent folder of a local file."""
+        """Create the parent folder of a local file, with its parents, and make their names durable."""
         if self.is_local:
-            Path(self.path(name)).parent.mkdir(parents=True, exist_ok=True)
+            parent = Path(self.path(name)).parent
+            missing = [*takewhile(lambda folder: not folder.exists(), (parent, *parent.parents))]
+            parent.mkdir(parents=True, exist_ok=True)
+            for folder in reversed(missing):
+                _fsync(str(folder.parent))
 
     def sync(self, name: str) -> None:
-        """Flush a closed local file to the disk."""
+        """Flush a closed local file, or the names in a local folder, to the disk; then the same of its own name."""
         if self.is_local:
             _fsync(self.path(name))
+            _fsync(os.path.dirname(self.path(name)))
 
     def read_bytes(self, name: str) -> bytes:
         """Return the whole content of a small file.
@@ -280,7 +292,8 @@ class Store:
         self.make_parent(new)
         if self.is_local:
             os.replace(self.path(name), self.path(new))
-            _fsync(os.path.dirname(self.path(new)))
+            for folder in {os.path.dirname(self.path(new)), os.path.dirname(self.path(name))}:
+                _fsync(folder)
         else:
             self.fs.move(self.path(name), self.path(new))
 
@@ -345,7 +358,19 @@ def resolve_uri(uri: str) -> tuple[pafs.FileSystem, str]:
             f"{shown}: expected a URI that pyarrow.fs can open (s3://, gs://, hdfs://), got {_first_line(error)}. "
             "Correct the URI, or the endpoint and credentials in the environment."
         ) from error
-    return fs, root if root == "/" else root.rstrip("/")
+    limited = _with_time_limits(fs) if isinstance(fs, pafs.S3FileSystem) else fs
+    return limited, root if root == "/" else root.rstrip("/")
+
+
+def _with_time_limits(fs: pafs.S3FileSystem) -> pafs.S3FileSystem:
+    """Return the same filesystem with limits of time, which its URI cannot set.
+
+    Credentials stay those of the environment, so that the filesystem renews the ones that expire.
+    """
+    _, (options, *_) = fs.__reduce__()
+    kept = {name: value for name, value in options.items() if name not in ("access_key", "secret_key", "session_token")}
+    limits = {"connect_timeout": CONNECT_SECONDS, "request_timeout": STALL_SECONDS}
+    return pafs.S3FileSystem(**kept | limits, retry_strategy=pafs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS))
 
 
 def describe_remote_error(error: BaseException) -> str | None:

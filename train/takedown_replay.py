@@ -5,7 +5,6 @@ one are moved to another folder; then training resumes as usual.
 """
 
 import math
-import os
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 
@@ -214,9 +213,7 @@ def _set_aside(run: Store, later: list[str], before: str) -> None:
         number = 0
         while run.exists(goal := f"{target}{f'.{number}' if number else ''}"):
             number += 1
-        run.make_parent(goal)
-        os.rename(run.path(name), run.path(goal))
-        run.sync(CHECKPOINTS)
+        run.move(name, goal)
 
 
 def describe_replay(replay: Replay) -> str:

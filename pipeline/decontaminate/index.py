@@ -7,9 +7,7 @@ binary search.
 
 import io
 import json
-import os
 import re
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +23,7 @@ from pipeline.text.words import Codes, Ints, normal_words, powers, word_keys
 from schemas.config import suggest_name
 from schemas.errors import ConfigError
 from schemas.ids import canonical_json, digest_of, file_sha256
+from schemas.storage import Store
 
 # Items of an evaluation set: one JSON object per line, with its texts in the given fields.
 
@@ -220,12 +219,7 @@ def compile_index(config: DecontaminateConfig, paths: Mapping[str, str], folder:
     digests = {name: file_sha256(Path(path)) for name, path in paths.items()}
     target = Path(folder) / f"decontamination-{digest_of([FORMAT, config.content(), digests])[:16]}.arrow"
     if not target.exists():
-        partial = target.with_name(f"{target.name}.{uuid.uuid4().hex[:8]}.partial")
-        try:
-            partial.write_bytes(build_index(config, paths))
-            os.replace(partial, target)
-        finally:
-            partial.unlink(missing_ok=True)
+        Store(folder).write_atomic(target.name, build_index(config, paths))
     return {FILE: str(target)}
 
 

@@ -9,6 +9,7 @@ attempts are in no list. A frame that other code stored is computed again.
 import functools
 import itertools
 import json
+import posixpath
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -138,10 +139,16 @@ class FrameStore:
     def clear(self) -> None:
         """Delete the folder with all stored frames, including the files that failed task attempts wrote.
 
-        Raises ContractError if another process has taken over the lease on the run.
+        The lists go first, and durably, so that a process killed meanwhile leaves no list without its files. Raises
+        ContractError if another process has taken over the lease on the run.
         """
         check_still_held(self.folder)
         if self.folder.exists(""):
+            lists = [name for name in self.folder.walk() if name.endswith(".json")]
+            for name in lists:
+                self.folder.delete(name)
+            for folder in {posixpath.dirname(name) for name in lists}:
+                self.folder.sync(folder)
             self.folder.fs.delete_dir(self.folder.path(""))
 
 

@@ -8,7 +8,6 @@ section 2.1, pages that Reddit submissions of at least 3 points link to.
 """
 
 import hashlib
-import os
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
@@ -24,6 +23,7 @@ import pyarrow.parquet as pq
 
 from pipeline.links.config import LinksConfig
 from schemas.errors import ConfigError, ContractError
+from schemas.storage import Store
 from schemas.tables import field as column
 from schemas.urls import url_key
 
@@ -102,7 +102,8 @@ def build_evidence(config: LinksConfig, paths: Mapping[str, str], folder: str) -
                     for kind in ("url", "domain"):
                         for bucket in range(BUCKETS):
                             writer.write_batch(_batch_of(Path(buckets) / f"{kind}-{bucket}"))
-            os.replace(partial, target)
+            Store(folder).sync(partial.name)
+            Store(folder).move(partial.name, target.name)
         finally:
             partial.unlink(missing_ok=True)
     return {FILE: str(target)}

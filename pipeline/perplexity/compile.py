@@ -39,6 +39,7 @@ from pipeline.perplexity.model import (
     word_codes,
 )
 from schemas.errors import ConfigError, ContractError
+from schemas.storage import Store
 
 # Reading of ARPA files as columns, a block of lines at a time, so that a file of any size needs little memory.
 
@@ -235,7 +236,7 @@ class _ModelWriter:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self._sink.close()
         if kind is None:
-            self._partial.replace(self._target)
+            Store(str(self._target.parent)).move(self._partial.name, self._target.name)
         self._partial.unlink(missing_ok=True)
 
     def add(self, name: str, blocks: Iterable[npt.NDArray[Any]]) -> npt.NDArray[Any]:

@@ -159,7 +159,7 @@ def _gather_files(files: Mapping[str, StateFile], ranks: Ranks) -> dict[str, Sta
 def _commit(run: Store, checkpoint: CheckpointMetadata) -> CheckpointMetadata:
     """Make the names of all files durable, then write the metadata."""
     run.sync(checkpoint.name)
-    run.sync(CHECKPOINTS)
+    run.sync(CHECKPOINTS)  # torch has made this folder
     run.write_atomic(f"{checkpoint.name}/{METADATA_NAME}", checkpoint.to_bytes())
     return checkpoint
 
@@ -203,6 +203,9 @@ class _DigestingFileSystem(FileSystem):
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
         with _Digested(Path(path)) as stream:
             yield stream
+            if not stream.closed:  # torch syncs the metadata before Python has written the end of them
+                stream.flush()
+                os.fsync(stream.fileno())
         self.files[Path(path).name] = StateFile(size=stream.size, sha256=stream.digest.hexdigest())
 
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:

@@ -34,7 +34,9 @@ class Journal:
         self._path = run.path(name)
         self._file = os.fdopen(run.open_own(name, os.O_RDWR | os.O_APPEND), "a+b", buffering=0)
         size = self._file.seek(0, os.SEEK_END)
-        if size:
+        if not size:
+            run.sync(name)  # the name of a new file is durable before its lines are
+        else:
             self._file.seek(size - 1)
             self._waiting = b"" if self._file.read(1) == NEWLINE else NEWLINE
 

@@ -191,7 +191,7 @@ def write_arpa(scratch: Store, sections: Sequence[Sequence[str]], kept: Sequence
         sink.close()
         if folder.is_local:
             folder.sync(partial)
-            folder.fs.move(folder.path(partial), folder.path(name))
+            folder.move(partial, name)
     except BaseException:
         with suppress(OSError):
             folder.delete(partial)
