@@ -130,25 +130,35 @@ REGISTRY: Mapping[str, ModelEntry] = {
 def append_index(folder: Path, name: str, entry: ModelEntry) -> None:
     """Append a line to the index of the cache folder: the name of a model, its file, digest, size and purpose."""
     row = {"name": name, "file": entry.file, "sha256": entry.sha256, "bytes": entry.num_bytes, "purpose": entry.purpose}
-    with (folder / INDEX).open("ab", buffering=0) as index:
-        index.write(json.dumps(row).encode() + b"\n")  # In one write, so lines of two processes do not mix.
+    with (folder / INDEX).open("a+b", buffering=0) as index:
+        size = index.seek(0, os.SEEK_END)
+        index.seek(max(0, size - 1))
+        begin = b"" if index.read(1) in (b"", b"\n") else b"\n"  # after a line that a full disk has cut
+        index.write(begin + json.dumps(row).encode() + b"\n")  # In one write, so lines of two processes do not mix.
     Store(str(folder)).sync(INDEX)
 
 
 def load_registry(folder: Path, registry: Mapping[str, ModelEntry] = REGISTRY) -> dict[str, ModelEntry]:
     """Return the registered models and the models in the index of the cache folder, by name.
 
-    Raises ContractError if the index cannot be read.
+    A line that was not written to its end, as on a full disk, is ignored with a warning. Raises ContractError if a
+    whole line does not describe a model.
     """
     index = folder / INDEX
     trained = {}
     for number, line in enumerate(index.read_bytes().splitlines() if index.is_file() else [], 1):
         try:
             row = json.loads(line)
+        except (ValueError, RecursionError):
+            print(
+                f"penstock: {index}: line {number} is incomplete and is ignored. Add its model again.", file=sys.stderr
+            )
+            continue
+        try:
             trained[row["name"]] = ModelEntry(
                 row["sha256"], row["bytes"], TRAINED_HERE, row["purpose"], None, file=row["file"]
             )
-        except (ValueError, KeyError, TypeError) as error:
+        except (KeyError, TypeError) as error:
             raise ContractError(
                 f"{index}: expected a JSON object that describes a model in line {number}, got {error!r}. Remove the "
                 "line."

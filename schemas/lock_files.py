@@ -13,6 +13,8 @@ from typing import Any
 
 TABLES_LOCK = "tables.lock"
 """The lock file that is held exclusively to write or remove tables, and shared to read them for a long time."""
+FIELDS = frozenset(("what", "pid", "host", "since"))
+"""The fields of the line of a holder."""
 TRAIN_LOCK = "train.lock"
 """The lock file that is held exclusively to train or to move checkpoints."""
 
@@ -43,16 +45,18 @@ def is_written_elsewhere(folder: Path) -> bool:
 
 
 def _lines(lock: Path) -> list[dict[str, Any]]:
+    """Return the lines of a lock file that name a holder; a foreign run may have any other ones."""
     try:
-        return [json.loads(line) for line in lock.read_bytes().splitlines()]
-    except (OSError, ValueError):
+        lines = [json.loads(line) for line in lock.read_bytes().splitlines()]
+    except (OSError, ValueError, RecursionError):
         return []
+    return [line for line in lines if isinstance(line, dict) and line.keys() >= FIELDS and type(line["pid"]) is int]
 
 
 def _is_alive(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         pass

@@ -139,7 +139,7 @@ def open_split(split: Split, stream: ByteStream, config: SourceConfig) -> Iterat
     """Yield (row, drop) for each record of one file, in order. `drop` is None if the row can be a document.
 
     Invalid content never raises an error. If a reader raises one nevertheless, the last row is a gap up to the end of
-    the file, with the Failure that describes it. An error of the storage is raised.
+    the file, with the Failure that describes it. An error of the storage, and one of memory, is raised.
     """
     rows = _contained(FORMATS[split.format].open(split, stream, config), split)
     return rows if config.title == "column" else _with_mark(rows)

@@ -116,7 +116,7 @@ def documents_part(task: DocumentsTask, retried: bool) -> PartResult:
         settings = task.recipe.section(task.source.name, SourceConfig)
         watch = TextWatch(task.splits, task.others, settings, task.source.open)
         guard = output.guard(fused, retried, settings.max_record_bytes)
-        with closing(rows_of_files(task, settings, output, guard)) as rows:
+        with closing(rows_of_files(task, settings, output, guard, retried)) as rows:
             for row in run_rows(rows, guard, (task.source.name, task.stages[0].name)):
                 check_columns(row, columns)
                 watch.see(row)
@@ -133,11 +133,12 @@ def documents_part(task: DocumentsTask, retried: bool) -> PartResult:
 
 
 def rows_of_files(
-    task: DocumentsTask, settings: SourceConfig, output: PartOutput, guard: RecordGuard
+    task: DocumentsTask, settings: SourceConfig, output: PartOutput, guard: RecordGuard, retried: bool
 ) -> Generator[tuple[Row, Drop | None]]:
     """Yield (row, drop) for each record of a part's files, and add each file that was read to `output.sources`.
 
-    If the reader has ended several workers on one record of a file, the rest of the file is a gap. Raises ContractError
+    If the reader has ended several workers on one record of a file, or asks for too much memory in a retry, the rest of
+    the file is a gap. Raises ContractError
     if a file does not have the size that it had when the run was prepared.
     """
     done = end = 0
@@ -148,7 +149,9 @@ def rows_of_files(
                 for row, drop in guard.read(task.source.open(split, stream, settings), stream):
                     end = row["offset"] + row["length"]
                     yield row, drop
-            except StuckReaderError as error:
+            except (StuckReaderError, MemoryError) as error:
+                if isinstance(error, MemoryError) and not retried:
+                    raise  # other files of the part may have taken the memory
                 yield gap_to_end(split, end, error)
             sha256, size = stream.finish()
         check_size(split, size)

@@ -310,6 +310,19 @@ def test_an_index_that_cannot_be_read(tmp_path: Path) -> None:
         ensure_model("wiki", config(tmp_path))
 
 
+def test_a_line_that_a_full_disk_has_cut_costs_its_model_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    index = tmp_path / "cache/trained.jsonl"
+    first = add_model(write_model(tmp_path, RIGHT), "wiki", config(tmp_path), "a classifier")
+    with index.open("a") as lines:
+        lines.write('{"name":"cut","sha')
+    assert ensure_model("wiki", config(tmp_path)) == first
+    assert f"{index}: line 2 is incomplete and is ignored. Add its model again." in capsys.readouterr().err
+    second = add_model(write_model(tmp_path, RIGHT), "news", config(tmp_path), "a classifier")
+    assert [ensure_model(name, config(tmp_path)) for name in ("wiki", "news")] == [first, second]
+
+
 def test_many_trainers_at_once(tmp_path: Path) -> None:
     path = write_model(tmp_path, RIGHT)
     with ThreadPoolExecutor(8) as pool:

@@ -1,5 +1,6 @@
 """Tests of locks on run folders, with real processes: exclusion, messages, and release when a process is killed."""
 
+import fcntl
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ from unittest import mock
 import pytest
 
 from schemas.errors import ContractError
-from schemas.lock_files import TABLES_LOCK, TRAIN_LOCK
+from schemas.lock_files import TABLES_LOCK, TRAIN_LOCK, describe_holders
 from schemas.locks import lock_tables, lock_training
 from schemas.manifest import open_table
 from schemas.storage import Store
@@ -275,3 +276,21 @@ def test_a_store_without_locks_is_named_once_for_each_writer(run: Path, capsys: 
             "penstock: gs://corpus/run: this store has no locks, so nothing keeps two processes from writing this run "
             "folder. Run one at a time.\n"
         )
+
+
+@pytest.mark.parametrize(
+    "line", ["[1,2]", '{"pid":1}', '{"what":"x","pid":"y","host":"z","since":""}', "[" * 100_000, "x"]
+)
+def test_a_lock_file_with_other_lines_names_nobody(tmp_path: Path, line: str) -> None:
+    (tmp_path / TABLES_LOCK).write_text(f"{line}\n")
+    assert describe_holders(tmp_path / TABLES_LOCK) == "a process that has not written its id to this file yet"
+    with (tmp_path / TABLES_LOCK).open("r+b") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(ContractError, match="expected a free lock"), lock_tables(Store(str(tmp_path)), "x"):
+            pass
+
+
+def test_a_process_id_of_any_size_is_that_of_no_process(tmp_path: Path) -> None:
+    line = {"what": "penstock run", "pid": 10**20, "host": socket.gethostname(), "since": "now"}
+    (tmp_path / TABLES_LOCK).write_text(json.dumps(line))
+    assert "process 100000000000000000000" in describe_holders(tmp_path / TABLES_LOCK)

@@ -23,7 +23,9 @@ MAX_DIRECTORY_BYTES = 128 << 20
 members."""
 MAX_LIST_BYTES = 4 << 20
 """Maximum size of the directory of an archive of texts [bytes]; it has about 60 bytes for each member."""
-DAMAGE = (zipfile.BadZipFile, zlib.error, struct.error, EOFError, RuntimeError, ValueError, OverflowError)
+DAMAGE = (
+    *(zipfile.BadZipFile, zlib.error, struct.error, EOFError, RuntimeError, ValueError, OverflowError, LookupError),
+)
 """What reading a damaged archive raises. Errors of the storage are others."""
 _LOCAL = struct.Struct("<4s5H3I2H")
 _SIGNATURE, _CENTRAL, _END, _END_64 = b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06", b"PK\x06\x06"
@@ -149,7 +151,7 @@ def _directory(stream: ByteStream, size: int) -> list[_Entry] | Drop | None:
     return [
         _Entry(
             info.header_offset, info.filename, info.file_size, info.compress_size, info.compress_type, info.flag_bits,
-            info.CRC, stat.S_IFMT(info.external_attr >> 16) in (0, stat.S_IFREG), info.is_dir(),
+            info.CRC, stat.S_IFMT(info.external_attr >> 16) in (0, stat.S_IFREG), info.filename.endswith("/"),
         )
         for info in infos
         if info.header_offset >= 0  # The bytes of the last member alone end with the directory of all.
@@ -270,7 +272,8 @@ class TextArchive:
         """Read the list of members. Raises one of DAMAGE if it cannot be read."""
         self._zip = _open_zip(stream, MAX_LIST_BYTES)
         self.members: Sequence[zipfile.ZipInfo] = sorted(
-            (info for info in self._zip.infolist() if not info.is_dir()), key=lambda info: info.header_offset
+            (info for info in self._zip.infolist() if not info.filename.endswith("/")),
+            key=lambda info: info.header_offset,
         )
         """The members in the order of their bytes."""
 

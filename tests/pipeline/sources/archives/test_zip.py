@@ -63,3 +63,19 @@ def test_members_that_share_their_bytes_are_not_decompressed_again():
     members = list(read_zip(io.BytesIO(data[:begin] + copies + bytes(tail)), 1 << 20, lambda name, size: True))
     assert [member.data is not None for member in members] == [True] + [False] * 5
     assert {member.drop.rule for member in members[1:]} == {"lying_length"}
+
+
+def test_a_member_without_a_name_is_read():
+    data = zipped({"a.txt": "one"})
+    members = list(read_zip(io.BytesIO(_renamed(data)), 1 << 20, lambda name, size: True))
+    assert [(member.name, member.data) for member in members] == [("", b"one")]
+
+
+def _renamed(data: bytes) -> bytes:
+    """The archive with the name `a.txt` cut to nothing, in the directory alone."""
+    begin = data.index(b"PK\x01\x02")
+    entry = data[begin : data.index(b"PK\x05\x06")]
+    other = entry[:28] + b"\0\0" + entry[30:46] + entry[46 + 5 :]
+    tail = bytearray(data[begin + len(entry) :])
+    tail[12:16] = struct.pack("<I", len(other))
+    return data[:begin] + other + bytes(tail)
