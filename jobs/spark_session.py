@@ -20,6 +20,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkException
 from pyspark.find_spark_home import _find_spark_home
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
@@ -127,9 +128,13 @@ def spark_session(config: SparkConfig, name: str = "penstock", verbose: bool = F
                 scratch.keep_log()
             if is_ours and (end := _describe_end(log)) is not None:
                 raise PenstockError(end) from error
+            # Spark asks its JVM for the text of its own errors, and the JVM ends before they are printed.
+            shown = RuntimeError(str(error)) if isinstance(error, PySparkException) else error
             if log is not None:
-                error.add_note(f"The messages of Spark are in {log}.")
-            raise
+                shown.add_note(f"The messages of Spark are in {log}.")
+            if shown is error:
+                raise
+            raise shown from None
         finally:
             interrupted.ignore()
             if is_ours:

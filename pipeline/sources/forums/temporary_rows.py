@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from tempfile import TemporaryDirectory
 
 CACHE_KIB = 64 << 10
@@ -12,13 +12,15 @@ BATCH_ROWS = 1000
 
 @contextmanager
 def temporary_database() -> Iterator[sqlite3.Connection]:
-    """Yield an empty SQLite database in the folder for temporary files; it is deleted afterwards.
+    """Yield an empty SQLite database on the disk for temporary files.
 
-    It uses CACHE_KIB of memory. Nothing is written for recovery.
+    It uses CACHE_KIB of memory. Nothing is written for recovery. The file loses its name as soon as it is open, so that
+    a killed process leaves no rows.
     """
-    with TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True) as folder:
-        database = sqlite3.connect(f"{folder}/rows.sqlite", isolation_level=None, check_same_thread=False)
-        try:
+    with ExitStack() as open_database:
+        with TemporaryDirectory(prefix="penstock-") as folder:
+            database = sqlite3.connect(f"{folder}/rows.sqlite", isolation_level=None, check_same_thread=False)
+            open_database.callback(database.close)
             for setting in (
                 "journal_mode = OFF",
                 "synchronous = OFF",
@@ -26,7 +28,5 @@ def temporary_database() -> Iterator[sqlite3.Connection]:
                 "temp_store = FILE",
             ):
                 database.execute(f"PRAGMA {setting}")
-            database.execute("BEGIN")
-            yield database
-        finally:
-            database.close()
+            database.execute("BEGIN IMMEDIATE")
+        yield database
