@@ -231,20 +231,29 @@ class LiveServer:
         self._server.server_close()
 
 
+READ_SECONDS = 30.0
+"""Time after which a connection without a request is closed [s]."""
+
+
 class LiveHandler(BaseHTTPRequestHandler):
     """Answers the requests of a live page; a subclass has the token and the run."""
 
     token: str
     live: LiveRun
+    timeout = READ_SECONDS
     server_version = "penstock"
     sys_version = ""
 
     def do_GET(self) -> None:
         """Answer a request for the page, its data or the report."""
-        host = urlsplit(f"//{self.headers.get('Host', '')}")
-        address = urlsplit(self.path)
-        token = parse_qs(address.query).get("token", [""])[0]
-        if host.hostname not in HOST_NAMES:
+        try:
+            host = urlsplit(f"//{self.headers.get('Host', '')}").hostname
+            address = urlsplit(self.path)
+            token = parse_qs(address.query).get("token", [""])[0]
+        except ValueError:  # such as brackets that are not closed
+            self._refuse(400, "The address or the header Host is not valid.")
+            return
+        if host not in HOST_NAMES:
             self._refuse(403, "The header Host does not name this machine.")
         elif not hmac.compare_digest(token.encode(), self.token.encode()):
             self._refuse(403, "The token is missing or wrong. Open the address that `penstock report --live` printed.")

@@ -6,6 +6,7 @@ ranks, and also in part.
 """
 
 import hashlib
+import stat
 import warnings
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -110,9 +111,11 @@ def verify_files(folder: Path, files: Mapping[str, StateFile], ranks: Ranks | No
 def _difference(path: Path, expected: StateFile) -> str | None:
     """Describe how a file differs from its expected size and digest; None if it does not."""
     try:
-        size = path.stat().st_size
-        if size != expected.size:
-            return f"{path.name}: expected {expected.size} bytes, got {size}"
+        facts = path.stat()
+        if not stat.S_ISREG(facts.st_mode):
+            return f"{path.name}: expected a file, got a pipe, device or folder"
+        if facts.st_size != expected.size:
+            return f"{path.name}: expected {expected.size} bytes, got {facts.st_size}"
         digest = file_sha256(path)
     except OSError as error:
         return f"{path.name}: expected {expected.size} bytes, got {error.strerror or error}"

@@ -67,6 +67,7 @@ def test_another_host_is_refused(server: LiveServer) -> None:
     hosts = ("attacker.example", "127.0.0.1.attacker.example", "127.0.0.2", "")
     assert [ask(server, host=host).status for host in hosts] == [403] * 4
     assert [ask(server, host=host).status for host in ("127.0.0.1", "localhost")] == [200, 200]
+    assert ask(server, host="[").status == 400
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"])

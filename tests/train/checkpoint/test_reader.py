@@ -355,3 +355,17 @@ def _doubled(times: int) -> bytes:
 def test_objects_that_are_exponential_to_hash_or_to_print_are_refused(pickled: bytes) -> None:
     with pytest.raises(ValueError, match="tuple"):
         parse_plan(b"\x80\x04" + pickled, {})
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder"])
+def test_a_pipe_in_place_of_a_state_file_is_refused_at_once(run: Path, tmp_path: Path, kind: str) -> None:
+    """Its size is right, and reading it would never end."""
+    folder = copied(run, tmp_path / "run")
+    checkpoint = sorted((folder / "train/checkpoints").iterdir())[-1]
+    note = checkpoint / METADATA_NAME
+    values = json.loads(note.read_text())
+    values["files"]["extra.bin"] = {"size": 0, "sha256": hashlib.sha256(b"").hexdigest()}
+    note.write_text(json.dumps(values))
+    os.mkfifo(checkpoint / "extra.bin") if kind == "pipe" else (checkpoint / "extra.bin").mkdir()
+    with pytest.raises(ContractError, match=r"extra\.bin: expected a file, got a pipe, device or folder"):
+        read_model(Store(str(folder)), notes(folder)[-1], torch.device("cpu"))
