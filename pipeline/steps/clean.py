@@ -16,8 +16,9 @@ from pipeline.engine.spark import run_parts
 from pipeline.engine.stage import PerDocument, Row
 from pipeline.engine.step import StepContext, TableResult, combine_parts
 from pipeline.engine.worker import FusedStages, local_models, run_rows
+from pipeline.sources.config import SourceConfig
 from pipeline.text.spans import Span, union, without
-from schemas.config import Recipe
+from schemas.config import SOURCE, Recipe
 from schemas.errors import ContractError
 from schemas.manifest import TableVersion, part_key
 from schemas.older_tables import read_batches
@@ -72,7 +73,8 @@ def clean_part(task: CleanTask, retried: bool) -> PartResult:
     def fill(output: PartOutput) -> None:
         fused = FusedStages(task.stages, task.recipe, local_models(task.models))
         rows = ((row | {"_chars": len(row["text"])}, None) for row in survivors(task))
-        for row in run_rows(rows, output.guard(fused, retried), (task.stages[0].name, task.stages[0].name)):
+        guard = output.guard(fused, retried, task.recipe.section(SOURCE, SourceConfig).max_record_bytes)
+        for row in run_rows(rows, guard, (task.stages[0].name, task.stages[0].name)):
             _count(row, output)
             output.write(row)
 

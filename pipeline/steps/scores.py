@@ -17,7 +17,8 @@ from pipeline.engine.stage import PerDocument, Row
 from pipeline.engine.step import StepContext, TableResult, combine_parts
 from pipeline.engine.worker import FusedStages, local_models, run_rows
 from pipeline.perplexity.stage import CHECKPOINT, TO_SCORE, PerplexityConfig, score_with_checkpoint
-from schemas.config import Recipe
+from pipeline.sources.config import SourceConfig
+from schemas.config import SOURCE, Recipe
 from schemas.errors import ContractError
 from schemas.manifest import part_key
 from schemas.storage import Store
@@ -100,7 +101,8 @@ def scores_part(task: ScoresTask, retried: bool) -> PartResult:
     def fill(output: PartOutput) -> None:
         fused = FusedStages(task.stages, task.recipe, local_models(task.models))
         rows = ((row, None) for row in with_scores(task))
-        for row in run_rows(rows, output.guard(fused, retried), (task.stages[0].name, task.stages[0].name)):
+        guard = output.guard(fused, retried, task.recipe.section(SOURCE, SourceConfig).max_record_bytes)
+        for row in run_rows(rows, guard, (task.stages[0].name, task.stages[0].name)):
             _count(row, output)
             output.write(row)
 

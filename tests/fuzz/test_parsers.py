@@ -1,15 +1,19 @@
 """Fuzzers of readers, parsers, regular expressions and normal forms: no error, and time that is linear in the input.
 
 A row of READERS or TEXTS is (name, function, seeds). Inputs are made of pieces of the seeds and of random ones. What
-fails is written to `corpus/`, and every later run begins with it: add the file to the commit that repairs the code.
+fails is written to `corpus/`, and so is what runs a line of our code that no earlier input ran, in the run of an hour.
+Every later run begins with these files. Add them to a commit, with the repair of the code if there is one.
 """
 
+import hashlib
 import io
 import json
+import sys
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import cache
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -42,11 +46,15 @@ from schemas.signals import FAMILIES
 from schemas.urls import canonical_url, host_suffixes, surt
 from tests.pipeline.sources.test_source import BEYOND, CASES
 from tests.support.growth import FACTOR, MOST, growth
+from tests.support.paths import ROOT
 
 CORPUS = Path(__file__).parent / "corpus"
 CONFIG = SourceConfig(paths=("x",), code={"licences": ["any"]})
 SIZE, SLOW_SIZE = 4_000, 250_000
 """Length of the smaller input of a comparison; the larger one is four times as long, up to 1 MB."""
+MAX_KEPT = 2_000
+"""Maximum length of an input that is kept because it runs a new line."""
+OURS = tuple(f"{ROOT / room}/" for room in ("pipeline", "schemas"))
 QUICK = settings(max_examples=6, suppress_health_check=[*HealthCheck], database=None)
 HOUR = settings(max_examples=1_500, suppress_health_check=[*HealthCheck], database=None)
 
@@ -217,15 +225,43 @@ def kept_inputs(name: str) -> Iterator[bytes]:
         yield file.read_bytes()
 
 
+def keep(name: str, data: Any, why: str) -> None:
+    """Write an input to the corpus."""
+    CORPUS.mkdir(exist_ok=True)
+    stored = data if isinstance(data, bytes) else data.encode("utf-8", "surrogatepass")
+    (CORPUS / f"{name.replace(' ', '_')}-{why}").write_bytes(stored)
+
+
 def call(name: str, function: Callable[[Any], Any], data: Any) -> None:
     """Call a function; write the input to the corpus if it fails. The last that hypothesis tries is the smallest."""
     try:
         function(data)
     except Exception as error:
-        stored = data if isinstance(data, bytes) else data.encode("utf-8", "surrogatepass")
-        CORPUS.mkdir(exist_ok=True)
-        (CORPUS / f"{name.replace(' ', '_')}-{type(error).__name__}").write_bytes(stored)
+        keep(name, data, type(error).__name__)
         raise
+
+
+Lines = set[tuple[str, int]]
+"""Lines of code by file name."""
+
+
+def lines_of(function: Callable[[Any], Any], data: Any) -> Lines:
+    """Call a function, and return the lines of our code that it runs."""
+    lines: Lines = set()
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        name = frame.f_code.co_filename
+        if not name.startswith(OURS):
+            return None
+        lines.add((name, frame.f_lineno))
+        return trace
+
+    sys.settrace(trace)
+    try:
+        function(data)
+    finally:
+        sys.settrace(None)
+    return lines
 
 
 def cases() -> list[Any]:
@@ -249,6 +285,12 @@ def of_seeds(seeds: list[str]) -> st.SearchStrategy[str]:
     return st.sampled_from(seeds) | st.text(max_size=4)
 
 
+def digest(data: Any) -> str:
+    """A name for an input, by its content."""
+    stored = data if isinstance(data, bytes) else data.encode("utf-8", "surrogatepass")
+    return hashlib.sha256(stored).hexdigest()[:10]
+
+
 def to_text(data: bytes) -> str:
     """The text of a stored input."""
     return data.decode("utf-8", "surrogatepass")
@@ -260,13 +302,19 @@ CASE = ("name", "function", "piece", "empty", "load")
 def check_errors(case: tuple[Any, ...], how: settings) -> None:
     """No input raises an error."""
     name, function, piece, empty, load = case
+    known: Lines = set()
     for data in kept_inputs(name):
+        known |= lines_of(function, load(data)) if how is HOUR else set()
         function(load(data))
 
     @how
     @given(st.lists(piece, max_size=12))
     def check(parts: list[Any]) -> None:
-        call(name, function, empty.join(parts))
+        data = empty.join(parts)
+        call(name, function, data)
+        if how is HOUR and len(data) <= MAX_KEPT and (new := lines_of(function, data) - known):
+            known.update(new)
+            keep(name, data, digest(data))
 
     check()
 

@@ -130,8 +130,9 @@ def test_a_repair_names_the_takedown_that_has_rewritten_a_damaged_file(
     before = read_run(Store(str(folder))).tables
     assert penstock(["repair", str(folder)]) == 2
     assert (
-        f"text/{path}: expected a file that its step can build again, got one from which takedown {certificate.id} has "
-        "removed documents. Restore it from a backup that is newer than the takedown." in capsys.readouterr().err
+        f"{table.uri}/{path}: expected a file that its step can build again, got one from which takedown "
+        f"{certificate.id} has removed documents. Restore it from a backup that is newer than the takedown."
+        in capsys.readouterr().err
     )
     assert read_run(Store(str(folder))).tables == before
     flip_byte(table.path(path))
