@@ -99,7 +99,7 @@ def read_documents(path: Path) -> dict[str, int]:
     recipe = read_recipe(str(RECIPE), [f'source.paths=["{path}"]'])
     (split,) = find_splits(recipe.section("source", SourceConfig))
     tables = Store(f"{path.parent}/documents"), Store(f"{path.parent}/text")
-    task = DocumentsTask(split, SOURCE, MEASURED, recipe, models_of(recipe, MEASURED), *tables)
+    task = DocumentsTask((split,), SOURCE, MEASURED, recipe, models_of(recipe, MEASURED), *tables)
     return {name: number for name, number in documents_part(task, False).counts.dropped.items() if number}
 
 
