@@ -26,10 +26,12 @@ DRIVER, EXECUTOR, WORKER, DAEMON = "driver", "executor", "worker", "daemon"
 """Kinds of processes of a data run: the command, its JVM, a Python worker of Spark, and the process that forks them."""
 RANK, LAUNCHER = "rank", "launcher"
 """Kinds of processes of a training: a rank, and the process that starts and watches the ranks."""
-DAEMON_MODULES = (b"jobs.workers", b"pyspark.daemon")
+DAEMON_MODULES = (b"-m\0jobs.workers\0", b"-m\0pyspark.daemon\0")
 """A part of the command line of Python workers, and of the process that forks them: in runs, and in plain Spark."""
 STARTING = "start"
 """The time before the first step begins."""
+SECONDS_TO_FIND = 30.0
+"""Maximum wait for a process of the kind, such as a Python worker in a step of the JVM [s]."""
 SECONDS_LATE = 5.0
 """Maximum wait for a kill in a step that the command has left already [s]."""
 SECONDS_AFTER = 60.0
@@ -203,7 +205,7 @@ class Series:
             while waiting and self._wait(waiting[0], process):
                 moment = waiting.pop(0)
                 children = below(process.pid, processes()[0])
-                if not kill_one(moment.kind, process, self.choose, 3.0):
+                if not kill_one(moment.kind, process, self.choose, SECONDS_TO_FIND):
                     continue
                 disturbed, step = True, self._now()
                 self.kills.append(Kill(moment.kind, step, self._outcome(moment, process)))
