@@ -114,6 +114,7 @@ def spark_session(config: SparkConfig, name: str = "penstock", verbose: bool = F
                 _start_java(config, scratch, log)
             interrupted.check()
             spark = open_session(config, name)
+            held.enter_context(_quiet_loss(spark))
             interrupted.install()  # the handler that PySpark has installed uses the connection that this thread reads
             yield spark
             interrupted.check()
@@ -139,6 +140,28 @@ def spark_session(config: SparkConfig, name: str = "penstock", verbose: bool = F
             interrupted.ignore()
             if is_ours:
                 _end_java()
+
+
+@contextmanager
+def _quiet_loss(spark: SparkSession) -> Iterator[None]:
+    """Print no tracebacks in a block when the JVM ends: an error with one sentence follows."""
+    root = logging.getLogger()
+    server: Any = getattr(spark.sparkContext, "_accumulatorServer", None)
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return "while sending command" not in record.getMessage()  # of py4j, to the root logger
+
+    def report(*request: Any) -> None:
+        if not isinstance(sys.exception(), (EOFError, ConnectionError)):
+            type(server).handle_error(server, *request)
+
+    root.addFilter(is_other)
+    if server is not None:
+        server.handle_error = report
+    try:
+        yield
+    finally:
+        root.removeFilter(is_other)
 
 
 class _Interrupts:

@@ -17,6 +17,7 @@ import pytest
 from pipeline.demo_crawl.build import build_demo_crawl
 from schemas.manifest import open_table, read_run
 from schemas.storage import Store
+from tests.support.kills import below, processes, python_workers
 from tests.support.paths import ROOT
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -131,38 +132,6 @@ def test_spark_submit_takes_the_real_pages_and_gives_the_embedded_runs_bytes(sha
     assert len(list(tmp_path.glob("work*/app-*/*"))) >= 2  # both workers had an executor
     for table in read_run(Store(str(tmp_path / "run"))).tables:
         assert digest(tmp_path / "run", table) == digest(tmp_path / "embedded", table), table
-
-
-def processes() -> tuple[dict[int, list[int]], dict[int, bytes]]:
-    """Children and command line of every process."""
-    tree: dict[int, list[int]] = {}
-    names: dict[int, bytes] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
-                names[int(entry.name)] = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue
-            tree.setdefault(int(fields[1]), []).append(int(entry.name))
-    return tree, names
-
-
-def below(parent: int, tree: dict[int, list[int]]) -> list[int]:
-    """Every process that descends from one."""
-    found, pending = [], [parent]
-    while pending:
-        children = tree.get(pending.pop(), [])
-        found += children
-        pending += children
-    return found
-
-
-def python_workers(parent: int) -> list[int]:
-    """Python processes that Spark started below a process and that have forked from its daemon."""
-    tree, names = processes()
-    daemons = [pid for pid in below(parent, tree) if b"pyspark.daemon" in names.get(pid, b"")]
-    return [pid for pid in daemons if pid not in tree and any(pid in tree.get(other, []) for other in daemons)]
 
 
 def kill_a_worker(process: subprocess.Popen[bytes]) -> None:

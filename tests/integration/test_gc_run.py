@@ -1,7 +1,5 @@
 """`penstock gc` between the kills of a run and its resume: nothing that the run resumes from is lost."""
 
-import json
-import posixpath
 import random
 import subprocess
 import sys
@@ -11,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from jobs.cli import main
-from schemas.manifest import MANIFEST_NAME, open_table, read_manifest, read_run
+from schemas.manifest import open_table, read_run
 from schemas.storage import Store
 from tests.fixtures.make_run import make_pages
-from tests.integration.test_cluster import below, processes
+from tests.support.kills import below, files_of, named_files, processes
 from tests.support.paths import ROOT
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -50,21 +48,6 @@ def killed(words: list[str], run: Path, seconds: float) -> None:
         time.sleep(0.1)
 
 
-def named_files(run: Path) -> set[str]:
-    """The files of tables that manifests name, and those of completed parts and their results."""
-    names: set[str] = set()
-    for path in run.glob(f"*/v-*/{MANIFEST_NAME}"):
-        folder = path.parent.relative_to(run).as_posix()
-        named = read_manifest(Store(str(path.parent))).run.paths.values()
-        names |= {f"{folder}/{MANIFEST_NAME}", *(posixpath.normpath(f"{folder}/{name}") for name in named)}
-    for path in run.glob("*/v-*/parts/part-*.json"):
-        names.add(path.relative_to(run).as_posix())
-        version = path.parent.parent.name
-        files = json.loads(path.read_text())["files"]
-        names |= {f"{table}/{version}/{written['path']}" for table, written in files.items()}
-    return names
-
-
 def test_gc_between_kills_and_resumes_loses_nothing(tmp_path: Path) -> None:
     for number in range(FILES):
         (tmp_path / f"pages-{number}.jsonl").write_text(make_pages(12, number))
@@ -74,12 +57,12 @@ def test_gc_between_kills_and_resumes_loses_nothing(tmp_path: Path) -> None:
         kept = {path: path.stat().st_mtime_ns for path in run.glob("*/v-*/parts/part-*.json")}
         assert main(["gc", str(run)]) == 0
         assert {path: path.stat().st_mtime_ns for path in run.glob("*/v-*/parts/part-*.json")} == kept
-        files = {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()}
+        files = files_of(run)
         frames = {name for name in files if "/scratch/" in name}
         assert files - frames - {"run.json", "progress.json"} <= named_files(run)
     subprocess.run(words, cwd=ROOT, check=True, timeout=1800)
     assert main(["gc", str(run)]) == 0
-    files = {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()}
+    files = files_of(run)
     assert files == named_files(run) | {"run.json", "progress.json"}
     subprocess.run(command(tmp_path, tmp_path / "other"), cwd=ROOT, check=True, timeout=1800)
     stores = [Store(str(run)), Store(str(tmp_path / "other"))]

@@ -39,12 +39,18 @@ class RankPool:
         self._pipes: list[Connection] = []
         self._numbers = itertools.count()
 
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of the ranks that have started."""
+        return [process.pid for process in self._processes]
+
     def play(self, world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Return `function(ranks, *arguments)` of each rank. Raises RankFailed with the error of every failed rank."""
         while len(self._processes) < world_size:
             here, there = self._context.Pipe()
             process = self._context.Process(target=_serve, args=(there, os.getcwd(), sys.path), daemon=True)
             process.start()
+            there.close()  # else the death of this process would not close the pipe
             self._processes.append(process)
             self._pipes.append(here)
         port = _free_port()
