@@ -33,6 +33,8 @@ TaskResult = dict[str, Any]
 SCRATCH, FRAMES = "scratch", "frames"
 """Folder of stored frames in the folder of a table version, and the key in the list of a frame that has its files; see
 `materialize.py`."""
+INPUT_FILES = "input_files"
+"""Key of a result with the input files that a task read, each with its size in `bytes`."""
 FAILED = "failed"
 CRASHED = "crashed"
 EVERY_STAGE = {
@@ -157,7 +159,7 @@ class PartResult:
             "calls": self.failures.calls,
             "cpu_seconds": self.cpu_seconds,
             "cpu": {stage: dict(spent) for stage, spent in self.cpu.items()},
-            "sources": [dict(source) for source in self.sources],
+            INPUT_FILES: [dict(source) for source in self.sources],
             "code": self.code,
             "redone": self.redone,
             "ends": dict(self.ends),
@@ -169,9 +171,9 @@ class PartResult:
         files = {table: WrittenFile(**written) for table, written in values["files"].items()}
         counts = Counts.model_validate(values["counts"])
         named = {name: values[name] for name in ("figures", "cpu_seconds", "cpu")}
-        absent: dict[str, Any] = {"sources": (), "code": "", "redone": False, "ends": {}}
+        absent: dict[str, Any] = {"code": "", "redone": False, "ends": {}}
         named |= {name: values.get(name, value) for name, value in absent.items()}
-        return cls(files, counts, failures=failures_of([values]), **named)
+        return cls(files, counts, failures=failures_of([values]), sources=values.get(INPUT_FILES, ()), **named)
 
 
 @dataclass(frozen=True)

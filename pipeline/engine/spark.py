@@ -25,7 +25,7 @@ from pyspark.storagelevel import StorageLevel
 
 from pipeline.engine.code_digest import code_digest
 from pipeline.engine.live_counts import CountsListener, PartMeter, WorkCounts, counting
-from pipeline.engine.part import PartResult, TaskResult
+from pipeline.engine.part import INPUT_FILES, PartResult, TaskResult
 from pipeline.engine.progress import CountSources, Progress, WorkTotal, current_progress
 from pipeline.engine.step import StepContext
 from schemas.errors import ConfigError, ContractError, PenstockError, describe_storage_error
@@ -157,7 +157,7 @@ def run_tasks(
                     answer = catch_user_errors(functools.partial(function, shared.value[ordinal], is_retry()))
                 text = json.dumps(answer)
                 rows_done.add(int(answer.get("rows", 0)))
-                bytes_done.add(sum(source["bytes"] for source in answer.get("sources", ())))
+                bytes_done.add(sum(source["bytes"] for source in answer.get(INPUT_FILES, ())))
                 parts_done.add(1)
                 yield pa.RecordBatch.from_pydict({"ordinal": [ordinal], "answer": [text]}, schema=ANSWER)
                 if "error" in answer:
