@@ -130,7 +130,7 @@ class Shard:
     num_documents: int
     sha256: str
     docs_sha256: str
-    blocks: str
+    blocks: str = ""
     """The blocks of the token file, as in schemas/blocks.py; empty in a dataset of an earlier version of penstock."""
 
 

@@ -93,6 +93,7 @@ def forge(folder: Path, key: str, change: Any, table: str = "tokens") -> None:
     old = next(entry for entry in raw["content"]["files"] if entry["key"] == key)
     before = old["sha256"]
     old["sha256"] = hashlib.sha256(data).hexdigest()
+    raw["run"].get("blocks", {}).pop(key, None)
     path = folder / table / version / MANIFEST_NAME
     path.write_text(json.dumps(raw))
     after = open_table(Store(str(folder)), table)[1].digest

@@ -221,13 +221,13 @@ def test_a_replay_that_was_broken_off_goes_on(new: Path) -> None:
 
 
 def test_a_kill_between_the_checkpoints_set_aside_is_refused_until_ended(new: Path) -> None:
-    run, rename = Store(str(new)), __import__("os").rename
+    run, move = Store(str(new)), Store.move
 
-    def once(source: str, goal: str) -> None:
-        rename(source, goal)
+    def once(store: Store, source: str, goal: str) -> None:
+        move(store, source, goal)
         raise KeyboardInterrupt
 
-    with mock.patch("train.takedown_replay.os.rename", once), pytest.raises(KeyboardInterrupt):
+    with mock.patch.object(Store, "move", once), pytest.raises(KeyboardInterrupt):
         begin_replay(run, "clean")
     answer = train(new, 1)[0]
     assert "ContractError" in answer.error

@@ -275,15 +275,21 @@ def test_a_plan_made_since_is_no_source_of_the_checkpoints(run: Store) -> None:
 def takedown(run: Store) -> None:
     """Write a version of the dataset as a takedown does; plan and checkpoints still name the version before."""
     old = open_table(run, "tokens")[1]
-    run.write_atomic("takedowns/abc/tokens.json", run.read_bytes("tokens/v-tiny/manifest.json"))
-    descent: dict[str, Any] = {"id": "abc", "mode": "tombstones", "read_before": {}}
+    run.write_atomic("takedowns/abc123abc123/tokens.json", run.read_bytes("tokens/v-tiny/manifest.json"))
+    descent: dict[str, Any] = {"id": "abc123abc123", "mode": "tombstones", "read_before": {}}
     descent |= dict.fromkeys(("parent", "origin", "positions"), old.digest)
     next_version(run, "tokens", lambda content: content["figures"].update(takedown=descent))
     for name in list(run.child("tokens/v-tiny").walk()):
         run.delete(f"tokens/v-tiny/{name}")
     change = {"before": old.digest, "after": open_table(run, "tokens")[1].digest, "rows": 1, "shared": 1}
     change |= {"version_before": "v-tiny", "version_after": "v-next", "rewritten": []}
-    certificate = {"id": "abc", "made": "2026-03-01T00:00:00+00:00", "mode": "tombstones", "salt": "", "requests": []}
+    certificate = {
+        "id": "abc123abc123",
+        "made": "2026-03-01T00:00:00+00:00",
+        "mode": "tombstones",
+        "salt": "",
+        "requests": [],
+    }
     certificate |= {"documents": [{"document": "d", "num_tokens": 9}], "copies_left": 0, "tables": {"tokens": change}}
     certificate |= {
         "windows": {},
@@ -293,7 +299,7 @@ def takedown(run: Store) -> None:
         "code_version": "0.1.0",
         "pyarrow_version": "26",
     }
-    run.write_atomic("takedowns/abc.json", canonical_json(certificate))
+    run.write_atomic("takedowns/abc123abc123.json", canonical_json(certificate))
 
 
 def test_a_takedown_is_between_two_datasets(run: Store) -> None:
@@ -301,20 +307,20 @@ def test_a_takedown_is_between_two_datasets(run: Store) -> None:
     lineage = read_lineage(run)
     assert messages(lineage) == []
     assert {("dataset", "takedown"), ("takedown", "dataset"), ("dataset", "plan")} <= drawn(lineage)
-    node = lineage.node("takedowns/abc.json")
+    node = lineage.node("takedowns/abc123abc123.json")
     assert (dict(node.counts), node.at) == ({"documents removed": 1, "tokens": 9}, "2026-03-01T00:00:00+00:00")
-    assert lineage.sources("train/plan.json") == ["takedowns/abc/tokens.json"]  # trained before it
+    assert lineage.sources("train/plan.json") == ["takedowns/abc123abc123/tokens.json"]  # trained before it
 
 
 def test_a_takedown_whose_certificate_disagrees_is_a_break(run: Store) -> None:
     takedown(run)
-    certificate = run.read_json("takedowns/abc.json")
-    run.write_atomic("takedowns/abc.json", canonical_json(certificate | {"mode": "compact"}))
-    assert "takedowns/abc.json: expected (before, after, mode) = (" in messages(read_lineage(run))[0]
+    certificate = run.read_json("takedowns/abc123abc123.json")
+    run.write_atomic("takedowns/abc123abc123.json", canonical_json(certificate | {"mode": "compact"}))
+    assert "takedowns/abc123abc123.json: expected (before, after, mode) = (" in messages(read_lineage(run))[0]
 
 
 def test_a_takedown_with_an_invalid_descent_is_a_break(run: Store) -> None:
-    edit(run, "tokens", lambda content: content["figures"].update(takedown={"id": "abc"}))
+    edit(run, "tokens", lambda content: content["figures"].update(takedown={"id": "abc123abc123"}))
     assert (
         "tokens/v-tiny: expected a valid record of a takedown in its manifest, got wrong values of parent"
         in messages(read_lineage(run))[0]
@@ -336,7 +342,7 @@ def test_a_replay_resumes_from_the_chosen_checkpoint(run: Store) -> None:
     chosen, first = "train/checkpoints/step-000004", "train/checkpoints/step-000006"
     skips = next(node.key for node in lineage.nodes if node.kind == "skips")
     assert lineage.sources(first) == [chosen, "train/plan.json", skips]
-    assert lineage.sources("train/checkpoints/step-000002") == ["takedowns/abc/tokens.json"]
+    assert lineage.sources("train/checkpoints/step-000002") == ["takedowns/abc123abc123/tokens.json"]
     assert lineage.node(first).notes == ("replayed from step 4", "2 × cpu")
     assert lineage.sources("train/checkpoints/step-000008") == [first]
     assert "rewind" not in {node.kind for node in lineage.nodes}  # from step 8 to 6, which was set aside

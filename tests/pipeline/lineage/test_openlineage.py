@@ -200,7 +200,7 @@ def test_a_takedown_is_a_job_from_one_dataset_to_the_next(run: Store) -> None:
     written = made(run)
     assert [breach for event in written for breach in breaches(event)] == []
     event = of(written, "takedown")
-    assert "abc/tokens.json" in names(event["inputs"])
+    assert "abc123abc123/tokens.json" in names(event["inputs"])
     assert names(event["outputs"]) == ["tokens/v-next"]
 
 
