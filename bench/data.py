@@ -15,6 +15,7 @@ import torch
 
 from schemas.storage import Store
 from schemas.tokens import BATCH_DOCUMENTS, RESERVED, Dataset, Shard, shard_schema
+from tests.support.checked_paths import checked
 from tests.support.tiny_stages import bare_dataset, batches_of
 from train.config.train import TrainConfig
 from train.data.batches import Batches
@@ -51,7 +52,8 @@ def write_dataset(folder: Path) -> Dataset:
             index = pa.table({"token_offset": np.cumsum(lengths) - lengths, "num_tokens": lengths})
             with pa.ipc.new_file(str(folder / docs), index.schema) as writer:
                 writer.write_table(index)
-            streams[f"{source}/train"].append(Shard(f"{source}/train", number, path, docs, total, 0, "", ""))
+            paths = [checked(Store(str(folder)), name) for name in (path, docs)]
+            streams[f"{source}/train"].append(Shard(f"{source}/train", number, *paths, total, 0, "", ""))
     return bare_dataset(Store(str(folder)), streams, CHUNK_TOKENS, VOCAB_SIZE)
 
 

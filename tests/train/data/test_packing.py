@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from schemas.errors import ContractError
 from schemas.storage import Store
 from schemas.tokens import Dataset, Shard, open_dataset, shard_schema
+from tests.support.checked_paths import checked
 from tests.support.tiny_dataset import make_tiny_dataset
 from tests.support.tiny_stages import bare_dataset, batches_of, staged
 from train.config.train import TrainConfig
@@ -66,7 +67,8 @@ def dataset_of(folder: Path, shards: list[list[int]], chunk_tokens: int) -> Data
         for name, kind, values in ((f"{number}.arrow", schema, rows), (f"{number}.docs", index, docs)):
             with pa.ipc.new_file(str(folder / name), kind) as writer:
                 writer.write_batch(pa.RecordBatch.from_pylist(values, kind))
-        made.append(Shard("web/train", number, f"{number}.arrow", f"{number}.docs", sum(lengths), 0, "", ""))
+        paths = [checked(Store(str(folder)), f"{number}.{ending}") for ending in ("arrow", "docs")]
+        made.append(Shard("web/train", number, *paths, sum(lengths), 0, "", ""))
     return bare_dataset(Store(str(folder)), {"web/train": made}, chunk_tokens, 1 << 16)
 
 
