@@ -145,7 +145,7 @@ def check_none_removed(run: Store, documents: TableVersion) -> None:
     removed = [{traces.document for traces in certificate.documents} for certificate in certificates]
     for path in documents.manifest.paths.values():
         with documents.folder.open_input(path) as stream:
-            for batch in pq.ParquetFile(stream).iter_batches(columns=["doc_id", "url"]):
+            for batch in read_batches(pq.ParquetFile(stream), "documents", ("doc_id", "url"), ROWS_AT_ONCE):
                 for row in batch.to_pylist():
                     for certificate, ids in zip(certificates, removed, strict=True):
                         is_removed = salted_digest(certificate.salt, "document", row["doc_id"] or b"") in ids

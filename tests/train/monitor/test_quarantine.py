@@ -56,7 +56,7 @@ def test_the_disk_has_it_or_an_error_is_raised(tmp_path: Path, monkeypatch: pyte
     synced = []
     monkeypatch.setattr(os, "fsync", lambda number: synced.append(number))
     quarantine(Store(str(tmp_path)), LINES)
-    assert len(synced) == 1
+    assert len(synced) >= 2  # the file, and the folders that have its name
     monkeypatch.setattr(os, "fsync", lambda number: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(OSError, match="No space left"):
         quarantine(Store(str(tmp_path)), LINES)
