@@ -8,6 +8,7 @@ import pyarrow as pa
 from bench.train_contenders import Case
 from schemas.storage import Store
 from schemas.tokens import BATCH_DOCUMENTS, RESERVED, Dataset, Shard, shard_schema
+from tests.support.checked_paths import checked
 from tests.support.tiny_stages import bare_dataset
 
 MEDIAN_TOKENS, SPREAD = 570, 1.0
@@ -34,5 +35,6 @@ def write_documents(folder: Path, case: Case, steps: int) -> Dataset:
         index = pa.table({"token_offset": np.cumsum(lengths) - lengths, "num_tokens": lengths})
         with pa.ipc.new_file(str(folder / docs), index.schema) as writer:
             writer.write_table(index)
-        streams[f"{source}/train"] = [Shard(f"{source}/train", 0, path, docs, int(lengths.sum()), 0, "", "")]
+        paths = [checked(Store(str(folder)), name) for name in (path, docs)]
+        streams[f"{source}/train"] = [Shard(f"{source}/train", 0, *paths, int(lengths.sum()), 0, "", "")]
     return bare_dataset(Store(str(folder)), streams, 4 * case.seq_len, case.shape.vocab_size)
