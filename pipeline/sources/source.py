@@ -157,10 +157,15 @@ def _contained(rows: Iterator[tuple[Row, Drop | None]], split: Split) -> Iterato
         yield gap_to_end(split, end, error)
 
 
+GAP_PART = (1 << 31) - 1
+"""Number, among the rows at its offset, of the gap after which a file was not read: no record has as many."""
+
+
 def gap_to_end(split: Split, begin: int, error: Exception) -> tuple[Row, Drop]:
     """Return the gap from an offset to the end of a file whose reader has failed, with the error that describes it."""
     rest = max(0, split.size - begin) if FORMATS[split.format].in_bytes else 0
-    row = new_row("gap") | {"doc_id": doc_id(split.source, split.name, begin, 0), "source": split.source}
+    identifier = doc_id(split.source, split.name, begin, GAP_PART)
+    row = new_row("gap") | {"doc_id": identifier, "source": split.source}
     row |= {"split": split.name, "offset": begin, "length": rest, "snapshot": split.snapshot}
     row[FAILURE] = Failure(SOURCE.name, type(error).__name__, place_of(error))
     return row, Drop("unreadable_gap", float(rest))

@@ -138,8 +138,7 @@ def rows_of_files(
     """Yield (row, drop) for each record of a part's files, and add each file that was read to `output.sources`.
 
     If the reader has ended several workers on one record of a file, or asks for too much memory in a retry, the rest of
-    the file is a gap. Raises ContractError
-    if a file does not have the size that it had when the run was prepared.
+    the file is a gap. Raises ContractError if a file does not have the size that it had when the run was prepared.
     """
     done = end = 0
     for split in task.splits:

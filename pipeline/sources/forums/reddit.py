@@ -167,6 +167,33 @@ def _finish(found: Submission, database: sqlite3.Connection | None, config: Sour
 # Comments
 
 
+class _Comments:
+    """An open file of comments. Reading it counts as progress of the file of submissions.
+
+    Otherwise the limit of CPU time on the reading of a record would end the reader of a large file of comments.
+    """
+
+    def __init__(self, file: Any, stream: ByteStream):
+        """`stream`: the file of submissions; its `on_read` is called if it has one."""
+        self._file, self._stream = file, stream
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return at most `size` bytes, or all bytes up to the end if `size` is negative."""
+        data: bytes = self._file.read(size) if size >= 0 else self._file.read()
+        on_read = getattr(self._stream, "on_read", None)
+        if data and on_read is not None:
+            on_read()
+        return data
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        """Move to another position and return it."""
+        return int(self._file.seek(offset, whence))
+
+    def tell(self) -> int:
+        """Return the position of the next byte to read."""
+        return int(self._file.tell())
+
+
 def _collect(database: sqlite3.Connection, split: Split, stream: ByteStream, config: SourceConfig) -> list[Drop]:
     """Store the comments on the submissions of a file that are kept; return what cannot be read of their files."""
     rules, max_bytes = SubmissionRules(config), config.max_record_bytes
@@ -182,7 +209,7 @@ def _collect(database: sqlite3.Connection, split: Split, stream: ByteStream, con
         fs, path = resolve_uri(uri)
         with closing(fs.open_input_file(path)) as file:
             batch: list[tuple[int, int, int, int, str]] = []
-            for _, line in LineReader(FrameReader(file, None), max_bytes):
+            for _, line in LineReader(FrameReader(_Comments(file, stream), None), max_bytes):
                 if isinstance(line, Drop):
                     faults.append(line)
                 elif (comment := _comment(line, database, rules)) is not None:

@@ -321,6 +321,7 @@ def test_an_error_of_a_reader_costs_the_rest_of_the_file_and_is_named(monkeypatc
     gap, drop = rows[-1]
     assert drop == Drop("unreadable_gap", float(gap["length"]))
     assert sum(row["length"] for row, _ in rows) == len(data)
+    assert len({row["doc_id"] for row, _ in rows}) == len(rows)
     failure = gap[FAILURE]
     assert (failure.stage, failure.error, failure.place.partition(":")[0]) == ("source", "KeyError", "test_source.py")
 

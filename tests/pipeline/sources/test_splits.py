@@ -1,12 +1,15 @@
 """Splits: canonical names, their order, and every mistake in `source.paths`, reported before anything runs."""
 
 import os
+from dataclasses import replace
 
 import pytest
 
+from pipeline.engine.stage import Split
+from pipeline.sources import splits
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.formats import FORMATS
-from pipeline.sources.splits import find_splits
+from pipeline.sources.splits import files_by_part, find_splits, part_numbers
 from schemas.config import build_recipe
 from schemas.errors import ConfigError
 
@@ -148,3 +151,21 @@ def test_a_wrong_setting_is_named(section, message):
 
 def test_one_path_needs_no_list():
     assert build_recipe({"source": {"paths": "x.warc"}}, {"source": SourceConfig}, "t")["source"].paths == ("x.warc",)
+
+
+def _splits(sizes: list[int], formats: str = "") -> list[Split]:
+    return [
+        Split(n, f"{n:04}", f"/{n}", size, "", "web", (formats or "j" * len(sizes))[n]) for n, size in enumerate(sizes)
+    ]
+
+
+def test_small_files_share_a_part_only_if_there_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(splits, "MAX_OWN_PARTS", 3)
+    monkeypatch.setattr(splits, "SHARED_FILES", 3)
+    monkeypatch.setattr(splits, "SHARED_BYTES", 10)
+    assert part_numbers(_splits([1, 1, 1])) == [0, 1, 2]
+    assert part_numbers(_splits([1] * 7)) == [0, 0, 0, 1, 1, 1, 2]
+    assert part_numbers(_splits([6, 4, 1, 20, 1, 9])) == [0, 0, 1, 2, 3, 3]
+    assert part_numbers(_splits([1] * 5, "jjwwj")) == [0, 0, 1, 1, 2]
+    grouped = [replace(split, ordinal=number) for split, number in zip(_splits([1] * 7), [0, 0, 0, 1, 1, 1, 2])]
+    assert [len(files) for files in files_by_part(grouped)] == [3, 3, 1]

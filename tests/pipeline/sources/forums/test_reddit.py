@@ -3,6 +3,7 @@
 import io
 import json
 from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -205,3 +206,20 @@ def test_every_real_submission_has_one_reason() -> None:
     counts = Counter(drop.rule if drop else "kept" for _, drop in read(SAMPLE.read_bytes()))
     assert sum(counts.values()) == 5599
     assert counts == {"kept": 3556, "link_post": 1783, "title_only": 200, "adult_content": 60}
+
+
+def test_reading_comments_is_progress_of_the_submissions(tmp_path: Path) -> None:
+    """The limit of CPU time is counted anew with each read, or else a month of comments would end its worker."""
+    comments = tmp_path / "RC"
+    comments.write_bytes(lines(comment("c1", "t3_a", "first"), comment("c2", "t3_a", "second")))
+    stored, reads = lines(post(id="a")), []
+    stream = HashedStream(io.BytesIO(stored))
+    stream.on_read = lambda: reads.append(stream.tell())
+    split = Split(0, "RS", "RS", len(stored), "", "s", "reddit", companions=(str(comments),))
+    assert len([*open_split(split, stream, SourceConfig(paths=("x",)))]) == 1
+    alone = HashedStream(io.BytesIO(stored))
+    without: list[int] = []
+    alone.on_read = lambda: without.append(alone.tell())
+    assert len([*open_split(replace(split, companions=()), alone, SourceConfig(paths=("x",)))]) == 1
+    # The submissions are read a second time, and the comments once.
+    assert len(reads) > 2 * len(without)
