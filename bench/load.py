@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -109,21 +110,34 @@ def line_of(number: int) -> str:
 
 def large_archive(folder: Path, size: int) -> str:
     """Write one WARC file without compression of `size` MB; return its name."""
-    build_demo_crawl(folder / "crawl", pages=3000, seed=1)
     name = folder / "large.warc"
     with name.open("wb") as out:
+        number = 0
         while out.tell() < size << 20:
-            for path in sorted((folder / "crawl").glob("*.warc.gz")):
-                with gzip.open(path) as stream:
-                    out.write(stream.read())
+            out.write(page_record(number))
+            number += 1
     return str(name)
+
+
+def page_record(number: int) -> bytes:
+    """Return the WARC record of a page of 100 paragraphs, as large as a usual one."""
+    sentences = [SENTENCE.format(number * 300 + place, place, number % 97) for place in range(300)]
+    paragraphs = "".join(f"<p class='text'>{''.join(sentences[at : at + 3])}</p>" for at in range(0, 300, 3))
+    html = f"<html><head><title>Page {number}</title></head><body><main>{paragraphs}</main></body></html>".encode()
+    block = b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\n\r\n" + html
+    head = (
+        "WARC/1.0\r\nWARC-Type: response\r\nContent-Type: application/http; msgtype=response\r\n"
+        f"WARC-Target-URI: https://h{number % 5000}.example.org/{number}\r\nWARC-Date: 2026-01-01T00:00:00Z\r\n"
+        f"WARC-Record-ID: <urn:uuid:{uuid.UUID(int=number)}>\r\nContent-Length: {len(block)}\r\n\r\n"
+    )
+    return head.encode() + block + b"\r\n\r\n"
 
 
 def commands(case: str, size: int, folder: Path) -> tuple[list[list[str]], list[Path]]:
     """Write the inputs of a case; return its commands and the run folders that they write."""
     penstock = [f"{os.path.dirname(sys.executable)}/penstock"]
     if case == "runs":
-        build_demo_crawl(folder / "crawl", pages=60, seed=1)
+        build_demo_crawl(folder / "crawl", pages=100, seed=1)
         runs = [folder / f"run-{number:02}" for number in range(size)]
         paths = f'source.paths=["{folder}/crawl/*.warc.gz"]'
         small = ["--set", "spark.master=local[1]", "--set", "spark.driver_memory=512m"]
