@@ -424,10 +424,10 @@ class Progress:
         # Datagrams may be lost and accumulators come late, so both are too low at most.
         sent, ended = listener.counts() if listener is not None else WorkCounts(), work.poll()
         step.rows, step.bytes = max(sent.rows, ended.rows), max(sent.bytes, ended.bytes)
-        step.total_bytes, step.parts, step.total_parts = work.total.bytes, max(sent.done, ended.done), work.total.parts
-        if step.total_parts is None:
-            step.parts, step.total_parts = self._sources.tasks()
-        step.parts = min(step.parts, step.total_parts)
+        done, total = max(sent.done, ended.done), work.total.parts
+        if total is None:
+            done, total = self._sources.tasks()
+        step.total_bytes, step.parts, step.total_parts = work.total.bytes, min(done, total), total
         step.seconds, seconds = round(now - self._step_started, 3), now - work.started
         step.rate = round(step.rows / seconds, 3) if seconds > 0 else 0.0
         fraction = self._fraction() if work.total != WorkTotal() else None
