@@ -128,11 +128,17 @@ def group_of(path: str) -> str:
 
 @pytest.fixture(scope="session")
 def spark():
-    """One local session with retries, as an embedded run has it."""
+    """One local session with retries, as an embedded run has it.
+
+    Its plans are interpreted: compiling them is a third of the JVM's time in runs of 100 rows. Runs in processes of
+    their own compile them.
+    """
     from jobs.spark_session import SparkConfig, open_session
 
     config = SparkConfig(master="local[2,4]", driver_memory="1g", shuffle_partitions=4)
     session = open_session(config, "tests")
+    session.conf.set("spark.sql.codegen.wholeStage", "false")
+    session.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
     yield session
     session.stop()
 

@@ -14,8 +14,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +34,15 @@ from tests.support.kills import (
     EXECUTOR,
     LAUNCHER,
     RANK,
+    STARTING,
     WORKER,
     Kill,
     Series,
-    Times,
     digests,
     files_of,
     named_files,
+    step_of,
     table,
-    times_of,
     various_pages,
 )
 from tests.support.paths import ROOT
@@ -50,8 +50,10 @@ from tests.support.tiny_runs import assert_same_bits, make_run, notes, train, tr
 
 KILLS, SEED = int(os.environ.get("KILLS", "1000")), int(os.environ.get("KILLS_SEED", "1"))
 """Number of kills of the long test, and the seed of all kills."""
-MIN_KILLS = 30
-"""Number of the 34 planned kills of a data run that must find their process, in up to three runs."""
+DATA_MEANS = {WORKER: 0.7, DAEMON: 5.0, DRIVER: 90.0, EXECUTOR: 90.0}
+"""Mean time between two kills of each kind of process in a data run [s]."""
+TRAIN_MEANS = {RANK: 6.0, LAUNCHER: 20.0}
+"""The same in a training [s]."""
 ATTEMPTS = 20
 """Attempts of a task of Spark: so many kills in a short run meet one task more often than its usual four attempts."""
 OWN_FILES = {"run.json", "progress.json"}
@@ -61,11 +63,6 @@ OWN_FILES = {"run.json", "progress.json"}
 def cli(*words: str | Path) -> list[str]:
     """Return the command line of a verb."""
     return [sys.executable, "-m", "jobs.cli", *map(str, words)]
-
-
-def begun(run: Path) -> Callable[[str], bool]:
-    """Return a function that says whether a step of a run has written something."""
-    return lambda step: next(run.glob(f"{step}/v-*"), None) is not None
 
 
 def check_leftovers(run: Path) -> int:
@@ -92,24 +89,21 @@ def test_34_kills_of_a_data_run_end_in_the_same_bytes(spark: Any, tmp_path: Path
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(RECIPE.format(folder=tmp_path).replace("pages.jsonl", "pages-*.jsonl"))
     run_steps(spark, prepare(read_recipe(str(recipe), []), None), Store(str(tmp_path / "whole")), 2)
-    choose = random.Random(f"data {SEED}")
-    kinds = [WORKER] * 26 + [DAEMON] * 5 + [DRIVER] * 2 + [EXECUTOR]
-    times, expected = times_of(tmp_path / "whole"), digests(tmp_path / "whole")
+    expected = digests(tmp_path / "whole")
     (tmp_path / "tmp").mkdir()
-    environment = os.environ | {"TMPDIR": str(tmp_path / "tmp")}
     kills: list[Kill] = []
     number = 0
-    while len(kills) < MIN_KILLS and number < 3:  # a run that ends before its last kill is followed by another one
+    while len(kills) < 34:  # a run that ends before its last kill is followed by another one
         run, number = tmp_path / f"run-{number}", number + 1
         words = cli("run", recipe, "--out", run, "--set", f'spark.master="local[2,{ATTEMPTS}]"')
-        series = Series(words, ROOT, begun(run), times, choose, environment, log=tmp_path / "log")
-        series.run(times.moments(choose.sample(kinds, len(kinds) - len(kills)), choose))
+        series = Series(words, ROOT, DATA_MEANS, partial(step_of, run), random.Random(f"data {SEED} {number}"))
+        series.environment, series.log = os.environ | {"TMPDIR": str(tmp_path / "tmp")}, tmp_path / "log"
+        series.run(34 - len(kills))
         kills += series.kills
         assert digests(run) == expected
         check_leftovers(run)
         check_temporary(tmp_path / "tmp")
     print(f"{table(kills)}\n{number} runs")
-    assert len(kills) >= MIN_KILLS
     assert "Traceback" not in (tmp_path / "log").read_text(errors="replace")
 
 
@@ -203,21 +197,8 @@ eval_every = 10
 [checkpoint]
 every = 4
 """
-DATA_KINDS = [WORKER] * 32 + [DAEMON] * 8 + [DRIVER] * 4 + [EXECUTOR] * 4
-TRAIN_KINDS = [RANK] * 6 + [LAUNCHER] * 2
-"""The kills of one run folder."""
-
-
-def measured(words: list[str], reached: Callable[[str], bool], first: str, log: Path) -> tuple[float, float]:
-    """Run a command undisturbed; return the seconds until it has reached its first step, and until its end."""
-    began = time.monotonic()
-    with log.open("ab") as output:
-        process = subprocess.Popen(words, cwd=ROOT, stdout=output, stderr=output)
-    while process.poll() is None and not reached(first):
-        time.sleep(0.05)
-    start = time.monotonic() - began
-    assert process.wait() == 0, log.read_text(errors="replace")[-3000:]
-    return start, time.monotonic() - began
+KILLS_OF_A_RUN = {"data": 60, "training": 10}
+"""Maximum number of kills in one folder."""
 
 
 @pytest.mark.spark
@@ -237,32 +218,23 @@ def test_kills_of_whole_runs_of_the_demo_crawl_end_in_the_same_bytes(tmp_path: P
     def training(run: Path) -> list[str]:
         return cli("train", run, "--ranks", "2")
 
-    def logged(run: Path) -> Callable[[str], bool]:
-        return lambda step: (run / "train/metrics.jsonl").exists()
+    def step_of_training(run: Path, pid: int) -> str:
+        return "train" if (run / "train/metrics.jsonl").exists() else STARTING
 
-    start, _ = measured(data(whole), begun(whole), "documents", log)
-    times = Times(times_of(whole).seconds, start)
-    start, end = measured(training(whole), logged(whole), "train", log)
-    train_times = Times({"train": end - start}, start)
-    expected, choose = digests(whole), random.Random(f"whole {SEED}")
+    for words in (data(whole), training(whole)):
+        subprocess.run(words, cwd=ROOT, check=True)
+    expected = digests(whole)
     kills: list[Kill] = []
     number = left = 0
     while len(kills) < KILLS:
         run, number = tmp_path / f"run-{number}", number + 1
-        for words, reached, moments in (
-            (data(run), begun(run), times.moments(DATA_KINDS, choose)),
-            (training(run), logged(run), train_times.moments(TRAIN_KINDS, choose)),
+        for words, means, step, most in (
+            (data(run), DATA_MEANS, partial(step_of, run), KILLS_OF_A_RUN["data"]),
+            (training(run), TRAIN_MEANS, partial(step_of_training, run), KILLS_OF_A_RUN["training"]),
         ):
-            series = Series(
-                words,
-                ROOT,
-                reached,
-                train_times if moments[0].kind in TRAIN_KINDS else times,
-                choose,
-                environment=os.environ | {"TMPDIR": str(tmp_path / "tmp")},
-                log=log,
-            )
-            series.run(moments)
+            series = Series(words, ROOT, means, step, random.Random(f"{words[3]} {SEED} {number}"), log=log)
+            series.environment = os.environ | {"TMPDIR": str(tmp_path / "tmp")}
+            series.run(min(most, KILLS - len(kills)))
             kills += series.kills
         assert digests(run) == expected
         assert_same_training(run, whole)

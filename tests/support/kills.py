@@ -1,8 +1,7 @@
-"""Random kills of the processes of a run, from a seed, and what the run has to be afterwards.
+"""Random kills of the processes of a run, and what the run has to be afterwards.
 
-A `Plan` is a list of moments in the measured times of an undisturbed run: a step, and a share of its time. The command
-is started, and at each moment a process of the chosen kind gets SIGKILL. If that ends the command, the same command is
-started again.
+While a command runs, its processes get SIGKILL at random times: each kind with a mean time between two kills, as in a
+Poisson process, so that every moment of every step is hit. When a kill ends the command, it is started again.
 """
 
 import json
@@ -13,7 +12,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -30,22 +29,8 @@ DAEMON_MODULES = (b"-m\0jobs.workers\0", b"-m\0pyspark.daemon\0")
 """A part of the command line of Python workers, and of the process that forks them: in runs, and in plain Spark."""
 STARTING = "start"
 """The time before the first step begins."""
-SECONDS_TO_FIND = 30.0
-"""Maximum wait for a process of the kind, such as a Python worker in a step of the JVM [s]."""
-SECONDS_LATE = 5.0
-"""Maximum wait for a kill in a step that the command has left already [s]."""
 SECONDS_AFTER = 60.0
 """Maximum time in which the other processes of a killed command end [s]."""
-
-
-@dataclass(frozen=True)
-class Moment:
-    """When to kill which kind of process."""
-
-    kind: str
-    step: str
-    share: float
-    """Share of the time of the step after which the process is killed."""
 
 
 @dataclass(frozen=True)
@@ -56,35 +41,6 @@ class Kill:
     step: str
     outcome: str
     """`survived`, or `ended` with the exit code."""
-
-
-@dataclass
-class Times:
-    """Times of an undisturbed run: seconds by step, in the order of the steps, and until the first step begins."""
-
-    seconds: dict[str, float]
-    start: float = 8.0
-
-    def moments(self, kinds: Sequence[str], choose: random.Random) -> list[Moment]:
-        """Return a moment for each of these kinds, uniform over the whole time, in the order of the run."""
-        steps = {STARTING: self.start, **self.seconds}
-        ends = [sum(list(steps.values())[: number + 1]) for number in range(len(steps))]
-        found = []
-        for at, kind in sorted((choose.uniform(0, ends[-1]), kind) for kind in kinds):
-            number = next(index for index, end in enumerate(ends) if at <= end)
-            name = [*steps][number]
-            found.append(Moment(kind, name, 1 - (ends[number] - at) / max(steps[name], 1e-9)))
-        return found
-
-
-def times_of(run: Path) -> Times:
-    """Return the times of a finished run: from its manifests, in the order in which the tables were built."""
-    manifests = [read_manifest(Store(str(path.parent))) for path in run.glob(f"*/v-*/{MANIFEST_NAME}")]
-    built = {}
-    for path, manifest in zip(run.glob(f"*/v-*/{MANIFEST_NAME}"), manifests, strict=True):
-        built[path.parent.parent.name] = (manifest.run.started, manifest.run.wall_seconds)
-    steps = [step["name"] for step in json.loads((run / "progress.json").read_text())["steps"]]
-    return Times({name: max(0.05, built[name][1]) for name in steps if name in built})
 
 
 # ------------------------------------------------------------------------------------------------- processes of a run
@@ -143,16 +99,13 @@ def victims(kind: str, process: subprocess.Popen[bytes]) -> list[int]:
     return [pid for pid, given in words.items() if b"train.pretrain" in given]
 
 
-def kill_one(kind: str, process: subprocess.Popen[bytes], choose: random.Random, seconds: float) -> bool:
-    """Kill a process of a kind as soon as there is one. Return False if the command ends first, or after `seconds`."""
-    end = time.monotonic() + seconds
-    while process.poll() is None and time.monotonic() < end:
-        found = victims(kind, process)
-        with suppress(ProcessLookupError):
-            if found:
-                os.kill(choose.choice(found), signal.SIGKILL)
-                return True
-        time.sleep(0.02)
+def kill_one(kind: str, process: subprocess.Popen[bytes], choose: random.Random) -> bool:
+    """Kill a process of a kind that a command has now. Return False if there is none."""
+    found = victims(kind, process)
+    with suppress(ProcessLookupError):
+        if found and process.poll() is None:
+            os.kill(choose.choice(found), signal.SIGKILL)
+            return True
     return False
 
 
@@ -175,42 +128,51 @@ def _is_alive(pid: int) -> bool:
 # ------------------------------------------------------------------------------------------------------- a killed run
 
 
+def step_of(run: Path, pid: int) -> str:
+    """Return the step that a run of a process is in, by its progress file, which is a second old at most."""
+    try:
+        progress = json.loads((run / "progress.json").read_text())
+    except FileNotFoundError:
+        return STARTING
+    running = [step["name"] for step in progress["steps"] if step["state"] == "running"]
+    return running[0] if running and progress["pid"] == pid else STARTING
+
+
 @dataclass
 class Series:
-    """A command that is killed at random moments until it completes."""
+    """A command whose processes are killed at random times until it completes."""
 
     words: Sequence[str]
     folder: Path
     """Where it runs."""
-    reached: Callable[[str], bool]
-    """Whether the command has begun a step."""
-    times: Times
+    means: Mapping[str, float]
+    """Mean time between two kills of each kind of process [s]."""
+    step: Callable[[int], str]
+    """Return the step that the command with a process id is in."""
     choose: random.Random
     environment: dict[str, str] = field(default_factory=lambda: dict(os.environ))
     kills: list[Kill] = field(default_factory=list)
     log: Path | None = None
     """The file that the output of the command is appended to."""
-    max_starts: int = 50
+    max_starts: int = 200
 
-    def run(self, moments: Sequence[Moment]) -> None:
-        """Run the command with a kill at each moment, and start it again until it completes.
+    def run(self, number: int) -> None:
+        """Run the command with up to this number of kills, and start it again until it completes.
 
         Raises AssertionError if an undisturbed start does not complete, or if processes outlive a killed command.
         """
-        waiting = [*moments]
+        last = len(self.kills) + number
         for _ in range(self.max_starts):
             process = self._start()
             children: list[int] = []
             disturbed = False
-            while waiting and self._wait(waiting[0], process):
-                moment = waiting.pop(0)
+            while len(self.kills) < last and self._wait(process):
                 children = below(process.pid, processes()[0])
-                if not kill_one(moment.kind, process, self.choose, SECONDS_TO_FIND):
-                    continue
-                disturbed, step = True, self._now()
-                self.kills.append(Kill(moment.kind, step, self._outcome(moment, process)))
-                if process.poll() is not None:
-                    break
+                kind = self.choose.choices([*self.means], [1 / mean for mean in self.means.values()])[0]
+                step = self.step(process.pid)
+                if kill_one(kind, process, self.choose):
+                    disturbed = True
+                    self.kills.append(Kill(kind, step, self._outcome(kind, process)))
             code = process.wait()
             wait_for_end(children)
             if code == 0:
@@ -222,7 +184,7 @@ class Series:
 
     def _start(self) -> subprocess.Popen[bytes]:
         with open(self.log or os.devnull, "ab") as output:
-            process = subprocess.Popen(
+            return subprocess.Popen(
                 self.words,
                 cwd=self.folder,
                 env=self.environment,
@@ -230,44 +192,19 @@ class Series:
                 stdout=output,
                 stderr=output,
             )
-        self._began = time.monotonic()
-        self._seen: dict[str, float] = {}
-        return process
 
-    def _wait(self, moment: Moment, process: subprocess.Popen[bytes]) -> bool:
-        """Wait until a moment. Return False if the command ends first."""
-        seconds = {STARTING: self.times.start, **self.times.seconds}[moment.step]
-        while process.poll() is None:
-            for step in self.times.seconds:
-                if step not in self._seen and self.reached(step):
-                    self._seen[step] = time.monotonic()
-            # A step that an earlier start has begun begins again when this start is ready.
-            begun = max(self._began + self.times.start, self._seen.get(moment.step, float("inf")))
-            begun = self._began if moment.step == STARTING else begun
-            if self._is_past(moment.step):
-                begun = min(begun, time.monotonic())
-                seconds = min(seconds, SECONDS_LATE)
-            if time.monotonic() >= begun + moment.share * seconds:
-                return True
-            time.sleep(0.02)
-        return False
+    def _wait(self, process: subprocess.Popen[bytes]) -> bool:
+        """Wait until the time of the next kill. Return False if the command ends first."""
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(self.choose.expovariate(sum(1 / mean for mean in self.means.values())))
+        return process.poll() is None
 
-    def _is_past(self, step: str) -> bool:
-        """Whether the command has begun a step that comes after this one."""
-        later = [*self.times.seconds]
-        return any(name in self._seen for name in (later[later.index(step) + 1 :] if step in later else ()))
-
-    def _now(self) -> str:
-        """Return the step that the command is at."""
-        begun = [step for step in self.times.seconds if self.reached(step)]
-        return begun[-1] if begun else STARTING
-
-    def _outcome(self, moment: Moment, process: subprocess.Popen[bytes]) -> str:
-        if moment.kind in (WORKER, DAEMON):
+    def _outcome(self, kind: str, process: subprocess.Popen[bytes]) -> str:
+        if kind in (WORKER, DAEMON):
             return "survived"
         with suppress(subprocess.TimeoutExpired):
             return f"ended, code {process.wait(SECONDS_AFTER)}"
-        raise AssertionError(f"{moment.kind} killed in {moment.step}: the command runs {SECONDS_AFTER:.0f} s later")
+        raise AssertionError(f"a {kind} was killed: the command runs {SECONDS_AFTER:.0f} s later")
 
     def _tail(self) -> str:
         return "" if self.log is None else self.log.read_text(errors="replace")[-3000:]
