@@ -6,6 +6,8 @@ A single process is a group of size 1 and runs the same code.
 import os
 import signal
 import socket
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -74,6 +76,45 @@ def torchrun_placement() -> tuple[int, int] | None:
     """Return the local rank of this process and the number of ranks on its machine; None without torchrun."""
     local_rank, local_size = (os.environ.get(name) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
     return None if local_rank is None or local_size is None else (int(local_rank), int(local_size))
+
+
+LAUNCHER = "PENSTOCK_LAUNCHER"
+"""Environment variable with the process id of `train.launch`, which it sets for its ranks."""
+WATCH_SECONDS = 1.0
+"""Interval in which a rank that starts looks for its launcher [s]."""
+
+
+def launcher_pid() -> int | None:
+    """Return the process id of the torchrun that started this rank; None without torchrun.
+
+    Without `train.launch` it is that of the parent, which is another process if torchrun has ended already.
+    """
+    if torchrun_placement() is None:
+        return None
+    return int(os.environ[LAUNCHER]) if LAUNCHER in os.environ else os.getppid()
+
+
+@contextmanager
+def ending_with_launcher() -> Iterator[None]:
+    """End this process with exit code 1 if its torchrun ends in the `with` block.
+
+    A rank that starts waits for the store of its torchrun, which torch gives up after half an hour.
+    """
+    launcher, started = launcher_pid(), threading.Event()
+
+    def watch() -> None:
+        while not started.is_set():
+            if os.getppid() != launcher:
+                print("penstock: the process that started this rank has ended", file=sys.stderr, flush=True)
+                os._exit(1)
+            started.wait(WATCH_SECONDS)
+
+    if launcher is not None:
+        threading.Thread(target=watch, name="launcher", daemon=True).start()
+    try:
+        yield
+    finally:
+        started.set()
 
 
 def use_expandable_segments() -> None:
@@ -200,6 +241,16 @@ def open_ranks() -> Iterator[Ranks]:
     other ranks raise FirstRankFailed.
     """
     use_expandable_segments()
+    try:
+        with ending_with_launcher():
+            ranks = _open_ranks()
+        yield ranks
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _open_ranks() -> Ranks:
     store: Any = dist.HashStore()  # type: ignore[attr-defined]
     rank, world_size, place = 0, 1, (0, 1)
     if dist.is_torchelastic_launched():
@@ -218,13 +269,10 @@ def open_ranks() -> Iterator[Ranks]:
         world_size=world_size,
         device_id=device if device.type == "cuda" else None,
     )
-    try:
-        control = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
-        local_size = torch.tensor(place[1])
-        dist.all_reduce(local_size, dist.ReduceOp.MAX, group=control)
-        yield Ranks(rank, world_size, int(local_size), device, control)
-    finally:
-        dist.destroy_process_group()
+    control = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
+    local_size = torch.tensor(place[1])
+    dist.all_reduce(local_size, dist.ReduceOp.MAX, group=control)
+    return Ranks(rank, world_size, int(local_size), device, control)
 
 
 def default_threads(ranks: Ranks) -> int:
@@ -241,7 +289,7 @@ class Interruption:
 
     def __init__(self) -> None:
         self.signal = 0
-        self._parent = os.getppid() if torchrun_placement() is not None else None
+        self._parent = launcher_pid()
         self._before: dict[int, Any] = {}
 
     @property

@@ -61,10 +61,10 @@ def make_run(folder: Path, changes: Mapping[str, Mapping[str, Any]] | None = Non
 # ---------------------------------------------------------------------------------------------------- the real command
 
 
-def torchrun(run: Path, *options: str) -> subprocess.Popen[str]:
+def torchrun(run: Path, *options: str, program: str = "torch.distributed.run") -> subprocess.Popen[str]:
     """Start the command on two ranks with one thread each, like the pool: the number changes the last bits."""
     cores = set(sorted(os.sched_getaffinity(0))[:2])
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *options]
+    command = [sys.executable, "-m", program, "--standalone", "--nproc-per-node", "2", *options]
     return subprocess.Popen(
         [*command, "-m", "train.pretrain", str(run)],
         stdout=subprocess.PIPE,
@@ -174,6 +174,29 @@ def test_ranks_stop_when_torchrun_was_killed(tmp_path: Path) -> None:
     assert "the process that started this rank has ended\n" in out
     assert f"stopped after step {step} of 200; {notes(run)[-1].name} is kept; the same command resumes from it" in out
     assert not [pid for pid in ranks if Path(f"/proc/{pid}").exists() and b"train" in cmdline(pid)]
+
+
+@pytest.mark.parametrize("moment", ["the ranks start", "the ranks look for each other"])
+def test_ranks_end_if_torchrun_is_killed_while_they_start(tmp_path: Path, moment: str) -> None:
+    """They would wait for its store for half an hour."""
+    process = torchrun(make_run(tmp_path / "run"), program="train.launch")
+    try:
+        while len(ranks := ranks_of(process)) < 2:
+            time.sleep(0.01)
+        while moment != "the ranks start" and not any("/torch/" in maps(pid) for pid in ranks):
+            time.sleep(0.01)
+        process.kill()
+        out, _ = process.communicate(timeout=60)  # the ranks have the same output, so it ends when they do
+    finally:
+        process.kill()
+    assert out.count("the process that started this rank has ended\n") == 2
+
+
+def maps(pid: int) -> str:
+    """Return the mapped files of a process; empty if it has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/maps").read_text()
+    return ""
 
 
 def cmdline(pid: int) -> bytes:
