@@ -8,18 +8,20 @@ and calibration are fitted on disjoint documents. Training is deterministic: the
 import json
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import xxhash
 
 from pipeline.engine.stage import Row
 from pipeline.text.spacy_tokens import UNSPACED
-from pipeline.text.words import Codes, Vocabulary
+from pipeline.text.words import Codes, Vocabulary, normal_words
 from schemas.errors import ConfigError
 from schemas.ids import canonical_json
 
@@ -48,11 +50,19 @@ def new_vocabulary() -> Vocabulary:
 
 
 def word_keys_of(text: str, vocabulary: Vocabulary) -> Codes:
-    """Return the 64-bit key of each normalized word of the text, in order."""
+    """Return the xxh64 hash of each normalized word of the text, in order."""
     vocabulary.trim()
     if not text.isascii() and _highest(text) >= _FIRST_UNSPACED:
         text = _UNSPACED.sub(r" \g<0> ", text)
-    return vocabulary.keys(vocabulary.numbers(text.split()))
+    return vocabulary.look_up(_read_features, vocabulary.numbers(text.split()))[1][0]
+
+
+def _read_features(pieces: Sequence[str]) -> tuple[npt.NDArray[Any], ...]:
+    """Return two arrays: the number of normalized words in each piece, and the xxh64 hash of each of these words."""
+    words = [normal_words(piece) for piece in pieces]
+    encoded = (word.encode("utf-8", "surrogatepass") for word in chain.from_iterable(words))
+    hashes = np.fromiter(map(xxhash.xxh64_intdigest, encoded), np.uint64)
+    return np.fromiter(map(len, words), np.int64, len(words)), hashes
 
 
 def _highest(text: str) -> int:

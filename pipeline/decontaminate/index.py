@@ -86,7 +86,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 # Hashes of the n-grams of a text: of words, or of characters in writing that does not separate words.
 #
-# A unit (word or character) is represented by its key, the xxh64 of its UTF-8. The 64-bit hash of an n-gram is a
+# A unit (word or character) is represented by its key; see `word_keys`. The 64-bit hash of an n-gram is a
 # polynomial of its keys, computed for all n-grams at once from prefix sums. An n-gram that is not among N n-grams
 # collides with one of them with probability N / 2^64, or up to 8 times that if two words are exchanged. With 10^7
 # n-grams and a corpus of 10^12 words, 0.5 false hits are expected in the whole corpus.
@@ -163,7 +163,7 @@ def located_characters(text: str) -> tuple[Codes, Ints]:
     return character_keys(text), np.array(spans, np.int64).reshape(-1, 2).T
 
 
-FORMAT = 1
+FORMAT = 2
 FILE, SET, IGNORED = "index", "set_", "ignored"
 """Names of the stage's files: the compiled index, an evaluation set (followed by the set's name), and the ignored
 text."""

@@ -330,7 +330,7 @@ class RepeatsConfig(Section):
 
 REPEATS = Relation(
     name="repeats",
-    version=1,
+    version=2,
     config=RepeatsConfig,
     reasons={
         DROPPED_BEFORE: "deduplication or an earlier verdict drops the document",

@@ -16,7 +16,7 @@ from pipeline.minhash.config import SignatureConfig
 from pipeline.minhash.permutations import PRIME, mersenne_minima
 from pipeline.minhash.shingles import iterate_runs, uses_characters
 from pipeline.text.spacy_tokens import UNSPACED_LANGUAGES, split_english, split_neutral, split_unspaced
-from pipeline.text.words import CAPACITY, Codes, normal_words, word_keys
+from pipeline.text.words import CAPACITY, Codes, normal_words
 
 VALUE = "<u8"
 """NumPy type of each value of a stored signature."""
@@ -59,7 +59,7 @@ def hashes(text: str, language: str, words: Codes | None, config: SignatureConfi
         cache = _ENGLISH if language == "en" else _UNSPACED if language in UNSPACED_LANGUAGES else _NEUTRAL
         tokens = "".join(map(cache[config.keep_numbers].__getitem__, text.split()))
     if not tokens:
-        return word_keys([text])
+        return np.array([xxhash.xxh64_intdigest(text.encode("utf-8", "surrogatepass"))], np.uint64)
     shingles = iterate_runs(tokens[:-1].encode("utf-8", "surrogatepass"), size)
     return np.fromiter(map(xxhash.xxh64_intdigest, shingles), np.uint64)
 

@@ -1,6 +1,6 @@
 """Shingles of a text and their hashes; a shingle is an n-gram of normalized words, or of their characters.
 
-A word is represented by its key, the xxh64 of its UTF-8. Most texts are ASCII or nearly so. These are split by array
+A word is represented by its key; see `word_keys`. Most texts are ASCII or nearly so. These are split by array
 operations, without a Python string for each word: a letter is a digit in base 29, so each word has a number, and a
 cache maps the number to the word's key. Other texts, and all texts whose numbers keep their digits, are split at
 whitespace, and their words are looked up in a vocabulary. Both methods return the keys of the words of `normal_words`.
@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 
 import numpy as np
-import xxhash
 
 from pipeline.minhash.config import SignatureConfig
 from pipeline.minhash.permutations import draw_odd_numbers, mix_bits
 from pipeline.text.spacy_tokens import UNSPACED_LANGUAGES, split_neutral, split_unspaced
-from pipeline.text.words import PUNCTUATION, Codes, Vocabulary, normal_words, word_keys
+from pipeline.text.words import PUNCTUATION, Codes, Vocabulary, normal_words, word_key, word_keys
 
 _BASE = 29  # odd, so that it has an inverse modulo 2^64, and above the codes of letters
 _LONGEST = 13  # most letters of a word whose number belongs to no other word: 29^13 < 2^64
@@ -71,7 +70,7 @@ def shingle_units(text: str, language: str, words: Codes | None, config: Signatu
 
 
 def text_keys(text: str) -> Codes:
-    """Return the key (xxh64) of each normalized word of the text, in text order."""
+    """Return the key of each normalized word of the text, in text order."""
     plain = text if text.isascii() else _as_ascii(text)
     keys = None if plain is None else _ascii_keys(plain)
     return _vocabulary_keys(text, keep_numbers=False) if keys is None else keys
@@ -155,7 +154,7 @@ def _powers() -> tuple[Codes, Codes]:
 
 
 class _KnownWords:
-    """A cache of the keys (xxh64) of words, found by the number that a word's letters make in base 29.
+    """A cache of the keys of words, found by the number that a word's letters make in base 29.
 
     A number belongs to one word alone, so results never depend on earlier calls.
     """
@@ -173,7 +172,7 @@ class _KnownWords:
         entries = self._entries.take(slots, axis=0)
         keys: Codes = entries[:, 1].copy()
         for index in (entries[:, 0] != numbers).nonzero()[0].tolist():
-            keys[index] = xxhash.xxh64_intdigest(word_at(index))
+            keys[index] = int.from_bytes(word_key(word_at(index)), "little")
             if numbers[index] != _TOO_LONG:
                 self._entries[slots[index]] = numbers[index], keys[index]
         return keys

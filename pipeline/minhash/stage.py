@@ -51,7 +51,7 @@ class SignatureFamily:
     """The functions that compute the signatures of one family, and the type of their values."""
 
     hashes: Callable[[str, str, Codes | None, SignatureConfig], Codes]
-    """Function (text, language, xxh64 of its normalized words or None, config) → the hash of every shingle, at least
+    """Function (text, language, keys of its normalized words or None, config) → the hash of every shingle, at least
     one."""
     sketch: Callable[[Codes, SignatureConfig], npt.NDArray[Any]]
     """Function (shingle hashes, config) → the values of the signature."""
@@ -75,7 +75,7 @@ def value_type(config: SignatureConfig) -> str:
 def signature(text: str, language: str, config: SignatureConfig, words: Codes | None = None) -> bytes:
     """Return the signature of a text as the bytes of little-endian numbers.
 
-    `words` are the xxh64 of the text's normalized words with numbers as 0; if None, they are computed here.
+    `words` are the keys of the text's normalized words with numbers as 0; if None, they are computed here.
     """
     family = FAMILIES[config.family]
     return (
@@ -143,7 +143,7 @@ def make(config: SignatureConfig, models: Mapping[str, str]) -> RowFunction:
 
 SIGNATURE = PerDocument(
     name="signature",
-    version=2,
+    version=3,
     config=SignatureConfig,
     reads=("_body", "_words", "language"),
     adds=("raw_digest", "text_digest", "signature", "anchor"),

@@ -105,7 +105,7 @@ def _checks(config: TemplatesConfig, models: Mapping[str, str], cutoffs: Cutoffs
 
 TEMPLATES = PerDocument(
     name="templates",
-    version=1,
+    version=2,
     config=TemplatesConfig,
     reads=(),
     adds=(),

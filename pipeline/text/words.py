@@ -11,12 +11,12 @@ import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from hashlib import blake2s
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from schemas.normalization import normalize
 
@@ -131,8 +131,17 @@ def token_codes(tokens: Sequence[str], lengths: Ints) -> Codes:
 
 
 def word_keys(words: Iterable[str]) -> Codes:
-    """Return the xxh64 hash of each word in UTF-8."""
-    return np.array([xxhash.xxh64_intdigest(word.encode("utf-8", "surrogatepass")) for word in words], np.uint64)
+    """Return the first 8 bytes of the BLAKE2s hash of each word in UTF-8, as a little-endian number.
+
+    Pages are written by strangers. With a hash that can be inverted, such as xxh64, a page without a word of another
+    one could have all its keys, and would remove it as a copy.
+    """
+    return np.frombuffer(b"".join([word_key(word.encode("utf-8", "surrogatepass")) for word in words]), "<u8")
+
+
+def word_key(word: bytes) -> bytes:
+    """Return the key of a word in UTF-8, as `word_keys` returns it, in its 8 bytes."""
+    return blake2s(word, digest_size=8).digest()
 
 
 class _Ragged:
@@ -220,7 +229,7 @@ def words_of(split: Callable[[str], Sequence[str]], flags_of: Callable[[str], in
 
 
 def read_keys(pieces: Sequence[str]) -> tuple[npt.NDArray[Any], ...]:
-    """Return two arrays: the number of normalized words in each piece, and the xxh64 hash of each of these words."""
+    """Return two arrays: the number of normalized words in each piece, and the key of each of these words."""
     words = [normal_words(piece) for piece in pieces]
     return np.fromiter(map(len, words), np.int64, len(words)), word_keys(chain.from_iterable(words))
 
@@ -281,7 +290,7 @@ class Vocabulary:
         return Words(columns[0], columns[1], columns[2], counts)
 
     def keys(self, numbers: Ints, keep_numbers: bool = False) -> Codes:
-        """Return the xxh64 hash of each normalized word of pieces, given their indices; see `normal_words`."""
+        """Return the key of each normalized word of pieces, given their indices; see `normal_words`."""
         return self.look_up(read_number_keys if keep_numbers else read_keys, numbers)[1][0]
 
 

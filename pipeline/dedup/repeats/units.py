@@ -69,7 +69,6 @@ _UNSPACED_ENDS = "\u3002\uff01\uff1f\uff61"
 _ENDS = re.escape("".join(sorted(SENTENCE_ENDS - set(_UNSPACED_ENDS))))
 _CLOSING = r"[\"'”’»)\]}」』）】》]*"
 _SENTENCE_END = re.compile(rf"[{_ENDS}]{_CLOSING}(?=\s)|[{_UNSPACED_ENDS}]{_CLOSING}|\n")
-_SENTENCE_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,27 +88,22 @@ def units_of(text: str, kind: str, config: RepeatsConfig) -> Units:
     spans = {"line": line_spans, "paragraph": paragraph_spans, "sentences": sentence_spans}[kind](text)
     forms = normal_forms([text[start:end] for start, end in spans.tolist()])
     sizes = np.fromiter(map(len, forms), np.int64, len(forms))
-    keys = word_keys(forms)
-    if kind != "sentences":
-        long = sizes >= config.min_unit_chars
-        return Units(keys[long], spans[long, 0], spans[long, 1])
-    filled = sizes > 0
-    return _in_a_row(Units(keys[filled], spans[filled, 0], spans[filled, 1]), sizes[filled], config)
+    if kind == "sentences":
+        filled = np.flatnonzero(sizes)
+        forms, spans = _in_a_row([forms[number] for number in filled.tolist()], spans[filled], config.sentences)
+        sizes = np.fromiter(map(len, forms), np.int64, len(forms))
+    long = np.flatnonzero(sizes >= config.min_unit_chars)
+    return Units(word_keys([forms[number] for number in long.tolist()]), spans[long, 0], spans[long, 1])
 
 
-def _in_a_row(single: Units, sizes: Ints, config: RepeatsConfig) -> Units:
-    """Return a unit for every `config.sentences` consecutive sentences, except units that are too short.
+def _in_a_row(forms: Sequence[str], spans: Ints, sentences: int) -> tuple[list[str], Ints]:
+    """Return the normal form and the span of every run of so many consecutive sentences.
 
-    `single` are the sentences, and `sizes` the lengths of their normal forms [code points].
+    `forms` and `spans` are those of single sentences. The form of a run is that of its sentences joined by one space.
     """
-    count = max(0, len(sizes) - config.sentences + 1)
-    keys = np.zeros(count, np.uint64)
-    for index in range(config.sentences):
-        keys = keys * _SENTENCE_FACTOR + mix_bits(single.keys[index : index + count])
-    edges = np.concatenate(([0], np.cumsum(sizes + 1)))
-    # the normal form of a unit is that of its sentences joined by single spaces
-    long = edges[config.sentences :][:count] - edges[:count] - 1 >= config.min_unit_chars
-    return Units(keys[long], single.starts[:count][long], single.ends[config.sentences - 1 :][:count][long])
+    count = max(0, len(forms) - sentences + 1)
+    joined = [" ".join(forms[number : number + sentences]) for number in range(count)]
+    return joined, np.stack([spans[:count, 0], spans[sentences - 1 :][:count, 1]], axis=1)
 
 
 def line_spans(text: str) -> Ints:

@@ -1,4 +1,4 @@
-"""A page that is made to be dropped for, or to replace, another page: only its signature resembles that page."""
+"""Pages that are made to be dropped for, or to replace, another page, which they do not resemble."""
 
 import random
 
@@ -6,9 +6,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pytest
+import xxhash
 
 from jobs.recipe import read_values
-from pipeline.dedup.config import DedupConfig
+from pipeline.dedup.config import DedupConfig, RepeatsConfig
+from pipeline.dedup.repeats.units import units_of
 from pipeline.dedup.verify import make_comparison
 from pipeline.minhash import fast
 from pipeline.minhash.permutations import draw_odd_numbers, mix_bits
@@ -94,3 +96,34 @@ def test_texts_or_a_seed_of_ones_own_are_not(attacker: str) -> None:
 @pytest.mark.parametrize("name", ["web", "mixed"])
 def test_our_recipes_compare_texts(name: str) -> None:
     assert read_values(name)["dedup"]["verify"] == "jaccard"
+
+
+SENTENCE = "the river rises in the cold hills and it flows slowly to the sea"
+SAME_HASHES = (
+    "wismkwyvkkvlkerd xjrztdipytjsgzdr cgnnnxkndjjfcnim vnaqotojlulxqutb wismkwyvkkvlkerd ydvbirppswvvjqak "
+    "fzibrhwhgfnvitcn dicfzjrgwyilbcar cobibyjbtwgpejag gtaxfzipjmnodobs tzzesmjcuktohukb cbbdvtclxlgujpea "
+    "wismkwyvkkvlkerd tolcalrygpdtsdgm"
+)
+"""Words with the xxh64 of the words of SENTENCE: inverting that hash takes less than a second a word."""
+SAME_LINE = "buy some cheap pills at weuocuyicdsgyike"
+"""A line with the xxh64 of SENTENCE."""
+
+
+def xxh64(text: str) -> int:
+    return xxhash.xxh64_intdigest(text.encode())
+
+
+def test_words_are_not_compared_by_a_hash_that_can_be_inverted() -> None:
+    own, forged = SENTENCE.split(), SAME_HASHES.split()
+    assert [*map(xxh64, own)] == [*map(xxh64, forged)]
+    assert not {*word_keys(own).tolist()} & {*word_keys(forged).tolist()}
+    assert jaccard(shingle_hashes(SENTENCE, "en", PUBLIC), shingle_hashes(SAME_HASHES, "en", PUBLIC)) == 0
+
+
+@pytest.mark.parametrize("kind", ["line", "paragraph", "sentences"])
+def test_nor_are_lines_paragraphs_and_sentences(kind: str) -> None:
+    config = RepeatsConfig(units=[kind], min_unit_chars=1)
+    assert xxh64(SENTENCE) == xxh64(SAME_LINE)
+    own, forged = (units_of(f"{line}\n" * 3, kind, config).keys for line in (SENTENCE, SAME_LINE))
+    assert len(own) == len(forged) > 0
+    assert not {*own.tolist()} & {*forged.tolist()}
