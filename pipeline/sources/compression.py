@@ -98,9 +98,10 @@ MIN_PEEK_BYTES = 256
 MIN_PROBE_BYTES = 16 << 10
 """What a candidate costs at least, however few bytes of it are read [bytes]."""
 WASTED_BYTES, WASTED_FACTOR = 16 << 20, 8
-"""Bytes that may be read and decoded in vain after damage: so many, and so many times the distance that was read. Real
-damage costs a few times the distance. Bytes made to look like frames would cost its square; beyond the maximum,
-candidates are passed over, so that they belong to the gap."""
+"""Bytes that may be read and decoded in vain because of damage: so many, and so many times the offset in the file. Real
+damage costs a few times the bytes of its frame. Bytes made to look like frames would cost the square of the file;
+beyond the maximum, candidates are passed over and no byte of a damaged frame is read again, so that all belong to a
+gap."""
 MAGIC_BYTES = 10
 MAX_USUAL_WINDOW, MAX_WINDOW = 128 << 20, 1 << 31
 """Largest window of zstd frames that decoders accept, without and with `--long=31` [bytes]. Reddit dumps have 2 GiB."""
@@ -159,7 +160,7 @@ class FrameReader:
         self.end = 0
         """The size of the file [bytes]; set after the last block has been read."""
         self._wasted = 0
-        """Bytes of damaged frames that were read; see WASTED_BYTES."""
+        """Bytes of damaged frames and of candidates that were read and decoded; see WASTED_BYTES."""
         self._anything = re.compile(CANDIDATE.pattern + b"|" + starts.pattern.pattern) if starts else CANDIDATE
         self._pieces = self._read(0)
 
@@ -180,20 +181,22 @@ class FrameReader:
         return self._search(self._anything, position)
 
     def _search(self, pattern: re.Pattern[bytes], position: int) -> int:
-        wasted = 0
         for match in self.blocks.search(pattern, position):
             codec = _codec(self.blocks.peek(match, MAGIC_BYTES))
             if codec is not None:
-                if wasted > WASTED_BYTES + WASTED_FACTOR * (match - position):
+                if not self._is_bearable(match):
                     continue
-                probe = _Probe(self.blocks, match)
+                probe = _Counted(self.blocks, match + PROBE_BYTES)
                 if not self._decodes(codec, probe, match):
-                    wasted += max(probe.bytes, MIN_PROBE_BYTES)
+                    self._wasted += max(probe.bytes, MIN_PROBE_BYTES)
                     continue
             return match + (self.blocks.peek(match, 1) == b"\n")
         return self.blocks.size()
 
-    def _decodes(self, codec: "Codec", probe: "_Probe", position: int) -> bool:
+    def _is_bearable(self, position: int) -> bool:
+        return self._wasted <= WASTED_BYTES + WASTED_FACTOR * position
+
+    def _decodes(self, codec: "Codec", probe: "_Counted", position: int) -> bool:
         try:
             data = next((data for data, _ in codec(probe, position) if data), b"")
         except _DamageError:
@@ -220,18 +223,22 @@ class FrameReader:
 
     def _frame(self, codec: "Codec", start: int) -> Generator[DecodedBlock, None, int]:
         first, position = True, start
+        stored = _Counted(self.blocks)
         try:
-            for data, end in codec(self.blocks, start):
+            for data, end in codec(stored, start):
                 position = end
+                stored.bytes += len(data)
                 if data:
                     yield DecodedBlock(data, start, False, first)
                     first = False
         except _DamageError as damage:
             # Only frames are searched for: a damaged frame may contain its record uncompressed, and the record must not
             # be read twice.
-            self._wasted += damage.position - start
-            is_bearable = self._wasted <= WASTED_BYTES + WASTED_FACTOR * start
-            position = max(start + 1, damage.position - (BACKTRACK_BYTES if is_bearable else 0))
+            self._wasted += stored.bytes
+            if self._is_bearable(start):
+                position = max(start + 1, damage.position - BACKTRACK_BYTES)
+            else:
+                position = damage.position if damage.position > start else stored.end
             position = self._search(CANDIDATE, position)
             yield DecodedBlock(b"", start, False, first, damage.reason, position)
         return position
@@ -244,27 +251,34 @@ class FrameReader:
         return position
 
 
-class _Probe:
-    """The file as the decoder of a candidate reads it: the bytes are counted, and end after PROBE_BYTES."""
+class _Counted:
+    """The file as the decoder of a frame reads it: the bytes are counted. There are none at `limit` and after it."""
 
-    def __init__(self, blocks: BlockReader, start: int):
+    def __init__(self, blocks: BlockReader, limit: int | None = None):
         self._blocks = blocks
-        self._end = start + PROBE_BYTES
+        self._limit = limit
         self.bytes = 0
         """Bytes that were read."""
+        self.end = 0
+        """Offset after the last of them in the file."""
 
     def at(self, position: int, size: int) -> memoryview:
-        data = self._blocks.at(position, max(0, min(size, self._end - position)))
+        data = self._blocks.at(position, self._allowed(position, size))
         self.bytes += len(data)
+        self.end = max(self.end, position + len(data))
         return data
 
     def peek(self, position: int, size: int) -> bytes:
-        data = self._blocks.peek(position, max(0, min(size, self._end - position)))
+        data = self._blocks.peek(position, self._allowed(position, size))
         self.bytes += max(len(data), MIN_PEEK_BYTES)
+        self.end = max(self.end, position + len(data))
         return data
 
+    def _allowed(self, position: int, size: int) -> int:
+        return size if self._limit is None else max(0, min(size, self._limit - position))
 
-Codec = Callable[[BlockReader | _Probe, int], Iterator[tuple[bytes, int]]]
+
+Codec = Callable[[_Counted, int], Iterator[tuple[bytes, int]]]
 """Function from (file, stored offset of a frame) to the frame's decoded blocks, each with the stored offset up to which
 the file has been read. It raises _DamageError."""
 
@@ -284,7 +298,7 @@ def _codec(head: bytes) -> Codec | None:
     return _bzip2 if head.startswith(BZIP2) and CANDIDATE.match(head) else None
 
 
-def _gzip(blocks: BlockReader | _Probe, start: int) -> Iterator[tuple[bytes, int]]:
+def _gzip(blocks: _Counted, start: int) -> Iterator[tuple[bytes, int]]:
     decoder = zlib.decompressobj(31)
     position = start
     while not decoder.eof:
@@ -316,7 +330,7 @@ def _salvage(stored: memoryview) -> bytes:
     return b"".join(parts)
 
 
-def _bzip2(blocks: BlockReader | _Probe, start: int) -> Iterator[tuple[bytes, int]]:
+def _bzip2(blocks: _Counted, start: int) -> Iterator[tuple[bytes, int]]:
     decoder = bz2.BZ2Decompressor()
     position = start
     while not decoder.eof:
@@ -331,7 +345,7 @@ def _bzip2(blocks: BlockReader | _Probe, start: int) -> Iterator[tuple[bytes, in
         yield data, position
 
 
-def _lz4(blocks: BlockReader | _Probe, start: int) -> Iterator[tuple[bytes, int]]:
+def _lz4(blocks: _Counted, start: int) -> Iterator[tuple[bytes, int]]:
     decoder = LZ4FrameDecompressor()
     position = start
     while not decoder.eof:
@@ -346,7 +360,7 @@ def _lz4(blocks: BlockReader | _Probe, start: int) -> Iterator[tuple[bytes, int]
         yield data, position
 
 
-def _zstd(blocks: BlockReader | _Probe, start: int) -> Iterator[tuple[bytes, int]]:
+def _zstd(blocks: _Counted, start: int) -> Iterator[tuple[bytes, int]]:
     damage = None
     try:
         end = _zstd_end(blocks, start)
@@ -363,7 +377,7 @@ def _zstd(blocks: BlockReader | _Probe, start: int) -> Iterator[tuple[bytes, int
     yield b"", end
 
 
-def _zstd_reader(blocks: BlockReader | _Probe, start: int, end: int) -> Any:
+def _zstd_reader(blocks: _Counted, start: int, end: int) -> Any:
     """Return a reader of a zstd frame.
 
     Source: RFC 8878, section 3.1.1.1.2 (window descriptor).
@@ -376,7 +390,7 @@ def _zstd_reader(blocks: BlockReader | _Probe, start: int, end: int) -> Any:
     return zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW).stream_reader(stored)
 
 
-def _zstd_end(blocks: BlockReader | _Probe, start: int) -> int:
+def _zstd_end(blocks: _Counted, start: int) -> int:
     """Return the offset in the file at which a zstd frame ends, found by reading its block headers.
 
     Source: RFC 8878, sections 3.1.1 and 3.1.2.
@@ -408,7 +422,7 @@ def _zstd_end(blocks: BlockReader | _Probe, start: int) -> int:
 class _Range:
     """The bytes [start, end) of the compressed file as a file object, for decoders that require one."""
 
-    def __init__(self, blocks: BlockReader | _Probe, start: int, end: int):
+    def __init__(self, blocks: _Counted, start: int, end: int):
         self._blocks = blocks
         self._position = start
         self._end = end

@@ -75,6 +75,7 @@ PAGES = {
 ZSTD, GZIP = b"\x28\xb5\x2f\xfd", b"\x1f\x8b\x08"
 FILES = {
     "chained zstd blocks": ("warc", lambda n: b"x" + (ZSTD + b"\x00\x58" + (6 << 3).to_bytes(3, "little")) * n),
+    "zstd frames that fail late": ("warc", lambda n: late_failures(n // 1000, n // 3)),
     "gzip names": ("warc", lambda n: b"x" + (GZIP + b"\x08") * n),
     "gzip stored blocks": ("jsonl", lambda n: b"x" + (GZIP + b"\x00abcdef\x00\xff\x7f\x00\x80") * n),
     "gzip members cut short": ("jsonl", lambda n: gzip.compress(b"a" * 99)[:-9] * (n // 12)),
@@ -100,6 +101,19 @@ def rendered(macros: str, text: str) -> None:
     with suppress(TooManyExpansionsError):
         source = rf"\documentclass{{article}}{macros}\begin{{document}}{text}\end{{document}}"
         render_tex(TexProject(source, "m.tex"), TexOptions())
+
+
+def late_failures(frames: int, blocks: int) -> bytes:
+    """Frames of zstd that begin with a record, have a block that cannot be decoded, and share one chain of blocks."""
+
+    def header(kind: int, size: int, last: int = 0) -> bytes:
+        return (last | kind << 1 | size << 3).to_bytes(3, "little")
+
+    record = b"WARC/1.0\r\n"
+    begin = ZSTD + b"\x00\x58" + header(0, len(record)) + record + (header(1, 1 << 17) + b"a") * 8
+    size = len(begin) + 5
+    each = [begin + header(2, size * (frames - 1 - at) + 2) + b"\xff\xff" for at in range(frames)]
+    return b"".join(each) + header(0, 0) * blocks + header(0, 0, 1)
 
 
 def tar_of(name: str) -> bytes:
