@@ -43,6 +43,7 @@ from schemas.manifest import (
     write_manifest,
     write_run,
 )
+from schemas.paths import check_deletable
 from schemas.storage import Store
 from schemas.takedown import check_no_takedowns, has_takedowns, origin_digest, resolve_version
 from schemas.versions import DATASET
@@ -247,6 +248,8 @@ def run_step(run: Run, step: Step, inputs: Mapping[str, TableVersion], progress:
     if not step.reads:
         for other in run_folders(run.folder, run.reuse):
             check_no_takedowns(other, step.name)
+    for name, table in folders.items():
+        check_deletable(run.folder, f"{name}/{posixpath.basename(table.root)}/x")
     with progress.step(step.name):
         build_step(run, step, inputs, folders)
     manifest = read_manifest(folders[step.name])

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from schemas.errors import ContractError, reading
 from schemas.ids import canonical_json, digest_of
 from schemas.manifest import REPLACED_NAME, Manifest, check_paths
-from schemas.paths import is_below
+from schemas.paths import is_below, is_version
 from schemas.storage import Store
 from schemas.tables import TABLES
 
@@ -347,14 +347,22 @@ def positions_digest(manifest: Manifest) -> str:
 def resolve_version(run: Store, table: str, version: str) -> str:
     """Return the version of a table that replaces `version` after all takedowns, or `version` if there is none.
 
-    Raises ContractError if a takedown is unfinished.
+    Raises ContractError if a takedown is unfinished, or if a record of a replaced version does not name another
+    version of the table in this run.
     """
     check_no_pending_takedown(run)
-    while run.exists(moved := f"{table}/{version}/{REPLACED_NAME}"):
+    seen = [version]
+    while run.exists(moved := f"{table}/{seen[-1]}/{REPLACED_NAME}"):
         replaced = run.read_json(moved)
         with reading(f"{run.uri}/{moved}", "the version that replaces this one"):
-            version = replaced["to"]
-    return version
+            version = str(replaced["to"])
+        if "/" in version or not is_version(version, table) or version in seen:
+            raise ContractError(
+                f"{run.uri}/{moved}: expected the name of another version of {table}, got {version!r}. Restore the "
+                "file from a backup."
+            )
+        seen.append(version)
+    return seen[-1]
 
 
 def check_no_pending_takedown(run: Store) -> None:

@@ -25,6 +25,7 @@ from pipeline.engine.spark import dataframe_from_tasks, run_partitions
 from schemas.blocks import BlockFile
 from schemas.errors import ContractError
 from schemas.leases import check_still_held
+from schemas.paths import check_deletable
 from schemas.storage import Store
 
 BATCH_ROWS = 1 << 16
@@ -140,10 +141,12 @@ class FrameStore:
         """Delete the folder with all stored frames, including the files that failed task attempts wrote.
 
         The lists go first, and durably, so that a process killed meanwhile leaves no list without its files. Raises
-        ContractError if another process has taken over the lease on the run.
+        ContractError if another process has taken over the lease on the run, or if the folder is a link to a place
+        outside of the folder above it.
         """
         check_still_held(self.folder)
         if self.folder.exists(""):
+            check_deletable(self.folder.child(".."), posixpath.join(posixpath.basename(self.folder.root), "x"))
             lists = [name for name in self.folder.walk() if name.endswith(".json")]
             for name in lists:
                 self.folder.delete(name)

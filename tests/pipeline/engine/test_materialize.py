@@ -35,6 +35,17 @@ def ranges(*parts):
     return [BatchRange(StoredFile(name, 0, 0, " ".join(["8:0"] * (count + 1))), *ends) for name, count, *ends in parts]
 
 
+def test_frames_in_a_folder_elsewhere_are_not_deleted(tmp_path):
+    outside, version = tmp_path / "outside", tmp_path / "run/clusters/v-0"
+    (outside / "project").mkdir(parents=True)
+    (outside / "project/thesis.tex").write_text("precious")
+    version.mkdir(parents=True)
+    (version / "scratch").symlink_to(outside)
+    with pytest.raises(ContractError, match="expected a file of the run to delete, got one in"):
+        FrameStore(None, Store(str(version / "scratch"))).clear()
+    assert (outside / "project/thesis.tex").exists()
+
+
 def test_many_small_files_are_few_tasks_and_a_large_file_is_many():
     assert spans(kept_files(1, 1, 1, 1, 1), 2) == [
         ranges(("f0", 1, 0, 1), ("f1", 1, 0, 1)),

@@ -432,6 +432,23 @@ def test_other_versions_of_a_table_are_deleted_too(whole: Path) -> None:
     assert read_run(run).tables["clean"] != "v-tiny"
 
 
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        (["../../../outside"], "'../../../outside'"),
+        (["../../clean/v-other"], "'../../clean/v-other'"),
+        (["v-0"], "'v-0'"),
+        (["v-1", "v-2", "v-0"], "'v-0'"),
+    ],
+)
+def test_a_replaced_version_names_another_one_of_its_table(tmp_path: Path, names: list[str], problem: str) -> None:
+    for number, name in enumerate(names):
+        (tmp_path / f"clean/v-{number}").mkdir(parents=True)
+        (tmp_path / f"clean/v-{number}/takedown.json").write_text(json.dumps({"to": name, "id": "0123456789ab"}))
+    with pytest.raises(ContractError, match=f"expected the name of another version of clean, got {problem}\\."):
+        resolve_version(Store(str(tmp_path)), "clean", "v-0")
+
+
 def test_a_rerun_neither_restores_documents_nor_loses_its_version(whole: Path) -> None:
     run = Store(str(whole))
     assert resolve_version(run, "clean", "v-tiny") == "v-tiny"
