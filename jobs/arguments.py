@@ -84,6 +84,15 @@ def add_reuse(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Add the option `--trust-run` of a verb that starts Spark on an existing run."""
+    parser.add_argument(
+        "--trust-run",
+        action="store_true",
+        help="use all Spark settings, and execute the files, that the run names: they can start any program",
+    )
+
+
 def add_verbose(parser: argparse.ArgumentParser) -> None:
     """Add the option `--verbose` of a verb that starts Spark."""
     parser.add_argument("--verbose", action="store_true", help="print the messages of Spark too")

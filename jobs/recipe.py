@@ -1,11 +1,12 @@
 """Reading of recipes, with the sections of all data stages, the models, Spark, the plan and the training run."""
 
 import difflib
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jobs.spark_session import SparkConfig
+from jobs.spark_session import SparkConfig, harmless_settings
 from pipeline.engine.stage import no_checks
 from pipeline.models import ModelsConfig, ensure_model
 from pipeline.recipe_stages import resolve_functions
@@ -71,18 +72,31 @@ def _similar(path: str) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def stored_recipe(run: Store, overrides: Sequence[str], name: str = "") -> Recipe:
+def stored_recipe(run: Store, overrides: Sequence[str], name: str = "", trust: bool = True) -> Recipe:
     """Return the recipe that a run stores, with overrides applied. Raises ConfigError if the folder is not a run.
 
-    `name`: name of the run in errors; empty = its folder.
+    `name`: name of the run in errors; empty = its folder. Without `trust`, the settings of Spark that could start a
+    program or send data elsewhere are left out; see `warn_of_spark`.
     """
     recipe = read_run(run).recipe
+    if not trust and isinstance(spark := recipe.get("spark"), dict):
+        recipe = {**recipe, "spark": harmless_settings(spark)}
     if not recipe:
         check_folder(run)
         raise ConfigError(
             f"{run.uri}: expected a run folder, got a folder without a recipe. Run `penstock run RECIPE --out …`."
         )
     return load_recipe(recipe, overrides, recipe_sections(), f"{name or run.uri}/run.json")
+
+
+def warn_of_spark(run: Store, trust: bool) -> None:
+    """Print the settings of Spark in the recipe of a run that `stored_recipe` leaves out without `trust`, if any."""
+    spark = read_run(run).recipe.get("spark")
+    if not trust and isinstance(spark, dict) and (left_out := sorted(spark.keys() - harmless_settings(spark).keys())):
+        names = ", ".join(f"spark.{key}" for key in left_out)
+        print(
+            f"{run.uri}: not used, because a run folder is not trusted: {names}; --trust-run uses it", file=sys.stderr
+        )
 
 
 def deciding_models(recipe: Recipe) -> dict[str, dict[str, str]]:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
@@ -55,6 +55,13 @@ class SparkConfig(Section):
         return settings
 
 
+HARMLESS = {
+    "master": r"local(\[[\d*, ]+\])?",
+    "driver_memory": r"\d+[kmgtKMGT]?[bB]?",
+    "partitions": r"\d+",
+    "shuffle_partitions": r"\d+",
+}
+"""Patterns of the settings, by name, with which Spark starts no program of a stranger and sends data nowhere."""
 LOCAL_MASTER = "local[*,4]"
 LOOPBACK = "127.0.0.1"
 LOCAL_DIRS = "SPARK_LOCAL_DIRS"
@@ -86,6 +93,15 @@ threads are unsafe on macOS, and the executors of a cluster may get the package 
 STORAGE_VARIABLES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION")
 """Environment variables with the location of object stores, which pyarrow reads; the driver passes them to executors.
 Credentials are not passed, because Spark shows its settings, so executors need their own."""
+
+
+def harmless_settings(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the section [spark] of a foreign run that are safe to use: numbers, and a local master."""
+    return {
+        name: value
+        for name, value in stored.items()
+        if name in HARMLESS and isinstance(value, str | int) and re.fullmatch(HARMLESS[name], str(value))
+    }
 
 
 def worker_environment() -> dict[str, str]:

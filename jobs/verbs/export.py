@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jobs.arguments import Command, add_run, add_verbose, whole
-from jobs.recipe import stored_recipe
+from jobs.arguments import Command, add_run, add_trust, add_verbose, whole
+from jobs.recipe import stored_recipe, warn_of_spark
 from jobs.spark_session import SparkConfig, spark_session, worker_environment
 from pipeline.engine.part import TaskResult
 from pipeline.engine.spark import run_tasks
@@ -101,7 +101,8 @@ def export_command(arguments: Arguments) -> int:
     if arguments.format == "megatron":
         return _export_megatron(arguments)
     run, out = open_run_to_read(arguments.run), Store(arguments.out)
-    recipe = stored_recipe(run, [])
+    recipe = stored_recipe(run, [], trust=arguments.trust_run)
+    warn_of_spark(run, arguments.trust_run)
     if arguments.table is not None:
         return _export_table(arguments, run, out, recipe)
     signals = tuple(name.strip() for name in (arguments.signals or "").split(",") if name.strip())
@@ -178,7 +179,7 @@ def _export_megatron(arguments: Arguments) -> int:
 
 COMMANDS = {
     "export": Command(
-        (add_run, add_export_arguments, add_verbose),
+        (add_run, add_export_arguments, add_trust, add_verbose),
         export_command,
         "export run --format jsonl --out clean --signals gopher_num_words --where 'language = de'",
     ),

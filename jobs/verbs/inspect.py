@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jobs.arguments import Command, add_overrides, add_run, add_verbose, whole
-from jobs.recipe import deciding_models, stored_recipe
+from jobs.arguments import Command, add_overrides, add_run, add_trust, add_verbose, whole
+from jobs.recipe import deciding_models, stored_recipe, warn_of_spark
 from jobs.spark_session import SparkConfig, spark_session
 from pipeline.engine.spark import ship_models
 from pipeline.inspect.diff import KEPT, ComparedRun, Difference, Example, compare_runs, open_compared_run
@@ -294,7 +294,8 @@ def add_whatif_arguments(parser: argparse.ArgumentParser) -> None:
 def whatif_command(arguments: argparse.Namespace) -> int:
     """Predict what a finished run would keep with other thresholds, without reading texts or changing the run."""
     run = open_run_to_read(arguments.run)
-    predicted = predict_run(run, arguments.overrides, arguments.verbose)
+    warn_of_spark(run, arguments.trust_run)
+    predicted = predict_run(run, arguments.overrides, arguments.verbose, arguments.trust_run)
     print(format_prediction(*predicted))
     if arguments.json:
         folder, _, name = arguments.json.rpartition("/")
@@ -303,13 +304,14 @@ def whatif_command(arguments: argparse.Namespace) -> int:
 
 
 def predict_run(
-    run: Store, overrides: Sequence[str], verbose: bool = False
+    run: Store, overrides: Sequence[str], verbose: bool = False, trust: bool = False
 ) -> tuple[Prediction, dict[str, tuple[object, object]], tuple[str, ...]]:
     """Return the prediction for a run, the changed settings as name → (old value, new value), and lines about them.
 
-    `verbose`: print the messages of Spark. Raises ConfigError if a what-if cannot change one of the settings.
+    `verbose`: print the messages of Spark. `trust`: use all settings of Spark that the run names. Raises
+    ConfigError if a what-if cannot change one of the settings.
     """
-    committed, proposed = stored_recipe(run, []), stored_recipe(run, overrides)
+    committed, proposed = stored_recipe(run, [], trust=trust), stored_recipe(run, overrides, trust=trust)
     changed = changed_settings(committed, proposed)
     models = deciding_models(proposed)
     described = describe_changes(committed, proposed, changed, models.get("quality", {}))
@@ -327,7 +329,7 @@ COMMANDS = {
         "show run --where 'language = de and drop_rule = gopher_short_doc' --limit 3",
     ),
     "whatif": Command(
-        (add_run, add_overrides, add_verbose, add_whatif_arguments),
+        (add_run, add_overrides, add_trust, add_verbose, add_whatif_arguments),
         whatif_command,
         "whatif run --set quality.min_words=30 --set toxicity.max_words=0",
     ),

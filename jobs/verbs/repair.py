@@ -3,11 +3,13 @@
 import argparse
 import sys
 
-from jobs.arguments import Command, add_run, add_verbose
-from jobs.recipe import stored_recipe
+from jobs.arguments import Command, add_run, add_trust, add_verbose
+from jobs.recipe import stored_recipe, warn_of_spark
 from jobs.spark_session import SparkConfig, spark_session
+from pipeline.recipe_stages import SECTION, StagesConfig
 from pipeline.repair import DamagedFile, find_damage, own_tables, owners_of, repair, steps_to_repair
 from pipeline.run import prepare
+from schemas.errors import ContractError
 from schemas.locks import lock_tables
 from schemas.manifest import check_folder
 from schemas.storage import Store
@@ -40,7 +42,14 @@ def repair_command(arguments: argparse.Namespace) -> int:
         _list(damage)
         if arguments.dry_run:
             return 2
-        recipe = stored_recipe(run, [])
+        recipe = stored_recipe(run, [], trust=arguments.trust_run)
+        warn_of_spark(run, arguments.trust_run)
+        files = [stage.function for stage in recipe.section(SECTION, StagesConfig).stages]
+        if files and not arguments.trust_run:
+            raise ContractError(
+                f"{run.uri}: expected --trust-run, because repair executes what the run names ({', '.join(files)}), "
+                "got none. Look at these files, and add the option if you trust them."
+            )
         prepared = prepare(recipe, None)
         steps = steps_to_repair(prepared, run, damage)
         with spark_session(recipe.section("spark", SparkConfig), verbose=arguments.verbose) as spark:
@@ -57,5 +66,5 @@ def _list(damage: list[DamagedFile]) -> None:
 
 
 COMMANDS = {
-    "repair": Command((add_run, add_repair_arguments, add_verbose), repair_command, "repair run --dry-run"),
+    "repair": Command((add_run, add_repair_arguments, add_trust, add_verbose), repair_command, "repair run --dry-run"),
 }

@@ -1,12 +1,17 @@
 """Damaged tables: no step reads them, and a repair builds exactly the damaged files again, with the same digests."""
 
+import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jobs.cli import main
-from jobs.recipe import stored_recipe
+from jobs.recipe import stored_recipe, warn_of_spark
+from jobs.spark_session import SparkConfig
 from pipeline.garbage import REPAIR
 from pipeline.repair import find_damage, own_tables, repair, steps_to_repair
 from pipeline.run import prepare
@@ -49,6 +54,55 @@ def test_a_step_refuses_a_table_with_a_flipped_bit_and_commits_nothing(run, run_
     ):
         run_at(2, ["quality.min_words=45"], run.root)
     assert read_run(run).tables["clean"] == before["clean"]
+
+
+def with_recipe(run: Store, **sections: Any) -> None:
+    """Add sections to the recipe in the `run.json` of a run."""
+    path = Path(run.root) / "run.json"
+    state = json.loads(path.read_text())
+    state["recipe"] |= sections
+    path.write_text(json.dumps(state))
+
+
+def test_a_repair_executes_no_file_that_a_run_names(run, tmp_path, capsys):
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\ndef f(text, row): return None\n")
+    with_recipe(
+        run, stage=[{"name": "evil", "function": f"{tmp_path / 'evil.py'}:f", "columns": {"marks": {"type": "int32"}}}]
+    )
+    folder, manifest = open_table(run, "verdicts")
+    flip(Path(folder.path(manifest.paths_of()[0])))
+    assert main(["repair", run.root]) == 2
+    assert f"expected --trust-run, because repair executes what the run names ({tmp_path}" in capsys.readouterr().err
+    assert not (tmp_path / "executed").exists()
+
+
+def test_an_export_starts_no_program_that_a_run_names(run, tmp_path):
+    options = f"-Xlog:gc:file={tmp_path / 'executed'}"  # the JVM writes this file if it obeys
+    with_recipe(run, spark={"driver_memory": "512m", "settings": {"spark.driver.extraJavaOptions": options}})
+    words = ["export", run.root, "--format", "jsonl", "--out", str(tmp_path / "out")]
+    done = subprocess.run([sys.executable, "-m", "jobs.cli", *words], capture_output=True, text=True, check=True)
+    assert "not used, because a run folder is not trusted: spark.settings; --trust-run uses it\n" in done.stderr
+    assert [*tmp_path.glob("out/**/*.jsonl*")]
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "used"),
+    [
+        ({"master": "local[2,4]", "driver_memory": "3g", "partitions": 4}, ["driver_memory", "master", "partitions"]),
+        ({"master": "spark://evil:7077", "settings": {"spark.jars": "http://evil/a.jar"}}, []),
+        ({"driver_memory": "2g -agentpath:/evil.so", "shuffle_partitions": 8}, ["shuffle_partitions"]),
+    ],
+)
+def test_settings_of_spark_that_are_used_of_a_foreign_run(run, settings, used, capsys):
+    with_recipe(run, spark=settings)
+    section = stored_recipe(run, [], trust=False).section("spark", SparkConfig)
+    assert sorted(section.model_fields_set) == used
+    warn_of_spark(run, trust=False)
+    said = capsys.readouterr().err
+    assert all(f"spark.{name}" in said for name in settings.keys() - used)
+    warn_of_spark(run, trust=True)
+    assert capsys.readouterr().err == ""
 
 
 def test_damaged_keys_stop_the_search_for_copies_with_one_sentence(run, run_at):
