@@ -14,13 +14,13 @@ from typing import Any
 from schemas.errors import ConfigError, ContractError
 from schemas.storage import Store
 from schemas.tokens import TRAIN, Dataset, open_dataset
-from train.checkpoint.folder import list_checkpoints
+from train.checkpoint.folder import list_checkpoints, open_trained_order
 from train.config.layout import AXES, LayoutConfig
 from train.data.document_index import DocumentIndex, LocatedDocument, Row
 from train.data.order import SampleOrder, Samples
 from train.data.stages import SkipList
 from train.parallel.layout import axes_of, data_ranks, num_micro_batches, rows_of
-from train.plan.plan import Plan, open_order, read_plan
+from train.plan.plan import Plan, read_plan
 
 # Spans of documents in the rows of a step, and documents with all such spans.
 
@@ -251,12 +251,13 @@ class Trace:
 def open_trace(run: Store, dataset: Dataset | None = None, plan: Plan | None = None) -> Trace:
     """Return the trace of a plan; `dataset`, `plan`: None = those of the run.
 
-    Raises ContractError if there is no plan, or if it was made for a different dataset.
+    Raises ContractError if there is no plan, if it was made for a different dataset, or if it or its skip list does not
+    continue the newest checkpoint.
     """
     dataset = dataset or open_dataset(run)
     plan = plan or read_plan(run, dataset)
     config = plan.settings.train
-    order = open_order(run, dataset, plan)
+    order = open_trained_order(run, dataset, plan)
     if order.digest != plan.order:
         raise ContractError(
             f"{run.uri}: expected the plan's sample order with digest {plan.order[:12]}, got {order.digest[:12]}. Run "

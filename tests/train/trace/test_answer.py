@@ -25,10 +25,11 @@ from schemas.tokens import open_dataset
 from schemas.versions import attach_run
 from tests.support import tiny_dataset
 from tests.support.tiny_dataset import make_tiny_dataset
-from train.checkpoint.folder import METADATA_NAME, CheckpointMetadata, Identity, Layout
+from train.checkpoint.folder import METADATA_NAME, CheckpointMetadata, Layout, identify
 from train.config.settings import load_settings
+from train.data.stages import NO_SKIPS
 from train.plan.make_plan import make_plan
-from train.plan.plan import write_plan
+from train.plan.plan import read_plan, write_plan
 from train.trace.answer import AnswerOptions, DocumentsAnswer, TraceAnswers, present_documents, to_json_value
 from train.trace.documents import DocumentDetail
 
@@ -83,9 +84,7 @@ def write_table(run: Store, name: str, schema: pa.Schema, rows: list[dict[str, A
 
 def write_note(run: Store, step: int, ranks: int) -> None:
     """A checkpoint as far as its note."""
-    identity = Identity(
-        dataset="", tokenizer="", order="", settings={}, skip_list="", skip_length=0, code_version="test"
-    )
+    identity = identify(open_dataset(run), read_plan(run), NO_SKIPS)
     axes = {"pipeline": 1, "replicate": 1, "shard": ranks, "context": 1, "tensor": 1}
     layout = Layout(ranks=ranks, axes=axes, settings={"micro_batch": 2}, threads=1, device="cpu", kernels="")
     note = CheckpointMetadata(step=step, identity=identity, layout=layout)
