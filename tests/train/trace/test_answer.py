@@ -279,10 +279,15 @@ def test_a_domain_is_summed_over_all_and_listed_in_part(run: Store, trace: Calla
         (["--step", "21"], "--step: expected 1 to 20, the steps of the plan, got 21"),
         (["--step", "0"], "--step: expected 1 to 20, the steps of the plan, got 0"),
         (
-            ["--step", "1", "--rank", "2"],
+            ["--step", "5", "--rank", "2"],
             "--rank: expected 0 to 1, the ranks of checkpoint train/checkpoints/step-000005",
         ),
-        (["--step", "1", "--rank", "0", "--micro-batch", "2"], "--micro-batch: expected 0 to 1"),
+        (["--step", "5", "--rank", "0", "--micro-batch", "2"], "--micro-batch: expected 0 to 1"),
+        (
+            ["--step", "4", "--rank", "0"],
+            "--rank: expected a step whose layout is recorded, got step 4: train/events.jsonl does not have it, and "
+            "the first checkpoint kept is that of step 5. Give the number of ranks with --ranks.",
+        ),
         (["--step", "1", "--micro-batch", "0"], "expected --rank with --micro-batch or --ranks"),
         (["--url", "http://x/", "--rank", "0"], "expected --step with --rank"),
         (["--step", "1", "--rank", "0", "--ranks", "0"], "trace --ranks: expected at least 1, got 0"),
