@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json
 from schemas.locks import lock_training
+from schemas.paths import check_own_folders
 from schemas.storage import Store
 from schemas.takedown import Certificate, Effects, TrainedCheckpoint
 from schemas.tokens import TRAIN, Dataset, open_dataset
@@ -121,6 +122,7 @@ def begin_replay(run: Store, choice: str) -> Replay:
     before anything is written.
     """
     local_path(run, "train")
+    check_own_folders(run, "train")
     with lock_training(run, "penstock train --replay-from"):
         replay, bound = _planned(run, choice)
         stored = read_replays(run)

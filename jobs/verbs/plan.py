@@ -14,6 +14,7 @@ from jobs.recipe import stored_recipe
 from schemas.errors import ConfigError
 from schemas.locks import lock_training
 from schemas.manifest import RUN_NAME, read_run
+from schemas.paths import check_own_folders
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
 from schemas.union import describe_union, write_union
@@ -76,6 +77,7 @@ def _plan(arguments: Arguments, scratch: Store) -> int:
         return _planned(arguments, run, scratch)
     if not names:
         open_dataset(run)  # a misspelled folder is an error before anything is locked in it
+    check_own_folders(run, "train")
     others = [open_run(name) for name in names]
     if run.exists(RUN_NAME) and _is_kept(arguments, run):  # only printed, and so also while the run is trained
         run = _on_datasets_of(others, run, run) if others else run

@@ -16,6 +16,7 @@ from jobs.spark_session import worker_environment
 from schemas.errors import ConfigError
 from schemas.locks import lock_training
 from schemas.overrides import override_words
+from schemas.paths import check_own_folders
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
 from train.checkpoint.folder import local_path
@@ -90,6 +91,7 @@ def train_command(arguments: Arguments) -> int:
         )
     run = Store(arguments.run)
     local_path(run, "train")
+    check_own_folders(run, "train")
     if arguments.replay_from is not None:
         check_overrides(run, arguments.overrides)  # before checkpoints are moved
         if arguments.dry_run:

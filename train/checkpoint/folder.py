@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json, digest_of
 from schemas.manifest import read_run
-from schemas.paths import is_below
+from schemas.paths import check_deletable, check_own_folders, is_below
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
 from schemas.versions import DATASET
@@ -258,8 +258,9 @@ def _read_file(path: Path) -> bytes:
 def remove_incomplete(run: Store) -> list[str]:
     """Remove what a killed process left: partial files, and checkpoint folders without metadata.
 
-    Return the names of the removed folders.
+    Return the names of the removed folders. Raises ContractError if a symbolic link leads out of the run.
     """
+    check_own_folders(run, "train")
     for partial in local_path(run, "train").glob("*.partial"):
         partial.unlink()
     halves = [folder for folder in _folders(run) if not (folder / METADATA_NAME).exists()]
@@ -269,10 +270,14 @@ def remove_incomplete(run: Store) -> list[str]:
 
 
 def remove_checkpoint(run: Store, step: int) -> None:
-    """Remove the checkpoint of a step, complete or not; do nothing if there is none."""
+    """Remove the checkpoint of a step, complete or not; do nothing if there is none.
+
+    Raises ContractError if a symbolic link leads out of the run.
+    """
     name = folder_name(step)
     if not run.exists(name):
         return
+    check_deletable(run, f"{name}/{METADATA_NAME}")
     run.delete(f"{name}/{METADATA_NAME}")
     run.sync(name)
     shutil.rmtree(local_path(run, name))

@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 
 from schemas.errors import ConfigError, ContractError
 from schemas.overrides import override_words
+from schemas.paths import check_own_folders
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
 from train.checkpoint.folder import (
@@ -88,6 +89,7 @@ def check_run(run: Store, overrides: Sequence[str], ranks: Ranks) -> tuple[Plan,
     Return the plan, the checkpoint to resume from (None = there is none), and True if the run is complete.
     """
     local_path(run, "train")
+    check_own_folders(run, "train")
     dataset, here = open_dataset(run), devices_of(ranks)
     plan, lines = current_plan(run, dataset, overrides, here)
     settings = plan.settings
