@@ -18,7 +18,7 @@ from schemas.paths import check_own_folders
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
 from schemas.union import describe_union, write_union
-from schemas.versions import DATASET, attach_run, open_run
+from schemas.versions import DATASET, attach_run, open_run, warn_of_replaced_tables
 from train.checkpoint.folder import check_resumable, list_checkpoints, with_checkpoint_formats
 from train.config.settings import SECTIONS, Settings, load_settings, settings_of
 from train.plan.layouts import choose_layout
@@ -67,6 +67,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 def plan_command(arguments: Arguments) -> int:
     """Compute model size, batch size and steps from the dataset. --dry-run prints the plan without writing it."""
+    warn_of_replaced_tables([Store(arguments.run), *map(open_run, vars(arguments).get("dataset") or ())])
     with tempfile.TemporaryDirectory() as scratch:  # a dry run writes its files there, not to the run folder
         return _plan(arguments, Store(scratch))
 

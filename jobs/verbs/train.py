@@ -19,6 +19,7 @@ from schemas.overrides import override_words
 from schemas.paths import check_own_folders
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
+from schemas.versions import warn_of_replaced_tables
 from train.checkpoint.folder import local_path
 from train.config.settings import Settings
 from train.parallel.devices import cluster_of
@@ -102,6 +103,7 @@ def train_command(arguments: Arguments) -> int:
             return 0
         print(describe_replay(begin_replay(run, arguments.replay_from)), flush=True)
     dataset = open_dataset(run)
+    warn_of_replaced_tables([run])
     try:
         settings = read_settings(run, dataset, arguments.overrides)
         check_settings_used(settings, dataset)
