@@ -47,15 +47,16 @@ def lock_tables(run: Store, what: str, others: Sequence[Store] = ()) -> Iterator
 
 
 @contextmanager
-def lock_training(run: Store, what: str) -> Iterator[None]:
+def lock_training(run: Store, what: str, others: Sequence[Store] = ()) -> Iterator[None]:
     """Hold an exclusive lock on training in a run folder, and shared locks on the tables that the training reads.
 
-    `what`: the name of this command in the errors of other processes. Raises ContractError if another process holds a
-    lock, or if a takedown of these tables was interrupted.
+    `what`: the name of this command in the errors of other processes. `others`: runs whose tables `run` will use.
+    Raises ContractError if another process holds a lock, or if a takedown of these tables was interrupted.
     """
     with ExitStack() as locks:
         _take(locks, run, TRAIN_LOCK, what)
-        for source in (run, *_source_runs(run)):
+        sources = {source.uri: source for own in (run, *others) for source in (own, *_source_runs(own))}
+        for source in sources.values():
             _take(locks, source, TABLES_LOCK, what, shared=True)
             # The certificate of an unfinished takedown would not list the checkpoints that are trained now.
             check_no_pending_takedown(source)

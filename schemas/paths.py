@@ -3,7 +3,8 @@
 A run folder may come from a stranger. A manifest, `run.json` or a checkpoint then names files that its author chose, so
 each reader of a name checks it here before it opens, hashes or deletes anything.
 
-Readers follow symbolic links, since a folder of a run may lie on another disk. Nothing is deleted through a link.
+Readers follow symbolic links, since a folder of a run may lie on another disk. Nothing is deleted through a link, and
+training writes through none that leads out of the run.
 """
 
 import os.path
@@ -50,6 +51,27 @@ def check_deletable(folder: Store, name: str) -> None:
             f"{folder.uri}/{name}: expected a file of the run to delete, got one in {place}, where a symbolic link "
             "leads. Delete the link, and the files that it leads to if they belong to the run."
         )
+
+
+def check_own_folders(run: Store, name: str) -> None:
+    """Raise ContractError if a folder of a local run, or a folder in it, is a symbolic link that leads out of the run.
+
+    `name`: the folder, relative to the run. The run folder itself may be reached through a link.
+    """
+    if not run.is_local:
+        return
+    root, waiting, seen = os.path.realpath(run.root), [run.path(name)], set[str]()
+    while waiting:
+        place = waiting.pop()
+        real = os.path.realpath(place)
+        if os.path.commonpath([root, real]) != root:
+            raise ContractError(
+                f"{place}: expected a folder of the run to write to and delete from, got a symbolic link to {real}. "
+                "Replace the link by the folder, or mount the other disk in its place."
+            )
+        if real not in seen and os.path.isdir(real):
+            seen.add(real)  # a link may lead to a folder above it
+            waiting += [entry.path for entry in os.scandir(place) if entry.is_dir()]
 
 
 def _num_parents(segments: list[str]) -> int:

@@ -6,6 +6,7 @@ altered is therefore not found. A new run folder can also use the tables of anot
 
 import posixpath
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from schemas.manifest import (
     RUN_NAME,
     RunFile,
     TableVersion,
+    open_table,
     read_manifest,
     read_run,
     write_run,
@@ -176,6 +178,38 @@ def pinned_tables(run: Store, table: str, version: str) -> dict[str, str]:
         paths = {read: f"{other}/{read}/{made}" if other else made for read, made in lineage.items()}
         waiting += [(read, made) for read, made in paths.items() if is_table(run, read, made) and read != name]
     return pinned
+
+
+def replaced_input(run: Store, table: str) -> str | None:
+    """Return a table of a run whose current version is not the one that `table` was made from; None = there is none.
+
+    A run has such tables after a command with other settings ended before it had built all of them. Tables of other
+    runs, and those whose manifest cannot be read, count as current.
+    """
+    tables = read_run(run).tables
+    if table not in tables or "/" in tables[table]:
+        return None
+    try:
+        for name, digest in open_table(run, table)[1].tables_read.items():
+            if name not in tables or open_table(run, name)[1].digest != digest:
+                return name
+            if (deeper := replaced_input(run, name)) is not None:
+                return deeper
+    except ContractError:
+        return None  # the dataset needs no other table, so a user may have removed them
+    return None
+
+
+def warn_of_replaced_tables(runs: Sequence[Store]) -> None:
+    """Print a line for each run whose dataset was made with other settings than its recipe has."""
+    for run in runs:
+        if (name := replaced_input(run, DATASET)) is not None:
+            print(
+                f"penstock: {run.uri}: the dataset was made with other settings than those in {RUN_NAME}: the table "
+                f"`{name}` has changed since. `penstock run` makes a dataset with these settings.",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 def attach_run(new: Store, run: Store, tables: Sequence[str] | None = None) -> RunFile:

@@ -90,6 +90,12 @@ def takedowns_at_same_positions(run: Store, dataset: Dataset) -> list[Certificat
     return certificates
 
 
+def digests_at_same_positions(run: Store, dataset: Dataset) -> set[str]:
+    """Return the digests of a dataset and of the earlier versions of it that have the same token positions."""
+    earlier = takedowns_at_same_positions(run, dataset)
+    return {dataset.digest, *(certificate.tables["tokens"].before for certificate in earlier)}
+
+
 def takedowns_seen(
     checkpoint: tuple[int, str], takedowns: Sequence[Certificate], replays: Sequence[Replay]
 ) -> list[Certificate]:

@@ -8,11 +8,10 @@ import math
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 
-from pydantic import ValidationError
-
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json
 from schemas.locks import lock_training
+from schemas.paths import check_own_folders
 from schemas.storage import Store
 from schemas.takedown import Certificate, Effects, TrainedCheckpoint
 from schemas.tokens import TRAIN, Dataset, open_dataset
@@ -22,6 +21,7 @@ from train.checkpoint.folder import (
     CheckpointMetadata,
     list_checkpoints,
     local_path,
+    open_trained_order,
     parse_metadata,
 )
 from train.data.order import SampleOrder
@@ -29,12 +29,13 @@ from train.dataset_history import (
     CLEAN,
     REPLAYS_NAME,
     Replay,
+    digests_at_same_positions,
     read_replays,
     takedowns_at_same_positions,
     takedowns_seen,
     takedowns_since,
 )
-from train.plan.plan import PLAN_NAME, Plan, open_order, write_plan
+from train.plan.plan import PLAN_NAME, Plan, stored_plan, write_plan
 
 REPLACED = "train/replaced"
 """Folder to which a replay moves the checkpoints after the chosen one."""
@@ -46,9 +47,12 @@ Span = tuple[str, int, int]
 
 
 def find_effects(run: Store, dataset: Dataset, documents: Iterable[Span]) -> Effects:
-    """Return the steps whose batches hold tokens of the documents, and which checkpoints were trained on them."""
-    plan = _stored_plan(run)
-    same = _same_positions(run, dataset)
+    """Return the steps whose batches hold tokens of the documents, and which checkpoints were trained on them.
+
+    Raises ContractError if the plan or its skip list does not continue the newest checkpoint.
+    """
+    plan = stored_plan(run)
+    same = digests_at_same_positions(run, dataset)
     # A plan for the dataset before a takedown is still the one that made the checkpoints.
     known = plan is not None and plan.dataset in same
     steps: list[int] = []
@@ -57,7 +61,7 @@ def find_effects(run: Store, dataset: Dataset, documents: Iterable[Span]) -> Eff
         # Packed rows hold whole spans of documents, so a first token is never the last target of another row.
         next_tokens = int(train.objective == "causal" and train.packing == "stream")
         bound = plan.model_copy(update={"dataset": dataset.digest})
-        steps = steps_with_documents(open_order(run, dataset, bound), documents, next_tokens)
+        steps = steps_with_documents(open_trained_order(run, dataset, bound), documents, next_tokens)
     first = steps[0] if steps else math.inf
 
     def model(name: str, note: CheckpointMetadata, saw_earlier: bool) -> TrainedCheckpoint:
@@ -74,12 +78,6 @@ def find_effects(run: Store, dataset: Dataset, documents: Iterable[Span]) -> Eff
     # Why a replay set a checkpoint aside is recorded in the certificate of the takedown before that replay.
     aside = [model(name, note, False) for name, note in _notes_aside(run)]
     return Effects(steps=steps, models=[*current, *aside], last_clean=max(clean, default=None))
-
-
-def _same_positions(run: Store, dataset: Dataset) -> set[str]:
-    """Return the digests of a dataset and of the earlier versions of it that have the same token positions."""
-    earlier = takedowns_at_same_positions(run, dataset)
-    return {dataset.digest, *(certificate.tables["tokens"].before for certificate in earlier)}
 
 
 def _notes_aside(run: Store) -> Iterator[tuple[str, CheckpointMetadata]]:
@@ -124,6 +122,7 @@ def begin_replay(run: Store, choice: str) -> Replay:
     before anything is written.
     """
     local_path(run, "train")
+    check_own_folders(run, "train")
     with lock_training(run, "penstock train --replay-from"):
         replay, bound = _planned(run, choice)
         stored = read_replays(run)
@@ -138,7 +137,7 @@ def begin_replay(run: Store, choice: str) -> Replay:
 
 def _planned(run: Store, choice: str) -> tuple[Replay, Plan]:
     """Return the replay that the user chose, and the run's plan on the dataset without the removed documents."""
-    dataset, plan = open_dataset(run), _stored_plan(run)
+    dataset, plan = open_dataset(run), stored_plan(run)
     if plan is None:
         raise ConfigError(
             f"train --replay-from: expected a run that has been trained, got {run.uri} without {PLAN_NAME}. "
@@ -168,7 +167,7 @@ def _planned(run: Store, choice: str) -> tuple[Replay, Plan]:
             f"--compact. Remove {CHECKPOINTS} and run `penstock plan` again."
         )
     bound = plan.model_copy(update={"dataset": dataset.digest})
-    order = open_order(run, dataset, bound).digest
+    order = open_trained_order(run, dataset, bound).digest
     if order != plan.order:
         raise ContractError(
             f"{run.uri}/{PLAN_NAME}: expected the plan's sample order {plan.order}, got {order} for the current "
@@ -225,18 +224,3 @@ def describe_replay(replay: Replay) -> str:
         f"training again from {where}, {seen}, on dataset {replay.after[:12]} in place of {replay.before[:12]} "
         f"(takedown {', '.join(replay.takedowns)}){aside}"
     )
-
-
-def _stored_plan(run: Store) -> Plan | None:
-    """Return the stored plan of a run, even if it was made for a different version of the dataset.
-
-    None = the run has no plan.
-    """
-    if not run.exists(PLAN_NAME):
-        return None
-    try:
-        return Plan.model_validate(run.read_json(PLAN_NAME))
-    except ValidationError as error:
-        raise ContractError(
-            f"{run.uri}/{PLAN_NAME}: expected a plan, got one that is not valid ({error}). Run `penstock plan` again."
-        ) from error

@@ -15,6 +15,7 @@ from schemas.ids import canonical_json
 from schemas.storage import Store
 from schemas.text import printable, printable_json_bytes, text_table
 from schemas.versions import open_run
+from train.checkpoint.folder import check_trained_order
 
 GROUP = "join"
 VERBS = {
@@ -31,7 +32,11 @@ def add_lineage_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--openlineage", help="write OpenLineage events to this file; one per line if it ends in .ndjson or .jsonl"
     )
-    parser.add_argument("--verify", action="store_true", help="read every file again and compare its digest")
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="read every file again and compare its digest, and compare plan and skip list with the checkpoints",
+    )
 
 
 def lineage_command(arguments: argparse.Namespace) -> int:
@@ -46,6 +51,8 @@ def lineage_command(arguments: argparse.Namespace) -> int:
     print(describe_lineage(fold_checkpoints(lineage), run.uri))
     # A lineage with a mismatch is printed but not exported, because an OpenLineage event cannot express the mismatch.
     check_lineage(lineage, run.uri)
+    if arguments.verify:
+        check_trained_order(run)
     if arguments.out:
         _write(arguments.out, printable_json_bytes(canonical_json(lineage.to_json())))
     if arguments.openlineage:

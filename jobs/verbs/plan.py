@@ -1,21 +1,24 @@
 """`penstock plan`: the size of a training run, computed from its dataset and written to plan.json."""
 
 import argparse
-import shutil
+import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from jobs.arguments import Command, add_overrides, add_run
 from jobs.recipe import stored_recipe
-from schemas.errors import ConfigError, PenstockError
+from schemas.errors import ConfigError
 from schemas.locks import lock_training
 from schemas.manifest import RUN_NAME, read_run
+from schemas.paths import check_own_folders
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
 from schemas.union import describe_union, write_union
-from schemas.versions import attach_run, open_run
+from schemas.versions import DATASET, attach_run, open_run, warn_of_replaced_tables
 from train.checkpoint.folder import check_resumable, list_checkpoints, with_checkpoint_formats
 from train.config.settings import SECTIONS, Settings, load_settings, settings_of
 from train.plan.layouts import choose_layout
@@ -42,6 +45,8 @@ BUDGETS: dict[str, tuple[str, type, str]] = {
     "usd-per-gpu-hour": ("cluster.usd_per_gpu_hour", float, "price of a device hour"),
 }
 """Flags of `plan`: the setting that each sets, its type and its help text."""
+WRITTEN = (DATASET, "train")
+"""The folders of a run to which `plan` writes: the manifest of a union, and the plan with its files."""
 
 
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,22 +67,72 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 def plan_command(arguments: Arguments) -> int:
     """Compute model size, batch size and steps from the dataset. --dry-run prints the plan without writing it."""
+    warn_of_replaced_tables([Store(arguments.run), *map(open_run, vars(arguments).get("dataset") or ())])
     with tempfile.TemporaryDirectory() as scratch:  # a dry run writes its files there, not to the run folder
         return _plan(arguments, Store(scratch))
 
 
 def _plan(arguments: Arguments, scratch: Store) -> int:
-    run = Store(arguments.run)
-    is_new, is_new_folder = not run.exists(RUN_NAME), not run.exists("")
-    try:
+    run, names = Store(arguments.run), vars(arguments).get("dataset") or []
+    if arguments.dry_run:
         return _planned(arguments, run, scratch)
-    except PenstockError:
-        # Without a plan, the new folder must not look like a run.
-        if is_new:
-            run.delete(RUN_NAME)
-        if is_new_folder and run.is_local and run.exists(""):
-            shutil.rmtree(run.root)
+    if not names:
+        open_dataset(run)  # a misspelled folder is an error before anything is locked in it
+    check_own_folders(run, "train")
+    others = [open_run(name) for name in names]
+    if run.exists(RUN_NAME) and _is_kept(arguments, run):  # only printed, and so also while the run is trained
+        run = _on_datasets_of(others, run, run) if others else run
+        return _print_stored(run, open_dataset(run), arguments.quiet)
+    new_folders = _make_folder(run) if names else []
+    try:
+        with lock_training(run, "penstock plan", others), _new_files_removed(run):
+            return _planned(arguments, run, scratch)
+    finally:
+        for folder in new_folders:
+            with suppress(OSError):  # not empty: the plan is in it, or another process uses it
+                folder.rmdir()
+
+
+def _make_folder(run: Store) -> list[Path]:
+    """Make the folder of a new local run, so that it can be locked; return the new folders, the deepest first."""
+    if not run.is_local:
+        return []
+    path = Path(run.root)
+    new = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    return new
+
+
+@contextmanager
+def _new_files_removed(run: Store) -> Iterator[None]:
+    """Remove what the block has written to a new run if it fails. The caller holds the lock on training in the run.
+
+    Without a plan, the folder must not look like a run.
+    """
+    if run.exists(RUN_NAME):
+        yield
+        return
+    before = _written(run)
+    try:
+        yield
+    except BaseException:
+        for name in sorted(_written(run) - before, reverse=True):  # the files of a folder before the folder
+            if run.is_local and Path(run.path(name)).is_dir():
+                with suppress(OSError):
+                    os.rmdir(run.path(name))
+            else:
+                run.delete(name)
         raise
+
+
+def _written(run: Store) -> set[str]:
+    """Return the names of the files and local folders that a run has in the places to which `plan` writes."""
+    if not run.is_local:
+        names = {f"{folder}/{name}" for folder in WRITTEN for name in run.child(folder).walk()}
+        return names | ({RUN_NAME} if run.exists(RUN_NAME) else set())
+    root = Path(run.root)
+    places = [place for name in (RUN_NAME, *WRITTEN) for place in (root / name, *(root / name).rglob("*"))]
+    return {str(place.relative_to(root)) for place in places if place.exists()}
 
 
 def _planned(arguments: Arguments, run: Store, scratch: Store) -> int:
@@ -87,20 +142,19 @@ def _planned(arguments: Arguments, run: Store, scratch: Store) -> int:
             [open_run(name) for name in arguments.dataset], run, scratch if arguments.dry_run else run
         )
     name = arguments.run if run is scratch else run.uri  # the user knows no scratch folder
-    dataset, mix, flags = open_dataset(run), given.get("mix"), budget_overrides(given)
-    overrides = [*arguments.overrides, *flags]
-    if not overrides and mix is None and _is_trained(run):
+    dataset, mix = open_dataset(run), given.get("mix")
+    overrides = [*arguments.overrides, *budget_overrides(given)]
+    if _is_kept(arguments, run):
         return _print_stored(run, dataset, arguments.quiet)
     if mix is not None:
         overrides += mix_overrides(mix, dataset, arguments.overrides)
     place = scratch if arguments.dry_run else run
     plan, search_text = choose_layout(make_plan(place, dataset, _settings(run, overrides, name)))
     if not arguments.dry_run:
-        with lock_training(run, "penstock plan"):
-            check_resumable(run, dataset, plan)
-            if mix is not None:
-                copy_mix(run, mix)  # before the plan that names it
-            write_plan(run, plan)
+        check_resumable(run, dataset, plan)
+        if mix is not None:
+            copy_mix(run, mix)  # before the plan that names it
+        write_plan(run, plan)
     if arguments.quiet:
         print(f"plan written to {run.uri}/train/plan.json")
         return 0
@@ -117,6 +171,12 @@ def budget_overrides(given: Mapping[str, Any]) -> list[str]:
     flags = {setting: given.get(flag.replace("-", "_")) for flag, (setting, *_) in BUDGETS.items()}
     budgets = [f"{setting}={value!r}" for setting, value in flags.items() if value is not None]
     return budgets + (["plan.law='own'"] if given.get("law") is not None else [])
+
+
+def _is_kept(arguments: Arguments, run: Store) -> bool:
+    """Return True if a command changes no setting of a trained run, so that its plan is only printed."""
+    given = vars(arguments)
+    return not arguments.overrides and not budget_overrides(given) and given.get("mix") is None and _is_trained(run)
 
 
 def _is_trained(run: Store) -> bool:

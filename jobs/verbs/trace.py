@@ -185,7 +185,7 @@ def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ranks",
         type=whole,
-        help="number of ranks of the layout; default: the layout recorded by the checkpoints",
+        help="number of ranks of the layout; default: the layout that training recorded for the step",
     )
     parser.add_argument(
         "--text", action="store_true", help="print the text that the model read, decoded from its tokens"

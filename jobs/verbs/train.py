@@ -16,8 +16,10 @@ from jobs.spark_session import worker_environment
 from schemas.errors import ConfigError
 from schemas.locks import lock_training
 from schemas.overrides import override_words
+from schemas.paths import check_own_folders
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
+from schemas.versions import warn_of_replaced_tables
 from train.checkpoint.folder import local_path
 from train.config.settings import Settings
 from train.parallel.devices import cluster_of
@@ -90,6 +92,7 @@ def train_command(arguments: Arguments) -> int:
         )
     run = Store(arguments.run)
     local_path(run, "train")
+    check_own_folders(run, "train")
     if arguments.replay_from is not None:
         check_overrides(run, arguments.overrides)  # before checkpoints are moved
         if arguments.dry_run:
@@ -100,6 +103,7 @@ def train_command(arguments: Arguments) -> int:
             return 0
         print(describe_replay(begin_replay(run, arguments.replay_from)), flush=True)
     dataset = open_dataset(run)
+    warn_of_replaced_tables([run])
     try:
         settings = read_settings(run, dataset, arguments.overrides)
         check_settings_used(settings, dataset)

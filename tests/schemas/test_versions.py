@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from jobs.cli import main
 from jobs.recipe import read_recipe
 from jobs.run_all import RunOptions
 from jobs.verbs import dvc as versions
@@ -23,10 +24,18 @@ from jobs.verbs.dvc import (
     run_and_repair,
 )
 from schemas.errors import ConfigError, ContractError
-from schemas.manifest import TableVersion, open_table, read_run
+from schemas.manifest import TableVersion, open_table, read_run, write_run
 from schemas.storage import Store
 from schemas.tokens import open_dataset
-from schemas.versions import PinnedRun, attach_run, list_versions, open_run, pinned_tables
+from schemas.versions import (
+    PinnedRun,
+    attach_run,
+    list_versions,
+    open_run,
+    pinned_tables,
+    replaced_input,
+    warn_of_replaced_tables,
+)
 from tests.pipeline.inspect.test_diff import write_manifest_lineage
 from tests.support.lineage_run import edit, join_dataset, next_version
 from tests.support.report_run import make_run
@@ -330,3 +339,41 @@ def test_a_run_folder_that_dvc_cannot_track_is_rejected(folder: Path, out: str) 
 )
 def test_the_fixed_part_of_a_pattern(pattern: str, expected: str) -> None:
     assert fixed_folder(pattern) == expected
+
+
+# ------------------------------------------------------------------------------------- a dataset of other settings
+
+
+@pytest.mark.parametrize("table", ["documents", "verdicts", "clean", "tokenizer"])
+def test_a_dataset_of_earlier_tables_is_told(run: Store, table: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert replaced_input(run, "tokens") is None
+    next_version(run, table, lambda content: content["config"].update(changed={"setting": 1}))
+    assert replaced_input(run, "tokens") == table
+    new = Store(f"{run.uri}-new")
+    attach_run(new, run, ("tokens", "tokenizer"))
+    warn_of_replaced_tables([run, new])
+    assert capsys.readouterr().err == (
+        f"penstock: {run.uri}: the dataset was made with other settings than those in run.json: the table `{table}` "
+        "has changed since. `penstock run` makes a dataset with these settings.\n"
+    )
+
+
+def test_a_dataset_whose_step_the_recipe_no_longer_has_is_told(run: Store) -> None:
+    state = read_run(run)
+    write_run(run, state.model_copy(update={"tables": {k: v for k, v in state.tables.items() if k != "clean"}}))
+    assert replaced_input(run, "tokens") == "clean"
+
+
+def test_tables_that_the_user_has_removed_are_no_other_settings(run: Store) -> None:
+    shutil.rmtree(run.path("clean"))
+    assert replaced_input(run, "tokens") is None
+    assert replaced_input(Store(f"{run.uri}-none"), "tokens") is None
+
+
+@pytest.mark.parametrize("words", [("plan",), ("train", "--dry-run")])
+def test_plan_and_train_warn_in_one_line(
+    run: Store, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    next_version(run, "verdicts", lambda content: content["config"].update(changed={"setting": 1}))
+    main([words[0], run.uri, *words[1:]])
+    assert capsys.readouterr().err.count("the dataset was made with other settings than those in run.json") == 1

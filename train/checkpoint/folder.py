@@ -17,16 +17,28 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json, digest_of
-from schemas.paths import is_below
+from schemas.manifest import read_run
+from schemas.paths import check_deletable, check_own_folders, is_below
 from schemas.storage import Store
-from schemas.tokens import Dataset
+from schemas.tokens import Dataset, open_dataset
+from schemas.versions import DATASET
 from train.config.settings import Settings
 from train.config.train import CheckpointConfig
-from train.data.stages import MASKS_VERSION, SkipList
-from train.dataset_history import comparable_digest
+from train.data.order import SampleOrder
+from train.data.stages import MASKS_VERSION, SkipList, stage_position
+from train.dataset_history import comparable_digest, digests_at_same_positions
 from train.monitor.guard import GuardState
 from train.parallel.devices import RunDevices
-from train.plan.plan import Plan, check_settings_used, heldout_loss_users, read_settings, read_skips
+from train.plan.plan import (
+    PLAN_NAME,
+    Plan,
+    check_settings_used,
+    heldout_loss_users,
+    open_order,
+    read_settings,
+    read_skips,
+    stored_plan,
+)
 
 # Checkpoint metadata: the step, the identity of the run, its layout, and the size and digest of each state file.
 #
@@ -183,7 +195,16 @@ STAGE_SETTINGS = {
 
 def check_identity(checkpoint: CheckpointMetadata, identity: Identity) -> None:
     """Check that a checkpoint belongs to the current run. Raises ContractError that names every difference."""
-    expected = checkpoint.identity
+    if pairs := _differences(checkpoint.identity, identity):
+        wrong = "".join(f"\n  {name}: expected {old}, got {new}" for name, (old, new) in pairs.items())
+        raise ContractError(
+            f"{checkpoint.name}: expected the run that this checkpoint belongs to, got other values in this run{wrong}"
+            "\nUndo the change, or train with it in a new run folder: `penstock plan NEW --dataset RUN`."
+        )
+
+
+def _differences(expected: Identity, identity: Identity) -> dict[str, tuple[Any, Any]]:
+    """Return name -> (value of `expected`, value of `identity`) of everything but the skip list that differs."""
     pairs = {name: (getattr(expected, name), getattr(identity, name)) for name in ("dataset", "tokenizer")}
     settings = _pairs(expected.settings, identity.settings)
     pairs |= _stage_pairs(*settings.pop("train.stages", (None, None)))
@@ -192,12 +213,7 @@ def check_identity(checkpoint: CheckpointMetadata, identity: Identity) -> None:
     pairs = dict(sorted((name, both) for name, both in pairs.items() if both[0] != both[1]))
     if not pairs and expected.order != identity.order:  # otherwise it follows from another difference
         pairs = {"order": (expected.order, identity.order)}
-    if pairs:
-        wrong = "".join(f"\n  {name}: expected {old}, got {new}" for name, (old, new) in pairs.items())
-        raise ContractError(
-            f"{checkpoint.name}: expected the run that this checkpoint belongs to, got other values in this run{wrong}"
-            "\nUndo the change, or train with it in a new run folder: `penstock plan NEW --dataset RUN`."
-        )
+    return pairs
 
 
 def _stage_pairs(expected: Any, given: Any) -> dict[str, tuple[Any, Any]]:
@@ -242,8 +258,9 @@ def _read_file(path: Path) -> bytes:
 def remove_incomplete(run: Store) -> list[str]:
     """Remove what a killed process left: partial files, and checkpoint folders without metadata.
 
-    Return the names of the removed folders.
+    Return the names of the removed folders. Raises ContractError if a symbolic link leads out of the run.
     """
+    check_own_folders(run, "train")
     for partial in local_path(run, "train").glob("*.partial"):
         partial.unlink()
     halves = [folder for folder in _folders(run) if not (folder / METADATA_NAME).exists()]
@@ -253,10 +270,14 @@ def remove_incomplete(run: Store) -> list[str]:
 
 
 def remove_checkpoint(run: Store, step: int) -> None:
-    """Remove the checkpoint of a step, complete or not; do nothing if there is none."""
+    """Remove the checkpoint of a step, complete or not; do nothing if there is none.
+
+    Raises ContractError if a symbolic link leads out of the run.
+    """
     name = folder_name(step)
     if not run.exists(name):
         return
+    check_deletable(run, f"{name}/{METADATA_NAME}")
     run.delete(f"{name}/{METADATA_NAME}")
     run.sync(name)
     shutil.rmtree(local_path(run, name))
@@ -361,3 +382,61 @@ def check_resumable(run: Store, dataset: Dataset, plan: Plan) -> None:
         checkpoint = checkpoints[-1]
         seen = comparable_digest(run, dataset, (checkpoint.name, checkpoint.step), checkpoint.identity.dataset)
         check_identity(checkpoint, identity.model_copy(update={"dataset": seen}))
+
+
+def check_skips(checkpoint: CheckpointMetadata, plan: Plan, skip: SkipList) -> None:
+    """Raise ContractError if a skip list does not continue the one that a checkpoint was trained with."""
+    stage, used = stage_position(plan.stages, checkpoint.step)
+    skip.check_continues(checkpoint.identity.skip_length, checkpoint.identity.skip_list, used, stage)
+
+
+# The order of the samples that the checkpoints were trained on, for everything that reads it after training.
+
+
+def open_trained_order(run: Store, dataset: Dataset, plan: Plan) -> SampleOrder:
+    """Return the order of a plan's samples, with the run's current skip list and packed rows.
+
+    Raises ContractError if the run has checkpoints, and the newest was trained on other samples.
+    """
+    # Listed first: training adds to the skip list before it writes a checkpoint that contains the additions.
+    checkpoints = list_checkpoints(run) if run.is_local else []
+    order = open_order(run, dataset, plan)
+    if checkpoints:
+        identity = identify(dataset, plan.model_copy(update={"order": order.digest}), order.skip)
+        if checkpoints[-1].identity.dataset in digests_at_same_positions(run, dataset):
+            identity = identity.model_copy(update={"dataset": checkpoints[-1].identity.dataset})
+        _check_same_samples(run, checkpoints[-1], identity)
+        check_skips(checkpoints[-1], plan, order.skip)
+    return order
+
+
+def _check_same_samples(run: Store, checkpoint: CheckpointMetadata, identity: Identity) -> None:
+    """Raise ContractError if a plan has other samples in its steps than a checkpoint; `identity`: that of the plan."""
+    expected, pairs = checkpoint.identity, _differences(checkpoint.identity, identity)
+    # Settings that a later version of the code has, and others that choose no samples, do not matter here.
+    stages = _stage_pairs(expected.settings.get("train.stages"), identity.settings["train.stages"])
+    objectives = (each.settings.get("train.objective") for each in (expected, identity))
+    same = (
+        (expected.dataset, expected.order) == (identity.dataset, identity.order)
+        and all(old == new for old, new in stages.values())
+        and len({*objectives}) == 1
+    )
+    if not same:
+        others = "; ".join(f"{name} {new} in place of {old}" for name, (old, new) in pairs.items())
+        raise ContractError(
+            f"{run.uri}/{PLAN_NAME}: expected the plan that {checkpoint.name} was trained with, got one with {others}. "
+            "Restore the file from a backup, or run `penstock plan` with the values of the checkpoint."
+        )
+
+
+def check_trained_order(run: Store) -> None:
+    """Raise ContractError if the newest checkpoint of a run was trained on other samples than its plan has.
+
+    Nothing is compared if there is no plan for the run's dataset, or no checkpoint.
+    """
+    plan = stored_plan(run) if run.is_local and DATASET in read_run(run).tables else None
+    if plan is None or not list_checkpoints(run):
+        return
+    dataset = open_dataset(run)
+    if plan.dataset in digests_at_same_positions(run, dataset):
+        open_trained_order(run, dataset, plan.model_copy(update={"dataset": dataset.digest}))

@@ -53,6 +53,12 @@ class StagePlan(BaseModel):
         return self.num_samples * self.seq_len
 
 
+def stage_position(stages: Sequence[StagePlan], step: int) -> tuple[int, int]:
+    """Return the index of the training stage after `step` updates, and how many samples of the stage were used."""
+    number = max(i for i, stage in enumerate(stages) if stage.first_step <= step)
+    return number, (step - stages[number].first_step) * stages[number].global_batch
+
+
 def stage_name(config: TrainConfig, number: int) -> str:
     """Return the name of the recipe section that sets training stage `number` (0 = first)."""
     return f"train.stages[{number}]" if config.stages else "train"

@@ -16,6 +16,7 @@ from typing import Any
 
 from schemas.errors import ContractError
 from schemas.ids import canonical_json
+from schemas.paths import check_own_folders
 from schemas.storage import Store
 from schemas.text import LongWork
 from schemas.tokens import Dataset
@@ -62,6 +63,7 @@ class _Verified:
     """The files that a run has verified, stored in the run folder; any thread may add a file."""
 
     def __init__(self, run: Store):
+        check_own_folders(run, VERIFIED_NAME.partition("/")[0])
         self._run, self._lock = run, threading.Lock()
         self._marks: dict[str, list[Any]] = run.read_json(VERIFIED_NAME) if run.exists(VERIFIED_NAME) else {}
         if not isinstance(self._marks, dict):

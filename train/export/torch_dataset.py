@@ -17,8 +17,9 @@ from torch.utils.data import Dataset
 
 from schemas.storage import Store
 from schemas.tokens import open_dataset
+from train.checkpoint.folder import open_trained_order
 from train.data.batches import Batches
-from train.plan.plan import open_order, read_plan
+from train.plan.plan import read_plan
 
 
 class SampleDataset(Dataset[dict[str, Tensor]]):
@@ -36,7 +37,7 @@ class SampleDataset(Dataset[dict[str, Tensor]]):
         run = Store(self.run)
         dataset = open_dataset(run)
         plan = read_plan(run, dataset)
-        return Batches(dataset, plan.settings.train, open_order(run, dataset, plan))
+        return Batches(dataset, plan.settings.train, open_trained_order(run, dataset, plan))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"run": self.run, "stage": self.stage}

@@ -7,7 +7,7 @@ again after a resume or a rewind appear twice, with that resume or rewind in bet
 import json
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
@@ -243,3 +243,27 @@ def count_rewinds(events: Iterable[Event]) -> int:
     for event in events:
         rewinds = 0 if isinstance(event, Started) else rewinds + isinstance(event, Rewound)
     return rewinds
+
+
+class LayoutChange(NamedTuple):
+    """The layout of the steps after `after`, up to the next change."""
+
+    after: int
+    """Number of steps before the first one in this layout."""
+    start: Started | Resumed
+    """The start or resume of the process that computed these steps."""
+
+
+def layout_changes(events: Iterable[Event]) -> list[LayoutChange]:
+    """Return the changes of layout over all steps that no later resume or rewind has undone, in the order of steps."""
+    changes: list[LayoutChange] = []
+    start: Started | Resumed | None = None
+    for event in events:
+        if not isinstance(event, Started | Resumed | Rewound):
+            continue
+        after = event.to_step if isinstance(event, Rewound) else event.step
+        start = start if isinstance(event, Rewound) else event
+        changes = [] if isinstance(event, Started) else [change for change in changes if change.after < after]
+        if start is not None:
+            changes.append(LayoutChange(after, start))
+    return changes

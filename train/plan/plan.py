@@ -128,14 +128,9 @@ def read_plan(run: Store, dataset: Dataset | None = None) -> Plan:
 
     `dataset`: None = the dataset of the run.
     """
-    if not run.exists(PLAN_NAME):
+    plan = stored_plan(run)
+    if plan is None:
         raise ContractError(f"{run.uri}: expected a plan, got no {PLAN_NAME}. Make it with `penstock plan`.")
-    try:
-        plan = Plan.model_validate(run.read_json(PLAN_NAME))
-    except ValidationError as error:
-        raise ContractError(
-            f"{run.uri}/{PLAN_NAME}: expected a plan, got an invalid one: {error}. Run `penstock plan` again."
-        ) from error
     digest = (dataset or open_dataset(run)).digest
     if plan.dataset != digest:
         raise ContractError(
@@ -143,6 +138,21 @@ def read_plan(run: Store, dataset: Dataset | None = None) -> Plan:
             "Run `penstock plan` again or, after a takedown, `penstock train RUN --replay-from clean`."
         )
     return plan
+
+
+def stored_plan(run: Store) -> Plan | None:
+    """Return the run's plan, whatever dataset it was made for; None if there is none.
+
+    Raises ContractError if it is not valid.
+    """
+    if not run.exists(PLAN_NAME):
+        return None
+    try:
+        return Plan.model_validate(run.read_json(PLAN_NAME))
+    except ValidationError as error:
+        raise ContractError(
+            f"{run.uri}/{PLAN_NAME}: expected a plan, got an invalid one: {error}. Run `penstock plan` again."
+        ) from error
 
 
 def read_settings(run: Store, dataset: Dataset, overrides: Sequence[str]) -> Settings:

@@ -16,12 +16,14 @@ from pydantic import TypeAdapter
 
 from schemas.errors import ConfigError, ContractError
 from schemas.overrides import override_words
+from schemas.paths import check_own_folders
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
 from train.checkpoint.folder import (
     CheckpointMetadata,
     Layout,
     check_identity,
+    check_skips,
     identify,
     list_checkpoints,
     local_path,
@@ -32,7 +34,6 @@ from train.checkpoint.state import layout_of
 from train.config.settings import Settings
 from train.data.batches import Batches
 from train.data.packing import packed_files, write_packing
-from train.data.stages import StagePlan
 from train.data.verify import verify_dataset, verify_files
 from train.dataset_history import comparable_digest
 from train.model.fp8 import check_fp8
@@ -88,6 +89,7 @@ def check_run(run: Store, overrides: Sequence[str], ranks: Ranks) -> tuple[Plan,
     Return the plan, the checkpoint to resume from (None = there is none), and True if the run is complete.
     """
     local_path(run, "train")
+    check_own_folders(run, "train")
     dataset, here = open_dataset(run), devices_of(ranks)
     plan, lines = current_plan(run, dataset, overrides, here)
     settings = plan.settings
@@ -103,8 +105,7 @@ def check_run(run: Store, overrides: Sequence[str], ranks: Ranks) -> tuple[Plan,
     if checkpoint is not None:
         seen = comparable_digest(run, dataset, (checkpoint.name, checkpoint.step), checkpoint.identity.dataset)
         check_identity(checkpoint, identity.model_copy(update={"dataset": seen}))
-        stage, used = stage_position(plan.stages, checkpoint.step)
-        skip.check_continues(checkpoint.identity.skip_length, checkpoint.identity.skip_list, used, stage)
+        check_skips(checkpoint, plan, skip)
     verify_dataset(run, dataset, packed_files(run, dataset, settings.train))
     done = checkpoint is not None and _is_done(run, checkpoint)
     if not done:
@@ -167,12 +168,6 @@ def devices_of(ranks: Ranks) -> RunDevices:
     capability = torch.cuda.get_device_capability(ranks.device) if cuda else None
     name = torch.cuda.get_device_name(ranks.device) if cuda else ""
     return RunDevices(ranks.device.type, capability, name, ranks.world_size, ranks.local_size)
-
-
-def stage_position(stages: Sequence[StagePlan], step: int) -> tuple[int, int]:
-    """Return the index of the training stage after `step` updates, and how many samples of the stage were used."""
-    number = max(i for i, stage in enumerate(stages) if stage.first_step <= step)
-    return number, (step - stages[number].first_step) * stages[number].global_batch
 
 
 def _is_done(run: Store, checkpoint: CheckpointMetadata) -> bool:

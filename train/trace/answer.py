@@ -14,6 +14,7 @@ from schemas.tokens import Dataset, open_dataset
 from schemas.urls import parse_domain
 from train.plan.plan import Plan, read_plan
 from train.trace.documents import DetailReader, DocumentDetail, Texts, documents_containing
+from train.trace.layouts import layout_of_step
 from train.trace.trace import (
     Appearance,
     Exposure,
@@ -21,7 +22,6 @@ from train.trace.trace import (
     Trace,
     checkpoint_steps,
     exposure_of,
-    layout_of_step,
     open_trace,
 )
 
@@ -45,7 +45,7 @@ class RowSelection:
     micro_batch: int | None = None
     """Micro-batch of the rank, from 0; None = all."""
     ranks: int | None = None
-    """Number of ranks on which to apply the plan's layout; None = use the layout that checkpoints recorded."""
+    """Number of ranks on which to apply the plan's layout; None = use the recorded layout of the step."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class StepAnswer:
     rows: range
     """Selected rows of the global batch."""
     layout: str | None
-    """Where the layout that assigns rows to ranks comes from, such as a checkpoint; None if no rank is selected."""
+    """Where the layout that assigns rows to ranks comes from, such as a resume; None if no rank is selected."""
     parts: list[TracedDocument]
     """Spans of the listed documents, by row and position."""
     num_spans: int

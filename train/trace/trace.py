@@ -4,7 +4,6 @@ Steps count from 1, as the trainer's do: step k uses batch k - 1 of the sample o
 of the run: the rows of a step are computed, and so are the steps whose rows contain a token position of a document.
 """
 
-import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
@@ -14,13 +13,11 @@ from typing import Any
 from schemas.errors import ConfigError, ContractError
 from schemas.storage import Store
 from schemas.tokens import TRAIN, Dataset, open_dataset
-from train.checkpoint.folder import list_checkpoints
-from train.config.layout import AXES, LayoutConfig
+from train.checkpoint.folder import list_checkpoints, open_trained_order
 from train.data.document_index import DocumentIndex, LocatedDocument, Row
 from train.data.order import SampleOrder, Samples
 from train.data.stages import SkipList
-from train.parallel.layout import axes_of, data_ranks, num_micro_batches, rows_of
-from train.plan.plan import Plan, open_order, read_plan
+from train.plan.plan import Plan, read_plan
 
 # Spans of documents in the rows of a step, and documents with all such spans.
 
@@ -251,12 +248,13 @@ class Trace:
 def open_trace(run: Store, dataset: Dataset | None = None, plan: Plan | None = None) -> Trace:
     """Return the trace of a plan; `dataset`, `plan`: None = those of the run.
 
-    Raises ContractError if there is no plan, or if it was made for a different dataset.
+    Raises ContractError if there is no plan, if it was made for a different dataset, or if it or its skip list does not
+    continue the newest checkpoint.
     """
     dataset = dataset or open_dataset(run)
     plan = plan or read_plan(run, dataset)
     config = plan.settings.train
-    order = open_order(run, dataset, plan)
+    order = open_trained_order(run, dataset, plan)
     if order.digest != plan.order:
         raise ContractError(
             f"{run.uri}: expected the plan's sample order with digest {plan.order[:12]}, got {order.digest[:12]}. Run "
@@ -340,76 +338,3 @@ def exposure_of(appearances: Iterable[Appearance], checkpoints: Iterable[int]) -
 def checkpoint_steps(run: Store) -> list[int]:
     """Return the steps of the complete checkpoints of a run, oldest first; empty if the run is in an object store."""
     return [note.step for note in list_checkpoints(run)] if run.is_local else []
-
-
-# The rows of a step's global batch that each rank and micro-batch read, by the layout of that step.
-
-
-@dataclass(frozen=True)
-class StepLayout:
-    """The layout in which the rows of a step are divided among ranks and micro-batches."""
-
-    axes: dict[str, int]
-    """Size of every axis of the mesh."""
-    layout: LayoutConfig
-    """Settings of `[layout]`; only the size of a micro-batch is used."""
-    named: str
-    """Where the layout comes from: a checkpoint or the plan."""
-
-    @property
-    def ranks(self) -> int:
-        """Number of ranks."""
-        return math.prod(self.axes.values())
-
-    def data_rank(self, rank: int) -> int:
-        """Return the data-parallel group of a rank: ranks of one group read the same rows.
-
-        Ranks are numbered along the axes in the order of AXES, the last axis fastest. Raises ConfigError if there
-        is no such rank.
-        """
-        if not 0 <= rank < self.ranks:
-            raise ConfigError(
-                f"--rank: expected 0 to {self.ranks - 1}, the ranks of {self.named}, got {rank}. Set --rank to one of "
-                "them."
-            )
-        place = {}
-        for axis in reversed(AXES):
-            rank, place[axis] = divmod(rank, self.axes[axis])
-        return place["replicate"] * self.axes["shard"] + place["shard"]
-
-    def rows(self, num_rows: int, rank: int, micro_batch: int | None = None) -> range:
-        """Return the rows of a global batch that a rank reads, or only those of one of its micro-batches (0 = first).
-
-        Empty if the micro-batch has only padding rows. Raises ConfigError if there is no such rank or micro-batch.
-        """
-        own_rows = rows_of(num_rows, data_ranks(self.axes), self.data_rank(rank))
-        if micro_batch is None:
-            return own_rows
-        number = num_micro_batches(num_rows, self.layout, self.axes)
-        if not 0 <= micro_batch < number:
-            raise ConfigError(
-                f"--micro-batch: expected 0 to {number - 1}, the micro-batches of a rank in {self.named}, got "
-                f"{micro_batch}. Set --micro-batch to one of them."
-            )
-        size = self.layout.rows_at_once
-        return own_rows[micro_batch * size : (micro_batch + 1) * size]
-
-
-def layout_of_step(run: Store, plan: Plan, step: int, ranks: int | None = None) -> StepLayout:
-    """Return the layout of a step, from the first checkpoint at or after the step.
-
-    If there is no such checkpoint, return the layout of the last checkpoint; without checkpoints, that of the plan.
-    `ranks`: return the plan's layout on this number of ranks instead. Raises ConfigError if the plan's layout does not
-    work with `ranks` ranks.
-    """
-    layout = plan.settings.layout.for_device("cpu")  # rows are the same on every type of device
-    notes = list_checkpoints(run) if run.is_local and ranks is None else []
-    if notes:
-        note = next((note for note in notes if note.step >= step), notes[-1])
-        size = int(note.layout.settings.get("micro_batch", layout.rows_at_once))
-        axes = {axis: note.layout.axes.get(axis, 1) for axis in AXES}
-        return StepLayout(axes, layout.model_copy(update={"micro_batch": size}), f"checkpoint {note.name}")
-    if ranks is None:
-        fixed = [getattr(layout, axis) or 1 for axis in AXES]
-        ranks = math.prod(fixed)
-    return StepLayout(axes_of(layout, ranks), layout, f"the plan on {ranks} rank(s)")

@@ -1,11 +1,17 @@
 """`penstock plan` on the datasets of several runs: plan, training, trace, lineage, and a takedown from one of them."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 
 from jobs.cli import main
+from jobs.verbs import plan as plan_verb
+from schemas.errors import ConfigError
+from schemas.locks import lock_tables, lock_training
 from schemas.manifest import read_run, write_run
 from schemas.storage import Store
 from schemas.tokens import open_dataset
@@ -94,3 +100,109 @@ def test_a_takedown_from_a_member(runs: list[Path], capsys: pytest.CaptureFixtur
     before = answers(capsys, "trace", str(following), "--url", "http://www.site3.co.uk/news/3?q=1")
     assert before["num_documents"] == 1
     assert main(["trace", str(following), "--url", "http://www.site2.co.uk/news/2?q=1"]) == 1  # no such document
+
+
+# ------------------------------------------------------------------------------------ two processes and one new folder
+
+
+def files_of(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def while_planning(act: Callable[[], None]) -> Any:
+    """Run `act` once in the middle of planning, when another process may do the same."""
+    choose, acts = plan_verb.choose_layout, [act]
+
+    def choosing(plan: Any) -> Any:
+        if acts:
+            acts.pop()()
+        return choose(plan)
+
+    return mock.patch.object(plan_verb, "choose_layout", choosing)
+
+
+def test_a_plan_that_fails_leaves_the_folder_that_another_process_has_made(
+    runs: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The other process wins the race for the lock after this one has looked at the folder."""
+    wait, kept = plan_verb._make_folder, dict[Path, bytes]()
+
+    def late(run: Store) -> list[Path]:
+        new = wait(run)
+        assert plan(runs, "--quiet") == 0  # the other process
+        (runs[2] / "train/checkpoints").mkdir()
+        (runs[2] / "train/checkpoints/state").write_bytes(b"state")
+        kept.update(files_of(runs[2]))
+        return new
+
+    with mock.patch.object(plan_verb, "_make_folder") as made:
+        made.side_effect = lambda run: late(run) if made.call_count == 1 else wait(run)
+        assert plan(runs, "--set", "train.seq_len=100000") == 2
+    assert "train.seq_len" in capsys.readouterr().err
+    assert files_of(runs[2]) == kept
+    assert kept
+
+
+def test_a_new_folder_is_locked_from_the_beginning(runs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    codes = []
+    with while_planning(lambda: codes.append(plan(runs, "--quiet"))):
+        assert plan(runs, "--quiet") == 0
+    assert codes == [2]
+    error = capsys.readouterr().err
+    assert f"{runs[2]}/train.lock: expected a free lock for `penstock plan`, got one held by `penstock plan`" in error
+    assert read_plan(Store(str(runs[2]))).dataset == open_dataset(Store(str(runs[2]))).digest
+
+
+@pytest.mark.parametrize("error", [ConfigError("wrong"), KeyboardInterrupt(), OSError(28, "No space left on device")])
+@pytest.mark.parametrize("before", [None, "notes.txt", "train/notes.txt"])
+def test_a_failed_plan_of_a_new_folder_leaves_what_was_there(
+    runs: list[Path], before: str | None, error: BaseException
+) -> None:
+    deep = runs[2] / "a/b"
+    if before:
+        (deep / before).parent.mkdir(parents=True)
+        (deep / before).write_text("mine")
+
+    def fail() -> None:
+        assert (deep / "run.json").exists()
+        assert (deep / "tokens").exists()
+        raise error
+
+    with while_planning(fail):
+        assert plan([*runs[:2], deep], "--set", "train.packing='best_fit'") in (2, 130)
+    assert [path for path in runs[2].rglob("*") if path.is_file()] == ([deep / before] if before else [])
+    assert runs[2].exists() == bool(before)
+
+
+def test_a_plan_waits_for_nobody(runs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """It names who trains in the folder, or who changes the tables that it would use."""
+    assert plan(runs, "--quiet") == 0
+    before = files_of(runs[2])
+    with lock_training(Store(str(runs[2])), "penstock train"):
+        assert plan(runs, "--quiet", "--set", "train.seed=4") == 2
+    assert "train.lock: expected a free lock for `penstock plan`, got one held by `penstock train`" in (
+        capsys.readouterr().err
+    )
+    new = runs[2].with_name("new")
+    with lock_tables(Store(str(runs[1])), "penstock takedown"):
+        assert plan([*runs[:2], new], "--quiet") == 2
+    assert "second/tables.lock: expected a free lock for `penstock plan`, got one held by `penstock takedown`" in (
+        capsys.readouterr().err
+    )
+    assert (files_of(runs[2]), new.exists()) == (before, False)
+
+
+def test_the_plan_of_a_run_that_is_trained_is_printed(runs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(runs[0]), "--quiet", "--set", "train.weights={}"]) == 0  # on its own tables
+    with open_ranks() as ranks:
+        assert train(Store(str(runs[0])), [], ranks) == 0
+    capsys.readouterr()
+    with lock_training(Store(str(runs[0])), "penstock train"):
+        assert main(["plan", str(runs[0])]) == 0
+    assert "plan kept, because the run has checkpoints" in capsys.readouterr().out
+
+
+def test_a_misspelled_folder_is_neither_made_nor_locked(runs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", str(runs[0].with_name("firts"))]) == 2
+    assert "expected a run folder, got no such folder (did you mean" in capsys.readouterr().err
+    assert not runs[0].with_name("firts").exists()

@@ -28,6 +28,7 @@ from train.monitor.events import (
     Stopped,
     Undone,
     count_rewinds,
+    layout_changes,
     read_events,
 )
 from train.monitor.metrics import StepMetrics
@@ -146,3 +147,29 @@ def test_rewinds_are_counted() -> None:
     assert count_rewinds(EVENTS[:-1]) == 1
     assert count_rewinds([]) == 0
     assert count_rewinds([*EVENTS, Started(step=0, layout={})]) == 0
+
+
+BEGUN = Started(step=0, layout={"ranks": 1})
+AT_4, AT_8 = (Resumed(step=n, checkpoint="c", layout={"ranks": n}, layout_before={}) for n in (4, 8))
+BACK = Rewound(step=7, to_step=3, checkpoint="c", samples=())
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ([], []),
+        ([BEGUN], [(0, BEGUN)]),
+        ([BEGUN, AT_4, AT_8], [(0, BEGUN), (4, AT_4), (8, AT_8)]),
+        ([BEGUN, AT_8, AT_4], [(0, BEGUN), (4, AT_4)]),  # steps 5 to 8 and later ones were undone
+        ([BEGUN, AT_4, AT_4], [(0, BEGUN), (4, AT_4)]),
+        ([BEGUN, AT_4, BEGUN], [(0, BEGUN)]),  # another training
+        ([BEGUN, AT_4, BACK], [(0, BEGUN), (3, AT_4)]),  # steps 4 to 7 were computed again by the second process
+        ([BEGUN, BACK], [(0, BEGUN), (3, BEGUN)]),
+        ([AT_8], [(8, AT_8)]),  # the events before are lost
+        ([BACK], []),
+    ],
+)
+def test_the_layout_of_each_step_is_that_of_the_last_start_before_it(
+    events: list[Event], expected: list[tuple[int, Event]]
+) -> None:
+    assert layout_changes(events) == expected

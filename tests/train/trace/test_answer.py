@@ -25,10 +25,11 @@ from schemas.tokens import open_dataset
 from schemas.versions import attach_run
 from tests.support import tiny_dataset
 from tests.support.tiny_dataset import make_tiny_dataset
-from train.checkpoint.folder import METADATA_NAME, CheckpointMetadata, Identity, Layout
+from train.checkpoint.folder import METADATA_NAME, CheckpointMetadata, Layout, identify
 from train.config.settings import load_settings
+from train.data.stages import NO_SKIPS
 from train.plan.make_plan import make_plan
-from train.plan.plan import write_plan
+from train.plan.plan import read_plan, write_plan
 from train.trace.answer import AnswerOptions, DocumentsAnswer, TraceAnswers, present_documents, to_json_value
 from train.trace.documents import DocumentDetail
 
@@ -83,9 +84,7 @@ def write_table(run: Store, name: str, schema: pa.Schema, rows: list[dict[str, A
 
 def write_note(run: Store, step: int, ranks: int) -> None:
     """A checkpoint as far as its note."""
-    identity = Identity(
-        dataset="", tokenizer="", order="", settings={}, skip_list="", skip_length=0, code_version="test"
-    )
+    identity = identify(open_dataset(run), read_plan(run), NO_SKIPS)
     axes = {"pipeline": 1, "replicate": 1, "shard": ranks, "context": 1, "tensor": 1}
     layout = Layout(ranks=ranks, axes=axes, settings={"micro_batch": 2}, threads=1, device="cpu", kernels="")
     note = CheckpointMetadata(step=step, identity=identity, layout=layout)
@@ -280,10 +279,15 @@ def test_a_domain_is_summed_over_all_and_listed_in_part(run: Store, trace: Calla
         (["--step", "21"], "--step: expected 1 to 20, the steps of the plan, got 21"),
         (["--step", "0"], "--step: expected 1 to 20, the steps of the plan, got 0"),
         (
-            ["--step", "1", "--rank", "2"],
+            ["--step", "5", "--rank", "2"],
             "--rank: expected 0 to 1, the ranks of checkpoint train/checkpoints/step-000005",
         ),
-        (["--step", "1", "--rank", "0", "--micro-batch", "2"], "--micro-batch: expected 0 to 1"),
+        (["--step", "5", "--rank", "0", "--micro-batch", "2"], "--micro-batch: expected 0 to 1"),
+        (
+            ["--step", "4", "--rank", "0"],
+            "--rank: expected a step whose layout is recorded, got step 4: train/events.jsonl does not have it, and "
+            "the first checkpoint kept is that of step 5. Give the number of ranks with --ranks.",
+        ),
         (["--step", "1", "--micro-batch", "0"], "expected --rank with --micro-batch or --ranks"),
         (["--url", "http://x/", "--rank", "0"], "expected --step with --rank"),
         (["--step", "1", "--rank", "0", "--ranks", "0"], "trace --ranks: expected at least 1, got 0"),

@@ -27,7 +27,8 @@ from train.data.stages import STAGE_BITS, SkipList, append_to_skip_list, read_sk
 from train.trace import Appearance, Trace, documents_of_step, steps_of_url
 from train.trace import trace as trace_step
 from train.trace.answer import print_documents, print_steps
-from train.trace.trace import StepLayout, exposure_of
+from train.trace.layouts import StepLayout
+from train.trace.trace import exposure_of
 
 SECOND = 1 << STAGE_BITS
 SKIP = SkipList((0, 17, 18, 77, SECOND + 2, SECOND + 3))
