@@ -33,7 +33,7 @@ def verify_command(arguments: Arguments) -> int:
     ]
     name = run.uri
     if DATASET in tables:
-        dataset = open_dataset(version)
+        dataset = open_dataset(version, even_replaced=True)
         expected += _packed(run, dataset)
         name = f"dataset {dataset.digest[:12]}"
     read = verify_files(run, run.uri, expected, arguments.paranoid)
