@@ -3,6 +3,7 @@
 Inputs, models and the output folder are checked before the first task starts.
 """
 
+import json
 import posixpath
 import sys
 import time
@@ -27,7 +28,7 @@ from pipeline.stages import STEPS, canonical_recipe, own_reasons, stages_by_sour
 from pipeline.takedown.select import check_none_removed
 from schemas.config import SEPARATOR, SOURCE, Recipe, Section, own_key, suggest_name
 from schemas.errors import ConfigError, ContractError
-from schemas.ids import digest_of, file_sha256
+from schemas.ids import canonical_json, digest_of, file_sha256
 from schemas.locks import lock_tables
 from schemas.manifest import (
     FROM_INPUT,
@@ -45,12 +46,23 @@ from schemas.manifest import (
 )
 from schemas.paths import check_deletable
 from schemas.storage import Store
-from schemas.takedown import check_no_takedowns, has_takedowns, origin_digest, resolve_version
+from schemas.takedown import (
+    check_no_takedowns,
+    descent_of,
+    has_takedowns,
+    origin_digest,
+    resolve_version,
+    takedown_ancestry,
+)
 from schemas.versions import DATASET
 
 Models = dict[str, dict[str, Model]]
 DROPPING_STEPS = ("documents", "verdicts", "dedup", "repeats", "clean")
 """The steps that drop documents. If one of them keeps none, a run that builds a token dataset stops there."""
+CONTENT = ("stages", "config", "models")
+"""The fields of a manifest's content that follow from a recipe."""
+SHOWN = 3
+"""Maximum number of differences that a message names."""
 
 
 @dataclass(frozen=True)
@@ -265,7 +277,7 @@ def find_version(
     """Return the folder of each table of a step, and the run that has the tables complete; None = no run has.
 
     That run is the run `folder` or another one that it uses. Without it, the folders are those in which the run would
-    build the tables.
+    build the tables. Raises ContractError if a folder has the name of this version and the tables of another one.
     """
     version = f"v-{step_identity(run, step, inputs)[:12]}"
     owners = run_folders(folder, run.reuse)
@@ -273,9 +285,78 @@ def find_version(
         folders = version_folders(owner, step, version)
         if not all(table.exists(MANIFEST_NAME) for table in folders.values()):
             continue
-        if owner.uri == folder.uri or is_without_removed(folder, read_tables(folders), inputs):
+        tables = read_tables(folders)
+        check_content(run, step, tables)
+        is_own = owner.uri == folder.uri
+        if check_inputs_read(run, step, tables, inputs, is_own) and (
+            is_own or is_without_removed(folder, tables, inputs)
+        ):
             return folders, owner
     return version_folders(owners[0], step, version), None
+
+
+def check_content(run: Run | Prepared, step: Step, tables: Mapping[str, TableVersion]) -> None:
+    """Raise ContractError if tables were written by other stages, settings or models than those of a step.
+
+    The folder of a version is named after them, but anybody can rename a folder.
+    """
+    expected = _facts(step_content(run, step))
+    for table in tables.values():
+        _check_facts(table, expected, _facts(table.manifest.content.model_dump(mode="json", include={*CONTENT})))
+
+
+def check_inputs_read(
+    run: Run | Prepared,
+    step: Step,
+    tables: Mapping[str, TableVersion],
+    inputs: Mapping[str, TableVersion],
+    is_own: bool,
+) -> bool:
+    """Return True if tables were made from the inputs of a step, or from what these were before a takedown.
+
+    `is_own`: the tables are in the folder of the run; raises ContractError if they were made from other inputs. Those
+    of another run may be: its tables have equal settings, but other code may have written them.
+    """
+    files = {} if step.reads else {f"{FROM_INPUT}{split.key}": split.identity for split in run.splits}
+    expected = {name: table.manifest.digest for name, table in inputs.items()} | files
+    for table in tables.values():
+        read = {entry.name: entry.sha256 for entry in table.manifest.content.inputs}
+        actual = {name: value for name, value in table.manifest.run.lineage.items() if name.startswith(FROM_INPUT)}
+        for name in inputs:
+            is_earlier = read.get(name) != expected[name] and read.get(name) in _earlier_digests(inputs[name])
+            actual[name] = expected[name] if is_earlier else read.get(name, "")
+        if expected != actual and not is_own:
+            return False
+        _check_facts(table, expected, actual)
+    return True
+
+
+def _earlier_digests(table: TableVersion) -> set[str]:
+    """Return the digests of the versions that takedowns have replaced by this version of a table."""
+    if descent_of(table.manifest) is None:
+        return set()
+    certificates = takedown_ancestry(table.folder.child("../.."), table.manifest)
+    return {certificate.tables[table.manifest.content.table].before for certificate in certificates}
+
+
+def _facts(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the stages, settings and models of a table's content by name, such as `language.min_score`."""
+    plain: dict[str, Any] = json.loads(canonical_json({name: content[name] for name in CONTENT}))
+    settings = {f"{section}.{key}": value for section, own in plain["config"].items() for key, value in own.items()}
+    stages = {f"stage {name}": value for name, value in plain["stages"].items()}
+    return stages | settings | {f"model {name}": value for name, value in plain["models"].items()}
+
+
+def _check_facts(table: TableVersion, expected: Mapping[str, Any], actual: Mapping[str, Any]) -> None:
+    """Raise ContractError, with the first differences, if a table was made from other stages, settings or inputs."""
+    names = [name for name in {**expected, **actual} if expected.get(name) != actual.get(name)]
+    if names:
+        shown = [[f"{name} {facts.get(name)!r:.80}" for name in names[:SHOWN]] for facts in (expected, actual)]
+        more = f" and {len(names) - SHOWN:,} more differences" if len(names) > SHOWN else ""
+        raise ContractError(
+            f"{table.folder.uri}: expected a version with {', '.join(shown[0])}, got {', '.join(shown[1])}{more}. "
+            "Remove the folder, and run again."
+        )
 
 
 def is_without_removed(folder: Store, tables: Mapping[str, TableVersion], inputs: Mapping[str, TableVersion]) -> bool:

@@ -77,13 +77,13 @@ def _doc_ids(run: Store) -> Iterator[pa.Array | pa.ChunkedArray]:
     """Yield the ids of all documents of a run in batches, from `documents`, or else from the dataset."""
     tables = read_run(run).tables
     if "documents" in tables:
-        folder, manifest = open_table(run, "documents")
+        folder, manifest = open_table(run, "documents", even_replaced=True)
         for path in manifest.paths_of():
             with folder.open_input(path) as stream:
                 for batch in read_batches(pq.ParquetFile(stream), "documents", ["doc_id"], ROWS_AT_ONCE):
                     yield batch.column(0)
     elif DATASET in tables:
-        dataset = open_dataset(run)
+        dataset = open_dataset(run, even_replaced=True)
         for shard in (shard for shards in dataset.streams.values() for shard in shards):
             with dataset.folder.open_input(shard.docs_path) as stream:
                 yield pa.ipc.open_file(stream).read_all().column("doc_id")

@@ -21,10 +21,11 @@ from pathlib import Path
 from schemas.errors import ContractError
 from schemas.leases import hold_lease, hold_reader
 from schemas.lock_files import TABLES_LOCK, TRAIN_LOCK, describe_holders
-from schemas.manifest import read_run
+from schemas.manifest import MANIFEST_NAME, MEMBER_INPUT, read_manifest, read_run
 from schemas.s3_requests import SCHEME
 from schemas.storage import Store, open_own
 from schemas.takedown import check_no_pending_takedown
+from schemas.versions import DATASET
 
 LOCKLESS_ERRORS = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """Error codes of a missing folder, a folder without write permission, or a filesystem without locks."""
@@ -40,7 +41,8 @@ def lock_tables(run: Store, what: str, others: Sequence[Store] = ()) -> Iterator
     """
     with ExitStack() as locks:
         _take(locks, run, TABLES_LOCK, what)
-        sources = {source.uri: source for source in (*_source_runs(run), *others)}
+        reads = (source for reader in (run, *others) for source in (reader, *_source_runs(reader)))
+        sources = {source.uri: source for source in reads if source.uri != run.uri}
         for source in sources.values():
             _take(locks, source, TABLES_LOCK, what, shared=True)
         yield
@@ -64,9 +66,29 @@ def lock_training(run: Store, what: str, others: Sequence[Store] = ()) -> Iterat
 
 
 def _source_runs(run: Store) -> list[Store]:
-    """Return the other runs whose tables a run reads."""
-    paths = [f"{name}/{version}" for name, version in read_run(run).tables.items() if "/" in version]
-    return [*{source.uri: source for path in paths for source in [run.child(f"{path}/../..")]}.values()]
+    """Return the other runs whose tables a run reads: those that `run.json` names, those of a union, and theirs."""
+    found, waiting = {run.uri: run}, [run]
+    while waiting:
+        reader = waiting.pop()
+        for source in _named_runs(reader):
+            if source.uri not in found:
+                found[source.uri] = source
+                waiting.append(source)
+    return [source for source in found.values() if source is not run]
+
+
+def _named_runs(run: Store) -> Iterator[Store]:
+    """Yield the runs that `run.json` and the manifest of a union name."""
+    tables = read_run(run).tables
+    for name, version in tables.items():
+        if "/" in version:
+            yield run.child(f"{name}/{version}/../..")
+    folder = run.child(f"{DATASET}/{tables[DATASET]}") if DATASET in tables else None
+    if folder is not None and folder.exists(MANIFEST_NAME):
+        with suppress(ContractError):  # a damaged manifest stops the command that reads it, and not `repair`
+            lineage = read_manifest(folder).run.lineage
+            for member in (path for name, path in lineage.items() if name.startswith(MEMBER_INPUT)):
+                yield folder.child(f"../{member}/../..")
 
 
 def _take(locks: ExitStack, run: Store, name: str, what: str, *, shared: bool = False) -> None:

@@ -216,14 +216,7 @@ def write_manifest(folder: Store, manifest: Manifest) -> None:
 def read_manifest(folder: Store) -> Manifest:
     """Return the manifest of a table version. Raises ContractError if it is missing or invalid."""
     if not folder.exists(MANIFEST_NAME):
-        if folder.exists(REPLACED_NAME):
-            replaced = folder.read_json(REPLACED_NAME)
-            with reading(f"{folder.uri}/{REPLACED_NAME}", "the takedown that replaced this version"):
-                by, version = replaced["id"], replaced["to"]
-            raise ContractError(
-                f"{folder.uri}: expected a table, got a version that takedown {by} has replaced by {version}. Plan "
-                "a new run on the current dataset: `penstock plan NEW_RUN --dataset RUN`."
-            )
+        check_not_replaced(folder)
         raise ContractError(f"{folder.uri}: expected a table, got no {MANIFEST_NAME}. Run `penstock run`.")
     raw = folder.read_json(MANIFEST_NAME)
     content = raw.get("content") if isinstance(raw, dict) else None
@@ -237,6 +230,18 @@ def read_manifest(folder: Store) -> Manifest:
         manifest = Manifest.model_validate(raw)
     check_paths(manifest, f"{folder.uri}/{MANIFEST_NAME}")
     return manifest
+
+
+def check_not_replaced(folder: Store) -> None:
+    """Raise ContractError if a takedown has replaced a table version, whose files may still be there."""
+    if folder.exists(REPLACED_NAME):
+        replaced = folder.read_json(REPLACED_NAME)
+        with reading(f"{folder.uri}/{REPLACED_NAME}", "the takedown that replaced this version"):
+            by, version = replaced["id"], replaced["to"]
+        raise ContractError(
+            f"{folder.uri}: expected a table, got a version that takedown {by} has replaced by {version}. Plan "
+            "a new run on the current dataset: `penstock plan NEW_RUN --dataset RUN`."
+        )
 
 
 def check_paths(manifest: Manifest, where: str) -> None:
@@ -332,10 +337,12 @@ def check_folder(run: Store) -> None:
     raise ConfigError(f"{run.uri}: expected a run folder, got no such folder{hint}. Correct the path.")
 
 
-def open_table(run: Store, table: str) -> tuple[Store, Manifest]:
+def open_table(run: Store, table: str, even_replaced: bool = False) -> tuple[Store, Manifest]:
     """Return the folder and manifest of a table's current version in a run.
 
-    Raises ContractError if there is none, and ConfigError if the run folder does not exist.
+    `even_replaced`: for commands that only show or check data; True = open a version that a takedown has replaced, and
+    whose files it has kept. Raises ContractError if there is no table, or a replaced one, and ConfigError if the run
+    folder does not exist.
     """
     tables = read_run(run).tables
     if table not in tables:
@@ -349,17 +356,19 @@ def open_table(run: Store, table: str) -> tuple[Store, Manifest]:
         fix = f"Name {' or '.join(owners)}, whose tables this run uses." if owners else "Run `penstock run`."
         raise ContractError(f"{run.uri}: expected a table {table!r}, got {sorted(tables) or 'an empty run'}. {fix}")
     folder = run.child(f"{table}/{tables[table]}")
+    if not even_replaced:
+        check_not_replaced(folder)
     return folder, read_manifest(folder)
 
 
 def current_tables(run: Store) -> dict[str, TableVersion]:
-    """Return the up-to-date tables of a run, in order.
+    """Return the up-to-date tables of a run, in order, for commands that only show or check data.
 
     A table is up to date if it was made from the current, up-to-date versions of all tables that it reads.
     """
     tables: dict[str, TableVersion] = {}
     for name in (name for name in TABLES if name in read_run(run).tables):
-        table = TableVersion(*open_table(run, name))
+        table = TableVersion(*open_table(run, name, even_replaced=True))
         reads = table.manifest.tables_read.items()
         if all(read in tables and tables[read].manifest.digest == digest for read, digest in reads):
             tables[name] = table

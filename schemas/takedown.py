@@ -172,6 +172,11 @@ class Certificate(_TakedownBlock):
     """Salt of every digest of an id, a request or a span."""
     requests: list[str]
     """Salted SHA-256 of every request, such as a domain."""
+    forms: list[str] | None = None
+    """Salted SHA-256 of the host of every requested domain, and of the canonical form of every requested URL; None = an
+    earlier version began the takedown."""
+    near: bool = False
+    """True if near-duplicates of the requested documents were requested too."""
     documents: list[Traces]
     """Every removed document."""
     copies_left: int

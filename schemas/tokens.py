@@ -13,7 +13,7 @@ import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from schemas.errors import ContractError
-from schemas.manifest import Manifest, member_input, open_table, read_manifest
+from schemas.manifest import Manifest, check_not_replaced, member_input, open_table, read_manifest
 from schemas.storage import CheckedPath, Store
 from schemas.tables import PROVENANCE, field
 
@@ -242,10 +242,14 @@ def read_shards(folder: Store, manifest: Manifest) -> tuple[TokenizerContract, d
         ) from error
 
 
-def open_dataset(run: Store) -> Dataset:
-    """Open the current token dataset of a run folder. Raises ContractError if it is missing or inconsistent."""
-    folder, manifest = open_table(run, "tokens")
-    tokenizer_folder, tokenizer_manifest = open_table(run, "tokenizer")
+def open_dataset(run: Store, even_replaced: bool = False) -> Dataset:
+    """Open the current token dataset of a run folder.
+
+    `even_replaced`: as in `open_table`. Raises ContractError if the dataset is missing or inconsistent, or if a
+    takedown has replaced it or a member of a union.
+    """
+    folder, manifest = open_table(run, "tokens", even_replaced)
+    tokenizer_folder, tokenizer_manifest = open_table(run, "tokenizer", even_replaced)
     contract, streams = read_shards(folder, manifest)
     figures: dict[str, Any] = manifest.content.figures
     expected, actual = figures["tokenizer"], tokenizer_manifest.content.figures.get("contract") or {}
@@ -258,6 +262,9 @@ def open_dataset(run: Store) -> Dataset:
             f"{folder.uri}: expected the tokenizer contract of the table `tokenizer`, got different values: {wrong}. "
             "Restore the manifests of both tables from a backup."
         )
+    members = tuple(_members(folder, manifest, streams))
+    for member in () if even_replaced else members:
+        check_not_replaced(member.folder)
     return Dataset(
         folder=folder,
         manifest=manifest,
@@ -267,7 +274,7 @@ def open_dataset(run: Store) -> Dataset:
         chunk_tokens=int(figures["chunk_tokens"]),
         streams=streams,
         by_url=manifest.paths_of("by_url/"),
-        members=tuple(_members(folder, manifest, streams)),
+        members=members,
     )
 
 

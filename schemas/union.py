@@ -29,6 +29,7 @@ from schemas.manifest import (
     write_manifest,
     write_run,
 )
+from schemas.removed import RemovedDocuments
 from schemas.storage import Store
 from schemas.takedown import REMOVED_ID
 from schemas.tokens import HELDOUT, MEMBERS, Dataset, Member, Shard, docs_key, open_dataset, shard_key
@@ -39,6 +40,7 @@ REPEATED = "repeated"
 """The figure in the manifest of a union that counts the documents of several members."""
 IDS_AT_ONCE = 1 << 24
 """Number of document ids in memory at once, about; the indexes are read once for each so many."""
+ROWS_AT_ONCE = 1 << 16
 EXAMPLES = 3
 """Number of repeated documents that the figure names."""
 
@@ -47,10 +49,12 @@ def write_union(place: Store, runs: Sequence[Store]) -> Manifest:
     """Write a new run folder on the union of the datasets of several runs, and return the manifest of the union.
 
     The new run has the recipe and the tokenizer of the first. Raises ConfigError if a dataset is given twice or is on
-    another filesystem, or if the tokenizer contracts differ.
+    another filesystem, or if the tokenizer contracts differ, and ContractError if a dataset has a document that was
+    taken down from another.
     """
     datasets = [open_dataset(run) for run in runs]
     check_members(place, datasets)
+    check_none_removed(datasets)
     manifest = union_manifest(place, datasets)
     tokenizer = datasets[0].tokenizer_folder.root
     tables = {
@@ -84,6 +88,30 @@ def check_members(place: Store, datasets: Sequence[Dataset]) -> None:
                 f"{dataset.folder.uri}: expected the tokenizer contract of {first.folder.uri}, got other values: "
                 f"{wrong}. Run one of them again with the tokenizer and the separators of the other."
             )
+
+
+def check_none_removed(datasets: Sequence[Dataset]) -> None:
+    """Raise ContractError if a member of a union holds a document that a takedown removed from another member.
+
+    Documents are recognized by id, and by their address if their URL or domain was taken down. Near-duplicates of a
+    removed document are not.
+    """
+    members = [(dataset, member) for dataset in datasets for member in dataset.members]
+    removed = {member.run.uri: RemovedDocuments(member.run) for _, member in members}
+    for dataset, member in members:
+        others = [(uri, own) for uri, own in removed.items() if uri != member.run.uri and own.certificates]
+        for number in member.by_url if others else ():
+            with dataset.folder.open_input(dataset.by_url[number]) as stream:
+                rows = pa.ipc.open_file(stream).read_all().select(["doc_id", "url", "domain"])
+            for batch in rows.to_batches(max_chunksize=ROWS_AT_ONCE):
+                for row in batch.to_pylist():
+                    for uri, own in others:
+                        if certificate := own.find(row["doc_id"], row["url"] or "", row["domain"]):
+                            raise ContractError(
+                                f"{member.run.uri}: expected a dataset without the documents that takedown "
+                                f"{certificate.id} removed from {uri}, another member of the union, got doc_id "
+                                f"{row['doc_id'].hex()}. Take it down there too, with the same options."
+                            )
 
 
 def _contract_differences(first: Dataset, other: Dataset) -> str:

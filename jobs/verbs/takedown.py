@@ -195,7 +195,7 @@ def _affected(run: Store, documents: frozenset[bytes]) -> Effects:
     """Return the effects of some documents on this run alone."""
     if "tokens" not in read_run(run).tables:
         return Effects()
-    dataset = open_dataset(run)
+    dataset = open_dataset(run, even_replaced=True)  # another run's may be one that an earlier takedown has replaced
     spans: list[Span] = []
     for place in find_removed_rows(dataset, documents):
         shards = dataset.streams[place.shard.stream]

@@ -4,8 +4,9 @@ import argparse
 from collections.abc import Iterator
 
 from jobs.arguments import Command, add_run
-from schemas.manifest import current_tables, open_table
+from schemas.manifest import TableVersion, open_table, read_run
 from schemas.storage import Store
+from schemas.tables import TABLES
 from schemas.tokens import Dataset, open_dataset
 from schemas.versions import DATASET, open_run
 from train.data.packing import packed_files
@@ -22,10 +23,14 @@ Arguments = argparse.Namespace
 
 
 def verify_command(arguments: Arguments) -> int:
-    """Compare the files of every table with the manifests, and those of packed rows; print how many files were read."""
+    """Compare the files of every table with the manifests, and those of packed rows; print how many files were read.
+
+    The tables of a run are those that its `run.json` names, also if they lie in another run.
+    """
     version = open_run(arguments.run)
     run = Store(version.uri)  # the list of verified files is stored in the run itself
-    tables = current_tables(version)
+    current = read_run(version).tables
+    tables = {name: TableVersion(*open_table(version, name, even_replaced=True)) for name in TABLES if name in current}
     if not tables:
         open_table(version, DATASET)  # raises an error that says what the folder is
     expected: list[ExpectedFile] = [
@@ -33,12 +38,14 @@ def verify_command(arguments: Arguments) -> int:
     ]
     name = run.uri
     if DATASET in tables:
-        dataset = open_dataset(version)
+        dataset = open_dataset(version, even_replaced=True)
         expected += _packed(run, dataset)
         name = f"dataset {dataset.digest[:12]}"
     read = verify_files(run, run.uri, expected, arguments.paranoid)
+    owners = {table.folder.child("../..").uri: None for table in tables.values()}
+    where = "" if [*owners] == [run.uri] else f" in {' and '.join(owners)}"
     print(
-        f"{name}: all {len(expected)} files match the manifests of {', '.join(tables)}. {read} were read now, "
+        f"{name}: all {len(expected)} files match the manifests of {', '.join(tables)}{where}. {read} were read now, "
         f"{len(expected) - read} were verified before and have not changed."
     )
     return 0

@@ -84,11 +84,11 @@ class BrowsedRun:
 
 def open_browsed_run(address: str, store: Store, rules: RunRules) -> BrowsedRun:
     """Open the run folder that is named `address`. Raises ContractError if it has no table `documents`."""
-    open_table(store, "documents")
+    open_table(store, "documents", even_replaced=True)
     tables = current_tables(store)
     sorting = None
     if "clean" in tables and TOKENS.name in read_run(store).tables:
-        sorting = mixed_sorting(open_table(store, TOKENS.name)[1], tables["clean"].manifest.digest)
+        sorting = mixed_sorting(open_table(store, TOKENS.name, even_replaced=True)[1], tables["clean"].manifest.digest)
     return BrowsedRun(address, store, rules, tables, columns_of_run(store), sorting)
 
 

@@ -132,7 +132,7 @@ def _token_counts(run: BrowsedRun, ids: pa.Array) -> tuple[npt.NDArray[np.float6
     tokens = np.full(len(ids), np.nan)
     if "tokens" not in read_run(run.store).tables:
         return tokens, False
-    folder, manifest = open_table(run.store, "tokens")
+    folder, manifest = open_table(run.store, "tokens", even_replaced=True)
     wanted = ids.cast(pa.binary())
     rows_read = 0
     for path in sorted(path for key, path in manifest.paths.items() if key.endswith(".docs")):

@@ -32,7 +32,7 @@ from pipeline.export.shards import (
 )
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json, digest_of
-from schemas.manifest import Manifest, current_tables
+from schemas.manifest import Manifest, check_not_replaced, current_tables
 from schemas.storage import Store
 from schemas.tables import TABLES
 from schemas.takedown import check_no_pending_takedown
@@ -145,7 +145,9 @@ def prepare_table_export(run: Store, table: str, out: Store, format: str, compre
         )
     if format not in SUFFIXES:
         raise ConfigError(f"export --table: expected --format {' or '.join(SUFFIXES)}, got {format}. Correct --format.")
-    digest = current_tables(run)[table].manifest.digest
+    version = current_tables(run)[table]
+    check_not_replaced(version.folder)
+    digest = version.manifest.digest
     identity = {"version": VERSION, "tables": {table: digest}, "table": table, "format": format}
     identity |= _compression(compression)
     _check_out(out, identity)

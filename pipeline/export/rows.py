@@ -19,7 +19,7 @@ from pipeline.engine.parquet import Part, table_without_templates
 from pipeline.inspect.show import columns_of_run, expand_meta, meta_columns, parse_where
 from schemas.config import SHOWN_NAMES, suggest_name
 from schemas.errors import ConfigError
-from schemas.manifest import TableVersion, current_tables
+from schemas.manifest import TableVersion, check_not_replaced, current_tables
 from schemas.older_tables import read_columns
 from schemas.storage import Store
 from schemas.tables import CLEAN, META_PREFIX, SCORES, VERDICT_COLUMNS, field, to_mapping, value_type
@@ -94,6 +94,8 @@ def open_rows(run: Store, signals: Sequence[str], where: str | None, unmeasured:
             f"export: expected a run with up-to-date clean text, got none in {run.uri} (missing: {', '.join(missing)}"
             "). Run `penstock run` first."
         )
+    for table in tables.values():
+        check_not_replaced(table.folder)
     own = [COLUMNS.field("id"), CLEAN.field("title")]
     known = columns_of_run(run)
     columns = pa.schema([*known, *(column for column in own if column.name not in known.names)])

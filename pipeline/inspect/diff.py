@@ -140,7 +140,7 @@ def open_compared_run(run: Store) -> ComparedRun:
     current = {*read_run(run).tables}
     if DATASET not in current:
         current |= {"documents", "clean"}
-    tables = {name: TableVersion(*open_table(run, name)) for name in TABLES if name in current}
+    tables = {name: TableVersion(*open_table(run, name, even_replaced=True)) for name in TABLES if name in current}
     digests = {name: table.manifest.digest for name, table in tables.items()}
     deciding = {"clean"}
     for name in reversed(tables):

@@ -181,7 +181,7 @@ class _Search:
     def __init__(self, run: Store, with_text: bool):
         self._tables = current_tables(run)
         self._sorting = mix_of(run, self._tables)
-        self._documents = TableVersion(*open_table(run, "documents"))
+        self._documents = TableVersion(*open_table(run, "documents", even_replaced=True))
         self._tables.setdefault("documents", self._documents)
         self._with_text = with_text
         self.num_parts = len(self._documents.manifest.content.files)
@@ -250,7 +250,7 @@ def mix_of(run: Store, tables: Mapping[str, TableVersion]) -> Sorting | None:
     """
     if "clean" not in tables or TOKENS.name not in read_run(run).tables:
         return None
-    return mixed_sorting(open_table(run, TOKENS.name)[1], tables["clean"].manifest.digest)
+    return mixed_sorting(open_table(run, TOKENS.name, even_replaced=True)[1], tables["clean"].manifest.digest)
 
 
 def judged_part(tables: Mapping[str, TableVersion], number: int, sorting: Sorting | None) -> pa.Table:

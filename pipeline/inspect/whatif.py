@@ -125,8 +125,9 @@ def open_tables(run: Store) -> dict[str, TableVersion]:
     existing = read_run(run).tables
     reads = next(step.reads for step in STEPS if step.name == DEDUP.name)
     names = [*(name for name in reads if name in existing), DEDUP.name]
-    tables = {name: TableVersion(*open_table(run, name)) for name in names}
-    if "repeats" in existing and _made_from(repeats := TableVersion(*open_table(run, "repeats")), tables[DEDUP.name]):
+    tables = {name: TableVersion(*open_table(run, name, even_replaced=True)) for name in names}
+    repeats = TableVersion(*open_table(run, "repeats", even_replaced=True)) if "repeats" in existing else None
+    if repeats is not None and _made_from(repeats, tables[DEDUP.name]):
         tables["repeats"] = repeats
     lineage = tables[DEDUP.name].manifest.run.lineage
     for name in (name for name in reads if name in tables):
@@ -145,7 +146,7 @@ def mix_of(run: Store, tables: Mapping[str, TableVersion]) -> Sorting | None:
     None if the mix leaves no document out, or if the dataset's quality buckets come from tables that are not in
     `tables`.
     """
-    dataset = open_table(run, "tokens")[1]
+    dataset = open_table(run, "tokens", even_replaced=True)[1]
     digests = {name: table.manifest.digest for name, table in tables.items()}
     reads = {entry.name: entry.sha256 for entry in dataset.content.inputs if entry.name in BUCKET_TABLES}
     sorting = sorting_of(dataset)
@@ -317,7 +318,7 @@ def after_round(judged: DataFrame, copies: DataFrame, comparison: SurvivorCompar
 
 def token_counts(spark: SparkSession, run: Store) -> DataFrame:
     """Return the doc_id and number of tokens of every document of the dataset, as columns `doc` and `tokens`."""
-    folder, manifest = open_table(run, "tokens")
+    folder, manifest = open_table(run, "tokens", even_replaced=True)
     paths = [path for key, path in manifest.paths.items() if key.endswith(".docs")]
     return dataframe_from_tasks(
         spark, counts_of_shard, [(folder, path) for path in sorted(paths)], "doc binary, tokens long"

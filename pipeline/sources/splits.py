@@ -47,6 +47,9 @@ class _InputFile(NamedTuple):
     """The format of the file; None: the name of the file shows it."""
 
 
+_Place = tuple[str | int, ...]
+
+
 def splits_of(recipe: Recipe) -> list[Split]:
     """Return the files of all sources of a recipe. Their parts are numbered source by source.
 
@@ -98,8 +101,8 @@ def files_by_part(splits: Sequence[Split]) -> list[tuple[Split, ...]]:
 def find_splits(config: SourceConfig) -> list[Split]:
     """Return the files that source.paths names or matches, as splits sorted by name.
 
-    Raises ConfigError if the format is unknown, a pattern matches nothing, a file cannot be read, or two files have the
-    same name. The message lists every such path.
+    Raises ConfigError if the format is unknown, a pattern matches nothing, a file cannot be read, two files have the
+    same name, or a file has two names. The message lists every such path.
     """
     if config.format not in (AUTO, *FORMATS):
         raise ConfigError(
@@ -114,9 +117,7 @@ def find_splits(config: SourceConfig) -> list[Split]:
             matched = _match_dataset(path, config) or (_match(path) if packs is None else _match_level(path))
             for file in matched:
                 if other := files.get(file.name):
-                    problems.append(
-                        f"expected one file of the name {file.name!r}, got {other.uri} and {file.uri}. Rename one."
-                    )
+                    problems.append(_same_name(other, file))
                 files[file.name] = file
         except ConfigError as error:
             problems.append(f"expected files at {_shown(path)}, got {error}")
@@ -125,6 +126,7 @@ def find_splits(config: SourceConfig) -> list[Split]:
         except (OSError, ValueError, re.error) as error:
             problems.append(f"expected files at {_shown(path)}, got {error}. Correct the path.")
     splits: list[Split] = []
+    places: dict[_Place, _InputFile] = {}
     companions = _companions(config, problems)
     for ordinal, name in enumerate(sorted(files)):
         file = files[name]
@@ -132,7 +134,7 @@ def find_splits(config: SourceConfig) -> list[Split]:
             if WAT.search(name):
                 raise ValueError("a WAT file, which has no text. Use `penstock links` for its links.")
             format_name = config.format if config.format != AUTO else file.format or _format_of(name)
-            size, identity = _check_readable(file, packs)
+            size, identity, place = _check_readable(file, packs)
             if (problem := FORMATS[format_name].problem(file.uri, config)) is not None:
                 raise ValueError(problem)
         except ValueError as error:
@@ -141,6 +143,8 @@ def find_splits(config: SourceConfig) -> list[Split]:
         except OSError as error:
             problems.append(f"expected a file at {file.uri}, got {error}. Make it readable.")
             continue
+        if (first := places.setdefault(place, file)) is not file:
+            problems.append(_read_twice(first, file))
         needs = FORMATS[format_name].needs
         needed = [other for other in companions.get(format_name, ()) if needs(name, other.name, config)]
         splits.append(_split(ordinal, file, (format_name, size, identity), needed, config))
@@ -151,6 +155,20 @@ def find_splits(config: SourceConfig) -> list[Split]:
     if problems:
         raise ConfigError("\n  ".join([f"source.paths: {len(problems)} problem(s); nothing was started", *problems]))
     return splits
+
+
+def _same_name(first: _InputFile, second: _InputFile) -> str:
+    """Return the problem of two paths that give files of one name, or the same file."""
+    if first.uri == second.uri:
+        return _read_twice(first, second)
+    return f"expected one file of the name {first.name!r}, got {first.uri} and {second.uri}. Rename one."
+
+
+def _read_twice(first: _InputFile, second: _InputFile) -> str:
+    """Return the problem of two patterns that match one file, or of two links to one file."""
+    both = (first.name, second.name) if first.uri == second.uri else (first.uri, second.uri)
+    names = f" ({' and '.join(both)})" if both[0] != both[1] else ""
+    return f"expected each file once, got {first.uri} twice{names}. Narrow the patterns."
 
 
 def _shown(path: str) -> str:
@@ -222,7 +240,7 @@ def find_files(paths: Sequence[str]) -> list[Split]:
     for path in paths:
         try:
             for file in _match(path):
-                size, identity = _check_readable(file, None)
+                size, identity, _ = _check_readable(file, None)
                 files[file.uri] = Split(0, file.name, file.uri, size, identity, "", "")
         except (OSError, ValueError, re.error, ConfigError) as error:
             problems.append(f"expected files at {path}, got {error}")
@@ -327,24 +345,40 @@ def _format_of(name: str) -> str:
     raise ValueError(f"a name whose suffix fits no known format. Set source.format to {', '.join(others)} or {last}.")
 
 
-def _check_readable(file: _InputFile, packs: Callable[[str], bool] | None) -> tuple[int, str]:
-    """Return the size and identity of a file, or of a folder if the format reads folders as archives.
+def _check_readable(file: _InputFile, packs: Callable[[str], bool] | None) -> tuple[int, str, _Place]:
+    """Return the size, identity and place of a file, or of a folder if the format reads folders as archives.
 
     Raises ValueError unless the path is that of such a file, OSError if it cannot be read.
     """
     kind = file.info.type
     if packs is not None and (kind == pafs.FileType.Directory or (kind == pafs.FileType.File and packs(file.name))):
-        return folder_identity(list_folder(*resolve_uri(file.uri)))
+        size, identity = folder_identity(list_folder(*resolve_uri(file.uri)))
+        return size, identity, _place(file, identity)
     if kind == pafs.FileType.NotFound:
         raise ValueError("no such file. Correct the path.")
     if kind == pafs.FileType.Directory:
         raise ValueError("a folder. Name its files, such as FOLDER/*.warc.gz.")
     if kind != pafs.FileType.File:
         raise ValueError("something that is not a regular file, such as a device. Correct the path.")
-    if "://" not in file.uri:
-        with open(file.uri, "rb") as stream:
-            stream.read(1)
-    return int(file.info.size), f"{file.info.size}:{file.info.mtime_ns or 0}"
+    identity = f"{file.info.size}:{file.info.mtime_ns or 0}"
+    if "://" in file.uri:
+        return int(file.info.size), identity, _place(file, identity)
+    with open(file.uri, "rb") as stream:
+        stream.read(1)
+        return int(file.info.size), identity, _place(file, identity, stream.fileno())
+
+
+def _place(file: _InputFile, identity: str, opened: int | None = None) -> _Place:
+    """Return a value that two names of one file share; `opened`: its descriptor if it is open.
+
+    On a local disk these are the device and the inode. Filesystems that number files badly are no reason to refuse two
+    files, so their sizes and times have to agree as well.
+    """
+    scheme, mark, _ = file.uri.partition("://")
+    if mark and scheme != "file":
+        return scheme, file.info.path
+    status = os.stat(file.info.path if opened is None else opened)
+    return status.st_dev, status.st_ino, identity
 
 
 # The byte stream of a split. Before reading, an input file is identified by name, size and time. Its digest is computed

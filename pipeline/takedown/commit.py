@@ -24,6 +24,7 @@ from schemas.ids import canonical_json, digest_of
 from schemas.leases import check_still_held
 from schemas.manifest import MANIFEST_NAME, REPLACED_NAME, open_table, read_run, write_run
 from schemas.paths import check_deletable
+from schemas.removed import request_forms
 from schemas.storage import Store
 from schemas.tables import TABLES
 from schemas.takedown import (
@@ -66,6 +67,10 @@ class PendingTakedown(BaseModel):
     """Ids (hex) of the documents to remove."""
     requests: list[str]
     """Salted digests of the requests."""
+    forms: list[str] | None = None
+    """Salted digests of the requests in their canonical forms; None = an earlier version began the takedown."""
+    near: bool = False
+    """True if near-duplicates were requested too."""
     copies_left: int
     """Number of near-duplicates of the documents that are kept."""
     tables: dict[str, str]
@@ -90,6 +95,8 @@ def begin_takedown(run: Store, selection: Selection, mode: Mode, effects: Effect
         salt=salt,
         documents=ids,
         requests=sorted(salted_digest(salt, kind, value.encode()) for kind, value in selection.request.items()),
+        forms=request_forms(salt, selection.request.items()),
+        near=bool(selection.request.near) or selection.request.with_copies,
         copies_left=len(selection.copies),
         tables=tables,
         digests=digests,
@@ -196,6 +203,8 @@ def _certificate(
         mode=pending.mode,
         salt=pending.salt,
         requests=pending.requests,
+        forms=pending.forms,
+        near=pending.near,
         documents=sorted(traces, key=lambda own: own.document),
         copies_left=pending.copies_left,
         versions=pending.digests,

@@ -16,9 +16,10 @@ from schemas.errors import ConfigError, ContractError
 from schemas.ids import DOC_ID_BYTES
 from schemas.manifest import TableVersion, open_table, read_run
 from schemas.older_tables import read_batches
+from schemas.removed import RemovedDocuments, certificates_of
 from schemas.storage import Store
 from schemas.tables import TABLES
-from schemas.takedown import PENDING_NAME, STAGE, TAKEDOWNS, Certificate, read_certificate, salted_digest
+from schemas.takedown import STAGE, Certificate, check_no_takedowns, salted_digest
 from schemas.tokens import open_dataset
 from schemas.urls import canonical_url, host_suffixes, is_host_of, parse_domain, resolved_host
 
@@ -128,34 +129,26 @@ def _earlier(run: Store, items: Sequence[tuple[str, str]]) -> dict[tuple[str, st
     return takedowns
 
 
-def certificates_of(run: Store) -> Iterator[Certificate]:
-    """Yield the certificates of all takedowns of a run, sorted by id."""
-    names = sorted(run.child(TAKEDOWNS).walk()) if run.exists(TAKEDOWNS) else []
-    for name in names:
-        if "/" not in name and name.endswith(".json") and f"{TAKEDOWNS}/{name}" != PENDING_NAME:
-            yield read_certificate(run, name.removesuffix(".json"))
-
-
 def check_none_removed(run: Store, documents: TableVersion) -> None:
-    """Raise ContractError if a table `documents` of another run has a document that was taken down from `run`.
+    """Raise ContractError if a table `documents` of another run may have a document that was taken down from `run`.
 
-    Documents are recognized by their doc_id, and by their URL if the takedown was asked to remove it.
+    Documents are recognized by their doc_id, and by their address if a takedown was asked to remove their URL or
+    domain. Near-duplicates in another run have neither in common, so after a takedown of them no table is accepted.
     """
-    certificates = [*certificates_of(run)]
-    removed = [{traces.document for traces in certificate.documents} for certificate in certificates]
+    removed = RemovedDocuments(run)
+    if not removed.are_all_known:
+        check_no_takedowns(run, "documents")
     for path in documents.manifest.paths.values():
         with documents.folder.open_input(path) as stream:
-            for batch in read_batches(pq.ParquetFile(stream), "documents", ("doc_id", "url"), ROWS_AT_ONCE):
+            for batch in read_batches(pq.ParquetFile(stream), "documents", ("doc_id", "url", "domain"), ROWS_AT_ONCE):
                 for row in batch.to_pylist():
-                    for certificate, ids in zip(certificates, removed, strict=True):
-                        is_removed = salted_digest(certificate.salt, "document", row["doc_id"] or b"") in ids
-                        url = (row["url"] or "").encode()
-                        if is_removed or salted_digest(certificate.salt, "url", url) in certificate.requests:
-                            raise ContractError(
-                                f"{documents.folder.uri}: expected a table without the documents that takedown "
-                                f"{certificate.id} removed from {run.uri}, got doc_id {(row['doc_id'] or b'').hex()}. "
-                                "Take it down there too, and use a new run folder with --out."
-                            )
+                    doc_id = row["doc_id"] or b""
+                    if (certificate := removed.find(doc_id, row["url"] or "", row["domain"])) is not None:
+                        raise ContractError(
+                            f"{documents.folder.uri}: expected a table without the documents that takedown "
+                            f"{certificate.id} removed from {run.uri}, got doc_id {doc_id.hex()}. "
+                            "Take it down there too, and use a new run folder with --out."
+                        )
 
 
 def requested_items(certificate: Certificate, items: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:

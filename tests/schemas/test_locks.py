@@ -17,9 +17,10 @@ import pytest
 from schemas.errors import ContractError
 from schemas.lock_files import TABLES_LOCK, TRAIN_LOCK, describe_holders
 from schemas.locks import lock_tables, lock_training
-from schemas.manifest import open_table
+from schemas.manifest import MANIFEST_NAME, open_table, read_run
 from schemas.storage import Store
 from schemas.takedown import PENDING_NAME
+from schemas.union import write_union
 from schemas.versions import attach_run
 from tests.support.tiny_dataset import make_tiny_dataset
 from tests.support.tiny_takedown import all_bytes, documents_of, opened, take_down
@@ -127,6 +128,47 @@ def test_runs_on_the_same_tables(
     assert (message == "") == free
     assert free or f"{run}/{TABLES_LOCK}" in message
     assert free or f"process {process.pid} " in message
+
+
+@pytest.fixture
+def union(run: Path, proxy: Path) -> Path:
+    """A run on the union of three datasets; it names the first by its tokenizer and the others in a manifest."""
+    members = [make_tiny_dataset(run.parent / name, {"web": 20}, suffix=name) for name in ("first", "second")]
+    write_union(Store(str(run.parent / "union")), [*members, Store(str(proxy))])
+    return run.parent / "union"
+
+
+@pytest.mark.parametrize("member", ["first", "second", "run"])
+@pytest.mark.parametrize("reader", ["union", "attached"])
+def test_training_on_a_union_locks_all_its_members(union: Path, holders: Holders, member: str, reader: str) -> None:
+    """Without the lock, a takedown of a member deletes the files that the training reads, and certifies too little."""
+    folder = union.parent / member
+    attach_run(Store(str(union.parent / "attached")), Store(str(union)))
+    process = holders.hold("training", union.parent / reader)
+    before, document = all_bytes(folder), documents_of(opened(folder))[8]["doc_id"].hex()
+    with pytest.raises(ContractError, match=rf"/{member}/{TABLES_LOCK}: .* \(process {process.pid} on "):
+        take_down(folder, doc=[document])
+    assert all_bytes(folder) == before
+    process.communicate("", timeout=60)
+    Store(str(folder)).write_atomic(PENDING_NAME, b"{}")
+    assert f"{folder}/{PENDING_NAME}: expected no unfinished takedown" in refused("training", union.parent / reader)
+
+
+def test_a_run_that_reads_a_union_locks_its_members(union: Path, tmp_path: Path, holders: Holders) -> None:
+    (tmp_path / "new").mkdir()
+    with lock_tables(Store(str(tmp_path / "new")), "penstock run", [Store(str(union))]):
+        for name in ("union", "first", "second", "run"):
+            assert (union.parent / name / TABLES_LOCK).exists()
+    process = holders.hold("writing_tables", union.parent / "second")
+    assert f"process {process.pid} " in refused("writing_tables", union)
+
+
+def test_a_damaged_manifest_locks_what_run_json_names(union: Path) -> None:
+    """The command that holds the lock says what is wrong with the manifest, or mends it."""
+    (union / "tokens" / read_run(Store(str(union))).tables["tokens"] / MANIFEST_NAME).write_text("{")
+    with lock_tables(Store(str(union)), "penstock repair"):
+        assert (union.parent / "first" / TABLES_LOCK).exists()
+        assert not (union.parent / "second" / TABLES_LOCK).exists()
 
 
 def test_all_living_holders_are_named(run: Path, proxy: Path, holders: Holders) -> None:

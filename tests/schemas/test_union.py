@@ -14,6 +14,7 @@ from schemas.tokens import Dataset, open_dataset
 from schemas.union import describe_union, union_manifest, write_union
 from schemas.versions import check_own_tables
 from tests.support.tiny_dataset import make_tiny_dataset
+from tests.support.tiny_takedown import certificates, take_down
 from train.data.document_index import DocumentIndex, read_table
 from train.data.shards import StreamReader
 
@@ -142,6 +143,48 @@ def test_refusals(runs: list[Store], tmp_path: Path) -> None:
     assert not place.exists("")
     with pytest.raises(ConfigError, match=r"for `takedown`, got a union of the datasets of .*first and .*second"):
         check_own_tables(union, "takedown")
+
+
+@pytest.mark.parametrize("kind", ["doc", "url", "domain", "near"])
+def test_what_was_taken_down_from_one_member_is_refused_in_another(tmp_path: Path, kind: str) -> None:
+    """The union would bring it back, and no certificate would name the checkpoints that it trains."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    make_tiny_dataset(one, {"web": 40})
+    # The same pages, in a file of the same name for ids, and in one of another name for addresses.
+    make_tiny_dataset(two, {"web": 50}, suffix="" if kind in ("doc", "near") else "b")
+    page = documents(open_dataset(Store(str(one))))[4]
+    host = page["url"].split("/")[2]
+    values = {"doc": page["doc_id"].hex(), "near": page["doc_id"].hex(), "url": page["url"], "domain": host}
+    assert take_down(one, **{kind: [values[kind]]}) == 0
+    (certificate,) = certificates(one)
+    place = Store(str(tmp_path / "union"))
+    for runs in ([one, two], [two, one]):
+        with pytest.raises(ContractError) as caught:
+            write_union(place, [Store(str(run)) for run in runs])
+        assert str(caught.value).startswith(
+            f"{two}: expected a dataset without the documents that takedown {certificate.id} removed from {one}, "
+            "another member of the union, got doc_id "
+        )
+    assert not place.exists("")
+    if kind in ("url", "domain"):
+        assert take_down(two, **{kind: [values[kind]]}) == 0
+        write_union(place, [Store(str(one)), Store(str(two))])
+        assert len(open_dataset(place).members) == 2
+
+
+def test_members_of_a_union_are_compared_as_well(tmp_path: Path) -> None:
+    one, two, three = (
+        make_tiny_dataset(tmp_path / name, {"web": size}, suffix=suffix)
+        for name, size, suffix in (("one", 20, "a"), ("two", 20, "b"), ("three", 25, "a"))
+    )
+    union = Store(str(tmp_path / "union"))
+    write_union(union, [two, one])
+    shared = documents(open_dataset(one))[4]["doc_id"].hex()
+    assert take_down(tmp_path / "three", doc=[shared]) == 0
+    with pytest.raises(
+        ContractError, match=f"/one: expected a dataset without .* from .*/three, .* got doc_id {shared}"
+    ):
+        write_union(Store(str(tmp_path / "all")), [union, three])
 
 
 def test_a_member_that_changed_is_an_error(runs: list[Store], tmp_path: Path) -> None:

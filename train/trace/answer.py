@@ -107,7 +107,7 @@ class TraceAnswers:
     def __init__(self, run: Store, options: AnswerOptions):
         """Open the trace of a run. Raises ContractError if its plan is missing or was made for a different dataset."""
         self.run, self._options, self._known = run, options, dict[str, DocumentDetail]()
-        self.dataset: Dataset = open_dataset(run)
+        self.dataset: Dataset = open_dataset(run, even_replaced=True)
         self._plan: Plan = read_plan(run, self.dataset)
         self.trace: Trace = open_trace(run, self.dataset, self._plan)
 

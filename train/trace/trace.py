@@ -251,7 +251,7 @@ def open_trace(run: Store, dataset: Dataset | None = None, plan: Plan | None = N
     Raises ContractError if there is no plan, if it was made for a different dataset, or if it or its skip list does not
     continue the newest checkpoint.
     """
-    dataset = dataset or open_dataset(run)
+    dataset = dataset or open_dataset(run, even_replaced=True)
     plan = plan or read_plan(run, dataset)
     config = plan.settings.train
     order = open_trained_order(run, dataset, plan)

@@ -1,0 +1,139 @@
+"""Which version of a table a run takes as complete: one that its manifest describes, whatever its folder is named."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from jobs.recipe import read_recipe
+from pipeline.engine.step import Step
+from pipeline.run import Prepared, find_version, prepare, step_content, step_identity
+from schemas.errors import ContractError
+from schemas.manifest import FROM_INPUT, TableVersion, make_manifest, write_manifest
+from schemas.storage import Store
+from schemas.takedown import FIGURE, Descent
+from tests.support.demo_run import RECIPE, SMALL
+
+Inputs = dict[str, TableVersion]
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Prepared:
+    (tmp_path / "pages.jsonl").write_text('{"text": "one"}\n')
+    source = f'source.paths=["{tmp_path}/pages.jsonl"]'
+    return prepare(read_recipe(str(RECIPE), [source, 'source.format="jsonl"', *SMALL]), None)
+
+
+def step_of(prepared: Prepared, name: str) -> Step:
+    return next(step for step in prepared.steps if step.name == name)
+
+
+def commit(run: Store, prepared: Prepared, name: str, inputs: Inputs, **changed: Any) -> TableVersion:
+    """Write a version of each table of a step under the name of the current one; `changed`: values of its manifest."""
+    step = step_of(prepared, name)
+    content = step_content(prepared, step)
+    for block in ("stages", "models"):
+        content[block] = content[block] | changed.get(block, {})
+    for section, values in changed.get("config", {}).items():
+        content["config"][section] = content["config"][section] | values
+    digests = {read: table.manifest.digest for read, table in inputs.items()} | changed.get("digests", {})
+    content["inputs"] = [{"name": read, "bytes": 1, "sha256": digest} for read, digest in digests.items()]
+    files = {} if step.reads else {f"{FROM_INPUT}{split.key}": split.identity for split in prepared.splits}
+    how = {"paths": {}, "started": "2026-01-01", "wall_seconds": 1.0, "cpu_seconds": 1.0, "code_version": "0.1.0"}
+    how["lineage"] = files | changed.get("lineage", {})
+    version, tables = f"v-{step_identity(prepared, step, inputs)[:12]}", {}
+    for table in step.writes:
+        block = {"table": table, **content, "files": [], "counts": {"rows_in": 3, "rows_kept": 3}}
+        manifest = make_manifest(block | {"figures": changed.get("figures", {})}, how, table)
+        tables[table] = TableVersion(run.child(f"{table}/{version}"), manifest)
+        write_manifest(tables[table].folder, manifest)
+    return tables[name]
+
+
+def found(run: Store, prepared: Prepared, name: str, inputs: Inputs) -> Store | None:
+    """Return the run that has the tables of a step complete."""
+    return find_version(prepared, step_of(prepared, name), inputs, run)[1]
+
+
+@pytest.mark.parametrize(
+    ("changed", "difference"),
+    [
+        (
+            {"config": {"language": {"min_score": 0.9999}}},
+            r"language\.min_score 0\.\d+, got language\.min_score 0\.9999",
+        ),
+        ({"stages": {"extract": 99}}, r"stage extract \d+, got stage extract 99"),
+        ({"models": {"language/language": "0" * 64}}, r"model language/language '[0-9a-f]{64}', got model .* '0{64}'"),
+        ({"lineage": {"input:pages.jsonl": "16:1"}}, r"input:pages\.jsonl '16:\d{9,}', got input:pages\.jsonl '16:1'"),
+        ({"lineage": {"input:more.jsonl": "16:1"}}, r"input:more\.jsonl None, got input:more\.jsonl '16:1'"),
+    ],
+    ids=["setting", "stage", "model", "file", "second file"],
+)
+def test_a_folder_with_the_content_of_another_version(
+    tmp_path: Path, prepared: Prepared, changed: dict[str, Any], difference: str
+) -> None:
+    """Its name is that of the version; another one was moved or copied there."""
+    own, other = Store(str(tmp_path / "own")), Store(str(tmp_path / "other"))
+    commit(own, prepared, "documents", {})
+    assert found(own, prepared, "documents", {}) is own
+    place = commit(other, prepared, "documents", {}, **changed).folder.uri
+    with pytest.raises(ContractError, match=rf"{place}: expected a version with {difference}\. Remove the folder, and"):
+        found(other, prepared, "documents", {})
+
+
+def test_the_first_differences_are_named(tmp_path: Path, prepared: Prepared) -> None:
+    run, stages = Store(str(tmp_path / "run")), step_content(prepared, step_of(prepared, "documents"))["stages"]
+    commit(run, prepared, "documents", {}, stages=dict.fromkeys(stages, 99))
+    with pytest.raises(
+        ContractError, match=rf" 99, stage \w+ 99 and {len(stages) - 3} more differences\. Remove the fol"
+    ):
+        found(run, prepared, "documents", {})
+
+
+def test_a_version_that_was_made_from_another_input(tmp_path: Path, prepared: Prepared) -> None:
+    run = Store(str(tmp_path / "run"))
+    documents = commit(run, prepared, "documents", {})
+    inputs = {"documents": documents}
+    place = commit(run, prepared, "verdicts", inputs, digests={"documents": "0" * 64}).folder
+    with pytest.raises(
+        ContractError, match=rf"{place.uri}: expected a version with documents '{documents.manifest.digest}"
+    ):
+        found(run, prepared, "verdicts", inputs)
+    place.delete("manifest.json")
+    commit(run, prepared, "verdicts", inputs)
+    assert found(run, prepared, "verdicts", inputs) is run
+
+
+def test_tables_of_another_run_that_were_made_from_another_input_are_not_taken(
+    tmp_path: Path, prepared: Prepared
+) -> None:
+    """The settings are the same, and other code wrote the table that they were made from."""
+    run, other = Store(str(tmp_path / "run")), Store(str(tmp_path / "other"))
+    documents = commit(run, prepared, "documents", {})
+    inputs = {"documents": documents}
+    reusing = Prepared(prepared.recipe, prepared.steps, prepared.splits, prepared.models, (other,))
+    place = commit(other, prepared, "verdicts", inputs, digests={"documents": "0" * 64}).folder
+    assert found(run, reusing, "verdicts", inputs) is None
+    place.delete("manifest.json")
+    commit(other, prepared, "verdicts", inputs)
+    assert found(run, reusing, "verdicts", inputs) is other
+
+
+def test_a_takedown_from_an_input_leaves_a_version_complete(tmp_path: Path, prepared: Prepared) -> None:
+    """The input is a table of another run; see `origin_digest`."""
+    run, other = Store(str(tmp_path / "run")), Store(str(tmp_path / "other"))
+    before = commit(run, prepared, "documents", {})
+    commit(run, prepared, "verdicts", {"documents": before})
+    digest = before.manifest.digest
+    descent = Descent(id="0" * 12, parent=digest, origin=digest, positions="", mode="tombstones").model_dump()
+    after = commit(other, prepared, "documents", {}, figures={FIGURE: descent})
+    certificate = SimpleNamespace(tables={"documents": SimpleNamespace(before=digest)})
+    with mock.patch("pipeline.run.takedown_ancestry", return_value=[certificate]):
+        assert found(run, prepared, "verdicts", {"documents": after}) is run
+    with (
+        mock.patch("pipeline.run.takedown_ancestry", return_value=[]),
+        pytest.raises(ContractError, match=rf"a version with documents '{after.manifest.digest}', got documents"),
+    ):
+        found(run, prepared, "verdicts", {"documents": after})
