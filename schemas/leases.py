@@ -5,8 +5,8 @@ has changed it (`If-Match`). If it was not renewed for LEASE_SECONDS by the cloc
 it over, with an epoch that is higher by one. The first process cannot renew it any more, and stops before its next
 commit. Processes that only read a run for a long time have an object each in a folder beside the lease.
 
-A process that stops between the renewal before a commit and the commit itself, for longer than LEASE_SECONDS, would
-still write. Stores other than S3 have no leases, because pyarrow.fs makes no conditional writes.
+A process that stops between the renewal before a commit or a deletion and that itself, for longer than LEASE_SECONDS,
+would still make it. Stores other than S3 have no leases, because pyarrow.fs makes no conditional writes.
 """
 
 import json
@@ -14,6 +14,7 @@ import os
 import socket
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -98,9 +99,30 @@ def check_still_held(folder: Store) -> None:
 
     Raises ContractError if another process has taken over a lease.
     """
-    for lease in _held:
-        if f"{folder.root}/".startswith(f"{lease.run.root}/") and folder.fs == lease.run.fs:
+    for lease in _leases_on(folder):
+        lease.renew()
+
+
+def check_before_delete(folder: Store) -> None:
+    """Renew the exclusive leases on the run that holds `folder` if that was long ago, before a file there is deleted.
+
+    A process that was suspended does not delete what another one has committed meanwhile. Raises ContractError if
+    another process has taken over a lease.
+    """
+    for lease in _leases_on(folder):
+        if clock() - lease.renewed_at > LEASE_SECONDS / 2:
             lease.renew()
+
+
+def clock() -> float:
+    """Return a time that does not go back, and on Linux also counts while the machine is suspended [s]."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def _leases_on(folder: Store) -> list["_Lease"]:
+    return [
+        lease for lease in _held if f"{folder.root}/".startswith(f"{lease.run.root}/") and folder.fs == lease.run.fs
+    ]
 
 
 class _Lease:
@@ -113,6 +135,8 @@ class _Lease:
         self._since = datetime.now(UTC).isoformat(timespec="seconds")
         self._epoch, self._renewals = 1, 0
         self._etag: str | None = None
+        self.renewed_at = 0.0
+        """Time of the last renewal, by `clock`: that at which its request was sent [s]."""
         self._mutex = threading.Lock()
         self._ended = threading.Event()
 
@@ -179,12 +203,15 @@ class _Lease:
 
     def _write(self, etag: str | None) -> bool:
         """Write the lease if its ETag is `etag` (None: if there is none). Return False if this process lost it."""
+        started = clock()
         written = self._requests.put_if(self._name, self._content(), etag)
         if written is None:
             # The answer to an earlier try of this request may have been lost.
             found = self._requests.read(self._name)
             written = found.etag if found is not None and self.is_of(found) else None
         self._etag = written
+        if written is not None:
+            self.renewed_at = started
         return written is not None
 
     def _content(self) -> bytes:

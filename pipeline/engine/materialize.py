@@ -24,7 +24,7 @@ from pipeline.engine.part import FRAMES, TaskResult
 from pipeline.engine.spark import dataframe_from_tasks, run_partitions
 from schemas.blocks import BlockFile
 from schemas.errors import ContractError
-from schemas.leases import check_still_held
+from schemas.leases import check_before_delete, check_still_held
 from schemas.paths import check_deletable
 from schemas.storage import Store
 
@@ -149,6 +149,7 @@ class FrameStore:
             check_deletable(self.folder.child(".."), posixpath.join(posixpath.basename(self.folder.root), "x"))
             lists = [name for name in self.folder.walk() if name.endswith(".json")]
             for name in lists:
+                check_before_delete(self.folder)
                 self.folder.delete(name)
             for folder in {posixpath.dirname(name) for name in lists}:
                 self.folder.sync(folder)

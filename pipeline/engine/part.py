@@ -24,6 +24,7 @@ from pipeline.engine.parquet import PartWriter, WrittenFile
 from pipeline.engine.stage import CPU, Drop, Row, RowStep
 from schemas.errors import ContractError
 from schemas.ids import canonical_json
+from schemas.leases import check_before_delete
 from schemas.manifest import Counts, part_key
 from schemas.paths import check_deletable
 from schemas.storage import Store
@@ -309,6 +310,7 @@ def part_results(folder: Store) -> list[str]:
 def delete_part_results(folder: Store) -> None:
     """Delete the stored results of all parts, and the notes on records. Call this after the manifest is written."""
     for name in part_results(folder):
+        check_before_delete(folder)
         folder.delete(name)
     delete_notes(folder)
 
@@ -324,4 +326,5 @@ def delete_incomplete_parts(folder: Store) -> None:
     kept = {*completed, *(written.path for part in completed.values() for written in part.files.values())}
     for name in sorted({*folder.walk()} - kept):
         check_deletable(folder, name)
+        check_before_delete(folder)
         folder.delete(name)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 
 import pyarrow as pa
@@ -21,7 +22,7 @@ from pipeline.takedown.select import Selection
 from pipeline.takedown.tables import SPAN_LENGTHS, spans_per_document
 from schemas.errors import ContractError
 from schemas.ids import canonical_json, digest_of
-from schemas.leases import check_still_held
+from schemas.leases import check_before_delete, check_still_held
 from schemas.manifest import MANIFEST_NAME, REPLACED_NAME, open_table, read_run, write_run
 from schemas.paths import check_deletable
 from schemas.removed import request_forms
@@ -144,15 +145,20 @@ def finish_takedown(run: Store, pending: PendingTakedown) -> Certificate:
         delete_part_results(run.child(f"{table}/{change.version_after}"))
     _clean_logs(run, {*pending.documents})
     for name in DERIVED_FILES:
-        run.delete(name)
+        _delete(run, name)
     if pending.keep_old:
         _retire_others(run, certificate)
     else:
         # Versions of other settings, and tables that a changed recipe no longer makes, such as `comparisons`, have
         # rows of the documents too.
         drop_old(run)
-    run.delete(PENDING_NAME)
+    _delete(run, PENDING_NAME)
     return certificate
+
+
+def _delete(run: Store, name: str) -> None:
+    check_before_delete(run)
+    run.delete(name)
 
 
 def _retire_others(run: Store, certificate: Certificate) -> None:
@@ -287,7 +293,7 @@ def drop_old(run: Store) -> list[str]:
         check_deletable(run.child(name.partition("/")[0]), name.partition("/")[2])
     # Manifests are deleted first, so that no version is left with a manifest but without its files.
     for name in (name for name in names if name.endswith(f"/{MANIFEST_NAME}")):
-        run.delete(name)
+        _delete(run, name)
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        list(pool.map(run.delete, (name for name in names if not name.endswith(f"/{MANIFEST_NAME}"))))
+        list(pool.map(partial(_delete, run), (name for name in names if not name.endswith(f"/{MANIFEST_NAME}"))))
     return names

@@ -41,7 +41,7 @@ from pipeline.takedown.tables import (
 )
 from pipeline.tokens.streams import MIX_RULE, TOKENS, epoch_of_sources
 from schemas.ids import canonical_json, digest_of
-from schemas.leases import check_still_held
+from schemas.leases import check_before_delete, check_still_held
 from schemas.manifest import (
     MANIFEST_NAME,
     Counts,
@@ -133,6 +133,7 @@ def write_versions(run: Store, removal: Removal) -> dict[str, TableChange]:
     for table in (name for name in TABLES if name in current):
         old = TableVersion(*open_table(run, table))
         folder = run.child(f"{table}/{new_version(removal.id, table, current[table])}")
+        check_before_delete(run)
         folder.delete(MANIFEST_NAME)
         delete_incomplete_parts(folder)
         draft = _Draft(old, folder, figures=dict(old.manifest.content.figures))

@@ -30,8 +30,10 @@ from pipeline.tokens.tokenizer import (
 )
 from schemas.errors import ContractError
 from schemas.ids import is_in_share, shuffle_key
+from schemas.leases import check_before_delete
 from schemas.manifest import Counts, open_table
 from schemas.older_tables import read_batches
+from schemas.paths import check_deletable
 from schemas.storage import CheckedPath, Store
 
 
@@ -88,6 +90,8 @@ def build_tokenizer(build: StepContext) -> dict[str, TableResult]:
         writer.write(data)
     built.add_file(replace(writer.written, key="model", rows=1))
     for path in sorted({*folder.walk()} - {writer.written.path}):  # the samples, those of killed attempts too
+        check_deletable(folder, path)
+        check_before_delete(folder)
         folder.delete(path)
     built.figures = {**built.figures, "contract": tokenizer.contract.model_dump(mode="json")}
     built.cpu_seconds = time.process_time() - started

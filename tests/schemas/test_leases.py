@@ -227,6 +227,26 @@ def dataset(server: int, tmp_path: Path, request: pytest.FixtureRequest) -> Stor
     return store
 
 
+def test_a_stalled_takedown_deletes_nothing_of_the_driver_that_completed_it(dataset: Store, drivers: Drivers) -> None:
+    """Both write the new versions under the same names."""
+    document = documents_of(open_dataset(dataset))[8]["doc_id"]
+    process = drivers.start(VERB, str(SECONDS), "takedown", dataset.uri, "--doc", document.hex())
+    while not dataset.exists(PENDING_NAME):
+        assert process.poll() is None
+    os.kill(process.pid, signal.SIGSTOP)
+    words = [sys.executable, "-m", "jobs.cli", "takedown", dataset.uri]
+    while (done := subprocess.run(words, capture_output=True, text=True, check=False)).returncode:
+        assert "expected a free lock" in done.stderr
+    names = {*dataset.walk()}
+    os.kill(process.pid, signal.SIGCONT)
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 2, output
+    assert "expected epoch 1 of this process" in output
+    assert {*dataset.walk()} >= names
+    assert main(["verify", dataset.uri]) == 0
+    assert document not in {row["doc_id"] for row in documents_of(open_dataset(dataset))}
+
+
 def test_a_stalled_takedown_leaves_the_tables_of_the_driver_that_took_over(dataset: Store, drivers: Drivers) -> None:
     document, before = documents_of(open_dataset(dataset))[8]["doc_id"], read_run(dataset)
     words = ["takedown", dataset.uri, "--doc", document.hex()]
