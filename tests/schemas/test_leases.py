@@ -227,13 +227,24 @@ def dataset(server: int, tmp_path: Path, request: pytest.FixtureRequest) -> Stor
     return store
 
 
+STALLED = """
+import os, signal
+from pipeline.takedown import rewrite
+
+delete = rewrite.delete_incomplete_parts
+def stalled(folder):
+    os.kill(os.getpid(), signal.SIGSTOP)
+    delete(folder)
+rewrite.delete_incomplete_parts = stalled
+"""
+
+
 def test_a_stalled_takedown_deletes_nothing_of_the_driver_that_completed_it(dataset: Store, drivers: Drivers) -> None:
     """Both write the new versions under the same names."""
     document = documents_of(open_dataset(dataset))[8]["doc_id"]
-    process = drivers.start(VERB, str(SECONDS), "takedown", dataset.uri, "--doc", document.hex())
-    while not dataset.exists(PENDING_NAME):
+    process = drivers.start(STALLED + VERB, str(SECONDS), "takedown", dataset.uri, "--doc", document.hex())
+    while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
         assert process.poll() is None
-    os.kill(process.pid, signal.SIGSTOP)
     words = [sys.executable, "-m", "jobs.cli", "takedown", dataset.uri]
     while (done := subprocess.run(words, capture_output=True, text=True, check=False)).returncode:
         assert "expected a free lock" in done.stderr
