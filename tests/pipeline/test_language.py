@@ -13,7 +13,17 @@ from pydantic import ValidationError
 
 from pipeline.engine.rules import evaluate_row
 from pipeline.engine.stage import Drop, Row
-from pipeline.language import LANGUAGE, MODEL, LanguageConfig, checks, load_model, make_language, mixture, predict
+from pipeline.language import (
+    LANGUAGE,
+    MODEL,
+    LanguageConfig,
+    _excerpt_starts,
+    checks,
+    load_model,
+    make_language,
+    mixture,
+    predict,
+)
 from pipeline.models import ModelsConfig, ensure_model
 from schemas.errors import ConfigError
 
@@ -131,6 +141,21 @@ def test_the_mixture_by_hand(text: str, answer: tuple[float | None, str | None],
     share, second = mixture(model, text, "en", LanguageConfig(excerpts=4, excerpt_chars=20))
     expected = None if answer[0] is None else float(np.float32(answer[0]))
     assert (share, second, list(map(len, model.asked))) == (expected, answer[1], calls)
+
+
+def test_nobody_can_write_another_language_around_the_excerpts() -> None:
+    config = LanguageConfig()
+    page = list("d" * 60_000)
+
+    def share() -> float:
+        found, _ = mixture(Counted(), "".join(page), "en", config)
+        assert found is not None
+        return found
+
+    assert share() == 0
+    for start in _excerpt_starts("".join(page), config.excerpts, config.excerpt_chars):
+        page[start : start + config.excerpt_chars] = "e" * config.excerpt_chars
+    assert share() < 0.5  # the text is another one now, and so are the places
 
 
 def test_the_second_language_has_a_least_share() -> None:

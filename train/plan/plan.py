@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError, field_serializer
 
 from schemas.errors import ConfigError, ContractError
+from schemas.ids import digest_of
 from schemas.manifest import read_run
 from schemas.mix import read_mix
 from schemas.storage import Store
@@ -80,6 +81,8 @@ class Plan(BaseModel):
     """The fastest layouts for the devices of `[cluster]`, fastest first; `settings` contains the first."""
     figures: list[SourcedFigure]
     """Every number above and the figures from which it was computed, in order of computation."""
+    digest: str | None = None
+    """Digest of all fields above, as `plan_digest` returns it; None = an earlier version wrote the plan."""
 
     @field_serializer("settings")
     def _given(self, settings: Settings) -> dict[str, Any]:
@@ -119,8 +122,14 @@ class Plan(BaseModel):
 
 
 def write_plan(run: Store, plan: Plan) -> None:
-    """Write the run's plan, replacing an earlier one."""
+    """Write the run's plan with its digest, replacing an earlier one."""
+    plan = plan.model_copy(update={"digest": plan_digest(plan)})
     run.write_atomic(PLAN_NAME, plan.model_dump_json(indent=1).encode())
+
+
+def plan_digest(plan: Plan) -> str:
+    """Return the digest of a plan without its own field `digest`, by which a change of the file is found."""
+    return digest_of(plan.model_dump(mode="json", exclude={"digest"}))
 
 
 def read_plan(run: Store, dataset: Dataset | None = None) -> Plan:
@@ -195,7 +204,7 @@ def check_overrides(run: Store, overrides: Sequence[str]) -> None:
 
 
 def verify_plan(run: Store, dataset: Dataset, plan: Plan) -> None:
-    """Check that the stored plan matches the dataset, and that its fields match its list of figures.
+    """Check that the stored plan is as it was written, that it matches the dataset, and its fields their figures.
 
     Raises ContractError for the first difference.
     """
@@ -214,6 +223,11 @@ def verify_plan(run: Store, dataset: Dataset, plan: Plan) -> None:
             raise ContractError(
                 f"{run.uri}/{PLAN_NAME}: expected {name} = {expected}, got {actual}. Run `penstock plan` again."
             )
+    if plan.digest not in (None, own := plan_digest(plan)):
+        raise ContractError(
+            f"{run.uri}/{PLAN_NAME}: expected the plan with digest {plan.digest}, got {own}, so it was edited. "
+            "Change settings with `penstock plan RUN --set`, or restore the file."
+        )
 
 
 def planned_layouts(run: Store) -> tuple[LayoutOffer, ...]:

@@ -100,6 +100,27 @@ def other_order(plan: dict[str, Any]) -> None:
     plan["order"] = "0" * 64
 
 
+def other_model(plan: dict[str, Any]) -> None:
+    plan["shape"]["rope_theta"] = 3.0
+
+
+def other_training(plan: dict[str, Any]) -> None:
+    plan["settings"].setdefault("optim", {})["weight_decay"] = 0.9
+
+
+@pytest.mark.parametrize("change", [other_model, other_training])
+def test_a_plan_of_the_same_figures_that_was_changed_by_hand_is_rejected(
+    run: Store, change: Callable[[dict[str, Any]], None]
+) -> None:
+    plan, _ = plan_for_devices(run, [], CPU)
+    write_plan(run, plan.model_copy(update={"settings": setup._stored(plan.settings)}))
+    raw = run.read_json(PLAN_NAME)
+    change(raw)
+    run.write_atomic(PLAN_NAME, json.dumps(raw).encode())
+    with pytest.raises(ContractError, match=r"expected the plan with digest \w{64}, got \w{64}, so it was edited"):
+        current(run)
+
+
 @pytest.mark.parametrize(
     ("change", "name"),
     [
