@@ -108,7 +108,7 @@ def _excerpt_starts(text: str, count: int, size: int) -> list[int]:
     """Return the starts of an excerpt of `size` characters in each of `count` equal parts of a text, then between them.
 
     The second ones, one fewer, are in parts that begin in the middle of the first. All places depend on every character
-    of the text, so that nobody can write another language around them.
+    of the text, so that another language cannot be written around them.
     """
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
     draws = np.frombuffer(hashlib.shake_128(digest).digest(4 * (2 * count - 1)), "<u4") / (1 << 32)

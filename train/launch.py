@@ -6,7 +6,6 @@ this machine meet at a port that no other machine can reach.
 """
 
 import logging
-import os
 import signal
 import socket
 import sys
@@ -27,7 +26,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.run import main as torchrun
 
 from schemas.errors import RESUMES
-from train.parallel.ranks import LAUNCHER, LOOPBACK
+from train.parallel.ranks import LOOPBACK, name_launcher
 
 SIGNAL_LOGGERS = ("torch.distributed.elastic.agent.server.api", "torch.distributed.elastic.multiprocessing.api")
 """Loggers that warn about every signal that torchrun receives or forwards."""
@@ -101,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rendezvous_handler_registry.register(LoopbackRendezvous.backend, _create_loopback)
     for name in SIGNAL_LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
-    os.environ[LAUNCHER] = str(os.getpid())
+    name_launcher()
     with tempfile.TemporaryDirectory() as errors:
         try:
             torchrun(["--log-dir", errors, *torchrun_words(sys.argv[1:] if argv is None else argv)])

@@ -136,7 +136,7 @@ def write_versions(run: Store, removal: Removal) -> dict[str, TableChange]:
         check_before_delete(run)
         folder.delete(MANIFEST_NAME)
         delete_incomplete_parts(folder)
-        draft = _Draft(old, folder, figures=dict(old.manifest.content.figures))
+        draft = _Draft(old, folder, figures=figures_left(old.manifest.content.figures, removal.documents))
         started = datetime.now(UTC), time.monotonic(), time.process_time()
         _rewrite_dataset(run, draft, removal) if table == DATASET else _rewrite_parts(table, draft, removal)
         digests = {change.before: change.after for change in changes.values()}
@@ -157,6 +157,24 @@ def write_versions(run: Store, removal: Removal) -> dict[str, TableChange]:
             shared=len(manifest.content.files) - len(draft.files),
         )
     return changes
+
+
+def figures_left(figures: Mapping[str, Any], documents: frozenset[bytes]) -> dict[str, Any]:
+    """Return the figures of a table without the examples that are removed documents.
+
+    `losses` of the table `audit` names sources and domains that lost many copies, with pairs of documents. A domain of
+    which every example is removed is left out, since the domain itself may have been taken down.
+    """
+    left = dict(figures)
+    if "losses" in figures:
+        removed = {document.hex() for document in documents}
+        pairs = [[pair for pair in loss["pairs"] if not removed & {*pair.values()}] for loss in figures["losses"]]
+        left["losses"] = [
+            {**loss, "pairs": own}
+            for loss, own in zip(figures["losses"], pairs, strict=True)
+            if loss["kind"] != "domain" or own or not loss["pairs"]
+        ]
+    return left
 
 
 def _rewrite_parts(table: str, draft: _Draft, removal: Removal) -> None:

@@ -84,6 +84,11 @@ WATCH_SECONDS = 1.0
 """Interval in which a rank that starts looks for its launcher [s]."""
 
 
+def name_launcher() -> None:
+    """Name this process to the ranks that it will start."""
+    os.environ[LAUNCHER] = str(os.getpid())
+
+
 def launcher_pid() -> int | None:
     """Return the process id of the torchrun that started this rank; None without torchrun.
 

@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +15,7 @@ from pipeline.lineage.training import read_lineage
 from pipeline.report.facts import collect_facts
 from pipeline.report.funnel import checks
 from pipeline.summary import closing_summary
+from pipeline.takedown.rewrite import figures_left
 from pipeline.takedown.select import TakedownRequest, select_documents
 from pipeline.takedown.shards import RemovedRows, blank_docs, blank_tokens, cut_docs, cut_tokens
 from pipeline.takedown.tables import counts_without_rows, rewrite_part
@@ -430,6 +432,23 @@ def test_other_versions_of_a_table_are_deleted_too(whole: Path) -> None:
     assert take_down(whole, doc=[identifier(34).hex()]) == 0
     assert list(version.iterdir()) == []
     assert read_run(run).tables["clean"] != "v-tiny"
+
+
+def test_figures_name_no_removed_document_and_no_domain_of_them_alone() -> None:
+    ids = [bytes([number]) * 16 for number in range(5)]
+
+    def loss(kind: str, name: str, *pairs: tuple[int, int]) -> dict[str, Any]:
+        named = [{"removed": ids[a].hex(), "kept": ids[b].hex(), "jaccard": 0.9} for a, b in pairs]
+        return {"kind": kind, "name": name, "documents": 60, "removed": 40, "pairs": named}
+
+    losses = [
+        loss("source", "web", (0, 1)),
+        loss("domain", "gone.example", (0, 1)),
+        loss("domain", "b", (0, 1), (2, 3)),
+    ]
+    left = figures_left({"losses": losses, "other": 1}, frozenset(ids[:1]))
+    assert left == {"losses": [loss("source", "web"), loss("domain", "b", (2, 3))], "other": 1}
+    assert figures_left({"losses": losses}, frozenset(ids[4:])) == {"losses": losses}
 
 
 @pytest.mark.parametrize(
