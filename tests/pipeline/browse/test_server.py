@@ -356,7 +356,7 @@ def tab(browser: Any, server: BrowseServer) -> Iterator[Any]:
 
 def wait_until(tab: Any, expression: str) -> None:
     """Wait until an expression is true. The policy of the page forbids to evaluate it there again and again."""
-    end = time.monotonic() + 30
+    end = time.monotonic() + 90
     while not tab.evaluate(expression):
         assert time.monotonic() < end, expression
         tab.wait_for_timeout(50)
