@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from jobs.arguments import add_trust
 from jobs.exit_codes import exit_code_of
 from jobs.recipe import recipe_sections
 from jobs.verbs.export import add_export_arguments, export_command, parse_size
@@ -531,6 +532,7 @@ def test_the_command_refuses_options_without_effect(
     parser = ArgumentParser()
     parser.add_argument("run")
     add_export_arguments(parser)
+    add_trust(parser)
     arguments = parser.parse_args([str(tmp_path), "--out", str(tmp_path / "out"), *words])
     assert exit_code_of(lambda: export_command(arguments)) == 2
     assert message in capsys.readouterr().err
