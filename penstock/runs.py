@@ -290,9 +290,9 @@ class Run:
         """
         from jobs.verbs.export import export_command
 
-        names = ("table", "step", "name", "licence", "creator", "url")
+        names = ("table", "step", "name", "licence", "creator", "url", "compression")
         options = dict.fromkeys(names) | {"where": where, "shard_size": shard_size}
-        options |= {"signals": ",".join(signals) or None, "verbose": False}
+        options |= {"signals": ",".join(signals) or None, "verbose": False, "trust_run": False}
         export_command(argparse.Namespace(run=self.store.address, out=out, format=format, **options))
 
     def report(self) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+import penstock
 from jobs.recipe import read_recipe
 from pipeline.engine.spark import run_tasks
 from pipeline.export.card import CardText
@@ -31,6 +32,12 @@ def export(run: Store, out: str, run_all: Callable[..., Any]) -> dict[str, Any]:
         prepare_export(run, Store(out), OPTIONS), OPTIONS, CardText("set", recipe={}), run_all
     )["content"]
     return content
+
+
+def test_a_program_exports_by_the_api(spark, finished: Store, tmp_path: Path) -> None:
+    penstock.open(finished.root).export(str(tmp_path / "out"), format="jsonl")
+    counts = json.loads((tmp_path / "out/export.json").read_text())["content"]["counts"]
+    assert counts["exported"] == open_table(finished, "clean")[1].content.counts.rows_kept
 
 
 def test_the_partitions_do_not_change_a_byte(spark, finished: Store, tmp_path: Path) -> None:
