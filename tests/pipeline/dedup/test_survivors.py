@@ -176,7 +176,7 @@ def chain() -> list[str]:
     """Texts A, B and C in which A-B and B-C are copies and A-C are not, A the longest; and a text of its own."""
     draw = np.random.default_rng(2)
     words = ["".join(draw.choice(list("abcdefghij"), 7)) for _ in range(400)]
-    first, middle, last = words[:200], words[28:218], words[56:234]
+    first, middle, last = words[:200], words[26:216], words[52:230]
     return [" ".join(text) for text in (first, middle, last, words[250:])]
 
 
