@@ -98,7 +98,7 @@ MIN_PEEK_BYTES = 256
 MIN_PROBE_BYTES = 16 << 10
 """What a candidate costs at least, however few bytes of it are read [bytes]."""
 WASTED_BYTES, WASTED_FACTOR = 16 << 20, 8
-"""Bytes that may be read and decoded in vain because of damage: so many, and so many times the offset in the file. Real
+"""Bytes that may be read in vain because of damage: so many, and so many times the offset in the file. Real
 damage costs a few times the bytes of its frame. Bytes made to look like frames would cost the square of the file;
 beyond the maximum, candidates are passed over and no byte of a damaged frame is read again, so that all belong to a
 gap."""
@@ -160,7 +160,7 @@ class FrameReader:
         self.end = 0
         """The size of the file [bytes]; set after the last block has been read."""
         self._wasted = 0
-        """Bytes of damaged frames and of candidates that were read and decoded; see WASTED_BYTES."""
+        """Bytes that were read of damaged frames, and read and decoded of candidates; see WASTED_BYTES."""
         self._anything = re.compile(CANDIDATE.pattern + b"|" + starts.pattern.pattern) if starts else CANDIDATE
         self._pieces = self._read(0)
 
@@ -227,7 +227,6 @@ class FrameReader:
         try:
             for data, end in codec(stored, start):
                 position = end
-                stored.bytes += len(data)
                 if data:
                     yield DecodedBlock(data, start, False, first)
                     first = False

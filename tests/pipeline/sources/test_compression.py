@@ -1,4 +1,4 @@
-"""Frames: exact spans of gzip members, zstd frames and plain bytes, bounded pieces, and going on behind damage."""
+"""Frames: exact spans of gzip members, zstd frames and plain bytes, bounded pieces, and reading after damage."""
 
 import bz2
 import gzip
@@ -159,3 +159,15 @@ def test_lz4_frames(options):
         found, faults = decoded(damaged)
         assert found.endswith(b"second")
         assert faults == ["bad_gzip"]
+
+
+def test_frames_after_a_damaged_one_of_many_decoded_bytes_are_read():
+    """What a frame decodes to is no waste, however much it is."""
+    lines = b"".join(b"%d the same words again and again in every line of this frame\n" % at for at in range(600_000))
+    damaged = bytearray(zstandard.ZstdCompressor().compress(lines))
+    damaged[-40] ^= 255
+    reader = FrameReader(io.BytesIO(bytes(damaged) + zstandard.ZstdCompressor().compress(b"good\n" * 1000) * 3), None)
+    blocks = [*iter(reader.next, None)]
+    assert len(lines) > 16 * len(damaged) + (16 << 20)
+    assert [block.fault for block in blocks if block.fault] == ["bad_gzip"]
+    assert b"".join(block.data for block in blocks).count(b"good\n") == 3000
