@@ -1,4 +1,4 @@
-"""The five calls of a rehearsal or of a GPU, each a process of its own that writes a line of JSON for what it found.
+"""The six calls of a rehearsal or of a GPU, each a process of its own that writes a line of JSON for what it found.
 
 `python -m bench.gpu_calls 2 FOLDER` makes call 2; bench/gpu_rehearsal.py starts it with a limit of time, a folder for
 compiled kernels and a device. Without a CUDA device the models are tiny, and the code is the same.
@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from bench.gpu_peers import measure_peers
 from bench.train_gpu import (
     GPU_CASES,
     SECONDS,
@@ -254,7 +255,12 @@ def calibrated(call: Call) -> dict[str, Any]:
     return {name: device[name] for name in names}
 
 
-CALLS: dict[int, Callable[[Call], None]] = {1: call_1, 2: call_2, 3: call_3, 4: call_4, 5: call_5}
+def call_6(call: Call) -> None:
+    """The same steps by peers."""
+    measure_peers(call.ranks, call.keep, call.deadline)
+
+
+CALLS: dict[int, Callable[[Call], None]] = {1: call_1, 2: call_2, 3: call_3, 4: call_4, 5: call_5, 6: call_6}
 
 
 def machine() -> dict[str, Any]:
@@ -271,7 +277,7 @@ def machine() -> dict[str, Any]:
 
 def main() -> int:
     """Make a call; returns 1 if anything in it failed."""
-    parser = argparse.ArgumentParser(description="Make one of the five calls.")
+    parser = argparse.ArgumentParser(description="Make one of the six calls.")
     parser.add_argument("number", type=int, choices=CALLS)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seconds", type=float, default=SECONDS)

@@ -1,11 +1,12 @@
-"""The five calls of a GPU day rehearsed: the same functions with tiny models on a CPU, and the table that a GPU fills.
+"""The six calls of a GPU day rehearsed: the same functions with tiny models on a CPU, and the table that a GPU fills.
 
     python -m bench.gpu_rehearsal [--call N ...] [--device cpu|cuda] [--out FOLDER]
 
 1: tests marked gpu, 20 steps in bf16 and fp8 beside fp32; 2: the 124M model; 3: 350M and 1B; 4: parts of a step and a
-profile; 5: resume after a kill, offloading, checkpoints, calibration. Each call is a process of its own, which is
-killed at its limit of time; its lines are in FOLDER/call-N.jsonl as it goes. The table is printed from these files, so
-calls of several commands add up. Exit code 1: a call failed. Models are those of a GPU where there is one.
+profile; 5: resume after a kill, offloading, checkpoints, calibration; 6: the same steps by peers. Each call is a
+process of its own, which is killed at its limit of time; its lines are in FOLDER/call-N.jsonl as it goes. The table is
+printed from these files, so calls of several commands add up. Exit code 1: a call failed. Models are those of a GPU
+where there is one.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from typing import Any
 from bench.gpu_table import rendered
 
 ROOT = Path(__file__).resolve().parents[1]
-CALLS = (1, 2, 3, 4, 5)
+CALLS = (1, 2, 3, 4, 5, 6)
 SECONDS = 480.0
 """Limit of a call: a machine is lent for ten minutes a command, and starting one takes some of them."""
 MARGIN = 20.0

@@ -77,6 +77,17 @@ GAPS: tuple[Column, ...] = (
     ("ms a step", _of("step_seconds", ".2f", 1e-3)),
     ("above roofline ms", _of("gap_seconds", ".2f", 1e-3)),
 )
+PEERS: tuple[Column, ...] = (
+    ("model", _text("case")),
+    ("mask", _text("mask")),
+    ("contender", _text("peer")),
+    ("tokens/s", _of("tokens_per_second")),
+    ("of ours", _of("times_ours", ".2f")),
+    ("MFU (bf16)", _of("mfu", ".1%")),
+    ("peak GiB", _of("peak_bytes", ".2f", GIB)),
+    ("losses apart", _of("losses_apart", ".1e")),
+    ("warm s", _of("warm_seconds", ".0f")),
+)
 HIDDEN = {"call", "check", "error", "left_out", "seconds_into_call", "bytes"}
 
 
@@ -93,6 +104,7 @@ def _sections(lines: Sequence[Line]) -> Iterator[str]:
         ("Runs beside fp32", "run", CURVES),
         ("Steps", "variant", CASES),
         ("Parts of a step", "of", PARTS),
+        ("The same steps by peers", "peer", PEERS),
         ("Largest gaps to the roofline", "gap", GAPS),
     )
     for title, key, columns in sections:

@@ -124,10 +124,11 @@ class Penstock:
 
 
 class Loop:
-    """What a short script does: loss, backward, clip, step."""
+    """What a short script does: loss, backward, clip, step; on a GPU in bf16 by autocast."""
 
-    def __init__(self, model: nn.Module, loss: Callable[[Rows], Tensor]):
-        self._loss, self._parameters = loss, list(model.parameters())
+    def __init__(self, model: nn.Module, loss: Callable[[Rows], Tensor], micro_batch: int | None = None):
+        """`loss`: mean loss of some rows; `micro_batch`: rows of a backward pass, None = all rows of a step."""
+        self._loss, self._parameters, self._micro_batch = loss, list(model.parameters()), micro_batch
         decaying = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
         chosen = {id(parameter) for parameter in decaying}
         others = [parameter for parameter in self._parameters if id(parameter) not in chosen]
@@ -135,12 +136,18 @@ class Loop:
         self._optimizer = torch.optim.AdamW(groups, lr=RATE, betas=BETAS, eps=EPS, fused=True)
 
     def step(self, number: int, rows: Rows) -> float:
-        loss = self._loss(rows)
-        loss.backward()
+        size, device = self._micro_batch or len(rows), self._parameters[0].device
+        share, losses = size / len(rows), []
+        for first in range(0, len(rows), size):
+            part = rows.part(first, first + size).to(device)
+            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+                loss = self._loss(part) * share
+            loss.backward()
+            losses.append(loss.detach())
         nn.utils.clip_grad_norm_(self._parameters, CLIP)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        return loss.item()
+        return torch.stack(losses).sum().item()
 
 
 class PlainBlock(nn.Module):
@@ -185,17 +192,17 @@ class PlainModel(nn.Module):
         self.layers = nn.ModuleList(PlainBlock(shape) for _ in range(shape.num_layers))
         self.norm = nn.RMSNorm(shape.d_model, shape.norm_eps)
         self.head = nn.Linear(shape.d_model, shape.vocab_size, bias=False)
-        self._frequencies = shape.rope_theta ** (-torch.arange(0, shape.head_dim, 2) / shape.head_dim)
+        frequencies = shape.rope_theta ** (-torch.arange(0, shape.head_dim, 2) / shape.head_dim)
+        self.register_buffer("_frequencies", frequencies, persistent=False)
 
-    def forward(self, rows: Rows) -> Tensor:
+    def forward(self, inputs: Tensor, targets: Tensor, seen: Tensor | None) -> Tensor:
         """The mean loss."""
-        angles = torch.arange(rows.inputs_BT.shape[1])[:, None] * self._frequencies
-        cos, sin, seen = angles.cos(), angles.sin(), seen_by(rows)
-        x = self.embed(rows.inputs_BT)
+        angles = torch.arange(inputs.shape[1], device=inputs.device)[:, None] * self._frequencies
+        x, cos, sin = self.embed(inputs), angles.cos(), angles.sin()
         for layer in self.layers:
             x = layer(x, cos, sin, seen)
         logits = self.head(self.norm(x))
-        return F.cross_entropy(logits.flatten(0, 1), rows.targets_BT.flatten(), ignore_index=IGNORED)
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
 
 
 PLAIN = {
@@ -225,10 +232,10 @@ def initial_weights(shape: ModelShape) -> dict[str, Tensor]:
     return {name: initial_weight(name, parameter.shape, shape, 0) for name, parameter in named}
 
 
-def plain_torch(case: Case, ranks: Ranks) -> Loop:
-    """The short script."""
-    model, state = PlainModel(case.shape), {}
-    for name, value in initial_weights(case.shape).items():
+def plain_model(shape: ModelShape, weights: Mapping[str, Tensor]) -> PlainModel:
+    """The model of the short script with these weights, on their device."""
+    model, state = PlainModel(shape), {}
+    for name, value in weights.items():
         module, _, kind = name.rpartition(".")
         if module.startswith("blocks."):
             _, layer, inner = module.split(".", 2)
@@ -236,28 +243,40 @@ def plain_torch(case: Case, ranks: Ranks) -> Loop:
         else:
             state[f"{'embed' if module == 'embedding' else module}.{kind}"] = value
     model.load_state_dict(state)
-    return Loop(model, model)
+    return model.to(next(iter(weights.values())).device)
 
 
-def transformers(case: Case, ranks: Ranks) -> Loop:
-    """The same loop around LlamaForCausalLM, from the weights that our export writes."""
+def plain_torch(case: Case, ranks: Ranks) -> Loop:
+    """The short script."""
+    model = plain_model(case.shape, initial_weights(case.shape))
+    return Loop(model, lambda rows: model(rows.inputs_BT, rows.targets_BT, seen_by(rows)))
+
+
+def transformers_model(case: Case, weights: Mapping[str, Tensor]) -> Any:
+    """LlamaForCausalLM with these weights, through the files that our export writes."""
     from transformers import LlamaForCausalLM
 
     from train.export.llama import export_llama
 
     with tempfile.TemporaryDirectory() as folder:
-        export_llama(initial_weights(case.shape), case.shape, case.seq_len, None, Path(folder) / "model")
+        export_llama(weights, case.shape, case.seq_len, None, Path(folder) / "model")
         model = LlamaForCausalLM.from_pretrained(Path(folder) / "model", attn_implementation="sdpa")
     model.train()
+    return model
 
-    def loss(rows: Rows) -> Tensor:
-        targets = rows.targets_BT
-        found = model(
-            rows.inputs_BT, attention_mask=seen_by(rows), labels=targets, shift_labels=targets, use_cache=False
-        )
-        return found.loss
 
-    return Loop(model, loss)
+def transformers_loss(model: Any, rows: Rows) -> Tensor:
+    """The mean loss of a model of transformers."""
+    targets, seen = rows.targets_BT, seen_by(rows)
+    found = model(rows.inputs_BT, attention_mask=seen, labels=targets, shift_labels=targets, use_cache=False)
+    loss: Tensor = found.loss
+    return loss
+
+
+def transformers(case: Case, ranks: Ranks) -> Loop:
+    """The same loop around LlamaForCausalLM."""
+    model = transformers_model(case, initial_weights(case.shape))
+    return Loop(model, lambda rows: transformers_loss(model, rows))
 
 
 CONTENDERS: dict[str, Callable[[Case, Ranks], Contender]] = {

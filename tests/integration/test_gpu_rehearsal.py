@@ -5,11 +5,14 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from bench import gpu_peers
 from bench import gpu_rehearsal as rehearsal
 from bench.gpu_calls import best_variant
 from bench.gpu_table import number, rendered
@@ -37,12 +40,12 @@ CASE = TINY_CASES[0]
 
 
 def test_options() -> None:
-    assert rehearsal.parsed([]).call == [1, 2, 3, 4, 5]
+    assert rehearsal.parsed([]).call == [1, 2, 3, 4, 5, 6]
     options = rehearsal.parsed(["--call", "2", "4", "--device", "cpu", "--tiny", "--out", "here"])
     assert (options.call, options.device, options.out) == ([2, 4], "cpu", Path("here"))
 
 
-@pytest.mark.parametrize("wrong", [["--call", "6"], ["--tiny"], ["--device", "tpu"]])
+@pytest.mark.parametrize("wrong", [["--call", "7"], ["--tiny"], ["--device", "tpu"]])
 def test_options_that_cannot_be(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as error:
         rehearsal.parsed(wrong)
@@ -225,6 +228,20 @@ def test_the_best_variant_is_the_fastest_with_documents(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------------------------------------- whole
 
 
+@pytest.mark.parametrize("name", ["plain torch", "missing"])
+def test_a_peer_computes_the_same_or_is_left_out(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setitem(gpu_peers.MODULES, "missing", "no_such_module")
+    monkeypatch.setattr(torch, "compile", lambda model, **unused: model)
+    lines: list[dict[str, Any]] = []
+    with open_ranks() as ranks:
+        case = replace(CASE, shape=CASE.shape.model_copy(update={"tie_embeddings": False}))
+        gpu_peers.compare(case, False, [name], ranks, lines.append)
+    assert [line["peer"] for line in lines] == ["penstock", name]
+    assert "error" not in lines[1]
+    assert ("left_out" in lines[1]) == (name == "missing")
+    assert lines[1].get("losses_apart", 0.0) < 1e-2
+
+
 @pytest.mark.slow
 def test_the_whole_rehearsal_on_a_cpu(tmp_path: Path) -> None:
     command = [
@@ -241,7 +258,7 @@ def test_the_whole_rehearsal_on_a_cpu(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     lines = rehearsal.read_lines(tmp_path)
     assert rehearsal.failures(lines) == []
-    assert {line["call"] for line in lines if "machine" in line} == {1, 2, 3, 4, 5}
+    assert {line["call"] for line in lines if "machine" in line} == {1, 2, 3, 4, 5, 6}
     assert [line["variant"] for line in lines if line["call"] == 2 and "variant" in line] == [v.name for v in VARIANTS]
     assert len([line for line in lines if line["call"] == 3 and "variant" in line]) == 2 * len(VARIANTS)
     fp32, bf16, fp8 = (line for line in lines if "run" in line)
@@ -252,6 +269,8 @@ def test_the_whole_rehearsal_on_a_cpu(tmp_path: Path) -> None:
         assert (line["graphs"], line["recompilations"]) == (3, 0)
     (resumed,) = (line for line in lines if line.get("check") == "resume after kill -9")
     assert resumed["equal"]
+    peers = [line for line in lines if line.get("peer") == "plain torch"]
+    assert [line["losses_apart"] < 1e-2 for line in peers] == [True]
     assert (tmp_path / "profile.json.gz").stat().st_size > 1000
     assert (tmp_path / "kernels.txt").stat().st_size > 1000
     assert "Largest gaps to the roofline" in done.stdout
