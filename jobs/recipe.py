@@ -9,11 +9,11 @@ from typing import Any
 from jobs.spark_session import SparkConfig, harmless_settings
 from pipeline.engine.stage import no_checks
 from pipeline.models import ModelsConfig, ensure_model
-from pipeline.recipe_stages import resolve_functions
+from pipeline.recipe_stages import SECTION, StagesConfig, resolve_functions
 from pipeline.stages import checked_stages, sections
 from pipeline.steps.verdicts import settings_by_source
 from schemas.config import Recipe, Section
-from schemas.errors import ConfigError
+from schemas.errors import ConfigError, ContractError
 from schemas.manifest import check_folder, read_run
 from schemas.overrides import load_recipe, parse_recipe
 from schemas.storage import Store
@@ -72,15 +72,24 @@ def _similar(path: str) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def stored_recipe(run: Store, overrides: Sequence[str], name: str = "", trust: bool = True) -> Recipe:
-    """Return the recipe that a run stores, with overrides applied. Raises ConfigError if the folder is not a run.
+def stored_sections(run: Store, trust: bool = True) -> dict[str, Any]:
+    """Return the sections of the recipe that a run stores, not checked.
 
-    `name`: name of the run in errors; empty = its folder. Without `trust`, the settings of Spark that could start a
-    program or send data elsewhere are left out; see `warn_of_spark`.
+    Without `trust`, the settings of Spark that could start a program or send data elsewhere are left out; see
+    `warn_of_spark`.
     """
     recipe = read_run(run).recipe
     if not trust and isinstance(spark := recipe.get("spark"), dict):
-        recipe = {**recipe, "spark": harmless_settings(spark)}
+        return {**recipe, "spark": harmless_settings(spark)}
+    return recipe
+
+
+def stored_recipe(run: Store, overrides: Sequence[str], name: str = "", trust: bool = True) -> Recipe:
+    """Return the recipe that a run stores, with overrides applied. Raises ConfigError if the folder is not a run.
+
+    `name`: name of the run in errors; empty = its folder. `trust`: see `stored_sections`.
+    """
+    recipe = stored_sections(run, trust)
     if not recipe:
         check_folder(run)
         raise ConfigError(
@@ -96,6 +105,16 @@ def warn_of_spark(run: Store, trust: bool) -> None:
         names = ", ".join(f"spark.{key}" for key in left_out)
         print(
             f"{run.uri}: not used, because a run folder is not trusted: {names}; --trust-run uses it", file=sys.stderr
+        )
+
+
+def check_functions(run: Store, recipe: Recipe, verb: str, trust: bool) -> None:
+    """Raise ContractError if the recipe of a run names Python functions, which `verb` executes, without `trust`."""
+    functions = [stage.function for stage in recipe.section(SECTION, StagesConfig).stages]
+    if functions and not trust:
+        raise ContractError(
+            f"{run.uri}: expected --trust-run, because {verb} executes what the run names ({', '.join(functions)}), "
+            "got none. Look at these files, and add the option if you trust them."
         )
 
 

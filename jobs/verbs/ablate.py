@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from jobs.arguments import Command, add_run, add_verbose, number, whole
-from jobs.recipe import recipe_sections, stored_recipe
+from jobs.arguments import Command, add_run, add_trust, add_verbose, number, whole
+from jobs.recipe import check_functions, recipe_sections, stored_recipe, stored_sections, warn_of_spark
 from jobs.spark_session import SparkConfig, spark_session
 from jobs.verbs.proxies import (
     Pair,
@@ -122,14 +122,14 @@ def branch_folder(run: Store, change: Change) -> Store:
     return run.child(f"{ABLATIONS}/{change.name}")
 
 
-def branch_recipe(run: Store, change: Change) -> Recipe:
+def branch_recipe(run: Store, change: Change, trust: bool = True) -> Recipe:
     """Return the recipe of a run with a change applied, and with the tokenizer of the run.
 
-    Raises ConfigError if a rule or setting of the change is wrong.
+    `trust`: see `stored_sections`. Raises ConfigError if a rule or setting of the change is wrong.
     """
     where = f"{run.uri}/{RUN_NAME}"
     values = leave_out_rules(
-        read_run(run).recipe, change.words, lambda raw: load_recipe(raw, [], recipe_sections(), where)
+        stored_sections(run, trust), change.words, lambda raw: load_recipe(raw, [], recipe_sections(), where)
     )
     section = values.get("tokenizer", {})
     if section.get("model") is None:
@@ -377,7 +377,10 @@ def ablate_command(arguments: argparse.Namespace) -> int:
             raise ConfigError(f"--{name}: expected at least 1, got {value:g}. Give a larger number.")
     change = change_of(arguments.without, arguments.overrides)
     size = ProxySize(arguments.seeds, arguments.params, arguments.tokens, change.training)
-    before, after = stored_recipe(run, change.training), branch_recipe(run, change)
+    before = stored_recipe(run, change.training, trust=arguments.trust_run)
+    check_functions(run, before, "ablate", arguments.trust_run)
+    warn_of_spark(run, arguments.trust_run)
+    after = branch_recipe(run, change, arguments.trust_run)
     check_clusters(run)
     settings = proxy_settings(run, change.training)
     datasets = {"the run": open_dataset(run)} | open_heldout_datasets(arguments.on)
@@ -499,7 +502,7 @@ def check_tokenizers(datasets: Mapping[str, Dataset]) -> None:
 
 COMMANDS = {
     "ablate": Command(
-        (add_run, add_ablate_arguments),
+        (add_run, add_ablate_arguments, add_trust),
         ablate_command,
         "ablate run --without quality.fineweb --seeds 3",
     ),

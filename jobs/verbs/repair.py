@@ -4,12 +4,10 @@ import argparse
 import sys
 
 from jobs.arguments import Command, add_run, add_trust, add_verbose
-from jobs.recipe import stored_recipe, warn_of_spark
+from jobs.recipe import check_functions, stored_recipe, warn_of_spark
 from jobs.spark_session import SparkConfig, spark_session
-from pipeline.recipe_stages import SECTION, StagesConfig
 from pipeline.repair import DamagedFile, find_damage, own_tables, owners_of, repair, steps_to_repair
 from pipeline.run import prepare
-from schemas.errors import ContractError
 from schemas.locks import lock_tables
 from schemas.manifest import check_folder
 from schemas.storage import Store
@@ -44,12 +42,7 @@ def repair_command(arguments: argparse.Namespace) -> int:
             return 2
         recipe = stored_recipe(run, [], trust=arguments.trust_run)
         warn_of_spark(run, arguments.trust_run)
-        files = [stage.function for stage in recipe.section(SECTION, StagesConfig).stages]
-        if files and not arguments.trust_run:
-            raise ContractError(
-                f"{run.uri}: expected --trust-run, because repair executes what the run names ({', '.join(files)}), "
-                "got none. Look at these files, and add the option if you trust them."
-            )
+        check_functions(run, recipe, "repair", arguments.trust_run)
         prepared = prepare(recipe, None)
         steps = steps_to_repair(prepared, run, damage)
         with spark_session(recipe.section("spark", SparkConfig), verbose=arguments.verbose) as spark:

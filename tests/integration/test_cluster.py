@@ -1,14 +1,16 @@
 """The same run through spark-submit on a standalone master with two workers, and runs whose processes are killed."""
 
 import os
+import random
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyspark
@@ -29,6 +31,8 @@ ENVIRONMENT = os.environ | {
     "PYSPARK_PYTHON": sys.executable,
     "PYSPARK_DRIVER_PYTHON": sys.executable,
 }
+EXECUTOR_KILLS, SECONDS_BETWEEN_KILLS = 16, 6.0
+"""Number of kills in a run on a cluster, and the mean time between two."""
 SETTINGS = ["tokenizer.vocab_size=1600", "tokens.shard_tokens=50000", "tokens.chunk_tokens=512"]
 
 
@@ -215,6 +219,30 @@ def test_clusters_survive_speculation_and_the_loss_of_a_worker(crawl, expected, 
         assert process.wait(500) == 0
     for table in DEDUP_TABLES:
         assert digest(judged, table) == digest(expected, table), table
+
+
+def test_random_kills_of_executors_and_of_their_processes_end_in_the_same_bytes(crawl, expected, tmp_path):
+    arguments = command(tmp_path / "run", f"{crawl}/*.warc.gz", *SETTINGS)
+    choose, kills = random.Random(5), Counter[str]()
+    attempts = ["--conf", "spark.task.maxFailures=20"]
+    with standalone(tmp_path, workers=2) as master:
+        process = subprocess.Popen(submission(master, arguments, attempts), env=ENVIRONMENT)
+        while kills.total() < EXECUTOR_KILLS and process.poll() is None:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(choose.expovariate(1 / SECONDS_BETWEEN_KILLS))
+            kind = choose.choice(("executor", "executor", "worker", "daemon"))
+            found = executors()
+            if kind != "executor":
+                workers = [pid for each in found for pid in python_workers(each)]
+                found = workers if kind == "worker" else [pid for each in found for pid in below(each, processes()[0])]
+            with suppress(ProcessLookupError, IndexError):
+                os.kill(choose.choice(found), signal.SIGKILL)
+                kills[kind] += 1
+        assert process.wait(900) == 0
+    print(dict(kills))
+    assert kills["executor"] > 2
+    for table in read_run(Store(str(tmp_path / "run"))).tables:
+        assert digest(tmp_path / "run", table) == digest(expected, table), table
 
 
 def test_deduplication_that_was_killed_goes_on_behind_its_last_round(crawl, expected, judged):

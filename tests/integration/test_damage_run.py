@@ -76,6 +76,17 @@ def test_a_repair_executes_no_file_that_a_run_names(run, tmp_path, capsys):
     assert not (tmp_path / "executed").exists()
 
 
+def test_an_ablation_executes_no_file_that_a_run_names(run, tmp_path, capsys):
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\ndef f(text, row): return None\n")
+    with_recipe(
+        run, stage=[{"name": "evil", "function": f"{tmp_path / 'evil.py'}:f", "columns": {"marks": {"type": "int32"}}}]
+    )
+    words = ["ablate", run.root, "--without", "quality.gopher_quality", "--dry-run"]
+    assert main(words) == 2
+    assert f"expected --trust-run, because ablate executes what the run names ({tmp_path}" in capsys.readouterr().err
+    assert not (tmp_path / "executed").exists()
+
+
 def test_an_export_starts_no_program_that_a_run_names(run, tmp_path):
     options = f"-Xlog:gc:file={tmp_path / 'executed'}"  # the JVM writes this file if it obeys
     with_recipe(run, spark={"driver_memory": "512m", "settings": {"spark.driver.extraJavaOptions": options}})

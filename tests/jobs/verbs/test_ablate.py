@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from jobs.arguments import add_trust
 from jobs.recipe import read_recipe, recipe_sections, stored_recipe
 from jobs.verbs import ablate
 from jobs.verbs import ablate as branch
@@ -603,6 +604,7 @@ def split_of(dataset: Any) -> dict[bytes, str]:
 def arguments(run: Store, **given: Any) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     ablate.add_ablate_arguments(parser)
+    add_trust(parser)
     found = parser.parse_args([])
     return argparse.Namespace(**{**vars(found), "run": run.uri, **given})
 
