@@ -91,7 +91,7 @@ def find_garbage(run: Store) -> list[Garbage]:
     every = _list_files(run)
     inner = _inner_runs(every)
     files = {name: file for name, file in every.items() if not name.startswith(inner)}
-    used = set(_named_by_manifests(run, every))
+    used = {*_named_by_manifests(run, every), *_named_by_manifests(run, _linked_manifests(run))}
     reasons: dict[str, str] = {}
     for name in files:
         if TEMPORARY.search(name):
@@ -144,6 +144,18 @@ def _list_files(run: Store) -> dict[str, _File]:
             state = path.lstat()
             files[path.relative_to(run.root).as_posix()] = _File(state.st_size, state.st_mtime)
     return files
+
+
+def _linked_manifests(run: Store) -> Iterator[str]:
+    """Yield the manifests of versions that lie behind a link, which `_list_files` does not follow.
+
+    A version that is moved to another disk still names files of other versions.
+    """
+    for table in TABLES if run.is_local else ():
+        folder = Path(run.root, table)
+        for version in folder.iterdir() if folder.is_dir() else ():
+            if (folder.is_symlink() or version.is_symlink()) and (version / MANIFEST_NAME).is_file():
+                yield f"{table}/{version.name}/{MANIFEST_NAME}"
 
 
 def _inner_runs(files: Iterable[str]) -> tuple[str, ...]:

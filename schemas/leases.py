@@ -29,6 +29,8 @@ LEASE_SECONDS = 60
 """Time after its last renewal at which a lease may be taken over [s]."""
 RENEWALS = 4
 """Number of renewals in that time."""
+MAX_SECONDS, MAX_EPOCH = 10 * LEASE_SECONDS, 1 << 53
+"""The largest time and epoch of a lease that are believed, since anything can lie in its place."""
 CLOCK_SECONDS = 2
 """Added to that time, because the times of a store have whole seconds [s]."""
 READERS = "readers"
@@ -146,7 +148,7 @@ class _Lease:
         if found is not None:
             if not _is_expired(found):
                 raise _held_by(self.run, self._name, self._what, found)
-            self._epoch = int(_content(found).get("epoch", 0)) + 1
+            self._epoch = int(_number(found, "epoch", 0, MAX_EPOCH)) + 1
         if not self._write(None if found is None else found.etag):
             now = self._requests.read(self._name)
             raise _held_by(self.run, self._name, self._what, now)
@@ -231,13 +233,19 @@ class _Lease:
 def _content(found: StoredObject) -> dict[str, Any]:
     try:
         value = json.loads(found.data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 
 
+def _number(found: StoredObject, name: str, default: float, most: float) -> float:
+    """Return a number of a lease, at most `most`; `default` if the object, whose content can be any, has none."""
+    value = _content(found).get(name, default)
+    return min(value, most) if isinstance(value, int | float) and value >= 0 else default
+
+
 def _is_expired(found: StoredObject) -> bool:
-    return found.age > float(_content(found).get("seconds", LEASE_SECONDS)) + CLOCK_SECONDS
+    return found.age > _number(found, "seconds", LEASE_SECONDS, MAX_SECONDS) + CLOCK_SECONDS
 
 
 def _describe(found: StoredObject | None) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from schemas.errors import ConfigError, ContractError
@@ -24,6 +25,7 @@ from schemas.manifest import (
     RunFile,
     make_manifest,
     member_input,
+    open_table,
     read_manifest,
     read_run,
     write_manifest,
@@ -31,7 +33,7 @@ from schemas.manifest import (
 )
 from schemas.removed import RemovedDocuments
 from schemas.storage import Store
-from schemas.takedown import REMOVED_ID
+from schemas.takedown import REMOVED_ID, Certificate
 from schemas.tokens import HELDOUT, MEMBERS, Dataset, Member, Shard, docs_key, open_dataset, shard_key
 from schemas.versions import DATASET
 
@@ -94,24 +96,45 @@ def check_none_removed(datasets: Sequence[Dataset]) -> None:
     """Raise ContractError if a member of a union holds a document that a takedown removed from another member.
 
     Documents are recognized by id, and by their address if their URL or domain was taken down. Near-duplicates of a
-    removed document are not.
+    removed document are not. Personal data in the URLs of a dataset is replaced, so the URLs of the table `documents`
+    of a member are compared too, if it has that table.
     """
     members = [(dataset, member) for dataset in datasets for member in dataset.members]
     removed = {member.run.uri: RemovedDocuments(member.run) for _, member in members}
     for dataset, member in members:
         others = [(uri, own) for uri, own in removed.items() if uri != member.run.uri and own.certificates]
+        known = _removed_addresses(member.run, others) if others else {}
         for number in member.by_url if others else ():
             with dataset.folder.open_input(dataset.by_url[number]) as stream:
                 rows = pa.ipc.open_file(stream).read_all().select(["doc_id", "url", "domain"])
             for batch in rows.to_batches(max_chunksize=ROWS_AT_ONCE):
                 for row in batch.to_pylist():
                     for uri, own in others:
-                        if certificate := own.find(row["doc_id"], row["url"] or "", row["domain"]):
+                        certificate = own.find(row["doc_id"], row["url"] or "", row["domain"])
+                        if certificate := certificate or known.get((uri, row["doc_id"])):
                             raise ContractError(
                                 f"{member.run.uri}: expected a dataset without the documents that takedown "
                                 f"{certificate.id} removed from {uri}, another member of the union, got doc_id "
                                 f"{row['doc_id'].hex()}. Take it down there too, with the same options."
                             )
+
+
+def _removed_addresses(
+    run: Store, others: Sequence[tuple[str, RemovedDocuments]]
+) -> dict[tuple[str, bytes], Certificate]:
+    """Return the certificate by (run, doc_id) of documents in the table `documents` whose address was taken down."""
+    found: dict[tuple[str, bytes], Certificate] = {}
+    if "documents" not in read_run(run).tables:
+        return found
+    folder, manifest = open_table(run, "documents")
+    for path in manifest.paths_of():
+        with folder.open_input(path) as stream:
+            for batch in pq.ParquetFile(stream).iter_batches(ROWS_AT_ONCE, columns=["doc_id", "url", "domain"]):
+                for row in batch.to_pylist():
+                    for uri, own in others if row["url"] else ():
+                        if certificate := own.find(row["doc_id"], row["url"], row["domain"]):
+                            found[uri, row["doc_id"]] = certificate
+    return found
 
 
 def _contract_differences(first: Dataset, other: Dataset) -> str:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from jobs.arguments import Command, number, whole
 from schemas.errors import ConfigError
+from schemas.ids import digest_of
 from schemas.storage import Store
+from train.checkpoint.folder import deciding_settings
 from train.config.plan import OwnLaw
 from train.monitor.metrics import read_train_manifest
 from train.plan.plan import read_plan
@@ -74,7 +76,7 @@ def _measured_runs(name: str) -> Iterator[MeasuredLoss]:
 def measured_run(run: Store, name: str) -> MeasuredLoss:
     """Return the parameters, the tokens and the final loss of a run; the loss is the held-out loss if there is one.
 
-    Raises ConfigError if the run is not complete or has no final loss.
+    Raises ConfigError if the run is not complete, was planned again since it was trained, or has no final loss.
     """
     try:
         manifest, plan = read_train_manifest(run), read_plan(run)
@@ -82,6 +84,11 @@ def measured_run(run: Store, name: str) -> MeasuredLoss:
         raise ConfigError(
             f"{name}: expected a completed run, got an incomplete one. Train it to its end with `penstock train`."
         ) from error
+    if manifest.plan != digest_of(deciding_settings(plan)):
+        raise ConfigError(
+            f"{name}: expected the plan that the run was trained with, got one that was made later, of other settings. "
+            "Train the run again with `penstock train`."
+        )
     loss = manifest.loss if manifest.heldout_loss is None else manifest.heldout_loss
     if loss is None:
         raise ConfigError(f"{name}: expected a loss at the end of the run, got none. Remove this run from the command.")

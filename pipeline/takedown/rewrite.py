@@ -10,7 +10,7 @@ import posixpath
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -22,6 +22,7 @@ import pyarrow as pa
 from pipeline.engine.parquet import WrittenFile
 from pipeline.engine.part import PartResult, complete_part, delete_incomplete_parts
 from pipeline.engine.step import add_figures
+from pipeline.takedown.figures import Facts, counts_of, facts_of, without
 from pipeline.takedown.shards import (
     RemovedRows,
     blank_docs,
@@ -74,6 +75,8 @@ class Removal:
     text_traces: dict[bytes, list[SpanTrace]] = field(default_factory=dict)
     num_clean: dict[str, int] = field(default_factory=dict)
     """Number of removed documents that were kept in a version of `clean`, by the digest of that version."""
+    facts: dict[bytes, Facts] = field(default_factory=dict)
+    """Source, language and length of each removed document, by which later tables counted it."""
 
     @property
     def ids(self) -> pa.Array:
@@ -88,6 +91,10 @@ class Removal:
         """Return (32-bit hash, salted digest) of each traced span of a removed document's texts."""
         units = (np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8) for text in texts)
         return [span for own in units for span in trace_spans(own, "text", self.salt, self.most_traces)]
+
+    def add_facts(self, part: PartResult) -> None:
+        """Add the facts of documents in `part.figures` to `facts`."""
+        self.facts |= {bytes.fromhex(name): Facts(*own) for name, own in part.figures.get("facts", {}).items()}
 
     def add_traces(self, part: PartResult) -> None:
         """Add the token counts and spans in `part.figures` to `num_tokens`, `token_traces` and `text_traces`."""
@@ -180,6 +187,7 @@ def figures_left(figures: Mapping[str, Any], documents: frozenset[bytes]) -> dic
 def _rewrite_parts(table: str, draft: _Draft, removal: Removal) -> None:
     """Write new versions of the parts of a Parquet table that hold documents to remove."""
     verdicts: dict[str, int] = {}
+    counted: dict[str, Any] = {}
     ids = removal.ids
     paths = draft.old.manifest.paths
     for ordinal, entry in enumerate(draft.old.manifest.content.files if TABLES[table].ids else ()):
@@ -189,7 +197,10 @@ def _rewrite_parts(table: str, draft: _Draft, removal: Removal) -> None:
         part = complete_part(draft.folder, ordinal, write)
         draft.add(part)
         removal.add_traces(part)
+        removal.add_facts(part)
         verdicts = add_figures(verdicts, part.figures["removed"])
+        counted = add_figures(counted, part.figures["counted"])
+    draft.figures = without(draft.figures, counted, TABLES[table])
     draft.rows = sum(verdicts.values())
     if TABLES[table].rows != "key":  # the counts of an index do not change: they are those of the step that wrote it
         draft.counts = counts_without_rows(draft.old.manifest.content.counts, TABLES[table], verdicts)
@@ -201,11 +212,14 @@ def _rewrite_parts(table: str, draft: _Draft, removal: Removal) -> None:
 def _rewrite_part(draft: _Draft, key: str, how: tuple[Table, pa.Array], removal: Removal) -> PartResult:
     """Write one part of a table without the documents, and return the result of the part.
 
-    The `figures` of the result have the number of removed rows by verdict and the spans of removed texts by doc_id.
+    The `figures` of the result have the number of removed rows by verdict, the spans of removed texts by doc_id, what
+    the figures of the table count for the removed rows, and facts of the removed documents for later tables.
     """
-    made = rewrite_part(draft.old.folder, draft.old.manifest.paths[key], draft.folder, key, how)
+    made, table = rewrite_part(draft.old.folder, draft.old.manifest.paths[key], draft.folder, key, how), how[0]
     texts = {document.hex(): removal.trace_texts(own) for document, own in made.texts.items()}
-    return _result([made.written], removed=made.removed, texts=texts)
+    counted = counts_of(table, made.rows, removal.facts)
+    facts = {own.hex(): astuple(found) for own, found in facts_of(removal.facts, table.name, made.rows).items()}
+    return _result([made.written], removed=made.removed, texts=texts, counted=counted, facts=facts)
 
 
 def _result(files: Sequence[WrittenFile], **figures: Any) -> PartResult:

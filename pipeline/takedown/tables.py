@@ -8,6 +8,7 @@ found where it still occurs, but they do not reveal it.
 import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipeline.engine.parquet import PartWriter, WrittenFile
+from pipeline.takedown.figures import removed_rows
 from schemas.ids import DOC_ID_BYTES
 from schemas.manifest import Counts
 from schemas.storage import CheckedPath, Store
@@ -43,6 +45,8 @@ class RewrittenPart:
     """Number of rows removed or blanked, by their former verdict: `kept` or `stage/rule`."""
     texts: dict[bytes, list[str]]
     """Removed texts, by doc_id."""
+    rows: list[dict[str, Any]]
+    """The columns of the removed rows that the figures of the table count."""
 
 
 def columns_with_ids(table: Table, names: Collection[str]) -> list[str]:
@@ -85,6 +89,7 @@ def rewrite_part(old: Store, path: CheckedPath, new: Store, key: str, how: tuple
     table, documents = how
     removed: dict[str, int] = {}
     texts: dict[bytes, list[str]] = {}
+    counted: list[dict[str, Any]] = []
     with old.open_input(path) as stream:
         file = pq.ParquetFile(stream)
         columns = columns_with_ids(table, file.schema_arrow.names)
@@ -93,14 +98,16 @@ def rewrite_part(old: Store, path: CheckedPath, new: Store, key: str, how: tuple
                 rows = file.read_row_group(group)
                 is_removed = _names_any(rows, columns, documents)
                 if is_removed.any():
-                    for name, number in _verdicts(rows.filter(pa.array(is_removed))).items():
+                    own = rows.filter(pa.array(is_removed))
+                    counted += removed_rows(own)
+                    for name, number in _verdicts(own).items():
                         removed[name] = removed.get(name, 0) + number
                     for column in set(TEXTS) & set(rows.schema.names):
-                        _collect(rows.filter(pa.array(is_removed)), column, texts)
+                        _collect(own, column, texts)
                     kept = table.blank_keeps
                     rows = blank_rows(rows, is_removed, kept) if kept else rows.filter(pa.array(~is_removed))
                 writer.add_group(rows)
-    return RewrittenPart(writer.written, removed, texts)
+    return RewrittenPart(writer.written, removed, texts, counted)
 
 
 def blank_rows(rows: pa.Table, is_removed: Mask, kept: Collection[str]) -> pa.Table:

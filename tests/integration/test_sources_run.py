@@ -5,7 +5,9 @@ The pages are those of the demo crawl; code and guides are files of this project
 
 import gzip
 import json
+import shutil
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from jobs.verbs.proxies import proxy_recipe
 from pipeline.forecast import is_complete
 from pipeline.links.table import write_links
 from pipeline.report.facts import collect_facts
+from pipeline.report.funnel import checks
 from pipeline.report.page import write_report
 from pipeline.report.sources import sources
 from pipeline.run import prepare
@@ -30,6 +33,7 @@ from schemas.storage import Store
 from schemas.tokens import open_dataset
 from tests.support.paths import ROOT
 from tests.support.tiny_stages import order_of
+from tests.support.tiny_takedown import take_down
 from train.config.train import TrainConfig
 
 pytestmark = pytest.mark.spark
@@ -182,6 +186,64 @@ def test_the_books_balance_by_source(run: Store) -> None:
         assert sum(own["rows_kept"] for own in by_source.values()) == content.counts.rows_kept
         for own in by_source.values():
             assert own["rows_in"] == own["rows_kept"] + sum(own["dropped"].values())
+
+
+def nonzero(figures: Any) -> Any:
+    """Return nested counts without those of 0."""
+    if not isinstance(figures, Mapping):
+        return figures
+    left = {name: nonzero(value) for name, value in figures.items()}
+    return {name: value for name, value in left.items() if value not in (0, {})}
+
+
+def recounted(run: Store, table: str) -> dict[str, Any]:
+    """Return the figures of a table that count its rows, from its rows and those of `documents`."""
+    facts = {row["doc_id"]: row for row in rows(run, "documents")}
+    found: dict[str, Any] = {"kept_chars": 0, "dropped_chars": Counter(), "by_source": {}}
+    for row in rows(run, table):
+        document = facts[row["doc_id"]]
+        source, language = document["source"], document["language"]
+        chars = {"documents": document["num_chars"], "clean": row.get("num_chars")}.get(table, document["body_chars"])
+        own = found["by_source"].setdefault(
+            source, {"rows_in": 0, "rows_kept": 0, "kept_chars": 0, "dropped": Counter(), "dropped_chars": Counter()}
+        )
+        groups: dict[str, str | None] = {}
+        own["rows_in"] += 1
+        if row["drop_stage"] is None:
+            own["rows_kept"] += 1
+            found["kept_chars"], own["kept_chars"] = found["kept_chars"] + chars, own["kept_chars"] + chars
+            groups = {"kept_languages": language} if table in ("verdicts", "clean") else {}
+            groups |= {"kept_sources": source} if table == "verdicts" else {}
+            groups |= {"kept_documents": source} if table == "clean" else {}
+        else:
+            reason = f"{row['drop_stage']}/{row['drop_rule']}"
+            own["dropped"][reason] += 1
+            for counts in (found["dropped_chars"], own["dropped_chars"]):
+                counts[reason] += chars or 0
+        groups |= {"languages": language, "charsets": row["charset"]} if table == "documents" else {}
+        for figure, name in groups.items():
+            if name is not None:
+                found.setdefault(figure, Counter())[name] += 1
+        for entry in row.get("pii_counts") or ():
+            found.setdefault("pii", Counter())[entry["name"]] += entry["value"]
+    return found
+
+
+def test_the_figures_are_those_of_the_rows_also_after_a_takedown(run: Store, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(run.root, folder)
+    taken = Store(str(folder))
+    domains = ["docs.example.org", sorted(row["domain"] for row in rows(run, "clean") if row["source"] == "web")[0]]
+    assert take_down(folder, domain=domains) == 0
+    gone = {row["doc_id"] for row in rows(run, "clean")} - {row["doc_id"] for row in rows(taken, "clean")}
+    assert len({row["source"] for row in rows(run, "documents") if row["doc_id"] in gone}) == 2
+    for one in (run, taken):
+        for table in ("documents", "verdicts", "dedup", "clean"):
+            figures = open_table(one, table)[1].content.figures
+            expected = nonzero(recounted(one, table))
+            assert {name: nonzero(figures.get(name)) for name in expected} == expected, table
+    before, after = ([(each.claim, each.holds) for each in checks(collect_facts(one))] for one in (run, taken))
+    assert before == after
 
 
 def test_the_source_rank_says_whose_copy_stays(run: Store) -> None:

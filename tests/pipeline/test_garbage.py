@@ -256,6 +256,19 @@ def test_links_and_paths_out_of_the_run_are_not_followed(run: Path, tmp_path: Pa
     assert not (run / "text" / NEW).exists()
 
 
+def test_files_that_a_version_behind_a_link_names_stay(run: Path, tmp_path: Path) -> None:
+    """A takedown shares files between versions; then the new version is moved to another disk."""
+    assert take_down(run, doc=[documents_of(opened(run))[7]["doc_id"].hex()]) == 0
+    version = run / "tokens" / read_run(Store(str(run))).tables["tokens"]
+    shutil.move(version, tmp_path / "disk")
+    version.symlink_to(tmp_path / "disk", target_is_directory=True)
+    assert main(["verify", str(run)]) == 0
+    before = every_file(run)
+    assert main(["gc", str(run)]) == 0
+    assert every_file(run) == before
+    assert main(["verify", str(run)]) == 0
+
+
 def test_a_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     put(tmp_path / "documents" / NEW / "part-00000-aaaaaaaaaaaa.parquet")
     assert main(["gc", str(tmp_path)]) == 2

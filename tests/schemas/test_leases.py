@@ -182,6 +182,25 @@ def test_the_lease_of_a_killed_driver_is_taken_over(run: Store, drivers: Drivers
     assert lease_of(run) == {}
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[" * 200_000,
+        b'{"seconds": "abc", "epoch": "abc"}',
+        b'{"seconds": null, "epoch": {}}',
+        b'{"seconds": 1e18, "epoch": 1e400}',
+        b'{"seconds": NaN, "epoch": -3}',
+    ],
+)
+def test_any_object_in_the_place_of_a_lease_is_taken_over_when_it_is_old(run: Store, content: bytes) -> None:
+    run.write_atomic(TABLES_LOCK, content)
+    with pytest.raises(ContractError, match="expected a free lock for `this`"), lock_tables(run, "this"):
+        pass
+    with mock.patch("time.time", return_value=time.time() + 700), lock_tables(run, "this"):
+        assert lease_of(run)["epoch"] >= 1
+
+
 def test_the_clock_of_the_store_decides(run: Store, drivers: Drivers) -> None:
     """The server runs in this process, and its answers have the time of `time.time`."""
     drivers.hold(run, seconds=60)

@@ -5,11 +5,14 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
+from pipeline.engine.parquet import PartWriter
 from schemas.errors import ConfigError, ContractError
-from schemas.manifest import read_run
+from schemas.manifest import make_manifest, read_run, write_manifest, write_run
 from schemas.storage import Store
+from schemas.tables import DOCUMENTS
 from schemas.tokens import Dataset, open_dataset
 from schemas.union import describe_union, union_manifest, write_union
 from schemas.versions import check_own_tables
@@ -170,6 +173,32 @@ def test_what_was_taken_down_from_one_member_is_refused_in_another(tmp_path: Pat
         assert take_down(two, **{kind: [values[kind]]}) == 0
         write_union(place, [Store(str(one)), Store(str(two))])
         assert len(open_dataset(place).members) == 2
+
+
+def test_a_removed_page_is_known_by_the_url_in_documents_if_that_of_the_dataset_is_redacted(tmp_path: Path) -> None:
+    one = make_tiny_dataset(tmp_path / "one", {"web": 40})
+    two = make_tiny_dataset(tmp_path / "two", {"news": 30}, suffix="b")
+    page, same = documents(open_dataset(one))[4], documents(open_dataset(two))[7]
+    row = {"doc_id": same["doc_id"], "url": page["url"], "domain": "example.org"}
+    folder = two.child("documents/v-1")
+    with PartWriter(folder, "part-00000", pa.schema([DOCUMENTS.field(name) for name in row])) as writer:
+        writer.add(row)
+    entry = writer.written.to_json()
+    paths = {entry["key"]: entry.pop("path")}
+    content = {
+        "table": "documents",
+        "stages": {},
+        "config": {},
+        "inputs": [],
+        "files": [entry],
+        "counts": {"rows_in": 1, "rows_kept": 1},
+    }
+    times = {"started": "2026-01-01T00:00:00+00:00", "wall_seconds": 1.0, "cpu_seconds": 1.0, "code_version": "0.1.0"}
+    write_manifest(folder, make_manifest(content, {"paths": paths, **times}, "documents"))
+    write_run(two, read_run(two).model_copy(update={"tables": {**read_run(two).tables, "documents": "v-1"}}))
+    assert take_down(tmp_path / "one", url=[page["url"]]) == 0
+    with pytest.raises(ContractError, match=f"/two: expected a dataset without .* got doc_id {same['doc_id'].hex()}"):
+        write_union(Store(str(tmp_path / "union")), [one, two])
 
 
 def test_members_of_a_union_are_compared_as_well(tmp_path: Path) -> None:

@@ -322,6 +322,19 @@ def _folders(run: Store) -> list[Path]:
 
 def identify(dataset: Dataset, plan: Plan, skip: SkipList) -> Identity:
     """Return the identity of a run: everything that decides its weights."""
+    return Identity(
+        dataset=dataset.digest,
+        tokenizer=digest_of(dataset.tokenizer.model_dump(mode="json")),
+        order=plan.order,
+        settings=deciding_settings(plan),
+        skip_list=skip.digest,
+        skip_length=len(skip.indices),
+        code_version=version("penstock"),
+    )
+
+
+def deciding_settings(plan: Plan) -> dict[str, Any]:
+    """Return the settings and the shape of a plan that decide the weights, by name."""
     filled = {
         "train.stages": [stage.model_dump(mode="json") for stage in plan.stages],
         "optim.warmup_steps": plan.warmup_steps,
@@ -335,15 +348,7 @@ def identify(dataset: Dataset, plan: Plan, skip: SkipList) -> Identity:
     if plan.settings.train.objective != "causal":
         filled["train.masks_version"] = MASKS_VERSION
     shape = {f"shape.{name}": value for name, value in plan.shape.model_dump(mode="json").items()}
-    return Identity(
-        dataset=dataset.digest,
-        tokenizer=digest_of(dataset.tokenizer.model_dump(mode="json")),
-        order=plan.order,
-        settings=shape | given | stage_rates(plan) | filled,
-        skip_list=skip.digest,
-        skip_length=len(skip.indices),
-        code_version=version("penstock"),
-    )
+    return shape | given | stage_rates(plan) | filled
 
 
 RESOLVED = ("train.steps", "train.global_batch", "train.stages")
