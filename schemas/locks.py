@@ -21,11 +21,10 @@ from pathlib import Path
 from schemas.errors import ContractError
 from schemas.leases import hold_lease, hold_reader
 from schemas.lock_files import TABLES_LOCK, TRAIN_LOCK, describe_holders
-from schemas.manifest import MANIFEST_NAME, MEMBER_INPUT, read_manifest, read_run
 from schemas.s3_requests import SCHEME
 from schemas.storage import Store, open_own
 from schemas.takedown import check_no_pending_takedown
-from schemas.versions import DATASET
+from schemas.versions import source_runs
 
 LOCKLESS_ERRORS = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """Error codes of a missing folder, a folder without write permission, or a filesystem without locks."""
@@ -41,7 +40,7 @@ def lock_tables(run: Store, what: str, others: Sequence[Store] = ()) -> Iterator
     """
     with ExitStack() as locks:
         _take(locks, run, TABLES_LOCK, what)
-        reads = (source for reader in (run, *others) for source in (reader, *_source_runs(reader)))
+        reads = (source for reader in (run, *others) for source in (reader, *source_runs(reader)))
         sources = {source.uri: source for source in reads if source.uri != run.uri}
         for source in sources.values():
             _take(locks, source, TABLES_LOCK, what, shared=True)
@@ -57,38 +56,12 @@ def lock_training(run: Store, what: str, others: Sequence[Store] = ()) -> Iterat
     """
     with ExitStack() as locks:
         _take(locks, run, TRAIN_LOCK, what)
-        sources = {source.uri: source for own in (run, *others) for source in (own, *_source_runs(own))}
+        sources = {source.uri: source for own in (run, *others) for source in (own, *source_runs(own))}
         for source in sources.values():
             _take(locks, source, TABLES_LOCK, what, shared=True)
             # The certificate of an unfinished takedown would not list the checkpoints that are trained now.
             check_no_pending_takedown(source)
         yield
-
-
-def _source_runs(run: Store) -> list[Store]:
-    """Return the other runs whose tables a run reads: those that `run.json` names, those of a union, and theirs."""
-    found, waiting = {run.uri: run}, [run]
-    while waiting:
-        reader = waiting.pop()
-        for source in _named_runs(reader):
-            if source.uri not in found:
-                found[source.uri] = source
-                waiting.append(source)
-    return [source for source in found.values() if source is not run]
-
-
-def _named_runs(run: Store) -> Iterator[Store]:
-    """Yield the runs that `run.json` and the manifest of a union name."""
-    tables = read_run(run).tables
-    for name, version in tables.items():
-        if "/" in version:
-            yield run.child(f"{name}/{version}/../..")
-    folder = run.child(f"{DATASET}/{tables[DATASET]}") if DATASET in tables else None
-    if folder is not None and folder.exists(MANIFEST_NAME):
-        with suppress(ContractError):  # a damaged manifest stops the command that reads it, and not `repair`
-            lineage = read_manifest(folder).run.lineage
-            for member in (path for name, path in lineage.items() if name.startswith(MEMBER_INPUT)):
-                yield folder.child(f"../{member}/../..")
 
 
 def _take(locks: ExitStack, run: Store, name: str, what: str, *, shared: bool = False) -> None:

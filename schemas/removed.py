@@ -16,6 +16,7 @@ from schemas.takedown import (
     salted_digest,
 )
 from schemas.urls import canonical_url, host_suffixes, is_host_of, parse_domain, resolved_host
+from schemas.versions import source_runs
 
 HOST, CANONICAL = "host", "canonical"
 """Kinds of the digests in `Certificate.forms`."""
@@ -42,10 +43,13 @@ def request_forms(salt: str, items: Sequence[tuple[str, str]]) -> list[str]:
 
 
 class RemovedDocuments:
-    """The documents that takedowns removed from a run, as far as ids and addresses reveal them."""
+    """The documents that takedowns removed from a run, as far as ids and addresses reveal them.
+
+    Takedowns of the runs whose tables it reads count too: its own tables were made without their documents.
+    """
 
     def __init__(self, run: Store):
-        self.certificates = [*certificates_of(run)]
+        self.certificates = [own for each in (run, *source_runs(run)) for own in certificates_of(each)]
         self._removed = [{traces.document for traces in own.documents} for own in self.certificates]
         # A certificate of an earlier version has the requests as they were typed, and no forms.
         self._asked = [{*(own.requests if own.forms is None else own.forms)} for own in self.certificates]

@@ -8,6 +8,7 @@ import posixpath
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pyarrow.fs as pafs
@@ -235,6 +236,32 @@ def attach_run(new: Store, run: Store, tables: Sequence[str] | None = None) -> R
     state = RunFile(tables=paths, recipe=current.recipe)
     write_run(new, state)
     return state
+
+
+def source_runs(run: Store) -> list[Store]:
+    """Return the other runs whose tables a run reads: those that `run.json` names, those of a union, and theirs."""
+    found, waiting = {run.uri: run}, [run]
+    while waiting:
+        reader = waiting.pop()
+        for source in _named_runs(reader):
+            if source.uri not in found:
+                found[source.uri] = source
+                waiting.append(source)
+    return [source for source in found.values() if source is not run]
+
+
+def _named_runs(run: Store) -> Iterator[Store]:
+    """Yield the runs that `run.json` and the manifest of a union name."""
+    tables = read_run(run).tables
+    for name, version in tables.items():
+        if "/" in version:
+            yield run.child(f"{name}/{version}/../..")
+    folder = run.child(f"{DATASET}/{tables[DATASET]}") if DATASET in tables else None
+    if folder is not None and folder.exists(MANIFEST_NAME):
+        with suppress(ContractError):  # a damaged manifest stops the command that reads it, and not `repair`
+            lineage = read_manifest(folder).run.lineage
+            for member in (path for name, path in lineage.items() if name.startswith(MEMBER_INPUT)):
+                yield folder.child(f"../{member}/../..")
 
 
 def attached_runs(run: Store) -> dict[str, list[str]]:

@@ -77,6 +77,20 @@ def test_a_rerun_brings_nothing_back(run: Store, run_at, tmp_path: Path) -> None
     assert len(left) == len({row["doc_id"] for row in documents_of(opened(Path(run.root)))}) - 1
 
 
+def test_a_rerun_completes_if_near_copies_of_a_removed_document_are_left(run: Store, run_at, tmp_path: Path) -> None:
+    """The table `clusters` is not made again, and names removed documents as those that others were joined with."""
+    folder = tmp_path / "run"
+    shutil.copytree(run.root, folder)
+    leaders = {row["leader"] for row in rows_of(folder, "clusters")} - {None}
+    assert take_down(folder, doc=sorted(leader.hex() for leader in leaders)) == 0
+    run_at(2, [*SETTINGS, "quality.min_words=60"], folder)
+    assert {*read_run(Store(str(folder))).tables} == {*read_run(run).tables}
+    figures = open_table(Store(str(folder)), "audit")[1].content.figures
+    assert figures["not_compared"]["without_text"] > 0
+    assert figures["precision"]["joined"]["not_compared"] > 0
+    assert not leaders & {row["doc_id"] for row in documents_of(opened(folder))}
+
+
 GERMAN = 'language.languages=["de"]'
 
 

@@ -11,11 +11,12 @@ import pytest
 from pipeline.engine.parquet import PartWriter
 from schemas.errors import ConfigError, ContractError
 from schemas.manifest import make_manifest, read_run, write_manifest, write_run
+from schemas.removed import RemovedDocuments
 from schemas.storage import Store
 from schemas.tables import DOCUMENTS
 from schemas.tokens import Dataset, open_dataset
 from schemas.union import describe_union, union_manifest, write_union
-from schemas.versions import check_own_tables
+from schemas.versions import attach_run, check_own_tables
 from tests.support.tiny_dataset import make_tiny_dataset
 from tests.support.tiny_takedown import certificates, take_down
 from train.data.document_index import DocumentIndex, read_table
@@ -199,6 +200,17 @@ def test_a_removed_page_is_known_by_the_url_in_documents_if_that_of_the_dataset_
     assert take_down(tmp_path / "one", url=[page["url"]]) == 0
     with pytest.raises(ContractError, match=f"/two: expected a dataset without .* got doc_id {same['doc_id'].hex()}"):
         write_union(Store(str(tmp_path / "union")), [one, two])
+
+
+def test_takedowns_of_a_run_count_for_runs_that_use_its_tables(tmp_path: Path) -> None:
+    one = make_tiny_dataset(tmp_path / "one", {"web": 40})
+    page = documents(open_dataset(one))[4]
+    assert take_down(tmp_path / "one", url=[page["url"]]) == 0
+    new = Store(str(tmp_path / "new"))
+    attach_run(new, one)
+    (certificate,) = RemovedDocuments(new).certificates
+    assert certificate == certificates(tmp_path / "one")[0]
+    assert RemovedDocuments(new).find(b"x" * 16, page["url"], None) == certificate
 
 
 def test_members_of_a_union_are_compared_as_well(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from schemas.errors import ContractError
 from schemas.ids import DOC_ID_BYTES
 from schemas.manifest import part_key
 from schemas.older_tables import read_columns
+from schemas.takedown import STAGE
 
 JOINED, REMOVED, UNIFORM, ANCHORED = "joined", "removed", "uniform", "anchored"
 OVERSAMPLE = 64
@@ -266,12 +267,23 @@ class TextsTask:
 
 
 def read_sampled(task: TextsTask) -> Iterator[pa.RecordBatch]:
-    """Yield the sampled documents of a part (SAMPLED). Raises ContractError if the part's tables differ in doc_ids."""
+    """Yield the sampled documents of a part (SAMPLED). Raises ContractError if the part's tables differ in doc_ids.
+
+    A document that a takedown removed can still be the other document of a pair. It has no text.
+    """
     kept = order_columns(task.dedup) if task.by_source else {"documents": []}
     names = ["doc_id", "source", "language", "text_digest", "signature", *key_columns(task.dedup)]
-    names = list(dict.fromkeys([*names, *kept.pop("documents")]))
+    names = list(dict.fromkeys([*names, *kept.pop("documents"), "drop_stage"]))
     documents = joined(rows_of(task.part, "documents", names, pa.array(task.wanted, pa.binary(16))))
     if documents is None:
+        return
+    is_left = pc.fill_null(pc.not_equal(documents.column("drop_stage"), STAGE), True)
+    removed = documents.column("doc_id").filter(pc.invert(is_left)).cast(pa.binary())
+    if len(removed):
+        nothing = [pa.nulls(len(removed), field.type) for field in list(SAMPLED)[1:]]
+        yield pa.RecordBatch.from_arrays([removed, *nothing], schema=SAMPLED)
+        documents = documents.filter(is_left)
+    if not documents.num_rows:
         return
     ids = documents.column("doc_id")
     for table, columns in kept.items():
