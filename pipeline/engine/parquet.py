@@ -25,6 +25,11 @@ from schemas.tables import REPLACED, TABLES, to_entries, value_type
 
 GROUP_ROWS = 2048
 GROUP_BYTES = 32 << 20
+GROUPS_OF_A_SIZE, DOUBLINGS = 64, 3
+"""After so many row groups their maximum number of rows doubles, so often at most.
+
+The writer holds the metadata of all groups until the file is complete: 160 kB for a group of 160 columns.
+"""
 
 
 class HashingSink:
@@ -176,6 +181,11 @@ def write_group(writer: pq.ParquetWriter, rows: pa.Table) -> None:
         writer.write_table(rows.cast(writer.schema).combine_chunks(), row_group_size=rows.num_rows)
 
 
+def group_rows(number: int) -> int:
+    """Return the maximum number of rows of row group `number` (0 = first) of a file that is written row by row."""
+    return GROUP_ROWS << min(number // GROUPS_OF_A_SIZE, DOUBLINGS)
+
+
 class PartWriter(FileWriter):
     """A Parquet file that is written row by row, or by whole row groups."""
 
@@ -185,7 +195,7 @@ class PartWriter(FileWriter):
         self._writer = open_parquet(self._sink, schema)
         self._names = schema.names
         self._columns: list[list[Any]] = [[] for _ in self._names]
-        self._pending_rows = self._pending_bytes = 0
+        self._pending_rows = self._pending_bytes = self._num_groups = 0
 
     def add(self, row: Row) -> None:
         """Append one row. Missing columns are null, and columns that the schema does not have are ignored."""
@@ -194,7 +204,7 @@ class PartWriter(FileWriter):
         self._pending_rows += 1
         if self._size_column is not None:
             self._pending_bytes += len(row.get(self._size_column) or "")
-        if self._pending_rows >= GROUP_ROWS or self._pending_bytes >= GROUP_BYTES:
+        if self._pending_rows >= group_rows(self._num_groups) or self._pending_bytes >= GROUP_BYTES:
             self._flush()
 
     def add_group(self, rows: pa.Table) -> None:
@@ -218,7 +228,8 @@ class PartWriter(FileWriter):
                     f"({error}). Correct the stage that sets this column."
                 ) from error
             column.clear()
-        self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema), row_group_size=GROUP_ROWS)
+        self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema), row_group_size=self._pending_rows)
+        self._num_groups += 1
         self.num_rows += self._pending_rows
         self._pending_rows = self._pending_bytes = 0
 

@@ -107,15 +107,16 @@ def _recorded_layouts(run: Store, planned: LayoutConfig) -> list[tuple[int, Step
     """
     layouts = []
     for after, start in layout_changes(read_events(run)):
+        named = "the start of training" if isinstance(start, Started) else f"the resume from step {start.step}"
         try:
             layout = Layout.model_validate(start.layout)
-        except ValidationError as error:
+            step = _step_layout(layout, planned, named)
+        except (ValidationError, ValueError, TypeError) as error:
             raise ContractError(
                 f"{run.uri}/{EVENTS_NAME}: expected the layout of the ranks in the event `{start.kind}` of step "
                 f"{start.step}, got an invalid one. Restore the file from a backup."
             ) from error
-        named = "the start of training" if isinstance(start, Started) else f"the resume from step {start.step}"
-        layouts.append((after, _step_layout(layout, planned, named)))
+        layouts.append((after, step))
     return layouts
 
 
@@ -129,4 +130,6 @@ def _agrees(recorded: Sequence[tuple[int, StepLayout]], note: CheckpointMetadata
 def _step_layout(layout: Layout, planned: LayoutConfig, named: str) -> StepLayout:
     size = int(layout.settings.get("micro_batch", planned.rows_at_once))
     axes = {axis: layout.axes.get(axis, 1) for axis in AXES}
+    if wrong := [name for name, number in (axes | {"micro_batch": size}).items() if number < 1]:
+        raise ValueError(f"{wrong[0]}: expected at least 1, got less. Restore the file from a backup.")
     return StepLayout(axes, planned.model_copy(update={"micro_batch": size}), named)

@@ -2,14 +2,18 @@
 
 import math
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from jobs.cli import main
+from jobs.verbs.scaling import measured_run
+from schemas.errors import ConfigError
 from schemas.manifest import read_run, write_run
 from schemas.storage import Store
+from tests.support import tiny_runs
 from tests.support.tiny_dataset import make_tiny_dataset
 from train.plan.plan import read_plan
 from train.scaling.laws import BESIROGLU
@@ -51,6 +55,16 @@ def test_a_fitted_law_is_one_that_a_plan_goes_by(run: Store, tmp_path: Path, cap
     assert main(["plan", run.uri, *words, "--set", "plan.min_params=1"]) == 0
     assert figures(run)["size.own_law.params"] == pytest.approx(BESIROGLU.for_compute(6e11).params, rel=0.3)
     assert "fitted on a dataset that it does not name" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.dist
+def test_a_loss_is_not_measured_for_a_plan_that_was_made_later(tmp_path: Path) -> None:
+    trained = Store(str(tiny_runs.trained(tiny_runs.make_run(tmp_path / "run"), 1)))
+    assert measured_run(trained, "run").params == read_plan(trained).num_params
+    shutil.rmtree(tmp_path / "run/train/checkpoints")
+    assert main(["plan", trained.uri, "--set", "plan.d_ffw=96", "--set", 'source.paths=["x"]']) == 0
+    with pytest.raises(ConfigError, match="expected the plan that the run was trained with, got one"):
+        measured_run(trained, "run")
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,16 @@ def test_row_groups_are_cut_by_rows_and_by_text_size(tmp_path, monkeypatch):
         assert [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)] == [2, 2, 1]
 
 
+def test_row_groups_of_a_long_part_grow_so_that_its_metadata_stays_small(tmp_path, monkeypatch):
+    monkeypatch.setattr(writing, "GROUP_ROWS", 2)
+    monkeypatch.setattr(writing, "GROUPS_OF_A_SIZE", 3)
+    entry = write(Store(str(tmp_path)), [{"id": i, "text": "x"} for i in range(3 * (2 + 4 + 8) + 16 + 16 + 5)])
+    with pq.ParquetFile(tmp_path / entry.path) as file:
+        sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
+        assert file.read().column("id").to_pylist() == [*range(sum(sizes))]
+    assert sizes == [2, 2, 2, 4, 4, 4, 8, 8, 8, 16, 16, 5]
+
+
 def test_a_wrong_type_names_the_column(tmp_path):
     folder = Store(str(tmp_path))
     wrong = pytest.raises(ContractError, match="column id: expected int64")

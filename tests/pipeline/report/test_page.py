@@ -17,10 +17,13 @@ from pipeline.decontaminate.stage import DOCUMENTS
 from pipeline.report.facts import collect_facts
 from pipeline.report.page import script_hash, write_report
 from schemas.errors import ConfigError, ContractError
-from schemas.manifest import RunFile, open_table, write_run
+from schemas.ids import canonical_json
+from schemas.manifest import MANIFEST_NAME, RunFile, make_manifest, open_table, write_run
 from schemas.storage import Store
+from schemas.union import write_union
 from tests.support.paths import ROOT
 from tests.support.report_run import ADDRESS, SCRIPT, bins, crawl, judged, make_run, whole_run, words_of
+from tests.support.tiny_dataset import make_tiny_dataset
 
 
 @pytest.fixture(scope="module")
@@ -278,3 +281,19 @@ def test_a_browser_runs_no_other_script_and_sends_no_request(
     (tmp_path / "bare.html").write_text(re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", raw))
     assert "<title>PWNED</title>" in chromium(tmp_path / "bare.html", "bare")
     assert set(requested) == {"/pixel"}
+
+
+def test_a_union_has_a_report(tmp_path: Path) -> None:
+    """It has no table `documents`, and its counts can name a rule that left documents out of its members."""
+    members = [make_tiny_dataset(tmp_path / name, {"web": 20}, suffix=name) for name in ("a", "b")]
+    for member in members:
+        folder, manifest = open_table(member, "tokens")
+        content = manifest.content.model_dump(mode="json")
+        content["counts"] |= {"rows_in": content["counts"]["rows_in"] + 3, "dropped": {"tokens/mix": 3}}
+        made = make_manifest(content, manifest.run.model_dump(mode="json"), "tokens")
+        folder.write_atomic(MANIFEST_NAME, canonical_json(made.model_dump(mode="json")))
+    union = Store(str(tmp_path / "union"))
+    write_union(union, members)
+    page = Path(write_report(union, None)).read_text()
+    assert "1 rules dropped 6 rows" in words_of(page)
+    assert "Shares are relative to all" not in page

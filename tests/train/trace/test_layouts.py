@@ -94,5 +94,8 @@ def test_a_planned_step_without_any_training_has_the_layout_of_the_plan(
 def test_an_event_without_a_layout_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = copied(run, tmp_path / "run")
     begun = json.loads((folder / EVENTS).read_text().splitlines()[0])
-    (folder / EVENTS).write_text(json.dumps(begun | {"layout": {}}) + "\n")
-    assert "expected the layout of the ranks in the event `begun` of step 0" in answer(folder, 1, 0, capsys)
+    layout = begun["layout"]
+    wrong = layout | {"settings": layout["settings"] | {"micro_batch": "x"}}
+    for damaged in ({}, wrong, layout | {"axes": layout["axes"] | {"shard": 0}}):
+        (folder / EVENTS).write_text(json.dumps(begun | {"layout": damaged}) + "\n")
+        assert "expected the layout of the ranks in the event `begun` of step 0" in answer(folder, 1, 0, capsys)
