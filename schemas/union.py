@@ -31,6 +31,7 @@ from schemas.manifest import (
     write_manifest,
     write_run,
 )
+from schemas.older_tables import read_batches
 from schemas.removed import RemovedDocuments
 from schemas.storage import Store
 from schemas.takedown import REMOVED_ID, Certificate
@@ -129,7 +130,8 @@ def _removed_addresses(
     folder, manifest = open_table(run, "documents")
     for path in manifest.paths_of():
         with folder.open_input(path) as stream:
-            for batch in pq.ParquetFile(stream).iter_batches(ROWS_AT_ONCE, columns=["doc_id", "url", "domain"]):
+            columns = ["doc_id", "url", "domain"]
+            for batch in read_batches(pq.ParquetFile(stream), "documents", columns, ROWS_AT_ONCE):
                 for row in batch.to_pylist():
                     for uri, own in others if row["url"] else ():
                         if certificate := own.find(row["doc_id"], row["url"], row["domain"]):
