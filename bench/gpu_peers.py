@@ -1,6 +1,6 @@
 """The same steps on a GPU by ours and by peers: a compiled script of plain torch, transformers, torchtitan.
 
-All have the same shape, first weights, rows on the device, micro-batches, bf16 by autocast, clipping and fused AdamW.
+All have the same shape, first weights, rows, micro-batches, bf16 by autocast, clipping and fused AdamW.
 torchtitan's model, its compilation by layer and its compiled loss are those that its trainer uses on one GPU, without
 recomputation. Where documents are masked it gets their offsets, which its trainer finds in every micro-batch. The
 order of its rotary pairs is another, so its losses are near ours and not equal.
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bench.train_contenders import Contender, Loop, plain_model, seen_by, transformers_loss, transformers_model
+from bench.train_contenders import RATE, Contender, Loop, plain_model, seen_by, transformers_loss, transformers_model
 from bench.train_gpu import (
     GPU_CASES,
     STEPS,
@@ -43,7 +43,6 @@ from train.pretrain.step import Learner
 
 NEAR = 0.05
 """Largest difference of the losses of first steps, whose targets are random."""
-RATE = 1e-3
 
 Line = dict[str, Any]
 Weights = Mapping[str, Tensor]

@@ -147,7 +147,7 @@ def _list_files(run: Store) -> dict[str, _File]:
 
 
 def _linked_manifests(run: Store) -> Iterator[str]:
-    """Yield the manifests of versions that lie behind a link, which `_list_files` does not follow.
+    """Yield the manifests of versions whose folder is reached through a link, which `_list_files` does not follow.
 
     A version that is moved to another disk still names files of other versions.
     """

@@ -30,7 +30,7 @@ LEASE_SECONDS = 60
 RENEWALS = 4
 """Number of renewals in that time."""
 MAX_SECONDS, MAX_EPOCH = 10 * LEASE_SECONDS, 1 << 53
-"""The largest time and epoch of a lease that are believed, since anything can lie in its place."""
+"""Largest time [s] and epoch that are taken from a lease, because the object can have any content."""
 CLOCK_SECONDS = 2
 """Added to that time, because the times of a store have whole seconds [s]."""
 READERS = "readers"

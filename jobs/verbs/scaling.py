@@ -86,8 +86,8 @@ def measured_run(run: Store, name: str) -> MeasuredLoss:
         ) from error
     if manifest.plan != digest_of(deciding_settings(plan)):
         raise ConfigError(
-            f"{name}: expected the plan that the run was trained with, got one that was made later, of other settings. "
-            "Train the run again with `penstock train`."
+            f"{name}: expected the plan that the run was trained with, got one of other settings or of another "
+            "version. Train the run again with `penstock train`."
         )
     loss = manifest.loss if manifest.heldout_loss is None else manifest.heldout_loss
     if loss is None:

@@ -256,7 +256,7 @@ def test_links_and_paths_out_of_the_run_are_not_followed(run: Path, tmp_path: Pa
     assert not (run / "text" / NEW).exists()
 
 
-def test_files_that_a_version_behind_a_link_names_stay(run: Path, tmp_path: Path) -> None:
+def test_files_that_a_version_on_another_disk_names_stay(run: Path, tmp_path: Path) -> None:
     """A takedown shares files between versions; then the new version is moved to another disk."""
     assert take_down(run, doc=[documents_of(opened(run))[7]["doc_id"].hex()]) == 0
     version = run / "tokens" / read_run(Store(str(run))).tables["tokens"]
