@@ -58,6 +58,8 @@ class PlanSummary:
     """Digest of the mix that sets the shares of the sources; empty = no mix."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The settings that the plan sets, as `section.key`, and the shape of the model, as `model.key`."""
+    choices: Mapping[str, Any] = field(default_factory=dict)
+    """What decides the weights, by the names of checkpoint metadata; settings with default values are left out."""
     num_params: int | None = None
     learning_rate: float | None = None
     """The learning rate after the warm-up."""
@@ -104,6 +106,8 @@ class Checkpoint:
     tokenizer: str
     settings: str
     """Digest of all settings that affect the weights."""
+    choices: Mapping[str, Any]
+    """These settings by name, and `order`, the digest of the order of the samples."""
     skip_list: str
     layout: str
     bytes: int
@@ -140,8 +144,7 @@ def read_plan(run: Store) -> PlanSummary | None:
         last = plan["stages"][-1]
         figures = tuple(PlanFigure(**figure) for figure in plan["figures"])
         steps = int(last["first_step"]) + int(last["num_steps"])
-        sections = {**plan.get("settings", {}), "model": plan.get("shape", {})}
-        settings = {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
+        settings = _by_name({**plan.get("settings", {}), "model": plan.get("shape", {})})
         return PlanSummary(
             dataset=plan["dataset"],
             digest=digest_of(plan),
@@ -149,6 +152,7 @@ def read_plan(run: Store) -> PlanSummary | None:
             figures=figures,
             mix=settings.get("train.mix", ""),
             settings=settings,
+            choices=_choices_of_plan(plan),
             num_params=plan.get("num_params"),
             learning_rate=plan.get("learning_rate"),
             seq_len=last.get("seq_len"),
@@ -200,6 +204,17 @@ def _read_events(run: Store) -> list[Mapping[str, Any]]:
     return events
 
 
+def _by_name(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    return {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
+
+
+def _choices_of_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what decides the weights in `plan.json`, by the names that it has in the metadata of a checkpoint."""
+    filled = {"train.stages": "stages", "optim.learning_rate": "learning_rate", "optim.warmup_steps": "warmup_steps"}
+    given = _by_name({**plan.get("settings", {}), "shape": plan.get("shape", {})})
+    return given | {name: plan[key] for name, key in {**filled, "order": "order"}.items() if key in plan}
+
+
 def _read_checkpoints(run: Store) -> list[Checkpoint]:
     """Return every complete checkpoint, oldest first. A checkpoint is complete if its metadata file exists."""
     folder = run.child(CHECKPOINTS)
@@ -220,6 +235,7 @@ def _checkpoint(metadata: Mapping[str, Any]) -> Checkpoint:
         dataset=identity["dataset"],
         tokenizer=identity["tokenizer"],
         settings=digest_of(identity["settings"]),
+        choices={**identity["settings"], "order": identity["order"]},
         skip_list=identity["skip_list"],
         layout=", ".join(
             [

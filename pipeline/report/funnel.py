@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from pipeline.engine.part import EVERY_STAGE
 from pipeline.report.facts import RunFacts, is_earlier_drop
+from schemas.ids import digest_of
 from schemas.manifest import Counts
 from schemas.tables import LATER_VERDICTS, TABLES
 from schemas.versions import DATASET
@@ -247,3 +248,8 @@ def _identity_checks(facts: RunFacts) -> Iterator[ConsistencyCheck]:
         if "tokens" in digests:
             claim = f"checkpoint of step {checkpoint.step:,} was trained on this dataset"
             yield ConsistencyCheck(claim, checkpoint.dataset, digests["tokens"])
+        if facts.training.plan:
+            planned, used = facts.training.plan.choices, checkpoint.choices
+            names = planned.keys() & used.keys()
+            left, right = (digest_of({name: each[name] for name in names}) for each in (used, planned))
+            yield ConsistencyCheck(f"checkpoint of step {checkpoint.step:,} was trained with this plan", left, right)

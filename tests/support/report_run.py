@@ -355,12 +355,14 @@ def add_training(run: Store) -> None:
     ]
     stages = [{"first_step": 0, "num_steps": 30}, {"first_step": 30, "num_steps": 10}]
     plan = {"dataset": dataset, "stages": stages, "settings": {"train": {"steps": 40}}, "figures": figures}
+    plan["order"] = "o" * 64
     run.write_atomic("train/plan.json", canonical_json(plan))
     text = "".join(json.dumps(metrics_line(step)) + "\n" for step in range(1, 41))
     run.write_atomic("train/metrics.jsonl", (text + '{"step": 41, "lo').encode())
     text = "".join(json.dumps(event) + "\n" for event in events())
     run.write_atomic("train/events.jsonl", (text + '{"kind": "spi').encode())
-    identity = {"dataset": dataset, "tokenizer": "t" * 64, "settings": {"train.seed": 1}, "skip_list": "s" * 64}
+    identity = {"dataset": dataset, "tokenizer": "t" * 64, "order": "o" * 64, "skip_list": "s" * 64}
+    identity["settings"] = {"train.seed": 1}
     layout = {"ranks": 2, "axes": {"shard": 2, "tensor": 1}, "settings": {}, "threads": 1, "device": "cpu"}
     files = {name: {"size": size, "sha256": "f" * 64} for name, size in (("a", 1_000_000), ("b", 500_000))}
     note = {"step": 40, "identity": identity, "layout": layout, "files": files}

@@ -395,6 +395,27 @@ def check_skips(checkpoint: CheckpointMetadata, plan: Plan, skip: SkipList) -> N
     skip.check_continues(checkpoint.identity.skip_length, checkpoint.identity.skip_list, used, stage)
 
 
+def check_plan(run: Store, checkpoint: CheckpointMetadata) -> None:
+    """Raise ContractError, naming every difference, if a checkpoint was trained with another plan than the run's.
+
+    Settings that only one of the two has are not compared: another version of the code wrote it. Nothing is compared if
+    the run has no plan.
+    """
+    plan = stored_plan(run)
+    if plan is None:
+        return
+    expected, own = checkpoint.identity.settings, deciding_settings(plan)
+    pairs = {name: (expected[name], own[name]) for name in expected.keys() & own.keys()}
+    if plan.dataset == checkpoint.identity.dataset:
+        pairs["order"] = (checkpoint.identity.order, plan.order)
+    if wrong := sorted(name for name, (old, new) in pairs.items() if old != new):
+        others = "; ".join(f"{name} {pairs[name][1]} in place of {pairs[name][0]}" for name in wrong)
+        raise ContractError(
+            f"{run.uri}/{PLAN_NAME}: expected the plan that {checkpoint.name} was trained with, got one with {others}. "
+            "Restore the file or the checkpoint from a backup."
+        )
+
+
 # The order of the samples that the checkpoints were trained on, for everything that reads it after training.
 
 

@@ -25,8 +25,16 @@ from schemas.config import Section
 from schemas.errors import ContractError
 from schemas.ids import digest_of, file_sha256
 from schemas.storage import Store
-from schemas.tokens import Dataset
-from train.checkpoint.folder import METADATA_NAME, CheckpointMetadata, Layout, StateFile, list_checkpoints, local_path
+from schemas.tokens import Dataset, open_dataset
+from train.checkpoint.folder import (
+    METADATA_NAME,
+    CheckpointMetadata,
+    Layout,
+    StateFile,
+    check_plan,
+    list_checkpoints,
+    local_path,
+)
 from train.checkpoint.reader import CheckpointReader
 from train.model.shape import ModelShape
 from train.model.transformer import Transformer, build_model
@@ -144,8 +152,20 @@ def layout_of(section: Section, axes: Mapping[str, int], threads: int, device: s
 # The loading of a trained model from a checkpoint, in one process and independent of the training layout.
 
 
+def open_checkpoint(run: Store, step: int | None, *objectives: str) -> tuple[Dataset, CheckpointMetadata]:
+    """Return the run's dataset and the metadata of its checkpoint of `step`; None = the last.
+
+    Raises ContractError if there is no such checkpoint, or if it was not trained with the dataset's tokenizer, with the
+    run's plan, or on one of these objectives.
+    """
+    dataset, checkpoint = open_dataset(run), find_checkpoint(run, step)
+    check_tokenizer(checkpoint, dataset)
+    check_objective(checkpoint, *objectives)
+    check_plan(run, checkpoint)
+    return dataset, checkpoint
+
+
 def find_checkpoint(run: Store, step: int | None) -> CheckpointMetadata:
-    """Return the metadata of a run's checkpoint of `step`; None = the last. Raises ContractError if there is none."""
     checkpoints = {checkpoint.step: checkpoint for checkpoint in list_checkpoints(run)}
     if not checkpoints:
         raise ContractError(

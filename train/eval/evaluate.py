@@ -22,7 +22,7 @@ from schemas.storage import Store
 from schemas.text import format_duration, print_error, printable_json_bytes, printable_output
 from schemas.tokens import Dataset, open_dataset
 from train.checkpoint.folder import CheckpointMetadata
-from train.checkpoint.state import check_objective, default_device, find_checkpoint, read_model, sequence_length_of
+from train.checkpoint.state import default_device, open_checkpoint, read_model, sequence_length_of
 from train.config.train import TrainConfig
 from train.data.batches import Batches, HeldoutRows
 from train.data.heldout import (
@@ -74,11 +74,10 @@ class HeldoutExam:
 def open_candidate(name: str, step: int | None) -> EvaluatedCheckpoint:
     """Return the checkpoint of a step in the run folder `name`; None = the last step.
 
-    Raises ContractError if the checkpoint was trained on a dataset other than the run's current one.
+    Raises ContractError if the checkpoint was trained on a dataset or with a plan other than the run's current one.
     """
     run = Store(name)
-    dataset, note = open_dataset(run), find_checkpoint(run, step)
-    check_objective(note, *OBJECTIVES)
+    dataset, note = open_checkpoint(run, step, *OBJECTIVES)
     if note.identity.dataset != dataset.digest:
         raise ContractError(
             f"{name}/{note.name}: expected dataset {note.identity.dataset[:12]}, on which the checkpoint was trained, "

@@ -15,12 +15,10 @@ from torch import Tensor
 from schemas.errors import ConfigError, PenstockError
 from schemas.storage import Store
 from schemas.text import print_error, printable_output
-from schemas.tokens import Dataset, TokenizerContract, escape, open_dataset
+from schemas.tokens import Dataset, TokenizerContract, escape
 from train.checkpoint.state import (
-    check_objective,
-    check_tokenizer,
     default_device,
-    find_checkpoint,
+    open_checkpoint,
     read_model,
     read_tokenizer,
     sequence_length_of,
@@ -51,10 +49,8 @@ def generate(
             f"generate: expected --tokens and --temperature >= 0, got {num_tokens} and {temperature}. Set both to at "
             "least 0."
         )
-    dataset, note = open_dataset(run), find_checkpoint(run, step)
+    dataset, note = open_checkpoint(run, step, "causal")
     contract = dataset.tokenizer
-    check_tokenizer(note, dataset)
-    check_objective(note, "causal")
     codec = open_codec(dataset)
     ids = encode_prompt(prompt, contract, codec)
     model = read_model(run, note, default_device())

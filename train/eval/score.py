@@ -26,13 +26,11 @@ from schemas.errors import ConfigError, ContractError, PenstockError
 from schemas.storage import Store
 from schemas.tables import DOC_ID, SCORES
 from schemas.text import print_error, printable_output
-from schemas.tokens import ESCAPE, SPACE, Dataset, TokenizerContract, escape, open_dataset
+from schemas.tokens import ESCAPE, SPACE, Dataset, TokenizerContract, escape
 from train.checkpoint.folder import CHECKPOINTS
 from train.checkpoint.state import (
-    check_objective,
-    check_tokenizer,
     default_device,
-    find_checkpoint,
+    open_checkpoint,
     read_model,
     read_tokenizer,
     sequence_length_of,
@@ -225,9 +223,7 @@ def open_scorer(path: str) -> CheckpointScorer:
     where = path.rstrip("/")
     named = re.fullmatch(rf"(.*)/{CHECKPOINTS}/step-(\d+)", where)
     run, step = (Store(named[1]), int(named[2])) if named else (Store(where), None)
-    dataset, note = open_dataset(run), find_checkpoint(run, step)
-    check_tokenizer(note, dataset)
-    check_objective(note, "causal")
+    dataset, note = open_checkpoint(run, step, "causal")
     model = read_model(run, note, default_device())
     return CheckpointScorer(model, open_offset_encoder(dataset), dataset.tokenizer, sequence_length_of(note))
 

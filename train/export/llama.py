@@ -23,12 +23,10 @@ from torch import Tensor
 from schemas.errors import ConfigError, ContractError, PenstockError
 from schemas.storage import Store
 from schemas.text import print_error, printable_output
-from schemas.tokens import TokenizerContract, open_dataset
+from schemas.tokens import TokenizerContract
 from train.checkpoint.folder import CheckpointMetadata
 from train.checkpoint.state import (
-    check_objective,
-    check_tokenizer,
-    find_checkpoint,
+    open_checkpoint,
     read_model,
     read_tokenizer,
     sequence_length_of,
@@ -384,9 +382,7 @@ def export_checkpoint(run: Store, folder: Path, step: int | None = None) -> Chec
     Raises ConfigError if Llama does not support the model or the folder is not empty, ContractError if files are
     damaged.
     """
-    dataset, note = open_dataset(run), find_checkpoint(run, step)
-    check_tokenizer(note, dataset)
-    check_objective(note, "causal", "span")
+    dataset, note = open_checkpoint(run, step, "causal", "span")
     tokenizer = TokenizerFile(dataset.tokenizer, read_tokenizer(dataset))
     model = read_model(run, note, torch.device("cpu"))
     state = {name: parameter.detach() for name, parameter in model.named_parameters()}

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from jobs.cli import main
+from pipeline.report.facts import collect_facts
+from pipeline.report.funnel import checks
 from schemas.storage import Store
 from tests.support.tiny_runs import copied, make_run, notes, opened, trained
 from tests.support.tiny_takedown import take_down
@@ -110,6 +112,46 @@ def test_a_plan_that_differs_in_the_learning_rate_has_the_same_order(plain: Path
     assert main(["plan", str(other), "--quiet", "--set", "optim.learning_rate=0.02"]) == 0
     shutil.copy(other / "train/plan.json", run / "train/plan.json")
     check_trained_order(Store(str(run)))
+
+
+@pytest.fixture(scope="module")
+def faster(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on the same dataset as `plain`, trained with another learning rate."""
+    recipe = {**RECIPE, "optim": {"learning_rate": 0.02}}
+    return trained(make_run(tmp_path_factory.mktemp("faster") / "run", recipe), 1)
+
+
+USERS: dict[str, Callable[[Path, Path], int]] = {
+    "generate": lambda run, out: main(["generate", str(run), "--tokens", "2"]),
+    "evaluate": lambda run, out: main(["evaluate", str(run), "--on", str(run), "--sequences", "1"]),
+    "export": lambda run, out: main(["export", str(run), "--format", "huggingface", "--out", str(out)]),
+}
+"""The verbs that use the weights of a trained run."""
+
+
+@pytest.mark.parametrize("verb", USERS)
+def test_weights_trained_with_another_plan_are_refused(
+    plain: Path, faster: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], verb: str
+) -> None:
+    assert USERS[verb](faster, tmp_path / "first") == 0
+    run = copied(plain, tmp_path / "run")
+    shutil.rmtree(run / "train/checkpoints")
+    shutil.copytree(faster / "train/checkpoints", run / "train/checkpoints")
+    error = refused(lambda run: USERS[verb](run, tmp_path / "second"), run, capfd)
+    assert "expected the plan that train/checkpoints/step-000008 was trained with, got one with optim." in error
+    assert error.endswith("in place of 0.02. Restore the file or the checkpoint from a backup.")
+    (run / "train/plan.json").unlink()
+    assert USERS[verb](run, tmp_path / "third") == 0  # nothing is left to compare with
+
+
+def test_the_report_finds_weights_trained_with_another_plan(plain: Path, faster: Path, tmp_path: Path) -> None:
+    claims = {f"checkpoint of step {step} was trained with this plan" for step in (4, 8)}
+    for checkpoints, equal in ((plain, True), (faster, False)):
+        run = copied(plain, tmp_path / checkpoints.parent.name)
+        shutil.rmtree(run / "train/checkpoints")
+        shutil.copytree(checkpoints / "train/checkpoints", run / "train/checkpoints")
+        found = {check.claim: check.holds for check in checks(collect_facts(Store(str(run))))}
+        assert {claim: found[claim] for claim in claims} == dict.fromkeys(claims, equal)
 
 
 def test_the_samples_for_other_trainers_are_those_of_the_checkpoints(plain: Path, tmp_path: Path) -> None:
