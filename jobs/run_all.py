@@ -68,7 +68,11 @@ def run_recipe(
         check_trained(prepared, folder, [*verb, recipe_path, *override_words(overrides)])
         check_rebuild(prepared, folder, options.rebuild)
         # Spark takes seconds to start, and a complete run needs none of it.
-        session = nullcontext() if is_complete(prepared, folder) else spark_session(config, verbose=options.verbose)
+        session = (
+            nullcontext()
+            if is_complete(prepared, folder)
+            else spark_session(config, verbose=options.verbose, input_bytes=prepared.input_bytes)
+        )
         with session as spark:
             run_locked_steps(spark, prepared, folder, config.partitions, shlex.join(["penstock", *verb]))
     words = ["penstock", "run", recipe_path, "--out", out, *override_words(overrides)]

@@ -76,6 +76,11 @@ class Prepared:
     reuse: tuple[Store, ...] = ()
     """Other runs whose complete tables are used in place of building the same ones."""
 
+    @property
+    def input_bytes(self) -> int:
+        """Return the size of all input files [bytes]."""
+        return sum(split.size for split in self.splits)
+
 
 @dataclass(frozen=True)
 class Run:

@@ -176,7 +176,8 @@ def make_branch(run: Store, folder: Store, recipe: Recipe, verbose: bool = False
     if not folder.exists(RUN_NAME):
         attach_run(folder, run)
     config = recipe.section("spark", SparkConfig)
-    with lock_tables(folder, "penstock ablate"), spark_session(config, "penstock ablate", verbose) as spark:
+    session = spark_session(config, "penstock ablate", verbose, prepared.input_bytes)
+    with lock_tables(folder, "penstock ablate"), session as spark:
         run_locked_steps(spark, prepared, folder, config.partitions)
 
 

@@ -315,8 +315,9 @@ def predict_run(
     changed = changed_settings(committed, proposed)
     models = deciding_models(proposed)
     described = describe_changes(committed, proposed, changed, models.get("quality", {}))
-    open_tables(run)  # a missing or inconsistent run is rejected before Spark starts
-    with spark_session(proposed.section("spark", SparkConfig), "penstock what-if", verbose) as spark:
+    tables = open_tables(run)  # a missing or inconsistent run is rejected before Spark starts
+    size = sum(entry.bytes for entry in tables["documents"].manifest.content.inputs)
+    with spark_session(proposed.section("spark", SparkConfig), "penstock what-if", verbose, size) as spark:
         ship_models(spark, [path for paths in models.values() for path in paths.values()])
         return predict(spark, run, proposed, models), changed, described
 

@@ -45,7 +45,8 @@ def repair_command(arguments: argparse.Namespace) -> int:
         check_functions(run, recipe, "repair", arguments.trust_run)
         prepared = prepare(recipe, None)
         steps = steps_to_repair(prepared, run, damage)
-        with spark_session(recipe.section("spark", SparkConfig), verbose=arguments.verbose) as spark:
+        config = recipe.section("spark", SparkConfig)
+        with spark_session(config, verbose=arguments.verbose, input_bytes=prepared.input_bytes) as spark:
             repaired = repair(spark, prepared, run, steps)
     print(f"{len(repaired)} files were built again; all {number} files match their manifests")
     return 0

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from jobs.spark_session import SMALL_INPUTS
 from tests.support.demo_run import RECIPE, SMALL
 from tests.support.paths import ROOT
 
@@ -85,6 +86,30 @@ def test_why_spark_does_not_start_is_one_message(texts: Path, temporary: Path, s
     assert reason in line
     assert line.endswith("--verbose prints all messages of Spark.")
     assert list(temporary.glob("penstock-spark-*")) == []
+
+
+OPTIONS = """
+import sys
+from jobs.spark_session import SparkConfig, spark_session
+
+settings = {"spark.driver.extraJavaOptions": sys.argv[2]} if sys.argv[2:] else {}
+config = SparkConfig(master="local[1]", driver_memory="512m", settings=settings)
+with spark_session(config, input_bytes=int(sys.argv[1])) as spark:
+    print(*spark._jvm.java.lang.management.ManagementFactory.getRuntimeMXBean().getInputArguments())
+"""
+"""Prints the options of the JVM for inputs of a size and for options of the user."""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "levels"),
+    [([SMALL_INPUTS], ["1"]), ([SMALL_INPUTS + 1], []), ([1, "-XX:TieredStopAtLevel=3"], ["1", "3"])],
+)
+def test_only_a_small_run_has_no_optimizing_compiler(arguments: list[object], levels: list[str]) -> None:
+    """The last option counts, which is the user's."""
+    environment = {name: value for name, value in os.environ.items() if name != "SPARK_CONF_DIR"}
+    words = [sys.executable, "-c", OPTIONS, *map(str, arguments)]
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert re.findall(r"-XX:TieredStopAtLevel=(\d)", done.stdout) == levels
 
 
 def processes_of(session: int) -> dict[int, str]:
