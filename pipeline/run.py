@@ -17,7 +17,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from pipeline.engine.code_digest import code_digest
-from pipeline.engine.part import delete_part_results
+from pipeline.engine.part import delete_part_results, made_from
 from pipeline.engine.progress import Progress, reasons_text, step_line, without_earlier_drops
 from pipeline.engine.spark import ship_models, show_progress
 from pipeline.engine.stage import PerDocument, Relation, Source, Split
@@ -317,10 +317,11 @@ def check_inputs_read(
     inputs: Mapping[str, TableVersion],
     is_own: bool,
 ) -> bool:
-    """Return True if tables were made from the inputs of a step, or from what these were before a takedown.
+    """Return True if tables were made from the inputs of a step, or from what these were before a takedown in one run.
 
-    `is_own`: the tables are in the folder of the run; raises ContractError if they were made from other inputs. Those
-    of another run may be: its tables have equal settings, but other code may have written them.
+    A takedown removes documents from all tables of its run, and from none of another run that reads them. `is_own`: the
+    tables are in the folder of the run; raises ContractError if they were made from other inputs. Those of another run
+    may be: its tables have equal settings, but other code may have written them.
     """
     files = {} if step.reads else {f"{FROM_INPUT}{split.key}": split.identity for split in run.splits}
     expected = {name: table.manifest.digest for name, table in inputs.items()} | files
@@ -329,11 +330,28 @@ def check_inputs_read(
         actual = {name: value for name, value in table.manifest.run.lineage.items() if name.startswith(FROM_INPUT)}
         for name in inputs:
             is_earlier = read.get(name) != expected[name] and read.get(name) in _earlier_digests(inputs[name])
-            actual[name] = expected[name] if is_earlier else read.get(name, "")
+            if is_earlier and is_own:
+                _check_same_run(table, inputs[name])
+            is_rewritten = is_earlier and run_of(table).uri == run_of(inputs[name]).uri
+            actual[name] = expected[name] if is_rewritten else read.get(name, "")
         if expected != actual and not is_own:
             return False
         _check_facts(table, expected, actual)
     return True
+
+
+def run_of(table: TableVersion) -> Store:
+    """Return the folder of the run that a version of a table is in."""
+    return table.folder.child("../..")
+
+
+def _check_same_run(table: TableVersion, read: TableVersion) -> None:
+    """Raise ContractError if a table was made from a table of another run before a takedown there."""
+    if run_of(table).uri != run_of(read).uri:
+        raise ContractError(
+            f"{table.folder.uri}: expected a version without the documents that a takedown removed from "
+            f"{run_of(read).uri}, got one that was made before. Remove the folder, and run again."
+        )
 
 
 def _earlier_digests(table: TableVersion) -> set[str]:
@@ -395,10 +413,16 @@ def build_step(run: Run, step: Step, inputs: Mapping[str, TableVersion], folders
             "has deleted them. Run this command again."
         )
     started, clock = datetime.now(UTC), time.monotonic()
-    built = step.build(context_of(run, step, inputs, folders))
+    with made_from(inputs_digest(inputs)):
+        built = step.build(context_of(run, step, inputs, folders))
     timing = {"started": started.isoformat(timespec="seconds"), "wall_seconds": round(time.monotonic() - clock, 3)}
     for table in reversed(step.writes):
         commit(run, step, folders[table], (table, built[table], inputs, timing))
+
+
+def inputs_digest(inputs: Mapping[str, TableVersion]) -> str:
+    """Return the digest of the tables that a step reads, which a takedown changes; empty if it reads none."""
+    return digest_of({name: table.manifest.digest for name, table in inputs.items()}) if inputs else ""
 
 
 def context_of(run: Run, step: Step, inputs: Mapping[str, TableVersion], folders: Mapping[str, Store]) -> StepContext:

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pipeline.engine.code_digest import code_digest
 from pipeline.engine.parquet import FileWriter
-from pipeline.engine.part import FRAMES, TaskResult
+from pipeline.engine.part import FRAMES, TaskResult, current_inputs
 from pipeline.engine.spark import dataframe_from_tasks, run_partitions
 from schemas.blocks import BlockFile
 from schemas.errors import ContractError
@@ -108,8 +108,8 @@ class FrameStore:
     def keep(self, name: str, frame: DataFrame) -> StoredFrame:
         """Store the rows of `frame` under `name` and return the stored frame.
 
-        If an interrupted run of the same code has stored `name` already, that stored frame is returned and `frame` is
-        not computed.
+        If an interrupted run of the same code has stored `name` already, from the same tables, that stored frame is
+        returned and `frame` is not computed.
         """
         return self.store_each(name, frame, functools.partial(_one_kind, name), {name: frame.schema.toDDL()})[name]
 
@@ -119,18 +119,19 @@ class FrameStore:
         """Apply `step` to each partition of a frame, store the batches that it yields, and return one frame per kind.
 
         `schemas` maps each kind of batch to its columns as Spark DDL. `what` is shown as the work of the current step.
-        If an interrupted run of the same code has stored `name` already, the stored frames are returned and `step` is
-        not called.
+        If an interrupted run of the same code has stored `name` already, from the same tables, the stored frames are
+        returned and `step` is not called.
         """
-        listing, code = f"{name}.json", code_digest()
-        if not self.folder.exists(listing) or self.folder.read_json(listing)["code"] != code:
+        listing, made_by = f"{name}.json", {"code": code_digest(), "inputs": current_inputs()}
+        stored = self.folder.read_json(listing) if self.folder.exists(listing) else {}
+        if {key: stored.get(key, "") for key in made_by} != made_by:
             write = functools.partial(_write, self.folder, name, step)
             files: dict[str, list[TaskResult]] = {kind: [] for kind in schemas}
             for answer in run_partitions(frame, write, what):
                 for kind, file in answer["files"].items():
                     files[kind].append(file)
             kinds = {kind: {"schema": schema, "files": files[kind]} for kind, schema in schemas.items()}
-            self.folder.write_atomic(listing, json.dumps({"code": code, FRAMES: kinds}).encode())
+            self.folder.write_atomic(listing, json.dumps({**made_by, FRAMES: kinds}).encode())
         kept: Mapping[str, Any] = self.folder.read_json(listing)[FRAMES]
         return {
             kind: StoredFrame(self.spark, self.folder, value["schema"], [StoredFile(**file) for file in value["files"]])

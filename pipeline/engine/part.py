@@ -1,15 +1,17 @@
 """One part of a step's tables: the function that writes its files, and the result that describes them.
 
-A part that an interrupted run completed is not written again, unless other code completed it. For this, the result of
-each part is stored as a small JSON file in the folder of the step's first table until the manifest exists. The file
-names the code. `write_part` writes parts of tables as Parquet; `complete_part` does the same for parts of any format.
+A part that an interrupted run completed is not written again, unless other code completed it, or a takedown has changed
+the tables that it was made from since. For this, the result of each part is stored as a small JSON file in the folder
+of the step's first table until the manifest exists. The file names the code and the tables. `write_part` writes parts
+of tables as Parquet; `complete_part` does the same for parts of any format.
 """
 
 import posixpath
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -58,6 +60,24 @@ def set_verdict(row: Row, stage: str, drop: Drop) -> None:
     if row.get("drop_stage") is None:
         row["drop_stage"], row["drop_rule"] = stage, drop.rule
         row["drop_value"], row["drop_limit"] = drop.value, drop.limit
+
+
+_INPUTS: ContextVar[str] = ContextVar("inputs", default="")
+
+
+def current_inputs() -> str:
+    """Return the digest of the tables that parts and stored frames are being made from; empty = none."""
+    return _INPUTS.get()
+
+
+@contextmanager
+def made_from(inputs: str) -> Iterator[None]:
+    """Set the digest of the tables that parts and stored frames are made from in a block, also in its Spark tasks."""
+    token = _INPUTS.set(inputs)
+    try:
+        yield
+    finally:
+        _INPUTS.reset(token)
 
 
 class DropCounter:
@@ -144,8 +164,10 @@ class PartResult:
     """Name, size and SHA-256 of each input file; empty if the task read only tables of the run."""
     code: str = ""
     """Digest of the code that wrote the part."""
+    inputs: str = ""
+    """Digest of the tables that the part was made from; empty = of none, such as a part of input files."""
     redone: bool = False
-    """True if this task has replaced a part that other code had completed."""
+    """True if this task has replaced a part that had been completed by other code or from other tables."""
     ends: Mapping[str, int] = field(default_factory=dict)
     """How often a process ended on a record, by cause; it is not part of the content of a table."""
 
@@ -162,6 +184,7 @@ class PartResult:
             "cpu": {stage: dict(spent) for stage, spent in self.cpu.items()},
             INPUT_FILES: [dict(source) for source in self.sources],
             "code": self.code,
+            "inputs": self.inputs,
             "redone": self.redone,
             "ends": dict(self.ends),
         }
@@ -172,7 +195,7 @@ class PartResult:
         files = {table: WrittenFile(**written) for table, written in values["files"].items()}
         counts = Counts.model_validate(values["counts"])
         named = {name: values[name] for name in ("figures", "cpu_seconds", "cpu")}
-        absent: dict[str, Any] = {"code": "", "redone": False, "ends": {}}
+        absent: dict[str, Any] = {"code": "", "inputs": "", "redone": False, "ends": {}}
         named |= {name: values.get(name, value) for name, value in absent.items()}
         return cls(files, counts, failures=failures_of([values]), sources=values.get(INPUT_FILES, ()), **named)
 
@@ -283,20 +306,21 @@ def complete_part(
 ) -> PartResult:
     """Write a part by calling `write`. Store the result with the CPU time in `folder`, and return the result.
 
-    If an interrupted run of the same code has completed the part, `write` is not called and the stored result is
-    returned. A part that other code completed is written again, and so is one whose files are gone. `places` has the
+    If an interrupted run of the same code has completed the part from the same tables, `write` is not called and the
+    stored result is returned. Other parts are written again, and so is one whose files are gone. `places` has the
     folders of files by their name in the result, others are not looked for; None: all files are in `folder`.
     """
-    name, code = f"{PARTS}/{part_key(ordinal)}.json", code_digest()
+    name, made_by = f"{PARTS}/{part_key(ordinal)}.json", (code_digest(), current_inputs())
     is_stored = folder.exists(name)
-    if is_stored and (stored := PartResult.from_json(folder.read_json(name))).code == code:
+    stored = PartResult.from_json(folder.read_json(name)) if is_stored else None
+    if stored is not None and (stored.code, stored.inputs) == made_by:
         # `penstock gc` may delete the files of a part that a worker completes after its driver was killed.
         places = dict.fromkeys(stored.files, folder) if places is None else places
         files = [(places[name], file) for name, file in stored.files.items() if name in places]
         if all(place.fs.get_file_info(place.path(file.path)).size == file.bytes for place, file in files):
             return stored
     started = time.process_time()
-    result = replace(write(), cpu_seconds=time.process_time() - started, code=code)
+    result = replace(write(), cpu_seconds=time.process_time() - started, code=made_by[0], inputs=made_by[1])
     folder.write_atomic(name, canonical_json(result.to_json()))
     return replace(result, redone=is_stored)
 

@@ -25,7 +25,7 @@ from pyspark.storagelevel import StorageLevel
 
 from pipeline.engine.code_digest import code_digest
 from pipeline.engine.live_counts import CountsListener, PartMeter, WorkCounts, counting
-from pipeline.engine.part import INPUT_FILES, PartResult, TaskResult
+from pipeline.engine.part import INPUT_FILES, PartResult, TaskResult, current_inputs, made_from
 from pipeline.engine.progress import CountSources, Progress, WorkTotal, current_progress
 from pipeline.engine.step import StepContext
 from schemas.errors import ConfigError, ContractError, PenstockError, describe_storage_error
@@ -148,12 +148,12 @@ def run_tasks(
     watch = _JobWatch(spark)
     rows_done, bytes_done, parts_done, first_error = watch.rows, watch.bytes, watch.parts, watch.error
     size = WorkTotal(len(tasks), total.rows if total else None, total.bytes if total else None)
-    address = _begin(label, size, watch.poll)
+    address, inputs = _begin(label, size, watch.poll), current_inputs()
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for ordinal in batch.column(0).to_pylist():
-                with counting(address, ordinal):
+                with counting(address, ordinal), made_from(inputs):
                     answer = catch_user_errors(functools.partial(function, shared.value[ordinal], is_retry()))
                 text = json.dumps(answer)
                 rows_done.add(int(answer.get("rows", 0)))
@@ -236,10 +236,11 @@ def run_partitions(
     """
     progress = current_progress()
     address = progress.begin_work(what) if what and progress is not None else None
+    inputs = current_inputs()
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         number = task_context().partitionId()
-        with counting(address, number):
+        with counting(address, number), made_from(inputs):
             answer = catch_user_errors(functools.partial(function, number, batches))
         yield pa.RecordBatch.from_pydict({"ordinal": [number], "answer": [json.dumps(answer)]}, schema=ANSWER)
 
@@ -248,7 +249,7 @@ def run_partitions(
 
 
 def _of_this_code(answers: list[TaskResult]) -> list[TaskResult]:
-    """Return the results of tasks. Say how many parts of other code were written again.
+    """Return the results of tasks. Say how many parts of other code or inputs were written again.
 
     Raises ContractError if a worker has other code than the driver.
     """
@@ -260,7 +261,9 @@ def _of_this_code(answers: list[TaskResult]) -> list[TaskResult]:
         )
     progress, redone = current_progress(), sum(bool(answer.get("redone")) for answer in answers)
     if redone and progress is not None:
-        progress.say(f"{redone:,} completed part(s) of other code were written again, so that no table mixes two codes")
+        progress.say(
+            f"{redone:,} completed part(s) of other code or inputs were written again, so that no table mixes them"
+        )
     return answers
 
 

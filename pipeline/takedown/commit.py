@@ -7,7 +7,7 @@ last. The next takedown of the run finishes an interrupted one first.
 
 import json
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
@@ -23,7 +23,7 @@ from pipeline.takedown.tables import SPAN_LENGTHS, spans_per_document
 from schemas.errors import ContractError
 from schemas.ids import canonical_json, digest_of
 from schemas.leases import check_before_delete, check_still_held
-from schemas.manifest import MANIFEST_NAME, REPLACED_NAME, open_table, read_run, write_run
+from schemas.manifest import MANIFEST_NAME, REPLACED_NAME, open_table, read_manifest, read_run, write_run
 from schemas.paths import check_deletable
 from schemas.removed import request_forms
 from schemas.storage import Store
@@ -165,7 +165,7 @@ def _retire_others(run: Store, certificate: Certificate) -> None:
     """Mark all versions that are not current as replaced: those of other settings may hold removed documents.
 
     The version that replaces such a version does not exist. A run with those settings builds it from tables without
-    the documents, or is refused.
+    the documents, or is refused. What an interrupted run left of a version is deleted.
     """
     current = read_run(run).tables
     for table in TABLES:
@@ -174,6 +174,19 @@ def _retire_others(run: Store, certificate: Certificate) -> None:
             if not run.exists(marker := f"{table}/{other}/{REPLACED_NAME}"):
                 moved = {"to": new_version(certificate.id, table, other), "id": certificate.id}
                 run.write_atomic(marker, canonical_json(moved))
+    _delete_files(run, [*_unfinished_files(run)])
+
+
+def _unfinished_files(run: Store) -> Iterator[str]:
+    """Yield the files of versions without a manifest, unless a version with one names them."""
+    for table in TABLES:
+        names = sorted(run.child(table).walk())
+        complete = {name.partition("/")[0] for name in names if name.endswith(f"/{MANIFEST_NAME}")}
+        manifests = {version: read_manifest(run.child(f"{table}/{version}")) for version in complete}
+        named = {_path_in_table(version, path) for version, own in manifests.items() for path in own.paths.values()}
+        for name in names:
+            if name.partition("/")[0] not in complete and name not in named and not name.endswith(f"/{REPLACED_NAME}"):
+                yield f"{table}/{name}"
 
 
 def _prepare(run: Store, pending: PendingTakedown) -> Certificate:
@@ -287,8 +300,14 @@ def drop_old(run: Store) -> list[str]:
 
     Raises ContractError before anything is deleted if a symbolic link leads to one of them.
     """
-    check_still_held(run)
     names = [*unreferenced_files(run)]
+    _delete_files(run, names)
+    return names
+
+
+def _delete_files(run: Store, names: Sequence[str]) -> None:
+    """Delete files of tables. Raises ContractError before anything is deleted if a link leads to one of them."""
+    check_still_held(run)
     for name in names:
         check_deletable(run.child(name.partition("/")[0]), name.partition("/")[2])
     # Manifests are deleted first, so that no version is left with a manifest but without its files.
@@ -296,4 +315,3 @@ def drop_old(run: Store) -> list[str]:
         _delete(run, name)
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         list(pool.map(partial(_delete, run), (name for name in names if not name.endswith(f"/{MANIFEST_NAME}"))))
-    return names

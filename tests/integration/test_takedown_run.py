@@ -2,14 +2,20 @@
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 
 from jobs.cli import main as penstock
+from pipeline.engine.step import Step
 from pipeline.report.facts import collect_facts
 from pipeline.report.funnel import checks
 from pipeline.report.page import write_report
+from pipeline.run import Run, commit
 from schemas.errors import ContractError
 from schemas.manifest import current_tables, open_table, read_run
 from schemas.storage import Store
@@ -126,6 +132,79 @@ def test_tables_of_another_run_bring_nothing_back(finished: Store, run_at, tmp_p
     run_at(2, [GERMAN], other, until="documents")
     with pytest.raises(ContractError, match="expected a table without the documents that takedown"):
         run_at(2, [GERMAN], folder, reuse=(Store(str(other)),), until="documents")
+
+
+@contextmanager
+def stopped_before_commit(step: str) -> Iterator[None]:
+    """Interrupt a run when it has written all parts of a step, and no manifest of it."""
+
+    def stop(run: Run, written: Step, *rest: Any) -> None:
+        if written.name == step:
+            raise KeyboardInterrupt
+        commit(run, written, *rest)
+
+    with mock.patch("pipeline.run.commit", stop), pytest.raises(KeyboardInterrupt):
+        yield
+
+
+def gone_everywhere(folder: Path, gone: bytes) -> bool:
+    """Return True if no document, text or token of a removed document is in the current tables of its later steps."""
+    later = ("verdicts", "clusters", "dedup", "clean")
+    rows = {row["doc_id"] for table in later for row in rows_of(folder, table)}
+    return gone not in rows | {row["doc_id"] for row in documents_of(opened(folder))}
+
+
+@pytest.mark.parametrize("keep_old", [False, True])
+@pytest.mark.parametrize("step", ["clean", "tokens"])
+def test_parts_of_an_interrupted_step_bring_nothing_back(
+    run: Store, run_at, tmp_path: Path, step: str, keep_old: bool
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(run.root, folder)
+    changed = [*SETTINGS, 'pii.types=["email"]' if step == "clean" else "tokens.seed=5"]
+    gone = documents_of(opened(folder))[7]["doc_id"]
+    with stopped_before_commit(step):
+        run_at(2, changed, folder)
+    assert [*folder.glob(f"{step}/*/parts/part-*.json")]
+    assert take_down(folder, doc=[gone.hex()], keep_old=keep_old) == 0
+    assert [*folder.glob(f"{step}/*/parts/part-*.json")] == []
+    run_at(2, changed, folder)
+    assert gone_everywhere(folder, gone)
+
+
+@pytest.mark.parametrize("step", ["clusters", "clean"])
+def test_parts_of_a_run_on_the_tables_of_another_bring_nothing_back(
+    finished: Store, run_at, tmp_path: Path, step: str
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    shutil.copytree(finished.root, first)
+    changed = ['pii.types=["email"]' if step == "clean" else "dedup.threshold=0.6"]
+    gone = documents_of(opened(first))[7]["doc_id"]
+    with stopped_before_commit(step):
+        run_at(2, changed, second, reuse=(Store(str(first)),))
+    assert take_down(first, doc=[gone.hex()]) == 0
+    run_at(2, changed, second, reuse=(Store(str(first)),))
+    assert gone_everywhere(second, gone)
+
+
+def test_tables_made_from_those_of_another_run_before_its_takedown_are_not_used(
+    finished: Store, run_at, tmp_path: Path
+) -> None:
+    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    shutil.copytree(finished.root, first)
+    changed = ['pii.types=["email"]']
+    run_at(2, changed, second, reuse=(Store(str(first)),))
+    gone = documents_of(opened(second))[7]["doc_id"]
+    assert take_down(first, doc=[gone.hex()]) == 0
+    run_at(2, [*changed, "tokens.seed=5"], third, reuse=(Store(str(second)),))
+    assert gone_everywhere(third, gone)
+    with pytest.raises(
+        ContractError, match="expected a version without the documents that a takedown removed"
+    ) as error:
+        run_at(2, changed, second)
+    shutil.rmtree(str(error.value).partition(": ")[0])
+    run_at(2, changed, second)
+    assert gone_everywhere(second, gone)
 
 
 def test_a_repair_names_the_takedown_that_has_rewritten_a_damaged_file(

@@ -496,7 +496,7 @@ def run(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Store:
 @pytest.fixture
 def same_session(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Branches are made in the session of the tests, which continues."""
-    monkeypatch.setattr(branch, "spark_session", lambda config, name, verbose: nullcontext(spark))
+    monkeypatch.setattr(branch, "spark_session", lambda *settings: nullcontext(spark))
 
 
 def made_in(folder: Store) -> set[str]:

@@ -15,7 +15,15 @@ import pytest
 from pipeline.engine import code_digest as digests
 from pipeline.engine.code_digest import code_digest
 from pipeline.engine.materialize import FrameStore
-from pipeline.engine.part import PartTarget, TableTarget, delete_incomplete_parts, part_results, write_part
+from pipeline.engine.part import (
+    PartTarget,
+    TableTarget,
+    current_inputs,
+    delete_incomplete_parts,
+    made_from,
+    part_results,
+    write_part,
+)
 from pipeline.engine.step import StepContext
 from schemas.config import build_recipe
 from schemas.errors import ContractError
@@ -53,6 +61,20 @@ def test_a_part_of_the_same_code_is_kept_and_one_of_other_code_is_written_again(
     assert (again.files, again.redone) == (second.files, False)
     (name,) = part_results(folder)
     assert folder.read_json(name)["code"] == "b"
+
+
+def test_a_part_of_other_tables_is_written_again(tmp_path: Path) -> None:
+    """As when a takedown has changed the tables that an interrupted step reads."""
+    folder = Store(str(tmp_path))
+
+    def write(value: int, inputs: str):
+        with made_from(inputs):
+            return write_value(folder, value, "a")
+
+    first = write(1, "before")
+    assert (first.inputs, write(2, "before")) == ("before", first)
+    second = write(2, "after")
+    assert (stored_value(folder, second), second.inputs, second.redone) == (2, "after", True)
 
 
 @pytest.mark.parametrize("damage", ["gone", "short"])
@@ -110,6 +132,32 @@ def test_a_stored_frame_of_other_code_is_computed_again(spark, tmp_path: Path) -
 
 
 @pytest.mark.spark
+def test_a_stored_frame_of_other_tables_is_computed_again(spark, tmp_path: Path) -> None:
+    def keep(rows: int, inputs: str) -> int:
+        with made_from(inputs):
+            return FrameStore(spark, Store(str(tmp_path))).keep("rows", spark.range(rows)).rows
+
+    assert [keep(3, "before"), keep(4, "before"), keep(4, "after")] == [3, 3, 4]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("kind", ["tasks", "partitions"])
+def test_tasks_know_the_tables_that_their_parts_are_made_from(spark, tmp_path: Path, kind: str) -> None:
+    from pipeline.engine.spark import run_partitions, run_tasks
+
+    def answer(*task: object) -> dict[str, str]:
+        return {"inputs": current_inputs()}
+
+    with made_from("these"):
+        if kind == "tasks":
+            answers = run_tasks(spark, answer, [1, 2], "write", None)
+        else:
+            answers = run_partitions(spark.range(0, 2, 1, 2), answer)
+    assert answers == [{"inputs": "these"}] * 2
+    assert current_inputs() == ""
+
+
+@pytest.mark.spark
 def test_workers_with_other_code_than_the_driver_are_refused(spark, tmp_path: Path) -> None:
     from pipeline.engine.spark import run_parts
 
@@ -161,7 +209,7 @@ def test_a_bug_that_is_fixed_between_kill_and_resume_leaves_no_old_row(run_at, c
         [*command, *flags], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=500
     )
     assert done.returncode == 0, done.stderr
-    assert "completed part(s) of other code were written again, so that no table mixes two codes" in done.stderr
+    assert "completed part(s) of other code or inputs were written again, so that no table mixes them" in done.stderr
     found = titles(tmp_path / "run")
     assert len(found) > 200
     assert "OLD" not in found
