@@ -6,7 +6,7 @@ a second file.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -187,6 +187,16 @@ class Dataset:
     def copies(self) -> dict[str, int]:
         """How often an epoch reads the documents of each source that `dedup.rehydration` repeats; others are absent."""
         return {source: number for source in self.num_tokens() if (number := split_copies(source)[1]) > 1}
+
+    def by_sha256(self) -> "Dataset":
+        """Return the dataset with shards whose SHA-256 is compared when they are opened, for a reader of whole shards.
+
+        The manifest's digest does not cover the checksums of record batches. Training compares the SHA-256 of every
+        file before it reads them.
+        """
+        return replace(
+            self, streams={name: [replace(shard, blocks="") for shard in own] for name, own in self.streams.items()}
+        )
 
     def num_tokens(self, split: str = TRAIN) -> dict[str, int]:
         """Return the number of stored tokens of each source in one split, `train` or `heldout`."""

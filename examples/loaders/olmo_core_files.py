@@ -11,7 +11,7 @@ def write_streams(run: str, folder: Path) -> dict[str, Path]:
 
     A file has no header; its type is that of `dataset.tokenizer.dtype`. Documents are in shuffled order.
     """
-    dataset = penstock.open(run).tokens.dataset
+    dataset = penstock.open(run).tokens.dataset.by_sha256()
     folder.mkdir(parents=True, exist_ok=True)
     paths = {source: folder / f"{source}.npy" for source in dataset.num_tokens("train")}
     for source, path in paths.items():

@@ -25,8 +25,9 @@ OPEN_SHARDS = 64
 class OpenShard:
     """An open shard: the tokens of its record batches, and the positions at which its documents start.
 
-    Each process compares a record batch with its checksum when it first reads it, on every machine. A shard of an
-    earlier version of penstock has no checksums; its SHA-256 is compared when a process first opens it.
+    Each process compares a record batch with its checksum when it first reads it, on every machine. Shards of an
+    earlier version of penstock, and those of `Dataset.by_sha256`, have no checksums: their SHA-256 is compared when a
+    process first opens them.
     """
 
     def __init__(self, folder: Store, shard: Shard, dtype: str, compared: set[int] | None = None):

@@ -106,7 +106,7 @@ def make_exam(
     """Return the first `number` held-out rows of each source of a dataset, which every candidate will read.
 
     Documents in `left_out`, and documents that a candidate was trained on, have no targets. Raises ConfigError if
-    there are no held-out rows.
+    there are no held-out rows, and ContractError if a shard of theirs does not have its SHA-256.
     """
     first = candidates[0]
     streams = heldout_streams(on, first.seq_len)
@@ -119,7 +119,7 @@ def make_exam(
     stage = StagePlan(
         first_step=0, num_steps=1, seq_len=first.seq_len, global_batch=1, counts=dict.fromkeys(streams, 1)
     )
-    batches = Batches(on, _config_of(first), SampleOrder(streams, [stage]))
+    batches = Batches(on.by_sha256(), _config_of(first), SampleOrder(streams, [stage]))
     heldout = batches.heldout(number)
     documents = heldout_documents(on, first.seq_len, number)
     others = {item.dataset.digest: item.dataset for item in candidates if item.dataset.digest != on.digest}

@@ -41,9 +41,9 @@ def export_megatron(run: Store, folder: Store) -> list[ExportedSource]:
 
     Documents that a takedown removed are left out, as are the tombstones in their place: Megatron would train on them.
     The .idx file of a source is written last: a source without that file is incomplete. Raises ContractError if a
-    shard does not match its metadata.
+    shard does not match its metadata or its SHA-256.
     """
-    dataset = open_dataset(run)
+    dataset = open_dataset(run).by_sha256()
     return [_export(dataset, source, folder) for source in sorted(dataset.num_tokens(TRAIN))]
 
 

@@ -19,12 +19,15 @@ from schemas.storage import Store
 from schemas.tokens import open_dataset
 from train.checkpoint.folder import open_trained_order
 from train.data.batches import Batches
+from train.data.packing import packed_files
+from train.data.verify import verify_dataset
 from train.plan.plan import read_plan
 
 
 class SampleDataset(Dataset[dict[str, Tensor]]):
     """The samples of one training stage of a run's plan; every worker process opens the shards itself.
 
+    Files of the dataset that were not verified since they last changed are read once, as training does.
     They are those of the plan: `train.steps` times the global batch, without a partial last step, so a plan with few
     steps has few samples.
     """
@@ -37,6 +40,7 @@ class SampleDataset(Dataset[dict[str, Tensor]]):
         run = Store(self.run)
         dataset = open_dataset(run)
         plan = read_plan(run, dataset)
+        verify_dataset(run, dataset, packed_files(run, dataset, plan.settings.train))
         return Batches(dataset, plan.settings.train, open_trained_order(run, dataset, plan))
 
     def __getstate__(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from schemas.ids import canonical_json
 from schemas.manifest import RunFile, read_run, write_run
 from schemas.storage import Store
 from schemas.tokens import open_dataset
-from tests.support.tiny_dataset import flip_byte, make_tiny_dataset
+from tests.support.tiny_dataset import flip_byte, make_tiny_dataset, settle
 from train.checkpoint.folder import CheckpointMetadata, Layout, check_identity, identify
 from train.config.settings import load_settings
 from train.data import verify
@@ -31,14 +31,6 @@ TABLE = "tokens/v-tiny"
 @pytest.fixture
 def run(tmp_path: Path) -> Store:
     return make_tiny_dataset(tmp_path, {"web": 20})
-
-
-def settle(run: Store) -> None:
-    """Set every file's modification time to an hour ago, as if the dataset had been written then."""
-    for name in run.walk():
-        if name != VERIFIED_NAME:
-            when = os.stat(run.path(name)).st_mtime - 3600
-            os.utime(run.path(name), (when, when))
 
 
 def test_every_file_is_read_once_while_it_stays_the_same(run: Store) -> None:

@@ -10,7 +10,7 @@ from schemas.errors import ConfigError, ContractError
 from schemas.manifest import RunFile, read_run, write_run
 from schemas.storage import Store
 from schemas.tokens import open_dataset
-from tests.support.tiny_dataset import make_tiny_dataset
+from tests.support.tiny_dataset import make_tiny_dataset, replace_token
 from tests.support.tiny_runs import RECIPE, make_run, metrics, trained
 from train.checkpoint.state import read_model
 from train.data.heldout import heldout_documents, row_starts, trained_documents
@@ -93,6 +93,13 @@ def test_a_model_that_has_diverged_is_an_error(run: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(evaluate, "read_model", diverged)
     with pytest.raises(ContractError, match="expected held-out losses, got nan, because the model has diverged"):
         measured([run], [run])
+
+
+def test_a_heldout_shard_whose_checksums_were_fitted_is_refused(run: Path, tmp_path: Path) -> None:
+    other = other_run(tmp_path / "other", {"web": 160})
+    expected = replace_token(Store(str(other)), "web/heldout")
+    with pytest.raises(ContractError, match=rf"web/heldout/.*: expected SHA-256 {expected}.*, got SHA-256 \w{{64}}"):
+        measured([run], [other])
 
 
 def test_targets_of_a_hidden_document_are_taken_out_where_they_stand() -> None:

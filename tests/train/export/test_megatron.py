@@ -7,10 +7,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from schemas.errors import ContractError
 from schemas.storage import Store
 from schemas.tokens import open_dataset
 from tests.support import tiny_dataset
-from tests.support.tiny_dataset import make_tiny_dataset
+from tests.support.tiny_dataset import make_tiny_dataset, replace_token
 from tests.support.tiny_takedown import documents_of as indexed
 from tests.support.tiny_takedown import take_down
 from train.export import megatron
@@ -79,3 +80,11 @@ def test_removed_documents_are_left_out(tmp_path: Path, monkeypatch: pytest.Monk
     assert read_indexed(tmp_path / "out" / "web")[1] == kept
     assert (exported["web"].num_documents, exported["web"].num_tokens) == (len(kept), sum(map(len, kept)))
     assert read_indexed(tmp_path / "out" / "books")[1] == documents_of(run, "books")
+
+
+def test_a_shard_whose_checksums_were_fitted_is_refused(tmp_path: Path) -> None:
+    run = make_tiny_dataset(tmp_path / "run")
+    expected = replace_token(run, "web/train")
+    with pytest.raises(ContractError, match=rf"web/train/.*: expected SHA-256 {expected}.*, got SHA-256 \w{{64}}"):
+        export_megatron(run, Store(str(tmp_path / "out")))
+    assert not (tmp_path / "out" / "web.idx").exists()

@@ -8,11 +8,14 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from schemas.errors import ContractError
+from schemas.storage import Store
 from schemas.tokens import open_dataset
-from tests.support.tiny_dataset import make_tiny_dataset
+from tests.support.tiny_dataset import make_tiny_dataset, replace_token, settle
 from tests.support.tiny_stages import batches_of, staged
 from train.config.settings import Settings
 from train.data.batches import Batches
+from train.data.verify import VERIFIED_NAME
 from train.export import torch_dataset
 from train.export.torch_dataset import SampleDataset
 
@@ -58,3 +61,19 @@ def test_a_worker_is_sent_the_folder_only(run: tuple[str, Batches]) -> None:
     sent = pickle.dumps(samples)
     assert len(sent) < 500
     assert torch.equal(pickle.loads(sent)[0]["inputs"], first)
+
+
+def test_a_shard_whose_checksums_were_fitted_is_refused(run: tuple[str, Batches]) -> None:
+    expected = replace_token(Store(run[0]), "web/train")
+    with pytest.raises(ContractError, match=rf"expected SHA-256 {expected}, got \w{{64}}"):
+        SampleDataset(run[0])[0]
+
+
+def test_a_run_that_cannot_be_written_to_is_read(run: tuple[str, Batches], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(store: Store, name: str, data: bytes) -> None:
+        raise OSError(30, "Read-only file system", name)
+
+    settle(Store(run[0]))
+    monkeypatch.setattr(Store, "write_atomic", refuse)
+    assert torch.equal(SampleDataset(run[0])[0]["inputs"], run[1].batch(0).inputs_BT[0])
+    assert not Store(run[0]).exists(VERIFIED_NAME)
