@@ -153,8 +153,9 @@ class Store:
     def open_unchecked(self, name: str) -> Any:
         """Open a random-access file (pyarrow.NativeFile) that no manifest names, or that was verified before.
 
-        A local file is memory-mapped.
+        A local file is memory-mapped. Raises ContractError if it is a pipe, a device or a folder.
         """
+        self._check_regular(name)
         if self.is_local:
             return pa.memory_map(self.path(name))
         return self.fs.open_input_file(self.path(name))

@@ -79,6 +79,13 @@ def test_missing_shorter_and_irregular_files_are_refused(folder):
             folder.open_input(named(path=path))
     with pytest.raises(ContractError, match="pipe: expected a regular file, got a folder, pipe or device"):
         folder.read_bytes("pipe")
+    writer = os.open(folder.path("pipe"), os.O_RDWR)  # so that code which opens the pipe does not block the tests
+    for path in ("pipe", "folder"):
+        with pytest.raises(ContractError, match=f"{path}: expected a regular file, got a folder, pipe or device"):
+            folder.open_unchecked(path)
+    os.close(writer)
+    with pytest.raises(FileNotFoundError):
+        folder.open_unchecked("nothing")
 
 
 def test_a_path_keeps_its_digest_when_a_task_is_sent_to_a_worker():

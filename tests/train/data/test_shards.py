@@ -52,6 +52,16 @@ def test_a_bit_that_changes_after_a_forged_mark_is_refused_when_it_is_read(datas
         read_all(dataset)
 
 
+def test_a_pipe_in_the_place_of_a_shard_is_refused(dataset: Dataset) -> None:
+    path = dataset.folder.path(dataset.streams[STREAM][0].path)
+    os.unlink(path)
+    os.mkfifo(path)
+    writer = os.open(path, os.O_RDWR)  # so that code which opens the pipe does not block the tests
+    with pytest.raises(ContractError, match=r"shard-00000.arrow: expected a regular file, got a folder, pipe or devic"):
+        read_all(dataset)
+    os.close(writer)
+
+
 def test_a_machine_that_has_a_damaged_copy_of_its_own_refuses_it(dataset: Dataset, tmp_path: Path) -> None:
     run = dataset.folder.child("../..")
     verify_dataset(run, dataset)
