@@ -43,6 +43,8 @@ LISTING = re.compile(rf"(?P<folder>.*/{SCRATCH}/(?:.*/)?)[^/]+\.json")
 
 REPAIR = "repair"
 """Folder of a run in which `penstock repair` builds tables again. It is deleted at the end of a repair."""
+REPAIR_FILE = re.compile(rf"{REPAIR}/(?:{'|'.join(TABLES)})/.+")
+"""Path of a file that a repair writes."""
 
 UNNAMED = "no manifest names it"
 REPLACED_PART = "result of a part whose table is complete"
@@ -96,7 +98,7 @@ def find_garbage(run: Store) -> list[Garbage]:
     for name in files:
         if TEMPORARY.search(name):
             reasons[name] = HALF_WRITE
-        elif name.startswith(f"{REPAIR}/"):
+        elif REPAIR_FILE.fullmatch(name):
             reasons[name] = LEFT_PART
         elif (match := CHECKPOINT.match(name)) and f"{match[1]}/{CHECKPOINT_METADATA}" not in files:
             reasons[name] = HALF_CHECKPOINT

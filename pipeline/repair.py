@@ -6,6 +6,7 @@ rows, such as those of deduplication, are built as a whole in a scratch folder, 
 """
 
 import os
+import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -13,10 +14,10 @@ from typing import Any
 
 from pipeline.engine.spark import ship_models, show_progress
 from pipeline.engine.step import Step, TableResult
-from pipeline.garbage import REPAIR
+from pipeline.garbage import REPAIR, REPAIR_FILE
 from pipeline.run import Prepared, Run, context_of, find_version, run_folders, shipped_models
-from schemas.errors import ContractError
-from schemas.manifest import TableVersion, current_tables, part_key, read_run
+from schemas.errors import ConfigError, ContractError
+from schemas.manifest import RUN_NAME, TableVersion, current_tables, part_key, read_run
 from schemas.paths import check_deletable
 from schemas.storage import CheckedPath, Store
 from schemas.takedown import takedown_ancestry
@@ -76,8 +77,10 @@ def steps_to_repair(prepared: Prepared, run: Store, damage: Iterable[DamagedFile
     """Return the steps that wrote the damaged files, in order, each with the keys of the files by table.
 
     Raises ContractError, before Spark starts, if such a step would now write another version, since its settings,
-    models, inputs or stages have changed, or if a takedown has rewritten a damaged file.
+    models, inputs or stages have changed, or if a takedown has rewritten a damaged file. Raises ConfigError if the
+    folder `repair` of the run belongs to somebody else.
     """
+    check_scratch(run)
     tables = own_tables(run)
     keys: dict[str, set[str]] = {}
     for file in damage:
@@ -176,8 +179,19 @@ def put_in_place(run: Store, table: TableVersion, keys: Iterable[str], made: tup
     return names
 
 
+def check_scratch(run: Store) -> None:
+    """Raise ConfigError if the folder in which tables are built again has other files, such as those of another run."""
+    for name in run.child(REPAIR).walk():
+        if not REPAIR_FILE.fullmatch(f"{REPAIR}/{name}") or posixpath.basename(name) == RUN_NAME:
+            raise ConfigError(
+                f"{run.uri}/{REPAIR}: expected files of a killed `penstock repair` or no such folder, got {name}. Move "
+                "the folder to another place."
+            )
+
+
 def delete_scratch(run: Store) -> None:
-    """Delete the folder in which tables are built again."""
+    """Delete the folder in which tables are built again. Raises ConfigError if it has files of somebody else."""
+    check_scratch(run)
     if run.exists(REPAIR):
         check_deletable(run, f"{REPAIR}/x")
         run.fs.delete_dir(run.path(REPAIR))
