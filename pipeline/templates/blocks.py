@@ -7,10 +7,10 @@ line's normal form, so that the keys of a host sort together. Only keys and coun
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
-import xxhash
 
 from pipeline.dedup.keep_order import nodes, rows_of_bytes
 from pipeline.dedup.repeats.keys import (
@@ -25,11 +25,11 @@ from pipeline.dedup.repeats.keys import (
 from pipeline.dedup.repeats.units import line_spans, normal_forms, scoped
 from pipeline.engine.parquet import TEXTS_AT_ONCE, Part, read_measured
 from pipeline.engine.spark import TALLIES
-from pipeline.text.words import Codes, Ints, word_keys
+from pipeline.text.words import Codes, Ints, word_key, word_keys
 from schemas.urls import url_key, web_host
 
 URL, TEXT, LINE = "url", "text", "template"
-"""Kinds that are mixed into the keys of URLs, texts and lines."""
+"""Kinds that are part of the keys of URLs, texts and lines."""
 HOST_BYTES, BLOCK_BYTES = 8, 16
 """Length of the key of a host, and of a block, which begins with that of its host [bytes]."""
 FENCE = "```"
@@ -37,10 +37,25 @@ CODE = re.compile(r"[;{}\\]\s*$|\(\)\s*:?\s*$|^\s*(?:#include\b|//|/\*|import \w
 """Lines that look like code. Pages about programming share such lines, which are content."""
 
 
+HOSTS_AT_ONCE = 1 << 12
+"""Number of hosts whose keys are cached."""
+
+
 def host_number(url: str | None) -> np.uint64 | None:
-    """Return the hash of the host of a page; None if it has no web URL, so that it belongs to no host."""
+    """Return the key of the host of a page; None if it has no web URL, so that it belongs to no host."""
     host = web_host(url) if url else None
-    return None if host is None else np.uint64(xxhash.xxh64_intdigest(host.encode("utf-8", "surrogatepass")))
+    return None if host is None else _host_key(host)
+
+
+@lru_cache(maxsize=HOSTS_AT_ONCE)
+def _host_key(host: str) -> np.uint64:
+    # Names of hosts are chosen by strangers. With a hash that can be inverted, the pages of one host would count for
+    # another one, and their lines would be cut there.
+    return _number(host.encode("utf-8", "surrogatepass"))
+
+
+def _number(data: bytes) -> np.uint64:
+    return np.uint64(int.from_bytes(word_key(data), "little"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +127,11 @@ def addresses_and_texts(part: Part, hosts: Codes) -> Iterator[pa.RecordBatch]:
 
 def copy_keys(url: str, text_digest: bytes, host: np.uint64) -> Codes:
     """Return the keys of a page's URL and text (2, 1); pages of one host that share one of them are copies."""
-    numbers = np.frombuffer(url_key(url)[:8] + text_digest[:8], ">u8").astype(np.uint64)
-    return np.stack([scoped(numbers[:1], URL, host), scoped(numbers[1:], TEXT, host)])
+    # Host and digest are hashed together: for a sum of the two, a pair with a given value can be searched from two
+    # lists, which takes the square root of the time.
+    owner = host.tobytes()
+    keys = (_number(kind.encode() + owner + digest) for kind, digest in ((URL, url_key(url)), (TEXT, text_digest)))
+    return np.fromiter(keys, np.uint64, 2)[:, None]
 
 
 def pages_of_blocks(part: Part, hosts: Codes, copies: KnownRepeats) -> Iterator[pa.RecordBatch]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import xxhash
 
 from pipeline.dedup.repeats.keys import known_repeats
 from pipeline.engine.spark import TALLIES
@@ -18,6 +19,7 @@ from pipeline.templates.blocks import (
     addresses_and_texts,
     begins_title,
     blocks_of,
+    copy_keys,
     host_number,
     pages_of_blocks,
     pages_of_hosts,
@@ -83,6 +85,31 @@ def test_hosts_are_compared_in_canonical_form(left: str, right: str, same: bool)
 @pytest.mark.parametrize("url", [None, "", "mailto:a@example.com", "example.com/a", "http:///a", "http://a b/", "x"])
 def test_a_page_without_a_web_address_has_no_host(url: str | None) -> None:
     assert host_number(url) is None
+
+
+HOST, SAME_HASH = "news.example", "9man5bbsdcyq6wv1.ev.example"
+"""A host, and another one with its xxh64: inverting that hash takes less than a second."""
+
+
+def test_no_host_is_made_to_have_the_key_of_another_one() -> None:
+    assert xxhash.xxh64_intdigest(HOST.encode()) == xxhash.xxh64_intdigest(SAME_HASH.encode())
+    own, forged = (host_number(f"https://{host}/a") for host in (HOST, SAME_HASH))
+    assert own is not None
+    assert own != forged
+    pages = [(number, f"https://{SAME_HASH}/{number}", f"The story\nLine {chr(97 + number)}") for number in range(6)]
+    counts = counts_of([FakePart(0, [*pages, (9, f"https://{HOST}/s", "The story\nThe end")])])
+    assert pages_of(counts, f"https://{HOST}/", "The story", "The end") == [1, 1, 1]
+
+
+def test_a_key_of_a_text_is_no_sum_of_host_and_digest() -> None:
+    """Pages of two hosts whose digests differ as the keys of the hosts do are no copies."""
+    urls = [f"https://{host}/a" for host in ("a.example", "b.example")]
+    hosts = [host_number(url) for url in urls]
+    digest = sha256(b"text").digest()[:16]
+    moved = int.from_bytes(digest[:8], "big") ^ int(hosts[0]) ^ int(hosts[1])
+    digests = [digest, moved.to_bytes(8, "big") + digest[8:]]
+    keys = [copy_keys(*page)[:, 0].tolist() for page in zip(urls, digests, hosts)]
+    assert len({*keys[0], *keys[1]}) == 4
 
 
 # Counts: parts are replaced by lists of pages, Spark by a sum over rows.
