@@ -209,9 +209,13 @@ def _by_name(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _choices_of_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what decides the weights in `plan.json`, by the names that it has in the metadata of a checkpoint."""
+    """Return what decides the weights in `plan.json`, by the names that it has in the metadata of a checkpoint.
+
+    Settings that the devices decide are left out.
+    """
     filled = {"train.stages": "stages", "optim.learning_rate": "learning_rate", "optim.warmup_steps": "warmup_steps"}
     given = _by_name({**plan.get("settings", {}), "shape": plan.get("shape", {})})
+    given = {name: value for name, value in given.items() if value != "auto"}
     return given | {name: plan[key] for name, key in {**filled, "order": "order"}.items() if key in plan}
 
 

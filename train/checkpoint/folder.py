@@ -404,7 +404,8 @@ def check_plan(run: Store, checkpoint: CheckpointMetadata) -> None:
     plan = stored_plan(run)
     if plan is None:
         return
-    expected, own = checkpoint.identity.settings, deciding_settings(plan)
+    expected = checkpoint.identity.settings
+    own = deciding_settings(plan.model_copy(update={"settings": plan.settings.with_precisions_of(expected)}))
     pairs = {name: (expected[name], own[name]) for name in expected.keys() & own.keys()}
     if plan.dataset == checkpoint.identity.dataset:
         pairs["order"] = (checkpoint.identity.order, plan.order)
