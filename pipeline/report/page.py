@@ -45,7 +45,10 @@ from pipeline.report.tallies import (
 )
 from pipeline.stages import STEPS, declared_reasons, sections
 from schemas.config import Section
+from schemas.errors import ConfigError, ContractError, PenstockError
+from schemas.manifest import read_run
 from schemas.storage import Store
+from schemas.takedown import PENDING_NAME
 from schemas.text import format_bytes, format_duration, format_short, printable_block
 
 REPORT_NAME = "report.html"
@@ -97,15 +100,40 @@ def write_report(run: Store, truth: str | None = None, options: ReportOptions | 
     """Write the report of a run and return its path.
 
     `truth` is the truth file of a demo crawl, or None; `options` replaces it. Raises ConfigError if the folder is not a
-    run folder or the truth file is missing.
+    run folder, if the truth file is missing, or if a takedown is not finished. Raises ContractError, and leaves no
+    report, if a table was replaced meanwhile.
     """
     options = options or ReportOptions(truth)
+    versions = read_run(run).tables
+    _check_versions(run, versions)
     facts = collect_facts(run)
     scores = score(facts, options.truth) if options.truth is not None else []
     page = render("page.html", _view(facts, scores, options))
     folder, name = (run, REPORT_NAME) if options.output is None else (options.output, options.name)
+    _check_versions(run, versions)
     folder.write_atomic(name, page)
+    try:
+        # A takedown replaces tables before it deletes the report: either it deletes this page, or this check does.
+        _check_versions(run, versions)
+    except PenstockError:
+        folder.delete(name)
+        raise
     return f"{folder.uri}/{name}"
+
+
+def _check_versions(run: Store, versions: Mapping[str, str]) -> None:
+    """Raise an error if a run has other versions of tables, or a takedown that is not finished."""
+    if run.exists(PENDING_NAME):
+        raise ConfigError(
+            f"{run.uri}: expected no unfinished takedown, got one, which removes documents that a report would show. "
+            f"Wait for it, or finish it with `penstock takedown {run.uri}`, without other options."
+        )
+    now = read_run(run).tables
+    if changed := sorted(name for name, version in versions.items() if now.get(name) != version):
+        raise ContractError(
+            f"{run.uri}: expected the same tables at the end of the report as at its start, got other versions of "
+            f"{', '.join(changed)}. Run `penstock report` again."
+        )
 
 
 def render(template: str, values: Mapping[str, Any]) -> bytes:
@@ -183,6 +211,7 @@ def _view(facts: RunFacts, scores: Sequence[Score], options: ReportOptions) -> d
         "name": facts.run.uri.rstrip("/").rpartition("/")[2],
         "facts": facts,
         "tables": facts.tables,
+        "table_versions": [f"{name}/{folder.root.rpartition('/')[2]}" for name, folder in facts.folders.items()],
         "levels": funnel_rows(facts, reasons),
         "drops": drops,
         "charts": drawn,

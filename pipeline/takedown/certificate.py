@@ -7,6 +7,7 @@ for the spans whose digests the certificate lists.
 """
 
 import hashlib
+import re
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
@@ -19,7 +20,7 @@ from pydantic import ValidationError
 
 from pipeline.engine.parquet import open_parquet, write_group
 from pipeline.takedown.check_result import NO_DOCUMENT, CheckResult, judge_shared_spans
-from pipeline.takedown.commit import unreferenced_files
+from pipeline.takedown.commit import DERIVED_FILES, unreferenced_files
 from pipeline.takedown.shards import BLANK, KEPT, exact_copy
 from pipeline.takedown.tables import TEXTS, SpanFinder, columns_with_ids, documents_named, plain_schema
 from schemas.errors import ContractError
@@ -126,6 +127,8 @@ def _exact(array: pa.Array) -> pa.Array:
 
 TEXT_COLUMNS = ("title", "url", *TEXTS)
 """Columns that are scanned for the texts of removed documents, in tables that have the ids of documents."""
+VERSIONS = re.compile(rb'<meta name="table-versions" content="([^"]*)">')
+"""The versions of the tables that a report was made from, as it names them."""
 
 
 def check_certificate(run: Store, certificate: Certificate) -> CheckResult:
@@ -167,8 +170,21 @@ def check_certificate(run: Store, certificate: Certificate) -> CheckResult:
                 f"{folder}: expected no tables made from this run, got a run with its own {', '.join(own)}, which are "
                 "not checked. Remove that run."
             )
+    _check_report(run, certificate, checked)
     judge_shared_spans(certificate, checked)
     return checked
+
+
+def _check_report(run: Store, certificate: Certificate, checked: CheckResult) -> None:
+    """Check that the report of the run was not made from tables with the removed documents, which it may quote."""
+    for report in DERIVED_FILES:
+        named = VERSIONS.search(run.read_bytes(report)) if run.exists(report) else None
+        shown = {*named[1].decode().split()} if named else set[str]()
+        if old := sorted(shown & {f"{name}/{change.version_before}" for name, change in certificate.tables.items()}):
+            checked.problems.append(
+                f"{report}: expected no report of tables with removed documents, got one of {', '.join(old)}. Write it "
+                "again with `penstock report`."
+            )
 
 
 def _tables_present(run: Store, certificate: Certificate, checked: CheckResult) -> dict[str, TableVersion]:

@@ -6,24 +6,28 @@ import re
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from html.parser import HTMLParser
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipeline.decontaminate.stage import DOCUMENTS
+from pipeline.report import page as report_page
 from pipeline.report.facts import collect_facts
 from pipeline.report.page import script_hash, write_report
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json
-from schemas.manifest import MANIFEST_NAME, RunFile, make_manifest, open_table, write_run
+from schemas.manifest import MANIFEST_NAME, RunFile, make_manifest, open_table, read_run, write_run
 from schemas.storage import Store
+from schemas.takedown import PENDING_NAME
 from schemas.union import write_union
 from tests.support.paths import ROOT
-from tests.support.report_run import ADDRESS, SCRIPT, bins, crawl, judged, make_run, whole_run, words_of
+from tests.support.report_run import ADDRESS, SCRIPT, bins, crawl, identifier, judged, make_run, whole_run, words_of
 from tests.support.tiny_dataset import make_tiny_dataset
+from tests.support.tiny_takedown import take_down
 
 
 @pytest.fixture(scope="module")
@@ -297,3 +301,51 @@ def test_a_union_has_a_report(tmp_path: Path) -> None:
     page = Path(write_report(union, None)).read_text()
     assert "1 rules dropped 6 rows" in words_of(page)
     assert "Shares are relative to all" not in page
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_report_that_began_before_a_takedown_does_not_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    run = make_run(tmp_path / "run")
+    write = Store.write_atomic
+
+    def suspended(store: Store, name: str, data: bytes) -> None:
+        if name == "report.html" and after:
+            assert take_down(run.uri, doc=[identifier(40).hex()]) == 0
+        write(store, name, data)
+
+    def slow(template: str, values: Mapping[str, Any]) -> bytes:
+        if not after:
+            assert take_down(run.uri, doc=[identifier(40).hex()]) == 0
+        return b""
+
+    monkeypatch.setattr(Store, "write_atomic", suspended)
+    monkeypatch.setattr(report_page, "render", slow)
+    with pytest.raises(
+        ContractError, match=r"same tables at the end .*, got other versions of .*clean, .*`penstock rep"
+    ):
+        write_report(run, None)
+    assert not run.exists("report.html")
+
+
+def test_a_report_is_refused_while_a_takedown_is_not_finished(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    run.write_atomic(PENDING_NAME, b"{}")
+    with pytest.raises(ConfigError, match=r"expected no unfinished takedown, got one, .*`penstock takedown .*/run`"):
+        write_report(run, None)
+    assert not run.exists("report.html")
+
+
+def test_tables_that_a_run_adds_meanwhile_are_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path / "run")
+    tables = read_run(run).tables
+    write_run(run, RunFile(tables={name: tables[name] for name in ("documents", "text")}))
+    render = report_page.render
+
+    def slow(template: str, values: Mapping[str, Any]) -> bytes:
+        write_run(run, RunFile(tables=tables))
+        return render(template, values)
+
+    monkeypatch.setattr(report_page, "render", slow)
+    assert write_report(run, None) == f"{run.uri}/report.html"

@@ -13,6 +13,7 @@ import pytest
 from pipeline.dedup.index import MERGED
 from pipeline.dedup.survivors import COUNTED
 from pipeline.engine.parquet import PartWriter
+from pipeline.report.page import write_report
 from pipeline.takedown.certificate import check_certificate
 from pipeline.takedown.check_result import CheckResult, describe_check, judge_shared_spans
 from pipeline.takedown.tables import (
@@ -560,3 +561,17 @@ def test_a_certificate_of_another_version_is_rejected(run: Path) -> None:
     with pytest.raises(ContractError, match="expected format version 1 of a certificate, got 9"):
         parse_certificate(raw, "a.json")
     assert Certificate.model_validate(raw | {"version": 1}).to_bytes()
+
+
+def test_a_report_of_the_tables_before_is_a_problem(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    page = Path(write_report(make_run(folder), None)).read_bytes()
+    assert take_down(folder, doc=[identifier(40).hex()]) == 0
+    assert checked(folder).problems == []
+    write_report(Store(str(folder)), None)
+    assert checked(folder).problems == []
+    (folder / "report.html").write_bytes(page)
+    (problem,) = checked(folder).problems
+    change = certificates(folder)[0].tables["clean"]
+    assert problem.startswith("report.html: expected no report of tables with removed documents, got one of ")
+    assert f"clean/{change.version_before}, " in problem
