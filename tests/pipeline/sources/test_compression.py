@@ -89,6 +89,41 @@ def test_damage_inside_a_frame_costs_that_frame_only(pack):
     assert end == 3 * len(member)
 
 
+def stored_gzip(data):
+    return gzip.compress(data, 0)
+
+
+@pytest.mark.parametrize("size", [300, 1000, 30_000, 70_000, 200_000])
+@pytest.mark.parametrize("pack", [stored_gzip, lambda data: lz4.frame.compress(data, block_linked=False)])
+def test_a_cut_frame_of_stored_blocks_ends_where_the_next_frame_begins(pack, size):
+    """The decoder passes over the cut and takes the next frames for bytes of the stored block."""
+    following = [pack(RECORD + NOISE[:3000]), pack(RECORD)]
+    cut = pack(RECORD + NOISE * 3)[:size]
+    found, end = spans(b"".join([cut, *following, pack(RECORD)]))
+    assert [start for start, _, _ in found] == [0, size, size + len(following[0]), size + sum(map(len, following))]
+    assert [data for _, data, _ in found[1:]] == [RECORD + NOISE[:3000], RECORD, RECORD]
+    assert [fault is None for _, _, fault in found] == [False, True, True, True]
+    assert (RECORD + NOISE * 3).startswith(found[0][1])
+    assert end == size + sum(map(len, following)) + len(pack(RECORD))
+
+
+@pytest.mark.parametrize("inner", [gzip.compress, stored_gzip, zstd])
+def test_a_frame_without_damage_may_contain_an_archive(inner):
+    content = RECORD + NOISE[:50_000] + inner(RECORD) + NOISE[:200_000]
+    packed = stored_gzip(content)
+    found, end = spans(packed + stored_gzip(RECORD))
+    assert found == [(0, content, None), (len(packed), RECORD, None)]
+    assert end == len(packed) + len(stored_gzip(RECORD))
+
+
+def test_a_frame_that_contains_an_archive_and_is_cut_far_after_it():
+    content = RECORD + gzip.compress(RECORD) + NOISE * 5
+    cut = stored_gzip(content)[:400_000]
+    found, _ = spans(cut + stored_gzip(RECORD))
+    assert [(start, fault) for start, _, fault in found] == [(0, "truncated_record"), (400_000, None)]
+    assert len(found[0][1]) > 300_000
+
+
 def test_a_damaged_first_slice_still_gives_the_bytes_before_the_damage():
     member = bytearray(gzip.compress(RECORD + NOISE[:20_000]))
     member[10_000:10_016] = bytes(16)

@@ -85,6 +85,21 @@ def test_a_record_may_span_members_but_not_the_start_of_another():
     assert verdicts(cut) == [("response", "lying_length"), ("response", "kept")]
 
 
+@pytest.mark.parametrize("size", [600, 5_000, 100_000])
+def test_records_after_a_cut_member_without_compression_are_read_once(size):
+    large = record(b"<p>" + b"words " * 50_000, "resource", Content_Type="text/html")
+    cut = gzip.compress(large, 0)[:size]
+    members = [gzip.compress(page(1) + page(2), 0), gzip.compress(page(3), 0)]
+    rows = read(cut + b"".join(members))
+    assert [(row["offset"], row["length"], drop is None) for row, drop in rows] == [
+        (0, size, False),
+        (size, 0, True),
+        (size, len(members[0]), True),
+        (size + len(members[0]), len(members[1]), True),
+    ]
+    assert len({row["doc_id"] for row, _ in rows}) == 4
+
+
 def test_a_first_byte_that_flipped_costs_one_record():
     members = [gzip.compress(page(number)) for number in range(3)]
     stored = b"\x1e" + b"".join(members)[1:]
