@@ -270,6 +270,11 @@ class RunFacts:
     """Folders of the tables."""
     training: Training
 
+    @property
+    def versions(self) -> list[str]:
+        """The versions of the tables, as `TABLE/VERSION`."""
+        return [f"{name}/{folder.root.rpartition('/')[2]}" for name, folder in self.folders.items()]
+
     @cached_property
     def columns(self) -> pa.Schema:
         """The columns of `documents`, as they are stored in the run, and those of `scores`."""

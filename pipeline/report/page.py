@@ -211,7 +211,6 @@ def _view(facts: RunFacts, scores: Sequence[Score], options: ReportOptions) -> d
         "name": facts.run.uri.rstrip("/").rpartition("/")[2],
         "facts": facts,
         "tables": facts.tables,
-        "table_versions": [f"{name}/{folder.root.rpartition('/')[2]}" for name, folder in facts.folders.items()],
         "levels": funnel_rows(facts, reasons),
         "drops": drops,
         "charts": drawn,
