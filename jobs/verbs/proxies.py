@@ -19,13 +19,14 @@ from jobs.recipe import recipe_sections, stored_recipe
 from jobs.spark_session import worker_environment
 from schemas.ablation import WITH, Measurement
 from schemas.errors import ConfigError, ContractError
+from schemas.ids import digest_of
 from schemas.manifest import RUN_NAME, RunFile, read_run, write_run
 from schemas.overrides import load_recipe
 from schemas.storage import Store
 from schemas.text import format_duration
 from schemas.tokens import HELDOUT, Dataset, open_dataset
 from schemas.versions import attach_run
-from train.checkpoint.folder import Identity, identify
+from train.checkpoint.folder import Identity, deciding_settings, identify
 from train.config.plan import PlanConfig
 from train.config.settings import Settings, settings_of
 from train.data.heldout import OBJECTIVES
@@ -50,8 +51,14 @@ class Proxy:
 
     @property
     def done(self) -> bool:
-        """True if the proxy run has been trained to its last step."""
-        return self.run.exists(MANIFEST_NAME)
+        """True if the proxy run has been trained to its last step, or as far as `guard.patience` let it."""
+        if not self.run.exists(MANIFEST_NAME):
+            return False
+        # The stored plan has the number formats of the device, which a plan before training has not.
+        manifest, stored = read_train_manifest(self.run), read_plan(self.run)
+        trained = (manifest.dataset, manifest.plan) == (stored.dataset, digest_of(deciding_settings(stored)))
+        ends_early = self.plan.settings.guard.patience is not None and manifest.steps < self.plan.steps
+        return trained and (manifest.steps == self.plan.steps or ends_early)
 
 
 def plan_proxy(parent: Store, folder: Store, overrides: Sequence[str]) -> Proxy:

@@ -2,17 +2,20 @@
 
 import argparse
 import csv
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from jobs.arguments import Command, number, whole
-from schemas.errors import ConfigError
+from schemas.errors import ConfigError, ContractError
 from schemas.ids import digest_of
 from schemas.storage import Store
+from schemas.tokens import open_dataset
 from train.checkpoint.folder import deciding_settings
 from train.config.plan import OwnLaw
-from train.monitor.metrics import read_train_manifest
-from train.plan.plan import read_plan
+from train.dataset_history import digests_at_same_positions
+from train.monitor.metrics import MANIFEST_NAME, read_train_manifest
+from train.plan.plan import read_plan, verify_plan
 from train.scaling.fit import NAMES, Fit, MeasuredLoss, fit_or_hold_exponents, interval_of
 from train.scaling.laws import LossLaw
 from train.scaling.own_law import MAX_EXTRAPOLATION, LawFile, law_file, law_in, write_law
@@ -77,6 +80,7 @@ def measured_run(run: Store, name: str) -> MeasuredLoss:
     """Return the parameters, the tokens and the final loss of a run; the loss is the held-out loss if there is one.
 
     Raises ConfigError if the run is not complete, was planned again since it was trained, or has no final loss.
+    Raises ContractError if its plan or the manifest of its training was edited, as far as they show it.
     """
     try:
         manifest, plan = read_train_manifest(run), read_plan(run)
@@ -89,9 +93,25 @@ def measured_run(run: Store, name: str) -> MeasuredLoss:
             f"{name}: expected the plan that the run was trained with, got one of other settings or of another "
             "version. Train the run again with `penstock train`."
         )
+    dataset = open_dataset(run)
+    verify_plan(run, dataset, plan)
+    if manifest.dataset not in digests_at_same_positions(run, dataset):
+        raise ContractError(
+            f"{name}/{MANIFEST_NAME}: expected dataset {dataset.digest[:12]} of the run, got {manifest.dataset[:12]}. "
+            "Train the run again with `penstock train`."
+        )
+    if manifest.steps != plan.steps:
+        raise ContractError(
+            f"{name}/{MANIFEST_NAME}: expected the {plan.steps} steps of the plan, got {manifest.steps}. Remove this "
+            "run from the command."
+        )
     loss = manifest.loss if manifest.heldout_loss is None else manifest.heldout_loss
     if loss is None:
         raise ConfigError(f"{name}: expected a loss at the end of the run, got none. Remove this run from the command.")
+    if not 0 < loss < math.inf:
+        raise ContractError(
+            f"{name}/{MANIFEST_NAME}: expected a loss above 0, got {loss}. Remove this run from the command."
+        )
     return MeasuredLoss(plan.num_params, plan.num_tokens, loss, name, manifest.dataset, manifest.plan)
 
 

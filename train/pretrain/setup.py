@@ -175,7 +175,8 @@ def _is_done(run: Store, checkpoint: CheckpointMetadata) -> bool:
         return False
     manifest = read_train_manifest(run)
     identity = checkpoint.identity
-    return (manifest.steps, manifest.plan, manifest.skip_list) == (checkpoint.step, identity.plan, identity.skip_list)
+    named = (manifest.steps, manifest.plan, manifest.skip_list, manifest.dataset)
+    return named == (checkpoint.step, identity.plan, identity.skip_list, identity.dataset)
 
 
 def prepare(run: Store, overrides: Sequence[str], ranks: Ranks) -> TrainingSetup:

@@ -1,16 +1,19 @@
 """`penstock fit-scaling` and the budgets of `penstock plan`: what they read, print and refuse."""
 
+import json
 import math
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from jobs.cli import main
+from jobs.verbs.proxies import Proxy
 from jobs.verbs.scaling import measured_run
-from schemas.errors import ConfigError
+from schemas.errors import ConfigError, ContractError
 from schemas.manifest import read_run, write_run
 from schemas.storage import Store
 from tests.support import tiny_runs
@@ -65,6 +68,53 @@ def test_a_loss_is_not_measured_for_a_plan_that_was_made_later(tmp_path: Path) -
     assert main(["plan", trained.uri, "--set", "plan.d_ffw=96", "--set", 'source.paths=["x"]']) == 0
     with pytest.raises(ConfigError, match="expected the plan that the run was trained with, got one"):
         measured_run(trained, "run")
+
+
+@pytest.fixture(scope="module")
+def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tiny_runs.make_run(tmp_path_factory.mktemp("scaling") / "run", {"train": {"steps": 4}})
+    return tiny_runs.trained(folder, 1)
+
+
+def edited(folder: Path, to: Path, file: str, **values: Any) -> Store:
+    """A copy of a run, with other values in a JSON file of its training."""
+    run = Store(str(tiny_runs.copied(folder, to)))
+    run.write_atomic(f"train/{file}.json", json.dumps(run.read_json(f"train/{file}.json") | values).encode())
+    return run
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(
+    ("file", "values", "message"),
+    [
+        ("plan", {"num_params": 10**6}, "expected num_params = [0-9]+, got 1000000"),
+        ("plan", {"advice": ["more"]}, r"expected the plan with digest \w{64}, got \w{64}, so it was edited"),
+        ("manifest", {"dataset": "0" * 64}, r"manifest.json: expected dataset \w{12} of the run, got 000000000000"),
+        ("manifest", {"steps": 3}, "manifest.json: expected the 4 steps of the plan, got 3"),
+        ("manifest", {"heldout_loss": None, "loss": float("nan")}, "expected a loss above 0, got nan"),
+        ("manifest", {"heldout_loss": float("inf")}, "expected a loss above 0, got inf"),
+        ("manifest", {"heldout_loss": 0.0}, r"expected a loss above 0, got 0\.0"),
+    ],
+)
+def test_no_loss_is_measured_of_an_edited_run(
+    trained_run: Path, tmp_path: Path, file: str, values: dict[str, Any], message: str
+) -> None:
+    assert measured_run(Store(str(trained_run)), "run").loss > 0
+    with pytest.raises(ContractError, match=message):
+        measured_run(edited(trained_run, tmp_path / "run", file, **values), "run")
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("values", [{"dataset": "0" * 64}, {"steps": 3}, {"plan": "0" * 64}])
+def test_a_proxy_run_with_another_manifest_is_trained_to_its_end(
+    trained_run: Path, tmp_path: Path, values: dict[str, Any]
+) -> None:
+    plan = read_plan(Store(str(trained_run)))
+    assert Proxy(Store(str(trained_run)), plan).done
+    run = edited(trained_run, tmp_path / "run", "manifest", **values)
+    assert not Proxy(run, plan).done
+    tiny_runs.train(tmp_path / "run", 1)
+    assert Proxy(run, plan).done
 
 
 @pytest.mark.parametrize(
