@@ -319,7 +319,8 @@ def check_inputs_read(
 ) -> bool:
     """Return True if tables were made from the inputs of a step, or from what these were before a takedown in one run.
 
-    A takedown removes documents from all tables of its run, and from none of another run that reads them. `is_own`: the
+    A takedown removes documents from all tables of its run, and from none of another run that reads them. The indexes
+    of earlier snapshots, which only name documents, may have changed by takedowns in their runs. `is_own`: the
     tables are in the folder of the run; raises ContractError if they were made from other inputs. Those of another run
     may be: its tables have equal settings, but other code may have written them.
     """
@@ -330,10 +331,10 @@ def check_inputs_read(
         actual = {name: value for name, value in table.manifest.run.lineage.items() if name.startswith(FROM_INPUT)}
         for name in inputs:
             is_earlier = read.get(name) != expected[name] and read.get(name) in _earlier_digests(inputs[name])
-            if is_earlier and is_own:
+            if is_earlier and is_own and name in step.reads:
                 _check_same_run(table, inputs[name])
-            is_rewritten = is_earlier and run_of(table).uri == run_of(inputs[name]).uri
-            actual[name] = expected[name] if is_rewritten else read.get(name, "")
+            is_rewritten = name not in step.reads or run_of(table).uri == run_of(inputs[name]).uri
+            actual[name] = expected[name] if is_earlier and is_rewritten else read.get(name, "")
         if expected != actual and not is_own:
             return False
         _check_facts(table, expected, actual)

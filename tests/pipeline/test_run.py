@@ -1,5 +1,6 @@
 """Which version of a table a run takes as complete: one that its manifest describes, whatever its folder is named."""
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -121,19 +122,25 @@ def test_tables_of_another_run_that_were_made_from_another_input_are_not_taken(
     assert found(run, reusing, "verdicts", inputs) is other
 
 
-def test_a_takedown_from_an_input_leaves_a_version_complete(tmp_path: Path, prepared: Prepared) -> None:
-    """The input is a table of another run; see `origin_digest`."""
+def test_a_takedown_from_an_index_of_another_run_leaves_a_version_complete(tmp_path: Path, prepared: Prepared) -> None:
+    """See `origin_digest`. A table of the run's own steps is another matter: documents are removed in its run only."""
     run, other = Store(str(tmp_path / "run")), Store(str(tmp_path / "other"))
     before = commit(run, prepared, "documents", {})
-    commit(run, prepared, "verdicts", {"documents": before})
     digest = before.manifest.digest
     descent = Descent(id="0" * 12, parent=digest, origin=digest, positions="", mode="tombstones").model_dump()
     after = commit(other, prepared, "documents", {}, figures={FIGURE: descent})
     certificate = SimpleNamespace(tables={"documents": SimpleNamespace(before=digest)})
-    with mock.patch("pipeline.run.takedown_ancestry", return_value=[certificate]):
-        assert found(run, prepared, "verdicts", {"documents": after}) is run
-    with (
-        mock.patch("pipeline.run.takedown_ancestry", return_value=[]),
-        pytest.raises(ContractError, match=rf"a version with documents '{after.manifest.digest}', got documents"),
-    ):
-        found(run, prepared, "verdicts", {"documents": after})
+    for name in ("earlier-0/index", "documents"):
+        shutil.rmtree(tmp_path / "run/verdicts", ignore_errors=True)
+        commit(run, prepared, "verdicts", {name: before})
+        with mock.patch("pipeline.run.takedown_ancestry", return_value=[certificate]):
+            if name == "documents":
+                with pytest.raises(ContractError, match=f"that a takedown removed from {other.uri}, got one that was"):
+                    found(run, prepared, "verdicts", {name: after})
+            else:
+                assert found(run, prepared, "verdicts", {name: after}) is run
+        with (
+            mock.patch("pipeline.run.takedown_ancestry", return_value=[]),
+            pytest.raises(ContractError, match=rf"a version with {name} '{after.manifest.digest}', got {name}"),
+        ):
+            found(run, prepared, "verdicts", {name: after})
