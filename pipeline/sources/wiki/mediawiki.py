@@ -2,8 +2,9 @@
 
 The file is searched for `<page>` elements, and each is parsed by itself: a dump that is cut or damaged loses only the
 pages there, entities cannot be declared, and a page needs no root element around it. Only the latest revision in a page
-is read. Offsets and lengths count bytes of the decompressed file, also in multistream dumps, whose streams hold 100
-pages each. A record extends to the start of the next page; the first one begins with the head of the dump.
+is read. Text between pages, such as a page without its first tag, is a gap. Offsets and lengths count bytes of the
+decompressed file, also in multistream dumps, whose streams hold 100 pages each. A record extends to the start of the
+next page or gap; the first one begins with the head of the dump.
 """
 
 import re
@@ -39,6 +40,9 @@ WIKITEXT = ("wikitext", None)
 _UTF16 = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be", b"<\0": "utf-16-le", b"\0<": "utf-16-be"}
 _LINK = re.compile(r"\[\[\s*+:?([^\[\]|{}<>\n]{1,500})")
 """The title of a page to which a link leads."""
+_TAG = re.compile(r"<[^<>]*>?")
+_OTHER = re.compile(r"[^\s\ufeff\]>]")
+"""What remains neither of white space nor, once the tags are removed, of a document type."""
 _BRACKETS = re.compile(r"\(([^()]{1,80})\)\s*+\Z")
 
 
@@ -192,16 +196,24 @@ def _elements(scanner: _PageScanner) -> Iterator[tuple[int, str, _Element | None
     for piece in scanner:
         if piece.kind == "between":
             head = head or piece.data[:HEAD_BYTES]
-            if len(piece.data) > HEAD_BYTES and not is_gap:
+            text = "" if is_gap else piece.data.decode(scanner.encoding, "replace")
+            if not is_gap and (len(piece.data) > HEAD_BYTES or _has_text(text)):
                 yield piece.start, "gap", None, Drop("unreadable_gap")
                 is_gap = True
             continue
-        is_gap = False
+        is_gap = piece.kind == "gap"  # It extends to the next page.
         if piece.drop is not None:
             yield piece.start, "gap" if piece.kind == "gap" else "page", None, piece.drop
             continue
         wiki = wiki or Wiki.of_head(head.decode(scanner.encoding, "replace"))
         yield piece.start, "page", _Element(wiki, piece.data.decode(scanner.encoding, "replace")), None
+
+
+def _has_text(between: str) -> bool:
+    """Return True if bytes between pages have text that is neither in a tag nor in the head of a dump."""
+    start, end = between.find("<siteinfo"), between.rfind("</siteinfo>")
+    rest = between[:start] + between[end:] if 0 <= start < end else between
+    return _OTHER.search(_TAG.sub("", rest)) is not None
 
 
 @dataclass(frozen=True)
@@ -395,7 +407,9 @@ def read_page(fs: pafs.FileSystem, path: str, offset: int, length: int) -> bytes
 
 def _head_of(data: bytes) -> bytes:
     encoding = _UTF16.get(data[:2], "utf-8")
-    return data[: max(0, data.find("<page".encode(encoding)))]
+    end = "</siteinfo>".encode(encoding)
+    places = data.find("<page".encode(encoding)), data.find(end) + len(end)
+    return data[: places[0] if places[0] >= 0 else places[1] if places[1] >= len(end) else 0]
 
 
 def page_of(data: bytes) -> bytes:

@@ -44,6 +44,10 @@ def page(title: str = "A b", text: str = "words", ns: int = 0, more: str = "") -
     )
 
 
+LOST = page(text="lost").replace("<page>", "<pagE>")
+"""A page of which one bit is damaged, so that nothing shows where it begins."""
+
+
 def zstd(data: bytes) -> bytes:
     out = io.BytesIO()
     with ZstdWriter(out) as writer:
@@ -126,10 +130,28 @@ def test_a_page_is_found_again_at_its_offset(tmp_path: Path, pack: Callable[[byt
         ("<posts><row Id='1' /></posts>", ["empty_file"]),
         ("x" * (HEAD_BYTES * 5) + page(), ["unreadable_gap", "words"]),
         (page() + "x" * (HEAD_BYTES * 5) + page(), ["words", "unreadable_gap", "words"]),
+        (HEAD + page() + LOST + page() + TAIL, ["words", "unreadable_gap", "words"]),
+        (HEAD + LOST + page() + TAIL, ["unreadable_gap", "words"]),
+        (HEAD + page() + LOST * 3 + TAIL, ["words", "unreadable_gap"]),
+        (HEAD + page() + TAIL + HEAD + page() + TAIL, ["words", "words"]),
+        (f"\ufeff<?xml version='1.0'?>\n<!-- A -->\n{HEAD}" + page() + "\n\n<!-- B -->" + page(), ["words", "words"]),
+        (page() + "x" + page(), ["words", "unreadable_gap", "words"]),
     ],
 )
 def test_a_page_costs_itself_only(dump: str, expected: list[str]) -> None:
     assert verdicts(dump) == expected
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_a_page_without_its_first_tag_is_a_gap(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "dump"
+    path.write_bytes((HEAD + LOST + page("B") + TAIL).encode(encoding))
+    (gap, drop), (row, _) = read(path.read_bytes())[0]
+    assert (gap["record_type"], drop) == ("gap", Drop("unreadable_gap"))
+    assert (gap["offset"], row["offset"]) == (0, len((HEAD + LOST + "  ").encode(encoding)))
+    assert row["url"] == "https://en.wikipedia.org/wiki/B"
+    split = Split(0, "f", str(path), path.stat().st_size, "", "wiki", "mediawiki")
+    assert refetch(split, row, CONFIG).changes == ()
 
 
 def test_the_last_revision_counts() -> None:
