@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import jobs.verbs
+from schemas.secrets import without_secrets
 
 GROUPS = {
     "data": "from crawled pages to a token dataset",
@@ -79,13 +80,21 @@ class PrintVersion(argparse.Action):
         parser.exit()
 
 
+class VerbParser(argparse.ArgumentParser):
+    """A parser whose errors quote no word that may hold a secret."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and the message, and exit with code 2."""
+        super().error(without_secrets(message))
+
+
 def build_parser(called: str | None) -> argparse.ArgumentParser:
     """Return a parser that lists every verb, but has arguments only for the verb `called`.
 
     If `called` is None, no verb has arguments. If it is no verb, the program ends with exit code 2.
     """
     verbs = list_verbs()
-    parser = argparse.ArgumentParser(
+    parser = VerbParser(
         prog="penstock",
         usage="penstock [-h] [--version] VERB ...",
         description="From the crawled web to a pretrained language model.",

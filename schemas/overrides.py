@@ -9,6 +9,7 @@ from typing import Any
 
 from schemas.config import SOURCE, Recipe, Section, as_section, build_recipe, owner_of, suggest_name
 from schemas.errors import ConfigError
+from schemas.secrets import secret_in, shown_value
 
 
 def parse_recipe(text: str, where: str) -> dict[str, Any]:
@@ -87,14 +88,15 @@ def _parse_override(override: str, kinds: Mapping[str, type[Section]]) -> tuple[
     if isinstance(override, Unset):
         if equals or not (dot and section and key):
             raise ConfigError(
-                f"--unset: expected section.key, got {str(override)!r}. Write it as --unset quality.min_words."
+                f"--unset: expected section.key, got {shown_value(str(override))}. "
+                "Write it as --unset quality.min_words."
             )
     elif not (equals and dot and section and key):
         example = "--set quality.min_words=30"
-        if equals and section in kinds and not key:
+        if equals and section in kinds and not key and secret_in(value) is None:
             named = kinds[section].array or next(iter(kinds[section].model_fields))
             example = f"--set {shlex.quote(f'{section}.{named}={value}')}"
-        raise ConfigError(f"--set: expected section.key=value, got {override!r}. Write it as {example}.")
+        raise ConfigError(f"--set: expected section.key=value, got {shown_value(override)}. Write it as {example}.")
     return section, key, value
 
 
@@ -136,7 +138,7 @@ def _override_source(
     for part in path:
         target = target.setdefault(part, {})
         if not isinstance(target, dict):
-            return [f"{option} {SOURCE}.{key}: expected a table at {part}, got {target!r}"]
+            return [f"{option} {SOURCE}.{key}: expected a table at {part}, got {shown_value(target)}"]
     if isinstance(override, Unset):
         target.pop(last, None)
     else:

@@ -19,19 +19,23 @@ HARMLESS_NAME = re.compile(
     r"renewal|ref))$|secret[._-]key[._-]ref|^spark\.kubernetes\.(driver|executor)\.secrets\."
 )
 """Pattern of a name that says where a secret is, or how it is used, and not what it is."""
+OF_TEXTS = re.compile(r"token(s|iz)")
+"""Parts of names such as `tokens.seed` and `tokenizer.model`, which are about texts."""
 SWITCH = re.compile(r"(?i)true|false")
 SECRET_TEXTS: Mapping[str, re.Pattern[str]] = {
     "an address with a password": re.compile(r"(?i)\b[a-z][a-z0-9+.-]*://[^/\s?#@:]*:[^/\s@]+@"),
     "an address with a signature or a token": re.compile(
-        r"(?i)[?&;](x-(amz|goog)-(signature|credential|security-token)|sig|signature|awsaccesskeyid|googleaccessid|"
-        r"(access_?|id_?|auth_?)?token|api_?key|passw(or)?d|secret|secret_?(access_?)?key|access_?key)="
+        r"(?i)[?&;](([\w.-]*[_.-])?sig|googleaccessid|[\w.-]*(token|secret|credentials?|signature|passw(or)?d|passphrase|"
+        r"(secret|access|account|api|private|shared|session|encryption|customer)[_.-]?key([_.-]?id)?))="
     ),
     "an account key": re.compile(r"(?i)\b(accountkey|sharedaccesskey|sharedaccesssignature)="),
     "an option with a password": re.compile(r"(?i)-D[\w.]*(password|passwd|secret|token|accesskey)[\w.]*="),
     "the id of an access key": re.compile(r"\b(AKIA|ASIA)[0-9A-Z]{16}\b"),
+    "a token": re.compile(r"\b(hf_[0-9A-Za-z]{30,}|gh[oprsu]_[0-9A-Za-z]{36,}|github_pat_\w{50,}|glpat-[\w-]{20,})"),
     "a private key": re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY"),
 }
 """Descriptions of texts that hold a secret, with their patterns."""
+HIDDEN = "not shown, because it may hold a secret"
 HOW_TO_PASS = (
     "Remove it, and give the secret to the processes themselves: by environment variables such as AWS_ACCESS_KEY_ID "
     "and AWS_SECRET_ACCESS_KEY, by the role of the machine, or by spark-defaults.conf and a Hadoop credential provider"
@@ -53,8 +57,18 @@ def secret_in(text: str) -> str | None:
 def shown_value(value: object) -> str:
     """Return a value of a setting as a message quotes it, without a text that may hold a secret."""
     text = repr(value)
-    hidden = secret_in(text) is not None or ("=" in text and is_secret_name(text.partition("=")[0]))
-    return "a text that is not shown, because it may hold a secret" if hidden else text
+    return f"a text that is {HIDDEN}" if _may_hold_secret(text) else text
+
+
+def without_secrets(message: str) -> str:
+    """Return a message in which each word that may hold a secret is replaced."""
+    words = (f"<{HIDDEN}>" if _may_hold_secret(word) else word for word in message.split(" "))
+    return " ".join(words)
+
+
+def _may_hold_secret(text: str) -> bool:
+    names = OF_TEXTS.sub("", text).split("=")[:-1]
+    return secret_in(text) is not None or any(map(is_secret_name, names))
 
 
 def secret_of(name: str, value: str) -> str | None:

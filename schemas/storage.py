@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from schemas.errors import ConfigError, ContractError
+from schemas.secrets import HOW_TO_PASS, secret_in, without_secrets
 
 READ_BYTES = 1 << 20
 WHOLE_BYTES = 128 << 20
@@ -44,6 +45,8 @@ ATTEMPTS = 6
 URI_SAFE = "/%:@!$&'()*+,;=~"
 AWS_ERROR = re.compile(r"(?:(?:key '(?P<key>.*?)' in )?bucket '(?P<bucket>[^']*)'[^\n]*?: )?AWS Error (?P<aws>[^\n]+)")
 GOOGLE_ERROR = re.compile(r"google::cloud::Status\((?P<google>[^\n]{1,300})")
+AZURE_ERROR = re.compile(r"(?:Azure Error: \[(?P<code>[^\]\n]*)\] |N\d+Azure[^\s:]*: )(?P<azure>[^\n]{1,300})")
+"""pyarrow's message for an error of Azure: of a request, or of the library of Azure, as for want of credentials."""
 
 
 class CheckedPath(str):
@@ -337,12 +340,14 @@ def resolve_uri(uri: str) -> tuple[pafs.FileSystem, str]:
     authority, slash, path = location.partition("/")
     shown = f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}"
     if scheme in BUCKETS and not authority:
-        raise ConfigError(f"{uri}: expected a bucket after {scheme}://, got none. Write {scheme}://BUCKET/FOLDER.")
+        raise ConfigError(f"{shown}: expected a bucket after {scheme}://, got none. Write {scheme}://BUCKET/FOLDER.")
     if scheme == "s3" and "@" in authority:  # the URI is stored with the run
         raise ConfigError(
             f"{shown}: expected no secrets in a URI, got a key before the bucket. Remove the key from the URI, "
             "and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead."
         )
+    if (what := secret_in(uri)) is not None:
+        raise ConfigError(f"{shown}: expected no secrets in a URI, got {what}. {HOW_TO_PASS}.")
     if scheme in BUCKETS and (odd := {"", ".", ".."}.intersection(path.rstrip("/").split("/") if path else ())):
         segments = " and ".join(f"/{part}/" for part in sorted(odd))
         raise ConfigError(
@@ -354,7 +359,7 @@ def resolve_uri(uri: str) -> tuple[pafs.FileSystem, str]:
         # Characters that a URI must encode may occur unencoded.
         plain = re.sub("%(?![0-9A-Fa-f]{2})", "%25", quote(f"{slash}{path}", safe=URI_SAFE))
         fs, root = pafs.FileSystem.from_uri(f"{scheme}://{authority}{plain}?{'&'.join(filter(None, own))}".rstrip("?"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, pa.ArrowException) as error:
         raise ConfigError(
             f"{shown}: expected a URI that pyarrow.fs can open (s3://, gs://, hdfs://), got {_first_line(error)}. "
             "Correct the URI, or the endpoint and credentials in the environment."
@@ -386,6 +391,12 @@ def describe_remote_error(error: BaseException) -> str | None:
     if match := GOOGLE_ERROR.search(str(error)):
         return (
             f"gs://: expected an object store that answers, got {match['google']}. Check bucket and credentials, "
+            "then run the same command again."
+        )
+    if match := AZURE_ERROR.search(str(error)):
+        reason = without_secrets(": ".join(filter(None, (match["code"], match["azure"].strip().rstrip(".")))))
+        return (
+            f"abfs://: expected an object store that answers, got {reason}. Check account, container and credentials, "
             "then run the same command again."
         )
     return None

@@ -449,3 +449,13 @@ def test_numbers_out_of_range_are_refused_before_anything_is_read(capsys, argume
         main(arguments)
     assert caught.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_an_unknown_option_is_not_quoted_with_its_secret(capsys: pytest.CaptureFixture[str]) -> None:
+    for word in ('source.paths=["s3://b/x?session_token=SEKRET"]', "spark.hadoop.fs.s3a.secret.key=SEKRET"):
+        with pytest.raises(SystemExit) as ended:
+            main(["settings", "demo", "--set", word])
+        assert ended.value.code == 2
+        err = capsys.readouterr().err
+        assert "error: unrecognized arguments: --set <not shown, because it may hold a secret>" in err
+        assert "SEKRET" not in err

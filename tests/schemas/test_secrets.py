@@ -5,7 +5,8 @@ import pytest
 from schemas.config import Section, build_recipe
 from schemas.errors import ConfigError
 from schemas.overrides import load_recipe
-from schemas.secrets import is_secret_name, secret_in, secret_of, shown_value
+from schemas.secrets import is_secret_name, secret_in, secret_of, shown_value, without_secrets
+from schemas.storage import Store
 
 SECRET_NAMES = [
     "spark.hadoop.fs.s3a.secret.key",
@@ -55,11 +56,21 @@ SECRET_TEXTS = [
     "DefaultEndpointsProtocol=https;AccountName=a;AccountKey=abc==",
     "-Dfile.encoding=UTF-8 -Djavax.net.ssl.trustStorePassword=changeit",
     "-----BEGIN RSA PRIVATE KEY-----",
+    "abfs://c@acc.dfs.core.windows.net/x?client_id=1&client_secret=a&tenant_id=2",
+    "abfs://c@acc.dfs.core.windows.net/x?sas_token=sv%3D1%26sig%3Da",
+    "s3://bucket/x?session_token=a",
+    "s3://bucket/x?aws_secret_access_key=a",
+    "s3://bucket/x?region=eu&sse_customer_key=a",
+    "gs://bucket/x?json_credentials=a",
+    "https://b.example/a?refreshToken=a",
+    "hf_abcdefghijklmnopqrstuvwxyzABCDEFGH",
+    "the token is ghp_abcdefghijklmnopqrstuvwxyz0123456789",
 ]
 HARMLESS_TEXTS = [
     "crawl/*.warc.gz",
     "s3://bucket/crawl/*.warc.gz",
-    "https://example.com/a?page=2&signal=3&tokens=5",
+    "https://example.com/a?page=2&signal=3&tokens=5&design=a&secretary=b&key=c&client_id=1",
+    "hf_hub and ghp_short",
     "jane@example.com",
     "user:name of a@b",
     "-XX:+UseG1GC -Dfile.encoding=UTF-8",
@@ -113,3 +124,30 @@ def test_a_wrong_value_is_not_quoted_if_it_may_be_a_secret() -> None:
         load_recipe({}, ["spark.number={fs.s3a.secret.key=TOPSECRET}"], {"spark": Spark}, "r.toml")
     assert "TOPSECRET" not in str(raised.value)
     assert shown_value("12x") == "'12x'"
+
+
+@pytest.mark.parametrize("text", ["nothing.here", "spark.path", "="])
+def test_an_override_in_the_wrong_form_is_not_quoted_with_its_secret(text: str) -> None:
+    for override in (f"client_secret={text}", f"spark=s3://b/x?client_secret={text}"):
+        with pytest.raises(
+            ConfigError, match=r"expected section\.key=value, got a text that is not shown, .* Write it as"
+        ) as raised:
+            load_recipe({}, [override], {"spark": Spark}, "r.toml")
+        assert f"secret={text}" not in str(raised.value)
+
+
+def test_an_address_with_a_secret_is_refused_and_not_quoted() -> None:
+    for address in ("abfs://c@acc.dfs.core.windows.net/x?client_secret=SEKRET", "s3://b/x?session_token=SEKRET"):
+        with pytest.raises(
+            ConfigError, match="expected no secrets in a URI, got an address with a signature"
+        ) as raised:
+            Store(address)
+        assert "SEKRET" not in str(raised.value)
+
+
+def test_words_of_a_message_that_may_be_secret_are_replaced() -> None:
+    hidden = "<not shown, because it may hold a secret>"
+    for word in ("a.client_secret=x", "--set=spark.hadoop.fs.s3a.secret.key=x", 'a=["s3://b/x?session_token=x"]'):
+        assert without_secrets(f"unrecognized: --set {word} y") == f"unrecognized: --set {hidden} y"
+    for word in ("tokens.seed=3", "--set=tokenizer.model=x", "plan.tokens_per_parameter=20", "a=b"):
+        assert without_secrets(f"unrecognized: {word} y") == f"unrecognized: {word} y"

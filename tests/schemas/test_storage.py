@@ -3,8 +3,10 @@
 import hashlib
 import os
 
+import pyarrow as pa
 import pytest
 
+from jobs.exit_codes import exit_code_of
 from schemas.errors import ContractError
 from schemas.storage import Store
 
@@ -42,3 +44,37 @@ def test_missing_file_and_bad_json_are_named(tmp_path):
     store.write_atomic("bad.json", b"{")
     with pytest.raises(ContractError, match=r"bad\.json: expected a JSON file"):
         store.read_json("bad.json")
+
+
+AZURE = "Check for Hierarchical Namespace support on 'https://acc.dfs.core.windows.net/c' failed"
+
+
+@pytest.mark.parametrize(
+    ("error", "got"),
+    [
+        (
+            OSError(f"{AZURE}. Azure Error: [] Fail to get a new connection for: https://acc.dfs. Could not connect"),
+            "got Fail to get a new connection for: https://acc.dfs. Could not connect. Check account, container and",
+        ),
+        (
+            OSError("GetProperties failed for 'https://acc/c/x'. Azure Error: [AuthorizationFailure] 403 Not you.\nId"),
+            "got AuthorizationFailure: 403 Not you. Check account",
+        ),
+        (
+            pa.ArrowException(
+                f"Unknown error: {AZURE}: N5Azure4Core11Credentials23AuthenticationExceptionE: No token."
+            ),
+            "got No token. Check account",
+        ),
+        (OSError("Azure Error: [X] 403 https://acc/c?sv=1&sig=SEKRET"), "got X: 403 <not shown, because"),
+    ],
+)
+def test_an_error_of_azure_is_one_sentence(capsys: pytest.CaptureFixture[str], error: Exception, got: str) -> None:
+    def fail() -> int:
+        raise error
+
+    assert exit_code_of(fail) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("penstock: abfs://: expected an object store that answers, ")
+    assert got in line
+    assert "SEKRET" not in line
