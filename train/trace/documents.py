@@ -7,7 +7,7 @@ torch.
 """
 
 import hashlib
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -173,9 +173,10 @@ class _PartFile:
         groups = range(self._file.num_row_groups)
         if "offset" not in self._names or not self._is_sorted:
             return list(groups)
-        last = bisect_right(groups, offset, key=self._first_offset) - 1
-        # The documents of one record may lie on both sides of the border of a row group.
-        return [group for group in (last, last - 1) if group >= 0]
+        # All records of one gzip member have its offset: they may begin in the middle of a row group and fill others.
+        before = bisect_left(groups, offset, key=self._first_offset) - 1
+        after = bisect_right(groups, offset, key=self._first_offset)
+        return [group for group in reversed(range(before, after)) if group >= 0]
 
     def _first_offset(self, group: int) -> int:
         if group not in self._offsets:

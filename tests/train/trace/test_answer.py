@@ -18,7 +18,7 @@ from jobs.exit_codes import exit_code_of
 from jobs.verbs.trace import add_trace_arguments, trace_command
 from schemas.ids import canonical_json
 from schemas.manifest import RunFile, make_manifest, read_run, write_manifest, write_run
-from schemas.storage import Store
+from schemas.storage import CheckedPath, Store
 from schemas.tables import CLEAN, DEDUP, DOCUMENTS
 from schemas.text import CONTROL_CHARACTERS
 from schemas.tokens import open_dataset
@@ -31,7 +31,7 @@ from train.data.stages import NO_SKIPS
 from train.plan.make_plan import make_plan
 from train.plan.plan import read_plan, write_plan
 from train.trace.answer import AnswerOptions, DocumentsAnswer, TraceAnswers, present_documents, to_json_value
-from train.trace.documents import DocumentDetail
+from train.trace.documents import DocumentDetail, _PartFile
 
 RECIPE: dict[str, Any] = {
     "plan": {"num_layers": 1, "d_model": 16, "num_heads": 2},
@@ -182,6 +182,19 @@ def test_title_signals_and_text_are_those_of_the_document(run: Store, trace: Cal
         words = row["tokens"][part["doc_start"] : part["doc_stop"]]
         inner = [token for token in words if token not in (row["tokens"][0], row["tokens"][-1])]
         assert part["text"] == text_of({"tokens": [0, *inner, 0]})
+
+
+def test_documents_of_a_member_of_many_records_are_found(tmp_path: Path) -> None:
+    """The records of one gzip member have one offset, and fill several row groups."""
+    offsets = [0] * 7 + [10] * 23 + [20] * 4 + [30] * 10
+    rows = [{"doc_id": number.to_bytes(16, "big"), "offset": offset} for number, offset in enumerate(offsets)]
+    schema = pa.schema([pa.field("doc_id", pa.binary(16)), pa.field("offset", pa.int64())])
+    pq.write_table(pa.Table.from_pylist(rows, schema), tmp_path / "part.parquet", row_group_size=GROUP)
+    folder = Store(str(tmp_path))
+    path = CheckedPath("part.parquet", folder.size("part.parquet"), folder.sha256("part.parquet"))
+    part = _PartFile("documents", folder, path, is_sorted=True)
+    assert [part.row(row["doc_id"], row["offset"], ["doc_id", "offset"]) for row in rows] == rows
+    assert [part.row(rows[0]["doc_id"], offset, ["offset"]) for offset in (-1, 15, 40)] == [{}] * 3
 
 
 def test_every_document_is_told_of_with_the_checkpoints_that_saw_it(run: Store) -> None:
