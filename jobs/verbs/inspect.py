@@ -316,7 +316,7 @@ def predict_run(
     models = deciding_models(proposed)
     described = describe_changes(committed, proposed, changed, models.get("quality", {}))
     tables = open_tables(run)  # a missing or inconsistent run is rejected before Spark starts
-    size = sum(entry.bytes for entry in tables["documents"].manifest.content.inputs)
+    size = sum(entry.bytes for entry in tables["documents"].manifest.content.inputs) if "documents" in tables else None
     with spark_session(proposed.section("spark", SparkConfig), "penstock what-if", verbose, size) as spark:
         ship_models(spark, [path for paths in models.values() for path in paths.values()])
         return predict(spark, run, proposed, models), changed, described

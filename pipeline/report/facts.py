@@ -58,8 +58,8 @@ class PlanSummary:
     """Digest of the mix that sets the shares of the sources; empty = no mix."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """The settings that the plan sets, as `section.key`, and the shape of the model, as `model.key`."""
-    choices: Mapping[str, Any] = field(default_factory=dict)
-    """What decides the weights, by the names of checkpoint metadata; settings with default values are left out."""
+    deciding_settings: Mapping[str, Any] = field(default_factory=dict)
+    """What decides the weights, by the names in checkpoint metadata; settings with default values are left out."""
     num_params: int | None = None
     learning_rate: float | None = None
     """The learning rate after the warm-up."""
@@ -106,7 +106,7 @@ class Checkpoint:
     tokenizer: str
     settings: str
     """Digest of all settings that affect the weights."""
-    choices: Mapping[str, Any]
+    deciding_settings: Mapping[str, Any]
     """These settings by name, and `order`, the digest of the order of the samples."""
     skip_list: str
     layout: str
@@ -152,7 +152,7 @@ def read_plan(run: Store) -> PlanSummary | None:
             figures=figures,
             mix=settings.get("train.mix", ""),
             settings=settings,
-            choices=_choices_of_plan(plan),
+            deciding_settings=_deciding_settings(plan),
             num_params=plan.get("num_params"),
             learning_rate=plan.get("learning_rate"),
             seq_len=last.get("seq_len"),
@@ -208,7 +208,7 @@ def _by_name(sections: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
 
 
-def _choices_of_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
+def _deciding_settings(plan: Mapping[str, Any]) -> dict[str, Any]:
     """Return what decides the weights in `plan.json`, by the names that it has in the metadata of a checkpoint.
 
     Settings that the devices decide are left out.
@@ -239,7 +239,7 @@ def _checkpoint(metadata: Mapping[str, Any]) -> Checkpoint:
         dataset=identity["dataset"],
         tokenizer=identity["tokenizer"],
         settings=digest_of(identity["settings"]),
-        choices={**identity["settings"], "order": identity["order"]},
+        deciding_settings={**identity["settings"], "order": identity["order"]},
         skip_list=identity["skip_list"],
         layout=", ".join(
             [

@@ -249,7 +249,7 @@ def _identity_checks(facts: RunFacts) -> Iterator[ConsistencyCheck]:
             claim = f"checkpoint of step {checkpoint.step:,} was trained on this dataset"
             yield ConsistencyCheck(claim, checkpoint.dataset, digests["tokens"])
         if facts.training.plan:
-            planned, used = facts.training.plan.choices, checkpoint.choices
+            planned, used = facts.training.plan.deciding_settings, checkpoint.deciding_settings
             names = planned.keys() & used.keys()
             left, right = (digest_of({name: each[name] for name in names}) for each in (used, planned))
             yield ConsistencyCheck(f"checkpoint of step {checkpoint.step:,} was trained with this plan", left, right)

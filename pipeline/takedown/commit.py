@@ -7,7 +7,7 @@ last. The next takedown of the run finishes an interrupted one first.
 
 import json
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
@@ -23,7 +23,7 @@ from pipeline.takedown.tables import SPAN_LENGTHS, spans_per_document
 from schemas.errors import ContractError
 from schemas.ids import canonical_json, digest_of
 from schemas.leases import check_before_delete, check_still_held
-from schemas.manifest import MANIFEST_NAME, REPLACED_NAME, open_table, read_manifest, read_run, write_run
+from schemas.manifest import MANIFEST_NAME, REPLACED_NAME, RUN_NAME, open_table, read_manifest, read_run, write_run
 from schemas.paths import check_deletable
 from schemas.removed import request_forms
 from schemas.storage import Store
@@ -169,8 +169,7 @@ def _retire_others(run: Store, certificate: Certificate) -> None:
     """
     current = read_run(run).tables
     for table in TABLES:
-        names = {name.partition("/")[0] for name in run.child(table).walk() if name.endswith(f"/{MANIFEST_NAME}")}
-        for other in sorted(names - {current.get(table)}):
+        for other in sorted(_complete_versions(_files_of_versions(run, table)) - {current.get(table)}):
             if not run.exists(marker := f"{table}/{other}/{REPLACED_NAME}"):
                 moved = {"to": new_version(certificate.id, table, other), "id": certificate.id}
                 run.write_atomic(marker, canonical_json(moved))
@@ -180,8 +179,8 @@ def _retire_others(run: Store, certificate: Certificate) -> None:
 def _unfinished_files(run: Store) -> Iterator[str]:
     """Yield the files of versions without a manifest, unless a version with one names them."""
     for table in TABLES:
-        names = sorted(run.child(table).walk())
-        complete = {name.partition("/")[0] for name in names if name.endswith(f"/{MANIFEST_NAME}")}
+        names = _files_of_versions(run, table)
+        complete = _complete_versions(names)
         manifests = {version: read_manifest(run.child(f"{table}/{version}")) for version in complete}
         named = {_path_in_table(version, path) for version, own in manifests.items() for path in own.paths.values()}
         for name in names:
@@ -281,9 +280,21 @@ def unreferenced_files(run: Store, tables: Collection[str] = tuple(TABLES)) -> I
             manifest = open_table(run, table)[1]
             named |= {f"{table}/{_path_in_table(current[table], path)}" for path in manifest.paths.values()}
             named.add(f"{table}/{current[table]}/{MANIFEST_NAME}")
-        for name in sorted(run.child(table).walk()):
+        for name in _files_of_versions(run, table):
             if f"{table}/{name}" not in named and not name.endswith(f"/{REPLACED_NAME}"):
                 yield f"{table}/{name}"
+
+
+def _files_of_versions(run: Store, table: str) -> list[str]:
+    """Return the files of all versions of a table, relative to its folder, sorted; not those of a run folder there."""
+    names = sorted(run.child(table).walk())
+    runs = tuple(f"{table}/{name}".removesuffix(RUN_NAME) for name in names if f"/{name}".endswith(f"/{RUN_NAME}"))
+    return [name for name in names if not f"{table}/{name}".startswith(runs)]
+
+
+def _complete_versions(names: Iterable[str]) -> set[str]:
+    """Return the versions of a table that have a manifest among its files `names`."""
+    return {name.partition("/")[0] for name in names if name.partition("/")[2] == MANIFEST_NAME}
 
 
 def _path_in_table(version: str, path: str) -> str:

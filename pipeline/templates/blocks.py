@@ -32,13 +32,11 @@ URL, TEXT, LINE = "url", "text", "template"
 """Kinds that are part of the keys of URLs, texts and lines."""
 HOST_BYTES, BLOCK_BYTES = 8, 16
 """Length of the key of a host, and of a block, which begins with that of its host [bytes]."""
+HOSTS_AT_ONCE = 1 << 12
+"""Number of hosts whose keys are cached."""
 FENCE = "```"
 CODE = re.compile(r"[;{}\\]\s*$|\(\)\s*:?\s*$|^\s*(?:#include\b|//|/\*|import \w|from [\w.]+ import )")
 """Lines that look like code. Pages about programming share such lines, which are content."""
-
-
-HOSTS_AT_ONCE = 1 << 12
-"""Number of hosts whose keys are cached."""
 
 
 def host_number(url: str | None) -> np.uint64 | None:

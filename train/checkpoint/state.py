@@ -166,6 +166,7 @@ def open_checkpoint(run: Store, step: int | None, *objectives: str) -> tuple[Dat
 
 
 def find_checkpoint(run: Store, step: int | None) -> CheckpointMetadata:
+    """Return the metadata of a run's checkpoint of `step`; None = the last. Raises ContractError if there is none."""
     checkpoints = {checkpoint.step: checkpoint for checkpoint in list_checkpoints(run)}
     if not checkpoints:
         raise ContractError(

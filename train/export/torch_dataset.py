@@ -27,9 +27,8 @@ from train.plan.plan import read_plan
 class SampleDataset(Dataset[dict[str, Tensor]]):
     """The samples of one training stage of a run's plan; every worker process opens the shards itself.
 
-    Files of the dataset that were not verified since they last changed are read once, as training does.
     They are those of the plan: `train.steps` times the global batch, without a partial last step, so a plan with few
-    steps has few samples.
+    steps has few samples. The SHA-256 of each file that has changed since the last comparison is compared first.
     """
 
     def __init__(self, run: str, stage: int = 0):

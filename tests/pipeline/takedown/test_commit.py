@@ -233,3 +233,24 @@ def begun(folder: Path, document: bytes) -> PendingTakedown:
     pending = read_pending(Store(str(folder)))
     assert pending is not None
     return pending
+
+
+@pytest.mark.parametrize("keep_old", [False, True])
+def test_only_what_no_version_names_is_deleted(tmp_path: Path, keep_old: bool) -> None:
+    """After a takedown, versions name files in folders whose manifest it has deleted."""
+    run = tmp_path / "run"
+    first = prepare(run)
+    assert take_down(run, doc=[first.hex()]) == 0
+    current = read_run(Store(str(run))).tables["tokens"]
+    assert [path for path in run.glob("tokens/v-*/*/*") if path.relative_to(run).parts[1] != current]
+    second = documents_of(opened(run))[20]["doc_id"]
+    unfinished, inner = run / "tokens/v-0123456789ab/web/00000.tokens", run / "tokens/inner"
+    unfinished.parent.mkdir(parents=True)
+    unfinished.write_bytes(b"tokens of an interrupted step")
+    make_tiny_dataset(inner, {"web": 3})
+    before = all_bytes(inner)
+    assert take_down(run, doc=[second.hex()], keep_old=keep_old) == 0
+    assert not unfinished.exists()
+    assert all_bytes(inner) == before
+    assert current_version(run, second) == "new"
+    assert first not in [row["doc_id"] for row in documents_of(opened(run))]
