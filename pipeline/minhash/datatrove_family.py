@@ -6,7 +6,7 @@ differences. A text shorter than a shingle is one shingle, where datatrove compu
 English use our own splitters, or characters, in place of datatrove's.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -46,11 +46,8 @@ _ENGLISH, _NEUTRAL, _UNSPACED = (
 # All documents share these caches. Their values depend on the text alone, so sharing cannot change a signature.
 
 
-def hashes(text: str, language: str, words: Codes | None, config: SignatureConfig) -> Codes:
-    """Return the xxh64 of the text of every shingle in text order, or of the whole text if it has no token.
-
-    `words` is ignored.
-    """
+def shingles(text: str, language: str, config: SignatureConfig) -> Iterator[bytes]:
+    """Return the text of every shingle in UTF-8, in text order, or the whole text if it has no token."""
     if uses_characters(language, config):
         size = config.shingle_chars
         tokens = "".join(f"{char} " for word in normal_words(text, config.keep_numbers) for char in word)
@@ -59,9 +56,13 @@ def hashes(text: str, language: str, words: Codes | None, config: SignatureConfi
         cache = _ENGLISH if language == "en" else _UNSPACED if language in UNSPACED_LANGUAGES else _NEUTRAL
         tokens = "".join(map(cache[config.keep_numbers].__getitem__, text.split()))
     if not tokens:
-        return np.array([xxhash.xxh64_intdigest(text.encode("utf-8", "surrogatepass"))], np.uint64)
-    shingles = iterate_runs(tokens[:-1].encode("utf-8", "surrogatepass"), size)
-    return np.fromiter(map(xxhash.xxh64_intdigest, shingles), np.uint64)
+        return iter([text.encode("utf-8", "surrogatepass")])
+    return iterate_runs(tokens[:-1].encode("utf-8", "surrogatepass"), size)
+
+
+def hashes(text: str, language: str, words: Codes | None, config: SignatureConfig) -> Codes:
+    """Return the xxh64 of every shingle in text order; `words` is ignored."""
+    return np.fromiter(map(xxhash.xxh64_intdigest, shingles(text, language, config)), np.uint64)
 
 
 @lru_cache(maxsize=16)

@@ -7,7 +7,7 @@ an entry in FAMILIES.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from pipeline.minhash import fast, simhash
 from pipeline.minhash.bands import Signatures, as_matrix, band_keys, similarity
 from pipeline.minhash.config import SignatureConfig
 from pipeline.minhash.permutations import draw_odd_numbers
-from pipeline.text.words import Codes
+from pipeline.text.words import Codes, word_key
 from schemas.normalization import normalize
 
 __all__ = [
@@ -57,12 +57,15 @@ class SignatureFamily:
     """Function (shingle hashes, config) → the values of the signature."""
     value: str
     """NumPy type of the signature's values."""
+    shingles: Callable[[str, str, SignatureConfig], Iterator[bytes]] | None = None
+    """Function (text, language, config) → the bytes of every shingle, for a family whose hashes can be inverted. None:
+    texts are compared by the hashes."""
 
 
 FAMILIES: Mapping[str, SignatureFamily] = {
     "fast": SignatureFamily(fast.hashes, fast.sketch, fast.VALUE),
-    "datasketch": SignatureFamily(datasketch.hashes, datasketch.sketch, datasketch.VALUE),
-    "datatrove": SignatureFamily(datatrove.hashes, datatrove.sketch, datatrove.VALUE),
+    "datasketch": SignatureFamily(datasketch.hashes, datasketch.sketch, datasketch.VALUE, datasketch.shingles),
+    "datatrove": SignatureFamily(datatrove.hashes, datatrove.sketch, datatrove.VALUE, datatrove.shingles),
     "simhash": SignatureFamily(simhash.hashes, simhash.sketch, simhash.VALUE),
 }
 
@@ -84,12 +87,16 @@ def signature(text: str, language: str, config: SignatureConfig, words: Codes | 
 
 
 def shingle_hashes(text: str, language: str, config: SignatureConfig, words: Codes | None = None) -> Codes:
-    """Return the hashes of the text's distinct shingles, sorted.
+    """Return the keys of the text's distinct shingles, by which texts are compared, sorted.
 
-    Equal shingles have equal hashes. Different shingles collide with probability 2^-64, or 2^-32 in a family of 32-bit
-    hashes.
+    Equal shingles have equal keys, and different ones have equal keys with probability 2^-64. The keys are no hashes of
+    libraries: a page could be made without a shingle of another one that has all of its hashes.
     """
-    return np.unique(FAMILIES[config.family].hashes(text, language, words, config))
+    family = FAMILIES[config.family]
+    if family.shingles is None:
+        return np.unique(family.hashes(text, language, words, config))
+    keys = b"".join(map(word_key, family.shingles(text, language, config)))
+    return np.unique(np.frombuffer(keys, "<u8").astype(np.uint64))
 
 
 def jaccard(left: Codes, right: Codes) -> float:

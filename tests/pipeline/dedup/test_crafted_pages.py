@@ -120,6 +120,28 @@ def test_words_are_not_compared_by_a_hash_that_can_be_inverted() -> None:
     assert jaccard(shingle_hashes(SENTENCE, "en", PUBLIC), shingle_hashes(SAME_HASHES, "en", PUBLIC)) == 0
 
 
+SHORT = "the old lighthouse keeper walked along the harbour"
+SAME_SHINGLES = (
+    "qualm zebra jumbo vexed igpobzdgbmifmwxlupytmhbl yhpisfmemntllupqnvxylxsvqsxdwxdnflagw "
+    "yqvyriigmirmhcevtqlrjcgyrfsylfgwhcair rlbstsqgvsfxbzoxyphrexocaqzfzosdenbuc"
+)
+"""A text whose shingles have the xxh64 of those of SHORT: each takes some seconds."""
+
+
+@pytest.mark.parametrize("seed", [1, 58_411])
+def test_the_family_datatrove_is_deceived_for_every_seed_unless_texts_are_compared(seed: int) -> None:
+    config = SignatureConfig(family="datatrove", seed=seed)
+    assert signature(SHORT, "en", config) == signature(SAME_SHINGLES, "en", config)
+    assert similarity_by(DedupConfig(exact="off", verify="estimate"), config, SHORT, SAME_SHINGLES) == 1
+    assert np.isnan(similarity_by(DedupConfig(exact="off", verify="jaccard"), config, SHORT, SAME_SHINGLES))
+
+
+def test_texts_are_compared_by_64_bits_whatever_a_signature_has() -> None:
+    config = SignatureConfig(family="datasketch", datasketch_hash="xxh32")
+    keys = shingle_hashes(VICTIM, "en", config)
+    assert (len(keys), int(keys.min()) >> 32 > 0) == (996, True)
+
+
 @pytest.mark.parametrize("kind", ["line", "paragraph", "sentences"])
 def test_nor_are_lines_paragraphs_and_sentences(kind: str) -> None:
     config = RepeatsConfig(units=[kind], min_unit_chars=1)
