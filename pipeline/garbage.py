@@ -106,8 +106,10 @@ def find_garbage(run: Store) -> list[Garbage]:
         reasons |= dict(_garbage_of_version(run, {name: files[name] for name in names}, files, used))
     found = [Garbage(name, files[name].bytes, why) for name, why in reasons.items() if name not in used]
     if run.uri.startswith(SCHEME):
+        # An export may be uploading to another folder of the run: it takes no lock on it.
         uploads = (upload for upload in S3Requests(run).uploads() if not upload.name.startswith(inner))
-        found += [Garbage(upload.name, upload.bytes, HALF_UPLOAD, upload) for upload in uploads]
+        own = (upload for upload in uploads if PLACE.fullmatch(upload.name) or REPAIR_FILE.fullmatch(upload.name))
+        found += [Garbage(upload.name, upload.bytes, HALF_UPLOAD, upload) for upload in own]
     return sorted(found, key=lambda each: each.path)
 
 

@@ -343,15 +343,18 @@ def test_gc_on_s3_removes_files_and_unfinished_uploads(
     before = {*dataset.walk()}
     for name in left:
         dataset.write_atomic(name, b"x")
-    start_upload(dataset, "documents/v-0123456789ab/big.parquet")
+    started = ["documents/v-0123456789ab/big.parquet", "repair/clean/part-00000.parquet"]
+    of_others = ["export/train-00000.jsonl", "ladder/small/tokens/v-0123456789ab/big.arrow"]
+    for name in (*started, of_others[0]):
+        start_upload(dataset, name)
     inner = dataset.child("ladder/small")
     inner.write_atomic("run.json", b'{"tables": {}, "recipe": {}}')
     start_upload(inner, "tokens/v-0123456789ab/big.arrow")
     garbage = find_garbage(dataset)
     assert [each.path for each in garbage if each.why == UNNAMED] == left
-    (upload_of,) = (each for each in garbage if each.why == HALF_UPLOAD)
-    assert (upload_of.path, upload_of.bytes) == ("documents/v-0123456789ab/big.parquet", 1000)
-    assert len(garbage) == len(left) + 1
+    uploads = [(each.path, each.bytes) for each in garbage if each.why == HALF_UPLOAD]
+    assert uploads == [(name, 1000) for name in started]
+    assert len(garbage) == len(left) + 2
     process, _ = drivers.hold(dataset, seconds=60)
     assert main(["gc", dataset.uri]) == 2
     assert f"(process {process.pid} on " in capsys.readouterr().err
@@ -359,9 +362,9 @@ def test_gc_on_s3_removes_files_and_unfinished_uploads(
     process.communicate(timeout=60)
     with mock.patch("schemas.s3_requests.DELETED_AT_ONCE", 10):
         assert main(["gc", dataset.uri]) == 0
-    assert "26 files, " in capsys.readouterr().out
+    assert "27 files, " in capsys.readouterr().out
     assert {*dataset.walk()} == before | {"ladder/small/run.json"}
-    assert [found.name for found in S3Requests(dataset).uploads()] == ["ladder/small/tokens/v-0123456789ab/big.arrow"]
+    assert [found.name for found in S3Requests(dataset).uploads()] == of_others
     assert json.loads(dataset.read_bytes("run.json"))["tables"]["tokens"] == version
 
 
