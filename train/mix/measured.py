@@ -20,7 +20,7 @@ from schemas.tokens import HELDOUT, TRAIN, Dataset, open_dataset, split_copies
 from train.data.order import heldout_streams, open_streams, tokens_by_source
 from train.data.packing import open_packings
 from train.monitor.metrics import METRICS_NAME, HeldoutMetrics, StepMetrics, read_metrics
-from train.plan.plan import PLAN_NAME, Plan, read_plan
+from train.plan.plan import PLAN_NAME, Plan, read_plan, verify_plan
 
 # Estimates from the loss curve of a source: the loss at the end of a run and the speed at which it falls.
 #
@@ -240,11 +240,12 @@ class MeasuredRun:
 def measured_run(run: Store) -> MeasuredRun:
     """Return the metrics of a run folder with its dataset and plan.
 
-    Raises ContractError if no step was trained. Raises ConfigError if fewer than two sources are in use, or if the plan
-    reads no row of a source in use.
+    Raises ContractError if no step was trained, or if the plan was edited. Raises ConfigError if fewer than two sources
+    are in use, or if the plan reads no row of a source in use.
     """
     dataset = open_dataset(run)
     plan, steps = read_plan(run, dataset), read_metrics(run)
+    verify_plan(run, dataset, plan)
     if not steps:
         raise ContractError(f"{run.uri}: expected losses, got no step in {METRICS_NAME}. Run `penstock train`.")
     sizes, rows = dataset.num_tokens(TRAIN), _rows(run, dataset, plan)

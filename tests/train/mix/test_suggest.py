@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import ConfigError, ContractError
+from schemas.ids import canonical_json
 from schemas.manifest import read_run
 from schemas.mix import mix_toml, read_mix
 from schemas.storage import Store
@@ -327,6 +328,15 @@ def test_a_source_that_was_left_out_stays_out(tmp_path: Path) -> None:
     assert (mix.sources["books"].share, mix.sources["books"].repeat) == (0, 0)
     assert "left out of the run" in mix.sources["books"].why
     assert mix.sources["web"].share + mix.sources["code"].share == pytest.approx(1, abs=1e-12)
+
+
+def test_no_mix_is_suggested_from_an_edited_plan(tmp_path: Path) -> None:
+    run = measured(tmp_path / "run", {"web": falling(3, 1, 0.3), "books": falling(2, 1, 0.3)})
+    folder = Store(str(tmp_path / "run"))
+    assert measured_run(folder).plan == run.plan
+    folder.write_atomic("train/plan.json", canonical_json(folder.read_json("train/plan.json") | {"num_params": 10**9}))
+    with pytest.raises(ContractError, match=r"plan.json: expected num_params = \d+, got 1000000000"):
+        measured_run(folder)
 
 
 def test_a_mix_is_read_back_from_its_file(tmp_path: Path) -> None:
