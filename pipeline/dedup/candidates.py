@@ -149,8 +149,7 @@ def payload_rows(search: CopySearch, pairs: DataFrame) -> DataFrame:
     task = search.tasks[0]
     if task.dedup.near and task.dedup.verify == "jaccard":
         members = pairs.select("node", part_number("node").cast("int").alias("part")).distinct()
-        read = partial(shingles_of_part, tasks=list(search.tasks))
-        return map_parts(members, len(search.tasks), read, PAYLOADS_DDL)
+        return map_parts(members, search.tasks, shingles_of_part, PAYLOADS_DDL)
     own = dataframe_from_tasks(search.spark, payloads_of_part, search.tasks, PAYLOADS_DDL)
     return own if search.earlier is None else own.union(search.earlier.payloads)
 
@@ -181,10 +180,8 @@ def payloads_of_part(task: DedupTask) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays(columns, schema=PAYLOADS)
 
 
-def shingles_of_part(
-    number: int, batches: Iterator[pa.RecordBatch], tasks: Sequence[DedupTask]
-) -> Iterator[pa.RecordBatch]:
-    """Yield text digest and shingle hashes (PAYLOADS) of the documents in `batches`, all of part `number`.
+def shingles_of_part(task: DedupTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield text digest and shingle hashes (PAYLOADS) of the documents of a part that are in `batches`.
 
     The first column of `batches` holds the nodes of the documents. The shingles are those of the part's source: a
     number never matches one of a source with another choice of `signature.numbers`.
@@ -192,7 +189,6 @@ def shingles_of_part(
     candidates = {node[:-PART_BYTES] for batch in batches for node in batch.column(0).to_pylist()}
     if not candidates:
         return
-    task = tasks[number]
     columns = {"documents": ["language", "text_digest", "raw_digest"], "text": ["text", "cuts"]}
     for batch in read_measured(task.part, columns, TEXTS_AT_ONCE):
         rows = [row for row in batch.to_pylist() if row["doc_id"] in candidates]
@@ -201,6 +197,6 @@ def shingles_of_part(
             body = apply_cuts(row["text"], row["cuts"] or [])
             digest = {"normalised": row["text_digest"], "raw": row["raw_digest"], "off": b""}[task.dedup.exact]
             payloads.append(digest + shingle_hashes(body, row["language"], task.signature).astype("<u8").tobytes())
-        part = number.to_bytes(PART_BYTES, "big")
+        part = task.part.ordinal.to_bytes(PART_BYTES, "big")
         nodes = pa.array([row["doc_id"] + part for row in rows], pa.binary())
         yield pa.RecordBatch.from_arrays([nodes, pa.array(payloads, pa.binary())], schema=PAYLOADS)

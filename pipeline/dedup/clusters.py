@@ -31,7 +31,7 @@ from pipeline.dedup.keys import DedupTask, DedupWindow, layout, num_keys, payloa
 from pipeline.dedup.verify import BEST, FAILED, JOINED
 from pipeline.engine.materialize import FrameStore, shuffled_bytes
 from pipeline.engine.parquet import parts_of
-from pipeline.engine.part import SCRATCH, PartOutput, PartResult, PartTarget, TableTarget, write_part
+from pipeline.engine.part import SCRATCH, PartOutput, PartResult, PartResults, PartTarget, TableTarget, write_part
 from pipeline.engine.progress import doing
 from pipeline.engine.spark import dataframe_from_tasks, run_part_writers
 from pipeline.engine.stage import Row
@@ -51,9 +51,9 @@ PARTITION_ROWS = 4_000_000
 
 @dataclass(frozen=True)
 class ClustersTask:
-    """Input of `write_clusters`: all parts of the documents with settings, and folders of `clusters` and `index`."""
+    """Input of `write_clusters`: a part of the documents with settings, and the folders of `clusters` and `index`."""
 
-    tasks: Sequence[DedupTask]
+    task: DedupTask
     clusters: Store
     index: Store
 
@@ -86,9 +86,10 @@ def build_clusters(build: StepContext) -> dict[str, TableResult]:
     outcome = find_copies(search)
     linked = components(collect_edges(search, outcome, indexes), scratch, config.finish_edges, partitions)
     links = linked.links
-    task = ClustersTask(tasks, build.folders["clusters"], build.folders["index"])
-    answers = write_parts(build, rows_of_parts(links, outcome, len(tasks)), task)
-    built = combine_parts(answers, ("clusters",)) | {"index": build_index(answers, outcome, links, task)}
+    writers = [ClustersTask(task, build.folders["clusters"], build.folders["index"]) for task in tasks]
+    linked_rows = rows_of_parts(links, outcome, len(tasks))
+    results = run_part_writers(build, linked_rows, writers, write_clusters, "write clusters")
+    built = combine_parts(results, ("clusters",)) | {"index": build_index(results, outcome, links, writers)}
     built["index"].figures["snapshots"] = snapshots_of(build.splits)
     if config.write_index:
         built["index"].figures[NUMBERS] = numbers_of(build.recipe)
@@ -147,20 +148,6 @@ def rows_of_parts(links: DataFrame, outcome: CopySearchOutcome, parts: int) -> D
     return rows.withColumn("part", F.col("part").cast("int"))
 
 
-def write_parts(build: StepContext, rows: DataFrame, task: ClustersTask) -> list[PartResult]:
-    """Write one part of the table `clusters` for each part of `documents`; return the results.
-
-    `rows` are those of `rows_of_parts`. With `write_index`, also write each part's possible bucket leaders to a file of
-    the table `index`.
-    """
-    shared = build.spark.sparkContext.broadcast(task)
-
-    def write(number: int, batches: Iterator[pa.RecordBatch]) -> PartResult:
-        return write_clusters(shared.value, number, links_of(batches))
-
-    return run_part_writers(rows, len(task.tasks), write, "write clusters")
-
-
 def links_of(batches: Iterator[pa.RecordBatch]) -> ClusterLinks:
     """Return the clusters of one part's documents, and for each the most similar document found.
 
@@ -180,12 +167,13 @@ def links_of(batches: Iterator[pa.RecordBatch]) -> ClusterLinks:
     return links
 
 
-def write_clusters(task: ClustersTask, number: int, links: ClusterLinks) -> PartResult:
-    """Write the part `number` of the table `clusters`.
+def write_clusters(task: ClustersTask, batches: Iterator[pa.RecordBatch], _retried: bool) -> PartResult:
+    """Write one part of the table `clusters` from the rows of `rows_of_parts` for it.
 
     With `write_index`, also write the part's possible bucket leaders to a file of the table `index`.
     """
-    own = task.tasks[number]
+    own, links = task.task, links_of(batches)
+    number = own.part.ordinal
 
     def fill(output: PartOutput) -> None:
         leaders: list[pa.RecordBatch] = []
@@ -248,7 +236,7 @@ def leaders_of(window: DedupWindow, clusters: Sequence[bytes], task: DedupTask) 
 
 
 def build_index(
-    answers: Sequence[PartResult], outcome: CopySearchOutcome, links: DataFrame, task: ClustersTask
+    results: PartResults, outcome: CopySearchOutcome, links: DataFrame, tasks: Sequence[ClustersTask]
 ) -> TableResult:
     """Write the files of the table `index`.
 
@@ -257,20 +245,20 @@ def build_index(
     """
     built = TableResult()
     doing("write the snapshot index")
-    if task.tasks and task.tasks[0].dedup.indexes:
+    if tasks and tasks[0].task.dedup.indexes:
         earlier = links.where(part_number("node") == EARLIER).select(
             F.substring("node", 1, DOC_ID_BYTES).alias("earlier"),
             F.substring("cluster", 1, DOC_ID_BYTES).alias("cluster"),
         )
-        for file in write_files(earlier, earlier.count(), task.index, "merged", MERGED):
+        for file in write_files(earlier, earlier.count(), tasks[0].index, "merged", MERGED):
             built.add_file(file)
     if outcome.leads:
         bands = outcome.leads[0]
         for frame in outcome.leads[1:]:
             bands = bands.union(frame)
-        for file in write_files(bands, bands.count(), task.index, "bands", BANDS):
+        for file in write_files(bands, bands.count(), tasks[0].index, "bands", BANDS):
             built.add_file(file)
-        for answer in answers:
-            built.add_file(answer.files["leaders"])
+        for part in results.parts:
+            built.add_file(part.files["leaders"])
     built.count_rows()
     return built

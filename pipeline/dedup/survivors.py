@@ -34,7 +34,16 @@ from pipeline.dedup.index import LEADERS, LEADERS_DDL, MERGED, MERGED_DDL, read_
 from pipeline.dedup.keep_order import EARLIER, PART_BYTES, order_bytes
 from pipeline.dedup.keys import DIGEST_BYTES
 from pipeline.engine.parquet import Part, parts_of, read_measured
-from pipeline.engine.part import DropCounter, PartOutput, PartResult, PartTarget, TableTarget, set_verdict, write_part
+from pipeline.engine.part import (
+    DropCounter,
+    PartOutput,
+    PartResult,
+    PartResults,
+    PartTarget,
+    TableTarget,
+    set_verdict,
+    write_part,
+)
 from pipeline.engine.spark import (
     TALLIES,
     TALLIES_DDL,
@@ -101,15 +110,15 @@ def build_dedup(build: StepContext) -> dict[str, TableResult]:
     rounds = 0
     if config.compares_survivors:
         rows, rounds = rounds_of_survivors(build, tasks, rows, stored)
-    answers = write_parts(build, rows, tasks, rounds)
+    results = write_parts(build, rows, tasks, rounds)
     for frame in stored:
         frame.unpersist()
-    built = combine_parts(answers, ("dedup",), build.part_sources) | {"representatives": TableResult()}
+    built = combine_parts(results, ("dedup",), by_source=True) | {"representatives": TableResult()}
     other = built["representatives"]
-    for answer in answers:
+    for part in results.parts:
         for name in ("clusters", "urls"):
-            if name in answer.files:
-                other.add_file(answer.files[name])
+            if name in part.files:
+                other.add_file(part.files[name])
     other.count_rows()
     return built
 
@@ -133,12 +142,11 @@ def cluster_frame(build: StepContext, tasks: Sequence[SurvivorsTask], urls: Data
     if urls is None:
         return dataframe_from_tasks(build.spark, partial(cluster_tallies_of_part, known={}), tasks, TALLIES_DDL)
     # a document that is dropped for its URL cannot survive in its cluster
-    shared = build.spark.sparkContext.broadcast(list(tasks))
 
-    def tally(number: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from cluster_tallies_of_part(shared.value[number], known_totals_of(batches))
+    def tally(task: SurvivorsTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from cluster_tallies_of_part(task, known_totals_of(batches))
 
-    return map_parts(urls, len(tasks), tally, TALLIES_DDL)
+    return map_parts(urls, tasks, tally, TALLIES_DDL)
 
 
 def rounds_of_survivors(
@@ -150,13 +158,12 @@ def rounds_of_survivors(
     further column: `payload`, the signature of the survivor. Frames on the workers' disks are added to `stored`.
     """
     config = build.recipe.section("dedup", DedupConfig)
-    shared = build.spark.sparkContext.broadcast(list(tasks))
 
     def with_signatures(counted: DataFrame) -> DataFrame:
-        def read(number: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            yield from signatures_of_survivors(shared.value[number], known_totals_of(batches))
+        def read(task: SurvivorsTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            yield from signatures_of_survivors(task, known_totals_of(batches))
 
-        signatures = map_parts(counted, len(tasks), read, "key binary, payload binary")
+        signatures = map_parts(counted, tasks, read, "key binary, payload binary")
         if config.indexes:
             signatures = signatures.union(earlier_signatures(build.spark, build.inputs, counted, config))
         return counted.join(signatures, "key", "left").select("part", "key", "total", "best", "payload")
@@ -168,10 +175,12 @@ def rounds_of_survivors(
     chosen, rounds = keep(with_signatures(rows)), 1
     while config.requires_survivors and rounds < config.rounds:
 
-        def tally(part: int, batches: Iterator[pa.RecordBatch], rounds: int = rounds) -> Iterator[pa.RecordBatch]:
-            yield from rest_tallies_of_part(shared.value[part], list(batches), rounds)
+        def tally(
+            task: SurvivorsTask, batches: Iterator[pa.RecordBatch], rounds: int = rounds
+        ) -> Iterator[pa.RecordBatch]:
+            yield from rest_tallies_of_part(task, list(batches), rounds)
 
-        counted = totals(map_parts(chosen, len(tasks), tally, TALLIES_DDL))
+        counted = totals(map_parts(chosen, tasks, tally, TALLIES_DDL))
         rest = keep(totals_for_parts(counted, bytes([rounds])))
         if rest.isEmpty():
             break
@@ -292,19 +301,17 @@ def known_signatures_of(batches: Sequence[pa.RecordBatch]) -> dict[bytes, bytes]
     return known
 
 
-def write_parts(build: StepContext, rows: DataFrame, tasks: Sequence[SurvivorsTask], rounds: int) -> list[PartResult]:
+def write_parts(build: StepContext, rows: DataFrame, tasks: Sequence[SurvivorsTask], rounds: int) -> PartResults:
     """Write one part of the table `dedup` for each part of `documents`; return the results.
 
     `rows` are those of `totals_for_parts`, or of `rounds_of_survivors` after so many rounds.
     """
-    shared = build.spark.sparkContext.broadcast(list(tasks))
 
-    def write(number: int, batches: Iterator[pa.RecordBatch]) -> PartResult:
+    def write(task: SurvivorsTask, batches: Iterator[pa.RecordBatch], _retried: bool) -> PartResult:
         held = list(batches)
-        task = shared.value[number]
         return write_survivors(task, known_totals_of(iter(held)), task.comparison(known_signatures_of(held), rounds))
 
-    return run_part_writers(rows, len(tasks), write, "choose survivors")
+    return run_part_writers(build, rows, tasks, write, "choose survivors")
 
 
 def write_survivors(

@@ -168,6 +168,8 @@ class PartResult:
     """Digest of the tables that the part was made from; empty = of none, such as a part of input files."""
     redone: bool = False
     """True if this task has replaced a part that had been completed by other code or from other tables."""
+    resumed: bool = False
+    """True if an earlier attempt has completed the part, so that this task wrote nothing; it is not stored."""
     ends: Mapping[str, int] = field(default_factory=dict)
     """How often a process ended on a record, by cause; it is not part of the content of a table."""
 
@@ -198,6 +200,32 @@ class PartResult:
         absent: dict[str, Any] = {"code": "", "inputs": "", "redone": False, "ends": {}}
         named |= {name: values.get(name, value) for name, value in absent.items()}
         return cls(files, counts, failures=failures_of([values]), sources=values.get(INPUT_FILES, ()), **named)
+
+
+@dataclass(frozen=True)
+class WrittenPart:
+    """What a task wrote and read: its files by table, its rows, and its input files with name, size and SHA-256."""
+
+    files: Mapping[str, WrittenFile]
+    rows: int
+    sources: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass
+class PartResults:
+    """The results of the parts of a step: what each of them wrote, and the sums of their counts."""
+
+    parts: list[WrittenPart]
+    counts: Counts = field(default_factory=lambda: Counts(rows_in=0, rows_kept=0))
+    figures: dict[str, Any] = field(default_factory=dict)
+    failures: FailureCounts = field(default_factory=FailureCounts)
+    cpu_seconds: float = 0.0
+    cpu: dict[str, dict[str, float]] = field(default_factory=dict)
+    """CPU time by stage, as in `PartResult`."""
+    ends: dict[str, int] = field(default_factory=dict)
+    """How often a process ended on a record, by cause."""
+    by_source: dict[str, Any] = field(default_factory=dict)
+    """Counts of rows and code points by source, in a run with several sources."""
 
 
 @dataclass(frozen=True)
@@ -318,7 +346,7 @@ def complete_part(
         places = dict.fromkeys(stored.files, folder) if places is None else places
         files = [(places[name], file) for name, file in stored.files.items() if name in places]
         if all(place.fs.get_file_info(place.path(file.path)).size == file.bytes for place, file in files):
-            return stored
+            return replace(stored, resumed=True)
     started = time.process_time()
     result = replace(write(), cpu_seconds=time.process_time() - started, code=made_by[0], inputs=made_by[1])
     folder.write_atomic(name, canonical_json(result.to_json()))

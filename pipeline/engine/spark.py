@@ -5,6 +5,7 @@ the user can fix is returned as a result, because Spark would otherwise run the 
 """
 
 import functools
+import itertools
 import json
 import os
 import re
@@ -12,11 +13,11 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
-from itertools import chain
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from py4j.protocol import Py4JError
 from pyspark import AccumulatorParam, SparkFiles, TaskContext
 from pyspark.sql import DataFrame, SparkSession, Window
@@ -25,14 +26,23 @@ from pyspark.storagelevel import StorageLevel
 
 from pipeline.engine.code_digest import code_digest
 from pipeline.engine.live_counts import CountsListener, PartMeter, WorkCounts, counting
-from pipeline.engine.part import INPUT_FILES, PartResult, TaskResult, current_inputs, made_from
+from pipeline.engine.part import INPUT_FILES, PartResult, PartResults, TaskResult, current_inputs, made_from
 from pipeline.engine.progress import CountSources, Progress, WorkTotal, current_progress
+from pipeline.engine.results import (
+    MAX_UNADDED,
+    RESULTS_DDL,
+    TaskResults,
+    answer_of_part,
+    gather,
+    result_rows,
+    results_of_parts,
+)
 from pipeline.engine.step import StepContext
+from pipeline.engine.tasks import rows_of_tasks, unpack, unpacked
 from schemas.errors import ConfigError, ContractError, PenstockError, describe_storage_error
 from schemas.storage import Store, describe_remote_error
 
 T = TypeVar("T")
-ANSWER = pa.schema([pa.field("ordinal", pa.int64()), pa.field("answer", pa.string())])
 KINDS = {"ConfigError": ConfigError, "ContractError": ContractError}
 MARKED_ERROR = re.compile(r"<penstock-error>(.*?)</penstock-error>")
 """An error of a task that returns rows and no result, as it appears in the message of Spark's exception."""
@@ -89,36 +99,130 @@ class _FirstText(AccumulatorParam[str]):
         return value1 or value2
 
 
-class _JobWatch:
-    """What is known about a job of `run_tasks` whenever one of its Spark tasks ends.
+@dataclass
+class _Ended:
+    """The counts of the parts whose Spark task has ended, and the first error that the user can fix.
 
-    Accumulators count the parts of attempts that were repeated twice, so they are only displayed. An error that the
-    user can fix cancels the job, because the other parts would take their time for a run that fails anyway.
+    Accumulators count the parts of attempts that were repeated twice, so they are only displayed.
+    """
+
+    rows: Any
+    bytes: Any
+    parts: Any
+    error: Any
+
+    def result(self, ordinal: int, call: Callable[[], TaskResult]) -> tuple[pa.RecordBatch, TaskResult]:
+        """Return the result of a task, and as rows; for an error that the user can fix, the error is the result."""
+        answer = catch_user_errors(call)
+        if "error" in answer:
+            self.error.add(json.dumps(answer))
+        else:
+            self.rows.add(int(answer.get("rows", 0)))
+            self.bytes.add(sum(source["bytes"] for source in answer.get(INPUT_FILES, ())))
+            self.parts.add(1)
+        return result_rows(ordinal, answer), answer
+
+
+class _Attempt:
+    """The attempt at a group of parts that runs in this worker."""
+
+    def __init__(self) -> None:
+        self._number = task_context().attemptNumber()
+        self.is_retry = self._number > 0
+        """True if an earlier attempt may have failed at the part that is next."""
+
+    def after(self, answer: TaskResult) -> None:
+        """Note the result of a part. The first attempt failed at the first part that it has not completed."""
+        self.is_retry = self.is_retry and (self._number > 1 or bool(answer.get("resumed")))
+
+
+class _Job:
+    """A Spark job whose tasks return results.
+
+    An error that the user can fix cancels it, because the other parts would take their time for a run that fails.
     """
 
     def __init__(self, spark: SparkSession):
         self._context = spark.sparkContext
-        self.rows, self.bytes, self.parts = (self._context.accumulator(0) for _ in range(3))
-        self.error = self._context.accumulator("", _FirstText())
+        rows, size, parts = (self._context.accumulator(0) for _ in range(3))
+        self.ended = _Ended(rows, size, parts, self._context.accumulator("", _FirstText()))
         self._tag = f"penstock-{uuid.uuid4().hex}"
         self._is_cancelled = False
 
-    @contextmanager
-    def tagged(self) -> Iterator[None]:
-        """Mark the jobs that the `with` block starts as those that an error cancels."""
-        self._context.addJobTag(self._tag)
-        try:
-            yield
-        finally:
-            self._context.removeJobTag(self._tag)
-
     def poll(self) -> WorkCounts:
         """Return the counts of the parts whose Spark task has ended. Cancel the job if one of them has an error."""
-        if self.error.value and not self._is_cancelled:
+        if self.ended.error.value and not self._is_cancelled:
             self._is_cancelled = True
             with suppress(Py4JError, OSError):  # if the JVM has ended, there is no job to cancel
                 self._context.cancelJobsWithTag(self._tag)
-        return WorkCounts(self.rows.value, self.bytes.value, self.parts.value)
+        return WorkCounts(self.ended.rows.value, self.ended.bytes.value, self.ended.parts.value)
+
+    def gather(self, rows: DataFrame, is_large: bool) -> TaskResults:
+        """Return the results that a frame of rows (RESULTS) describes, in the order of the tasks.
+
+        `is_large`: the counts are added up by Spark. Raises the PenstockError that a task raised.
+        """
+        self._context.addJobTag(self._tag)
+        try:
+            results = gather((_add_up(rows) if is_large else rows).collect())
+        except Exception:  # of the cancelled job, or another error
+            if not self.ended.error.value:
+                raise
+            results = TaskResults([json.loads(self.ended.error.value)])
+        finally:
+            self._context.removeJobTag(self._tag)
+        for answer in results.answers:
+            raise_if_error(answer)
+        _check_code(results.answers)
+        return results
+
+
+def _add_up(rows: DataFrame) -> DataFrame:
+    """Return rows (RESULTS) in which Spark has added up the counts of the same name."""
+    # An answer has a number of its own, and a count has none.
+    return rows.groupBy("ordinal", "answer", "figure").agg(
+        F.sum("count").alias("count"), F.min("example").alias("example")
+    )
+
+
+def gather_tasks(
+    spark: SparkSession,
+    function: Callable[[T, bool], TaskResult],
+    tasks: Sequence[T],
+    label: str,
+    partitions: int | None,
+    total: WorkTotal | None = None,
+) -> TaskResults:
+    """Run `function(task, retried)` for every task; return the results in task order, and the sums of their counts.
+
+    `retried` is True if an earlier attempt may have failed at this task. `partitions` is the number of Spark
+    partitions; None: it follows the cores. `label` and `total` are for the display of progress, which shows the rows
+    that the tasks count in their `PartMeter`, or else the sum of `rows` over the results. Raises the PenstockError that
+    a task raised; tasks that have not ended by then are cancelled.
+    """
+    if not tasks:
+        return TaskResults([])
+    if current_progress() is None:  # outside of a run, such as in `penstock whatif`
+        with show_progress(spark, label, [label]) as progress, progress.step(label):
+            results = gather_tasks(spark, function, tasks, label, partitions, total)
+            progress.say(progress.last_line())
+        return results
+    rows, job = rows_of_tasks(spark, tasks, partitions), _Job(spark)
+    shared, ended = rows.shared, job.ended
+    size = WorkTotal(len(tasks), total.rows if total else None, total.bytes if total else None)
+    address, inputs = _begin(label, size, job.poll), current_inputs()
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        attempt = _Attempt()
+        for ordinal, task in unpacked(batches, shared):
+            with counting(address, ordinal), made_from(inputs):
+                result, answer = ended.result(ordinal, functools.partial(function, task, attempt.is_retry))
+            yield result
+            if "error" in answer:
+                return
+            attempt.after(answer)
+
+    return job.gather(rows.frame.mapInArrow(work, RESULTS_DDL), len(tasks) > MAX_UNADDED)
 
 
 def run_tasks(
@@ -129,54 +233,8 @@ def run_tasks(
     partitions: int | None,
     total: WorkTotal | None = None,
 ) -> list[TaskResult]:
-    """Run `function(task, retried)` for every task and return the results in task order.
-
-    `retried` is True in a second or later attempt. `partitions` is the number of Spark partitions; None = one per task.
-    `label` and `total` are for the display of progress, which shows the rows that the tasks count in their
-    `PartMeter`, or else the sum of `rows` over the results. Raises the PenstockError that a task raised; tasks that
-    have not ended by then are cancelled.
-    """
-    if not tasks:
-        return []
-    if current_progress() is None:  # outside of a run, such as in `penstock whatif`
-        with show_progress(spark, label, [label]) as progress, progress.step(label):
-            results = run_tasks(spark, function, tasks, label, partitions, total)
-            progress.say(progress.last_line())
-        return results
-    context = spark.sparkContext
-    shared = context.broadcast(list(tasks))
-    watch = _JobWatch(spark)
-    rows_done, bytes_done, parts_done, first_error = watch.rows, watch.bytes, watch.parts, watch.error
-    size = WorkTotal(len(tasks), total.rows if total else None, total.bytes if total else None)
-    address, inputs = _begin(label, size, watch.poll), current_inputs()
-
-    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for ordinal in batch.column(0).to_pylist():
-                with counting(address, ordinal), made_from(inputs):
-                    answer = catch_user_errors(functools.partial(function, shared.value[ordinal], is_retry()))
-                text = json.dumps(answer)
-                rows_done.add(int(answer.get("rows", 0)))
-                bytes_done.add(sum(source["bytes"] for source in answer.get(INPUT_FILES, ())))
-                parts_done.add(1)
-                yield pa.RecordBatch.from_pydict({"ordinal": [ordinal], "answer": [text]}, schema=ANSWER)
-                if "error" in answer:
-                    first_error.add(text)
-                    return
-
-    frame = spark.range(0, len(tasks), 1, numPartitions=min(partitions or len(tasks), len(tasks)))
-    try:
-        with watch.tagged():
-            rows = frame.mapInArrow(work, "ordinal long, answer string").collect()
-        answers = {row.ordinal: json.loads(row.answer) for row in rows}
-    except Exception:  # of the cancelled job, or another error
-        if not watch.error.value:
-            raise
-        answers = {0: json.loads(watch.error.value)}
-    shared.unpersist()
-    for ordinal in sorted(answers):
-        raise_if_error(answers[ordinal])
-    return _of_this_code([answers[ordinal] for ordinal in range(len(tasks))])
+    """Run `function(task, retried)` for every task and return the results in task order; see `gather_tasks`."""
+    return gather_tasks(spark, function, tasks, label, partitions, total).answers
 
 
 def _begin(what: str, total: WorkTotal, poll: Callable[[], WorkCounts]) -> Any:
@@ -190,40 +248,42 @@ def run_parts(
     tasks: Sequence[T],
     label: str,
     total: WorkTotal | None = None,
-) -> list[PartResult]:
-    """Run tasks that write one part each and return their results in task order. See `run_tasks`.
+) -> PartResults:
+    """Run tasks that write one part each and return their results. See `gather_tasks`.
 
     Task number N writes part number N. If `build.only` names some parts, the other tasks are left out.
     """
+    sources = build.part_sources
+    numbered = [*enumerate(tasks)]
     if build.only is not None:
-        tasks = [task for number, task in enumerate(tasks) if number in build.only]
+        numbered = [(number, task) for number, task in numbered if number in build.only]
 
-    def write(task: T, retried: bool) -> TaskResult:
-        return function(task, retried).to_json()
+    def write(task: tuple[int, T], retried: bool) -> TaskResult:
+        number, own = task
+        return answer_of_part(function(own, retried), None if sources is None else sources[number])
 
-    results = run_tasks(build.spark, write, tasks, label, build.partitions, total)
-    return [PartResult.from_json(result) for result in results]
+    return results_of_parts(gather_tasks(build.spark, write, numbered, label, build.partitions, total))
 
 
 def dataframe_from_tasks(
     spark: SparkSession, function: Callable[[T], Iterator[pa.RecordBatch]], tasks: Sequence[T], schema: str
 ) -> DataFrame:
     """Return a DataFrame of the rows that `function(task)` yields for every task; `schema` is its Spark schema."""
-    shared = spark.sparkContext.broadcast(list(tasks))
+    rows = rows_of_tasks(spark, tasks)
+    shared = rows.shared
     progress = current_progress()
     address = progress.address() if progress is not None else None
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with marked_errors():
-            for batch in batches:
-                for ordinal in batch.column(0).to_pylist():
-                    meter = PartMeter(address, ordinal)
-                    for made in function(shared.value[ordinal]):
-                        meter.add(made.num_rows)
-                        yield made
-                    meter.send(done=True)
+            for ordinal, task in unpacked(batches, shared):
+                meter = PartMeter(address, ordinal)
+                for made in function(task):
+                    meter.add(made.num_rows)
+                    yield made
+                meter.send(done=True)
 
-    return spark.range(0, len(tasks), 1, numPartitions=max(1, len(tasks))).mapInArrow(work, schema)
+    return rows.frame.mapInArrow(work, schema)
 
 
 def run_partitions(
@@ -234,22 +294,20 @@ def run_partitions(
     Return the results in the order of the partitions. `function` is also called for empty partitions. `what` is shown
     as the work of the current step; if it is empty, the display does not change.
     """
-    progress = current_progress()
-    address = progress.begin_work(what) if what and progress is not None else None
-    inputs = current_inputs()
+    job = _Job(frame.sparkSession)
+    address, inputs, ended = _begin(what, WorkTotal(), job.poll) if what else None, current_inputs(), job.ended
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         number = task_context().partitionId()
         with counting(address, number), made_from(inputs):
-            answer = catch_user_errors(functools.partial(function, number, batches))
-        yield pa.RecordBatch.from_pydict({"ordinal": [number], "answer": [json.dumps(answer)]}, schema=ANSWER)
+            result, _ = ended.result(number, functools.partial(function, number, batches))
+        yield result
 
-    rows = frame.mapInArrow(work, "ordinal long, answer string").collect()
-    return _of_this_code([raise_if_error(json.loads(row.answer)) for row in sorted(rows, key=lambda row: row.ordinal)])
+    return job.gather(frame.mapInArrow(work, RESULTS_DDL), is_large=False).answers
 
 
-def _of_this_code(answers: list[TaskResult]) -> list[TaskResult]:
-    """Return the results of tasks. Say how many parts of other code or inputs were written again.
+def _check_code(answers: Sequence[TaskResult]) -> None:
+    """Say how many parts of other code or inputs were written again.
 
     Raises ContractError if a worker has other code than the driver.
     """
@@ -264,7 +322,6 @@ def _of_this_code(answers: list[TaskResult]) -> list[TaskResult]:
         progress.say(
             f"{redone:,} completed part(s) of other code or inputs were written again, so that no table mixes them"
         )
-    return answers
 
 
 def catch_user_errors(call: Callable[[], TaskResult]) -> TaskResult:
@@ -326,11 +383,6 @@ def task_context() -> TaskContext:
     return context
 
 
-def is_retry() -> bool:
-    """Return True if the running task is a second or later attempt."""
-    return task_context().attemptNumber() > 0
-
-
 def ship_models(spark: SparkSession, paths: Sequence[str]) -> None:
     """Make model files available on every worker under their base names.
 
@@ -359,59 +411,104 @@ def persist_on_disk(frame: DataFrame) -> DataFrame:
 
 def map_parts(
     frame: DataFrame,
-    parts: int,
-    function: Callable[[int, Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    tasks: Sequence[T],
+    function: Callable[[T, Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
     schema: str,
 ) -> DataFrame:
-    """Group the rows of a frame by part, and return the rows that `function(part number, batches)` yields per part.
+    """Group the rows of a frame by part, and return the rows that `function(task, batches)` yields for each part.
 
-    The column `part` of `frame` is the part number of a row, from 0 to `parts` - 1. `function` is also called for parts
-    without rows.
+    The column `part` of `frame` is the number of the task that gets a row. `function` is also called for parts without
+    rows.
     """
+    by_part, shared = _by_part(frame, tasks)
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        first = next(batches, None)
-        if first is not None:
-            # Spark renumbers partitions in a union; every part has a row, at least the marker row, with its number.
-            with marked_errors():
-                yield from function(first.column("part")[0].as_py(), map(_without_marks, chain([first], batches)))
+        with marked_errors():
+            for _, task, own in _each_part(batches, shared):
+                yield from function(task, own)
 
-    return _by_part(frame, parts).mapInArrow(work, schema)
+    return by_part.mapInArrow(work, schema)
 
 
 def run_part_writers(
-    frame: DataFrame, parts: int, function: Callable[[int, Iterator[pa.RecordBatch]], PartResult], what: str
-) -> list[PartResult]:
-    """Call `function(part number, batches)`, which writes a part, for each part of a frame.
+    build: StepContext,
+    frame: DataFrame,
+    tasks: Sequence[T],
+    function: Callable[[T, Iterator[pa.RecordBatch], bool], PartResult],
+    what: str,
+) -> PartResults:
+    """Call `function(task, batches, retried)`, which writes a part, for each part of a frame; return the results.
 
-    Return the results in the order of the parts. `function` is also called for parts without rows. `what` is shown as
-    the work of the current step. Raises ContractError if a part has no result.
+    The column `part` of `frame` is the number of the task that gets a row. `function` is also called for parts without
+    rows. `retried` is True if an earlier attempt may have failed at this part. `what` is shown as the work of the
+    current step. Raises ContractError if a part has no result.
     """
+    by_part, shared = _by_part(frame, tasks)
+    job, sources, inputs = _Job(build.spark), build.part_sources, current_inputs()
+    address, ended = _begin(what, WorkTotal(len(tasks)), job.poll), job.ended
 
-    def write(number: int, batches: Iterator[pa.RecordBatch]) -> TaskResult:
-        return function(number, map(_without_marks, batches)).to_json()
+    def write(task: T, own: Iterator[pa.RecordBatch], number: int, retried: bool) -> TaskResult:
+        return answer_of_part(function(task, own, retried), None if sources is None else sources[number])
 
-    results = run_partitions(_by_part(frame, parts), write, what)
-    if len(results) != parts:
-        raise ContractError(f"spark: expected results of {parts} parts, got {len(results)}. Run `penstock run` again.")
-    return [PartResult.from_json(result) for result in results]
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        attempt = _Attempt()
+        for number, task, own in _each_part(batches, shared):
+            with counting(address, number), made_from(inputs):
+                result, answer = ended.result(number, functools.partial(write, task, own, number, attempt.is_retry))
+            yield result
+            if "error" in answer:
+                return
+            attempt.after(answer)
+
+    results = job.gather(by_part.mapInArrow(work, RESULTS_DDL), len(tasks) > MAX_UNADDED)
+    if len(results.answers) != len(tasks):
+        raise ContractError(
+            f"spark: expected results of {len(tasks)} parts, got {len(results.answers)}. Run `penstock run` again."
+        )
+    return results_of_parts(results)
 
 
-def _by_part(frame: DataFrame, parts: int) -> DataFrame:
-    """Return the frame with one partition for each part, and a marker row (`_mark` is True) in each partition."""
-    # Without marker rows, Spark would skip the shuffle of a frame that it knows is empty.
-    marks = frame.sparkSession.range(parts).select(
-        *(
-            F.col("id").cast("int").alias("part") if name == "part" else F.lit(None).cast(kind).alias(name)
-            for name, kind in frame.dtypes
-        ),
-        F.lit(True).alias("_mark"),
-    )
-    return frame.withColumn("_mark", F.lit(False)).union(marks).repartitionById(max(1, parts), F.col("part"))
+def _by_part(frame: DataFrame, tasks: Sequence[Any]) -> tuple[DataFrame, tuple[Any, ...]]:
+    """Return the rows of a frame in groups of parts, and the objects that the tasks share.
+
+    The parts of a partition are in order, and the first row of each has its task in the column `_task`.
+    """
+    rows = rows_of_tasks(frame.sparkSession, tasks)
+    # Every part has a row of its own, or Spark would skip the shuffle of a frame that it knows is empty.
+    own = [
+        F.col("ordinal").cast("int").alias("part") if name == "part" else F.lit(None).cast(kind).alias(name)
+        for name, kind in frame.dtypes
+    ]
+    both = frame.withColumn("_task", F.lit(None).cast("binary")).union(rows.frame.select(*own, F.col("task")))
+    groups = max(1, -(-len(tasks) // rows.group))
+    grouped = both.repartitionById(groups, F.expr(f"cast(part div {rows.group} as int)"))
+    return grouped.sortWithinPartitions("part", F.col("_task").isNull()), rows.shared
 
 
-def _without_marks(batch: pa.RecordBatch) -> pa.RecordBatch:
-    return batch.filter(pc.invert(batch.column("_mark")))
+def _each_part(
+    batches: Iterator[pa.RecordBatch], shared: Sequence[Any]
+) -> Iterator[tuple[int, Any, Iterator[pa.RecordBatch]]]:
+    """Yield the number, the task and the batches of each part in a partition of `_by_part`."""
+    for number, own in itertools.groupby(_runs(batches), lambda run: run.column("part")[0].as_py()):
+        data, rest = _task_of(own)
+        yield number, unpack(data, shared), rest
+
+
+def _task_of(runs: Iterator[pa.RecordBatch]) -> tuple[bytes, Iterator[pa.RecordBatch]]:
+    """Return the bytes of the task in the first row of a part, and the other rows."""
+    first = next(runs)
+    rest = itertools.chain([first.slice(1)], runs)
+    return first.column("_task")[0].as_py(), (run.drop_columns("_task") for run in rest)
+
+
+def _runs(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of batches, cut where the column `part` changes."""
+    for batch in batches:
+        parts = batch.column("part").to_numpy()
+        starts = [0, *(np.flatnonzero(np.diff(parts)) + 1).tolist(), batch.num_rows]
+        for start, end in itertools.pairwise(starts):
+            if end > start:
+                yield batch.slice(start, end - start)
 
 
 # Totals of each key over all parts: how often it occurs, and which of its documents is first in keep order.

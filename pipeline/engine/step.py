@@ -4,14 +4,13 @@ A `build` function only writes part files. `pipeline/run.py` skips complete step
 """
 
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from pipeline.engine.failures import FailureCounts
 from pipeline.engine.parquet import WrittenFile
-from pipeline.engine.part import PartResult
+from pipeline.engine.part import PartResults
 from pipeline.engine.stage import PerDocument, Relation, Source, Split
 from schemas.config import SEPARATOR, Recipe, own_key
 from schemas.manifest import Counts, FileEntry, TableVersion
@@ -200,50 +199,32 @@ BY_SOURCE = "by_source"
 """Figure of a table that drops documents, in a run with several sources: the counts of each source."""
 
 
-def combine_parts(
-    results: Sequence[PartResult], tables: Sequence[str], sources: PartSources | None = None
-) -> dict[str, TableResult]:
-    """Combine the results of all parts, in the order of the parts, into one result for each table.
+def combine_parts(results: PartResults, tables: Sequence[str], by_source: bool = False) -> dict[str, TableResult]:
+    """Combine the results of all parts into one result for each table.
 
     The result of the first table has the sum of the parts' counts, and in `notes` the CPU time by stage, and how often
-    a process ended on a record. For the other tables, only rows are counted. With `sources`, the figure BY_SOURCE of
-    the first table has the counts, and the numbers of code points, by source.
+    a process ended on a record. For the other tables, only rows are counted. With `by_source`, in a run with several
+    sources, the figure BY_SOURCE of the first table has the counts, and the numbers of code points, by source.
     """
     built = {table: TableResult() for table in tables}
     first = built[tables[0]]
-    cpu: dict[str, Mapping[str, float]] = {}
-    ends: Counter[str] = Counter()
-    by_source: dict[str, Any] = {}
-    any_shared = any(len(result.sources) > 1 for result in results)
-    for number, result in enumerate(results):
-        if sources is not None:
-            own = {
-                "rows_in": result.counts.rows_in,
-                "rows_kept": result.counts.rows_kept,
-                "dropped": {reason: count for reason, count in result.counts.dropped.items() if count},
-                "kept_chars": result.figures.get("kept_chars", 0),
-                "dropped_chars": result.figures.get("dropped_chars", {}),
-            }
-            by_source[sources[number]] = add_figures(by_source.get(sources[number], {}), own)
+    any_shared = any(len(part.sources) > 1 for part in results.parts)
+    for number, part in enumerate(results.parts):
         for table in tables:
-            built[table].add_file(result.files[table])
-        first.counts = first.counts.plus(result.counts)
-        first.figures = add_figures(first.figures, result.figures) if first.figures else dict(result.figures)
-        first.failures.add(result.failures)
-        first.cpu_seconds += result.cpu_seconds
-        ends.update(result.ends)
+            built[table].add_file(part.files[table])
         shared = {"part": number} if any_shared else {}
-        first.sources += [{**source, **shared} for source in result.sources]
-        for stage, spent in result.cpu.items():
-            cpu[stage] = add_figures(cpu[stage], spent) if stage in cpu else spent
-    if by_source:
-        first.figures = {**first.figures, BY_SOURCE: by_source}
-    if cpu:
+        first.sources += [{**source, **shared} for source in part.sources]
+    first.counts, first.figures, first.failures = results.counts, results.figures, results.failures
+    first.cpu_seconds = results.cpu_seconds
+    if by_source and results.by_source:
+        first.figures = {**first.figures, BY_SOURCE: results.by_source}
+    if results.cpu:
         first.notes["cpu"] = {
-            stage: {"seconds": round(spent["seconds"], 3), "rows": spent["rows"]} for stage, spent in cpu.items()
+            stage: {"seconds": round(spent["seconds"], 3), "rows": spent["rows"]}
+            for stage, spent in results.cpu.items()
         }
-    if ends:
-        first.notes["ended_processes"] = dict(sorted(ends.items()))
+    if results.ends:
+        first.notes["ended_processes"] = dict(sorted(results.ends.items()))
     for table in tables[1:]:
         built[table].count_rows()
     return built

@@ -23,8 +23,9 @@ from pipeline.dedup.keys import DIGEST_BYTES
 from pipeline.dedup.survivors import earlier_clusters, earlier_signatures, earlier_urls
 from pipeline.engine.parquet import Part, parts_of, read_measured
 from pipeline.engine.part import TaskResult
+from pipeline.engine.results import SUMMED
 from pipeline.engine.rules import KEPT, columns_of, evaluate_checks
-from pipeline.engine.spark import dataframe_from_tasks, persist_on_disk, run_tasks
+from pipeline.engine.spark import dataframe_from_tasks, gather_tasks, persist_on_disk
 from pipeline.engine.step import add_figures
 from pipeline.engine.worker import local_models
 from pipeline.inspect.cells import KEPT_VERDICT, PredictionCell, Rates, counts_of_shard, kept_tokens, token_rates
@@ -98,10 +99,10 @@ def predict(spark: SparkSession, run: Store, recipe: Recipe, models: Mapping[str
     tasks = [replace(empty, part=part) for part in parts]
     quantiles = quantiles_of(stages, recipe)
     if quantiles:
-        answers = run_tasks(spark, histograms_of_part, tasks, "cut-offs", None)
-        cutoffs = cutoffs_of(quantiles, [answer["histograms"] for answer in answers])
+        results = gather_tasks(spark, histograms_of_part, tasks, "cut-offs", None)
+        cutoffs = cutoffs_of(quantiles, results.summed["histograms"])
         tasks = [replace(task, cutoffs=cutoffs) for task in tasks]
-    curves = curves_of(tasks, run_tasks(spark, sensitivity_part, tasks, "curves", None))
+    curves = curves_of(tasks[0], gather_tasks(spark, sensitivity_part, tasks, "curves", None).summed["alone"])
     has_tokens = "tokens" in read_run(run).tables
     judge_task = partial(predict_part, sorting=mix_of(run, tables) if has_tokens else None)
     judged = persist_on_disk(dataframe_from_tasks(spark, judge_task, tasks, JUDGED_DDL))
@@ -112,7 +113,7 @@ def predict(spark: SparkSession, run: Store, recipe: Recipe, models: Mapping[str
     trains = recipe.section(TOKENIZER.name, TokenizerConfig).model is None
     cuts = None
     if any(cuts_paragraphs(own) for own in recipe.by_source().values()):
-        cuts = paragraph_cuts_of(run_tasks(spark, paragraphs_part, tasks, "paragraphs", None))
+        cuts = gather_tasks(spark, paragraphs_part, tasks, "paragraphs", None).summed["cuts"]
     repeats = "repeats" in read_run(run).tables
     return Prediction(tuple(cells), tuple(curves), has_tokens, repeats, uses_union(recipe), trains, cuts)
 
@@ -197,7 +198,7 @@ def predict_part(task: VerdictsTask, sorting: Sorting | None) -> Iterator[pa.Rec
 
 
 def paragraphs_part(task: VerdictsTask, retried: bool) -> TaskResult:
-    """Return `cuts`, what limits of paragraphs cut from the documents of a part that pass the checks, and `rows`."""
+    """Return as counts `cuts`, what limits of paragraphs cut from the documents of a part that pass the checks."""
     checks = [check for _, check in checks_of(task.stages, task.recipe, local_models(task.models), task.cutoffs)]
     limits = {name: limits_of_source(own, task.cutoffs) for name, own in task.recipe.by_source().items()}
     cuts: dict[str, Any] = {}
@@ -209,15 +210,7 @@ def paragraphs_part(task: VerdictsTask, retried: bool) -> TaskResult:
             counted = count_cuts(own, passed.filter(pc.equal(passed.column("source"), name)))
             cuts = add_figures(cuts, counted) if cuts else counted
         rows += batch.num_rows
-    return {"cuts": cuts, "rows": rows}
-
-
-def paragraph_cuts_of(answers: Iterable[TaskResult]) -> dict[str, Any]:
-    """Return the sum of the results of `paragraphs_part`."""
-    total: dict[str, Any] = {}
-    for answer in answers:
-        total = add_figures(total, answer["cuts"])
-    return total
+    return {SUMMED: {"cuts": cuts}, "rows": rows}
 
 
 def left_out_of(part: Part, sorting: Sorting | None) -> Iterator[bool]:

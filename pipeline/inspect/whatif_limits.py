@@ -5,7 +5,7 @@ change only settings that are compared with stored measurements. Every other cha
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ import pyarrow as pa
 from pipeline.dedup.config import DEDUP
 from pipeline.engine.parquet import read_measured
 from pipeline.engine.part import TaskResult
+from pipeline.engine.results import SUMMED
 from pipeline.engine.rules import columns_of, count_bins, evaluate_checks, has_limit, is_minimum, lower_edge
 from pipeline.engine.stage import Check
 from pipeline.engine.step import add_figures
@@ -50,23 +51,19 @@ class SensitivityCurve:
     """(limit, documents kept) of each point, in ascending order of the limit."""
 
 
-def curves_of(tasks: Sequence[VerdictsTask], answers: Sequence[TaskResult]) -> list[SensitivityCurve]:
+def curves_of(task: VerdictsTask, alone: Mapping[str, Any]) -> list[SensitivityCurve]:
     """Return the sensitivity curve of every check that keeps documents up to its limit, or from its limit on.
 
-    `answers` are the results of `sensitivity_part` for all parts.
+    `alone` has the sums of the counts of `sensitivity_part` over all parts, of which `task` is one.
     """
-    first = tasks[0]
-    named = checks_of(first.stages, first.recipe, first.models, first.cutoffs)
-    columns = pa.schema([*document_columns(first.recipe), *(field for field in SCORES if field.name != "doc_id")])
-    total: Any = {}
-    for answer in answers:
-        total = add_figures(total, answer["alone"])
+    named = checks_of(task.stages, task.recipe, task.models, task.cutoffs)
+    columns = pa.schema([*document_columns(task.recipe), *(field for field in SCORES if field.name != "doc_id")])
     return [
         SensitivityCurve(
             f"{stage}.{check.setting} {check.label}".strip(),
             check.reason,
             dict(check.limits),
-            points(total[str(row)]["bins"], total[str(row)]["free"], is_minimum(check), is_whole(check, columns)),
+            points(alone[str(row)]["bins"], alone[str(row)]["free"], is_minimum(check), is_whole(check, columns)),
         )
         for row, (stage, check) in enumerate(named)
         if has_limit(check) and check.inclusive
@@ -108,10 +105,10 @@ def _last_value(key: int) -> float:
 
 
 def sensitivity_part(task: VerdictsTask, retried: bool) -> TaskResult:
-    """Return a histogram of the values of each check, over the documents of a part that pass all other checks.
+    """Count the values of each check, over the documents of a part that pass all other checks.
 
-    `rows` is the number of documents read. `alone` maps the index of a check to `bins`, the histogram, and `free`, the
-    number of documents that the check does not compare.
+    `rows` is the number of documents read. The counts `alone` map the index of a check to `bins`, the histogram, and
+    `free`, the number of documents that the check does not compare.
     """
     named = checks_of(task.stages, task.recipe, local_models(task.models), task.cutoffs)
     checks: list[Check] = [check for _, check in named]
@@ -127,7 +124,7 @@ def sensitivity_part(task: VerdictsTask, retried: bool) -> TaskResult:
             bins = count_bins(judgement.values[row][passes & compared], CUT_BITS)
             counts = {"bins": {str(key): count for key, count in bins.items()}, "free": int((passes & ~compared).sum())}
             alone[str(row)] = add_figures(alone[str(row)], counts)
-    return {"alone": alone, "rows": rows}
+    return {SUMMED: {"alone": alone}, "rows": rows}
 
 
 # Settings that a what-if may change.

@@ -54,7 +54,7 @@ def build_clean(build: StepContext) -> dict[str, TableResult]:
     ]
     last = build.inputs.get("repeats") or build.inputs["dedup"]
     size = WorkTotal(rows=last.manifest.content.counts.rows_kept)
-    return combine_parts(run_parts(build, clean_part, tasks, "clean", size), ("clean",), build.part_sources)
+    return combine_parts(run_parts(build, clean_part, tasks, "clean", size), ("clean",), by_source=True)
 
 
 def num_parts(table: TableVersion) -> int:

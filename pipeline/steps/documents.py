@@ -90,7 +90,7 @@ def build_documents(build: StepContext) -> dict[str, TableResult]:
     size = WorkTotal(bytes=sum(split.size for split in build.splits))
     results = run_parts(build, documents_part, tasks, "documents", size)
     tables = ("documents", "text", *(("comparisons",) if "comparisons" in build.folders else ()))
-    built = combine_parts(results, tables, build.part_sources)
+    built = combine_parts(results, tables, by_source=True)
     built["documents"].failures.check(failure_limits(build.per_document), is_complete=True)
     _limit_names(built["documents"].figures)
     index = build.model_paths().get(DECONTAMINATE.name, {}).get("index")

@@ -27,6 +27,7 @@ from pipeline.engine.part import (
     write_part,
 )
 from pipeline.engine.progress import WorkTotal
+from pipeline.engine.results import SUMMED
 from pipeline.engine.rules import (
     COARSE,
     FINE,
@@ -42,7 +43,7 @@ from pipeline.engine.rules import (
     of_sources,
     quantile,
 )
-from pipeline.engine.spark import run_parts, run_tasks
+from pipeline.engine.spark import gather_tasks, run_parts
 from pipeline.engine.stage import Check, Cutoffs, Drop, PerDocument, Quantile, Row, RowStep, extend_schema
 from pipeline.engine.step import StepContext, TableResult, add_figures, combine_parts
 from pipeline.engine.worker import FusedStages, ModelPaths, local_models
@@ -86,13 +87,13 @@ def build_verdicts(build: StepContext) -> dict[str, TableResult]:
     measures: dict[str, Any] = {}
     quantiles = quantiles_of(build.per_document, build.recipe)
     if quantiles:
-        answers = run_tasks(build.spark, histograms_of_part, tasks, "compute cut-offs", build.partitions)
-        histograms = [answer["histograms"] for answer in answers]
+        results = gather_tasks(build.spark, histograms_of_part, tasks, "compute cut-offs", build.partitions)
+        histograms = results.summed["histograms"]
         cutoffs, measures = cutoffs_of(quantiles, histograms), measures_of(quantiles, histograms)
     tasks = [replace(task, cutoffs=cutoffs) for task in tasks]
     size = WorkTotal(rows=build.inputs["documents"].manifest.content.counts.rows_kept)
-    results = run_parts(build, verdicts_part, tasks, "verdicts", size)
-    built = combine_parts(results, ("verdicts",), build.part_sources)
+    written = run_parts(build, verdicts_part, tasks, "verdicts", size)
+    built = combine_parts(written, ("verdicts",), by_source=True)
     figures = built["verdicts"].figures
     figures["cutoffs"] = cutoffs
     figures["limits"] = limits_of(checks_of(build.per_document, build.recipe, build.model_paths(), cutoffs))
@@ -218,7 +219,7 @@ def split_columns(names: Sequence[str], tables: Mapping[str, Any]) -> dict[str, 
 
 
 def histograms_of_part(task: VerdictsTask, retried: bool) -> TaskResult:
-    """Return `histograms` of a part's values, by quantile and language, and `rows`, the number of documents."""
+    """Return `rows`, the number of documents, and as counts `histograms` of the values by quantile and language."""
     quantiles = quantiles_of(task.stages, task.recipe)
     columns = split_columns(columns_of(quantiles), task.part.paths)
     found: dict[str, Any] = {}
@@ -234,34 +235,30 @@ def histograms_of_part(task: VerdictsTask, retried: bool) -> TaskResult:
                 for number, name in enumerate(languages)
             }
             found[item.name] = add_figures(found.get(item.name, {}), by_language)
-    return {"histograms": found, "rows": rows}
+    return {SUMMED: {"histograms": found}, "rows": rows}
 
 
-def cutoffs_of(quantiles: Sequence[Quantile], histograms: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return the value of every quantile, by quantile and language, from the histograms of all parts."""
-    total: Any = {}
-    for histogram in histograms:
-        total = add_figures(total, histogram)
+def cutoffs_of(quantiles: Sequence[Quantile], histograms: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Return the value of every quantile, by quantile and language, from `histograms_of_part` of all parts."""
     return {
         item.name: {
             language: quantile({int(key): count for key, count in counts.items()}, item.share, FINE)
-            for language, counts in sorted(total.get(item.name, {}).items())
+            for language, counts in sorted(histograms.get(item.name, {}).items())
             if counts
         }
         for item in quantiles
     }
 
 
-def measures_of(quantiles: Sequence[Quantile], histograms: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def measures_of(quantiles: Sequence[Quantile], histograms: Mapping[str, Any]) -> dict[str, Any]:
     """Return histograms for plots, by column and language. The columns are the stored columns of `quantiles`."""
     found: dict[str, Any] = {}
     for item in {item.column: item for item in quantiles if item.value is None}.values():
-        for histogram in histograms:
-            for language, counts in histogram.get(item.name, {}).items():
-                coarse: Counter[str] = Counter()
-                for key, count in counts.items():
-                    coarse[str(int(key) >> COARSE - FINE)] += count
-                found[item.column] = add_figures(found.get(item.column, {}), {language: coarse} if coarse else {})
+        for language, counts in histograms.get(item.name, {}).items():
+            coarse: Counter[str] = Counter()
+            for key, count in counts.items():
+                coarse[str(int(key) >> COARSE - FINE)] += count
+            found.setdefault(item.column, {}).update({language: coarse} if coarse else {})
     return found
 
 

@@ -19,12 +19,20 @@ from pipeline.dedup.repeats.units import cuts_of
 from pipeline.engine.isolation import Crashed
 from pipeline.engine.materialize import shuffled_bytes
 from pipeline.engine.parquet import TEXTS_AT_ONCE, Part, parts_of, read_measured
-from pipeline.engine.part import CRASHED, PartOutput, PartResult, PartTarget, TableTarget, set_verdict, write_part
+from pipeline.engine.part import (
+    CRASHED,
+    PartOutput,
+    PartResult,
+    PartResults,
+    PartTarget,
+    TableTarget,
+    set_verdict,
+    write_part,
+)
 from pipeline.engine.progress import doing
 from pipeline.engine.spark import (
     TALLIES_DDL,
     dataframe_from_tasks,
-    is_retry,
     map_parts,
     persist_on_disk,
     run_part_writers,
@@ -241,18 +249,17 @@ def build_templates(build: StepContext) -> dict[str, TableResult]:
         for part, own in build.by_part(parts_of(build.inputs))
     ]
     if not tasks:
-        return combine_parts([], (NAME,))
+        return combine_parts(PartResults([]), (NAME,))
     shuffled = shuffled_bytes(build.spark)
-    shared = build.spark.sparkContext.broadcast(tasks)
     config = tasks[0].config
 
-    def write(number: int, batches: Iterator[pa.RecordBatch]) -> PartResult:
-        return write_templates(shared.value[number], PageCounts(batches), is_retry())
+    def write(task: TemplatesTask, batches: Iterator[pa.RecordBatch], retried: bool) -> PartResult:
+        return write_templates(task, PageCounts(batches), retried)
 
     doing("count pages of hosts")
     large = persist_on_disk(large_hosts(build, tasks))
     counts = persist_on_disk(page_counts(build, tasks, large))
-    built = combine_parts(run_part_writers(counts, len(tasks), write, "cut templates"), (NAME,))
+    built = combine_parts(run_part_writers(build, counts, tasks, write, "cut templates"), (NAME,))
     figures = built[NAME].figures or empty_figures()
     built[NAME].figures = {**figures, "hosts": count_hosts(counts, config)}
     counts.unpersist()
@@ -287,21 +294,20 @@ def page_counts(build: StepContext, tasks: list[TemplatesTask], large: DataFrame
     Pages with the same URL or text count once.
     """
     parts = [task.part for task in tasks]
-    shared = build.spark.sparkContext.broadcast(parts)
 
-    def pages(number: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def pages(part: Part, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         hosts, _ = hosts_and_rows(batches)
-        yield from addresses_and_texts(shared.value[number], hosts) if len(hosts) else ()
+        yield from addresses_and_texts(part, hosts) if len(hosts) else ()
 
-    def blocks(number: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def blocks(part: Part, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         hosts, rows = hosts_and_rows(batches)
         (copies,) = known_repeats(rows, (1,))
-        yield from pages_of_blocks(shared.value[number], hosts, copies) if len(hosts) else ()
+        yield from pages_of_blocks(part, hosts, copies) if len(hosts) else ()
 
-    copies = repeated_keys(map_parts(large, len(parts), pages, TALLIES_DDL), 2, True)
+    copies = repeated_keys(map_parts(large, parts, pages, TALLIES_DDL), 2, True)
     # the keys of hosts and of copies have one length; the rows of copies are marked
     marked = large.withColumn("copy", F.lit(False)).unionByName(copies.withColumn("copy", F.lit(True)))
-    counted = totals(map_parts(marked, len(parts), blocks, TALLIES_DDL))
+    counted = totals(map_parts(marked, parts, blocks, TALLIES_DDL))
     is_host = F.length("key") == HOST_BYTES
     return counted.where(is_host | (F.col("total") >= tasks[0].config.min_pages)).select("key", "part", "total")
 

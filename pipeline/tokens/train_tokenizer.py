@@ -148,7 +148,7 @@ def sample_files(build: StepContext, config: TokenizerConfig, folder: Store) -> 
     paths = clean.manifest.paths_of()
     tasks = [TokenizerSampleTask(ordinal, clean.folder, path, share, folder) for ordinal, path in enumerate(paths)]
     results = run_parts(replace(build, only=None), sample_part, tasks, "sample texts")  # a sample of all parts
-    return [result.files["sample"].checked_path for result in results]
+    return [result.files["sample"].checked_path for result in results.parts]
 
 
 def sample_texts(folder: Store, paths: Sequence[CheckedPath], built: TableResult) -> Iterator[str]:

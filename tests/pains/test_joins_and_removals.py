@@ -14,12 +14,14 @@ import pytest
 
 import penstock
 from jobs.recipe import stored_recipe
+from pipeline.engine.part import PartResults
 from pipeline.engine.step import StepContext
 from pipeline.inspect.show import find_documents, parse_where
 from pipeline.stages import canonical_recipe, steps_for
 from pipeline.steps.clean import build_clean
 from schemas.manifest import TableVersion, open_table, read_run
 from schemas.storage import Store
+from tests.support.step_run import gathered
 from tests.support.tiny_runs import make_run, trained
 from tests.support.tiny_takedown import all_bytes, certificates, documents_of, opened, take_down
 from train.trace import documents_of_step
@@ -50,13 +52,13 @@ def test_verdicts_meet_their_texts_part_by_part(finished: Store, tmp_path: Path)
         opened_files.append(store.path(name))
         return open_input(store, name)
 
-    def one_by_one(spark: None, function: Any, tasks: Sequence[Any], *options: Any) -> list[Any]:
+    def one_by_one(spark: None, function: Any, tasks: Sequence[Any], *options: Any) -> PartResults:
         results = []
         for task in tasks:
             opened_files.clear()
             results.append(function(task, False))
             files[task.ordinal] = {*opened_files}
-        return results
+        return gathered(results)
 
     context = StepContext(None, recipe, step.stages, {"clean": Store(str(tmp_path))}, inputs, (), {}, None)
     with (

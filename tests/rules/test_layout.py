@@ -32,6 +32,7 @@ SPARK_MODULES = (
     "pipeline.run",
     "pipeline.engine.spark",
     "pipeline.engine.materialize",
+    "pipeline.engine.tasks",
     "pipeline.dedup",
     "pipeline.tokens.dataset",
     "pipeline.tokens.train_tokenizer",
@@ -139,7 +140,8 @@ HEAVY = {
 """Libraries that are slow to load or that only some recipes need."""
 
 RUNS_CODE = {
-    **dict.fromkeys(("cloudpickle", "dill", "joblib", "jsonpickle", "marshal", "pickle", "shelve", "yaml"), ()),
+    **dict.fromkeys(("cloudpickle", "dill", "joblib", "jsonpickle", "marshal", "shelve", "yaml"), ()),
+    "pickle": ("pipeline.engine.tasks",),
     "xml": ("pipeline.sources.books.books", "pipeline.sources.wiki.mediawiki"),
     "tarfile": (),
     "exec": ("pipeline.recipe_stages",),
@@ -148,7 +150,8 @@ RUNS_CODE = {
 }
 """Libraries, calls and arguments that run code of a file or expand its entities, and the modules that may use them.
 
-The two readers of XML refuse or never see declarations of entities; `recipe_stages` runs the functions of a recipe."""
+The two readers of XML refuse or never see declarations of entities; `recipe_stages` runs the functions of a recipe;
+`engine.tasks` pickles the tasks that the driver sends to its workers, in no file."""
 
 VAGUE_NAMES = {"base", "common", "helper", "helpers", "manager", "managers", "misc", "util", "utils"}
 MACHINE_PATHS = re.compile(r"(?<![\w./~})-])/(?:(?:work|root)\b|(?:home|opt)/\w)")

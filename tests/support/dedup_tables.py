@@ -30,6 +30,7 @@ from schemas.ids import doc_id
 from schemas.manifest import TableVersion, read_manifest, read_run, write_run
 from schemas.storage import Store
 from schemas.tables import DOCUMENTS, TEXT
+from tests.support.step_run import gathered
 
 TABLES = ("documents", "text")
 DATE = datetime(2026, 1, 1, tzinfo=UTC)
@@ -83,7 +84,7 @@ def write_documents(folder: Path, recipe: Recipe, texts: Callable[[int], Iterabl
     else:
         with ProcessPoolExecutor(processes) as pool:
             answers = list(pool.map(write_signed, tasks))
-    built = combine_parts([result for result, _ in answers], TABLES)
+    built = combine_parts(gathered([result for result, _ in answers]), TABLES)
     timing = {"started": started.isoformat(timespec="seconds"), "wall_seconds": round(time.monotonic() - clock, 3)}
     for name in reversed(TABLES):
         commit(run, step, folders[name], (name, built[name], {}, timing))

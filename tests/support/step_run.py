@@ -6,8 +6,9 @@ from typing import Any
 from unittest.mock import patch
 
 from jobs.recipe import recipe_sections
-from pipeline.engine.part import PartResult
-from pipeline.engine.step import StepContext
+from pipeline.engine.part import PartResult, PartResults
+from pipeline.engine.results import SUMMED, answer_of_part, gather, result_rows, results_of_parts
+from pipeline.engine.step import PartSources, StepContext
 from pipeline.run import Run, commit
 from pipeline.stages import steps_for
 from schemas.config import build_recipe
@@ -32,6 +33,22 @@ def add_step(run: Store, name: str, settings: Mapping[str, Mapping[str, Any]]) -
 
 def run_here(
     spark: None, function: Callable[[Any, bool], PartResult], tasks: Sequence[Any], *options: Any
-) -> list[PartResult]:
+) -> PartResults:
     """Run the tasks of a step one after another, in place of `run_parts`."""
-    return [function(task, False) for task in tasks]
+    return gathered([function(task, False) for task in tasks])
+
+
+def added_up(counts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the sums of the counts of tasks, without Spark."""
+    results = (result_rows(number, {SUMMED: each}) for number, each in enumerate(counts))
+    return gather(row for rows in results for row in rows.to_pylist()).summed
+
+
+def gathered(results: Sequence[PartResult], sources: PartSources | None = None) -> PartResults:
+    """Return what the driver gets of the results of parts, without Spark."""
+    rows = [
+        row
+        for number, result in enumerate(results)
+        for row in result_rows(number, answer_of_part(result, sources[number] if sources else None)).to_pylist()
+    ]
+    return results_of_parts(gather(rows))

@@ -55,6 +55,7 @@ from pipeline.dedup.keys import layout
 from pipeline.engine.parquet import parts_of
 from pipeline.engine.part import PartOutput, PartResult, PartTarget, TableTarget, write_part
 from pipeline.engine.progress import doing
+from pipeline.engine.results import results_of_one
 from pipeline.engine.spark import dataframe_from_tasks, persist_on_disk, run_partitions
 from pipeline.engine.stage import Row
 from pipeline.engine.step import BY_SOURCE, StepContext, TableResult, combine_parts
@@ -338,7 +339,7 @@ def build_audit(build: StepContext) -> dict[str, TableResult]:
     task = ExamineTask(chosen, audit, dedup, signature, build.folders["audit"], several, losses)
     one = texts.repartitionById(1, F.lit(0))
     answers = run_partitions(one, lambda number, batches: examine(task, batches).to_json(), "compare the samples")
-    return combine_parts([PartResult.from_json(answer) for answer in answers], ("audit",))
+    return combine_parts(results_of_one(PartResult.from_json(answers[0])), ("audit",))
 
 
 def lowest_proposals(proposals: DataFrame, audit: AuditConfig) -> Any:

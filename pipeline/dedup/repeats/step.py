@@ -1,7 +1,7 @@
 """The step `repeats` on Spark: count keys over all parts, return repeated keys to their parts, and write the parts."""
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,8 +30,17 @@ from pipeline.dedup.repeats.keys import (
 from pipeline.dedup.repeats.units import Cut, Tokens, covered_runs, cuts_in_whole_text, cuts_of, grams, scoped, units_of
 from pipeline.engine.failures import FAILURE
 from pipeline.engine.parquet import TEXTS_AT_ONCE, parts_of, read_measured
-from pipeline.engine.part import DropCounter, PartOutput, PartResult, PartTarget, TableTarget, set_verdict, write_part
-from pipeline.engine.spark import TALLIES_DDL, dataframe_from_tasks, is_retry, map_parts, run_part_writers, totals
+from pipeline.engine.part import (
+    DropCounter,
+    PartOutput,
+    PartResult,
+    PartResults,
+    PartTarget,
+    TableTarget,
+    set_verdict,
+    write_part,
+)
+from pipeline.engine.spark import TALLIES_DDL, dataframe_from_tasks, map_parts, run_part_writers, totals
 from pipeline.engine.stage import Drop, Row
 from pipeline.engine.step import StepContext, TableResult, combine_parts
 from pipeline.text.spans import Span, complement, union, without
@@ -219,26 +228,14 @@ def build_repeats(build: StepContext, make_reevaluator: Callable[..., Reevaluato
         for part, own in build.by_part(parts_of(build.inputs))
     ]
     if not tasks:
-        return combine_parts([], (REPEATS.name,))
-    shared = build.spark.sparkContext.broadcast(tasks)
-
-    def write(number: int, batches: Iterator[pa.RecordBatch]) -> PartResult:
-        return write_repeats(shared.value[number], batches, is_retry())
-
-    repeats = repeats_of(build, tasks)
-    return combine_parts(
-        run_part_writers(repeats, len(tasks), write, "cut repeated passages"), (REPEATS.name,), build.part_sources
-    )
+        return combine_parts(PartResults([]), (REPEATS.name,))
+    results = run_part_writers(build, repeats_of(build, tasks), tasks, write_repeats, "cut repeated passages")
+    return combine_parts(results, (REPEATS.name,), by_source=True)
 
 
 def repeats_of(build: StepContext, tasks: list[RepeatsTask]) -> DataFrame:
     """Return rows (key, part, first) of the repeated keys in all parts, both of units and of windows."""
     config = tasks[0].config
-    shared = build.spark.sparkContext.broadcast(tasks)
-
-    def windows(number: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from windows_of_part(shared.value[number], batches)
-
     frames: list[DataFrame] = []
     if set(config.units) != {SUBSTRING}:
         units = dataframe_from_tasks(build.spark, units_of_part, tasks, TALLIES_DDL)
@@ -247,7 +244,7 @@ def repeats_of(build: StepContext, tasks: list[RepeatsTask]) -> DataFrame:
         seeds = repeated_keys(
             dataframe_from_tasks(build.spark, seeds_of_part, tasks, TALLIES_DDL), config.min_count, False
         )
-        runs = map_parts(seeds, len(tasks), windows, TALLIES_DDL)
+        runs = map_parts(seeds, tasks, windows_of_part, TALLIES_DDL)
         frames.append(repeated_keys(runs, config.min_count, config.keep_first))
     return functools.reduce(DataFrame.union, frames)
 

@@ -32,8 +32,8 @@ from tests.support.paths import ROOT
 
 PIPELINE = ROOT / "pipeline"
 GATHERING = {"collect", "toPandas", "toArrow", "toLocalIterator"}
-SMALL = {("spark.py", "run_tasks"), ("spark.py", "run_partitions")}
-SMALL |= {
+SMALL = {
+    ("spark.py", "gather"),
     ("step.py", "lowest_proposals"),
     ("step.py", "count_hosts"),
     ("dataset.py", "stream_totals"),

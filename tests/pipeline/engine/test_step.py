@@ -15,6 +15,7 @@ from pipeline.steps.verdicts import checks_of, cutoffs_of_stage, limits_of, quan
 from schemas.config import Recipe, build_recipe, own_key
 from schemas.errors import ConfigError
 from schemas.manifest import Counts
+from tests.support.step_run import gathered
 
 SPLITS = [("web", 0), ("web", 1), ("books", 2)]
 
@@ -70,9 +71,11 @@ def test_counts_by_source_add_up_to_those_of_the_table() -> None:
     ]
     one = {"rows_in": 7, "rows_kept": 5, "dropped": {"a/b": 2}, "kept_chars": 70, "dropped_chars": {}}
     two = {"rows_in": 5, "rows_kept": 4, "dropped": {"a/b": 1}, "kept_chars": 50, "dropped_chars": {}}
-    combined = combine_parts(parts, ("t",), PartSources((0, 2), ("web", "books")))["t"]
+    results = gathered(parts, PartSources((0, 2), ("web", "books")))
+    combined = combine_parts(results, ("t",), by_source=True)["t"]
     assert combined.figures[BY_SOURCE] == {"web": one, "books": two}
-    assert BY_SOURCE not in combine_parts(parts, ("t",))["t"].figures
+    assert BY_SOURCE not in combine_parts(results, ("t",))["t"].figures
+    assert BY_SOURCE not in combine_parts(gathered(parts), ("t",), by_source=True)["t"].figures
 
 
 def test_checks_and_quantiles_of_a_source_have_its_name() -> None:

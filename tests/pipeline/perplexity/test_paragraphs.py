@@ -170,7 +170,7 @@ def test_the_quantile_is_that_of_all_paragraphs_of_a_language() -> None:
     values, rows = elements_of(item, documents)
     assert (values.tolist(), rows.tolist()) == ([1.0, 2.0, 3.0, 99.0, 4.0], [0, 0, 0, 1, 2])
     english = {str(key): count for key, count in count_bins(values[rows != 1], FINE).items()}
-    cutoffs = cutoffs_of([item], [{HIGH_CUT: {"en": english}}])
+    cutoffs = cutoffs_of([item], {HIGH_CUT: {"en": english}})
     assert cutoffs == {HIGH_CUT: {"en": lower_edge(int(bins_of(np.array([3.0]), FINE)[0]) + 1, FINE)}}
 
 

@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.recipe import recipe_sections
+from pipeline.engine.results import SUMMED
 from pipeline.inspect.document_text import format_document
 from pipeline.inspect.show import find_documents, parse_where
 from pipeline.inspect.whatif_limits import changed_settings, curves_of, sensitivity_part
@@ -264,7 +265,7 @@ def test_a_what_if_may_change_rules_and_has_curves_of_strict_comparisons(task) -
     own = recipe(CODE, BOTH | {"when": "not num_chars > 0"}, few, upto)
     rows = [document(n, code_lines=n / 10, num_chars=n) for n in range(1, 9)]
     job = task(rows, own)
-    curves = {curve.reason: curve for curve in curves_of([job], [sensitivity_part(job, False)])}
+    curves = {curve.reason: curve for curve in curves_of(job, sensitivity_part(job, False)[SUMMED]["alone"])}
     assert not {"odd", "upto"} & curves.keys()
     assert (curves["no_code"].setting, dict(curves["no_code"].limits)) == ("quality.rule", {"*": 0.3})
     assert curves["few"].points == ((2, 2), (3, 1))  # documents 2 and 3 pass the other rules

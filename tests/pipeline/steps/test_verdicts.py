@@ -6,6 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.recipe import recipe_sections
+from pipeline.engine.results import SUMMED
 from pipeline.engine.rules import COARSE, FINE, bins_of, lower_edge
 from pipeline.engine.stage import Quantile
 from pipeline.stages import CHECKED, DOCUMENT_COLUMNS
@@ -22,6 +23,7 @@ from pipeline.steps.verdicts import (
 from schemas.overrides import load_recipe
 from schemas.storage import Store
 from tests.support.checked_paths import written_part
+from tests.support.step_run import added_up
 
 
 def recipe(*overrides):
@@ -111,13 +113,13 @@ def test_cutoffs_are_those_of_all_parts_together():
         {"head": {"en": {str(low): 1}}, "tail": {"en": {str(low): 3}}},
         {"head": {"en": {str(high): 3}, "de": {}}, "tail": {}},
     ]
-    found = cutoffs_of(wanted, parts)
-    assert found == cutoffs_of(wanted, parts[::-1])
+    found = cutoffs_of(wanted, added_up(parts))
+    assert found == cutoffs_of(wanted, added_up(parts[::-1]))
     assert found == {"head": {"en": lower_edge(high + 1, FINE)}, "tail": {"en": lower_edge(low + 1, FINE)}}
 
 
 def test_a_stage_without_quantiles_asks_for_no_histogram(task):
-    assert histograms_of_part(task([document(1)]), False) == {"histograms": {}, "rows": 1}
+    assert histograms_of_part(task([document(1)]), False) == {SUMMED: {"histograms": {}}, "rows": 1}
 
 
 def test_limits_are_recorded_with_their_setting_and_side():
