@@ -26,7 +26,7 @@ from pipeline.engine.parquet import PartWriter, WrittenFile
 from pipeline.engine.stage import CPU, Drop, Row, RowStep
 from schemas.errors import ContractError
 from schemas.ids import canonical_json
-from schemas.leases import check_before_delete
+from schemas.leases import check_before_delete, delete_files
 from schemas.manifest import Counts, part_key
 from schemas.paths import check_deletable
 from schemas.storage import Store
@@ -356,14 +356,12 @@ def complete_part(
 def part_results(folder: Store) -> list[str]:
     """Return the paths of the stored results of completed parts."""
     # A source may be named `parts`; its shards are in subfolders of this folder.
-    return [f"{PARTS}/{name}" for name in folder.child(PARTS).walk() if "/" not in name]
+    return [f"{PARTS}/{name}" for name in folder.child(PARTS).names()]
 
 
 def delete_part_results(folder: Store) -> None:
     """Delete the stored results of all parts, and the notes on records. Call this after the manifest is written."""
-    for name in part_results(folder):
-        check_before_delete(folder)
-        folder.delete(name)
+    delete_files(folder, part_results(folder))
     delete_notes(folder)
 
 

@@ -67,7 +67,7 @@ def show_progress(
         listener = CountsListener((conf.get("spark.driver.bindAddress") or host).strip("[]"), host.strip("[]"))
     except OSError as error:
         print(f"progress: rows inside a part are not shown, because no UDP port opened: {error}", file=sys.stderr)
-    sources = CountSources(listener, functools.partial(active_tasks, spark))
+    sources = CountSources(listener, functools.partial(active_tasks, spark), spark.sparkContext.setJobDescription)
     open_port = closing(listener) if listener is not None else nullcontext()
     with open_port, Progress(command, steps, sources, folder) as shown:
         try:
