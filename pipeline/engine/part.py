@@ -170,6 +170,8 @@ class PartResult:
     """True if this task has replaced a part that had been completed by other code or from other tables."""
     ends: Mapping[str, int] = field(default_factory=dict)
     """How often a process ended on a record, by cause; it is not part of the content of a table."""
+    transfers: Mapping[str, int] = field(default_factory=dict)
+    """Counts of the requests for files on servers, by kind; they are not part of the content of a table."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as JSON values."""
@@ -187,6 +189,7 @@ class PartResult:
             "inputs": self.inputs,
             "redone": self.redone,
             "ends": dict(self.ends),
+            "transfers": dict(self.transfers),
         }
 
     @classmethod
@@ -195,7 +198,7 @@ class PartResult:
         files = {table: WrittenFile(**written) for table, written in values["files"].items()}
         counts = Counts.model_validate(values["counts"])
         named = {name: values[name] for name in ("figures", "cpu_seconds", "cpu")}
-        absent: dict[str, Any] = {"code": "", "inputs": "", "redone": False, "ends": {}}
+        absent: dict[str, Any] = {"code": "", "inputs": "", "redone": False, "ends": {}, "transfers": {}}
         named |= {name: values.get(name, value) for name, value in absent.items()}
         return cls(files, counts, failures=failures_of([values]), sources=values.get(INPUT_FILES, ()), **named)
 
@@ -243,6 +246,8 @@ class PartOutput:
     rows_in: Mapping[str, str] = field(default_factory=dict)
     """The field of a row that holds the row of a table, by table; see TableTarget."""
     guards: list[RecordGuard] = field(default_factory=list)
+    transfers: Counter[str] = field(default_factory=Counter)
+    """Counts of the requests for files on servers, by kind."""
 
     def guard(self, function: RowStep, retried: bool, max_record_bytes: int = 0) -> RecordGuard:
         """Return a guard that calls `function` on one record of this part at a time; `write_part` closes it.
@@ -296,6 +301,7 @@ def write_part(target: PartTarget, fill: Callable[[PartOutput], None]) -> PartRe
             cpu=output.books.cpu,
             sources=output.sources,
             ends=sum((guard.ends for guard in output.guards), Counter()),
+            transfers=output.transfers,
         )
 
     return complete_part(folder, target.ordinal, write, {name: table.folder for name, table in target.tables.items()})

@@ -205,14 +205,15 @@ def combine_parts(
 ) -> dict[str, TableResult]:
     """Combine the results of all parts, in the order of the parts, into one result for each table.
 
-    The result of the first table has the sum of the parts' counts, and in `notes` the CPU time by stage, and how often
-    a process ended on a record. For the other tables, only rows are counted. With `sources`, the figure BY_SOURCE of
-    the first table has the counts, and the numbers of code points, by source.
+    The result of the first table has the sum of the parts' counts, and in `notes` the CPU time by stage, how often a
+    process ended on a record, and the counts of transfers. For the other tables, only rows are counted. With `sources`,
+    the figure BY_SOURCE of the first table has the counts, and the numbers of code points, by source.
     """
     built = {table: TableResult() for table in tables}
     first = built[tables[0]]
     cpu: dict[str, Mapping[str, float]] = {}
     ends: Counter[str] = Counter()
+    transfers: Counter[str] = Counter()
     by_source: dict[str, Any] = {}
     any_shared = any(len(result.sources) > 1 for result in results)
     for number, result in enumerate(results):
@@ -232,6 +233,7 @@ def combine_parts(
         first.failures.add(result.failures)
         first.cpu_seconds += result.cpu_seconds
         ends.update(result.ends)
+        transfers.update(result.transfers)
         shared = {"part": number} if any_shared else {}
         first.sources += [{**source, **shared} for source in result.sources]
         for stage, spent in result.cpu.items():
@@ -244,6 +246,8 @@ def combine_parts(
         }
     if ends:
         first.notes["ended_processes"] = dict(sorted(ends.items()))
+    if transfers:
+        first.notes["transfers"] = dict(sorted(transfers.items()))
     for table in tables[1:]:
         built[table].count_rows()
     return built
