@@ -19,9 +19,9 @@ from pipeline.engine.stage import Split
 from pipeline.sources.common_crawl.download import (
     PATIENCE,
     SIGN_SECONDS,
-    RecordRange,
     Download,
     FileFacts,
+    RecordRange,
     coalesce,
     read_ranges,
 )

@@ -9,11 +9,11 @@ import pytest
 
 from pipeline.sources.common_crawl import download, requests
 from pipeline.sources.common_crawl.download import (
-    RecordRange,
     Download,
     FileFacts,
     Patience,
     RandomAccessFile,
+    RecordRange,
     RemoteStream,
     coalesce,
     fetch_range,
