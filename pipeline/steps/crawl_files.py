@@ -69,7 +69,7 @@ def with_ranges(build: StepContext) -> Sequence[Split]:
         files = {split.name: split.ordinal for split in splits if split.source == name}
         query = IndexQuery(config.where, files, min(len(files), MAX_LISTS))
         folder = build.folders["documents"].child(f"{SCRATCH}/{name}")
-        _write_lists(build, query, index_files(config), folder)
+        _write_lists(build, query, config, folder)
         splits = [
             replace(split, ranges=folder.child(_list_name(split.ordinal % query.lists)).address)
             if split.source == name
@@ -89,13 +89,14 @@ def _list_name(number: int) -> str:
     return f"{NAME}-{number:05}.parquet"
 
 
-def _write_lists(build: StepContext, query: IndexQuery, uris: Sequence[str], folder: Store) -> None:
+def _write_lists(build: StepContext, query: IndexQuery, config: SourceConfig, folder: Store) -> None:
     """Write the ranges of the chosen records of all archives, in lists, and then the list of these files."""
     listing, made_by = f"{NAME}.json", {"code": code_digest(), "inputs": current_inputs()}
     stored = folder.read_json(listing) if folder.exists(listing) else {}
     if {key: stored.get(key, "") for key in made_by} == made_by:
         return
-    rows = dataframe_from_tasks(build.spark, functools.partial(index_rows, query), uris, LIST_DDL)
+    rows = dataframe_from_tasks(build.spark, functools.partial(index_rows, query), index_files(config), LIST_DDL)
+    rows = rows.coalesce(config.connections)  # each task has one connection
     run_part_writers(rows, query.lists, functools.partial(_write_list, folder), "index of the crawl")
     files = [{"path": _list_name(number)} for number in range(query.lists)]
     frames = {NAME: {"schema": LIST_DDL, "files": files}}

@@ -166,7 +166,7 @@ def rows_of_files(
                 yield gap_to_end(split, end, error, stream)
             except UnreachableFileError as error:
                 if not settings.max_unreadable:
-                    raise
+                    raise ContractError(str(error)) from error
                 is_lost = True
                 yield gap_to_end(split, end, error, stream)
             sha256, size = stream.digest_so_far() if is_lost else stream.finish()

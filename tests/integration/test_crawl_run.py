@@ -158,7 +158,7 @@ def test_few_files_and_connections(whole: Store, bucket: Path, run: Any) -> None
     assert len(names) == 2
 
 
-# -------------------------------------------------------------------------------------------- files that are unreachable
+# ------------------------------------------------------------------------------------------- files that are unreachable
 
 
 @pytest.fixture
@@ -195,6 +195,19 @@ def test_a_missing_file_is_a_gap_if_some_may_be(damaged: Path, bucket: Path, who
     (error,) = made.run.notes["errors"].values()
     assert (error["count"], error["message"]) == (1, "404 Not Found")
     assert digests(run(f"source.mirror={damaged}", "source.max_unreadable=0.5"))[1] == digests(found)[1]
+
+
+def test_the_rest_of_a_file_that_ends_in_the_middle_is_a_gap(bucket: Path, whole: Store, run: Any) -> None:
+    with serving(bucket, Faults({1: ("truncate", 1_500_000), 2: ("status", 410)})) as web:
+        found = run(f"source.mirror={web.uri}", "source.max_unreadable=1")
+    rows, expected = rows_of(found, "documents"), {row["doc_id"]: row for row in rows_of(whole, "documents")}
+    for name in archives(bucket):
+        *records, last = [row for row in rows if row["split"] == name]
+        size = (bucket / name).stat().st_size
+        assert sum(row["length"] for row in (*records, last)) == size
+        assert (last["drop_rule"] == "unreachable_file") == (size > 1_500_000)
+        assert len(records) > 1  # all that were read in whole blocks
+        assert all(row == expected[row["doc_id"]] for row in records[:-1])
 
 
 def test_too_many_missing_files_stop_the_run_which_then_resumes(
@@ -316,7 +329,7 @@ def test_an_index_without_a_column_is_named(bucket: Path, index: Any, run: Any, 
 def test_records_are_fetched_again_by_trace(
     bucket: Path, index: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = ["tokenizer.vocab_size=600", "tokens.shard_tokens=16384", "tokens.chunk_tokens=128", *SMALL]
+    settings = ["tokenizer.vocab_size=600", "tokens.shard_tokens=16384", "tokens.chunk_tokens=256", *SMALL]
     with serving(bucket) as web:
         changes = [f"source.crawl={CRAWL}", f"source.mirror={web.uri}", f"source.where={WHERE}", *settings]
         sets = [word for change in changes for word in ("--set", change)]

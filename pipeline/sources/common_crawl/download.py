@@ -48,6 +48,8 @@ class Patience:
     """Mean wait after the first failure [s]; it doubles with each further one."""
     most: float = 300.0
     """Largest mean wait [s]. A wait that the server asks for may be longer."""
+    connects: int | None = None
+    """Number of failed connections in a row after which a file is unreachable; None: only the time counts."""
     now: Callable[[], float] = time.monotonic
     wait: Callable[[threading.Event, float], bool] = threading.Event.wait
     """(event, seconds) → True if the event was set before the time was over."""
@@ -56,8 +58,8 @@ class Patience:
 
 
 PATIENCE = Patience()
-IMPATIENCE = Patience(seconds=60.0, most=15.0)
-"""For the short files that a command reads before it starts."""
+IMPATIENCE = Patience(seconds=60.0, most=15.0, connects=3)
+"""For the short files that a command reads before it starts: a busy server is waited for, no network is reported."""
 
 
 class _StoppedError(Exception):
@@ -80,7 +82,7 @@ class Download:
     def __init__(self, file: RemoteFile, facts: FileFacts, patience: Patience, stop: threading.Event):
         self._file, self._facts, self._patience, self._stop = file, facts, patience, stop
         self._tail = b""
-        self._failures, self._since, self._mark = 0, 0.0, 0
+        self._failures, self._since, self._mark, self._unconnected = 0, 0.0, 0, 0
 
     def blocks(self, first: int, end: int | None) -> Generator[bytes, None, None]:
         """Yield the bytes from `first` up to `end` (None: the last), fewer if the file ends before, in blocks.
@@ -155,8 +157,9 @@ class Download:
         self._failures += 1
         mean = min(patience.most, patience.first * 2.0 ** min(self._failures - 1, 30))
         seconds = max(mean * (0.5 + patience.jitter()), error.wait or 0.0)
+        self._unconnected = self._unconnected + 1 if error.count == "broken_connections" else 0
         lasted = patience.now() - self._since
-        if lasted + seconds > patience.seconds:
+        if lasted + seconds > patience.seconds or self._unconnected == patience.connects:
             raise UnreachableFileError(
                 self._file.uri, f"{error.cause} after {self._failures} request(s) in {lasted:,.0f} s"
             ) from error

@@ -6,6 +6,7 @@ of 90,000 files: the size of a split is an estimate, with which progress is show
 """
 
 import hashlib
+import os
 import re
 import zlib
 from typing import Any
@@ -34,7 +35,8 @@ INDEX_SUBSET = "/subset=warc/"
 def crawl_root(config: SourceConfig) -> str:
     """Return the address, without a slash at its end, below which the files of a crawl are read."""
     if config.mirror:
-        return config.mirror.rstrip("/")
+        place = config.mirror if "://" in config.mirror else os.path.abspath(config.mirror)
+        return place.rstrip("/")
     if config.access == "auto":
         return S3 if is_near(S3_REGION) else HTTPS
     return S3 if config.access == "s3" else HTTPS

@@ -167,6 +167,10 @@ def test_a_server_that_sends_a_byte_at_a_time_is_given_up(folder: Path, clock: C
 def test_no_server_is_an_error_and_not_a_wait_for_ever(clock: Clock) -> None:
     with pytest.raises(UnreachableFileError, match="no connection"):
         fetch_range(HttpFile("http://127.0.0.1:9/a"), 0, None, clock.patience(seconds=10))
+    assert clock.waits == [1.0, 2.0, 4.0]
+    with pytest.raises(UnreachableFileError, match="no connection"):
+        fetch_range(HttpFile("http://127.0.0.1:9/a"), 0, None, clock.patience(connects=3))
+    assert clock.waits == [1.0, 2.0, 4.0, 1.0, 2.0]
 
 
 @pytest.mark.parametrize(
