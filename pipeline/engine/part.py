@@ -172,6 +172,8 @@ class PartResult:
     """True if an earlier attempt has completed the part, so that this task wrote nothing; it is not stored."""
     ends: Mapping[str, int] = field(default_factory=dict)
     """How often a process ended on a record, by cause; it is not part of the content of a table."""
+    transfers: Mapping[str, int] = field(default_factory=dict)
+    """Counts of the requests for files on servers, by kind; they are not part of the content of a table."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as JSON values."""
@@ -189,6 +191,7 @@ class PartResult:
             "inputs": self.inputs,
             "redone": self.redone,
             "ends": dict(self.ends),
+            "transfers": dict(self.transfers),
         }
 
     @classmethod
@@ -197,7 +200,7 @@ class PartResult:
         files = {table: WrittenFile(**written) for table, written in values["files"].items()}
         counts = Counts.model_validate(values["counts"])
         named = {name: values[name] for name in ("figures", "cpu_seconds", "cpu")}
-        absent: dict[str, Any] = {"code": "", "inputs": "", "redone": False, "ends": {}}
+        absent: dict[str, Any] = {"code": "", "inputs": "", "redone": False, "ends": {}, "transfers": {}}
         named |= {name: values.get(name, value) for name, value in absent.items()}
         return cls(files, counts, failures=failures_of([values]), sources=values.get(INPUT_FILES, ()), **named)
 
@@ -224,6 +227,8 @@ class PartResults:
     """CPU time by stage, as in `PartResult`."""
     ends: dict[str, int] = field(default_factory=dict)
     """How often a process ended on a record, by cause."""
+    transfers: dict[str, int] = field(default_factory=dict)
+    """Counts of the requests for files on servers, by kind."""
     by_source: dict[str, Any] = field(default_factory=dict)
     """Counts of rows and code points by source, in a run with several sources."""
 
@@ -271,6 +276,8 @@ class PartOutput:
     rows_in: Mapping[str, str] = field(default_factory=dict)
     """The field of a row that holds the row of a table, by table; see TableTarget."""
     guards: list[RecordGuard] = field(default_factory=list)
+    transfers: Counter[str] = field(default_factory=Counter)
+    """Counts of the requests for files on servers, by kind."""
 
     def guard(self, function: RowStep, retried: bool, max_record_bytes: int = 0) -> RecordGuard:
         """Return a guard that calls `function` on one record of this part at a time; `write_part` closes it.
@@ -324,6 +331,7 @@ def write_part(target: PartTarget, fill: Callable[[PartOutput], None]) -> PartRe
             cpu=output.books.cpu,
             sources=output.sources,
             ends=sum((guard.ends for guard in output.guards), Counter()),
+            transfers=output.transfers,
         )
 
     return complete_part(folder, target.ordinal, write, {name: table.folder for name, table in target.tables.items()})
