@@ -168,7 +168,7 @@ class PartResult:
     """Digest of the tables that the part was made from; empty = of none, such as a part of input files."""
     redone: bool = False
     """True if this task has replaced a part that had been completed by other code or from other tables."""
-    resumed: bool = False
+    resumed: bool = field(default=False, compare=False)
     """True if an earlier attempt has completed the part, so that this task wrote nothing; it is not stored."""
     ends: Mapping[str, int] = field(default_factory=dict)
     """How often a process ended on a record, by cause; it is not part of the content of a table."""
