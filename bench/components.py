@@ -24,7 +24,8 @@ from jobs.spark_session import SparkConfig, open_session
 from pipeline.dedup.components import components
 from pipeline.dedup.config import DedupConfig
 from pipeline.dedup.keep_order import NODE_BYTES, binary_array
-from pipeline.engine.materialize import FrameStore, shuffled_bytes
+from pipeline.engine.materialize import FrameStore
+from pipeline.engine.tasks import work_done
 from schemas.storage import Store
 
 PARTITIONS = 4
@@ -97,12 +98,12 @@ def cpu_seconds() -> float:
 
 def line(spark: SparkSession, label: str, work: Callable[[], tuple[DataFrame, object]]) -> tuple[int, int]:
     """Print what one way took; returns how many links it found and their digest."""
-    before, started, cpu = shuffled_bytes(spark), time.monotonic(), cpu_seconds()
+    before, started, cpu = work_done(spark).shuffled_bytes, time.monotonic(), cpu_seconds()
     links, rounds = work()
     count, digest = links.agg(F.count("*"), F.bit_xor(F.xxhash64("node", "cluster"))).first()
     took, cpu = time.monotonic() - started, cpu_seconds() - cpu
     time.sleep(SETTLED_SECONDS)
-    shuffled = (shuffled_bytes(spark) - before) / 1e6
+    shuffled = (work_done(spark).shuffled_bytes - before) / 1e6
     print(f"{label:<36} {took:6.1f} s {cpu:6.1f} CPU s {shuffled:7.1f} MB shuffled   {rounds}", flush=True)
     return count, digest
 

@@ -14,7 +14,7 @@ from jobs.arguments import add_recipe, add_reuse
 from jobs.exit_codes import exit_code_of
 from jobs.recipe import read_recipe
 from jobs.spark_session import SparkConfig, spark_session
-from pipeline.forecast import check_rebuild, forecast, is_complete, reuse_rows
+from pipeline.forecast import Prices, check_rebuild, describe_run, forecast, is_complete, reuse_rows
 from pipeline.quality.limits import replacement_notes
 from pipeline.quality.stage import QUALITY
 from pipeline.run import Prepared, prepare, run_locked_steps
@@ -37,6 +37,16 @@ class RunOptions:
     """True = print the messages of Spark."""
     rebuild: Sequence[str] = ()
     """Large steps that are built again although only the code has changed."""
+
+
+@dataclass(frozen=True)
+class DryRunOptions:
+    """Options of `--dry-run`."""
+
+    reuse: str | None
+    like: str | None
+    """Run to estimate the cost from."""
+    prices: Prices
 
 
 def run_recipe(
@@ -78,6 +88,18 @@ def run_recipe(
     words = ["penstock", "run", recipe_path, "--out", out, *override_words(overrides)]
     seconds, rest = time.monotonic() - started, shlex.join(words) if until else None
     return closing_summary(folder, until, seconds, rest, reuse_rows(prepared, folder))
+
+
+def dry_run(recipe_path: str, out: str, overrides: Sequence[str], until: str | None, options: DryRunOptions) -> str:
+    """Return what a run would build, why, and the estimated cost. No file is written and Spark is not started.
+
+    Raises ConfigError like `run_recipe`, or if the run to estimate from is none.
+    """
+    folder = Store(out)
+    others = () if options.reuse is None else (open_reused(options.reuse, folder),)
+    prepared = replace(prepare(read_recipe(recipe_path, overrides), until), reuse=others)
+    like = None if options.like is None else Store(options.like)
+    return describe_run(prepared, folder, like, options.prices)
 
 
 def options_of(arguments: argparse.Namespace) -> RunOptions:

@@ -1,23 +1,34 @@
-"""What a run would change in its folder, found before Spark starts, and why.
+"""What a run would change in its folder, found before Spark starts, why, and at what cost.
 
 The identity of a step follows from its settings, models and inputs, so it is known until the first step that must be
 built. The steps after that one change too, because they read a table of another version.
 """
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.engine.code_digest import code_digest
+from pipeline.engine.part import part_results
 from pipeline.engine.step import Step
 from pipeline.run import Prepared, find_version, read_tables, step_content
 from pipeline.stages import STEPS
 from schemas.config import SEPARATOR, SOURCE, suggest_name
 from schemas.errors import ConfigError
-from schemas.manifest import FROM_INPUT, MANIFEST_NAME, Content, TableVersion, read_manifest, read_run
+from schemas.manifest import (
+    FROM_INPUT,
+    MANIFEST_NAME,
+    Content,
+    Manifest,
+    TableVersion,
+    current_tables,
+    read_manifest,
+    read_run,
+)
 from schemas.storage import Store
-from schemas.text import format_bytes
+from schemas.text import format_bytes, format_duration, text_table
 
+COMPLETE, TO_BUILD = "complete", "to build"
 REBUILD_ROWS = 1_000_000
 REBUILD_BYTES = 10**10
 """A step with more input rows, or with more bytes of inputs, is built again by another version of penstock only with
@@ -90,6 +101,50 @@ def is_complete(prepared: Prepared, folder: Store) -> bool:
             return False
         complete |= read_tables(folders)
     return True
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What a run would do for one step."""
+
+    step: str
+    tables: tuple[str, ...]
+    state: str
+    """Such as `complete`, `to build`, or `to build, 12 of 90 parts are written`."""
+    reasons: tuple[str, ...] = ()
+    """Why it would be built in place of the current version, as lines of text."""
+
+    @property
+    def is_complete(self) -> bool:
+        """True if the tables exist."""
+        return self.state.startswith(COMPLETE)
+
+
+def plan_steps(prepared: Prepared, folder: Store) -> list[StepPlan]:
+    """Return what a run would do for each of its steps, in order, and why; nothing is built or changed."""
+    current = {name: folder.child(f"{name}/{version}") for name, version in read_run(folder).tables.items()}
+    complete: dict[str, TableVersion] = {}
+    built: list[str] = []
+    plans = []
+    for step in prepared.steps:
+        reads = step.inputs(prepared.recipe)
+        follows = [name for name in built if name in reads]
+        reasons = [reason.text for reason in _differences(prepared, step, current.get(step.name))]
+        state = TO_BUILD
+        if not follows:
+            inputs = {name: complete[name] for name in reads if name in complete}
+            inputs |= step.external_inputs(prepared.recipe, prepared.splits)
+            folders, owner = find_version(prepared, step, inputs, folder)
+            if owner is not None:
+                complete |= read_tables(folders)
+                state = COMPLETE if owner.uri == folder.uri else f"{COMPLETE} in {owner.uri}"
+            elif written := len(part_results(folders[step.name])):
+                state += f", {written:,} part(s) are written"
+        elif current.get(step.name) is not None:
+            reasons.append(f"it reads {', '.join(follows)}")
+        built += step.writes if state.startswith(TO_BUILD) else ()
+        plans.append(StepPlan(step.name, step.writes, state, tuple(reasons) if state.startswith(TO_BUILD) else ()))
+    return plans
 
 
 def reuse_rows(prepared: Prepared, folder: Store) -> list[tuple[str, str]]:
@@ -262,3 +317,160 @@ SHOWN_CHARS = 60
 def _short(value: object) -> str:
     text = "nothing" if value is None else str(value)
     return text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS - 1]}…"
+
+
+# Cost: every step takes time, shuffles and writes in proportion to its input; the documents that lead a search for
+# copies, and the rounds of comparison, follow the number of documents. So a step costs what it did in an earlier run,
+# times the ratio of the inputs of both runs.
+
+HOUR = 3600
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Prices of machines and storage."""
+
+    core_hour: float
+    """Price of a core for an hour [US$]."""
+    gb_month: float
+    """Price of 10^9 bytes of storage for a month [US$]."""
+
+
+@dataclass(frozen=True)
+class BuildCost:
+    """What a step costs."""
+
+    rows: float = 0.0
+    """Rows of its first table."""
+    cpu_seconds: float = 0.0
+    """CPU time of the Python workers [s]."""
+    task_seconds: float = 0.0
+    """Time for which its tasks hold a core [s]: the CPU time of workers and JVM, and waiting."""
+    shuffled_bytes: float = 0.0
+    written_bytes: float = 0.0
+    """Size of its tables [bytes]."""
+
+    def times(self, factor: float) -> "BuildCost":
+        """Return the cost of as many times the input."""
+        return BuildCost(*(factor * value for value in vars(self).values()))
+
+    def plus(self, other: "BuildCost") -> "BuildCost":
+        """Return the cost of both."""
+        return BuildCost(*(own + value for own, value in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+
+@dataclass(frozen=True)
+class EarlierRun:
+    """The costs of the steps of an earlier run, and the size of its input."""
+
+    uri: str
+    steps: Mapping[str, BuildCost]
+    input_files: int
+    input_bytes: int
+
+    def factor(self, prepared: Prepared) -> float:
+        """Return how many times the input of this run that of another one is.
+
+        Files of a crawl count by their number, because their sizes are not known before they are read.
+        """
+        if all(split.is_crawl for split in prepared.splits):
+            return len(prepared.splits) / self.input_files
+        return prepared.input_bytes / self.input_bytes
+
+
+def measured_run(run: Store) -> EarlierRun:
+    """Return what a complete run has cost. Raises ConfigError if it has no table `documents`, or one without input."""
+    manifests = {name: table.manifest for name, table in current_tables(run).items()}
+    inputs = manifests["documents"].content.inputs if "documents" in manifests else []
+    size = sum(entry.bytes for entry in inputs)
+    if not size:
+        raise ConfigError(
+            f"--like {run.uri}: expected a run with a table documents that was made from files, got none. Name "
+            "another run, such as one on a few files of the same source."
+        )
+    steps: dict[str, BuildCost] = {}
+    for name, manifest in manifests.items():
+        steps[name] = _cost_of(manifest)
+    return EarlierRun(run.uri, steps, len(inputs), size)
+
+
+def _cost_of(manifest: Manifest) -> BuildCost:
+    notes = manifest.run.notes
+    return BuildCost(
+        manifest.content.counts.rows_in,
+        manifest.run.cpu_seconds,
+        # Tables of earlier versions have no time of their tasks.
+        max(float(notes.get("task_seconds", 0.0)), manifest.run.cpu_seconds),
+        int(notes.get("shuffled_bytes", 0)),
+        sum(entry.bytes for entry in manifest.content.files),
+    )
+
+
+def step_costs(plans: Sequence[StepPlan], measured: EarlierRun, factor: float) -> dict[str, BuildCost]:
+    """Return the estimated costs of the steps that a run would build, by name; of those that the other run has."""
+    costs: dict[str, BuildCost] = {}
+    for plan in plans:
+        tables = [measured.steps[table] for table in plan.tables if table in measured.steps]
+        if plan.is_complete or not tables:
+            continue
+        cost = tables[0]
+        for other in tables[1:]:
+            cost = replace(cost.plus(other), rows=cost.rows)
+        costs[plan.step] = cost.times(factor)
+    return costs
+
+
+def describe_run(prepared: Prepared, folder: Store, like: Store | None, prices: Prices) -> str:
+    """Return what `penstock run --dry-run` prints: each step, why it would be built, and its estimated cost.
+
+    `like`: a run to estimate from; None: the runs of `--reuse`, or the folder itself. Raises ConfigError if `like` is
+    no complete run.
+    """
+    plans = plan_steps(prepared, folder)
+    measured = measured_run(like) if like is not None else _known_run(prepared, folder)
+    factor = measured.factor(prepared) if measured is not None else 0.0
+    costs = step_costs(plans, measured, factor) if measured is not None else {}
+    head = ("step", "state", "rows", "core time", "shuffle", "tables")
+    rows = [head, *((plan.step, plan.state, *_cells(costs.get(plan.step))) for plan in plans)]
+    lines = text_table(rows, align="<<>")
+    reasons = [(plan.step, reason) for plan in plans for reason in plan.reasons]
+    if reasons:
+        lines += ["", "why:", *text_table(reasons, indent="  ")]
+    size = sum(split.size for split in prepared.splits)
+    lines += ["", f"input: {len(prepared.splits):,} file(s), {format_bytes(size)}"]
+    if measured is None:
+        lines += ["cost: not known. Build a part of the input, such as one file, and name that run with --like."]
+        return "\n".join(lines)
+    total = BuildCost()
+    for cost in costs.values():
+        total = total.plus(cost)
+    money = total.task_seconds / HOUR * prices.core_hour
+    month = total.written_bytes / 1e9 * prices.gb_month
+    lines += [
+        f"cost: {total.task_seconds / HOUR:,.2f} core hours (CPU of the workers {total.cpu_seconds / HOUR:,.2f}), "
+        f"{format_bytes(total.shuffled_bytes)} shuffled, {format_bytes(total.written_bytes)} written",
+        f"      US$ {money:,.2f} at US$ {prices.core_hour:g} for a core hour, and US$ {month:,.2f} a month at "
+        f"US$ {prices.gb_month:g} for a GB of storage",
+        f"estimated from {measured.uri}, times {factor:.4g}",
+    ]
+    if lacking := [plan.step for plan in plans if not plan.is_complete and plan.step not in costs]:
+        lines += [f"not included, because that run lacks them: {', '.join(lacking)}"]
+    return "\n".join(lines)
+
+
+def _known_run(prepared: Prepared, folder: Store) -> EarlierRun | None:
+    for run in (*prepared.reuse, folder):
+        if "documents" in current_tables(run):
+            return measured_run(run)
+    return None
+
+
+def _cells(cost: BuildCost | None) -> tuple[str, ...]:
+    if cost is None:
+        return ("", "", "", "")
+    return (
+        f"{cost.rows:,.0f}",
+        format_duration(cost.task_seconds),
+        format_bytes(cost.shuffled_bytes),
+        format_bytes(cost.written_bytes),
+    )

@@ -3,10 +3,11 @@
 import argparse
 from pathlib import Path
 
-from jobs.arguments import Command, add_recipe, add_reuse, whole
-from jobs.run_all import options_of, run_recipe
+from jobs.arguments import Command, add_recipe, add_reuse, number, whole
+from jobs.run_all import DryRunOptions, dry_run, options_of, run_recipe
 from jobs.verbs.plan import plan_command
 from pipeline.demo_crawl.build import build_demo_crawl
+from pipeline.forecast import Prices
 from pipeline.stages import STEPS
 from pipeline.summary import Summary
 from schemas.storage import Store
@@ -27,8 +28,32 @@ def add_stage_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("step", help=f"the last step to run: {', '.join(step.name for step in STEPS)}")
 
 
+def add_dry_run(parser: argparse.ArgumentParser) -> None:
+    """Add the option `--dry-run`, and those of its estimate."""
+    group = parser.add_argument_group("what a run would do")
+    group.add_argument(
+        "--dry-run", action="store_true", help="print which steps would be built, why, and at what cost; run nothing"
+    )
+    group.add_argument("--like", metavar="RUN", help="run of the same steps on less input, to estimate the cost from")
+    group.add_argument(
+        "--core-hour-usd", type=number, default=0.05, metavar="US$", help="price of a core for an hour; default 0.05"
+    )
+    group.add_argument(
+        "--gb-month-usd", type=number, default=0.023, metavar="US$", help="price of 10^9 bytes a month; default 0.023"
+    )
+
+
+def _dry_run(arguments: argparse.Namespace, until: str | None = None) -> int:
+    prices = Prices(arguments.core_hour_usd, arguments.gb_month_usd)
+    options = DryRunOptions(arguments.reuse, arguments.like, prices)
+    print(dry_run(arguments.recipe, arguments.out, arguments.overrides, until, options))
+    return 0
+
+
 def run_command(arguments: argparse.Namespace) -> int:
     """Run every data step, then plan the training run. The plan of a run that has checkpoints is kept."""
+    if arguments.dry_run:
+        return _dry_run(arguments)
     summary = _run(arguments)
     print(summary.text())
     run, code = Store(arguments.out), 0
@@ -46,6 +71,8 @@ def run_command(arguments: argparse.Namespace) -> int:
 
 def stage_command(arguments: argparse.Namespace) -> int:
     """Run the data steps up to one step."""
+    if arguments.dry_run:
+        return _dry_run(arguments, arguments.step)
     summary = _run(arguments, until=arguments.step)
     print(f"{summary.text()}\n{summary.next_text()}")
     return 0
@@ -75,10 +102,13 @@ def demo_crawl_command(arguments: argparse.Namespace) -> int:
     return 0
 
 
+ADD_RUN = (add_recipe, add_reuse, add_dry_run)
 COMMANDS = {
     "run": Command(
-        (add_recipe, add_reuse), run_command, "run web --out run --set source.paths='[\"crawl/*.warc.gz\"]'"
+        ADD_RUN,
+        run_command,
+        "run web --out run --set source.paths='[\"crawl/*.warc.gz\"]'",
     ),
-    "stage": Command((add_stage_arguments, add_recipe, add_reuse), stage_command, "stage dedup web --out run"),
+    "stage": Command((add_stage_arguments, *ADD_RUN), stage_command, "stage dedup web --out run"),
     "demo-crawl": Command((add_demo_crawl_arguments,), demo_crawl_command, "demo-crawl demo/crawl --pages 3000"),
 }

@@ -29,7 +29,7 @@ from pipeline.dedup.index import (
 from pipeline.dedup.keep_order import EARLIER, Bytes, binary_array
 from pipeline.dedup.keys import DedupTask, DedupWindow, layout, num_keys, payloads_of, read_windows
 from pipeline.dedup.verify import BEST, FAILED, JOINED
-from pipeline.engine.materialize import FrameStore, shuffled_bytes
+from pipeline.engine.materialize import FrameStore
 from pipeline.engine.parquet import parts_of
 from pipeline.engine.part import SCRATCH, PartOutput, PartResult, PartResults, PartTarget, TableTarget, write_part
 from pipeline.engine.progress import doing
@@ -81,7 +81,6 @@ def build_clusters(build: StepContext) -> dict[str, TableResult]:
     indexes = Indexes(build.spark, {name: table for name, table in build.inputs.items() if name not in READ})
     rows = build.inputs["documents"].manifest.content.counts.rows_kept * num_keys(config, signature)
     partitions = config.partitions or max(build.spark.sparkContext.defaultParallelism, -(-rows // PARTITION_ROWS))
-    shuffled = shuffled_bytes(build.spark)
     search = CopySearch(build.spark, tasks, scratch, partitions, indexes.bands_and_payloads() if indexes else None)
     outcome = find_copies(search)
     linked = components(collect_edges(search, outcome, indexes), scratch, config.finish_edges, partitions)
@@ -100,7 +99,6 @@ def build_clusters(build: StepContext) -> dict[str, TableResult]:
         "pairs": [{kind: kept[kind].rows for kind in (JOINED, FAILED)} for kept in outcome.rounds],
         "rounds": linked.rounds,
         "edges_by_round": list(linked.edges_by_round),
-        "shuffled_bytes": shuffled_bytes(build.spark) - shuffled,
     }
     scratch.clear()
     return built

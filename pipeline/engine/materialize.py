@@ -163,16 +163,6 @@ class FrameStore:
             self.folder.fs.delete_dir(self.folder.path(""))
 
 
-def shuffled_bytes(spark: SparkSession) -> int:
-    """Return the compressed shuffle bytes that the tasks of this Spark application have written so far.
-
-    Failed tasks count too. To measure a job, subtract the result before the job from the result after the job.
-    """
-    # The driver gets the metrics of a task shortly after the task ends.
-    executors: Any = spark.sparkContext._jsc.sc().statusStore().executorList(False)
-    return sum(int(executors.apply(number).totalShuffleWrite()) for number in range(executors.size()))
-
-
 def spans(files: Sequence[StoredFile], tasks: int) -> list[list[BatchRange]]:
     """Divide the batches of all files, in order, into at most `tasks` groups of almost equal size.
 

@@ -62,6 +62,25 @@ def num_cores(spark: SparkSession) -> int:
     return max(known, int(most) * int(conf.get("spark.executor.cores", "1"))) if most else max(known, UNKNOWN_CORES)
 
 
+@dataclass(frozen=True)
+class WorkDone:
+    """What the tasks of a Spark application have done so far; failed ones count too."""
+
+    shuffled_bytes: int
+    """Compressed bytes that they have written for shuffles."""
+    task_seconds: float
+    """Sum of their durations [s]: the time for which they held a core."""
+
+
+def work_done(spark: SparkSession) -> WorkDone:
+    """Return the work that a Spark application has done so far. The difference of two results is that of a job."""
+    # The driver gets the metrics of a task shortly after the task ends.
+    executors: Any = spark.sparkContext._jsc.sc().statusStore().executorList(False)
+    found = [executors.apply(number) for number in range(executors.size())]
+    milliseconds = sum(int(each.totalDuration()) for each in found)
+    return WorkDone(sum(int(each.totalShuffleWrite()) for each in found), milliseconds / 1000)
+
+
 def rows_of_tasks(spark: SparkSession, tasks: Sequence[Any], groups: int | None = None) -> TaskRows:
     """Return tasks as rows of a DataFrame. `groups`: maximum number of groups; None: it follows the cores."""
     size = group_size(spark, len(tasks), groups)

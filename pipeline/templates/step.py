@@ -17,7 +17,6 @@ from pipeline.dedup.repeats.keys import known_repeats
 from pipeline.dedup.repeats.step import repeated_keys
 from pipeline.dedup.repeats.units import cuts_of
 from pipeline.engine.isolation import Crashed
-from pipeline.engine.materialize import shuffled_bytes
 from pipeline.engine.parquet import TEXTS_AT_ONCE, Part, parts_of, read_measured
 from pipeline.engine.part import (
     CRASHED,
@@ -250,7 +249,6 @@ def build_templates(build: StepContext) -> dict[str, TableResult]:
     ]
     if not tasks:
         return combine_parts(PartResults([]), (NAME,))
-    shuffled = shuffled_bytes(build.spark)
     config = tasks[0].config
 
     def write(task: TemplatesTask, batches: Iterator[pa.RecordBatch], retried: bool) -> PartResult:
@@ -264,7 +262,6 @@ def build_templates(build: StepContext) -> dict[str, TableResult]:
     built[NAME].figures = {**figures, "hosts": count_hosts(counts, config)}
     counts.unpersist()
     large.unpersist()
-    built[NAME].notes["shuffled_bytes"] = shuffled_bytes(build.spark) - shuffled
     return built
 
 

@@ -12,8 +12,9 @@ import pytest
 from pyspark.sql import functions as F
 
 from pipeline.engine import materialize
-from pipeline.engine.materialize import BATCH_ROWS, BatchRange, FrameStore, StoredFile, shuffled_bytes, spans
+from pipeline.engine.materialize import BATCH_ROWS, BatchRange, FrameStore, StoredFile, spans
 from pipeline.engine.spark import error_of_worker
+from pipeline.engine.tasks import work_done
 from schemas.errors import ContractError
 from schemas.storage import Store
 
@@ -213,11 +214,11 @@ def test_kinds_are_kept_apart(spark, folder):
 @pytest.mark.spark
 def test_shuffled_bytes_grow_with_what_is_shuffled(spark):
     def shuffle(rows):
-        before = shuffled_bytes(spark)
+        before = work_done(spark).shuffled_bytes
         frame = spark.range(0, rows, 1, 2).select(F.sha2(F.col("id").cast("string"), 256).alias("x"))
         frame.repartition(3, "x").write.format("noop").mode("overwrite").save()
         time.sleep(1)
-        return shuffled_bytes(spark) - before
+        return work_done(spark).shuffled_bytes - before
 
     small, large = shuffle(1000), shuffle(10_000)
     assert 32 * 1000 < small < 100 * 1000

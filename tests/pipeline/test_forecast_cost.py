@@ -1,0 +1,108 @@
+"""The estimate of a run: what it would build, and the cost of an earlier run times the ratio of their inputs."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from jobs.cli import main
+from jobs.recipe import read_recipe
+from pipeline.engine.stage import Split
+from pipeline.forecast import (
+    COMPLETE,
+    TO_BUILD,
+    BuildCost,
+    EarlierRun,
+    Prices,
+    StepPlan,
+    describe_run,
+    measured_run,
+    plan_steps,
+    step_costs,
+)
+from pipeline.run import Prepared, prepare
+from schemas.config import build_recipe
+from schemas.errors import ConfigError
+from schemas.manifest import open_table
+from schemas.storage import Store
+from tests.support.demo_run import RECIPE, SMALL
+
+PRICES = Prices(0.05, 0.02)
+DOCUMENTS = BuildCost(rows=10, cpu_seconds=3, task_seconds=4, shuffled_bytes=5, written_bytes=100)
+TEXT = BuildCost(rows=10, cpu_seconds=0, task_seconds=0, shuffled_bytes=0, written_bytes=900)
+DEDUP = BuildCost(rows=8, cpu_seconds=1, task_seconds=2, shuffled_bytes=50, written_bytes=10)
+
+
+def prepared(*sizes: int, is_crawl: bool = False) -> Prepared:
+    splits = [
+        Split(at, f"f{at}", f"/f{at}", size, "", "web", "warc", key=f"f{at}", is_crawl=is_crawl)
+        for at, size in enumerate(sizes)
+    ]
+    return Prepared(build_recipe({}, {}, "test"), (), splits, {})
+
+
+def test_a_step_costs_as_many_times_as_the_input_is_larger() -> None:
+    measured = EarlierRun("small", {"documents": DOCUMENTS, "text": TEXT, "dedup": DEDUP}, 2, 100)
+    plans = [
+        StepPlan("documents", ("documents", "text"), TO_BUILD),
+        StepPlan("dedup", ("dedup", "representatives"), COMPLETE),
+        StepPlan("repeats", ("repeats",), TO_BUILD),
+    ]
+    factor = measured.factor(prepared(500, 300))
+    assert factor == 8
+    costs = step_costs(plans, measured, factor)
+    assert costs == {"documents": BuildCost(80, 24, 32, 40, 8000)}
+
+
+def test_files_of_a_crawl_count_by_their_number() -> None:
+    measured = EarlierRun("small", {}, 3, 2_500_000_000)
+    assert measured.factor(prepared(*[10**9] * 90, is_crawl=True)) == 30
+
+
+@pytest.fixture
+def recipe_path(tmp_path: Path) -> Path:
+    (tmp_path / "a.jsonl").write_text('{"text": "Some words of a text."}\n')
+    path = tmp_path / "recipe.toml"
+    path.write_text(f'[source]\npaths = ["{tmp_path}/a.jsonl"]\n[tokenizer]\nvocab_size = 400\n')
+    return path
+
+
+def test_a_run_without_an_earlier_one_has_no_known_cost(tmp_path: Path, recipe_path: Path) -> None:
+    run = prepare(read_recipe(str(recipe_path), []), None)
+    text = describe_run(run, Store(str(tmp_path / "run")), None, PRICES)
+    assert "documents  to build" in text
+    assert "cost: not known. Build a part of the input" in text
+    assert "input: 1 file(s), 34 bytes" in text
+    assert {plan.state for plan in plan_steps(run, Store(str(tmp_path / "run")))} == {TO_BUILD}
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--like .*none: expected a run with a table documents"):
+        measured_run(Store(str(tmp_path / "none")))
+
+
+@pytest.mark.spark
+def test_a_dry_run_says_what_would_be_built_and_changes_nothing(
+    finished: Store, crawl: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = Path(finished.root)
+    before = {path: path.stat().st_mtime_ns for path in root.rglob("*")}
+    words = [f'source.paths=["{crawl}/*.warc.gz"]', *SMALL]
+    command = ["run", str(RECIPE), "--out", str(root), "--dry-run", *(f"--set={word}" for word in words)]
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    assert TO_BUILD not in text
+    assert "why:" not in text
+    assert main([*command, "--set=quality.min_words=60", "--core-hour-usd=1000"]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"^documents +complete$", text, re.MULTILINE)
+    assert re.search(r"^verdicts +to build +\d", text, re.MULTILINE)
+    assert re.search(r"^  verdicts +quality.min_words: nothing → 60$", text, re.MULTILINE)
+    assert re.search(r"^  tokens +it reads verdicts, clean, tokenizer$", text, re.MULTILINE)
+    assert re.search(r"US\$ [\d.]*[1-9]\d* at US\$ 1000 for a core hour", text)
+    assert text.endswith(f"estimated from {root}, times 1\n")
+    assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == before
+    notes = open_table(finished, "clusters")[1].run.notes
+    assert notes["shuffled_bytes"] > 0
+    assert notes["task_seconds"] > 0
