@@ -44,6 +44,9 @@ RUN apt-get update \
 COPY --from=build /venv /venv
 # spark-submit takes the path of a file; the packages themselves lie in /venv, for the workers too.
 COPY jobs/run_all.py /app/jobs/run_all.py
+COPY jobs/run_stage.py /app/jobs/run_stage.py
+COPY jobs/cli.py /app/jobs/cli.py
+COPY conf /app/conf
 COPY jobs/recipes /app/jobs/recipes
 ENV PATH=/venv/bin:$PATH PYSPARK_PYTHON=/venv/bin/python PYTHONUNBUFFERED=1
 

@@ -97,6 +97,7 @@ SEES_OF_ROOM: dict[str, Callable[[str], bool]] = {
 ALONE = {
     "jobs.cli": "the command line",
     "jobs.exit_codes": "imported by the command line when a verb runs",
+    "jobs.run_stage": "a program",
     "jobs.verbs": "a file for each verb, found by name",
     "pipeline.engine.watcher": "a program",
     "pipeline.minhash": "a file for each signature family, with one interface",
