@@ -113,7 +113,7 @@ def test_every_verb_of_the_list_takes_a_whole_run(whole: Path, capfd: pytest.Cap
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("name", ["run.json", "documents/v-tiny/manifest.json", "train/plan.json"])
+@pytest.mark.parametrize("name", ["run.json", "documents/v-0000000071a9/manifest.json", "train/plan.json"])
 def test_damaged_json_is_one_sentence(
     whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str, damage: str
 ) -> None:
