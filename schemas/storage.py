@@ -302,11 +302,41 @@ class Store:
             self.fs.move(self.path(name), self.path(new))
 
     def walk(self) -> Iterator[str]:
-        """Yield the name of every file below this folder."""
+        """Yield the name of every file below this folder.
+
+        A local link to a folder elsewhere, such as on another disk, is followed. It is not if it leads back into this
+        folder or to one above it, if another link leads to the same folder, or if it is itself below a link.
+        """
+        if self.is_local:
+            yield from _walk_local(self.root.rstrip("/"))
+            return
         selector = pafs.FileSelector(self.root, recursive=True, allow_not_found=True)
         for info in self.fs.get_file_info(selector):
             if info.type == pafs.FileType.File:
                 yield info.path[len(self.root) + 1 :]
+
+
+def _walk_local(root: str) -> Iterator[str]:
+    """Do the same as `Store.walk` for a local folder, which need not exist."""
+    top = os.path.realpath(root)
+    waiting, linked = [root], set[str]()
+    while waiting:
+        start = waiting.pop(0)
+        for folder, folders, names in os.walk(start, onerror=_raise_unless_missing):
+            files = (f"{folder}/{name}" for name in sorted(names))
+            yield from (path[len(root) + 1 :] for path in files if os.path.isfile(path))
+            folders.sort()
+            for path in (f"{folder}/{name}" for name in folders) if start == root else ():
+                place = os.path.realpath(path)
+                is_apart = os.path.commonpath([top, place]) not in (top, place)
+                if os.path.islink(path) and is_apart and place not in linked:
+                    linked.add(place)
+                    waiting.append(path)
+
+
+def _raise_unless_missing(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def _regular_file(path: str) -> tuple[int, ...] | None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -78,3 +79,27 @@ def test_an_error_of_azure_is_one_sentence(capsys: pytest.CaptureFixture[str], e
     assert line.startswith("penstock: abfs://: expected an object store that answers, ")
     assert got in line
     assert "SEKRET" not in line
+
+
+def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:
+    """Links to the own folder double the number of paths at each level."""
+    (tmp_path / "run/a/b").mkdir(parents=True)
+    (tmp_path / "disk/far").mkdir(parents=True)
+    for place in (tmp_path / "run", tmp_path / "run/a/b", tmp_path / "disk"):
+        (place / "up").symlink_to("..")
+        (place / "same").symlink_to(".")
+        (place / "also").symlink_to(place)
+        (place / "file.json").write_text("{}")
+        (place / "to_file").symlink_to("file.json")
+        (place / "loop").symlink_to("loop")
+        (place / "gone").symlink_to("nothing")
+        os.mkfifo(place / "pipe")
+    for name in ("disk", "again", "z/third"):
+        (tmp_path / "run" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "run" / name).symlink_to(tmp_path / "disk")
+    (tmp_path / "link").symlink_to("run")
+    files = ["a/b/file.json", "a/b/to_file", "file.json", "to_file"]
+    for root in ("run", "link"):  # the folder itself may be reached through a link
+        names = [*Store(str(tmp_path / root)).walk()]
+        assert sorted(names) == sorted([*files, "again/file.json", "again/to_file"])
+    assert [*Store(str(tmp_path / "nothing")).walk()] == []
