@@ -15,6 +15,7 @@ import pytest
 
 from jobs.verbs.inspect import diff_command
 from pipeline.inspect.diff import NOT_READ, compare_runs, open_compared_run
+from pipeline.report.compare import write_comparison
 from pipeline.tokens.streams import live_tokens
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json
@@ -49,6 +50,29 @@ def test_equal_runs_are_reported_as_equal(tmp_path: Path, capsys: pytest.Capture
     text = diff(capsys, a, b, list=3)
     assert text.splitlines()[-1] == "equal: the digests are the same, and so are documents and tokens"
     assert compare_runs(open_compared_run(a), open_compared_run(b), 3).documents == Counter()
+
+
+def test_runs_with_one_dataset_and_other_documents_are_not_equal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """B was run up to `clean` with other settings after its dataset was made."""
+    changed = [*crawl()]
+    changed[-4] = replace(changed[-4], outcome=SHORT)
+    a, b = make_run(tmp_path / "a"), make_run(tmp_path / "b", records=changed)
+    join_dataset(a)
+    for table in ("tokenizer", "tokens"):
+        inputs = json.loads(open_table(a, table)[1].content.model_dump_json())["inputs"]
+        edit(b, table, lambda content, inputs=inputs: content.update(inputs=inputs))
+    assert open_table(a, "tokens")[1].digest == open_table(b, "tokens")[1].digest
+    text = diff(capsys, a, b, json=str(tmp_path / "diff.json"))
+    assert "equal" not in text
+    assert f"only in A, by the rule that dropped them in B: 1\n  web  {SHORT}  1\n" in text
+    assert "\nB has a dataset made from another table `clean` than its current one, so its tokens are" in text
+    assert "\nA has a dataset made" not in text
+    assert json.loads((tmp_path / "diff.json").read_text())["equal"] is False
+    page = Path(write_comparison(("a", a), ("b", b), Store(str(tmp_path)), "page.html")).read_text()
+    assert "Both runs have the same digest" not in page
+    assert "1 documents are kept only by A, 0 only by B." in page
 
 
 def test_documents_out_in_and_dropped_by_another_rule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
