@@ -250,8 +250,9 @@ def _directory(stream: ByteStream, size: int) -> _Directory | Drop | None:
         return None
     entries = [
         _Entry(
-            info.header_offset, info.filename, info.file_size, info.compress_size, info.compress_type, info.flag_bits,
-            info.CRC, stat.S_IFMT(info.external_attr >> 16) in (0, stat.S_IFREG), info.filename.endswith("/"),
+            min(info.header_offset, start), info.filename, info.file_size, info.compress_size, info.compress_type,
+            info.flag_bits, info.CRC, stat.S_IFMT(info.external_attr >> 16) in (0, stat.S_IFREG),
+            info.filename.endswith("/"),
         )
         for info in infos
         if info.header_offset >= 0  # The bytes of the last member alone end with the directory of all.

@@ -17,7 +17,7 @@ from pipeline.sources.compression import ByteStream
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.lines import SourceRows
 from pipeline.sources.provenance import SourceItem, account_bytes, new_row
-from pipeline.sources.rows import UNREADABLE, RowMapping, rows_of_batch
+from pipeline.sources.rows import UNREADABLE, RowMapping, most_rows, rows_of_batch
 
 FILE_START, FILE_END = b"ARROW1\0\0", b"ARROW1"
 MAX_PADDING = 64
@@ -129,25 +129,33 @@ def _check_body(metadata: bytes, body: bytes) -> int:
 def open_arrow(split: Split, stream: ByteStream, config: SourceConfig) -> SourceRows:
     """Yield the rows of an Arrow file or stream.
 
-    What follows the last readable batch is one gap of length 0, whose drop_value is its size [bytes].
+    What follows the last readable batch is one gap of length 0, whose drop_value is its size [bytes]. So is what
+    follows after `most_rows`, but its drop_value is the number of rows up to the end of their batch.
     """
     num_rows, mapping = 0, RowMapping(config)
 
     def items() -> Iterator[SourceItem]:
         nonlocal num_rows
         size, end = stream.seek(0, 2), 0
+        most = most_rows(size)
         names: list[str] | None = None
         columns: list[str] = []
         try:
             for batch, position in _read(stream, size):
                 end = position
-                if batch is not None and batch.schema.names != names:
+                if batch is None:
+                    continue
+                if batch.schema.names != names:
                     names = batch.schema.names
                     columns = mapping.columns(names)
-                for start in range(0, batch.num_rows if batch is not None else 0, SLICE_ROWS):
-                    for value in rows_of_batch(batch.slice(start, SLICE_ROWS), columns):
+                total = num_rows + batch.num_rows
+                for start in range(0, min(batch.num_rows, most - num_rows), SLICE_ROWS):
+                    for value in rows_of_batch(batch.slice(start, min(SLICE_ROWS, most - num_rows)), columns):
                         yield SourceItem(num_rows, *mapping(value))
                         num_rows += 1
+                if num_rows < total:
+                    yield SourceItem(num_rows, new_row("gap"), Drop("too_many_rows", float(total), float(most)))
+                    return
         except UNREADABLE:
             yield SourceItem(num_rows, new_row("gap"), Drop("unreadable_gap", float(size - end)))
 

@@ -9,6 +9,7 @@ import pyarrow.feather as feather
 import pytest
 
 from pipeline.engine.stage import Drop, Split
+from pipeline.sources import rows as rows_module
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.source import open_split, refetch
 from pipeline.sources.splits import HashedStream, find_splits, open_stream
@@ -148,6 +149,20 @@ def test_rows_without_bytes_are_limited(monkeypatch) -> None:
     monkeypatch.setattr(arrow_table, "FREE_ROWS", 1000)
     for rows, expected in ((900, 900), (5000, 1)):
         assert len(read(_one_batch(pa.table({"text": pa.nulls(rows)})))) == expected
+
+
+def test_rows_of_all_batches_are_limited(monkeypatch) -> None:
+    """Each further batch of nulls takes 130 bytes."""
+    monkeypatch.setattr(rows_module, "FREE_ROWS", 1000)
+    sink, batch = io.BytesIO(), pa.record_batch([pa.nulls(30_000)], names=["x"])
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        for _ in range(3):
+            writer.write_batch(batch)
+    most = 1000 + 10 * len(sink.getvalue())
+    rows = read(sink.getvalue())
+    assert len(rows) == most + 1 < 30_000
+    assert (rows[-1][0]["length"], rows[-1][1]) == (0, Drop("too_many_rows", 30_000.0, float(most)))
+    assert len(read(_one_batch(pa.table({"x": pa.nulls(1000)})))) == 1000
 
 
 def test_metadata_that_leads_out_of_its_message_is_a_gap() -> None:
