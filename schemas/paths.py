@@ -81,7 +81,7 @@ def check_own_folders(run: Store, name: str) -> None:
             raise _link_of_run(place)
         if real not in seen and os.path.isdir(real):
             seen.add(real)  # a link may lead to a folder above it
-            waiting += [entry.path for entry in os.scandir(place) if entry.is_dir()]
+            waiting += [entry.path for entry in os.scandir(place) if os.path.isdir(entry.path)]
 
 
 def check_unlinked_tables(run: Store, tables: Iterable[str] = TABLES) -> None:

@@ -262,7 +262,7 @@ def _cleaned(line: bytes, documents: set[str]) -> bytes:
         ids = event.get("quarantined", [])
         if not entries and documents.isdisjoint(ids):
             return line
-    except (ValueError, AttributeError, TypeError):
+    except (ValueError, AttributeError, TypeError, RecursionError):
         return line
     for entry in entries:
         entry |= {name: "" for name in DESCRIPTIVE_FIELDS if name in entry} | {"doc_id": REMOVED_ID.hex()}

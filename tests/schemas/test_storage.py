@@ -9,7 +9,7 @@ import pytest
 
 from jobs.exit_codes import exit_code_of
 from schemas.errors import ContractError
-from schemas.storage import Store
+from schemas.storage import MAX_FILE_BYTES, MAX_JSON_BYTES, Store
 
 
 def test_write_is_atomic_and_leaves_no_other_file(tmp_path):
@@ -103,3 +103,20 @@ def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:
         names = [*Store(str(tmp_path / root)).walk()]
         assert sorted(names) == sorted([*files, "again/file.json", "again/to_file"])
     assert [*Store(str(tmp_path / "nothing")).walk()] == []
+
+
+def test_a_large_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    for name, size in (("log", MAX_FILE_BYTES), ("value.json", MAX_JSON_BYTES)):
+        (tmp_path / name).touch()
+        os.truncate(tmp_path / name, size + 1)
+        read = store.read_json if name.endswith("json") else store.read_bytes
+        with pytest.raises(ContractError, match=f"{name}: expected a file of at most {size} bytes, got one of"):
+            read(name)
+
+
+def test_a_folder_in_place_of_a_file_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "report.html").mkdir()
+    with pytest.raises(ContractError, match=r"report\.html: expected a file to replace, got a folder\."):
+        Store(str(tmp_path)).write_atomic("report.html", b"x")
+    assert os.listdir(tmp_path) == ["report.html"]
