@@ -712,3 +712,12 @@ def trained_here(proxy: Any) -> Any:
 def evaluated_here(command: list[str], **options: Any) -> Any:
     assert command[1:3] == ["-m", "train.eval.evaluate"]
     return argparse.Namespace(returncode=evaluate_main(command[3:]), stderr="")
+
+
+def test_no_ablation_is_made_through_a_link(tmp_path: Path) -> None:
+    run = make_tiny_dataset(tmp_path / "run")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run/ablations").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ContractError, match="run/ablations: expected a folder of the run to write to"):
+        make_branch(run, run.child("ablations/x"), Recipe({}))
+    assert not [*(tmp_path / "elsewhere").iterdir()]
