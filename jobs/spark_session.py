@@ -42,7 +42,8 @@ class SparkConfig(Section):
     partitions: int | None = execution(None, ge=1)
     """Number of Spark partitions when tables are processed part by part; None: one for each part."""
     shuffle_partitions: int | None = execution(None, ge=1)
-    """Number of partitions of Spark's own shuffles; None: twice the number of cores."""
+    """Number of partitions of Spark's own shuffles; None: that of spark-submit, or else in local mode twice the number
+    of cores, and on a cluster Spark's own."""
     settings: dict[str, str] = Field(default_factory=dict, json_schema_extra={"role": "execution"})
     """Further Spark properties by their names in Spark, such as `spark.executor.memory`; none may be a key or password,
     since the run folder stores them."""
@@ -379,13 +380,18 @@ def _properties(config: SparkConfig, conf: SparkConf) -> dict[str, str]:
     properties = {
         "spark.master": master,
         "spark.driver.memory": conf.get("spark.driver.memory") or config.driver_memory,
-        "spark.sql.shuffle.partitions": str(config.shuffle_partitions or 2 * (os.cpu_count() or 1)),
-        "spark.sql.execution.arrow.maxRecordsPerBatch": "2048",
         "spark.sql.session.timeZone": "UTC",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.ui.enabled": conf.get("spark.ui.enabled") or "false",
-        "spark.log.level": conf.get("spark.log.level") or "ERROR",
     }
+    defaults = {
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "2048",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+    }
+    if is_local(master):
+        defaults |= {"spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)), "spark.ui.enabled": "false"}
+    properties |= {name: conf.get(name) or value for name, value in defaults.items()}
+    if config.shuffle_partitions is not None:
+        properties["spark.sql.shuffle.partitions"] = str(config.shuffle_partitions)
     if is_local(master):
         # The JVM makes the secret itself, so it is on no command line; without it, another user of this machine could
         # ask its ports for blocks of data.

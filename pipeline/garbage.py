@@ -10,7 +10,6 @@ import posixpath
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from pipeline.engine.code_digest import code_digest
 from pipeline.engine.guard import PARTS
 from pipeline.engine.part import FRAMES, SCRATCH, PartResult
 from schemas.errors import ConfigError, ContractError
-from schemas.leases import check_still_held
+from schemas.leases import delete_files
 from schemas.manifest import MANIFEST_NAME, REPLACED_NAME, RUN_NAME, read_manifest
 from schemas.paths import PLACE
 from schemas.s3_requests import SCHEME, S3Requests, Upload
@@ -120,12 +119,7 @@ def remove_garbage(run: Store, garbage: Sequence[Garbage]) -> None:
     files = [each.path for each in garbage if each.upload is None]
     lists = [name for name in files if RESULT.fullmatch(name) or LISTING.fullmatch(name)]
     for names in (lists, sorted({*files} - {*lists})):
-        check_still_held(run)
-        if run.uri.startswith(SCHEME):
-            S3Requests(run).delete(names)
-        else:
-            with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-                list(pool.map(run.delete, names))
+        delete_files(run, names)
         if run.is_local:
             _remove_empty_folders(run, names)
     for upload in (each.upload for each in garbage if each.upload is not None):

@@ -226,6 +226,28 @@ class ContainsPart(ConditionPart):
 
 
 @dataclass(frozen=True)
+class LikePart(ConditionPart):
+    """Whether a whole text fits a pattern of SQL: `%` is any text, `_` one character; case matters."""
+
+    operand: ConditionPart
+    pattern: str
+    negated: bool
+    kind: Kind = "true or false"
+    rank: int = 4
+
+    def values(self, source: Source) -> Any:
+        hit = pc.match_like(self.operand.values(source), self.pattern)
+        return pc.invert(hit) if self.negated else hit
+
+    def text(self) -> str:
+        pattern = ValuePart(self.pattern, "text").text()
+        return f"{self.operand.within(5)} {'not ' if self.negated else ''}like {pattern}"
+
+    def parts(self) -> tuple[ConditionPart, ...]:
+        return (self.operand,)
+
+
+@dataclass(frozen=True)
 class NullTest(ConditionPart):
     """Whether a value is null."""
 

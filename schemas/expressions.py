@@ -1,8 +1,9 @@
 """Conditions on columns: a text such as `code_lines > 0.2 and language = 'en'`, checked against a schema.
 
 A condition has comparisons (= or ==, != or <>, <, <=, >, >=), `is null`, `is not null`, `in (...)`, `not in (...)`,
-`contains`, `not contains`, `and`, `or`, `not`, parentheses, and + - * / on numbers. `contains` searches a column of
-text for a text: case matters, and no character is a pattern. Text is in single or double quotes; a doubled quote is a
+`contains`, `not contains`, `like`, `not like`, `and`, `or`, `not`, parentheses, and + - * / on numbers. `contains`
+searches a column of text for a text: case matters, and no character is a pattern. `like 'eng%'` compares a whole text
+with a pattern, in which `%` is any text and `_` one character. Text is in single or double quotes; a doubled quote is a
 quote in the text. A single word after a column of text needs no quotes, unless it names another column of text. Bytes
 are compared as hexadecimal digits, times as ISO 8601. Logic is that of SQL: a comparison with null is neither true nor
 false, and a row whose condition is not true does not match. Numbers are computed in float64; a number that is compared
@@ -28,6 +29,7 @@ from schemas.condition_parts import (
     ConditionPart,
     ContainsPart,
     JoinedPart,
+    LikePart,
     MembershipPart,
     NegatedPart,
     NullTest,
@@ -48,11 +50,11 @@ SHOWN_CHARS = 60
 MIN_PREFIX = 12
 """Minimum number of hexadecimal digits that name an id by its beginning."""
 KEYWORDS = ("and", "or", "not", "in", "is", "null", "true", "false")
-CONTAINS = "contains"
-"""The operator for a part of a text. It is a keyword only after a column or value, so a column may have its name."""
+CONTAINS, LIKE = "contains", "like"
+"""The operators for a part and a pattern of a text. They are keywords only after a column or value, so columns may have
+these names."""
 FOREIGN = {
-    "like": "Write url contains 'text' for a part of a text; % and * have no meaning.",
-    "ilike": "Write url contains 'text' for a part of a text; case matters.",
+    "ilike": "Write url contains 'text' for a part of a text, or like with a pattern; case matters.",
     "&&": "Write `and`.",
     "&": "Write `and`.",
     "||": "Write `or`.",
@@ -274,8 +276,8 @@ class _Parser:
         negated = self._accept("not") is not None
         if self._accept("in"):
             return self._membership(left, negated, start)
-        if self._accept(CONTAINS):
-            return self._contains(left, negated, start)
+        if word := self._accept(CONTAINS, LIKE):
+            return self._text_match(word, left, negated, start)
         if fix := self._foreign() if self._peek()[0] == "word" else None:
             raise self._error("an operator", self._shown(), fix)
         self._at = before
@@ -306,17 +308,18 @@ class _Parser:
             if not self._accept(","):
                 raise self._error("`,` or `)`", self._shown(), "Close the list.")
 
-    def _contains(self, left: ConditionPart, negated: bool, start: int) -> ConditionPart:
+    def _text_match(self, operator: str, left: ConditionPart, negated: bool, start: int) -> ConditionPart:
         if not (isinstance(left, ColumnPart) and left.kind == "text"):
-            raise self._error(f"a column of text before `{CONTAINS}`", _described(left), "Name such a column.", start)
+            raise self._error(f"a column of text before `{operator}`", _described(left), "Name such a column.", start)
         at, shown = self._start(), self._shown()
         kind = self._peek()[0]
         match = None if kind == "quoted" else _BARE.match(self._text, self._at)
         literal = _unquoted(self._next()) if kind == "quoted" else match[1] if match else ""
         if not literal:
-            raise self._error(f"text after `{CONTAINS}`", shown, "Write it as url contains 'news'.", at)
+            example = "'news'" if operator == CONTAINS else "'%news%'"
+            raise self._error(f"text after `{operator}`", shown, f"Write it as url {operator} {example}.", at)
         self._at = match.end() if match else self._at
-        return ContainsPart(left, literal, negated)
+        return (ContainsPart if operator == CONTAINS else LikePart)(left, literal, negated)
 
     def _operand(self, left: ConditionPart, operator: str) -> ConditionPart:
         """Return the operand after an operator; after a column of text, bytes or times it may be a bare word."""

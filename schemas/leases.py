@@ -16,13 +16,14 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
 from schemas.errors import ContractError
-from schemas.s3_requests import S3Requests, StoreAccessError, StoredObject
+from schemas.s3_requests import DELETED_AT_ONCE, SCHEME, S3Requests, StoreAccessError, StoredObject
 from schemas.storage import Store
 
 LEASE_SECONDS = 60
@@ -114,6 +115,22 @@ def check_before_delete(folder: Store) -> None:
     for lease in _leases_on(folder):
         if clock() - lease.renewed_at > LEASE_SECONDS / 2:
             lease.renew()
+
+
+def delete_files(folder: Store, names: Sequence[str]) -> None:
+    """Delete files of a run: on S3 a thousand in a request, elsewhere several at a time. Missing files are no error.
+
+    Raises ContractError if another process has taken over a lease on the run.
+    """
+    check_still_held(folder)
+    for first in range(0, len(names), DELETED_AT_ONCE):
+        some = names[first : first + DELETED_AT_ONCE]
+        check_before_delete(folder)
+        if folder.uri.startswith(SCHEME):
+            S3Requests(folder).delete(some)
+        else:
+            with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+                list(pool.map(folder.delete, some))
 
 
 def clock() -> float:

@@ -317,6 +317,11 @@ class Store:
         else:
             self.fs.move(self.path(name), self.path(new))
 
+    def names(self) -> list[str]:
+        """Return the names of the files in this folder, not of those in its subfolders. A missing folder has none."""
+        infos = self.fs.get_file_info(pafs.FileSelector(self.root, allow_not_found=True))
+        return [info.base_name for info in infos if info.type == pafs.FileType.File]
+
     def walk(self) -> Iterator[str]:
         """Yield the name of every file below this folder.
 

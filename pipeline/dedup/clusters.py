@@ -79,7 +79,7 @@ def build_clusters(build: StepContext) -> dict[str, TableResult]:
     ]
     scratch = FrameStore(build.spark, build.folders["clusters"].child(SCRATCH))
     indexes = Indexes(build.spark, {name: table for name, table in build.inputs.items() if name not in READ})
-    rows = build.inputs["documents"].manifest.content.counts.rows_in * num_keys(config, signature)
+    rows = build.inputs["documents"].manifest.content.counts.rows_kept * num_keys(config, signature)
     partitions = config.partitions or max(build.spark.sparkContext.defaultParallelism, -(-rows // PARTITION_ROWS))
     shuffled = shuffled_bytes(build.spark)
     search = CopySearch(build.spark, tasks, scratch, partitions, indexes.bands_and_payloads() if indexes else None)

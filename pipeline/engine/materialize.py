@@ -22,6 +22,7 @@ from pipeline.engine.code_digest import code_digest
 from pipeline.engine.parquet import FileWriter
 from pipeline.engine.part import FRAMES, TaskResult, current_inputs
 from pipeline.engine.spark import dataframe_from_tasks, run_partitions
+from pipeline.engine.tasks import GROUPS_PER_CORE, num_cores
 from schemas.blocks import BlockFile
 from schemas.errors import ContractError
 from schemas.leases import check_before_delete, check_still_held
@@ -31,6 +32,8 @@ from schemas.storage import Store
 BATCH_ROWS = 1 << 16
 BATCH_BYTES = 16 << 20
 """Maximum number of rows and of bytes of a stored batch. If rows differ much in size, a batch may have more bytes."""
+SPAN_BYTES = 1 << 20
+"""Size of the stored rows that one task reads, if there are not more than GROUPS_PER_CORE such tasks for each core."""
 COMPRESSION = "lz4"
 
 Batches = Iterator[pa.RecordBatch]
@@ -88,15 +91,18 @@ class StoredFrame:
         """The rows as a DataFrame that Spark reads from the files."""
         return self.mapped(_unchanged, self.schema)
 
+    def batches(self) -> Batches:
+        """Yield the stored batches in this process, for frames that are small."""
+        return _stored(self.folder, [BatchRange(file, 0, file.batches) for file in self.files])
+
     def mapped(self, function: Callable[[Batches], Batches], schema: str) -> DataFrame:
         """Return a DataFrame of the rows that `function` makes from the stored batches.
 
         `function` runs in the Spark tasks that read the files. `schema` is the Spark schema of the result.
         """
         read = functools.partial(_read, self.folder, function)
-        return dataframe_from_tasks(
-            self.spark, read, spans(self.files, self.spark.sparkContext.defaultParallelism), schema
-        )
+        tasks = min(-(-self.bytes // SPAN_BYTES), GROUPS_PER_CORE * num_cores(self.spark))
+        return dataframe_from_tasks(self.spark, read, spans(self.files, tasks), schema)
 
 
 class FrameStore:
@@ -142,12 +148,12 @@ class FrameStore:
         """Delete the folder with all stored frames, including the files that failed task attempts wrote.
 
         The lists go first, and durably, so that a process killed meanwhile leaves no list without its files. Raises
-        ContractError if another process has taken over the lease on the run, or if the folder is a link to a place
-        outside of the folder above it.
+        ContractError if another process has taken over the lease on the run, or if a link leads out of the run, in
+        which the folder is that of a version.
         """
         check_still_held(self.folder)
         if self.folder.exists(""):
-            check_deletable(self.folder.child(".."), posixpath.join(posixpath.basename(self.folder.root), "x"))
+            check_deletable(self.folder, "x", levels=3)
             lists = [name for name in self.folder.walk() if name.endswith(".json")]
             for name in lists:
                 check_before_delete(self.folder)

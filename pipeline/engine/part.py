@@ -25,7 +25,7 @@ from pipeline.engine.parquet import PartWriter, WrittenFile
 from pipeline.engine.stage import CPU, Drop, Row, RowStep
 from schemas.errors import ContractError
 from schemas.ids import canonical_json
-from schemas.leases import check_before_delete
+from schemas.leases import check_before_delete, delete_files
 from schemas.manifest import Counts, part_key
 from schemas.paths import check_deletable
 from schemas.storage import Store
@@ -167,10 +167,12 @@ class PartResult:
     """Digest of the tables that the part was made from; empty = of none, such as a part of input files."""
     redone: bool = False
     """True if this task has replaced a part that had been completed by other code or from other tables."""
-    resumed: bool = False
+    resumed: bool = field(default=False, compare=False)
     """True if an earlier attempt has completed the part, so that this task wrote nothing; it is not stored."""
     ends: Mapping[str, int] = field(default_factory=dict)
     """How often a process ended on a record, by cause; it is not part of the content of a table."""
+    transfers: Mapping[str, int] = field(default_factory=dict)
+    """Counts of the requests for files on servers, by kind; they are not part of the content of a table."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as JSON values."""
@@ -188,6 +190,7 @@ class PartResult:
             "inputs": self.inputs,
             "redone": self.redone,
             "ends": dict(self.ends),
+            "transfers": dict(self.transfers),
         }
 
     @classmethod
@@ -196,7 +199,7 @@ class PartResult:
         files = {table: WrittenFile(**written) for table, written in values["files"].items()}
         counts = Counts.model_validate(values["counts"])
         named = {name: values[name] for name in ("figures", "cpu_seconds", "cpu")}
-        absent: dict[str, Any] = {"code": "", "inputs": "", "redone": False, "ends": {}}
+        absent: dict[str, Any] = {"code": "", "inputs": "", "redone": False, "ends": {}, "transfers": {}}
         named |= {name: values.get(name, value) for name, value in absent.items()}
         return cls(files, counts, failures=failures_of([values]), sources=values.get(INPUT_FILES, ()), **named)
 
@@ -223,6 +226,8 @@ class PartResults:
     """CPU time by stage, as in `PartResult`."""
     ends: dict[str, int] = field(default_factory=dict)
     """How often a process ended on a record, by cause."""
+    transfers: dict[str, int] = field(default_factory=dict)
+    """Counts of the requests for files on servers, by kind."""
     by_source: dict[str, Any] = field(default_factory=dict)
     """Counts of rows and code points by source, in a run with several sources."""
 
@@ -270,6 +275,8 @@ class PartOutput:
     rows_in: Mapping[str, str] = field(default_factory=dict)
     """The field of a row that holds the row of a table, by table; see TableTarget."""
     guards: list[RecordGuard] = field(default_factory=list)
+    transfers: Counter[str] = field(default_factory=Counter)
+    """Counts of the requests for files on servers, by kind."""
 
     def guard(self, function: RowStep, retried: bool, max_record_bytes: int = 0) -> RecordGuard:
         """Return a guard that calls `function` on one record of this part at a time; `write_part` closes it.
@@ -323,6 +330,7 @@ def write_part(target: PartTarget, fill: Callable[[PartOutput], None]) -> PartRe
             cpu=output.books.cpu,
             sources=output.sources,
             ends=sum((guard.ends for guard in output.guards), Counter()),
+            transfers=output.transfers,
         )
 
     return complete_part(folder, target.ordinal, write, {name: table.folder for name, table in target.tables.items()})
@@ -355,15 +363,13 @@ def complete_part(
 def part_results(folder: Store) -> list[str]:
     """Return the paths of the stored results of completed parts."""
     # A source may be named `parts`; its shards are in subfolders of this folder.
-    return [f"{PARTS}/{name}" for name in folder.child(PARTS).walk() if "/" not in name]
+    return [f"{PARTS}/{name}" for name in folder.child(PARTS).names()]
 
 
 def delete_part_results(folder: Store) -> None:
     """Delete the stored results of all parts, and the notes on records. Call this after the manifest is written."""
     check_deletable(folder, f"{PARTS}/x", levels=2)
-    for name in part_results(folder):
-        check_before_delete(folder)
-        folder.delete(name)
+    delete_files(folder, part_results(folder))
     delete_notes(folder)
 
 

@@ -273,6 +273,10 @@ def _no_tasks() -> tuple[int, int]:
     return 0, 0
 
 
+def _ignore(description: str) -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class CountSources:
     """Where the figures of work under way come from."""
@@ -281,6 +285,8 @@ class CountSources:
     """None: no port could be opened, so figures advance when a part is complete."""
     tasks: Callable[[], tuple[int, int]] = _no_tasks
     """Returns the numbers of complete and of all tasks of Spark's active stages."""
+    describe: Callable[[str], None] = _ignore
+    """Gives the jobs that start from now on a description, such as `clusters: compare candidate pairs, round 1`."""
 
 
 @dataclass
@@ -379,6 +385,7 @@ class Progress:
             self._work = _Work(total or WorkTotal(), poll, time.monotonic())
             if self._step is not None:
                 self._step.what = "" if what == self._step.name else what
+                self._sources.describe(": ".join(filter(None, (self._step.name, self._step.what))))
             listener = self._sources.listener
             return listener.begin_work() if listener is not None else None
 

@@ -140,6 +140,7 @@ def answer_of_part(result: PartResult, source: str | None) -> TaskResult:
                 for stage, spent in result.cpu.items()
             },
             "ends": result.ends,
+            "transfers": result.transfers,
             "by_source": {} if source is None else {source: of_source},
         },
     }
@@ -170,6 +171,7 @@ def results_of_parts(results: TaskResults) -> PartResults:
         summed["cpu_microseconds"] / MICROSECONDS,
         cpu,
         summed["ends"],
+        summed["transfers"],
         summed["by_source"],
     )
 

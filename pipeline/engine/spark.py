@@ -67,7 +67,7 @@ def show_progress(
         listener = CountsListener((conf.get("spark.driver.bindAddress") or host).strip("[]"), host.strip("[]"))
     except OSError as error:
         print(f"progress: rows inside a part are not shown, because no UDP port opened: {error}", file=sys.stderr)
-    sources = CountSources(listener, functools.partial(active_tasks, spark))
+    sources = CountSources(listener, functools.partial(active_tasks, spark), spark.sparkContext.setJobDescription)
     open_port = closing(listener) if listener is not None else nullcontext()
     with open_port, Progress(command, steps, sources, folder) as shown:
         try:
@@ -332,7 +332,7 @@ def catch_user_errors(call: Callable[[], TaskResult]) -> TaskResult:
     try:
         return call()
     except PenstockError as error:
-        return {"error": str(error), "kind": type(error).__name__}
+        return _error_answer(error)
     except OSError as error:
         problem = describe_storage_error(error)
         if problem is None:
@@ -347,7 +347,12 @@ def marked_errors() -> Iterator[None]:
         yield
     except PenstockError as error:
         # A traceback shows this line, which therefore has no marks.
-        raise RuntimeError(_marked({"error": str(error), "kind": type(error).__name__})) from error
+        raise RuntimeError(_marked(_error_answer(error))) from error
+
+
+def _error_answer(error: PenstockError) -> TaskResult:
+    kinds = (name for name, kind in KINDS.items() if isinstance(error, kind))
+    return {"error": str(error), "kind": next(kinds, type(error).__name__)}
 
 
 def _marked(answer: TaskResult) -> str:

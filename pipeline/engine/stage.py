@@ -57,6 +57,10 @@ class Split:
     """Name of the file among the inputs of a run: `name`, and with several sources `source/name`."""
     companions: tuple[str, ...] = ()
     """URIs of other files that its reader needs, such as those of the comments on posts."""
+    is_crawl: bool = False
+    """True for a file of Common Crawl, found by `source.crawl`. Its size is an estimate until it has been read."""
+    ranges: str = ""
+    """Place of the list of its records to read, as `schemas.storage.Store.address` and a name; empty: all records."""
 
 
 EVERY = "*"

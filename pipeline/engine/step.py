@@ -202,9 +202,10 @@ BY_SOURCE = "by_source"
 def combine_parts(results: PartResults, tables: Sequence[str], by_source: bool = False) -> dict[str, TableResult]:
     """Combine the results of all parts into one result for each table.
 
-    The result of the first table has the sum of the parts' counts, and in `notes` the CPU time by stage, and how often
-    a process ended on a record. For the other tables, only rows are counted. With `by_source`, in a run with several
-    sources, the figure BY_SOURCE of the first table has the counts, and the numbers of code points, by source.
+    The result of the first table has the sum of the parts' counts, and in `notes` the CPU time by stage, how often a
+    process ended on a record, and the counts of transfers. For the other tables, only rows are counted. With
+    `by_source`, in a run with several sources, the figure BY_SOURCE of the first table has the counts, and the numbers
+    of code points, by source.
     """
     built = {table: TableResult() for table in tables}
     first = built[tables[0]]
@@ -225,6 +226,8 @@ def combine_parts(results: PartResults, tables: Sequence[str], by_source: bool =
         }
     if results.ends:
         first.notes["ended_processes"] = dict(sorted(results.ends.items()))
+    if results.transfers:
+        first.notes["transfers"] = dict(sorted(results.transfers.items()))
     for table in tables[1:]:
         built[table].count_rows()
     return built

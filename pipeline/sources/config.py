@@ -1,11 +1,13 @@
 """The settings of the source stage: the input files, their format, and the conditions for a page."""
 
+import re
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from pipeline.sources.code.config import CodeConfig
+from pipeline.sources.common_crawl.columns import INDEX_SCHEMA
 from pipeline.sources.fields import TextParts, parse_text
 from pipeline.sources.format_config import (
     BooksConfig,
@@ -19,6 +21,8 @@ from pipeline.sources.format_config import (
 )
 from pipeline.sources.papers.config import ArxivConfig, UnarxiveConfig
 from schemas.config import Section, execution
+from schemas.errors import ConfigError
+from schemas.expressions import parse_expression
 
 AUTO = "auto"
 """The value of `source.format` that leaves the choice to the suffix of each file."""
@@ -38,6 +42,11 @@ OWN_SECTIONS = frozenset(
 a source may have only the settings `OWN_FIELDS`."""
 
 
+OF_CRAWL = frozenset(("kind", "files", "share", "where", "access", "max_unreadable", "connections", "mirror"))
+"""Settings that only a source with `crawl` has."""
+CRAWL_NAME = re.compile(r"CC-(?:MAIN-20\d\d-(?:0[1-9]|[1-4]\d|5[0-3])|NEWS-20\d\d-(?:0[1-9]|1[0-2]))")
+
+
 class SourceConfig(Section):
     """The section `[source]` of a recipe: the input files, their format, and which records are pages.
 
@@ -47,16 +56,48 @@ class SourceConfig(Section):
 
     own_sections = OWN_SECTIONS
 
-    REPLACES: ClassVar = {"text": {"text_field"}, "text_field": {"text"}}
+    REPLACES: ClassVar = {
+        "text": {"text_field"},
+        "text_field": {"text"},
+        "crawl": {"paths", "snapshot"},
+        "paths": {"crawl", *OF_CRAWL},
+        "files": {"share"},
+        "share": {"files"},
+    }
 
     name: str = Field("web", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name of the source. It is hashed into every doc_id, and it names the folder of the source's token shards."""
     snapshot: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,23}$")
     """Name of the crawl that the files belong to; names must sort in the order of the crawls. If it is not set, a crawl
     name such as CC-MAIN-2024-10 is read from the file's name, if there is one."""
+    crawl: str | None = execution(None)
+    """Name of a crawl of Common Crawl whose files are read, in place of `paths`: CC-MAIN-2024-10 (year and week) or
+    CC-NEWS-2024-10 (year and month). Files are named by their paths in the bucket, wherever they are read from."""
     paths: tuple[str, ...] = execution((), validate_default=True)
     """Input files: local paths or URIs that pyarrow.fs supports (s3://, gs://, hdfs://), with `*`, `?`, `[…]` and `**`.
     A manifest records inputs by name and digest, so their location does not change the result."""
+    kind: Literal["warc", "wet"] = execution("warc")
+    """Files of `crawl`: "warc", the pages as they were crawled, or "wet", the texts that Common Crawl extracted."""
+    files: int | None = execution(None, ge=1)
+    """Number of files of `crawl` to read: those whose paths have the smallest hashes, so that a larger number adds
+    files to those of a smaller one. None: all, or those of `share`."""
+    share: float | None = execution(None, gt=0, le=1)
+    """Share of the files of `crawl` to read, in place of `files`: those whose paths have a hash below it."""
+    where: str | None = None
+    """Condition on the columns of the index of `crawl`, such as `content_languages like 'eng%'`. Only records that meet
+    it are fetched and have rows. None: all records."""
+    access: Literal["auto", "https", "s3"] = execution("auto")
+    """How to read `crawl`: from data.commoncrawl.org by "https", or from the bucket by "s3", which needs credentials of
+    AWS and the extra `penstock[s3]`. "auto": S3 if there are credentials and the region is us-east-1, else HTTPS."""
+    max_unreadable: float = execution(0.0, ge=0, le=1)
+    """Share of the files of `crawl` that may be unreachable, such as missing ones. Each is a gap with its cause; beyond
+    the share the run stops."""
+    connections: int = execution(64, ge=1)
+    """Maximum number of connections of a run to the servers of `crawl`. Each task has one, so it limits the tasks that
+    run at a time."""
+    mirror: str = execution("")
+    """Address of a copy of the bucket of `crawl`, which has its paths: https://, s3:// or any other storage, or a local
+    folder. Empty: Common Crawl itself, by `access`."""
     format: str = AUTO
     """Format of the files: `warc` (WARC, WET and ARC, compressed or not), `jsonl`, `parquet` or another name in
     `formats.FORMATS`; `auto` determines it by the suffix of each file."""
@@ -128,6 +169,7 @@ class SourceConfig(Section):
         """
         unused = (self.formats().keys() | {"text", "title_field"}) - self.model_fields_set
         unused |= {"title"} if self.title == "column" else set()
+        unused |= {"where"} if self.where is None else set()
         reader = {"reader": READER_VERSIONS[self.format]} if self.format in READER_VERSIONS else {}
         content = {name: value for name, value in super().content().items() if name not in unused} | reader
         if "mediawiki" in content and not self.mediawiki.keep_redirects:
@@ -145,14 +187,73 @@ class SourceConfig(Section):
     def _one_path(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else value
 
-    @field_validator("paths")
+    @field_validator("crawl")
     @classmethod
-    def _required(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if not value:
+    def _crawl_name(cls, value: str | None) -> str | None:
+        if value is not None and not CRAWL_NAME.fullmatch(value):
             raise PydanticCustomError(
-                "required", "expected at least one file, got none. Set source.paths, for example to crawl/*.warc.gz."
+                "crawl",
+                "expected the name of a crawl, such as CC-MAIN-2024-10 (year and week) or CC-NEWS-2024-10 (year and "
+                "month), got {value}. Correct source.crawl.",
+                {"value": repr(value)},
             )
         return value
+
+    @field_validator("paths")
+    @classmethod
+    def _required(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        crawl = info.data.get("crawl", "")  # a wrong name is reported on its own
+        if not value and crawl is None:
+            raise PydanticCustomError(
+                "required",
+                "expected at least one file, got none. Set source.paths, for example to crawl/*.warc.gz, or "
+                "source.crawl, for example to CC-MAIN-2024-10.",
+            )
+        if value and crawl:
+            raise PydanticCustomError(
+                "either", "expected either source.paths or source.crawl, got both. Remove one of them."
+            )
+        return value
+
+    @field_validator("where")
+    @classmethod
+    def _index_condition(cls, value: str | None) -> str | None:
+        try:
+            return None if value is None else parse_expression(value, INDEX_SCHEMA, "where").canonical
+        except ConfigError as error:
+            raise PydanticCustomError("where", "{error}", {"error": str(error).removeprefix("where: ")}) from None
+
+    @model_validator(mode="after")
+    def _crawl_settings(self) -> "SourceConfig":
+        if problem := self._crawl_problem():
+            raise PydanticCustomError("crawl_settings", "{problem}", {"problem": problem})
+        return self
+
+    def _crawl_problem(self) -> str | None:
+        """Return what is wrong with the settings of `crawl` together; None if nothing is."""
+        if self.crawl is None:
+            useless = sorted(OF_CRAWL & self.model_fields_set)
+            return (
+                f"{useless[0]}: expected source.crawl with it, got none. Remove source.{useless[0]}."
+                if useless
+                else None
+            )
+        if self.files is not None and self.share is not None:
+            return "share: expected either files or share, got both. Remove source.share."
+        if self.snapshot is not None:
+            return f"snapshot: expected none, because it is the name of the crawl, got {self.snapshot!r}. Remove it."
+        if self.format not in (AUTO, "warc"):
+            return f"format: expected warc with source.crawl, got {self.format!r}. Remove source.format."
+        if self.mirror and self.access != "auto":
+            return f"access: expected none with source.mirror, got {self.access!r}. Remove source.access."
+        is_main = self.crawl.startswith("CC-MAIN")
+        if self.kind == "wet" and not is_main:
+            return 'kind: expected "warc" for a crawl CC-NEWS, which has no other files, got "wet". Remove source.kind.'
+        if self.where is not None and (self.kind == "wet" or not is_main):
+            return (
+                "where: expected WARC files of a crawl CC-MAIN, which have an index, got others. Remove source.where."
+            )
+        return None
 
     def text_parts(self) -> TextParts:
         """Return the fields of the text of a row, and the quoted text between them."""

@@ -148,7 +148,7 @@ class TextWatch:
         own = {split.key or split.name for split in splits}
         self._others = [other for other in others if (other.key or other.name) not in own]
         self._num_others = len(splits) - 1 + len(self._others)
-        self._is_over = False
+        self._is_over = self._split.is_crawl  # its format is known, and other files would be fetched
         self._rows = 0
         self._rules: dict[str, int] = {}
 

@@ -62,12 +62,12 @@ def new_row(record_type: str | None, url: str | None = None, date: datetime | No
 
 
 def account_bytes(
-    items: Iterator[SourceItem], split: Split, end: Callable[[], int]
+    items: Iterator[SourceItem], split: Split, end: Callable[[], int], base: int = 0
 ) -> Iterator[tuple[Row, Drop | None]]:
     """Add id, offset and length to the rows of a file's records and gaps, and yield the rows.
 
     `end` is called after the last item and returns the size of the file. A file without records and gaps yields one gap
-    of the file's size.
+    of the file's size. `base`: offset of the first byte, if the items are those of a range of the file.
     """
     held: tuple[Row, Drop | None] | None = None
     offset = part = 0
@@ -80,11 +80,11 @@ def account_bytes(
             held[0]["length"] = start - offset
             yield held
         offset = start
-        row["doc_id"] = doc_id(source, name, offset, part)
-        row["source"], row["split"], row["offset"], row["snapshot"] = source, name, offset, snapshot
+        row["doc_id"] = doc_id(source, name, base + offset, part)
+        row["source"], row["split"], row["offset"], row["snapshot"] = source, name, base + offset, snapshot
         held = (row, drop)
     if held is None:
-        yield from account_bytes(iter([SourceItem(0, new_row("gap"), Drop("empty_file"))]), split, end)
+        yield from account_bytes(iter([SourceItem(0, new_row("gap"), Drop("empty_file"))]), split, end, base)
         return
     held[0]["length"] = end() - offset
     yield held

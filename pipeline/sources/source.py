@@ -9,8 +9,11 @@ import pyarrow as pa
 
 from pipeline.engine.failures import FAILURE, Failure, place_of
 from pipeline.engine.stage import TITLE_FIRST, Drop, Row, Source, Split
+from pipeline.sources.common_crawl.listing import read_crawl_range
+from pipeline.sources.common_crawl.requests import UnreachableFileError
 from pipeline.sources.compression import ByteStream
 from pipeline.sources.config import SourceConfig
+from pipeline.sources.crawl.warc import open_warc
 from pipeline.sources.formats import FORMATS
 from pipeline.sources.provenance import COLUMNS, new_row
 from pipeline.sources.splits import HashedStream
@@ -129,15 +132,21 @@ FORMAT_REASONS: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Further reasons of single formats: format → reason → meaning."""
+CRAWL_REASONS = {
+    "unreachable_file": "a file of a crawl, or its rest, that cannot be fetched; the value is the HTTP status",
+}
+"""Further reasons of the files of `source.crawl`."""
 _SAME_REASONS = {"books": "gutenberg", "unarxive": "arxiv", "arrow": "parquet", "hf": "parquet"}
 """Formats that have the reasons of another one."""
-REASONS = COMMON_REASONS | {name: text for reasons in FORMAT_REASONS.values() for name, text in reasons.items()}
+_OF_FORMATS = {name: text for reasons in FORMAT_REASONS.values() for name, text in reasons.items()}
+REASONS = COMMON_REASONS | _OF_FORMATS | CRAWL_REASONS
 """The reasons of all formats."""
 
 
-def reasons_of(file_format: str) -> dict[str, str]:
+def reasons_of(file_format: str, is_crawl: bool = False) -> dict[str, str]:
     """Return the reasons for which a record of a file in this format may be dropped, with their meanings."""
-    return {**COMMON_REASONS, **FORMAT_REASONS.get(_SAME_REASONS.get(file_format, file_format), {})}
+    own = FORMAT_REASONS.get(_SAME_REASONS.get(file_format, file_format), {})
+    return {**COMMON_REASONS, **own, **(CRAWL_REASONS if is_crawl else {})}
 
 
 def open_split(split: Split, stream: ByteStream, config: SourceConfig) -> Iterator[tuple[Row, Drop | None]]:
@@ -146,11 +155,29 @@ def open_split(split: Split, stream: ByteStream, config: SourceConfig) -> Iterat
     Invalid content never raises an error. If a reader raises one nevertheless, the last row is a gap up to the end of
     the file, with the Failure that describes it. An error of the storage, and one of memory, is raised.
     """
-    rows = _contained(FORMATS[split.format].open(split, stream, config), split)
+    opened = chosen_rows(split, stream, config) if split.ranges else FORMATS[split.format].open(split, stream, config)
+    rows = _contained(opened, split, stream)
     return rows if config.title == "column" else _with_mark(rows)
 
 
-def _contained(rows: Iterator[tuple[Row, Drop | None]], split: Split) -> Iterator[tuple[Row, Drop | None]]:
+def chosen_rows(split: Split, stream: Any, config: SourceConfig) -> Iterator[tuple[Row, Drop | None]]:
+    """Yield the rows of the records that `source.where` chooses of an archive; `stream`: a `ChosenRecords`.
+
+    Each is equal to the row of the record in a run that reads the whole archive.
+    """
+    for span, data in stream.records(config.max_record_bytes):
+        if data is not None:
+            yield from open_warc(split, io.BytesIO(data), config, span.first)
+            continue
+        size = span.end - span.first
+        row = new_row("gap") | {"doc_id": doc_id(split.source, split.name, span.first), "source": split.source}
+        row |= {"split": split.name, "offset": span.first, "length": size, "snapshot": split.snapshot}
+        yield row, Drop("record_too_large", float(size), float(config.max_record_bytes))
+
+
+def _contained(
+    rows: Iterator[tuple[Row, Drop | None]], split: Split, stream: ByteStream
+) -> Iterator[tuple[Row, Drop | None]]:
     end = 0
     try:
         for row, drop in rows:
@@ -159,20 +186,27 @@ def _contained(rows: Iterator[tuple[Row, Drop | None]], split: Split) -> Iterato
     except (OSError, MemoryError, PenstockError):
         raise
     except Exception as error:
-        yield gap_to_end(split, end, error)
+        yield gap_to_end(split, end, error, stream)
 
 
 GAP_PART = (1 << 31) - 1
 """Number, among the rows at its offset, of the gap after which a file was not read: no record has as many."""
 
 
-def gap_to_end(split: Split, begin: int, error: Exception) -> tuple[Row, Drop]:
+def gap_to_end(split: Split, begin: int, error: Exception, stream: Any) -> tuple[Row, Drop]:
     """Return the gap from an offset to the end of a file whose reader has failed, with the error that describes it."""
-    rest = max(0, split.size - begin) if FORMATS[split.format].in_bytes else 0
+    is_unreachable = isinstance(error, UnreachableFileError)
+    size = split.size
+    if split.is_crawl:
+        size = getattr(stream, "known_size", begin) if is_unreachable else stream.seek(0, 2)
+    rest = max(0, size - begin) if FORMATS[split.format].in_bytes else 0
     identifier = doc_id(split.source, split.name, begin, GAP_PART)
     row = new_row("gap") | {"doc_id": identifier, "source": split.source}
     row |= {"split": split.name, "offset": begin, "length": rest, "snapshot": split.snapshot}
-    row[FAILURE] = Failure(SOURCE.name, type(error).__name__, place_of(error))
+    message = error.cause if isinstance(error, UnreachableFileError) else ""
+    row[FAILURE] = Failure(SOURCE.name, type(error).__name__, place_of(error), message)
+    if isinstance(error, UnreachableFileError):
+        return row, Drop("unreachable_file", None if error.status is None else float(error.status))
     return row, Drop("unreadable_gap", float(rest))
 
 
@@ -226,15 +260,18 @@ def refetch(split: Split, recorded: Mapping[str, Any], config: SourceConfig) -> 
     offset, length = int(recorded["offset"]), int(recorded["length"])
     file_format = FORMATS[split.format]
     try:
-        fs, path = resolve_uri(split.uri)
-        data = file_format.read_record(fs, path, offset, length)
+        if split.is_crawl:
+            data = read_crawl_range(split.uri, offset, length)
+        else:
+            fs, path = resolve_uri(split.uri)
+            data = file_format.read_record(fs, path, offset, length)
     except (OSError, pa.ArrowException) as error:
         raise ContractError(
             f"{split.uri}: expected a readable record at offset {offset}, got an error: {error}. Restore the file from "
             "a backup."
         ) from error
     open_record = file_format.open_record or file_format.open
-    rows = open_record(replace(split, size=len(data), companions=()), HashedStream(io.BytesIO(data)), config)
+    rows = open_record(replace(split, size=len(data), companions=(), ranges=""), HashedStream(io.BytesIO(data)), config)
     row = next((row for row, _ in rows if row["record_type"] != "gap"), None)
     if file_format.in_bytes and len(data) < length:
         changes = [f"length: expected {length} bytes from {offset} on, got {len(data)}"]

@@ -8,7 +8,7 @@ file is computed while the file is read.
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -18,6 +18,8 @@ import pyarrow.fs as pafs
 
 from pipeline.engine.stage import Split
 from pipeline.sources.archives.folders import FolderArchive, folder_identity, list_folder
+from pipeline.sources.common_crawl.download import RemoteStream
+from pipeline.sources.common_crawl.listing import crawl_splits, open_crawl_file
 from pipeline.sources.config import AUTO, SourceConfig
 from pipeline.sources.formats import FORMATS
 from pipeline.sources.tables.hf_folder import files_of, is_dataset_folder
@@ -99,7 +101,7 @@ def files_by_part(splits: Sequence[Split]) -> list[tuple[Split, ...]]:
 
 
 def find_splits(config: SourceConfig) -> list[Split]:
-    """Return the files that source.paths names or matches, as splits sorted by name.
+    """Return the files that source.paths names or matches, or those of source.crawl, as splits sorted by name.
 
     Raises ConfigError if the format is unknown, a pattern matches nothing, a file cannot be read, two files have the
     same name, or a file has two names. The message lists every such path.
@@ -109,6 +111,8 @@ def find_splits(config: SourceConfig) -> list[Split]:
             f"source.format: expected {AUTO} or the name of a format, got {config.format!r}"
             f"{suggest_name(config.format, (AUTO, *FORMATS))}. Correct source.format."
         )
+    if config.crawl is not None:
+        return crawl_splits(config)
     problems: list[str] = []
     files: dict[str, _InputFile] = {}
     packs = FORMATS[config.format].packs if config.format in FORMATS else None
@@ -405,8 +409,8 @@ class HashedStream:
         """Return at most `size` bytes from the current position, or all bytes up to the end if `size` is negative."""
         data: bytes = self._inner.read(size) if size is not None and size >= 0 else self._inner.read()
         start, self._position = self._position, self._position + len(data)
-        if data and self.on_read is not None:
-            self.on_read()
+        if data:
+            self.see_progress()
         if start <= self._hashed < self._position:
             self._digest.update(memoryview(data)[self._hashed - start :])
             self._hashed = self._position
@@ -438,6 +442,26 @@ class HashedStream:
         """Return True; pyarrow calls this."""
         return True
 
+    def see_progress(self) -> None:
+        """Call `on_read`, which also a file on a server does while it waits."""
+        if self.on_read is not None:
+            self.on_read()
+
+    @property
+    def transfers(self) -> Mapping[str, int]:
+        """Counts of the requests that a file on a server took; empty for other files."""
+        return getattr(self._inner, "transfers", {})
+
+    @property
+    def known_size(self) -> int:
+        """Size of a file of a crawl as its server gave it, or the bytes that were read if it gave none [bytes]."""
+        facts = getattr(self._inner, "facts", None)
+        return self._hashed if facts is None or facts.size is None else int(facts.size)
+
+    def digest_so_far(self) -> tuple[str, int]:
+        """Return the SHA-256 (hex) and the number of the bytes that were read, for a file that cannot be read on."""
+        return self._digest.hexdigest(), self._hashed
+
     def finish(self) -> tuple[str, int]:
         """Read the bytes that have not been read, and return the SHA-256 (hex) and size [bytes] of the whole file."""
         self.seek(self._hashed)
@@ -454,8 +478,14 @@ class HashedStream:
 def open_stream(split: Split) -> HashedStream:
     """Open the split's file, or its folder as an archive, which is hashed while it is read.
 
-    Raises OSError if it does not exist.
+    Raises OSError if it does not exist; a file of Common Crawl raises UnreachableFileError when it is read.
     """
+    if split.is_crawl:
+        inner = open_crawl_file(split.uri)
+        stream = HashedStream(inner)
+        if isinstance(inner, RemoteStream):
+            inner.on_wait = stream.see_progress
+        return stream
     fs, path = resolve_uri(split.uri)
     packs = FORMATS[split.format].packs if split.format else None
     if packs is not None and (packs(split.name) or fs.get_file_info(path).type == pafs.FileType.Directory):

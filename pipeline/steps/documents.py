@@ -8,7 +8,7 @@ import functools
 import sys
 from collections.abc import Container, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pydantic import Field
@@ -22,10 +22,13 @@ from pipeline.engine.stage import Drop, PerDocument, Relation, Row, RowStep, Sou
 from pipeline.engine.step import StepContext, TableResult, combine_parts
 from pipeline.engine.worker import FusedStages, ModelPaths, local_models, run_rows
 from pipeline.extract.extract import EMPTY_PAGE, ERRORS, EXTRACT, GUARD, LIMITED, ExtractConfig
+from pipeline.sources.common_crawl.records import ChosenRecords
+from pipeline.sources.common_crawl.requests import UnreachableFileError
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.first_rows import TextWatch, spread
 from pipeline.sources.source import gap_to_end, reasons_of
 from pipeline.sources.splits import HashedStream, files_by_part, open_stream
+from pipeline.steps.crawl_files import CAUSE, check_unreachable, clear_ranges, limited_partitions, with_ranges
 from pipeline.steps.several_extractors import COMPARED, STOPPED, TRIED, SeveralExtractors, figures_of_comparison
 from schemas.config import Recipe, Section
 from schemas.errors import ContractError
@@ -83,12 +86,18 @@ def build_documents(build: StepContext) -> dict[str, TableResult]:
     (source,) = (stage for stage in build.stages if isinstance(stage, Source))
     folders = build.folders["documents"], build.folders["text"], build.folders.get("comparisons")
     others = {name: spread([split for split in build.splits if split.source == name]) for name in build.recipe.sources}
+    parts = files_by_part(with_ranges(build))
     tasks = [
         DocumentsTask(files, source, own.per_document, own.recipe, own.model_paths(), *folders, others[files[0].source])
-        for files, own in build.by_part(files_by_part(build.splits))
+        for files, own in build.by_part(parts)
     ]
     size = WorkTotal(bytes=sum(split.size for split in build.splits))
-    results = run_parts(build, documents_part, tasks, "documents", size)
+    limited = replace(build, partitions=limited_partitions(build, len(tasks)))
+    results = run_parts(limited, documents_part, tasks, "documents", size)
+    if build.only is not None:
+        parts = [files for number, files in enumerate(parts) if number in build.only]
+    results = check_unreachable(build, parts, results)
+    clear_ranges(build)
     tables = ("documents", "text", *(("comparisons",) if "comparisons" in build.folders else ()))
     built = combine_parts(results, tables, by_source=True)
     built["documents"].failures.check(failure_limits(build.per_document), is_complete=True)
@@ -127,9 +136,10 @@ def documents_part(task: DocumentsTask, retried: bool) -> PartResult:
     tables = {"documents": TableTarget(task.documents, schema), "text": TableTarget(task.text, TEXT, "text")}
     if task.comparisons is not None:
         tables["comparisons"] = TableTarget(task.comparisons, COMPARISONS, "first_text", rows_in=COMPARED)
-    reasons: list[tuple[str, Mapping[str, str]]] = [(task.source.name, reasons_of(task.splits[0].format))]
+    first = task.splits[0]
+    reasons: list[tuple[str, Mapping[str, str]]] = [(task.source.name, reasons_of(first.format, first.is_crawl))]
     reasons += [(stage.name, stage.reasons) for stage in task.stages]
-    return write_part(PartTarget(task.splits[0].ordinal, tables, reasons), fill)
+    return write_part(PartTarget(first.ordinal, tables, reasons), fill)
 
 
 def rows_of_files(
@@ -138,11 +148,13 @@ def rows_of_files(
     """Yield (row, drop) for each record of a part's files, and add each file that was read to `output.sources`.
 
     If the reader has ended several workers on one record of a file, or asks for too much memory in a retry, the rest of
-    the file is a gap. Raises ContractError if a file does not have the size that it had when the run was prepared.
+    the file is a gap. So is a file of a crawl that is unreachable, if some may be. Raises ContractError if a file does
+    not have the size that it had when the run was prepared.
     """
     done = end = 0
     for split in task.splits:
-        with closing(open_stream(split)) as stream:
+        cause = ""
+        with closing(ChosenRecords(split) if split.ranges else open_stream(split)) as stream:
             output.meter.position = functools.partial(_position, stream, done)
             try:
                 for row, drop in guard.read(task.source.open(split, stream, settings), stream):
@@ -151,14 +163,21 @@ def rows_of_files(
             except (StuckReaderError, MemoryError) as error:
                 if isinstance(error, MemoryError) and not retried:
                     raise  # other files of the part may have taken the memory
-                yield gap_to_end(split, end, error)
-            sha256, size = stream.finish()
+                yield gap_to_end(split, end, error, stream)
+            except UnreachableFileError as error:
+                if not settings.max_unreadable:
+                    raise ContractError(str(error)) from error
+                cause = error.cause
+                yield gap_to_end(split, end, error, stream)
+            sha256, size = stream.digest_so_far() if cause else stream.finish()
+            output.transfers.update(stream.transfers)
         check_size(split, size)
-        output.sources.append({"name": split.key, "bytes": size, "sha256": sha256})
+        entry = {"name": split.key, "bytes": size, "sha256": sha256}
+        output.sources.append(entry | ({CAUSE: cause} if cause else {}))
         done, end = done + size, 0
 
 
-def _position(stream: HashedStream, done: int) -> int:
+def _position(stream: HashedStream | ChosenRecords, done: int) -> int:
     return done if stream.closed else done + stream.tell()
 
 
@@ -174,8 +193,8 @@ def failure_limits(stages: Iterable[PerDocument]) -> dict[str, float]:
 
 
 def check_size(split: Split, size: int) -> None:
-    """Raise ContractError unless `size` is the size that the file had when the run was prepared."""
-    if size != split.size:
+    """Raise ContractError unless `size` is the size that the file had when the run was prepared, if it is known."""
+    if size != split.size and not split.is_crawl:
         raise ContractError(
             f"{split.uri}: expected {split.size} bytes, got {size} while reading. "
             "Run `penstock run` again when the file is complete and no longer changes."

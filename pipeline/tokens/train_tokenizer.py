@@ -2,7 +2,7 @@
 
 A clean document is in the training sample if its hash, as a share of the largest hash, is below sample_bytes / total
 bytes. The sample is sorted by this hash, so it does not depend on how the text is divided into parts. Only the sample
-is collected on the Spark driver. A resumed step samples only the parts whose sample is not complete.
+is read by the Spark driver.
 """
 
 import time
@@ -13,10 +13,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.engine.materialize import FrameStore
 from pipeline.engine.parquet import FileWriter
-from pipeline.engine.part import PartOutput, PartResult, PartTarget, TableTarget, write_part
+from pipeline.engine.part import SCRATCH
 from pipeline.engine.progress import doing
-from pipeline.engine.spark import run_parts
+from pipeline.engine.results import MAX_UNADDED
+from pipeline.engine.spark import dataframe_from_tasks
 from pipeline.engine.stage import Relation
 from pipeline.engine.step import StepContext, TableResult
 from pipeline.tokens.tokenizer import (
@@ -52,18 +54,19 @@ def given_model(config: TokenizerConfig) -> dict[str, str]:
 
 TOKENIZER = Relation(name="tokenizer", version=1, config=TokenizerConfig, models=given_model)
 SAMPLE_SEED = 7
-SAMPLE = pa.schema([pa.field("key", pa.int64()), pa.field("doc_id", pa.binary(16)), pa.field("text", pa.string())])
+SAMPLE = pa.schema([pa.field("key", pa.int64()), pa.field("doc_id", pa.binary()), pa.field("text", pa.string())])
+SAMPLE_DDL = "key long, doc_id binary, text string"
+SAMPLE_FILE_BYTES = 64 << 20
+"""Size of the text in a file of the sample, if there are many parts."""
 
 
 @dataclass(frozen=True)
 class TokenizerSampleTask:
-    """One part of `clean` to sample, the share of its documents, and the folder in which the sample is written."""
+    """One part of `clean` to sample, and the share of its documents."""
 
-    ordinal: int
     clean: Store
     path: CheckedPath
     share: float
-    folder: Store
 
 
 def build_tokenizer(build: StepContext) -> dict[str, TableResult]:
@@ -73,11 +76,10 @@ def build_tokenizer(build: StepContext) -> dict[str, TableResult]:
     """
     config = build.recipe.section("tokenizer", TokenizerConfig)
     folder, started = build.folders["tokenizer"], time.process_time()
-    built = TableResult()
+    built, scratch = TableResult(), FrameStore(build.spark, folder.child(SCRATCH))
     if config.model is None:
-        samples = sample_files(build, config, folder)
+        texts = sample_texts(build, config, built, scratch)
         doing("train the tokenizer")
-        texts = [*sample_texts(folder, samples, built)]
         data = train_fitting(texts, config, built)
         kind: Kind = "sentencepiece"
     else:
@@ -89,7 +91,8 @@ def build_tokenizer(build: StepContext) -> dict[str, TableResult]:
     with ModelWriter(folder, "tokenizer", "model") as writer:
         writer.write(data)
     built.add_file(replace(writer.written, key="model", rows=1))
-    for path in sorted({*folder.walk()} - {writer.written.path}):  # the samples, those of killed attempts too
+    scratch.clear()
+    for path in sorted({*folder.walk()} - {writer.written.path}):  # models of killed attempts
         check_deletable(folder, path, levels=2)
         check_before_delete(folder)
         folder.delete(path)
@@ -132,10 +135,11 @@ class ModelWriter(FileWriter):
         """Do nothing: a discarded file has no format writer to close."""
 
 
-def sample_files(build: StepContext, config: TokenizerConfig, folder: Store) -> list[CheckedPath]:
-    """Write the sampled documents of every part of `clean` to temporary files; return the paths in order.
+def sample_texts(build: StepContext, config: TokenizerConfig, built: TableResult, scratch: FrameStore) -> list[str]:
+    """Return the sampled texts of `clean`, sorted by a hash of doc_id.
 
-    Raises ContractError if all documents are dropped or empty.
+    The numbers of documents and bytes of the sample are stored in `built`. Raises ContractError if all documents are
+    dropped or empty.
     """
     clean = build.inputs["clean"]
     total = sum(clean.manifest.content.figures.get("kept_bytes", {}).values())
@@ -145,39 +149,26 @@ def sample_files(build: StepContext, config: TokenizerConfig, folder: Store) -> 
             "Run `penstock report` to see which rules dropped the others, then loosen those rules."
         )
     share = min(1.0, config.sample_bytes / total)
-    paths = clean.manifest.paths_of()
-    tasks = [TokenizerSampleTask(ordinal, clean.folder, path, share, folder) for ordinal, path in enumerate(paths)]
-    results = run_parts(replace(build, only=None), sample_part, tasks, "sample texts")  # a sample of all parts
-    return [result.files["sample"].checked_path for result in results.parts]
-
-
-def sample_texts(folder: Store, paths: Sequence[CheckedPath], built: TableResult) -> Iterator[str]:
-    """Yield the sampled texts, sorted by a hash of doc_id.
-
-    The numbers of documents and bytes of the sample are stored in `built`.
-    """
-    rows: list[tuple[int, bytes, str]] = []
-    for path in paths:
-        with folder.open_input(path) as stream:
-            table = pq.read_table(stream)
-        rows.extend(zip(*(table.column(name).to_pylist() for name in SAMPLE.names)))
-    rows.sort(key=lambda row: row[:2])
+    tasks = [TokenizerSampleTask(clean.folder, path, share) for path in clean.manifest.paths_of()]
+    doing("sample texts")
+    frame = dataframe_from_tasks(build.spark, sample_of_part, tasks, SAMPLE_DDL)
+    if len(tasks) > MAX_UNADDED:  # the driver opens few files, however many parts there are
+        frame = frame.repartition(max(1, config.sample_bytes // SAMPLE_FILE_BYTES), "key")
+    kept = scratch.keep("sample", frame)
+    columns = [[value for batch in kept.batches() for value in batch.column(name).to_pylist()] for name in SAMPLE.names]
+    rows = sorted(zip(*columns), key=lambda row: row[:2])
     built.counts = Counts(rows_in=len(rows), rows_kept=len(rows))
     built.figures = {"sample_documents": len(rows), "sample_bytes": sum(len(row[2].encode()) for row in rows)}
-    for row in rows:
-        yield row[2]
+    return [row[2] for row in rows]
 
 
-def sample_part(task: TokenizerSampleTask, retried: bool) -> PartResult:
-    """Write the sampled documents of one part of `clean` to a temporary file."""
-
-    def fill(output: PartOutput) -> None:
-        with task.clean.open_input(task.path) as stream:
-            for batch in read_batches(pq.ParquetFile(stream), "clean", ["doc_id", "text", "drop_stage"], 1024):
-                for row in batch.to_pylist():
-                    row["key"] = shuffle_key(SAMPLE_SEED, row["doc_id"])
-                    if row["drop_stage"] is None and is_in_share(row["key"], task.share):
-                        output.write(row)
-                        output.books.enter(row, len(row["text"]))
-
-    return write_part(PartTarget(task.ordinal, {"sample": TableTarget(task.folder, SAMPLE, "text")}), fill)
+def sample_of_part(task: TokenizerSampleTask) -> Iterator[pa.RecordBatch]:
+    """Yield the sampled documents (SAMPLE) of one part of `clean`."""
+    with task.clean.open_input(task.path) as stream:
+        for batch in read_batches(pq.ParquetFile(stream), "clean", ["doc_id", "text", "drop_stage"], 1024):
+            kept = batch.filter(batch.column("drop_stage").is_null())
+            ids = kept.column("doc_id").to_pylist()
+            keys = [shuffle_key(SAMPLE_SEED, doc_id) for doc_id in ids]
+            chosen = pa.array([is_in_share(key, task.share) for key in keys], pa.bool_())
+            columns = [pa.array(keys, pa.int64()), pa.array(ids, pa.binary()), kept.column("text")]
+            yield pa.RecordBatch.from_arrays(columns, schema=SAMPLE).filter(chosen)

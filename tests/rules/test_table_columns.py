@@ -20,7 +20,6 @@ OTHERS = {
     "pipeline/steps/scores.py": "a file of the step itself",
     "pipeline/takedown/certificate.py": "all columns that a file has",
     "pipeline/takedown/tables.py": "the columns of ids that a file has",
-    "pipeline/tokens/train_tokenizer.py": "a file of the step itself",
     "penstock/runs.py": "all columns that a file has",
     "train/eval/score.py": "files of a user",
     "train/trace/documents.py": "the columns that a file has",

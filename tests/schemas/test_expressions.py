@@ -141,6 +141,10 @@ def matching(text: str) -> list[int]:
         ("url contains .", [0]),
         ("url contains '%'", []),
         ("url not contains 'print'", [0]),  # a null neither contains a text nor lacks it
+        ("url like '%example/_q=1'", [0]),
+        ("url like 'example'", []),  # the whole text
+        ("language like e%", [0]),
+        ("language not like 'e%'", [1, 2]),
         ("language contains e", [0, 1]),
         ("language not contains e", [2]),
         ("language CONTAINS second", []),  # the name of a column is text here
@@ -195,12 +199,9 @@ def test_rows_that_match(text: str, rows: list[int]) -> None:
         ("words", "a comparison at character 1 of `words`, got a number alone. Write it as words > 0."),
         ("language or flag", "a comparison before `or` at character 1 of `language or flag`, got text alone."),
         ("flag and language", "a comparison at character 10 of `flag and language`, got text alone."),
-        (
-            "url like '%bbc%'",
-            "an operator at character 5 of `url like '%bbc%'`, got 'like'. Write url contains 'text' for a part",
-        ),
         ("url ilike 'x'", "an operator at character 5 of `url ilike 'x'`, got 'ilike'. Write url contains 'text'"),
-        ("url not like 'x'", "an operator at character 9 of `url not like 'x'`, got 'like'. Write url contains 'text'"),
+        ("words like '1%'", "a column of text before `like` at character 1 of `words like '1%'`, got words, which is"),
+        ("url like", "text after `like` at character 9 of `url like`, got the end. Write it as url like '%news%'."),
         ("flag && words > 1", "`and`, `or` or the end at character 6 of `flag && words > 1`, got '&&'. Write `and`."),
         ("words > 1 || flag", "`and`, `or` or the end at character 11 of `words > 1 || flag`, got '||'. Write `or`."),
         ("words > 1&&flag", "at character 10 of `words > 1&&flag`, got '&&flag'. Write `and`."),
@@ -272,6 +273,7 @@ def test_a_long_condition_is_not_repeated_whole() -> None:
         ("doc_id = 9ACBDC408DEC", "doc_id = '9acbdc408dec'"),
         ("2 < words", "2 < words"),
         ('url CONTAINS "it\'s"', "url contains 'it''s'"),
+        ("url NOT LIKE a%b", "url not like 'a%b'"),
         ("url not contains a%b", "url not contains 'a%b'"),
         ("not (url contains a)", "not url contains 'a'"),
     ],

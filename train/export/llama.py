@@ -344,7 +344,7 @@ def _weight_files(folder: Path) -> list[Path]:
     if not (folder / INDEX).exists():
         return [folder / WEIGHTS]
     places = _read_json(folder / INDEX).get("weight_map")
-    names = [*places.values()] if isinstance(places, dict) else [places]
+    names: list[Any] = [*places.values()] if isinstance(places, dict) else [places]
     for name in names:
         if not isinstance(name, str) or not is_below(name):
             raise ContractError(

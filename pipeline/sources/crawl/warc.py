@@ -226,14 +226,16 @@ class ArchiveRecord:
     drop: Drop | None = None
 
 
-def open_warc(split: Split, stream: ByteStream, config: SourceConfig) -> Iterator[tuple[Row, Drop | None]]:
+def open_warc(
+    split: Split, stream: ByteStream, config: SourceConfig, base: int = 0
+) -> Iterator[tuple[Row, Drop | None]]:
     """Yield the rows of an archive in order. Offsets and lengths are bytes of the stored file.
 
-    The lengths of all rows add up to the size of the file.
+    The lengths of all rows add up to the size of the file. `base`: offset in the file at which the stream begins.
     """
     frames = FrameReader(stream, RECORD_STARTS)
     records = read_records(DecodedWindow(frames), config.max_record_bytes)
-    return account_bytes((_item(record, config) for record in records), split, lambda: frames.end)
+    return account_bytes((_item(record, config) for record in records), split, lambda: frames.end, base)
 
 
 def read_records(window: DecodedWindow, max_bytes: int) -> Iterator[ArchiveRecord]:

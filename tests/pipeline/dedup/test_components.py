@@ -13,6 +13,7 @@ from scipy.sparse.csgraph import connected_components
 import pipeline.dedup.components as module
 from pipeline.dedup.components import components
 from pipeline.dedup.keep_order import binary_array, rows_of_bytes
+from pipeline.engine import materialize
 from pipeline.engine.materialize import FrameStore
 from schemas.errors import ContractError
 from schemas.storage import Store
@@ -88,6 +89,7 @@ def test_the_number_of_partitions_is_bounded_by_their_size():
 )
 def test_links_equal_scipys_at_any_partitioning(spark, scratch, tmp_path, monkeypatch, partitions, finish_edges):
     monkeypatch.setattr(module, "FEWEST_EDGES", 1)
+    monkeypatch.setattr(materialize, "SPAN_BYTES", 1)
     pairs, names = mixed_graph()
     result = components(frame_of(spark, pairs, names, tmp_path), scratch, finish_edges, partitions)
     assert np.array_equal(links_of(result), expected(pairs, names))
@@ -120,6 +122,7 @@ def test_no_edges_no_links(spark, scratch):
 
 def test_a_killed_run_resumes_after_its_last_round(spark, scratch, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "FEWEST_EDGES", 1)
+    monkeypatch.setattr(materialize, "SPAN_BYTES", 1)
     pairs, names = mixed_graph()
     frame = frame_of(spark, pairs, names, tmp_path)
     first = components(frame, scratch, 0, 3)
@@ -141,6 +144,7 @@ def test_a_killed_run_resumes_after_its_last_round(spark, scratch, tmp_path, mon
 def test_rounds_that_do_not_end_are_refused(spark, scratch, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MAX_ROUNDS", 1)
     monkeypatch.setattr(module, "FEWEST_EDGES", 1)
+    monkeypatch.setattr(materialize, "SPAN_BYTES", 1)
     pairs, names = mixed_graph()
     with pytest.raises(
         ContractError, match=r"expected components within 1 rounds, got \d+ edges left\. Set dedup\.finish_edges"

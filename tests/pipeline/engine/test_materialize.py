@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import functions as F
 
+from pipeline.engine import materialize
 from pipeline.engine.materialize import BATCH_ROWS, BatchRange, FrameStore, StoredFile, shuffled_bytes, spans
 from pipeline.engine.spark import error_of_worker
 from schemas.errors import ContractError
@@ -93,7 +94,12 @@ def test_the_frame_knows_the_files_alone_and_has_few_tasks(spark, folder):
     assert "Filter" not in plan
     assert "even" in plan
     assert len(files_in(folder)) == 2  # of thirty partitions two have rows
-    assert kept.frame.rdd.getNumPartitions() == spark.sparkContext.defaultParallelism == 2
+    assert kept.frame.rdd.getNumPartitions() == 1
+    with pytest.MonkeyPatch.context() as patch:  # one task for each megabyte, up to eight for each of the two cores
+        patch.setattr(materialize, "SPAN_BYTES", -(-kept.bytes // 2))
+        assert kept.frame.rdd.getNumPartitions() == 2
+        patch.setattr(materialize, "SPAN_BYTES", 1)
+        assert kept.frame.rdd.getNumPartitions() == min(16, sum(file.batches for file in kept.files)) == 2
     expected = [number for number in range(200_000) if number % 40 < 20 or number < 5000]
     assert kept.rows == len(expected)
     assert sorted(row.id for row in kept.frame.select("id").collect()) == expected

@@ -16,7 +16,7 @@ from pipeline.engine.failures import FAILURE
 from pipeline.engine.stage import Drop, Source, Split
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.formats import FORMATS
-from pipeline.sources.source import COMMON_REASONS, REASONS, SOURCE, open_split, reasons_of
+from pipeline.sources.source import COMMON_REASONS, CRAWL_REASONS, REASONS, SOURCE, open_split, reasons_of
 from pipeline.sources.splits import HashedStream, find_splits, open_stream
 from schemas.errors import ConfigError
 from tests.support.archives import link, package, tar, tar_of, zipped
@@ -196,7 +196,7 @@ def test_lengths_beyond_any_file_are_counted(case, tmp_path):
     assert stream.finish()[1] == split.size
 
 
-@pytest.mark.parametrize("reason", REASONS)
+@pytest.mark.parametrize("reason", [reason for reason in REASONS if reason not in CRAWL_REASONS])
 def test_every_reason_is_reached(reason):
     format_name, stored, settings = CASES[reason]
     name = "f.zip" if stored.startswith(b"PK") else "f"
@@ -211,8 +211,9 @@ def test_every_reason_is_reached(reason):
 
 
 def test_the_reasons_are_closed():
-    assert set(CASES) == set(REASONS)
+    assert set(CASES) | set(CRAWL_REASONS) == set(REASONS)  # those of a crawl are reached in test_crawl_run.py
     assert reasons_of("warc") == COMMON_REASONS
+    assert reasons_of("warc", is_crawl=True) == COMMON_REASONS | CRAWL_REASONS
     assert "redirect" in reasons_of("mediawiki")
     assert reasons_of("books") == reasons_of("gutenberg")
     assert all("too_many_rows" in reasons_of(name) for name in ("parquet", "arrow", "hf", "code"))
