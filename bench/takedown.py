@@ -91,7 +91,7 @@ def write_dataset(folder: Path, megabytes: int) -> Store:
     """A run folder with a tokenizer and a dataset of random tokens."""
     run = make_tiny_dataset(folder)
     old = open_table(run, "tokens")[1]
-    store, numbers = run.child("tokens/v-bench"), np.random.default_rng(0)
+    store, numbers = run.child("tokens/v-0000000be9c4"), np.random.default_rng(0)
     made = [write_shard(store, n, numbers) for n in range(max(1, megabytes * 1_000_000 // (2 * SHARD_TOKENS)))]
     rows = pa.concat_tables([table for _, _, table in made]).sort_by([("surt", "ascending"), ("url", "ascending")])
     entries = [entry for files, _, _ in made for entry in files]
@@ -109,8 +109,10 @@ def write_dataset(folder: Path, megabytes: int) -> Store:
     content = old.content.model_copy(update={"files": files, "figures": figures}).model_dump() | {"counts": counts}
     how = old.run.model_dump() | {"paths": {entry["key"]: entry["path"] for entry in entries}}
     write_manifest(store, make_manifest(content, how, "bench"))
-    write_run(run, read_run(run).model_copy(update={"tables": {"tokenizer": "v-tiny", "tokens": "v-bench"}}))
-    shutil.rmtree(folder / "tokens/v-tiny")
+    write_run(
+        run, read_run(run).model_copy(update={"tables": {"tokenizer": "v-0000000071a9", "tokens": "v-0000000be9c4"}})
+    )
+    shutil.rmtree(folder / "tokens/v-0000000071a9")
     return run
 
 

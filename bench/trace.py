@@ -58,7 +58,7 @@ def build(run: Store, num_documents: int) -> None:
     key = np.fromiter((shuffle_key(0, raw[at : at + 16]) for at in range(0, len(raw), 16)), np.int64, num_documents)
     order = np.argsort(key)
     tokens = rng.integers(MEAN_TOKENS // 5, MEAN_TOKENS * 9 // 5, num_documents)
-    folder = run.child("tokens/v-bench")
+    folder = run.child("tokens/v-0000000be9c4")
     entries, paths = [], {}
     shards = [order[first : first + SHARD_DOCUMENTS] for first in range(0, num_documents, SHARD_DOCUMENTS)]
     counts = [int(tokens[chosen].sum()) for chosen in shards]
@@ -81,8 +81,8 @@ def build(run: Store, num_documents: int) -> None:
     figures = {"tokenizer": CONTRACT, "streams": {STREAM: counts}, "chunk_tokens": 8192}
     commit(folder, "tokens", entries, paths, figures)
     entry = {"key": "model", "rows": 1, "bytes": 0, "sha256": "0" * 64}
-    commit(run.child("tokenizer/v-bench"), "tokenizer", [entry], {"model": "none"}, {"contract": CONTRACT})
-    write_run(run, RunFile(tables={"tokenizer": "v-bench", "tokens": "v-bench"}, recipe=RECIPE))
+    commit(run.child("tokenizer/v-0000000be9c4"), "tokenizer", [entry], {"model": "none"}, {"contract": CONTRACT})
+    write_run(run, RunFile(tables={"tokenizer": "v-0000000be9c4", "tokens": "v-0000000be9c4"}, recipe=RECIPE))
     dataset = open_dataset(run)
     write_plan(run, make_plan(run, dataset, load_settings(RECIPE, [], "bench")))
 

@@ -1,6 +1,7 @@
 """The spark-submit entry point: `spark-submit … jobs/run_all.py RECIPE --out RUN` runs every data step."""
 
 import argparse
+import os
 import shlex
 import sys
 import tempfile
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import unquote
 
 from jobs.arguments import add_recipe, add_reuse
 from jobs.exit_codes import exit_code_of
@@ -24,7 +26,11 @@ from schemas.locks import lock_tables
 from schemas.manifest import RUN_NAME
 from schemas.overrides import override_words
 from schemas.storage import Store
+from schemas.tables import TABLES
 from train.checkpoint.folder import CHECKPOINTS, list_checkpoints
+
+FILE = "file://"
+"""Scheme of a URI of a local file."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,7 @@ def run_recipe(
     check_writable(folder)
     others = () if options.reuse is None else (open_reused(options.reuse, folder),)
     prepared = replace(prepare(recipe, until), reuse=others)
+    check_inputs_apart(prepared, folder)
     models = {name: str(model.path) for name, model in prepared.models.get(QUALITY.name, {}).items()}
     for note in (*recipe.notes, *replacement_notes(recipe, models)):
         print(f"penstock: {note}", file=sys.stderr)
@@ -124,6 +131,21 @@ def check_writable(folder: Store) -> None:
             f"--out {folder.uri}: expected a folder that can be written, got an error: {error.strerror}. Name another "
             "folder, or change its permissions."
         ) from error
+
+
+def check_inputs_apart(prepared: Prepared, folder: Store) -> None:
+    """Raise ConfigError if an input file lies in the folder of a table of the run, in which versions are deleted."""
+    root = os.path.realpath(folder.root) if folder.is_local else folder.uri
+    for uri in (uri for split in prepared.splits for uri in (split.uri, *split.companions)):
+        is_local = "://" not in uri or uri.startswith(FILE)
+        path = unquote(uri.removeprefix(FILE)) if uri.startswith(FILE) else uri
+        place = os.path.realpath(path) if is_local else uri.partition("?")[0]
+        table = place.removeprefix(f"{root}/").partition("/")[0]
+        if is_local == folder.is_local and place.startswith(f"{root}/") and table in TABLES:
+            raise ConfigError(
+                f"--out {folder.uri}: expected input files outside of the folders of its tables, got {uri} in {table}. "
+                "Move the input files, or name another folder."
+            )
 
 
 def open_reused(address: str, folder: Store) -> Store:

@@ -24,13 +24,12 @@ from pipeline.engine.part import FRAMES, SCRATCH, PartResult
 from schemas.errors import ConfigError, ContractError
 from schemas.leases import delete_files
 from schemas.manifest import MANIFEST_NAME, REPLACED_NAME, RUN_NAME, read_manifest
+from schemas.paths import PLACE
 from schemas.s3_requests import SCHEME, S3Requests, Upload
 from schemas.storage import Store
 from schemas.tables import TABLES
 from schemas.takedown import PENDING_NAME
 
-PLACE = re.compile(rf"(?P<table>{'|'.join(TABLES)})/(?P<version>v-[^/]+)/(?P<rest>.+)")
-"""Path of a file of a table."""
 TEMPORARY = re.compile(r"\.[0-9a-f]{8}\.partial$")
 """Name of a file that is written under this name and then renamed."""
 CHECKPOINT = re.compile(r"(train/checkpoints/step-\d{6,})/")

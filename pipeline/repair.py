@@ -18,7 +18,7 @@ from pipeline.garbage import REPAIR, REPAIR_FILE
 from pipeline.run import Prepared, Run, context_of, find_version, run_folders, shipped_models
 from schemas.errors import ConfigError, ContractError
 from schemas.manifest import RUN_NAME, TableVersion, current_tables, part_key, read_run
-from schemas.paths import check_deletable
+from schemas.paths import check_deletable, check_unlinked_tables
 from schemas.storage import CheckedPath, Store
 from schemas.takedown import takedown_ancestry
 from schemas.text import LongWork
@@ -73,7 +73,7 @@ def find_damage(tables: Mapping[str, TableVersion]) -> list[DamagedFile]:
             return [damage for damage in pool.map(check, files) if damage is not None]
 
 
-def steps_to_repair(prepared: Prepared, run: Store, damage: Iterable[DamagedFile]) -> list[tuple[Step, Keys]]:
+def steps_to_repair(prepared: Prepared, run: Store, damage: Sequence[DamagedFile]) -> list[tuple[Step, Keys]]:
     """Return the steps that wrote the damaged files, in order, each with the keys of the files by table.
 
     Raises ContractError, before Spark starts, if such a step would now write another version, since its settings,
@@ -81,6 +81,7 @@ def steps_to_repair(prepared: Prepared, run: Store, damage: Iterable[DamagedFile
     folder `repair` of the run belongs to somebody else.
     """
     check_scratch(run)
+    check_unlinked_tables(run, {file.table for file in damage})
     tables = own_tables(run)
     keys: dict[str, set[str]] = {}
     for file in damage:

@@ -15,6 +15,8 @@ TABLES_LOCK = "tables.lock"
 """The lock file that is held exclusively to write or remove tables, and shared to read them for a long time."""
 FIELDS = frozenset(("what", "pid", "host", "since"))
 """The fields of the line of a holder."""
+MAX_BYTES = 16 << 20
+"""Maximum size of a lock file that is read [bytes]; a line has about 100."""
 TRAIN_LOCK = "train.lock"
 """The lock file that is held exclusively to train or to move checkpoints."""
 
@@ -47,7 +49,8 @@ def is_written_elsewhere(folder: Path) -> bool:
 def _lines(lock: Path) -> list[dict[str, Any]]:
     """Return the lines of a lock file that name a holder; a foreign run may have any other ones."""
     try:
-        lines = [json.loads(line) for line in lock.read_bytes().splitlines()]
+        with lock.open("rb") as file:
+            lines = [json.loads(line) for line in file.read(MAX_BYTES).splitlines()]
     except (OSError, ValueError, RecursionError):
         return []
     return [line for line in lines if isinstance(line, dict) and line.keys() >= FIELDS and type(line["pid"]) is int]

@@ -4,13 +4,21 @@ A run folder may come from a stranger. A manifest, `run.json` or a checkpoint th
 each reader of a name checks it here before it opens, hashes or deletes anything.
 
 Readers follow symbolic links, since a folder of a run may lie on another disk. Nothing is deleted through a link, and
-training writes through none that leads out of the run.
+training writes through none that leads out of the run. Of the folder of a table, which may hold files of its owner too,
+only the files of versions are deleted.
 """
 
-import os.path
+import os
+import posixpath
+import re
+from collections.abc import Iterable
 
 from schemas.errors import ContractError
 from schemas.storage import Store
+from schemas.tables import TABLES
+
+PLACE = re.compile(rf"(?P<table>{'|'.join(TABLES)})/(?P<version>v-[0-9a-f]{{12}})/(?P<rest>.+)", re.DOTALL)
+"""Path of a file of a version of a table, relative to the run. Other files of a run's tables are never deleted."""
 
 FORBIDDEN = frozenset("\0\\")
 """A name with a NUL cannot be opened; a backslash separates folders on Windows."""
@@ -41,10 +49,15 @@ def is_version(path: str, table: str) -> bool:
     return belongs and all(map(_is_name, names))
 
 
-def check_deletable(folder: Store, name: str) -> None:
-    """Raise ContractError if a symbolic link below a local folder leads to the file of this name."""
+def check_deletable(folder: Store, name: str, levels: int = 0) -> None:
+    """Raise ContractError if a symbolic link below a local folder leads to the file of this name.
+
+    `levels`: the number of folders from `folder` up to that folder, such as 2 from a version of a table to its run.
+    """
     if not folder.is_local:
         return
+    for _ in range(levels):
+        name, folder = f"{posixpath.basename(folder.root)}/{name}", folder.child("..")
     root, place = os.path.realpath(folder.root), os.path.realpath(os.path.dirname(folder.path(name)))
     if os.path.commonpath([root, place]) != root:
         raise ContractError(
@@ -65,13 +78,34 @@ def check_own_folders(run: Store, name: str) -> None:
         place = waiting.pop()
         real = os.path.realpath(place)
         if os.path.commonpath([root, real]) != root:
-            raise ContractError(
-                f"{place}: expected a folder of the run to write to and delete from, got a symbolic link to {real}. "
-                "Replace the link by the folder, or mount the other disk in its place."
-            )
+            raise _link_of_run(place)
         if real not in seen and os.path.isdir(real):
             seen.add(real)  # a link may lead to a folder above it
-            waiting += [entry.path for entry in os.scandir(place) if entry.is_dir()]
+            waiting += [entry.path for entry in os.scandir(place) if os.path.isdir(entry.path)]
+
+
+def check_unlinked_tables(run: Store, tables: Iterable[str] = TABLES) -> None:
+    """Raise ContractError if the folder of a table of a local run, or a folder of a version, is a symbolic link.
+
+    Such a link may lead to another table or out of the run, so nothing can be deleted or replaced there.
+    """
+    for table in tables if run.is_local else ():
+        top = run.path(table)
+        if os.path.islink(top):
+            raise _link_of_run(top)
+        for folder, names, _ in os.walk(top):
+            if folder == top:  # the owner may keep other folders here
+                names[:] = [name for name in names if PLACE.fullmatch(f"{table}/{name}/x")]
+            for place in (f"{folder}/{name}" for name in names):
+                if os.path.islink(place):
+                    raise _link_of_run(place)
+
+
+def _link_of_run(place: str) -> ContractError:
+    return ContractError(
+        f"{place}: expected a folder of the run to write to and delete from, got a symbolic link to "
+        f"{os.path.realpath(place)}. Replace the link by the folder, or mount the other disk in its place."
+    )
 
 
 def _num_parents(segments: list[str]) -> int:

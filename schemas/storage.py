@@ -27,6 +27,9 @@ from schemas.secrets import HOW_TO_PASS, secret_in, without_secrets
 READ_BYTES = 1 << 20
 WHOLE_BYTES = 128 << 20
 """Maximum size of a remote file of a table that is read in one request and kept in memory [bytes]."""
+MAX_FILE_BYTES, MAX_JSON_BYTES = 4 << 30, 1 << 30
+"""Maximum size of a local file of a run that is read as a whole, and of a JSON file [bytes]. A manifest has about 1 kB
+for each part, and a log of training as much for each step: a million parts, and 4 million steps."""
 _CHECKED: dict[str, Any] = {}
 """The files that this process has compared with their manifests: path → what would differ if the file had changed."""
 MAX_CHECKED = 1 << 16
@@ -210,30 +213,41 @@ class Store:
             _fsync(self.path(name))
             _fsync(os.path.dirname(self.path(name)))
 
-    def read_bytes(self, name: str) -> bytes:
+    def read_bytes(self, name: str, max_bytes: int = MAX_FILE_BYTES) -> bytes:
         """Return the whole content of a small file.
 
-        Raises FileNotFoundError if there is none, and ContractError if it is a pipe, a device or a folder, or not the
-        file that the manifest names.
+        Raises FileNotFoundError if there is none, and ContractError if it is a pipe, a device or a folder, a local file
+        of more than `max_bytes`, or not the file that the manifest names.
         """
-        self._check_regular(name)
+        self._check_regular(name, max_bytes)
         with self.fs.open_input_stream(self.path(name), compression=None) as stream:
             data = bytes(stream.read())
         if isinstance(name, CheckedPath):
             self._compare(name, hashlib.sha256(data).hexdigest())
         return data
 
-    def _check_regular(self, name: str) -> None:
-        """Raise ContractError if a local file is a pipe, which would block a reader, or anything else but a file."""
-        if self.is_local and os.path.exists(self.path(name)) and _regular_file(self.path(name)) is None:
+    def _check_regular(self, name: str, max_bytes: int | None = None) -> None:
+        """Raise ContractError if a local file is a pipe, which would block a reader, or anything else but a file.
+
+        `max_bytes`: its maximum size; None = any size.
+        """
+        if not self.is_local or not os.path.exists(self.path(name)):
+            return
+        state = _regular_file(self.path(name))
+        if state is None:
             raise ContractError(
                 f"{self.uri}/{name}: expected a regular file, got a folder, pipe or device. Restore it from a backup."
+            )
+        if max_bytes is not None and state[0] > max_bytes:
+            raise ContractError(
+                f"{self.uri}/{name}: expected a file of at most {max_bytes} bytes, got one of {state[0]} bytes. "
+                "Restore it from a backup."
             )
 
     def read_json(self, name: str) -> Any:
         """Return the JSON value of a small file. Raises ContractError if the file is missing or is not JSON."""
         try:
-            return json.loads(self.read_bytes(name))
+            return json.loads(self.read_bytes(name, MAX_JSON_BYTES))
         except FileNotFoundError as error:
             raise ContractError(
                 f"{self.uri}/{name}: expected a JSON file, got no such file. Restore it from a backup."
@@ -260,6 +274,8 @@ class Store:
                 stream.flush()
                 os.fsync(stream.fileno())
             os.replace(partial, final)
+        except IsADirectoryError as error:
+            raise ContractError(f"{final}: expected a file to replace, got a folder. Remove the folder.") from error
         finally:
             if os.path.exists(partial):
                 os.unlink(partial)
@@ -307,11 +323,41 @@ class Store:
         return [info.base_name for info in infos if info.type == pafs.FileType.File]
 
     def walk(self) -> Iterator[str]:
-        """Yield the name of every file below this folder."""
+        """Yield the name of every file below this folder.
+
+        A local link to a folder elsewhere, such as on another disk, is followed. It is not if it leads back into this
+        folder or to one above it, if another link leads to the same folder, or if it is itself below a link.
+        """
+        if self.is_local:
+            yield from _walk_local(self.root.rstrip("/"))
+            return
         selector = pafs.FileSelector(self.root, recursive=True, allow_not_found=True)
         for info in self.fs.get_file_info(selector):
             if info.type == pafs.FileType.File:
                 yield info.path[len(self.root) + 1 :]
+
+
+def _walk_local(root: str) -> Iterator[str]:
+    """Do the same as `Store.walk` for a local folder, which need not exist."""
+    top = os.path.realpath(root)
+    waiting, linked = [root], set[str]()
+    while waiting:
+        start = waiting.pop(0)
+        for folder, folders, names in os.walk(start, onerror=_raise_unless_missing):
+            files = (f"{folder}/{name}" for name in sorted(names))
+            yield from (path[len(root) + 1 :] for path in files if os.path.isfile(path))
+            folders.sort()
+            for path in (f"{folder}/{name}" for name in folders) if start == root else ():
+                place = os.path.realpath(path)
+                is_apart = os.path.commonpath([top, place]) not in (top, place)
+                if os.path.islink(path) and is_apart and place not in linked:
+                    linked.add(place)
+                    waiting.append(path)
+
+
+def _raise_unless_missing(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def _regular_file(path: str) -> tuple[int, ...] | None:

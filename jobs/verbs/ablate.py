@@ -51,6 +51,7 @@ from schemas.ids import canonical_json, digest_of
 from schemas.locks import lock_tables
 from schemas.manifest import RUN_NAME, Manifest, open_table, read_run
 from schemas.overrides import add_override_options, load_recipe
+from schemas.paths import check_own_folders
 from schemas.storage import Store
 from schemas.text import format_duration, text_table
 from schemas.tokens import Dataset, open_dataset
@@ -172,6 +173,7 @@ def make_branch(run: Store, folder: Store, recipe: Recipe, verbose: bool = False
 
     `verbose`: print the messages of Spark.
     """
+    check_own_folders(run, ABLATIONS)
     prepared = prepare(recipe, None)  # every wrong setting is reported before Spark starts
     if not folder.exists(RUN_NAME):
         attach_run(folder, run)

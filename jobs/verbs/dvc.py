@@ -9,6 +9,7 @@ so it does not (`persist: true`).
 import argparse
 import json
 import os
+import posixpath
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +30,7 @@ from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json
 from schemas.manifest import MANIFEST_NAME, RUN_NAME, TableVersion, open_table, read_run
 from schemas.overrides import override_words
-from schemas.paths import check_deletable
+from schemas.paths import PLACE, check_deletable, check_unlinked_tables
 from schemas.storage import Store
 from schemas.takedown import TAKEDOWNS
 from train.config.settings import SECTIONS
@@ -302,10 +303,17 @@ def _remove_versions(run: Store, tables: Mapping[str, TableVersion], damaged: Se
             f"{damaged[0]}: expected a file with the digest in the manifest, got another digest or no file. Restore "
             f"the file from a backup: the table is not rebuilt, because {reason}."
         )
+    check_unlinked_tables(run, tables)
     for name, table in tables.items():
         version = read_run(run).tables[name]
         for path in (MANIFEST_NAME, *table.manifest.paths_of()):
-            check_deletable(run.child(name), f"{version}/{path}")
+            place = posixpath.normpath(f"{name}/{version}/{path}")
+            if not PLACE.fullmatch(place):
+                raise ContractError(
+                    f"{run.uri}/{place}: expected a file of a version of a table, such as {name}/v-0123456789ab/…, to "
+                    f"delete, got another path. Remove the folder {name} of the run, and run again."
+                )
+            check_deletable(run, place)
     print(f"{damaged[0]}: differs from its manifest. Rebuilding {' and '.join(tables)}.", file=sys.stderr)
     for table in tables.values():
         table.folder.delete(MANIFEST_NAME)

@@ -91,7 +91,7 @@ def describe_difference(difference: Difference, a: ComparedRun, b: ComparedRun) 
         lines += text_table(rows, indent="  ")
     lines += ["", *difference.notes] if difference.notes else []
     lines += _unshared_lines(difference, a, b)
-    if a.digest == b.digest:
+    if difference.is_equal:
         lines += [""] * bool(difference.settings or difference.notes)
         lines += ["equal: the digests are the same, and so are documents and tokens"]
         return "\n".join(map(printable, [*lines, *_training(difference.training)]))
@@ -167,7 +167,7 @@ def difference_to_json(difference: Difference, a: ComparedRun, b: ComparedRun) -
     return {
         "a": {"digest": a.digest, "documents": difference.kept[0]},
         "b": {"digest": b.digest, "documents": difference.kept[1]},
-        "equal": a.digest == b.digest,
+        "equal": difference.is_equal,
         "settings": {name: {"a": old, "b": new} for name, (old, new) in difference.settings.items()},
         "setting_texts": {name: {"a": old, "b": new} for name, (old, new) in difference.setting_texts.items()},
         "unshared_inputs": {name: vars(inputs) for name, inputs in zip("ab", difference.unshared)},

@@ -17,6 +17,7 @@ from jobs.verbs.scaling import add_interval_arguments, check_intervals, describe
 from schemas.errors import ConfigError
 from schemas.manifest import RUN_NAME, read_run, write_run
 from schemas.overrides import load_recipe
+from schemas.paths import check_own_folders
 from schemas.storage import Store
 from schemas.text import LongWork, format_short, text_table
 from schemas.tokens import Dataset, open_dataset
@@ -82,6 +83,7 @@ def ladder_command(arguments: Arguments) -> int:
         raise ConfigError(f"ladder: expected --ranks >= 1, got {arguments.ranks}. Give the number of processes.")
     run = Store(arguments.run)
     local_path(run, FOLDER)
+    check_own_folders(run, FOLDER)
     dataset = open_dataset(run)
     shared, left_out = shared_recipe(run, arguments.overrides)
     recipe = with_shares(shared, dataset)

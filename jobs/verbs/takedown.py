@@ -15,6 +15,7 @@ from pipeline.takedown.commit import (
     PendingTakedown,
     begin_takedown,
     drop_old,
+    files_left,
     finish_takedown,
     read_pending,
 )
@@ -30,8 +31,17 @@ from schemas.document_ids import ID_HELP, MIN_ID_DIGITS, resolve_doc_ids
 from schemas.errors import ConfigError
 from schemas.locks import lock_tables
 from schemas.manifest import read_run
+from schemas.paths import check_own_folders, check_unlinked_tables
 from schemas.storage import Store
-from schemas.takedown import REMOVED_ID, Certificate, Effects, OtherRun, certificate_name, parse_certificate
+from schemas.takedown import (
+    REMOVED_ID,
+    TAKEDOWNS,
+    Certificate,
+    Effects,
+    OtherRun,
+    certificate_name,
+    parse_certificate,
+)
 from schemas.text import printable
 from schemas.tokens import open_dataset
 from schemas.versions import attached_runs, check_own_tables
@@ -96,6 +106,8 @@ def takedown_command(arguments: Arguments) -> int:
         return _check(run, arguments.check, request)
     # A dry run changes nothing, so it may read a run that another command is writing.
     with nullcontext() if arguments.dry_run else lock_tables(run, "penstock takedown"):
+        check_unlinked_tables(run)
+        check_own_folders(run, TAKEDOWNS)
         return _drop_old(run) if arguments.drop_old else _take_down(run, request, arguments)
 
 
@@ -290,7 +302,18 @@ def _describe_result(run: Store, certificate: Certificate) -> Iterator[str]:
         yield "no document is left in the dataset, so nothing can be trained on it"
     elif certificate.effects.models and certificate.mode == "tombstones":
         yield f"to train again without the documents: `penstock train {run.uri} --replay-from clean`"
+    yield from _describe_left(run)
     yield "not changed: input files, exports, and other runs that read this one"
+
+
+def _describe_left(run: Store) -> Iterator[str]:
+    """Yield a line about the files in the folders of tables that belong to no version."""
+    if names := files_left(run):
+        more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
+        yield (
+            f"left, because no version of a table has such a path; may hold removed documents: "
+            f"{', '.join(map(printable, names[:SHOWN]))}{more}"
+        )
 
 
 def _check(run: Store, name: str, request: TakedownRequest) -> int:
@@ -323,7 +346,8 @@ def _drop_old(run: Store) -> int:
             f"`penstock takedown {run.uri}`, without other options, then repeat this command."
         )
     dropped = drop_old(run)
-    print(f"{len(dropped)} file(s) deleted that no current version contains", file=sys.stdout)
+    lines = (f"{len(dropped)} file(s) deleted that no current version contains", *_describe_left(run))
+    print("\n".join(lines), file=sys.stdout)
     return 0
 
 

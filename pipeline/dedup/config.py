@@ -70,7 +70,7 @@ class DedupConfig(Section):
     rather than copies in this run. The content of the indexes enters the fingerprint by digest."""
     write_index: bool = False
     """Whether the snapshot index for later crawls is written: the first document of each bucket, signatures, and
-    survivors."""
+    survivors. Later snapshots need it with `by_url` = `off` or `first`."""
     by_url: Literal["off", "newest", "longest", "first"] = decision("off")
     """Which of the documents with the same canonical URL survives; `off`: all. This is decided before copies of text
     are compared."""
@@ -161,6 +161,11 @@ class DedupConfig(Section):
         if self.indexes and self.by_url not in ("off", "first"):
             raise ValueError(
                 f"by_url: expected 'off' or 'first' with indexes, got {self.by_url!r}. Set dedup.by_url='first'."
+            )
+        if self.write_index and self.by_url not in ("off", "first"):
+            raise ValueError(
+                f"by_url: expected 'off' or 'first' with write_index, as later snapshots need it, got {self.by_url!r}. "
+                "Set dedup.by_url='first', or set dedup.write_index=false."
             )
         if self.indexes and "snapshot" in self.scope:
             raise ValueError(

@@ -35,6 +35,7 @@ from pipeline.engine.isolation import (
     limit_memory,
 )
 from pipeline.engine.stage import Row, RowStep
+from schemas.paths import check_deletable
 from schemas.storage import Store
 
 Item = TypeVar("Item")
@@ -79,7 +80,8 @@ def noted_records(store: Store, key: str, retried: bool) -> tuple[set[int], Coun
 
 
 def delete_notes(store: Store) -> None:
-    """Delete the notes on the records of all parts."""
+    """Delete the notes on the records of all parts. Raises ContractError if a symbolic link leads to them."""
+    check_deletable(store, f"{NOTES}/x", levels=2)
     for name in [*store.child(NOTES).walk()]:
         store.delete(f"{NOTES}/{name}")
 

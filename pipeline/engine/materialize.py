@@ -148,12 +148,12 @@ class FrameStore:
         """Delete the folder with all stored frames, including the files that failed task attempts wrote.
 
         The lists go first, and durably, so that a process killed meanwhile leaves no list without its files. Raises
-        ContractError if another process has taken over the lease on the run, or if the folder is a link to a place
-        outside of the folder above it.
+        ContractError if another process has taken over the lease on the run, or if a link leads out of the run, in
+        which the folder is that of a version.
         """
         check_still_held(self.folder)
         if self.folder.exists(""):
-            check_deletable(self.folder.child(".."), posixpath.join(posixpath.basename(self.folder.root), "x"))
+            check_deletable(self.folder, "x", levels=3)
             lists = [name for name in self.folder.walk() if name.endswith(".json")]
             for name in lists:
                 check_before_delete(self.folder)

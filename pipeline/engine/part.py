@@ -6,7 +6,6 @@ of the step's first table until the manifest exists. The file names the code and
 of tables as Parquet; `complete_part` does the same for parts of any format.
 """
 
-import posixpath
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -369,6 +368,7 @@ def part_results(folder: Store) -> list[str]:
 
 def delete_part_results(folder: Store) -> None:
     """Delete the stored results of all parts, and the notes on records. Call this after the manifest is written."""
+    check_deletable(folder, f"{PARTS}/x", levels=2)
     delete_files(folder, part_results(folder))
     delete_notes(folder)
 
@@ -378,11 +378,11 @@ def delete_incomplete_parts(folder: Store) -> None:
 
     Parts that other code completed are deleted too. Raises ContractError if a symbolic link leads to one of the files.
     """
-    check_deletable(folder.child(".."), posixpath.join(folder.root.rpartition("/")[2], "x"))
+    check_deletable(folder, "x", levels=2)
     results = {name: PartResult.from_json(folder.read_json(name)) for name in part_results(folder)}
     completed = {name: part for name, part in results.items() if part.code == code_digest()}
     kept = {*completed, *(written.path for part in completed.values() for written in part.files.values())}
     for name in sorted({*folder.walk()} - kept):
-        check_deletable(folder, name)
+        check_deletable(folder, name, levels=2)
         check_before_delete(folder)
         folder.delete(name)

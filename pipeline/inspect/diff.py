@@ -72,6 +72,16 @@ class ComparedRun:
         """The digest of the dataset, or of the table `clean` if the run has no dataset."""
         return (self.dataset or self.tables["clean"].manifest).digest
 
+    @property
+    def read_by_dataset(self) -> str | None:
+        """The digest of the table `clean` that the dataset was made from; None = there is no dataset, or no `clean`."""
+        return self.dataset.tables_read.get("clean") if self.dataset else None
+
+    @property
+    def clean(self) -> str | None:
+        """The digest of the current table `clean`, or of the one that the dataset was made from if that is absent."""
+        return self.tables["clean"].manifest.digest if "clean" in self.tables else self.read_by_dataset
+
 
 @dataclass(frozen=True)
 class Example:
@@ -113,6 +123,8 @@ class Difference:
     """Stream → its number of tokens in A and in B, not counting tombstones."""
     kept: tuple[int, int] = (0, 0)
     """Number of documents that A keeps, and that B keeps."""
+    is_equal: bool = False
+    """True if the documents are those of equal tables `clean`, and the tokens those of equal datasets."""
     training: list[PairRow] = field(default_factory=list)
     """Size, speed and losses of the models of A and B; empty if neither run has a plan."""
     notes: list[str] = field(default_factory=list)
@@ -168,6 +180,8 @@ def compare_runs(a: ComparedRun, b: ComparedRun, num_examples: int) -> Differenc
     """
     difference = Difference(settings=_settings(a, b), tokens=_tokens(a, b))
     difference.kept = (_num_kept(a), _num_kept(b))
+    # A run may have been built up to `clean` with other settings after its dataset.
+    difference.is_equal = (a.digest, a.clean) == (b.digest, b.clean)
     trained = [
         read_trained_run(name, side.run, side.dataset.digest if side.dataset else None, _tokenizer(side))
         for name, side in zip(NAMES, (a, b), strict=True)
@@ -220,6 +234,11 @@ def _lacking(a: ComparedRun, b: ComparedRun) -> Iterator[str]:
     for name, side, other in ((NAMES[0], a, b), (NAMES[1], b, a)):
         if side.dataset is None and other.dataset is not None:
             yield f"{name} has no dataset yet, so it has no tokens."
+        if side.read_by_dataset not in (None, side.clean):
+            yield (
+                f"{name} has a dataset made from another table `clean` than its current one, so its tokens are "
+                "not those of its documents. `penstock run` makes a dataset from them."
+            )
 
 
 def _add_document(difference: Difference, left: Row | None, right: Row | None, num_examples: int) -> None:

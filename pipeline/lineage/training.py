@@ -79,7 +79,7 @@ def quarantine_extensions(run: Store) -> list[QuarantineExtension]:
         end += len(line)
         try:
             lines.append((json.loads(line), end))
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
     extensions, seen = list[QuarantineExtension](), set[str]()
     for (_, step), group in groupby(lines, key=lambda line: (line[0]["rewind"], line[0]["step"])):
@@ -396,7 +396,7 @@ def _rewinds(run: Store) -> list[Json]:
     for line in run.read_bytes(EVENTS_NAME).split(b"\n") if run.exists(EVENTS_NAME) else []:
         try:
             event = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if event["kind"] in ("begun", "resumed"):
             rewinds = [own for own in rewinds if own["to_step"] <= event["step"] and event["kind"] == "resumed"]

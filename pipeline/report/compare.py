@@ -82,7 +82,7 @@ def write_comparison(a: tuple[str, Store], b: tuple[str, Store], output: Store, 
 def _view(a: Side, b: Side, difference: Difference) -> dict[str, Any]:
     return {
         "sides": (a, b),
-        "is_equal": a.digest == b.digest,
+        "is_equal": difference.is_equal,
         "has_documents": all("clean" in side.facts.tables for side in (a, b)),
         "kept_documents": PairRow("documents kept", *difference.kept),
         "tokens_total": _sum(difference.tokens),

@@ -171,7 +171,7 @@ def _read_metrics(run: Store) -> list[ReportedStep]:
     lines = run.read_bytes(METRICS_NAME).split(b"\n")[:-1]
     try:
         return [_step(json.loads(line)) for line in lines]
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ContractError(
             f"{run.uri}/{METRICS_NAME}: expected one complete step per line, got an invalid line ({error!r}). "
             f"Restore {METRICS_NAME} from a backup."
@@ -193,7 +193,7 @@ def _read_events(run: Store) -> list[Mapping[str, Any]]:
     for number, line in enumerate(lines, start=1):
         try:
             event = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if not isinstance(event, dict) or not {"kind", "step", "at"} <= event.keys():
             raise ContractError(

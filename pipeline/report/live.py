@@ -76,7 +76,7 @@ class LiveCurve:
         try:
             for line in complete.splitlines():
                 self._add(json.loads(line))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ContractError(
                 f"{run.uri}/{METRICS_NAME}: expected one complete step per line, got an invalid line ({error!r}). "
                 f"Restore {METRICS_NAME} from a backup."
@@ -169,7 +169,7 @@ def read_progress(run: Store) -> dict[str, Any]:
     where = f"{run.uri}/{PROGRESS_NAME}"
     try:
         progress = json.loads(run.read_bytes(PROGRESS_NAME))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ContractError(f"{where}: expected JSON, got an error: {error}. Run the command again.") from error
     version = progress.get("format") if isinstance(progress, dict) else None
     if version != PROGRESS_FORMAT:

@@ -20,7 +20,7 @@ from pipeline.sources.lines import BOM, LineReader, parse_object
 from pipeline.sources.rows import UNREADABLE
 from pipeline.sources.splits import open_stream
 from pipeline.sources.tables.arrow_table import read_batches
-from pipeline.sources.tables.csv_table import read_records
+from pipeline.sources.tables.csv_table import by_name, read_records
 from schemas.errors import ConfigError
 
 FIELD_ROWS = 100
@@ -96,11 +96,13 @@ def _csv_rows(stream: Any, split: Split, config: SourceConfig) -> Iterator[Mappi
     names = [*config.csv.columns]
     for record in read_records(stream, split, config):
         if isinstance(record.fields, Drop):
+            if not names:
+                return  # The header is lost.
             continue
         if not names:
             names = record.fields
         elif len(record.fields) == len(names):
-            yield dict(zip(names, record.fields, strict=True))
+            yield by_name(names, record.fields)
 
 
 def _arrow_rows(stream: Any, split: Split, config: SourceConfig) -> Iterator[Mapping[str, Any]]:

@@ -25,6 +25,10 @@ MAX_NAME = 64
 """Maximum length of the name of a field that the manifest counts [code points]."""
 UNREADABLE_VALUE = object()
 """Takes the place of a value of a Parquet column that cannot be converted, such as a date after the year 9999."""
+FREE_ROWS, ROWS_A_BYTE = 100_000, 10
+"""Maximum number of rows of a file of a table: so many, and so many for each byte of the file. A text that no other row
+has takes at least a byte, also compressed. Only rows without a text, and copies of one, take less: a column of nulls or
+of one repeated value has 10^8 rows in 200 kB, each of which would cost time and an id in the tables of a run."""
 UNREADABLE = (pa.ArrowException, OSError, ValueError)
 """Errors of pyarrow on damaged files."""
 PARTIAL_DATE = re.compile(r"(\d{4})(?:-(\d\d))?")
@@ -244,6 +248,11 @@ def _licence(value: Any, config: SourceConfig) -> str | None:
 
 
 # The rows of record batches.
+
+
+def most_rows(size: int) -> int:
+    """Return the maximum number of rows that are read of a file of a table with so many bytes."""
+    return FREE_ROWS + ROWS_A_BYTE * size
 
 
 def rows_of_batch(batch: pa.RecordBatch, columns: list[str]) -> Iterator[dict[str, Any]]:

@@ -51,7 +51,11 @@ _UNSAFE_PATH = {"unsafe_path": "the name of a member leads out of its archive, o
 _PACKAGE_TOO_LARGE = {
     "package_too_large": "an archive, or the package of a paper, that unpacks to more than the maximum"
 }
+_TOO_MANY_ROWS = {
+    "too_many_rows": "the rest of a file whose rows take almost no bytes; the limit is the number of rows read"
+}
 FORMAT_REASONS: Mapping[str, Mapping[str, str]] = {
+    "parquet": _TOO_MANY_ROWS,
     "mediawiki": {
         "bad_xml": "an element of an XML dump that is not well-formed, or nested too deeply",
         "other_namespace": "a page in a namespace that is not in mediawiki.namespaces; the value is its number",
@@ -103,6 +107,7 @@ FORMAT_REASONS: Mapping[str, Mapping[str, str]] = {
         "too_many_expansions": "a paper whose macros expand beyond the limits",
     },
     "code": {
+        **_TOO_MANY_ROWS,
         **_NOT_A_FILE,
         **_UNSAFE_PATH,
         **_PACKAGE_TOO_LARGE,
@@ -131,7 +136,7 @@ CRAWL_REASONS = {
     "unreachable_file": "a file of a crawl, or its rest, that cannot be fetched; the value is the HTTP status",
 }
 """Further reasons of the files of `source.crawl`."""
-_SAME_REASONS = {"books": "gutenberg", "unarxive": "arxiv"}
+_SAME_REASONS = {"books": "gutenberg", "unarxive": "arxiv", "arrow": "parquet", "hf": "parquet"}
 """Formats that have the reasons of another one."""
 _OF_FORMATS = {name: text for reasons in FORMAT_REASONS.values() for name, text in reasons.items()}
 REASONS = COMMON_REASONS | _OF_FORMATS | CRAWL_REASONS

@@ -24,7 +24,7 @@ from schemas.errors import ContractError
 from schemas.ids import canonical_json, digest_of
 from schemas.leases import check_before_delete, check_still_held
 from schemas.manifest import MANIFEST_NAME, REPLACED_NAME, RUN_NAME, open_table, read_manifest, read_run, write_run
-from schemas.paths import check_deletable
+from schemas.paths import PLACE, check_deletable, check_unlinked_tables
 from schemas.removed import request_forms
 from schemas.storage import Store
 from schemas.tables import TABLES
@@ -262,7 +262,7 @@ def _cleaned(line: bytes, documents: set[str]) -> bytes:
         ids = event.get("quarantined", [])
         if not entries and documents.isdisjoint(ids):
             return line
-    except (ValueError, AttributeError, TypeError):
+    except (ValueError, AttributeError, TypeError, RecursionError):
         return line
     for entry in entries:
         entry |= {name: "" for name in DESCRIPTIVE_FIELDS if name in entry} | {"doc_id": REMOVED_ID.hex()}
@@ -286,7 +286,25 @@ def unreferenced_files(run: Store, tables: Collection[str] = tuple(TABLES)) -> I
 
 
 def _files_of_versions(run: Store, table: str) -> list[str]:
-    """Return the files of all versions of a table, relative to its folder, sorted; not those of a run folder there."""
+    """Return the files of all versions of a table, relative to its folder, sorted."""
+    return [name for name in _own_files(run, table) if PLACE.fullmatch(f"{table}/{name}")]
+
+
+def files_left(run: Store) -> list[str]:
+    """Return the files in the folders of tables that belong to no version, which a takedown neither reads nor deletes.
+
+    They may be the user's own, or copies of versions under other names.
+    """
+    return [
+        f"{table}/{name}"
+        for table in TABLES
+        for name in _own_files(run, table)
+        if not PLACE.fullmatch(f"{table}/{name}")
+    ]
+
+
+def _own_files(run: Store, table: str) -> list[str]:
+    """Return the files below the folder of a table, relative to it, sorted; not those of a run folder there."""
     names = sorted(run.child(table).walk())
     runs = tuple(f"{table}/{name}".removesuffix(RUN_NAME) for name in names if f"/{name}".endswith(f"/{RUN_NAME}"))
     return [name for name in names if not f"{table}/{name}".startswith(runs)]
@@ -307,10 +325,11 @@ def _path_in_table(version: str, path: str) -> str:
 
 
 def drop_old(run: Store) -> list[str]:
-    """Delete the files of all tables that no current version names, and return their names.
+    """Delete the files of versions of all tables that no current version names, and return their names.
 
     Raises ContractError before anything is deleted if a symbolic link leads to one of them.
     """
+    check_unlinked_tables(run)
     names = [*unreferenced_files(run)]
     _delete_files(run, names)
     return names
@@ -320,7 +339,7 @@ def _delete_files(run: Store, names: Sequence[str]) -> None:
     """Delete files of tables. Raises ContractError before anything is deleted if a link leads to one of them."""
     check_still_held(run)
     for name in names:
-        check_deletable(run.child(name.partition("/")[0]), name.partition("/")[2])
+        check_deletable(run, name)
     # Manifests are deleted first, so that no version is left with a manifest but without its files.
     for name in (name for name in names if name.endswith(f"/{MANIFEST_NAME}")):
         _delete(run, name)

@@ -93,7 +93,7 @@ def build_tokenizer(build: StepContext) -> dict[str, TableResult]:
     built.add_file(replace(writer.written, key="model", rows=1))
     scratch.clear()
     for path in sorted({*folder.walk()} - {writer.written.path}):  # models of killed attempts
-        check_deletable(folder, path)
+        check_deletable(folder, path, levels=2)
         check_before_delete(folder)
         folder.delete(path)
     built.figures = {**built.figures, "contract": tokenizer.contract.model_dump(mode="json")}

@@ -58,11 +58,21 @@ def pipe(path: Path, part: float) -> None:
     os.mkfifo(path)
 
 
+def itself(path: Path, part: float) -> None:
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+def sparse(path: Path, part: float) -> None:
+    os.truncate(path, 200 << 30)
+
+
 def folder(path: Path, part: float) -> None:
     path.unlink()
     path.mkdir()
 
 
+SPARSE = "200 GB of zeros"
 DAMAGES: dict[str, Callable[[Path, float], None]] = {
     "truncated": truncated,
     "flipped": flipped,
@@ -76,6 +86,9 @@ DAMAGES: dict[str, Callable[[Path, float], None]] = {
     "wrong types": replaced(b'{"content": 3, "run": [], "tables": 7, "recipe": "x", "step": "a"}'),
     "unknown keys": replaced(b'{"surprise": {}}'),
     "nested": replaced(b"[" * 200_000),
+    "a line of brackets": replaced(b"[" * 200_000 + b"\n"),
+    "a link to itself": itself,
+    SPARSE: sparse,
     "not UTF-8": replaced(b"\xff\xfe\x00"),
     "a ZIP file": replaced(b"PK\x03\x04" + bytes(60)),
 }
@@ -113,7 +126,7 @@ def test_every_verb_of_the_list_takes_a_whole_run(whole: Path, capfd: pytest.Cap
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("name", ["run.json", "documents/v-tiny/manifest.json", "train/plan.json"])
+@pytest.mark.parametrize("name", ["run.json", "documents/v-0000000071a9/manifest.json", "train/plan.json"])
 def test_damaged_json_is_one_sentence(
     whole: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str, damage: str
 ) -> None:
@@ -148,6 +161,6 @@ def test_random_damage_is_one_sentence(whole: Path, tmp_path: Path, capfd: pytes
     shutil.rmtree(run, ignore_errors=True)
     shutil.copytree(whole, run)
     for name in data.draw(st.lists(st.sampled_from(files_of(whole)), min_size=1, max_size=2, unique=True)):
-        damage = data.draw(st.sampled_from(sorted(DAMAGES)))
+        damage = data.draw(st.sampled_from(sorted({*DAMAGES} - {SPARSE})))  # `verify` would read all of a table
         DAMAGES[damage](run / name, data.draw(st.floats(0, 1)))
     answers(run, whole, capfd)

@@ -163,7 +163,7 @@ def test_a_dataset_has_one_tokenizer(tmp_path: Path) -> None:
     A tokenizer table with another model of the same size is refused when the dataset is opened.
     """
     run = make_tiny_dataset(tmp_path / "run")
-    name = "tokenizer/v-tiny/manifest.json"
+    name = "tokenizer/v-0000000071a9/manifest.json"
     manifest = run.read_json(name)
     manifest["content"]["figures"]["contract"]["sha256"] = "0" * 64
     run.write_atomic(name, canonical_json(manifest))

@@ -3,6 +3,7 @@
 import json
 import os
 import posixpath
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +16,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.cli import main
+from jobs.recipe import recipe_sections
+from jobs.run_all import check_inputs_apart
 from jobs.verbs import dvc
-from pipeline.takedown.commit import drop_old
+from pipeline.engine.part import delete_incomplete_parts, delete_part_results
+from pipeline.engine.stage import Split
+from pipeline.garbage import find_garbage
+from pipeline.run import Prepared
+from pipeline.takedown.commit import drop_old, files_left
+from schemas.config import build_recipe
 from schemas.errors import ConfigError, ContractError
-from schemas.manifest import open_table
+from schemas.manifest import open_table, read_run, write_run
 from schemas.paths import is_below, is_version
 from schemas.storage import Store
 from schemas.takedown import parse_certificate
@@ -26,7 +34,7 @@ from schemas.union import write_union
 from schemas.versions import attach_run
 from tests.support.lineage_run import lineage_run
 from tests.support.tiny_dataset import make_tiny_dataset
-from tests.support.tiny_takedown import certificates, documents_of, opened, take_down
+from tests.support.tiny_takedown import all_bytes, certificates, documents_of, opened, take_down
 from train.data.stages import append_to_skip_list, read_skip_list
 
 HOSTILE = (
@@ -39,7 +47,7 @@ HOSTILE = (
     "./part",
     "a//b",
     "..",
-    "../v-other",
+    "../v-0000000007e4",
     "s3://bucket/key",
     "",
 )
@@ -72,8 +80,8 @@ def test_paths(path: str, below: bool, beside: bool) -> None:
         ("../tokens", False),
         ("tokens/v-1", False),
         ("../../other/tokens/..", False),
-        *((path, False) for path in HOSTILE if path != "../v-other"),
-        ("../v-other", False),
+        *((path, False) for path in HOSTILE if path != "../v-0000000007e4"),
+        ("../v-0000000007e4", False),
     ],
 )
 def test_versions(path: str, expected: bool) -> None:
@@ -143,7 +151,7 @@ def test_a_manifest_cannot_name_a_file_elsewhere(
     edit_json(Path(folder.path("manifest.json")), "run", "paths", key, value=path)
     assert main([{"RUN": run.uri}.get(word, word) for word in words]) == 2
     printed = capsys.readouterr()
-    assert f"{table}/v-tiny" in printed.err
+    assert f"{table}/v-0000000071a9" in printed.err
     assert "expected a file in the folder of the table" in printed.err
     assert f"got {path!r}" in printed.err
     assert "Traceback" not in printed.err
@@ -187,7 +195,11 @@ def test_attached_runs_and_unions_are_read(tmp_path: Path) -> None:
     assert open_table(union, "tokens")[1].digest == made.digest
     manifest = Path(open_table(union, "tokens")[0].path("manifest.json"))
     key = made.content.files[0].key
-    for hostile in ("../../../first/tokens/../../victim", "../../../third/tokens/v-tiny/x", "../../../first/tokens/x"):
+    for hostile in (
+        "../../../first/tokens/../../victim",
+        "../../../third/tokens/v-0000000071a9/x",
+        "../../../first/tokens/x",
+    ):
         edit_json(manifest, "run", "paths", key, value=hostile)
         with pytest.raises(ContractError, match="expected a file in the folder of the table"):
             open_table(union, "tokens")
@@ -219,36 +231,129 @@ def test_a_repair_deletes_nothing_through_a_link(tmp_path: Path) -> None:
     before = sorted((tmp_path / "elsewhere").rglob("*"))
     damaged = Path(folder.path(manifest.paths_of()[0]))
     damaged.write_bytes(b"damaged")
-    with (
-        mock.patch.object(dvc, "run_recipe"),
-        pytest.raises(ContractError, match="where a symbolic link leads"),
-    ):
+    with mock.patch.object(dvc, "run_recipe"), pytest.raises(ContractError, match="got a symbolic link to"):
         dvc.run_and_repair("recipe.toml", run.uri, [], "tokens")
     assert sorted((tmp_path / "elsewhere").rglob("*")) == before
 
 
-def test_a_takedown_deletes_nothing_through_a_link(tmp_path: Path) -> None:
+def other_files(folder: Path) -> Path:
+    """Write files that are not of a run, two of them with paths as in a table, and return their folder."""
+    for name in ("photos/2024/1.jpg", "notes.txt", "v-0123456789ab/part", "v-0123456789ab/manifest.json"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("mine")
+    return folder
+
+
+@pytest.mark.parametrize("place", ["paragraphs", "clean", "tokens/v-0123456789ab", "tokens/v-0000000071a9/web"])
+@pytest.mark.parametrize("words", [["--url", "https://a.example/"], ["--drop-old"], ["--url", "x", "--dry-run"]])
+def test_a_takedown_refuses_a_link_in_place_of_a_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str, words: list[str]
+) -> None:
+    run, home = make_tiny_dataset(tmp_path / "run"), other_files(tmp_path / "home")
+    link = tmp_path / "run" / place
+    if link.exists():
+        shutil.rmtree(link)
+    link.symlink_to(home)
+    before = all_bytes(tmp_path)
+    assert main(["takedown", run.uri, *words]) == 2
+    assert capsys.readouterr().err == (
+        f"penstock: {link}: expected a folder of the run to write to and delete from, got a symbolic link to {home}. "
+        "Replace the link by the folder, or mount the other disk in its place.\n"
+    )
+    assert all_bytes(tmp_path) == before
+
+
+def test_a_takedown_refuses_a_table_that_is_a_link_to_another(tmp_path: Path) -> None:
     run = make_tiny_dataset(tmp_path / "run")
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere/victim.txt").write_text("mine")
-    (tmp_path / "run/tokens/link").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(ContractError, match=r"victim.txt: expected a file of the run to delete, got one in"):
+    (tmp_path / "run/clean").symlink_to("tokens")
+    with pytest.raises(ContractError, match="run/clean: expected a folder of the run"):
         drop_old(run)
-    assert (tmp_path / "elsewhere/victim.txt").read_text() == "mine"
-    (tmp_path / "run/tokens/link").unlink()
-    (tmp_path / "run/tokens/file").symlink_to(tmp_path / "elsewhere/victim.txt")
-    assert drop_old(run) == ["tokens/file"]  # the link itself
-    assert (tmp_path / "elsewhere/victim.txt").read_text() == "mine"
 
 
-def test_a_table_that_lies_on_another_disk_is_read_and_cleaned(tmp_path: Path) -> None:
-    """A link in place of the whole table is the owner's: its files are those of the run."""
+def test_a_takedown_leaves_files_that_are_of_no_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names of tables are ordinary words, so the folder of a table may be one of the owner's."""
+    run, elsewhere = make_tiny_dataset(tmp_path / "run"), other_files(tmp_path / "elsewhere")
+    for name in ("text/notes.md", "tokens/crawl.warc.gz", "tokens/v-2/part", "tokens/v-0123456789ab/part"):
+        run.write_atomic(name, b"mine")
+    (tmp_path / "run/tokens/link").symlink_to(elsewhere / "photos")
+    (tmp_path / "run/tokens/file").symlink_to(elsewhere / "notes.txt")
+    before = all_bytes(elsewhere)
+    left = ["text/notes.md", "tokens/crawl.warc.gz", "tokens/file", "tokens/link/2024/1.jpg", "tokens/v-2/part"]
+    assert files_left(run) == left
+    document = documents_of(opened(tmp_path / "run"))[3]["doc_id"].hex()
+    assert take_down(tmp_path / "run", doc=[document]) == 0
+    line = f"left, because no version of a table has such a path; may hold removed documents: {', '.join(left)}\n"
+    assert line in capsys.readouterr().out
+    assert not run.exists("tokens/v-0123456789ab/part")
+    run.write_atomic("tokens/v-0123456789ab/part", b"old")
+    assert take_down(tmp_path / "run", drop_old=True) == 0
+    assert capsys.readouterr().out == f"1 file(s) deleted that no current version contains\n{line}"
+    assert (all_bytes(elsewhere), files_left(run)) == (before, left)
+
+
+def test_gc_leaves_files_that_are_of_no_version(tmp_path: Path) -> None:
+    run = make_tiny_dataset(tmp_path / "run")
+    run.write_atomic("documents/v-2/notes.md", b"mine")
+    assert find_garbage(run) == []
+
+
+def test_a_table_that_lies_on_another_disk_is_read(tmp_path: Path) -> None:
+    """A link in place of the whole table is the owner's."""
     run = make_tiny_dataset(tmp_path / "run")
     moved_with_link(tmp_path / "run/tokens", tmp_path / "disk")
-    (tmp_path / "disk/v-old").mkdir()
-    (tmp_path / "disk/v-old/part").write_text("old")
     assert opened(tmp_path / "run").digest
-    assert drop_old(run) == ["tokens/v-old/part"]
+    assert {f"tokens/{name}" for name in run.child("tokens").walk()} <= {*run.walk()}
+
+
+@pytest.mark.parametrize("name", ["parts", "parts/suspects", "."])
+def test_results_of_parts_are_not_deleted_through_a_link(tmp_path: Path, name: str) -> None:
+    home, run = tmp_path / "home", Store(str(tmp_path / "run"))
+    other_files(home)
+    other_files(home / "parts")
+    before = all_bytes(home)
+    link = tmp_path / "run/clean/v-0123456789ab" / name
+    link.parent.mkdir(parents=True)
+    link.symlink_to(home)
+    for delete in (delete_part_results, delete_incomplete_parts)[: 1 if "parts" in name else 2]:
+        with pytest.raises(ContractError, match="where a symbolic link leads"):
+            delete(run.child("clean/v-0123456789ab"))
+    shutil.rmtree(tmp_path / "run/clean")
+    (tmp_path / "run/clean").symlink_to(home)
+    with pytest.raises(ContractError, match="where a symbolic link leads"):
+        delete_incomplete_parts(run.child("clean/v-0123456789ab"))
+    assert all_bytes(home) == before
+
+
+def test_a_repair_deletes_only_files_of_versions(tmp_path: Path) -> None:
+    run = make_tiny_dataset(tmp_path / "run")
+    (tmp_path / "run/tokens/v-0000000071a9").rename(tmp_path / "run/tokens/mine")
+    write_run(run, read_run(run).model_copy(update={"tables": {"tokens": "mine"}}))
+    folder, manifest = open_table(run, "tokens")
+    Path(folder.path(manifest.paths_of()[0])).write_bytes(b"damaged")
+    before = all_bytes(tmp_path / "run")
+    with mock.patch.object(dvc, "run_recipe"), pytest.raises(ContractError, match=r"tokens/mine/.*such as tokens/v-"):
+        dvc.run_and_repair("recipe.toml", run.uri, [], "tokens")
+    assert all_bytes(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_inputs_lie_outside_of_the_tables_of_a_run(tmp_path: Path, scheme: str) -> None:
+    for name in ("documents/a.warc.gz", "inputs/b.warc.gz", "documents2/c.warc.gz"):
+        other_files((tmp_path / name).parent)
+        (tmp_path / name).write_bytes(b"x")
+    run = Store(str(tmp_path))
+    for name in ("inputs/b.warc.gz", "documents2/c.warc.gz", "run.json"):
+        check_inputs_apart(prepared_from(f"{scheme}{tmp_path}/{name}"), run)
+    with pytest.raises(ConfigError, match=r"--out .*: expected input files outside of the .* got .*a.warc.gz in doc"):
+        check_inputs_apart(prepared_from(f"{scheme}{tmp_path}/documents/a.warc.gz"), run)
+    (tmp_path / "link").symlink_to(tmp_path / "documents")
+    with pytest.raises(ConfigError, match="Move the input files, or name another folder"):
+        check_inputs_apart(prepared_from(f"{scheme}{tmp_path}/link/a.warc.gz"), run)
+
+
+def prepared_from(uri: str) -> Prepared:
+    recipe = build_recipe({"source": {"paths": [uri]}}, recipe_sections(), "test")
+    return Prepared(recipe, [], [Split(0, "a", uri, 1, "", "web", "warc")], {})
 
 
 def test_a_certificate_cannot_name_a_folder_elsewhere(tmp_path: Path) -> None:

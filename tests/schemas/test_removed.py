@@ -38,7 +38,7 @@ def run(tmp_path: Path) -> Path:
 def table_of(folder: Path, urls: list[str], ids: list[bytes] | None = None) -> TableVersion:
     """Write a table `documents` of pages of the next crawl, which have other ids."""
     ids = [number.to_bytes(16, "big") for number in range(1, len(urls) + 1)] if ids is None else ids
-    store, path = Store(str(folder / "documents/v-next")), "part-00000.parquet"
+    store, path = Store(str(folder / "documents/v-000000000ae8")), "part-00000.parquet"
     store.make_parent(path)
     pq.write_table(pa.table({"doc_id": ids, "url": urls, "domain": pa.nulls(len(urls), pa.string())}), store.path(path))
     file = {"key": "part-00000", "rows": len(urls), "bytes": store.size(path), "sha256": store.sha256(path)}

@@ -2,13 +2,14 @@
 
 import hashlib
 import os
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from jobs.exit_codes import exit_code_of
 from schemas.errors import ContractError
-from schemas.storage import Store
+from schemas.storage import MAX_FILE_BYTES, MAX_JSON_BYTES, Store
 
 
 def test_write_is_atomic_and_leaves_no_other_file(tmp_path):
@@ -78,3 +79,44 @@ def test_an_error_of_azure_is_one_sentence(capsys: pytest.CaptureFixture[str], e
     assert line.startswith("penstock: abfs://: expected an object store that answers, ")
     assert got in line
     assert "SEKRET" not in line
+
+
+def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:
+    """Links to the own folder double the number of paths at each level."""
+    (tmp_path / "run/a/b").mkdir(parents=True)
+    (tmp_path / "disk/far").mkdir(parents=True)
+    for place in (tmp_path / "run", tmp_path / "run/a/b", tmp_path / "disk"):
+        (place / "up").symlink_to("..")
+        (place / "same").symlink_to(".")
+        (place / "also").symlink_to(place)
+        (place / "file.json").write_text("{}")
+        (place / "to_file").symlink_to("file.json")
+        (place / "loop").symlink_to("loop")
+        (place / "gone").symlink_to("nothing")
+        os.mkfifo(place / "pipe")
+    for name in ("disk", "again", "z/third"):
+        (tmp_path / "run" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "run" / name).symlink_to(tmp_path / "disk")
+    (tmp_path / "link").symlink_to("run")
+    files = ["a/b/file.json", "a/b/to_file", "file.json", "to_file"]
+    for root in ("run", "link"):  # the folder itself may be reached through a link
+        names = [*Store(str(tmp_path / root)).walk()]
+        assert sorted(names) == sorted([*files, "again/file.json", "again/to_file"])
+    assert [*Store(str(tmp_path / "nothing")).walk()] == []
+
+
+def test_a_large_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    for name, size in (("log", MAX_FILE_BYTES), ("value.json", MAX_JSON_BYTES)):
+        (tmp_path / name).touch()
+        os.truncate(tmp_path / name, size + 1)
+        read = store.read_json if name.endswith("json") else store.read_bytes
+        with pytest.raises(ContractError, match=f"{name}: expected a file of at most {size} bytes, got one of"):
+            read(name)
+
+
+def test_a_folder_in_place_of_a_file_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "report.html").mkdir()
+    with pytest.raises(ContractError, match=r"report\.html: expected a file to replace, got a folder\."):
+        Store(str(tmp_path)).write_atomic("report.html", b"x")
+    assert os.listdir(tmp_path) == ["report.html"]

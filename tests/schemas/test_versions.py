@@ -63,10 +63,10 @@ def digests(run: Store) -> list[str]:
 def test_a_digest_opens_its_dataset(run: Store, digests: list[str]) -> None:
     assert [open_dataset(open_run(f"{run.uri}@{digest[:12]}")).digest for digest in digests] == digests
     assert [open_dataset(open_run(f"{run.uri}@{digest}")).chunk_tokens for digest in digests] == [256, 512]
-    assert list(list_versions(run, "tokens")) == ["v-next", "v-tiny"]
+    assert list(list_versions(run, "tokens")) == ["v-000000000ae8", "v-0000000071a9"]
     pinned = open_run(f"{run.uri}@{digests[0]}")
     assert read_run(pinned).tables == dict.fromkeys(
-        ("tokens", "tokenizer", "clean", "documents", "text", "dedup", "verdicts", "clusters"), "v-tiny"
+        ("tokens", "tokenizer", "clean", "documents", "text", "dedup", "verdicts", "clusters"), "v-0000000071a9"
     )
 
 
@@ -85,7 +85,7 @@ def test_any_table_can_be_addressed(run: Store) -> None:
     digest = open_table(run, "dedup")[1].digest
     next_version(run, "dedup", lambda content: content["figures"].update(bait=1))
     assert read_run(open_run(f"{run.uri}@{digest[:10]}")).tables == dict.fromkeys(
-        ("dedup", "documents", "text", "verdicts", "clusters"), "v-tiny"
+        ("dedup", "documents", "text", "verdicts", "clusters"), "v-0000000071a9"
     )
 
 
@@ -118,9 +118,11 @@ def test_a_wrong_digest_is_rejected(run: Store, digests: list[str], suffix: str,
 
 def test_an_ambiguous_digest_is_rejected(run: Store) -> None:
     folder = Path(run.uri) / "tokens"
-    shutil.copytree(folder / "v-tiny", folder / "v-copy")
+    shutil.copytree(folder / "v-0000000071a9", folder / "v-000000000c09")
     digest = open_table(run, "tokens")[1].digest
-    with pytest.raises(ConfigError, match=r"expected one version, got tokens/v-copy, tokens/v-tiny. Give more digits"):
+    with pytest.raises(
+        ConfigError, match=r"expected one version, got tokens/v-000000000c09, tokens/v-0000000071a9. Give more digits"
+    ):
         open_run(f"{run.uri}@{digest[:12]}")
 
 
@@ -132,12 +134,12 @@ def test_an_altered_manifest_has_lost_its_address(run: Store, digests: list[str]
 
 def test_tables_of_two_versions_are_rejected(run: Store) -> None:
     next_version(run, "documents", lambda content: content["figures"].update(bait=1))
-    name = "verdicts/v-tiny/manifest.json"
+    name = "verdicts/v-0000000071a9/manifest.json"
     manifest = run.read_json(name)
-    manifest["run"]["lineage"] = {"documents": "v-next", "input:x": "1:2"}
+    manifest["run"]["lineage"] = {"documents": "v-000000000ae8", "input:x": "1:2"}
     run.write_atomic(name, json.dumps(manifest).encode())
     with pytest.raises(ContractError, match="expected one version of documents in the lineage, got documents/v-"):
-        pinned_tables(run, "tokens", "v-tiny")
+        pinned_tables(run, "tokens", "v-0000000071a9")
 
 
 # ----------------------------------------------------------------------------------------------------------------- DVC

@@ -102,7 +102,7 @@ def make_browse_run(folder: Path, until: str = "clean") -> Store:
     counts, figures = books.counts.model_dump(), books.figures
     _commit(run, "documents", rows, DOCUMENT_COLUMNS, {"counts": counts, "figures": figures, "recipe": recipe})
     _commit(run, "text", rows, TEXT, {"counts": {"rows_in": PAGES, "rows_kept": PAGES}})
-    write_run(run, RunFile(tables={"documents": "v-tiny", "text": "v-tiny"}, recipe=recipe.to_json()))
+    write_run(run, RunFile(tables={"documents": "v-0000000071a9", "text": "v-0000000071a9"}, recipe=recipe.to_json()))
     add_step(run, "verdicts", {})
     if until == "clean":
         _add_clusters(run, rows)
@@ -125,7 +125,7 @@ def _measured(number: int, measure: FusedStages) -> dict[str, Any]:
 
 
 def _commit(run: Store, table: str, rows: Sequence[Sequence[Mapping[str, Any]]], schema: Any, facts: Any) -> None:
-    folder, files, paths = run.child(f"{table}/v-tiny"), [], {}
+    folder, files, paths = run.child(f"{table}/v-0000000071a9"), [], {}
     for part, some in enumerate(rows):
         with PartWriter(folder, part_key(part), schema) as writer:
             for row in some:
@@ -171,9 +171,9 @@ def _add_clusters(run: Store, rows: Sequence[Sequence[Mapping[str, Any]]]) -> No
     reads = ("documents", "verdicts")
     counts = {"rows_in": measured, "rows_kept": measured}
     _commit(run, "clusters", clusters, CLUSTERS, {"counts": counts, "reads": ("documents",)})
-    write_run(run, RunFile(tables=read_run(run).tables | {"clusters": "v-tiny"}, recipe=read_run(run).recipe))
+    write_run(run, RunFile(tables=read_run(run).tables | {"clusters": "v-0000000071a9"}, recipe=read_run(run).recipe))
     _commit(run, "dedup", dedup, DEDUP, {"counts": books.counts.model_dump(), "reads": (*reads, "clusters")})
-    write_run(run, RunFile(tables=read_run(run).tables | {"dedup": "v-tiny"}, recipe=read_run(run).recipe))
+    write_run(run, RunFile(tables=read_run(run).tables | {"dedup": "v-0000000071a9"}, recipe=read_run(run).recipe))
 
 
 def _stored_verdicts(run: Store) -> dict[bytes, str | None]:

@@ -14,13 +14,15 @@ from tests.support.report_run import SCRIPT
 
 def add_repeats(run: Store) -> None:
     """Write the table of the step `repeats` over the 20 survivors: it cuts 3 of them and drops 2 of those."""
-    folder, files, paths = run.child("repeats/v-tiny"), [], {}
+    folder, files, paths = run.child("repeats/v-0000000071a9"), [], {}
     counts = {"rows_in": 37, "rows_kept": 18, "dropped": dict.fromkeys(["repeats/repeated_share"], 0)}
     counts["dropped"] |= {"repeats/dropped_before": 17, "repeats/nothing_left": 1, "quality/gopher_short_doc": 1}
     dropped = iter([("repeats", "nothing_left"), ("quality", "gopher_short_doc")])
     for part in range(2):
         written = []
-        for row in pq.read_table(*(Path(run.uri) / "dedup/v-tiny").glob(f"{part_key(part)}-*.parquet")).to_pylist():
+        for row in pq.read_table(
+            *(Path(run.uri) / "dedup/v-0000000071a9").glob(f"{part_key(part)}-*.parquet")
+        ).to_pylist():
             stage, rule = ("repeats", "dropped_before") if row["drop_stage"] else next(dropped, (None, None))
             cuts = None if rule == "dropped_before" else [{"start": 3, "end": 9, "reason": "line"}]
             row = {"doc_id": row["doc_id"], "drop_stage": stage, "drop_rule": rule, "cuts": cuts}
@@ -45,4 +47,4 @@ def add_repeats(run: Store) -> None:
     how |= {"code_version": "0.1.0"}
     write_manifest(folder, make_manifest(content | {"counts": counts, "figures": figures}, how, "repeats"))
     state = read_run(run)
-    write_run(run, RunFile(tables=state.tables | {"repeats": "v-tiny"}, recipe=state.recipe))
+    write_run(run, RunFile(tables=state.tables | {"repeats": "v-0000000071a9"}, recipe=state.recipe))

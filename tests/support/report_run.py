@@ -166,7 +166,7 @@ def make_run(
     for name in names:
         if name in MAKERS:
             digests[name] = commit_table(run, name, tables, digests, (figures or {}).get(name, {}))
-    pointers = read_run(run).tables | dict.fromkeys(digests, "v-tiny")
+    pointers = read_run(run).tables | dict.fromkeys(digests, "v-0000000071a9")
     write_run(run, RunFile(tables=pointers, recipe={}))
     return run
 
@@ -264,7 +264,7 @@ def add_later(tables: Tables, part: int, row: dict[str, Any], record: Record) ->
 
 def commit_table(run: Store, name: str, tables: Tables, digests: Mapping[str, str], extra: Mapping[str, Any]) -> str:
     """Write the parts and the manifest of a table, and return its digest."""
-    folder, files, paths = run.child(f"{name}/v-tiny"), [], {}
+    folder, files, paths = run.child(f"{name}/v-0000000071a9"), [], {}
     figures: dict[str, Any] = {}
     counts = None
     for part, rows in enumerate(tables.rows[name]):

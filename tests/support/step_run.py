@@ -22,13 +22,13 @@ def add_step(run: Store, name: str, settings: Mapping[str, Mapping[str, Any]]) -
     (step,) = [step for step in steps_for(recipe) if step.name == name]
     state = read_run(run)
     inputs = {read: TableVersion(*open_table(run, read)) for read in step.inputs(recipe) if read in state.tables}
-    folders = {table: run.child(f"{table}/v-step") for table in step.writes}
+    folders = {table: run.child(f"{table}/v-00000000057e") for table in step.writes}
     with patch.object(sys.modules[step.build.__module__], "run_parts", run_here):
         built = step.build(StepContext(None, recipe, step.stages, folders, inputs, (), {}, None))
     timing = {"started": "2026-01-01T00:00:00+00:00", "wall_seconds": 1.0}
     for table in reversed(step.writes):
         commit(Run(None, recipe, run, (), {}, None), step, folders[table], (table, built[table], inputs, timing))
-    write_run(run, RunFile(tables=state.tables | dict.fromkeys(step.writes, "v-step"), recipe=state.recipe))
+    write_run(run, RunFile(tables=state.tables | dict.fromkeys(step.writes, "v-00000000057e"), recipe=state.recipe))
 
 
 def run_here(

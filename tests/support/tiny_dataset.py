@@ -94,7 +94,7 @@ def make_tiny_dataset(
     sources = {"web": 60, "books": 20} if sources is None else sources
     run = Store(str(folder))
     contract = _write_tokenizer(run, vocab_size)
-    files = _Files(run.child("tokens/v-tiny"))
+    files = _Files(run.child("tokens/v-0000000071a9"))
     streams: dict[str, list[int]] = {}
     index: list[dict[str, Any]] = []
     for source, num_documents in sources.items():
@@ -114,7 +114,7 @@ def make_tiny_dataset(
     figures = {"tokenizer": contract.model_dump(mode="json"), "streams": streams, "chunk_tokens": chunk_tokens}
     config = {"tokens": {"seed": seed}} if seed else {}
     _commit(files, "tokens", {"rows_in": total, "rows_kept": total}, figures, config)
-    write_run(run, RunFile(tables={"tokenizer": "v-tiny", "tokens": "v-tiny"}))
+    write_run(run, RunFile(tables={"tokenizer": "v-0000000071a9", "tokens": "v-0000000071a9"}))
     return run
 
 
@@ -195,7 +195,7 @@ def _write_tokenizer(run: Store, vocab_size: int) -> TokenizerContract:
         "decoder": None,
         "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<mask>"},
     }
-    files = _Files(run.child("tokenizer/v-tiny"))
+    files = _Files(run.child("tokenizer/v-0000000071a9"))
     files.folder.write_atomic("tokenizer.json", json.dumps(model).encode())
     files.add("model", "tokenizer.json", 1)
     contract = TokenizerContract(
@@ -246,7 +246,7 @@ def replace_token(run: Store, stream: str) -> str:
     Return the SHA-256 that the manifest still names.
     """
     shard = open_dataset(run).streams[stream][0]
-    path = Path(run.path(f"tokens/v-tiny/{shard.path}"))
+    path = Path(run.path(f"tokens/v-0000000071a9/{shard.path}"))
     data, before = path.read_bytes(), pa.ipc.open_file(path).get_batch(0).column("tokens").values.to_numpy()
     after = before.copy()
     after[2] = before[1]
@@ -257,9 +257,9 @@ def replace_token(run: Store, stream: str) -> str:
         fitted.add(memoryview(path.read_bytes())[at : at + size])
         fitted.end_block()
         at += size
-    manifest = run.read_json("tokens/v-tiny/manifest.json")
+    manifest = run.read_json("tokens/v-0000000071a9/manifest.json")
     manifest["run"]["blocks"][shard_key(stream, 0)] = fitted.text
-    run.write_atomic("tokens/v-tiny/manifest.json", json.dumps(manifest).encode())
+    run.write_atomic("tokens/v-0000000071a9/manifest.json", json.dumps(manifest).encode())
     return shard.sha256
 
 

@@ -19,7 +19,7 @@ from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json, digest_of
 from schemas.manifest import read_run
 from schemas.paths import check_deletable, check_own_folders, is_below
-from schemas.storage import Store
+from schemas.storage import MAX_JSON_BYTES, Store
 from schemas.tokens import Dataset, open_dataset
 from schemas.versions import DATASET
 from train.config.settings import Settings
@@ -247,10 +247,10 @@ def list_checkpoints(run: Store) -> list[CheckpointMetadata]:
 
 
 def _read_file(path: Path) -> bytes:
-    if not path.is_file():  # reading a pipe would never end
+    if not path.is_file() or path.stat().st_size > MAX_JSON_BYTES:  # reading a pipe would never end
         raise ContractError(
-            f"{path}: expected a file, got a folder or a device. Remove this checkpoint's folder to resume from the "
-            "previous one."
+            f"{path}: expected a file of at most {MAX_JSON_BYTES} bytes, got a larger one, a folder or a device. "
+            "Remove this checkpoint's folder to resume from the previous one."
         )
     return path.read_bytes()
 

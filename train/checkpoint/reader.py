@@ -9,6 +9,7 @@ import hashlib
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ PLAN_NAME = ".metadata"
 STOP = ord(".")
 """The opcode that ends a pickle."""
 MAX_DIMS = 16
+MAX_COMPARED = 10**7
+"""Maximum number of pairs of chunks of a tensor that are compared; those of a grid have few beside each other."""
 DTYPES = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
 DCP = "torch.distributed.checkpoint"
 PATHS = ("pathlib", "pathlib._local")
@@ -260,15 +263,34 @@ def _tensor(name: str, tensor: Mapping[str, Any]) -> TensorStorageMetadata:
             raise _Refused(f"a chunk outside of tensor {name:.60}")
     if sum(math.prod(chunk.sizes) for chunk in chunks) != math.prod(size):
         raise _Refused(f"chunks that do not fill tensor {name:.60}")
+    _check_apart(name, [chunk for chunk in chunks if math.prod(chunk.sizes)])
     properties = tensor["properties"]
     _record(properties, "TensorProperties")
     return TensorStorageMetadata(TensorProperties(dtype=DTYPES[_of(properties.state[0], _Name)]), size, chunks)
 
 
+def _check_apart(name: str, chunks: list[ChunkStorageMetadata]) -> None:
+    """Raise _Refused if two chunks of a tensor overlap: a part of the tensor would then be filled by none."""
+    near: list[ChunkStorageMetadata] = []
+    num_compared = 0
+    for chunk in sorted(chunks, key=lambda chunk: chunk.offsets):
+        near = [other for other in near if not chunk.offsets or other.offsets[0] + other.sizes[0] > chunk.offsets[0]]
+        num_compared += len(near)
+        if num_compared > MAX_COMPARED or any(_overlap(chunk, other) for other in near):
+            raise _Refused(f"chunks of tensor {name:.60} that overlap")
+        near.append(chunk)
+
+
+def _overlap(one: ChunkStorageMetadata, other: ChunkStorageMetadata) -> bool:
+    sides = zip(one.offsets, one.sizes, other.offsets, other.sizes, strict=True)
+    return all(start < begin + length and begin < start + size for start, size, begin, length in sides)
+
+
 def _places(
     storage: Mapping[Any, Any], tensors: Mapping[str, TensorStorageMetadata], files: Mapping[str, StateFile]
 ) -> Iterator[tuple[MetadataIndex, _StorageInfo]]:
-    """Yield the place of every chunk. Raises _Refused if one lies outside of the listed files."""
+    """Yield the place of every chunk. Raises _Refused if one lies outside of the listed files, or two share bytes."""
+    taken: list[tuple[str, int, int]] = []
     waiting = {MetadataIndex(name, chunk.offsets) for name, tensor in tensors.items() for chunk in tensor.chunks}
     for key, value in storage.items():
         index, info = _fields(key, "MetadataIndex"), _fields(value, "_StorageInfo")
@@ -281,7 +303,12 @@ def _places(
             raise _Refused(f"the file {file!r:.60}, which {METADATA_NAME} does not list")
         if offset + length > files[file].size:
             raise _Refused(f"a chunk beyond the end of {file}")
+        taken.append((file, offset, offset + length))
         yield chunk, _StorageInfo(file, offset, length)
+    taken.sort()
+    for (file, _, end), (following, begin, _) in pairwise(taken):
+        if file == following and begin < end:
+            raise _Refused(f"two chunks in the same bytes of {file}")
 
 
 def _key(value: Any) -> Any:
@@ -331,9 +358,11 @@ class CheckpointReader(FileSystemReader):
         super().__init__(folder)
         path = folder / PLAN_NAME
         try:
+            if PLAN_NAME not in files or path.stat().st_size != files[PLAN_NAME].size:
+                raise ValueError(f"a file whose size or digest {METADATA_NAME} does not have")
             data = path.read_bytes()
-            if PLAN_NAME not in files or hashlib.sha256(data).hexdigest() != files[PLAN_NAME].sha256:
-                raise ValueError(f"a file whose digest {METADATA_NAME} does not have")
+            if hashlib.sha256(data).hexdigest() != files[PLAN_NAME].sha256:
+                raise ValueError(f"a file whose size or digest {METADATA_NAME} does not have")
             self._metadata = parse_plan(data, files)
         except (OSError, ValueError) as error:
             raise ContractError(

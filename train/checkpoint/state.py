@@ -18,7 +18,7 @@ import torch.distributed as dist
 from pydantic import ValidationError
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from schemas.config import Section
@@ -57,6 +57,7 @@ def read_state(run: Store, checkpoint: CheckpointMetadata, state: State, ranks: 
     verify_files(folder, checkpoint.files, ranks)
     try:
         reader = CheckpointReader(folder, checkpoint.files)
+        _check_kinds(folder, reader.read_metadata(), state)
     except ContractError as error:
         if ranks is None:
             raise
@@ -82,6 +83,20 @@ def read_state(run: Store, checkpoint: CheckpointMetadata, state: State, ranks: 
         if ranks is None:
             raise reason from failed
         ranks.refuse(reason)
+
+
+def _check_kinds(folder: Path, stored: Metadata, state: State) -> None:
+    """Raise ContractError if a stored tensor has numbers of another kind, which would be converted without a word."""
+    for name, tensor in state.items():
+        found = stored.state_dict_metadata.get(name)
+        if not isinstance(found, TensorStorageMetadata):
+            continue
+        dtype = found.properties.dtype
+        if (dtype.is_floating_point, dtype.is_complex) != (tensor.is_floating_point(), tensor.is_complex()):
+            raise ContractError(
+                f"{folder}: expected {name} as {tensor.dtype}, got {dtype}. Use a checkpoint that `penstock train` "
+                "wrote, or remove its folder."
+            )
 
 
 def stored_shapes(run: Store, checkpoint: CheckpointMetadata) -> dict[str, torch.Size]:

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from schemas.errors import ConfigError, ContractError, PenstockError
-from schemas.storage import Store
+from schemas.paths import is_below
+from schemas.storage import MAX_JSON_BYTES, Store
 from schemas.text import print_error, printable_output
 from schemas.tokens import TokenizerContract
 from train.checkpoint.folder import CheckpointMetadata
@@ -187,6 +187,7 @@ def import_llama(folder: Path | str) -> tuple[ModelShape, dict[str, Tensor]]:
     ours = {theirs: name for name, theirs in _names(shape).items()}
     state: dict[str, Tensor] = {}
     for path in _weight_files(folder):
+        _check_file(path)
         try:
             loaded = load_file(path)
         except Exception as error:  # safetensors raises an exception of its own, which is not an OSError
@@ -196,6 +197,11 @@ def import_llama(folder: Path | str) -> tuple[ModelShape, dict[str, Tensor]]:
         for theirs, value in loaded.items():
             if theirs.endswith("rotary_emb.inv_freq") or (shape.tie_embeddings and theirs == "lm_head.weight"):
                 continue  # buffers that old versions wrote with the parameters
+            if not value.is_floating_point():
+                raise ContractError(
+                    f"{path}: expected {theirs} as floating-point numbers, got {value.dtype}. Use a model that is not "
+                    "quantized."
+                )
             state[ours.get(theirs, theirs)] = value.float()
     _check_weights(state, shape, str(folder))
     return shape, {name: state[name] for name in _names(shape)}
@@ -311,23 +317,58 @@ def _sync(path: Path) -> None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file. Raises ContractError if there is none."""
+    _check_file(path, MAX_JSON_BYTES)
     try:
-        value: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        value: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise ContractError(
             f"{path}: expected a JSON file, got one that cannot be read ({error}). Download the folder again."
         ) from error
+    if not isinstance(value, dict):
+        raise ContractError(f"{path}: expected a JSON object, got another value. Download the folder again.")
     return value
 
 
+def _check_file(path: Path, max_bytes: int | None = None) -> None:
+    """Raise ContractError if there is no file, or one that is too large. Reading a pipe would never end."""
+    if not path.is_file() or (max_bytes is not None and path.stat().st_size > max_bytes):
+        most = "" if max_bytes is None else f" of at most {max_bytes} bytes"
+        raise ContractError(
+            f"{path}: expected a file{most}, got none, a larger one, or a pipe or folder. Download the folder again."
+        )
+
+
 def _weight_files(folder: Path) -> list[Path]:
+    """Return the files of weights. Raises ContractError if the index names one outside of the folder."""
     if not (folder / INDEX).exists():
         return [folder / WEIGHTS]
-    return [folder / name for name in sorted(set(_read_json(folder / INDEX)["weight_map"].values()))]
+    places = _read_json(folder / INDEX).get("weight_map")
+    names: list[Any] = [*places.values()] if isinstance(places, dict) else [places]
+    for name in names:
+        if not isinstance(name, str) or not is_below(name):
+            raise ContractError(
+                f"{folder / INDEX}: expected the names of files in the folder in `weight_map`, got {name!r:.100}. "
+                "Download the folder again."
+            )
+    return [folder / name for name in sorted(set(names))]
 
 
 def _shape_of(config: dict[str, Any], where: str) -> ModelShape:
-    """Return the shape of the model that a config.json describes."""
+    """Return the shape of the model that a config.json describes.
+
+    Raises ConfigError if our model does not support it, ContractError if a value is missing or of a wrong type.
+    """
+    try:
+        return _read_shape(config, where)
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+        raise ContractError(
+            f"{where}: expected the complete configuration of a Llama model, got a missing or invalid key: {error}. "
+            "Download config.json again."
+        ) from error
+
+
+def _read_shape(config: dict[str, Any], where: str) -> ModelShape:
     # Older versions of `transformers` wrote `rope_theta` and `rope_scaling` instead of `rope_parameters`.
     rope = {"rope_theta": config.get("rope_theta", 10_000.0)} | (config.get("rope_scaling") or {})
     rope |= config.get("rope_parameters") or {}
@@ -346,29 +387,23 @@ def _shape_of(config: dict[str, Any], where: str) -> ModelShape:
             f"{where}: expected a supported Llama model, got {'; '.join(unsupported)}. Import a model without "
             "these settings."
         )
-    try:
-        heads = config["num_attention_heads"]
-        return ModelShape(
-            vocab_size=config["vocab_size"],
-            num_layers=config["num_hidden_layers"],
-            d_model=config["hidden_size"],
-            num_heads=heads,
-            num_kv_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-            d_ffw=config["intermediate_size"],
-            bias=bias,
-            rope_theta=rope["rope_theta"],
-            rope_scaling=kind if kind != "default" else "none",
-            rope_factor=rope.get("factor", 1.0),
-            rope_original=rope.get("original_max_position_embeddings", 8192),
-            norm_eps=config.get("rms_norm_eps", 1e-6),
-            tie_embeddings=bool(config.get("tie_word_embeddings", False)),
-        )
-    except (KeyError, ValidationError) as error:
-        raise ContractError(
-            f"{where}: expected the complete configuration of a Llama model, got a missing or invalid key: {error}. "
-            "Download config.json again."
-        ) from error
+    heads = config["num_attention_heads"]
+    return ModelShape(
+        vocab_size=config["vocab_size"],
+        num_layers=config["num_hidden_layers"],
+        d_model=config["hidden_size"],
+        num_heads=heads,
+        num_kv_heads=config.get("num_key_value_heads") or heads,
+        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+        d_ffw=config["intermediate_size"],
+        bias=bias,
+        rope_theta=rope["rope_theta"],
+        rope_scaling=kind if kind != "default" else "none",
+        rope_factor=rope.get("factor", 1.0),
+        rope_original=rope.get("original_max_position_embeddings", 8192),
+        norm_eps=config.get("rms_norm_eps", 1e-6),
+        tie_embeddings=bool(config.get("tie_word_embeddings", False)),
+    )
 
 
 # Export of a checkpoint: its model and the tokenizer of its dataset.

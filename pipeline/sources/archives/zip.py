@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 from pipeline.engine.stage import Drop
-from pipeline.sources.archives.tar import ArchiveMember, is_unsafe
+from pipeline.sources.archives.tar import MAX_PATH_BYTES, ArchiveMember, is_unsafe
 from pipeline.sources.compression import ByteStream
 
 MAX_DIRECTORY_BYTES = 128 << 20
@@ -31,6 +31,11 @@ _LOCAL = struct.Struct("<4s5H3I2H")
 _SIGNATURE, _CENTRAL, _END, _END_64 = b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06", b"PK\x06\x06"
 _ENCRYPTED, _SIZES_FOLLOW, _UTF8 = 1, 8, 0x800
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_KNOWN_METHODS = frozenset((*_METHODS, 1, 2, 3, 4, 5, 6, 9, 10, 12, 14, *range(93, 100)))
+MAX_VERSION = 63
+"""Version of the format, times ten, up to which members are written."""
+MAX_JOINED = 16
+"""Maximum number of archives in front of the last one of a file, as `cat` writes them, that are read."""
 _DRIVE = re.compile(r"^[A-Za-z]:[/\\]|\0")
 """A name that begins with a drive, or ends early in programs that read it up to a zero byte."""
 _SLICE = 1 << 18
@@ -107,11 +112,22 @@ class _Entry(NamedTuple):
     is_folder: bool = False
 
 
-def read_zip(stream: ByteStream, max_bytes: int, wanted: Callable[[str, int], bool]) -> Iterator[ArchiveMember]:
+class _Directory(NamedTuple):
+    """The entries of a directory by their offsets, and the range of bytes that it takes with its end record."""
+
+    entries: list[_Entry]
+    start: int
+    end: int
+
+
+def read_zip(
+    stream: ByteStream, max_bytes: int, wanted: Callable[[str, int], bool], depth: int = 0
+) -> Iterator[ArchiveMember]:
     """Yield the files and links of a zip archive. `wanted` decides by name and size whether a content is loaded.
 
     The directory says where members are. Without one, as in the bytes of a single member, the headers of the members
-    are read one after another.
+    are read one after another. Archives in front of the last one are read too, up to MAX_JOINED of them. Other members
+    that no directory lists are a gap. `depth`: number of archives behind this one.
     """
     size = stream.seek(0, 2)
     directory = _directory(stream, size)
@@ -121,20 +137,103 @@ def read_zip(stream: ByteStream, max_bytes: int, wanted: Callable[[str, int], bo
     if directory is None:
         yield from _without_directory(stream, size, max_bytes, wanted)
         return
-    end = 0
-    for entry in directory:
+    end = read = 0
+    for entry in directory.entries:
+        yield from _unlisted(stream, (read, entry.start), (max_bytes, wanted, depth))
         # Members that share their bytes would be decompressed as often as they are listed.
         is_shared = entry.start < end
         end = max(end, entry.start + _LOCAL.size + entry.stored)
+        member, after = _member(stream, entry, max_bytes, _nothing if is_shared or entry.is_folder else wanted)
+        read = max(read, end, after)
         if is_shared and not entry.is_folder:
             yield ArchiveMember(entry.start, entry.name, entry.size, drop=Drop("lying_length", float(entry.stored)))
         elif not entry.is_folder:
-            yield _member(stream, entry, max_bytes, wanted)[0]
+            yield member
+    yield from _unlisted(stream, (read, directory.start), (max_bytes, wanted, depth))
+    yield from _unlisted(stream, (max(read, directory.end), size), (max_bytes, wanted, MAX_JOINED))
 
 
-def _directory(stream: ByteStream, size: int) -> list[_Entry] | Drop | None:
-    """Return the entries of the directory by their offsets; None if there is none; a Drop if it is too large."""
-    stream.seek(max(0, size - (1 << 16) - 22))
+def _nothing(name: str, size: int) -> bool:
+    return False
+
+
+def _unlisted(
+    stream: ByteStream, place: tuple[int, int], how: tuple[int, Callable[[str, int], bool], int]
+) -> Iterator[ArchiveMember]:
+    """Yield what is in a range of bytes that belongs to no listed member: an archive of its own, a gap, or nothing.
+
+    `how`: the arguments of `read_zip` after the stream.
+    """
+    start, end = place
+    first = _first_header(stream, start, end)
+    if first is None:
+        return
+    max_bytes, wanted, depth = how
+    part = _Part(stream, start, end)
+    found = _directory(part, end - start) if depth < MAX_JOINED else None
+    if isinstance(found, _Directory) and found.entries and found.end == end - start:
+        for member in read_zip(part, max_bytes, wanted, depth + 1):
+            yield member._replace(start=start + member.start)
+        return
+    yield ArchiveMember(first, "", end - first, drop=Drop("unreadable_gap", float(end - first)))
+
+
+def _first_header(stream: ByteStream, start: int, end: int) -> int | None:
+    """Return the offset of the first header of a member in a range of bytes; None if there is none."""
+    block, at = b"", start
+    while at < end and end - start >= _LOCAL.size:
+        stream.seek(at)
+        kept = block[-3:]  # a header may begin at the end of the block before
+        block = kept + stream.read(min(_SLICE, end - at))
+        if len(block) == len(kept):
+            return None
+        place = block.find(_SIGNATURE)
+        while place >= 0:
+            header = at - len(kept) + place
+            stream.seek(header)
+            head = stream.read(_LOCAL.size)
+            if len(head) == _LOCAL.size and header + _LOCAL.size < end and _is_header(head):
+                return header
+            place = block.find(_SIGNATURE, place + 1)
+        at += len(block) - len(kept)
+    return None
+
+
+def _is_header(head: bytes) -> bool:
+    """Return True if the bytes after a signature are as in the header of a member; other files have the bytes too."""
+    version, method, name_size = (int.from_bytes(head[at : at + 2], "little") for at in (4, 8, 26))
+    return version & 0xFF <= MAX_VERSION and method in _KNOWN_METHODS and 0 < name_size <= MAX_PATH_BYTES
+
+
+class _Part:
+    """A range of the bytes of a stream, as a stream."""
+
+    def __init__(self, stream: ByteStream, start: int, end: int):
+        self._stream, self._start, self._size = stream, start, end - start
+        self._at = 0
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return at most `size` bytes."""
+        left = max(0, self._size - self._at)
+        self._stream.seek(self._start + self._at)
+        data = self._stream.read(left if size < 0 else min(size, left))
+        self._at += len(data)
+        return data
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        """Move to another position and return it."""
+        self._at = max(0, offset + {0: 0, 1: self._at, 2: self._size}[whence])
+        return self._at
+
+    def tell(self) -> int:
+        """Return the position of the next byte to read."""
+        return self._at
+
+
+def _directory(stream: ByteStream, size: int) -> _Directory | Drop | None:
+    """Return the directory; None if there is none; a Drop if it is too large."""
+    before = max(0, size - (1 << 16) - 22)
+    stream.seek(before)
     tail = stream.read((1 << 16) + 22)
     at = tail.rfind(_END)
     if at < 0 or len(tail) < at + 22:
@@ -146,16 +245,19 @@ def _directory(stream: ByteStream, size: int) -> list[_Entry] | Drop | None:
     try:
         with _open_zip(stream, MAX_DIRECTORY_BYTES) as archive:
             infos = sorted(archive.infolist(), key=lambda info: info.header_offset)
+            start = max(0, archive.start_dir)
     except DAMAGE:
         return None
-    return [
+    entries = [
         _Entry(
-            info.header_offset, info.filename, info.file_size, info.compress_size, info.compress_type, info.flag_bits,
-            info.CRC, stat.S_IFMT(info.external_attr >> 16) in (0, stat.S_IFREG), info.filename.endswith("/"),
+            min(info.header_offset, start), info.filename, info.file_size, info.compress_size, info.compress_type,
+            info.flag_bits, info.CRC, stat.S_IFMT(info.external_attr >> 16) in (0, stat.S_IFREG),
+            info.filename.endswith("/"),
         )
         for info in infos
         if info.header_offset >= 0  # The bytes of the last member alone end with the directory of all.
     ]  # fmt: skip
+    return _Directory(entries, start, before + at + 22 + int.from_bytes(tail[at + 20 : at + 22], "little"))
 
 
 def _without_directory(
@@ -167,6 +269,8 @@ def _without_directory(
         if entry is None:
             if start == 0 or not _is_directory(stream, start):
                 yield ArchiveMember(start, "", size - start, drop=Drop("unreadable_gap", float(size - start)))
+            else:
+                yield from _unlisted(stream, (start, size), (max_bytes, wanted, MAX_JOINED))
             return
         member, end = _member(stream, entry, max_bytes, wanted)
         if not entry.is_folder:

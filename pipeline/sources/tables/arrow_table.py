@@ -1,7 +1,8 @@
 """Reader of Arrow IPC files and streams, Feather included: one row for each row, and one gap for what cannot be read.
 
 Both kinds are read as a stream: a file holds one after its first bytes, so a file that is cut keeps its whole batches.
-Offsets and lengths count rows. A record batch is in memory at a time, of at most MAX_BATCH_BYTES.
+Streams that follow each other in a file, as `cat` and loggers write them, are all read. Offsets and lengths count rows.
+A record batch is in memory at a time, of at most MAX_BATCH_BYTES.
 """
 
 import io
@@ -16,9 +17,11 @@ from pipeline.sources.compression import ByteStream
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.lines import SourceRows
 from pipeline.sources.provenance import SourceItem, account_bytes, new_row
-from pipeline.sources.rows import UNREADABLE, RowMapping, rows_of_batch
+from pipeline.sources.rows import UNREADABLE, RowMapping, most_rows, rows_of_batch
 
-FILE_START = b"ARROW1\0\0"
+FILE_START, FILE_END = b"ARROW1\0\0", b"ARROW1"
+MAX_PADDING = 64
+"""Maximum number of bytes between the stream of a file and its footer."""
 MAX_BATCH_BYTES = 1 << 30
 """Maximum size of one message of a file, such as a record batch, also after it is decompressed [bytes]."""
 FREE_ROWS, ROWS_A_BYTE = 1_000_000, 1_000
@@ -31,19 +34,21 @@ SLICE_ROWS = 64
 
 
 class _Messages(io.RawIOBase):
-    """The stream of an Arrow file as a file object that refuses messages beyond the limits.
+    """A stream in an Arrow file as a file object that refuses messages beyond the limits.
 
-    Arrow reads the length of a message, its metadata, and its body in one call each.
+    It begins at the position of `stream`. Arrow reads the length of a message, its metadata, and its body in one call
+    each.
     """
 
     def __init__(self, stream: ByteStream):
         self._stream = stream
         self._length = 0
         self._metadata = b""
-        stream.seek(0)
-        head = stream.read(len(FILE_START))
-        if head != FILE_START:
-            stream.seek(0)
+        start = stream.tell()
+        self.is_file = stream.read(len(FILE_START)) == FILE_START
+        """True if a footer follows the stream."""
+        if not self.is_file:
+            stream.seek(start)
 
     def read(self, size: int = -1, /) -> bytes:
         """Return at most `size` bytes. Raises OSError if these are more than MAX_BATCH_BYTES."""
@@ -124,27 +129,33 @@ def _check_body(metadata: bytes, body: bytes) -> int:
 def open_arrow(split: Split, stream: ByteStream, config: SourceConfig) -> SourceRows:
     """Yield the rows of an Arrow file or stream.
 
-    What follows the last readable batch is one gap of length 0, whose drop_value is its size [bytes].
+    What follows the last readable batch is one gap of length 0, whose drop_value is its size [bytes]. So is what
+    follows after `most_rows`, but its drop_value is the number of rows up to the end of their batch.
     """
     num_rows, mapping = 0, RowMapping(config)
 
     def items() -> Iterator[SourceItem]:
         nonlocal num_rows
-        size = stream.seek(0, 2)
-        if not size:
-            return
-        end = 0
+        size, end = stream.seek(0, 2), 0
+        most = most_rows(size)
+        names: list[str] | None = None
+        columns: list[str] = []
         try:
-            messages = _Messages(stream)
-            with pa.ipc.open_stream(messages) as reader:
-                columns = mapping.columns(reader.schema.names)
-                end = messages.tell()
-                for batch in _batches(reader):
-                    end = messages.tell()
-                    for start in range(0, batch.num_rows, SLICE_ROWS):
-                        for value in rows_of_batch(batch.slice(start, SLICE_ROWS), columns):
-                            yield SourceItem(num_rows, *mapping(value))
-                            num_rows += 1
+            for batch, position in _read(stream, size):
+                end = position
+                if batch is None:
+                    continue
+                if batch.schema.names != names:
+                    names = batch.schema.names
+                    columns = mapping.columns(names)
+                total = num_rows + batch.num_rows
+                for start in range(0, min(batch.num_rows, most - num_rows), SLICE_ROWS):
+                    for value in rows_of_batch(batch.slice(start, min(SLICE_ROWS, most - num_rows)), columns):
+                        yield SourceItem(num_rows, *mapping(value))
+                        num_rows += 1
+                if num_rows < total:
+                    yield SourceItem(num_rows, new_row("gap"), Drop("too_many_rows", float(total), float(most)))
+                    return
         except UNREADABLE:
             yield SourceItem(num_rows, new_row("gap"), Drop("unreadable_gap", float(size - end)))
 
@@ -152,9 +163,38 @@ def open_arrow(split: Split, stream: ByteStream, config: SourceConfig) -> Source
 
 
 def read_batches(stream: ByteStream) -> Iterator[pa.RecordBatch]:
-    """Yield the record batches of an Arrow file or stream. Raises an error of UNREADABLE where it is damaged."""
-    with pa.ipc.open_stream(_Messages(stream)) as reader:
-        yield from _batches(reader)
+    """Yield the record batches of an Arrow file or of streams. Raises an error of UNREADABLE where it is damaged."""
+    for batch, _ in _read(stream, stream.seek(0, 2)):
+        if batch is not None:
+            yield batch
+
+
+def _read(stream: ByteStream, size: int) -> Iterator[tuple[pa.RecordBatch | None, int]]:
+    """Yield (record batch, offset of its end), and (None, offset) after the schema of each stream and after its end.
+
+    Raises an error of UNREADABLE at damage, and at bytes after the last stream that are not the footer of a file.
+    """
+    end = stream.seek(0)
+    while end < size:
+        messages = _Messages(stream)
+        with pa.ipc.open_stream(messages) as reader:
+            yield None, messages.tell()
+            for batch in _batches(reader):
+                yield batch, messages.tell()
+        end = messages.tell()
+        yield None, end
+        if messages.is_file:
+            _check_footer(stream, end, size)
+            return
+
+
+def _check_footer(stream: ByteStream, start: int, size: int) -> None:
+    """Raise OSError if a file does not end with the footer that begins at `start`."""
+    stream.seek(max(start, size - LENGTH_BYTES - len(FILE_END)))
+    tail = stream.read()
+    footer = int.from_bytes(tail[:LENGTH_BYTES], "little") + LENGTH_BYTES + len(FILE_END)
+    if tail[LENGTH_BYTES:] != FILE_END or not 0 <= size - start - footer <= MAX_PADDING:
+        raise OSError(f"expected a footer after the stream of a file, got {size - start} other bytes")
 
 
 def _batches(reader: Any) -> Iterator[pa.RecordBatch]:

@@ -5,7 +5,8 @@ bytes of the decompressed file; the header belongs to the first record.
 """
 
 import csv
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import islice
 from typing import Any, NamedTuple
@@ -124,14 +125,26 @@ def _open(split: Split, stream: ByteStream, config: SourceConfig, names: list[st
             if isinstance(fields, Drop):
                 is_gap = fields.value is not None and fields.limit is None  # The value is a number of compressed bytes.
                 yield SourceItem(start, new_row("gap" if is_gap else "row"), fields)
+                header = [] if header is None else header  # The header is lost, and no record takes its place.
             elif header is None:
                 header = fields
+            elif not header:
+                yield SourceItem(start, new_row("row"), Drop("bad_row"))
             elif len(fields) != len(header):
                 yield SourceItem(start, new_row("row"), Drop("ragged_row", float(len(fields)), float(len(header))))
             else:
-                yield SourceItem(start, *mapping(dict(zip(header, fields, strict=True))))
+                yield SourceItem(start, *mapping(by_name(header, fields)))
 
     return account_bytes(items(), split, lambda: lines.position)
+
+
+def by_name(names: Sequence[str], fields: Sequence[str]) -> dict[str, str]:
+    """Return the fields of a record by the names of their columns. Names that occur twice are left out."""
+    value = dict(zip(names, fields, strict=True))
+    if len(value) < len(names):
+        counts = Counter(names)
+        return {name: field for name, field in value.items() if counts[name] == 1}
+    return value
 
 
 def read_records(stream: ByteStream, split: Split, config: SourceConfig) -> Iterator[CsvRecord]:

@@ -15,7 +15,7 @@ from pipeline.sources.compression import ByteStream
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.lines import SourceRows, parse_object, read_lines
 from pipeline.sources.provenance import SourceItem, account_bytes, new_row
-from pipeline.sources.rows import UNREADABLE, RowMapping, rows_of_batch
+from pipeline.sources.rows import UNREADABLE, RowMapping, most_rows, rows_of_batch
 
 BATCH_ROWS = 16
 """Number of rows that are read at a time, if they are large [rows]."""
@@ -57,8 +57,8 @@ def read_parquet(
 ) -> SourceRows:
     """Yield the rows of a Parquet file. `columns_of` chooses the columns to read; `parse` returns the row of a row.
 
-    The unreadable rows of a row group are one gap. An unreadable file is one gap of length 0, and the drop_value of
-    this gap is the file's size [bytes].
+    The unreadable rows of a row group are one gap, as are those beyond `most_rows`. An unreadable file is one gap of
+    length 0, and the drop_value of this gap is the file's size [bytes].
     """
     num_rows = 0
 
@@ -67,6 +67,7 @@ def read_parquet(
         size = stream.seek(0, 2)
         if not size:
             return
+        most = most_rows(size)
         try:
             file = pq.ParquetFile(stream, pre_buffer=False, buffer_size=BUFFER_BYTES)
             columns = columns_of(file.schema_arrow.names)
@@ -78,8 +79,15 @@ def read_parquet(
             texts = _texts(file, group, columns)
             bomb = max((text.total_uncompressed_size for text in texts if _is_bomb(text)), default=0)
             for value in _group(file, group, columns, _most_rows(stream, texts)) if not bomb else ():
+                if num_rows >= most:
+                    break
                 yield SourceItem(num_rows, *parse(value))
                 num_rows += 1
+            if most <= num_rows < file.metadata.num_rows:
+                drop = Drop("too_many_rows", float(file.metadata.num_rows), float(most))
+                yield SourceItem(num_rows, new_row("gap"), drop)
+                num_rows = file.metadata.num_rows
+                return
             if num_rows < end:
                 lost = Drop("unreadable_gap", float(end - num_rows))
                 drop = Drop("page_too_large", float(bomb), float(MAX_TEXT_BYTES)) if bomb else lost

@@ -236,14 +236,14 @@ def test_steps_are_made_again_from_the_first_that_a_change_touches() -> None:
 
 def test_what_a_takedown_replaced_is_replaced_for_branches_too(tmp_path: Path) -> None:
     run, folder = Store(str(tmp_path / "run")), Store(str(tmp_path / "run/ablations/x"))
-    write_run(folder, RunFile(tables={"documents": "../../../documents/v-old", "tokens": "v-own"}))
-    run.write_atomic("documents/v-old/takedown.json", b'{"to": "v-new"}')
+    write_run(folder, RunFile(tables={"documents": "../../../documents/v-0000000001d0", "tokens": "v-0000000000e0"}))
+    run.write_atomic("documents/v-0000000001d0/takedown.json", b'{"to": "v-new"}')
     homes = run_folders(folder)
     assert [home.uri for home in homes] == [folder.uri, run.uri]
-    places = [version_folders(home, STEPS[0], "v-old")["documents"].uri for home in homes]
-    assert places == [f"{folder.uri}/documents/v-old", f"{run.uri}/documents/v-new"]
+    places = [version_folders(home, STEPS[0], "v-0000000001d0")["documents"].uri for home in homes]
+    assert places == [f"{folder.uri}/documents/v-0000000001d0", f"{run.uri}/documents/v-new"]
     assert relative_path(folder, "documents", Store(places[1])) == "../../../documents/v-new"
-    assert relative_path(folder, "documents", Store(places[0])) == "v-old"
+    assert relative_path(folder, "documents", Store(places[0])) == "v-0000000001d0"
 
 
 # ----------------------------------------------------------------------------------------------------------- intervals
@@ -712,3 +712,12 @@ def trained_here(proxy: Any) -> Any:
 def evaluated_here(command: list[str], **options: Any) -> Any:
     assert command[1:3] == ["-m", "train.eval.evaluate"]
     return argparse.Namespace(returncode=evaluate_main(command[3:]), stderr="")
+
+
+def test_no_ablation_is_made_through_a_link(tmp_path: Path) -> None:
+    run = make_tiny_dataset(tmp_path / "run")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run/ablations").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ContractError, match="run/ablations: expected a folder of the run to write to"):
+        make_branch(run, run.child("ablations/x"), Recipe({}))
+    assert not [*(tmp_path / "elsewhere").iterdir()]

@@ -188,6 +188,14 @@ def test_ladders_that_cannot_be_are_refused_before_anything_is_written(
     assert not (dataset / "ladder").exists()
 
 
+def test_no_proxy_is_trained_through_a_link(tmp_path: Path, capsys: Any) -> None:
+    run = make_tiny_dataset(tmp_path / "run")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run/ladder").symlink_to(tmp_path / "elsewhere")
+    assert main(["ladder", run.uri]) == 2
+    assert "run/ladder: expected a folder of the run to write to" in capsys.readouterr().err
+
+
 def test_a_dataset_that_holds_nothing_out_has_no_loss_to_compare(tmp_path: Path, capsys: Any) -> None:
     run = make_tiny_dataset(tmp_path, {"web": 30})
     recipe = {"source": {"paths": ["x"]}, "train": {"seq_len": 256}}

@@ -118,6 +118,11 @@ def test_matrices_and_binary_arrays_are_each_other_also_when_sliced():
         ({"write_index": True}, "expected keep rules that begin with 'snapshot'"),
         ({"write_index": True, "keep": ("snapshot",), "verify": "jaccard"}, "verify = 'jaccard'"),
         ({"indexes": ("run",), "by_url": "newest"}, "by_url: expected 'off' or 'first' .*got 'newest'"),
+        ({"write_index": True, "keep": ("snapshot",), "by_url": "newest"}, "'first' with write_index, .*got 'newest'"),
+        (
+            {"write_index": True, "keep": ("snapshot",), "by_url": "longest"},
+            "with write_index, .*got 'longest'",
+        ),
         ({"indexes": ("run",), "scope": ("snapshot",)}, r"scope keeps snapshots apart, got \['snapshot'\]"),
         ({"rehydration": {2: 1}}, r"for size 1 and any larger sizes, got \{2: 1\}"),
         ({"rehydration": {1: 1, 9: 0}}, r"expected 1 to 100 reads .* got \{1: 1, 9: 0\}"),

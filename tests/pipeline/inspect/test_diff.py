@@ -15,6 +15,7 @@ import pytest
 
 from jobs.verbs.inspect import diff_command
 from pipeline.inspect.diff import NOT_READ, compare_runs, open_compared_run
+from pipeline.report.compare import write_comparison
 from pipeline.tokens.streams import live_tokens
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json
@@ -49,6 +50,29 @@ def test_equal_runs_are_reported_as_equal(tmp_path: Path, capsys: pytest.Capture
     text = diff(capsys, a, b, list=3)
     assert text.splitlines()[-1] == "equal: the digests are the same, and so are documents and tokens"
     assert compare_runs(open_compared_run(a), open_compared_run(b), 3).documents == Counter()
+
+
+def test_runs_with_one_dataset_and_other_documents_are_not_equal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """B was run up to `clean` with other settings after its dataset was made."""
+    changed = [*crawl()]
+    changed[-4] = replace(changed[-4], outcome=SHORT)
+    a, b = make_run(tmp_path / "a"), make_run(tmp_path / "b", records=changed)
+    join_dataset(a)
+    for table in ("tokenizer", "tokens"):
+        inputs = json.loads(open_table(a, table)[1].content.model_dump_json())["inputs"]
+        edit(b, table, lambda content, inputs=inputs: content.update(inputs=inputs))
+    assert open_table(a, "tokens")[1].digest == open_table(b, "tokens")[1].digest
+    text = diff(capsys, a, b, json=str(tmp_path / "diff.json"))
+    assert "equal" not in text
+    assert f"only in A, by the rule that dropped them in B: 1\n  web  {SHORT}  1\n" in text
+    assert "\nB has a dataset made from another table `clean` than its current one, so its tokens are" in text
+    assert "\nA has a dataset made" not in text
+    assert json.loads((tmp_path / "diff.json").read_text())["equal"] is False
+    page = Path(write_comparison(("a", a), ("b", b), Store(str(tmp_path)), "page.html")).read_text()
+    assert "Both runs have the same digest" not in page
+    assert "1 documents are kept only by A, 0 only by B." in page
 
 
 def test_documents_out_in_and_dropped_by_another_rule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,9 +221,9 @@ def test_settings_and_tokens_that_differ(tmp_path: Path, capsys: pytest.CaptureF
 def write_manifest_lineage(run: Store) -> None:
     """Write the versions that the first dataset was made from into its lineage."""
     for table, reads in {"tokens": ("clean", "tokenizer"), **READS}.items():
-        name = f"{table}/v-tiny/manifest.json"
+        name = f"{table}/v-0000000071a9/manifest.json"
         manifest = run.read_json(name)
-        manifest["run"]["lineage"] = dict.fromkeys(reads, "v-tiny")
+        manifest["run"]["lineage"] = dict.fromkeys(reads, "v-0000000071a9")
         run.write_atomic(name, canonical_json(manifest))
 
 
@@ -238,9 +262,9 @@ def test_a_table_that_the_run_no_longer_has_is_rejected(tmp_path: Path) -> None:
 def test_tables_whose_rows_do_not_belong_together_are_rejected(tmp_path: Path) -> None:
     a, b = run_of(tmp_path / "a"), run_of(tmp_path / "b", {-4: SHORT})
     parts = open_table(b, "verdicts")[1].paths_of()
-    first, second = (b.read_bytes(f"verdicts/v-tiny/{path}") for path in parts)
-    b.write_atomic(f"verdicts/v-tiny/{parts[0]}", second)
-    b.write_atomic(f"verdicts/v-tiny/{parts[1]}", first)
+    first, second = (b.read_bytes(f"verdicts/v-0000000071a9/{path}") for path in parts)
+    b.write_atomic(f"verdicts/v-0000000071a9/{parts[0]}", second)
+    b.write_atomic(f"verdicts/v-0000000071a9/{parts[1]}", first)
     record_files(b, "verdicts")
     with pytest.raises(
         ContractError, match=r"part-0000. of `verdicts` to hold the same documents as part-0000. of `documents`"

@@ -57,7 +57,7 @@ def test_cuts_and_verdicts_of_repeats_are_shown(tmp_path: Path) -> None:
 
 def test_an_index_of_another_run_does_not_hide_a_table(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", "dedup")
-    path = Path(run.uri) / "dedup/v-tiny/manifest.json"
+    path = Path(run.uri) / "dedup/v-0000000071a9/manifest.json"
     manifest = json.loads(path.read_text())
     outside = {"name": "earlier-0/representatives", "bytes": 1, "sha256": "0" * 64}
     manifest["content"]["inputs"].append(outside)

@@ -149,7 +149,7 @@ def an_altered_dataset(run: Store) -> None:
 
 
 def a_lost_table(run: Store) -> None:
-    run.delete("verdicts/v-tiny/manifest.json")
+    run.delete("verdicts/v-0000000071a9/manifest.json")
 
 
 def an_edited_skip_list(run: Store) -> None:
@@ -174,13 +174,17 @@ def another_tokenizer(run: Store) -> None:
 @pytest.mark.parametrize(
     ("harm", "where", "expected"),
     [
-        (an_altered_table, "dedup", r"^dedup/v-tiny: expected \w{12}, got \w{12}\. Restore the altered manifest\.$"),
+        (
+            an_altered_table,
+            "dedup",
+            r"^dedup/v-0000000071a9: expected \w{12}, got \w{12}\. Restore the altered manifest\.$",
+        ),
         (
             an_altered_dataset,
             "plan",
             r"^train/plan\.json: expected dataset \w{12}, got \w{12}\. Restore the dataset\.$",
         ),
-        (a_lost_table, "verdicts", r"^verdicts/v-tiny: expected a table, got no manifest\.json"),
+        (a_lost_table, "verdicts", r"^verdicts/v-0000000071a9: expected a table, got no manifest\.json"),
         (
             an_edited_skip_list,
             "checkpoint 8",
@@ -217,15 +221,15 @@ def test_a_break_is_marked_at_its_node_and_rejected(
 
 def test_only_reading_files_again_finds_a_flipped_byte(run: Store) -> None:
     path = open_table(run, "clean")[1].paths_of()[1]
-    data = bytearray(run.read_bytes(f"clean/v-tiny/{path}"))
+    data = bytearray(run.read_bytes(f"clean/v-0000000071a9/{path}"))
     data[10] ^= 1
-    run.write_atomic(f"clean/v-tiny/{path}", bytes(data))
+    run.write_atomic(f"clean/v-0000000071a9/{path}", bytes(data))
     run.write_atomic("train/checkpoints/step-000004/state.bin", b"5")
     run.delete("train/checkpoints/step-000006/state.bin")
     assert messages(read_lineage(run)) == []
     breaks = messages(read_lineage(run, verify=True))
     assert [message.partition(":")[0] for message in breaks] == [
-        f"clean/v-tiny/{path}",
+        f"clean/v-0000000071a9/{path}",
         "train/checkpoints/step-000004/state.bin",
         "train/checkpoints/step-000006/state.bin",
     ]
@@ -261,7 +265,7 @@ def test_checkpoints_of_an_earlier_dataset_are_linked_to_it(run: Store) -> None:
         (True, False),
     ]
     assert titles(lineage, lineage.sources("train/plan.json")) == ["dataset"]
-    assert lineage.sources("train/plan.json") == ["tokens/v-tiny"]
+    assert lineage.sources("train/plan.json") == ["tokens/v-0000000071a9"]
 
 
 def test_a_plan_made_since_is_no_source_of_the_checkpoints(run: Store) -> None:
@@ -275,14 +279,14 @@ def test_a_plan_made_since_is_no_source_of_the_checkpoints(run: Store) -> None:
 def takedown(run: Store) -> None:
     """Write a version of the dataset as a takedown does; plan and checkpoints still name the version before."""
     old = open_table(run, "tokens")[1]
-    run.write_atomic("takedowns/abc123abc123/tokens.json", run.read_bytes("tokens/v-tiny/manifest.json"))
+    run.write_atomic("takedowns/abc123abc123/tokens.json", run.read_bytes("tokens/v-0000000071a9/manifest.json"))
     descent: dict[str, Any] = {"id": "abc123abc123", "mode": "tombstones", "read_before": {}}
     descent |= dict.fromkeys(("parent", "origin", "positions"), old.digest)
     next_version(run, "tokens", lambda content: content["figures"].update(takedown=descent))
-    for name in list(run.child("tokens/v-tiny").walk()):
-        run.delete(f"tokens/v-tiny/{name}")
+    for name in list(run.child("tokens/v-0000000071a9").walk()):
+        run.delete(f"tokens/v-0000000071a9/{name}")
     change = {"before": old.digest, "after": open_table(run, "tokens")[1].digest, "rows": 1, "shared": 1}
-    change |= {"version_before": "v-tiny", "version_after": "v-next", "rewritten": []}
+    change |= {"version_before": "v-0000000071a9", "version_after": "v-000000000ae8", "rewritten": []}
     certificate = {
         "id": "abc123abc123",
         "made": "2026-03-01T00:00:00+00:00",
@@ -322,7 +326,7 @@ def test_a_takedown_whose_certificate_disagrees_is_a_break(run: Store) -> None:
 def test_a_takedown_with_an_invalid_descent_is_a_break(run: Store) -> None:
     edit(run, "tokens", lambda content: content["figures"].update(takedown={"id": "abc123abc123"}))
     assert (
-        "tokens/v-tiny: expected a valid record of a takedown in its manifest, got wrong values of parent"
+        "tokens/v-0000000071a9: expected a valid record of a takedown in its manifest, got wrong values of parent"
         in messages(read_lineage(run))[0]
     )
 
@@ -353,14 +357,14 @@ def test_a_replay_resumes_from_the_chosen_checkpoint(run: Store) -> None:
 def test_a_run_on_a_branch_of_another_run_leads_to_its_crawl(run: Store, tmp_path: Path) -> None:
     branch, new = Store(str(tmp_path / "branch")), Store(str(tmp_path / "new"))
     for table in (tables := read_run(run).tables):
-        manifest = run.read_json(name := f"{table}/v-tiny/manifest.json")
+        manifest = run.read_json(name := f"{table}/v-0000000071a9/manifest.json")
         read = {entry["name"] for entry in manifest["content"]["inputs"]} & {*tables}
-        manifest["run"]["lineage"] = dict.fromkeys(sorted(read), "v-tiny")
+        manifest["run"]["lineage"] = dict.fromkeys(sorted(read), "v-0000000071a9")
         run.write_atomic(name, canonical_json(manifest))
     state = attach_run(branch, run)
     for name in ("tokens", "tokenizer"):
-        shutil.copytree(run.path(f"{name}/v-tiny"), branch.path(f"{name}/v-tiny"))
-        write_run(branch, RunFile(tables=read_run(branch).tables | {name: "v-tiny"}, recipe=state.recipe))
+        shutil.copytree(run.path(f"{name}/v-0000000071a9"), branch.path(f"{name}/v-0000000071a9"))
+        write_run(branch, RunFile(tables=read_run(branch).tables | {name: "v-0000000071a9"}, recipe=state.recipe))
     attach_run(new, branch, ("tokens", "tokenizer"))
     lineage = read_lineage(new)
     assert messages(lineage) == []
@@ -449,7 +453,7 @@ def test_the_command_writes_the_graph(
     assert documents["tables"] == {name: open_table(run, name)[1].digest for name in ("documents", "text")}
     assert documents["dropped"]["source/unreadable_gap"] == 2
     assert documents["models"] == {"toxicity/wordlist_en": "e" * 64}
-    assert {"from": "dedup/v-tiny", "to": "clean/v-tiny"} in written["links"]
+    assert {"from": "dedup/v-0000000071a9", "to": "clean/v-0000000071a9"} in written["links"]
     assert "files of the crawl" in capsys.readouterr().out
 
 

@@ -153,13 +153,17 @@ def test_the_rules_themselves(run: Store, harm: Any, expected: str) -> None:
 
 def test_a_step_names_what_it_read_and_wrote(run: Store) -> None:
     written = made(run)
-    assert names(of(written, "documents")["outputs"]) == ["documents/v-tiny", "text/v-tiny"]
-    assert names(of(written, "dedup")["inputs"]) == ["documents/v-tiny", "verdicts/v-tiny", "clusters/v-tiny"]
-    assert names(of(written, "tokens")["inputs"]) == ["clean/v-tiny", "tokenizer/v-tiny"]
-    assert names(of(written, "plan")["inputs"]) == ["tokens/v-tiny"]
+    assert names(of(written, "documents")["outputs"]) == ["documents/v-0000000071a9", "text/v-0000000071a9"]
+    assert names(of(written, "dedup")["inputs"]) == [
+        "documents/v-0000000071a9",
+        "verdicts/v-0000000071a9",
+        "clusters/v-0000000071a9",
+    ]
+    assert names(of(written, "tokens")["inputs"]) == ["clean/v-0000000071a9", "tokenizer/v-0000000071a9"]
+    assert names(of(written, "plan")["inputs"]) == ["tokens/v-0000000071a9"]
     train = of(written, "train")
     skips = f"train/skips.txt@{digest_of(SKIPPED)[:12]}"
-    assert names(train["inputs"]) == ["train/plan.json", skips, "tokens/v-tiny"]
+    assert names(train["inputs"]) == ["train/plan.json", skips, "tokens/v-0000000071a9"]
     assert names(train["outputs"])[-2:] == ["checkpoints/step-000012", "train/manifest.json"]
     rewind = of(written, "train", "OTHER")
     assert rewind["eventTime"] == REWIND["at"]
@@ -182,7 +186,7 @@ def test_facets_hold_the_values_of_the_manifests(run: Store) -> None:
     assert statistics["size"] == sum(entry.bytes for entry in manifest.content.files)
     assert clean["eventTime"] == "2026-01-01T00:00:08+00:00"  # start, plus a duration of 8 s
     assert output["namespace"] == "file"
-    assert output["facets"]["dataSource"]["uri"] == f"file://{run.root}/clean/v-tiny"
+    assert output["facets"]["dataSource"]["uri"] == f"file://{run.root}/clean/v-0000000071a9"
     counts = of(made(run), "dedup")["run"]["facets"]["penstock_counts"]
     assert (counts["rowsIn"], counts["rowsKept"], counts["dropped"]["dedup/exact_duplicate"]) == (37, 20, 4)
     (crawl,) = of(made(run), "documents")["inputs"]
@@ -201,7 +205,7 @@ def test_a_takedown_is_a_job_from_one_dataset_to_the_next(run: Store) -> None:
     assert [breach for event in written for breach in breaches(event)] == []
     event = of(written, "takedown")
     assert "abc123abc123/tokens.json" in names(event["inputs"])
-    assert names(event["outputs"]) == ["tokens/v-next"]
+    assert names(event["outputs"]) == ["tokens/v-000000000ae8"]
 
 
 def test_a_run_under_way_is_not_complete(run: Store) -> None:

@@ -40,7 +40,7 @@ def page_of(run: Store) -> str:
 
 def change(run: Store, table: str, block: str, values: dict[str, Any]) -> None:
     """Write values into a manifest, as a run with other settings would."""
-    path = Path(run.uri) / table / "v-tiny/manifest.json"
+    path = Path(run.uri) / table / "v-0000000071a9/manifest.json"
     manifest = json.loads(path.read_text())
     manifest["content" if block != "notes" else "run"][block] |= values
     path.write_text(json.dumps(manifest))
@@ -91,7 +91,7 @@ def test_the_candidate_search(run: Store) -> None:
 
 def test_indexes_of_earlier_snapshots_are_named_and_make_no_table_stale(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", "clusters")
-    path = Path(run.uri) / "clusters/v-tiny/manifest.json"
+    path = Path(run.uri) / "clusters/v-0000000071a9/manifest.json"
     manifest = json.loads(path.read_text())
     manifest["content"]["inputs"] += [
         {"name": f"earlier-{n}/{table}", "bytes": 1, "sha256": f"{n}" * 64}
@@ -165,7 +165,7 @@ def test_losses_of_sources_and_domains_are_in_the_report(tmp_path: Path) -> None
 
 def test_an_audit_by_an_older_version_has_no_sample_of_removed_copies(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", "audit")
-    path = Path(run.uri) / "audit/v-tiny/manifest.json"
+    path = Path(run.uri) / "audit/v-0000000071a9/manifest.json"
     manifest = json.loads(path.read_text())
     del manifest["content"]["figures"]["losses"], manifest["content"]["figures"]["precision"]["removed"]
     path.write_text(json.dumps(manifest))

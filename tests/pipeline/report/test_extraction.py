@@ -46,7 +46,7 @@ EXTRACT = {
 
 def add_comparisons(run: Store, texts: list[tuple[str, str, float]]) -> None:
     """Add the table `comparisons` with one row for each pair of texts to a run, in two parts."""
-    folder, files, paths = run.child("comparisons/v-tiny"), [], {}
+    folder, files, paths = run.child("comparisons/v-0000000071a9"), [], {}
     for part in range(2):
         with PartWriter(folder, part_key(part), COMPARISONS) as writer:
             for number, (first, second, f1) in enumerate(texts):
@@ -64,14 +64,14 @@ def add_comparisons(run: Store, texts: list[tuple[str, str, float]]) -> None:
     how = {"paths": paths, "started": "2026-01-01T00:00:00+00:00", "wall_seconds": 8.0, "code_version": "0.1.0"}
     write_manifest(folder, make_manifest(content, how | {"cpu_seconds": 1.0}, "comparisons"))
     state = read_run(run)
-    write_run(run, RunFile(tables=state.tables | {"comparisons": "v-tiny"}, recipe=state.recipe))
+    write_run(run, RunFile(tables=state.tables | {"comparisons": "v-0000000071a9"}, recipe=state.recipe))
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """Return a run with second opinions, a union and a comparison."""
     run = make_run(tmp_path_factory.mktemp("report") / "harbour", figures={"documents": FIGURES})
-    folder = run.child("documents/v-tiny")
+    folder = run.child("documents/v-0000000071a9")
     manifest = folder.read_json(MANIFEST_NAME)
     manifest["content"]["config"]["extract"] = EXTRACT
     manifest["run"]["notes"] = {"cpu": CPU}

@@ -357,7 +357,7 @@ def test_findings_name_what_is_unusual(tmp_path: Path) -> None:
         "1.9 % of the bytes of the inputs belong to no readable record.",
         "Training has 5 events to check: update skipped, spike, rewound, checkpoint not saved, stopped by an error.",
     ]
-    path = Path(run.uri) / "documents/v-tiny/manifest.json"
+    path = Path(run.uri) / "documents/v-0000000071a9/manifest.json"
     manifest = json.loads(path.read_text())
     manifest["content"]["counts"]["dropped"]["source/not_a_page"] -= 1
     manifest["content"]["counts"]["dropped"]["extract/crashed"] = 1

@@ -104,7 +104,7 @@ def test_a_broken_chain_is_marked_in_the_report(run: Store) -> None:
     (mark,) = [stop for stop in lineage_drawing(run).stops if stop.style == "broken"]
     assert mark.title == "dedup"
     text = words_of(Path(write_report(run, None)).read_text())
-    assert "The lineage is broken. 1 check failed: dedup/v-tiny: expected" in text
+    assert "The lineage is broken. 1 check failed: dedup/v-0000000071a9: expected" in text
 
 
 def test_hostile_words_are_escaped(run: Store) -> None:

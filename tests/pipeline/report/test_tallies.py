@@ -106,7 +106,7 @@ def test_the_counts_of_tables_agree(run: Store) -> None:
 
 def test_unaccounted_bytes_are_reported(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", "text")
-    path = Path(run.uri) / "documents/v-tiny/manifest.json"
+    path = Path(run.uri) / "documents/v-0000000071a9/manifest.json"
     manifest = json.loads(path.read_text())
     manifest["content"]["inputs"][0]["bytes"] += 7
     path.write_text(json.dumps(manifest))
@@ -149,7 +149,7 @@ def test_a_sample_without_stored_text_names_the_reason(tmp_path: Path) -> None:
 
 def find_names_by(run: Store, pipeline: Path) -> None:
     """Change the run into one that recognized names with the spaCy pipeline in a zip file."""
-    path = Path(run.uri) / "clean/v-tiny/manifest.json"
+    path = Path(run.uri) / "clean/v-0000000071a9/manifest.json"
     manifest = json.loads(path.read_text())
     manifest["content"]["models"]["pii/ner"] = "f" * 64
     path.write_text(json.dumps(manifest))

@@ -282,8 +282,8 @@ def test_changes_after_the_certificate_are_found(run: Path, removed: dict) -> No
     other = {"tokens": tables["tokens"].model_copy(update={"before": "0" * 64})}
     problems = check_certificate(store, certificate.model_copy(update={"tables": other})).problems
     assert any(f"before, got {'0' * 64}. Restore the file." in line for line in problems)
-    (run / "tokens/v-tiny/left.arrow").write_bytes(b"")
-    assert any("v-tiny/left.arrow: expected no old file" in line for line in checked(run).problems)
+    (run / "tokens/v-0000000071a9/left.arrow").write_bytes(b"")
+    assert any("v-0000000071a9/left.arrow: expected no old file" in line for line in checked(run).problems)
 
 
 def test_a_restored_old_version_is_found(run: Path) -> None:
@@ -293,9 +293,9 @@ def test_a_restored_old_version_is_found(run: Path) -> None:
     for path in list((run / "tokens" / version).rglob("*")):
         if path.is_file():
             path.unlink()
-    shutil.rmtree(run / "tokens/v-tiny")
-    shutil.copytree(run.parent / "old/tokens/v-tiny", run / "tokens/v-tiny")
-    write_run(Store(str(run)), state.model_copy(update={"tables": state.tables | {"tokens": "v-tiny"}}))
+    shutil.rmtree(run / "tokens/v-0000000071a9")
+    shutil.copytree(run.parent / "old/tokens/v-0000000071a9", run / "tokens/v-0000000071a9")
+    write_run(Store(str(run)), state.model_copy(update={"tables": state.tables | {"tokens": "v-0000000071a9"}}))
     problems = checked(run).problems
     assert any("tokens: expected version" in line for line in problems)
     assert any("expected no removed document" in line for line in problems)
@@ -417,16 +417,16 @@ def test_a_copy_of_the_shards_is_checked_by_the_certificate_alone(whole: Path, t
 def test_a_later_table_is_checked_too(run: Path, removed: dict) -> None:
     store = Store(str(run))
     rows = pa.table({"doc_id": pa.array([removed["doc_id"]], pa.binary(16))})
-    with PartWriter(store.child("scores/v-later"), "part-00000", rows.schema) as writer:
+    with PartWriter(store.child("scores/v-0000000001a7"), "part-00000", rows.schema) as writer:
         writer.add_group(rows)
     entry = writer.written.to_json()
     path = entry.pop("path")
-    raw = json.loads((run / "tokenizer/v-tiny/manifest.json").read_text())
+    raw = json.loads((run / "tokenizer/v-0000000071a9/manifest.json").read_text())
     raw["content"] |= {"table": "scores", "files": [entry]}
     raw["run"] |= {"paths": {"part-00000": path}}
-    store.write_atomic("scores/v-later/manifest.json", json.dumps(raw).encode())
+    store.write_atomic("scores/v-0000000001a7/manifest.json", json.dumps(raw).encode())
     state = read_run(store)
-    write_run(store, state.model_copy(update={"tables": state.tables | {"scores": "v-later"}}))
+    write_run(store, state.model_copy(update={"tables": state.tables | {"scores": "v-0000000001a7"}}))
     assert checked(run).problems == [
         "scores: expected no row of a removed document, got one with its id. Run `penstock takedown` again."
     ]

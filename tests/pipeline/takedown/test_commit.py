@@ -83,7 +83,7 @@ def test_killed_anywhere_one_version_is_current_and_a_rerun_finishes(tmp_path: P
             with pytest.raises(
                 ContractError, match=r"got one that was interrupted\. Finish it with `penstock takedown "
             ):
-                resolve_version(Store(str(folder)), "tokens", "v-tiny")
+                resolve_version(Store(str(folder)), "tokens", "v-0000000071a9")
         assert take_down(folder, doc=[document.hex()]) == 0
         assert current_version(folder, document) == "new"
         assert read_pending(Store(str(folder))) is None
@@ -150,7 +150,7 @@ def test_a_killed_takedown_writes_again_only_the_files_that_are_not_complete(tmp
         chosen = documents(folder)
         with killed(after), pytest.raises(Killed):
             take_down(folder, doc=chosen)
-        if open_dataset_version(folder) != "v-tiny":
+        if open_dataset_version(folder) != "v-0000000071a9":
             break
         complete = {
             written["path"]
@@ -181,7 +181,7 @@ def test_tables_that_changed_meanwhile_are_rejected(tmp_path: Path) -> None:
     run = Store(str(tmp_path))
     state = read_run(run)
     certificates_before = (tmp_path / PENDING_NAME).read_bytes()
-    write_run(run, state.model_copy(update={"tables": state.tables | {"tokens": "v-other"}}))
+    write_run(run, state.model_copy(update={"tables": state.tables | {"tokens": "v-0000000007e4"}}))
     with pytest.raises(
         ContractError, match=r"expected the certificate of takedown \w+, got no file .*\. Copy it from the run"
     ):
@@ -221,7 +221,7 @@ def test_no_file_is_deleted_through_a_link_in_place_of_a_version(tmp_path: Path)
     pending = begun(folder, document)
     table = next(name for name in TABLES if name in pending.tables)
     (folder / table / new_version(pending.id, table, pending.tables[table])).symlink_to(theirs)
-    with pytest.raises(ContractError, match="where a symbolic link leads"):
+    with pytest.raises(ContractError, match="got a symbolic link to"):
         take_down(folder)
     assert [path.name for path in theirs.iterdir()] == ["precious.txt"]
 

@@ -94,10 +94,10 @@ def test_only_touched_shards_are_rewritten_and_positions_kept(run: Path) -> None
     assert len(rewritten) == 3  # a shard, its documents, a bucket by URL
     for entry in old.manifest.content.files:
         path = new.manifest.paths[entry.key]
-        assert path.startswith("../v-tiny/") == (entry.key not in rewritten)
-        stays = (run / "tokens/v-tiny" / old.manifest.paths[entry.key]).exists()
+        assert path.startswith("../v-0000000071a9/") == (entry.key not in rewritten)
+        stays = (run / "tokens/v-0000000071a9" / old.manifest.paths[entry.key]).exists()
         assert stays == (entry.key not in rewritten)
-    assert not (run / "tokens/v-tiny/manifest.json").exists()
+    assert not (run / "tokens/v-0000000071a9/manifest.json").exists()
     assert len(streams) == sum(len(shards) for shards in new.streams.values())
     # No byte of the document is left anywhere below the run.
     text = np.array(chosen["tokens"][1:-1], np.uint16).tobytes()
@@ -425,13 +425,13 @@ def filled(table: Table, rows: list[dict[str, object]]) -> list[dict[str, object
 
 def test_other_versions_of_a_table_are_deleted_too(whole: Path) -> None:
     run = Store(str(whole))
-    version = whole / "clean/v-other"
+    version = whole / "clean/v-0000000007e4"
     version.mkdir()
-    for path in (whole / "clean/v-tiny").iterdir():
+    for path in (whole / "clean/v-0000000071a9").iterdir():
         (version / path.name).write_bytes(path.read_bytes())
     assert take_down(whole, doc=[identifier(34).hex()]) == 0
     assert list(version.iterdir()) == []
-    assert read_run(run).tables["clean"] != "v-tiny"
+    assert read_run(run).tables["clean"] != "v-0000000071a9"
 
 
 def test_figures_name_no_removed_document_and_no_domain_of_them_alone() -> None:
@@ -455,7 +455,7 @@ def test_figures_name_no_removed_document_and_no_domain_of_them_alone() -> None:
     ("names", "problem"),
     [
         (["../../../outside"], "'../../../outside'"),
-        (["../../clean/v-other"], "'../../clean/v-other'"),
+        (["../../clean/v-0000000007e4"], "'../../clean/v-0000000007e4'"),
         (["v-0"], "'v-0'"),
         (["v-1", "v-2", "v-0"], "'v-0'"),
     ],
@@ -470,12 +470,12 @@ def test_a_replaced_version_names_another_one_of_its_table(tmp_path: Path, names
 
 def test_a_rerun_neither_restores_documents_nor_loses_its_version(whole: Path) -> None:
     run = Store(str(whole))
-    assert resolve_version(run, "clean", "v-tiny") == "v-tiny"
+    assert resolve_version(run, "clean", "v-0000000071a9") == "v-0000000071a9"
     check_no_takedowns(run, "documents")
     assert take_down(whole, doc=[identifier(34).hex()]) == 0
     assert take_down(whole, doc=[identifier(35).hex()]) == 0
-    assert resolve_version(run, "clean", "v-tiny") == read_run(run).tables["clean"]
-    assert resolve_version(run, "clean", "v-other") == "v-other"
+    assert resolve_version(run, "clean", "v-0000000071a9") == read_run(run).tables["clean"]
+    assert resolve_version(run, "clean", "v-0000000007e4") == "v-0000000007e4"
     with pytest.raises(ContractError, match="documents: expected unchanged settings after the takedowns"):
         check_no_takedowns(run, "documents")
 

@@ -289,10 +289,10 @@ def test_buckets_are_read_in_the_order_of_documents_only() -> None:
 
 def lineage(run: Store, **reads: str) -> None:
     """Record in the manifest of `dedup` the versions that it was made from."""
-    path = "dedup/v-tiny/manifest.json"
+    path = "dedup/v-0000000071a9/manifest.json"
     manifest = run.read_json(path)
     manifest["run"]["lineage"] = {
-        **dict.fromkeys(("documents", "verdicts", "clusters", "index"), "v-tiny"),
+        **dict.fromkeys(("documents", "verdicts", "clusters", "index"), "v-0000000071a9"),
         **reads,
     }
     run.write_atomic(path, canonical_json(manifest))
@@ -302,9 +302,9 @@ def add_table(run: Store, name: str) -> None:
     content = {"table": name, "stages": {}, "config": {}, "inputs": [], "files": []}
     how = {"paths": {}, "started": "", "wall_seconds": 0.0, "cpu_seconds": 0.0, "code_version": ""}
     manifest = make_manifest(content | {"counts": {"rows_in": 0, "rows_kept": 0}}, how, name)
-    write_manifest(run.child(f"{name}/v-tiny"), manifest)
+    write_manifest(run.child(f"{name}/v-0000000071a9"), manifest)
     state = read_run(run)
-    write_run(run, RunFile(tables=state.tables | {name: "v-tiny"}, recipe=state.recipe))
+    write_run(run, RunFile(tables=state.tables | {name: "v-0000000071a9"}, recipe=state.recipe))
 
 
 def test_a_prediction_reads_the_values_of_the_buckets(tmp_path: Path) -> None:
@@ -323,11 +323,11 @@ def test_scores_of_other_models_than_those_of_the_verdicts_are_rejected(tmp_path
     run = make_run(tmp_path / "run", "clean")
     for name in ("index", "scores"):
         add_table(run, name)
-    lineage(run, scores="v-tiny")
+    lineage(run, scores="v-0000000071a9")
     assert "scores" in open_tables(run)
     for earlier in ({"scores": "v-earlier"}, {}):
         lineage(run, **earlier)
-        with pytest.raises(ContractError, match=r"`dedup` made from scores/v-tiny, got .*(v-e|None)"):
+        with pytest.raises(ContractError, match=r"`dedup` made from scores/v-0000000071a9, got .*(v-e|None)"):
             open_tables(run)
 
 

@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.metadata import (
 from schemas.errors import ContractError
 from schemas.storage import Store
 from tests.support.tiny_runs import copied, cut_back, make_run, notes
+from train.checkpoint import reader as reader_module
 from train.checkpoint.folder import METADATA_NAME, StateFile
 from train.checkpoint.reader import DTYPES, PLAN_NAME, CheckpointReader, parse_plan
 from train.checkpoint.state import read_model, stored_shapes
@@ -141,6 +142,18 @@ def test_objects_that_torch_would_unpickle_are_refused(run: Path, tmp_path: Path
     assert not marker.exists()
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.complex64, torch.bool])
+def test_numbers_of_another_kind_are_refused(run: Path, tmp_path: Path, dtype: torch.dtype) -> None:
+    foreign = copied(run, tmp_path / "run")
+    changed = FileSystemReader(foreign / notes(foreign)[-1].name).read_metadata()
+    item = changed.state_dict_metadata["model.embedding.weight"]
+    assert isinstance(item, TensorStorageMetadata)
+    item.properties.dtype = dtype
+    replace_file(foreign, PLAN_NAME, pickle.dumps(changed, 4))
+    with pytest.raises(ContractError, match=f"expected model.embedding.weight as torch.float32, got {dtype}"):
+        read_model(Store(str(foreign)), notes(foreign)[-1], torch.device("cpu"))
+
+
 def test_a_script_archive_is_refused(run: Path, tmp_path: Path) -> None:
     foreign = copied(run, tmp_path / "run")
     name = tensor_file(foreign)
@@ -150,9 +163,10 @@ def test_a_script_archive_is_refused(run: Path, tmp_path: Path) -> None:
         members.writestr("archive/data.pkl", pickle.dumps(Payload(tmp_path / "marker")))
     folder = foreign / notes(foreign)[-1].name
     changed = FileSystemReader(folder).read_metadata()
-    for key in changed.storage_data:
-        changed.storage_data[key] = _StorageInfo(name, 0, len(archive.getvalue()))
-    replace_file(foreign, name, archive.getvalue())
+    size = len(archive.getvalue())
+    for number, key in enumerate(changed.storage_data):
+        changed.storage_data[key] = _StorageInfo(name, number * size, size)
+    replace_file(foreign, name, archive.getvalue() * len(changed.storage_data))
     replace_file(foreign, PLAN_NAME, pickle.dumps(changed, 4))
     with pytest.raises(ContractError, match=r"expected files of tensors, got an error: \w+ while reading __0_0.distcp"):
         read_model(Store(str(foreign)), notes(foreign)[-1], torch.device("cpu"))
@@ -218,6 +232,17 @@ def test_every_dtype_is_read(name: str) -> None:
     assert item.properties.dtype is dtype
 
 
+def test_chunks_of_a_grid_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [((row, column), (1, 4)) for row in range(500) for column in range(0, 40, 4)]
+    places = tuple(("__0_0.distcp", number, 1) for number in range(len(rows)))
+    files = FILES | {"__0_0.distcp": StateFile(size=len(rows), sha256="0")}
+    mixed = plan_bytes((500, 40), tuple(sorted(rows, key=lambda row: row[0][1] * 7 % 11)), places)
+    assert len(parse_plan(mixed, files).storage_data) == 5000
+    monkeypatch.setattr(reader_module, "MAX_COMPARED", 1000)
+    with pytest.raises(ValueError, match="that overlap"):
+        parse_plan(mixed, files)
+
+
 LIST = [0]
 LIST.append(LIST)  # type: ignore[arg-type]
 
@@ -231,6 +256,12 @@ LIST.append(LIST)  # type: ignore[arg-type]
         (plan_bytes(places=(("__0_0.distcp", 0, 500), ("__0_0.distcp", 501, 500))), "a chunk beyond the end of __0_0"),
         (plan_bytes(places=(("__0_0.distcp", -1, 500), ("__0_0.distcp", 0, 500))), "the negative number -1"),
         (plan_bytes(places=(("__0_0.distcp", 0, 500),)), "2 chunks and 1 places"),
+        (plan_bytes(chunks=(((0, 0), (2, 2)), ((1, 0), (2, 2)))), "chunks of tensor w that overlap"),
+        (plan_bytes(chunks=(((0, 0), (4, 1)), ((1, 0), (2, 2)))), "chunks of tensor w that overlap"),
+        (
+            plan_bytes(places=(("__0_0.distcp", 0, 500), ("__0_0.distcp", 499, 500))),
+            "two chunks in the same bytes of __0",
+        ),
         (plan_bytes(size=(5, 2)), "chunks that do not fill tensor w"),
         (plan_bytes(chunks=(((0, 0), (2, 2)), ((3, 0), (2, 2)))), "a chunk outside of tensor w"),
         (plan_bytes(chunks=(((0, 0), (2, 2)), ((2,), (2,)))), "a chunk outside of tensor w"),
@@ -323,7 +354,7 @@ def test_a_plan_that_is_not_listed_is_refused(run: Path, tmp_path: Path) -> None
     stored = json.loads((folder / METADATA_NAME).read_bytes())
     del stored["files"][PLAN_NAME]
     (folder / METADATA_NAME).write_text(json.dumps(stored))
-    with pytest.raises(ContractError, match=r"got a file whose digest checkpoint.json does not have"):
+    with pytest.raises(ContractError, match=r"got a file whose size or digest checkpoint.json does not have"):
         stored_shapes(Store(str(foreign)), notes(foreign)[-1])
 
 

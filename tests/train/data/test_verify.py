@@ -25,7 +25,7 @@ from train.data.verify import VERIFIED_NAME, file_digest, verify_dataset
 from train.plan.make_plan import make_plan
 from train.plan.plan import read_plan, write_plan
 
-TABLE = "tokens/v-tiny"
+TABLE = "tokens/v-0000000071a9"
 
 
 @pytest.fixture
@@ -69,13 +69,13 @@ def test_one_flipped_bit_is_rejected_with_both_digests(run: Store, kind: str) ->
 
 def test_another_tokenizer_of_the_same_size_is_rejected(run: Store) -> None:
     dataset = open_dataset(run)
-    path = Path(run.path("tokenizer/v-tiny/tokenizer.json"))
+    path = Path(run.path("tokenizer/v-0000000071a9/tokenizer.json"))
     text = path.read_text()
     swapped = text.replace('"baba": 105', '"dada": 105').replace('"dada": 181', '"baba": 181')
     assert swapped != text
     assert len(swapped) == len(text)
     path.write_text(swapped)
-    actual = run.sha256("tokenizer/v-tiny/tokenizer.json")
+    actual = run.sha256("tokenizer/v-0000000071a9/tokenizer.json")
     with pytest.raises(ContractError, match=f"expected SHA-256 {dataset.tokenizer.sha256}, got {actual}"):
         verify_dataset(run, dataset)
 
@@ -215,7 +215,7 @@ def test_digests_do_not_depend_on_the_block_size(run: Store, monkeypatch: pytest
 
 def with_separators(run: Store, after: list[str]) -> None:
     """Set the tokens after each document in both tables of a run."""
-    for table, name in ((TABLE, "tokenizer"), ("tokenizer/v-tiny", "contract")):
+    for table, name in ((TABLE, "tokenizer"), ("tokenizer/v-0000000071a9", "contract")):
         manifest = run.read_json(f"{table}/manifest.json")
         manifest["content"]["figures"][name]["after"] = after
         run.write_atomic(f"{table}/manifest.json", canonical_json(manifest))
@@ -270,13 +270,13 @@ def test_the_command_reports_the_number_of_files_it_read(run: Store, capsys: pyt
 def test_an_earlier_version_is_verified_by_its_digest(run: Store, capsys: pytest.CaptureFixture[str]) -> None:
     settle(run)
     before, manifest_before = open_dataset(run).digest, run.read_json(f"{TABLE}/manifest.json")
-    manifest_before["run"]["lineage"] = {"tokenizer": "v-tiny"}
+    manifest_before["run"]["lineage"] = {"tokenizer": "v-0000000071a9"}
     run.write_atomic(f"{TABLE}/manifest.json", canonical_json(manifest_before))
-    shutil.copytree(run.path(TABLE), run.path("tokens/v-next"))
-    manifest = run.read_json("tokens/v-next/manifest.json")
+    shutil.copytree(run.path(TABLE), run.path("tokens/v-000000000ae8"))
+    manifest = run.read_json("tokens/v-000000000ae8/manifest.json")
     manifest["content"]["config"]["bait"] = {}
-    run.write_atomic("tokens/v-next/manifest.json", canonical_json(manifest))
-    write_run(run, RunFile(tables=read_run(run).tables | {"tokens": "v-next"}))
+    run.write_atomic("tokens/v-000000000ae8/manifest.json", canonical_json(manifest))
+    write_run(run, RunFile(tables=read_run(run).tables | {"tokens": "v-000000000ae8"}))
     parser = ArgumentParser()
     parser.add_argument("run")
     add_verify_arguments(parser)

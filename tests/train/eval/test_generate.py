@@ -91,7 +91,7 @@ def test_a_run_without_checkpoint_and_another_tokenizer_are_refused(run: Store, 
     (tmp_path / "other/train").symlink_to(run.path("train"))
     with pytest.raises(ContractError, match="expected the dataset to have the tokenizer of the checkpoint"):
         generate(other, "bebu", 1)
-    flip_byte(tmp_path / "new/tokenizer/v-tiny/tokenizer.json")
+    flip_byte(tmp_path / "new/tokenizer/v-0000000071a9/tokenizer.json")
     with pytest.raises(ContractError, match="expected SHA-256"):
         open_codec(open_dataset(Store(str(tmp_path / "new"))))
 
@@ -107,11 +107,11 @@ def sentencepiece_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, 
     run = make_tiny_dataset(folder)
     contract = tokenizer.contract.model_dump(mode="json")
     for table, figure in (("tokenizer", "contract"), ("tokens", "tokenizer")):
-        path = folder / table / "v-tiny/manifest.json"
+        path = folder / table / "v-0000000071a9/manifest.json"
         manifest = json.loads(path.read_text())
         manifest["content"]["figures"][figure] = contract
         path.write_text(json.dumps(manifest))
-    (folder / "tokenizer/v-tiny/tokenizer.json").write_bytes(data)
+    (folder / "tokenizer/v-0000000071a9/tokenizer.json").write_bytes(data)
     record_files(run, "tokenizer")
     return run, tokenizer
 

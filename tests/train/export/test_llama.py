@@ -185,6 +185,28 @@ def changed(**fields: Any) -> Callable[[Path], None]:
     return change
 
 
+def piped(name: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name)
+
+    return change
+
+
+def written(name: str, text: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_text(text) and None
+
+
+def indexed(place: object) -> Callable[[Path], None]:
+    return written("model.safetensors.index.json", json.dumps({"weight_map": {"model.norm.weight": place}}))
+
+
+def as_integers(folder: Path) -> None:
+    held = load_file(folder / "model.safetensors")
+    held["model.norm.weight"] = held["model.norm.weight"].view(torch.int32)
+    save_file(held, folder / "model.safetensors")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -208,8 +230,27 @@ def test_llamas_that_no_shape_can_hold(change: Callable[[Path], None], message: 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda folder: (folder / "config.json").unlink(), "config.json: expected a JSON file"),
-        (lambda folder: (folder / "model.safetensors").unlink(), "expected a safetensors file"),
+        (lambda folder: (folder / "config.json").unlink(), "config.json: expected a file of at most"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors: expected a file, got none"),
+        (piped("config.json"), "config.json: expected a file of at most"),
+        (piped("model.safetensors"), "model.safetensors: expected a file, got none"),
+        (piped("model.safetensors.index.json"), "index.json: expected a file of at most"),
+        (written("config.json", "[" * 100_000), "config.json: expected a JSON file"),
+        (written("config.json", "[]"), "config.json: expected a JSON object"),
+        (written("config.json", '"x"'), "config.json: expected a JSON object"),
+        (changed(rope_scaling=[1]), "missing or invalid key"),
+        (changed(rope_parameters="x"), "missing or invalid key"),
+        (changed(num_attention_heads="x", head_dim=None), "missing or invalid key"),
+        (changed(num_attention_heads=0, head_dim=None), "missing or invalid key"),
+        (written("model.safetensors.index.json", "[]"), "index.json: expected a JSON object"),
+        (
+            indexed("../outside.safetensors"),
+            "files in the folder in `weight_map`, got '../outside.safetensors'",
+        ),
+        (indexed("/etc/passwd"), "got '/etc/passwd'"),
+        (indexed(5), "names of files in the folder in `weight_map`, got 5"),
+        (indexed([]), r"names of files in the folder in `weight_map`, got \[\]"),
+        (as_integers, "expected model.norm.weight as floating-point numbers, got torch.int32"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"no"), "expected a safetensors file"),
         (changed(hidden_size="gone"), "missing or invalid key: 'hidden_size'"),
         (changed(num_hidden_layers=3), "blocks.2.attention_norm.weight is missing.* and 4 more"),
@@ -221,6 +262,14 @@ def test_broken_folders(change: Callable[[Path], None], message: str, tmp_path: 
     change(folder)
     with pytest.raises(ContractError, match=message):
         import_llama(folder)
+
+
+def test_files_that_are_links_are_read(tmp_path: Path) -> None:
+    """The cache of the Hub holds links to files beside the folder."""
+    folder, model = exported(tmp_path / "llama", TINY)
+    (folder / "model.safetensors").rename(tmp_path / "blob")
+    (folder / "model.safetensors").symlink_to("../blob")
+    assert import_llama(folder)[1].keys() == dict(model.named_parameters()).keys()
 
 
 def test_what_old_versions_write_is_read(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import zipfile
 
 import pytest
 
-from pipeline.sources.archives.zip import is_unsafe_name, read_zip
+from pipeline.sources.archives.zip import MAX_JOINED, is_unsafe_name, read_zip
 from tests.pipeline.sources.archives.test_tar import FILES, outcome
 from tests.support.archives import zipped
 
@@ -39,6 +39,48 @@ def test_a_wrong_checksum_and_no_zip_at_all():
     data = zipped({"a": "content"}, 0).replace(b"content", b"contend")
     assert outcome(list(read_zip(io.BytesIO(data), 100, lambda name, size: True))) == [("a", "bad_member")]
     assert outcome(list(read_zip(io.BytesIO(b"no zip"), 100, lambda name, size: True))) == [("", "unreadable_gap")]
+
+
+def read(data, **options):
+    """The members of an archive."""
+    return list(read_zip(io.BytesIO(data), 1 << 20, lambda name, size: True, **options))
+
+
+def test_archives_in_front_of_the_last_one_are_read():
+    parts = [zipped({"a.py": "one", "b.py": "two"}), zipped({"c.py": "three"}), zipped({"d.py": "four", "e/": ""})]
+    data = b"".join(parts)
+    members = read(data)
+    assert [(member.name, member.data) for member in members] == [
+        ("a.py", b"one"), ("b.py", b"two"), ("c.py", b"three"), ("d.py", b"four")
+    ]  # fmt: skip
+    for member, after in zip(members, [*members[1:], None], strict=True):
+        (again,) = read(data[member.start : after.start if after else None])
+        assert (again.name, again.data) == (member.name, member.data)
+    begun = members[2].start
+    assert outcome(read(data, depth=MAX_JOINED)) == [("", "unreadable_gap"), ("d.py", None)]
+    assert outcome(read(data, depth=MAX_JOINED - 1)) == [("", "unreadable_gap"), ("c.py", None), ("d.py", None)]
+    assert read(data, depth=MAX_JOINED)[0][:3] == (0, "", begun + len(parts[1]))
+
+
+def test_members_that_no_directory_lists_are_a_gap():
+    data, empty = zipped({"a.py": "one", "b.py": "two"}), zipped({})
+    assert outcome(read(data + empty)) == [("a.py", None), ("b.py", None)]
+    second = data.index(b"PK\x03\x04", 4)
+    begin, end = data.index(b"PK\x01\x02"), data.index(b"PK\x05\x06")
+    for lost in (0, 1):  # the directory lists only one of both
+        size = (end - begin) // 2
+        entry = data[begin + (1 - lost) * size :][:size]
+        tail = data[end : end + 8] + struct.pack("<2H", 1, 1) + struct.pack("<2I", size, begin) + b"\0\0"
+        members = read(data[:begin] + entry + tail)
+        gap = (0, "", second) if lost == 0 else (second, "", begin - second)
+        assert [member[:3] for member in members if member.drop] == [gap]
+        assert [member.name for member in members if not member.drop] == [["b.py"], ["a.py"]][lost]
+    cut = zipped({"c.py": "three"})[:-30]  # an archive without its end after a whole one
+    assert outcome(read(data + cut)) == [("a.py", None), ("b.py", None), ("", "unreadable_gap")]
+    far = zipped({"c.py": "three", "long": "x" * 70_000}, 0)[:-30]
+    assert outcome(read(data + far)) == [("a.py", None), ("b.py", None), ("", "unreadable_gap")]
+    for stub in (b"#!/bin/sh PK\x03\x04 exit" * 20_000, b"PK\x03\x04" * 300_000, b"\0" * 40):
+        assert outcome(read(stub + data)) == [("a.py", None), ("b.py", None)]
 
 
 @pytest.mark.parametrize(

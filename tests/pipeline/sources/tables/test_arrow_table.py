@@ -9,10 +9,12 @@ import pyarrow.feather as feather
 import pytest
 
 from pipeline.engine.stage import Drop, Split
+from pipeline.sources import rows as rows_module
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.source import open_split, refetch
 from pipeline.sources.splits import HashedStream, find_splits, open_stream
 from pipeline.sources.tables import arrow_table
+from pipeline.sources.tables.arrow_table import FILE_START
 
 TEXTS = [f"text {number}" if number % 3 else None for number in range(100)]
 TABLE = pa.table({"text": TEXTS, "url": [f"http://h{number}.com/" for number in range(100)], "n": range(100)})
@@ -72,6 +74,34 @@ def test_a_damaged_file_keeps_its_whole_batches() -> None:
     assert [drop.rule for _, drop in read(stored(TABLE.slice(0, 0))) if drop] == ["empty_file"]
 
 
+def test_all_streams_of_a_file_are_read(tmp_path: Path) -> None:
+    other = pa.table({"text": ["one", "two"], "more": [1, 2]})
+    data = stored(kind="stream") + stored(other, kind="stream") + stored(kind="stream") + stored(other, kind="file")
+    rows = read(data)
+    assert [row["text"] for row, _ in rows] == [*TEXTS, "one", "two", *TEXTS, "one", "two"]
+    assert rows[101][0]["meta"] == '{"more":2}'
+    assert len([*arrow_table.read_batches(HashedStream(io.BytesIO(data)))]) == 10
+    (tmp_path / "a.arrows").write_bytes(data)
+    config = SourceConfig(paths=(f"{tmp_path}/*",))
+    (split,) = find_splits(config)
+    assert refetch(split, rows[101][0], config).changes == ()
+
+
+def test_bytes_that_are_no_stream_are_a_gap() -> None:
+    for kind in ("stream", "file"):
+        for rest in (
+            b"junk",
+            b"\0" * 200,
+            FILE_START,
+            stored(kind=kind)[:-200],
+            *([stored()] if kind == "file" else []),
+        ):
+            rows = read(stored(kind=kind) + rest)
+            assert [row["text"] for row, _ in rows[:100]] == TEXTS
+            assert (rows[-1][0]["record_type"], rows[-1][1].rule) == ("gap", "unreadable_gap"), (kind, rest)
+    assert read(stored(kind="stream") + b"junk")[-1][1] == Drop("unreadable_gap", 4.0)
+
+
 def test_invalid_utf8_costs_no_row() -> None:
     text = pa.array([b"ok", b"\xff!", None]).view(pa.string())
     assert [row["text"] for row, _ in read(stored(pa.table({"text": text})))] == ["ok", "\ufffd!", None]
@@ -119,6 +149,20 @@ def test_rows_without_bytes_are_limited(monkeypatch) -> None:
     monkeypatch.setattr(arrow_table, "FREE_ROWS", 1000)
     for rows, expected in ((900, 900), (5000, 1)):
         assert len(read(_one_batch(pa.table({"text": pa.nulls(rows)})))) == expected
+
+
+def test_rows_of_all_batches_are_limited(monkeypatch) -> None:
+    """Each further batch of nulls takes 130 bytes."""
+    monkeypatch.setattr(rows_module, "FREE_ROWS", 1000)
+    sink, batch = io.BytesIO(), pa.record_batch([pa.nulls(30_000)], names=["x"])
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        for _ in range(3):
+            writer.write_batch(batch)
+    most = 1000 + 10 * len(sink.getvalue())
+    rows = read(sink.getvalue())
+    assert len(rows) == most + 1 < 30_000
+    assert (rows[-1][0]["length"], rows[-1][1]) == (0, Drop("too_many_rows", 30_000.0, float(most)))
+    assert len(read(_one_batch(pa.table({"x": pa.nulls(1000)})))) == 1000
 
 
 def test_metadata_that_leads_out_of_its_message_is_a_gap() -> None:

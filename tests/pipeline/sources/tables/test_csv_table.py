@@ -11,6 +11,7 @@ import lz4.frame
 import pytest
 
 from pipeline.engine.stage import Drop, Split
+from pipeline.sources import first_rows
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.source import open_split, refetch
 from pipeline.sources.splits import HashedStream, find_splits, open_stream
@@ -96,6 +97,33 @@ def test_a_record_costs_itself_only(record: bytes, found: list[str]) -> None:
 )
 def test_settings_and_ends(stored: bytes, name: str, settings: Any, found: list[str]) -> None:
     assert verdicts(stored, name, **settings) == found
+
+
+@pytest.mark.parametrize(
+    ("stored", "rule"),
+    [
+        (b"id," + b"x" * 5000 + b",text\n", "record_too_large"),
+        (gzip.compress(HEADER, mtime=0)[:10] + b"\xff" * 20, "bad_gzip"),
+    ],
+)
+def test_no_record_takes_the_place_of_a_lost_header(stored: bytes, rule: str) -> None:
+    records = b"1,one\n2,two\n"
+    data = stored + (records if rule == "record_too_large" else gzip.compress(records))
+    rows = read(data, max_record_bytes=1024)
+    assert [drop and drop.rule for _, drop in rows] == [rule, "bad_row", "bad_row"]
+    split = Split(0, "f", "f", len(data), "", "s", "csv")
+    config = SourceConfig.model_validate({"paths": "x", "max_record_bytes": 1024})
+    assert [*first_rows.ROWS_OF["csv"](HashedStream(io.BytesIO(data)), split, config)] == []
+    named = read(data, max_record_bytes=1024, csv={"columns": ["id", "text"]})
+    assert [row["text"] for row, _ in named[1:]] == ["one", "two"]
+
+
+def test_a_name_that_two_columns_have_is_that_of_no_field() -> None:
+    data = b"text,text,url,,\nfirst,second,1,x,y\n"
+    ((row, drop),) = read(data)
+    assert (row["text"], row["url"], row["meta"], drop and drop.rule) == (None, "1", None, "no_text_field")
+    ((row, drop),) = read(data.replace(b"text,text", b"text,body"))
+    assert (row["text"], row["meta"], drop) == ("first", '{"body":"second"}', None)
 
 
 def test_a_damaged_file_keeps_its_whole_records() -> None:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pipeline.engine.stage import Drop, Split
+from pipeline.sources import rows as rows_module
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.provenance import COLUMNS
 from pipeline.sources.rows import is_number
@@ -255,6 +256,27 @@ def test_parquet_that_cannot_be_opened_is_one_gap():
         ((row, drop),), num_rows = read(damaged, open_parquet)
         assert (row["record_type"], drop, num_rows) == ("gap", Drop("unreadable_gap", float(len(damaged))), 0)
     assert verdicts(b"", open_parquet) == ["empty_file"]
+
+
+def test_rows_that_take_no_bytes_are_limited(monkeypatch):
+    """A repeated value takes a few bytes for any number of rows."""
+    monkeypatch.setattr(rows_module, "FREE_ROWS", 1000)
+    for values in (["hello"], [None]):
+        for group in (1 << 20, 7000):
+            table = pa.table({"text": pa.array(values * 60_000, pa.string()), "url": pa.nulls(60_000, pa.string())})
+            stored = parquet(table, row_group_size=group)
+            most = 1000 + 10 * len(stored)
+            rows, num_rows = read(stored, open_parquet)
+            assert num_rows == 60_000
+            assert len(rows) == most + 1 < 50_000
+            assert (rows[-1][0]["record_type"], rows[-1][0]["offset"]) == ("gap", most)
+            assert rows[-1][1] == Drop("too_many_rows", 60_000.0, float(most))
+    most = 1000 + 10 * len(parquet(pa.table({"text": ["a"] * 5000})))
+    exact = parquet(pa.table({"text": ["a"] * most}))
+    assert 1000 + 10 * len(exact) >= most
+    assert len(read(exact, open_parquet)[0]) == most
+    honest = pa.table({"text": [f"text {number}" for number in range(60_000)]})
+    assert {drop for _, drop in read(parquet(honest, compression="zstd"), open_parquet)[0]} == {None}
 
 
 def test_a_damaged_row_group_is_a_gap_of_its_rows():
