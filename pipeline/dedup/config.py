@@ -197,7 +197,9 @@ NEAR_MEANINGS = {
     "jaccard": "it is a near copy of the survivor, or linked to it by near copies, by verified similarity",
 }
 """What `near_duplicate` means: with `compare_survivor = "require"`, or else by the value of `dedup.verify`."""
-EXACT, NEAR, SAME_URL = "exact_duplicate", "near_duplicate", "same_url"
+EXACT, NEAR, SAME_URL, TAKEN_DOWN = "exact_duplicate", "near_duplicate", "same_url", "taken_down"
+TAKEN_DOWN_MEANING = "a takedown removed it from an earlier snapshot, by its id, URL or domain"
+"""What `taken_down` means. Only runs with indexes of runs that had takedowns have this reason."""
 
 
 # Settings of the audit of deduplication: the size of its samples, and the least similarity of a copy.

@@ -4,14 +4,14 @@ Of several documents, the one with the smallest byte string is best: a byte that
 order, and the digest of its text. A run, a later snapshot and a what-if compare the same strings.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipeline.dedup.config import EXACT, NEAR, SAME_URL, DedupConfig
+from pipeline.dedup.config import EXACT, NEAR, SAME_URL, TAKEN_DOWN, DedupConfig
 from pipeline.dedup.keep_order import EARLIER, PART_BYTES, order_columns, orders, rows_of_bytes
 from pipeline.dedup.keys import DIGEST_BYTES, DIGESTS, scopes_of
 from pipeline.engine.stage import Row
@@ -54,6 +54,8 @@ class DedupFacts:
     """Length of each text after cuts [code points]."""
     signatures: Sequence[bytes] = ()
     """Signature of each document; empty if `dedup.compare_survivor` is off."""
+    taken_down: Collection[int] = ()
+    """Numbers of the documents that no earlier verdict drops and that takedowns removed from earlier snapshots."""
 
 
 @dataclass(frozen=True)
@@ -149,10 +151,10 @@ def _rows(rows: npt.NDArray[np.uint8]) -> list[bytes]:
 def url_tallies(facts: DedupFacts, tally: BestCounts) -> None:
     """Add the documents of each URL to `tally`: their number, and the first of them by the rule `dedup.by_url`.
 
-    Documents that an earlier verdict drops are left out.
+    Documents that an earlier verdict drops are left out, and those that were taken down.
     """
-    for key, order, dropped in zip(facts.urls, facts.url_orders, facts.dropped):
-        if key is not None and not dropped:
+    for index, (key, order, dropped) in enumerate(zip(facts.urls, facts.url_orders, facts.dropped)):
+        if key is not None and not dropped and index not in facts.taken_down:
             _count(tally, key, order)
 
 
@@ -175,13 +177,15 @@ def _count(tally: BestCounts, key: bytes, order: bytes) -> None:
 def early_drop_reasons(facts: DedupFacts, known: KnownTotals) -> list[str | None]:
     """Return, for each document, the reason for which it is dropped regardless of its cluster; None if there is none.
 
-    The reason is DROPPED_BEFORE if an earlier verdict drops the document. It is SAME_URL if another document of the
-    same URL precedes the document by the rule `dedup.by_url`.
+    The reason is DROPPED_BEFORE if an earlier verdict drops the document, and TAKEN_DOWN if a takedown removed it from
+    an earlier snapshot. It is SAME_URL if another document of the same URL precedes it by the rule `dedup.by_url`.
     """
     reasons: list[str | None] = []
-    for dropped, key, order in zip(facts.dropped, facts.urls, facts.url_orders):
+    for index, (dropped, key, order) in enumerate(zip(facts.dropped, facts.urls, facts.url_orders)):
         if dropped:
             reasons.append(DROPPED_BEFORE)
+        elif index in facts.taken_down:
+            reasons.append(TAKEN_DOWN)
         elif key is not None and known.get(URL + key, (1, order))[1] != order:
             reasons.append(SAME_URL)
         else:

@@ -4,8 +4,9 @@ Documents of one URL are decided first, then copies of one text. Each part count
 return to the parts that contain them, so the largest cluster costs one row per part.
 """
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -13,7 +14,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from pipeline.dedup.config import DEDUP, EXACT, NEAR, DedupConfig
+from pipeline.dedup.config import DEDUP, EXACT, NEAR, TAKEN_DOWN, TAKEN_DOWN_MEANING, DedupConfig
 from pipeline.dedup.decide import (
     CLUSTER,
     NOT_DROPPED,
@@ -30,7 +31,16 @@ from pipeline.dedup.decide import (
     url_tallies,
     weight_of,
 )
-from pipeline.dedup.index import LEADERS, LEADERS_DDL, MERGED, MERGED_DDL, read_files, rows_of_file, write_file
+from pipeline.dedup.index import (
+    EARLIER_NAME,
+    LEADERS,
+    LEADERS_DDL,
+    MERGED,
+    MERGED_DDL,
+    read_files,
+    rows_of_file,
+    write_file,
+)
 from pipeline.dedup.keep_order import EARLIER, PART_BYTES, order_bytes
 from pipeline.dedup.keys import DIGEST_BYTES
 from pipeline.engine.parquet import Part, parts_of, read_measured
@@ -58,6 +68,7 @@ from pipeline.engine.step import PartSources, StepContext, TableResult, combine_
 from pipeline.minhash.stage import SignatureConfig
 from schemas.ids import DOC_ID_BYTES
 from schemas.manifest import TableVersion, part_key
+from schemas.removed import RemovedDocuments
 from schemas.storage import Store
 from schemas.tables import DEDUP as DEDUP_SCHEMA
 
@@ -84,6 +95,8 @@ class SurvivorsTask:
     sources: PartSources | None
     """The source of each part, if there are several sources."""
     signature: SignatureConfig
+    removed: tuple[RemovedDocuments, ...] = ()
+    """The documents that takedowns removed from the runs of `dedup.indexes`."""
 
     def comparison(self, kept: Mapping[bytes, bytes], rounds: int) -> SurvivorComparison | None:
         """Return the comparison of near copies with what is kept, after `rounds` rounds; None if it is off."""
@@ -98,7 +111,8 @@ def build_dedup(build: StepContext) -> dict[str, TableResult]:
     parts = parts_of({name: build.inputs[name] for name in READ if name in build.inputs})
     folders = build.folders["dedup"], build.folders["representatives"]
     signature = build.recipe.section("signature", SignatureConfig)
-    tasks = [SurvivorsTask(part, config, *folders, build.part_sources, signature) for part in parts]
+    removed = removed_before(build.inputs)
+    tasks = [SurvivorsTask(part, config, *folders, build.part_sources, signature, removed) for part in parts]
     urls = None
     if config.by_url != "off":
         own = dataframe_from_tasks(build.spark, url_tallies_of_part, tasks, TALLIES_DDL)
@@ -121,6 +135,24 @@ def build_dedup(build: StepContext) -> dict[str, TableResult]:
                 other.add_file(part.files[name])
     other.count_rows()
     return built
+
+
+def removed_before(inputs: Mapping[str, TableVersion]) -> tuple[RemovedDocuments, ...]:
+    """Return what takedowns removed from the runs of `dedup.indexes`; `inputs` are the tables that the step reads.
+
+    Their indexes no longer hold the documents, so copies of them would count as new. A line is printed about takedowns
+    of near-duplicates, whose ids and addresses are unknown.
+    """
+    runs = {table.folder.child("../..").uri: table for name, table in inputs.items() if name.startswith(EARLIER_NAME)}
+    found = [RemovedDocuments(table.folder.child("../..")) for table in runs.values()]
+    for uri, removed in zip(runs, found):
+        if not removed.are_all_known:
+            print(
+                f"dedup: takedowns of {uri} removed near-duplicates, which cannot be recognized in this snapshot. Take "
+                "them down here too.",
+                file=sys.stderr,
+            )
+    return tuple(each for each in found if each.certificates)
 
 
 def totals_for_parts(counted: DataFrame, kind: bytes) -> DataFrame:
@@ -250,8 +282,26 @@ def earlier_clusters(spark: SparkSession, inputs: Mapping[str, TableVersion], co
 
 def facts_of_part(task: SurvivorsTask) -> Iterator[DedupFacts]:
     """Yield the `DedupFacts` of the documents of a part, one batch at a time."""
-    for batch in read_measured(task.part, facts_columns(task.config)):
-        yield facts_of(batch, task.part.ordinal, task.config)
+    columns = facts_columns(task.config)
+    if task.removed:
+        columns["documents"] = list(dict.fromkeys([*columns["documents"], "url", "domain"]))
+    for batch in read_measured(task.part, columns):
+        facts = facts_of(batch, task.part.ordinal, task.config)
+        taken = taken_down_of(batch, facts.dropped, task.removed)
+        yield replace(facts, taken_down=taken) if taken else facts
+
+
+def taken_down_of(
+    batch: pa.RecordBatch, dropped: Sequence[bool], removed: Sequence[RemovedDocuments]
+) -> frozenset[int]:
+    """Return the numbers of the documents of a batch that are not dropped and that a takedown has removed."""
+    names = ("doc_id", "url", "domain")
+    rows = zip(dropped, *(batch.column(name).to_pylist() for name in names), strict=True) if removed else ()
+    return frozenset(
+        number
+        for number, (is_dropped, identifier, url, domain) in enumerate(rows)
+        if not is_dropped and any(each.find(identifier, url or "", domain) is not None for each in removed)
+    )
 
 
 def url_tallies_of_part(task: SurvivorsTask) -> Iterator[pa.RecordBatch]:
@@ -343,7 +393,8 @@ def write_survivors(
                 key = f"{name}/{part_key(task.part.ordinal)}"
                 output.files[name] = write_file(iter([rows]), task.representatives, key, COUNTED)
 
-    reasons = [(DEDUP.name, DEDUP.reasons)]
+    taken = {TAKEN_DOWN: TAKEN_DOWN_MEANING} if task.removed else {}
+    reasons = [(DEDUP.name, {**DEDUP.reasons, **taken})]
     tables = {"dedup": TableTarget(task.dedup, DEDUP_SCHEMA)}
     return write_part(PartTarget(task.part.ordinal, tables, reasons, raises=False), fill)
 

@@ -16,11 +16,17 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from pipeline.dedup.config import DEDUP, EXACT, NEAR, SAME_URL, DedupConfig
+from pipeline.dedup.config import DEDUP, EXACT, NEAR, SAME_URL, TAKEN_DOWN, DedupConfig
 from pipeline.dedup.decide import DROPPED, NOT_DROPPED, SurvivorComparison, facts_columns, facts_of
 from pipeline.dedup.index import representatives_of
 from pipeline.dedup.keys import DIGEST_BYTES
-from pipeline.dedup.survivors import earlier_clusters, earlier_signatures, earlier_urls
+from pipeline.dedup.survivors import (
+    earlier_clusters,
+    earlier_signatures,
+    earlier_urls,
+    removed_before,
+    taken_down_of,
+)
 from pipeline.engine.parquet import Part, parts_of, read_measured
 from pipeline.engine.part import TaskResult
 from pipeline.engine.results import SUMMED
@@ -48,6 +54,7 @@ from pipeline.tokens.train_tokenizer import TOKENIZER
 from schemas.config import Recipe
 from schemas.errors import ContractError
 from schemas.manifest import TableVersion, open_table, read_run
+from schemas.removed import RemovedDocuments
 from schemas.storage import Store
 from schemas.text import printable, text_table
 
@@ -104,9 +111,11 @@ def predict(spark: SparkSession, run: Store, recipe: Recipe, models: Mapping[str
         tasks = [replace(task, cutoffs=cutoffs) for task in tasks]
     curves = curves_of(tasks[0], gather_tasks(spark, sensitivity_part, tasks, "curves", None).summed["alone"])
     has_tokens = "tokens" in read_run(run).tables
-    judge_task = partial(predict_part, sorting=mix_of(run, tables) if has_tokens else None)
+    earlier = representatives_of(recipe, [])
+    sorting = mix_of(run, tables) if has_tokens else None
+    judge_task = partial(predict_part, sorting=sorting, removed=removed_before(earlier))
     judged = persist_on_disk(dataframe_from_tasks(spark, judge_task, tasks, JUDGED_DDL))
-    tables |= representatives_of(recipe, [])
+    tables |= earlier
     verdicts = apply_mix(with_survivors(judged, recipe, spark, tables))
     cells = count_cells(verdicts, token_counts(spark, run) if has_tokens else None)
     judged.unpersist()
@@ -158,11 +167,14 @@ def _made_from(table: TableVersion, other: TableVersion) -> bool:
     return other.manifest.digest in {entry.sha256 for entry in table.manifest.content.inputs}
 
 
-def predict_part(task: VerdictsTask, sorting: Sorting | None) -> Iterator[pa.RecordBatch]:
+def predict_part(
+    task: VerdictsTask, sorting: Sorting | None, removed: Sequence[RemovedDocuments] = ()
+) -> Iterator[pa.RecordBatch]:
     """Yield batches of the schema JUDGED, with a row for every measured document of a part.
 
-    `before` is the verdict in the run. `verdict` is the verdict of the checks with the new settings. `sorting` decides
-    which documents the mix leaves out of the dataset; None = no document is left out.
+    `before` is the verdict in the run. `verdict` is the verdict of the checks with the new settings, or that of a
+    takedown of an earlier snapshot (`removed`). `sorting` decides which documents the mix leaves out of the dataset;
+    None = no document is left out.
     """
     named = checks_of(task.stages, task.recipe, local_models(task.models), task.cutoffs)
     checks = [check for _, check in named]
@@ -171,12 +183,15 @@ def predict_part(task: VerdictsTask, sorting: Sorting | None) -> Iterator[pa.Rec
     columns = split_columns(columns_of(checks), task.part.paths)
     for table, names_read in facts_columns(config).items():
         columns[table] = list(dict.fromkeys([*columns.get(table, []), *names_read]))
-    columns["documents"] = list(dict.fromkeys([*columns["documents"], "source", "language"]))
+    columns["documents"] = list(dict.fromkeys([*columns["documents"], "source", "language", "url", "domain"]))
     columns |= {"verdicts": ["drop_stage", "drop_rule"], "dedup": ["drop_stage", "drop_rule"]}
     left_out = left_out_of(task.part, sorting)
     for batch in read_measured(task.part, columns):
         first = evaluate_checks(checks, batch).first
         facts = facts_of(batch, task.part.ordinal, config)
+        verdicts, dropped = names[first].tolist(), (first != KEPT).tolist()
+        for number in taken_down_of(batch, dropped, removed):
+            verdicts[number], dropped[number] = f"{DEDUP.name}/{TAKEN_DOWN}", True
         is_joined = [similarity is not None for similarity in facts.similarities]
         signatures: Sequence[bytes | None] = facts.signatures or [None] * batch.num_rows
         rows = {
@@ -187,10 +202,10 @@ def predict_part(task: VerdictsTask, sorting: Sorting | None) -> Iterator[pa.Rec
             "url_order": facts.url_orders,
             **{name: batch.column(name).fill_null("?").to_pylist() for name in ("language", "source")},
             "before": verdicts_before(batch),
-            "verdict": names[first].tolist(),
+            "verdict": verdicts,
             "signature": [signature if joined else None for signature, joined in zip(signatures, is_joined)],
             "joined": is_joined,
-            "dropped": (first != KEPT).tolist(),
+            "dropped": dropped,
             "left_out": [next(left_out) for _ in range(batch.num_rows)],
             "chars": facts.chars,
         }

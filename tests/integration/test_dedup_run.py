@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from jobs.cli import main
 from jobs.recipe import read_recipe, stored_recipe
 from pipeline.dedup.config import DedupConfig
 from pipeline.inspect.whatif import predict
@@ -328,6 +329,34 @@ def test_an_index_of_which_nothing_is_found_joins_nothing(spark, tmp_path):
         before = f'["{run.uri}"]'
         assert [row["cluster_size"] for row in rows_of(run, "dedup") if row["drop_stage"] is None] == [1]
         assert open_table(run, "index")[1].paths_of("merged/") == []
+
+
+@pytest.mark.parametrize("by_url", ["off", "first"])
+def test_what_was_taken_down_does_not_return_with_the_next_snapshot(spark, tmp_path, by_url):
+    """The index of the first snapshot no longer has the page, so its copy would count as new."""
+    draw, before = np.random.default_rng(5), "[]"
+    pages = [{"text": " ".join(text_of(draw)), "url": f"https://{at % 2}.site.org/{at}"} for at in range(8)]
+    for snapshot in (FIRST, SECOND):
+        lines = [*pages, {"text": pages[3]["text"], "url": f"https://{snapshot}.org/"}]
+        (tmp_path / f"{snapshot}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        settings = [f'source.paths="{tmp_path}/{snapshot}.jsonl"', "dedup.write_index=true", f"dedup.indexes={before}"]
+        run = Store(str(tmp_path / snapshot))
+        recipe = read_recipe(str(RECIPE), [*settings, *SETTINGS, KEEP, f"dedup.by_url={by_url}"])
+        run_steps(spark, prepare(recipe, "clean"), run, 2)
+        if snapshot == FIRST:
+            assert "taken_down" not in str(open_table(run, "dedup")[1].content.counts.dropped)
+            options = ["--url", pages[1]["url"], "--url", pages[4]["url"], "--with-copies"]
+            assert main(["takedown", run.root, *options]) == 0
+            before = f'["{run.uri}"]'
+    urls = {row["doc_id"]: row["url"] for row in rows_of(run, "documents")}
+    dropped = {urls[row["doc_id"]]: row["drop_rule"] for row in rows_of(run, "dedup")}
+    taken = {url for url, rule in dropped.items() if rule == "taken_down"}
+    assert taken == {pages[1]["url"], pages[4]["url"]}
+    assert dropped[pages[0]["url"]] == ("same_url" if by_url == "first" else "exact_duplicate")
+    assert not taken & {urls[row["doc_id"]] for row in rows_of(run, "clean") if row["drop_stage"] is None}
+    assert open_table(run, "dedup")[1].content.counts.dropped["dedup/taken_down"] == 2
+    same = predict(spark, run, stored_recipe(run), {})
+    assert all(cell.before == cell.after for cell in same.cells)
 
 
 def test_files_of_one_name_in_two_snapshots_have_other_ids(spark, inputs, tmp_path):
