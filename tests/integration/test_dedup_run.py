@@ -355,7 +355,7 @@ def test_what_was_taken_down_does_not_return_with_the_next_snapshot(spark, tmp_p
     assert dropped[pages[0]["url"]] == ("same_url" if by_url == "first" else "exact_duplicate")
     assert not taken & {urls[row["doc_id"]] for row in rows_of(run, "clean") if row["drop_stage"] is None}
     assert open_table(run, "dedup")[1].content.counts.dropped["dedup/taken_down"] == 2
-    same = predict(spark, run, stored_recipe(run), {})
+    same = predict(spark, run, stored_recipe(run, []), {})
     assert all(cell.before == cell.after for cell in same.cells)
 
 
