@@ -112,7 +112,9 @@ def measured_run(run: Store, name: str) -> MeasuredLoss:
         raise ContractError(
             f"{name}/{MANIFEST_NAME}: expected a loss above 0, got {loss}. Remove this run from the command."
         )
-    return MeasuredLoss(plan.num_params, plan.num_tokens, loss, name, manifest.dataset, manifest.plan)
+    text = "training loss" if manifest.heldout_loss is None else "held-out loss"
+    kind = f"{text} by tokenizer {digest_of(dataset.tokenizer.model_dump(mode='json'))[:12]}"
+    return MeasuredLoss(plan.num_params, plan.num_tokens, loss, name, manifest.dataset, manifest.plan, kind)
 
 
 def _of_table(path: Path) -> Iterator[MeasuredLoss]:

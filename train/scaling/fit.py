@@ -56,6 +56,8 @@ class MeasuredLoss:
     """Digest of the run's dataset; empty = unknown."""
     plan: str = ""
     """Digest of everything that determined the weights; empty = unknown."""
+    kind: str = ""
+    """Text that the loss is of, and the tokens that it is counted in; empty = unknown."""
 
 
 @dataclass(frozen=True)
@@ -224,6 +226,13 @@ def _checked(measured: Sequence[MeasuredLoss]) -> Floats:
         raise ConfigError(
             f"fit-scaling: expected parameters, tokens and a loss above 0 for every run, got {'; '.join(wrong[:5])}. "
             "Correct these runs in the .csv file, or leave them out."
+        )
+    kinds = {run.kind: run.run for run in measured if run.kind}
+    if len(kinds) > 1:
+        (first, one), (second, other) = list(kinds.items())[:2]
+        raise ConfigError(
+            f"fit-scaling: expected losses of one kind, got the {first} of {one} and the {second} of {other}. Leave "
+            "out one of the two kinds."
         )
     for name, column in (("sizes", 0), ("numbers of tokens", 1)):
         if len(set(values[:, column].tolist())) < 2:

@@ -71,6 +71,10 @@ def test_a_few_wild_runs_hardly_move_the_fit(monkeypatch: pytest.MonkeyPatch) ->
             [MeasuredLoss(10**n, 1e9, 3.0) for n in range(6, 14)],
             "expected runs of at least 2 different numbers of tokens, got 1",
         ),
+        (
+            [MeasuredLoss(10**n, 10**n, 3.0, f"run-{n}", kind=f"loss {n % 2}") for n in range(6, 14)],
+            "expected losses of one kind, got the loss 0 of run-12 and the loss 1 of run-13. Leave out",
+        ),
         ([MeasuredLoss(10**n, 10**n, 3.0) for n in range(6, 11)], "expected at least 6 runs, got 5"),
         ([MeasuredLoss(1e9, 1e9, math.nan)] * 8, r"expected .* a loss above 0 for every run, got run 1: \[1"),
         ([MeasuredLoss(0, 1e9, 3.0)] * 8, r"got run 1: \[0\.0, 1000000000\.0, 3\.0\]; .*run 5: [^;]*\. Correct"),
