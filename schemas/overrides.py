@@ -77,8 +77,29 @@ def load_recipe(
         if isinstance(target, dict):
             target[key] = parse_value(value)
     notes = [note for section, keys in given.items() for note in _drop_replaced(values, kinds, section, keys)]
+    notes += [note for section, keys in given.items() for note in _set_by_sources(values, section, keys)]
     overridden = {f"{section}.{key}" for section, keys in given.items() for key in keys}
     return build_recipe(values, kinds, where, wrong, overridden).with_notes(notes)
+
+
+def _set_by_sources(values: Mapping[str, Any], section: str, keys: Sequence[str]) -> list[str]:
+    """Return a note about each setting of the command line that sources have for themselves, so that it is not used."""
+    tables = values.get(SOURCE, [])
+    sources = [table for table in (tables if isinstance(tables, list) else [tables]) if isinstance(table, Mapping)]
+    notes = []
+    for key in keys if section != SOURCE else ():
+        own = [
+            str(source.get("name", "web"))
+            for source in sources
+            if isinstance(source.get(section), Mapping) and key in source[section]
+        ]
+        if own:
+            effect = "has no effect" if len(own) == len(sources) else f"does not apply to {', '.join(own)}"
+            notes.append(
+                f"--set {section}.{key} {effect}, because the recipe sets it for {', '.join(own)}; "
+                f"--set source.{own[0]}.{section}.{key} replaces that"
+            )
+    return notes
 
 
 def _parse_override(override: str, kinds: Mapping[str, type[Section]]) -> tuple[str, str, str]:

@@ -69,6 +69,19 @@ def test_a_source_has_the_sections_of_the_run_with_its_own_settings():
         found["source"]  # there is no one source of the run
 
 
+def test_an_override_that_sources_replace_is_named():
+    found = recipe(overrides=["quality.min_words=7"])
+    assert [own["quality"].min_words for own in found.by_source().values()] == [7, 5]
+    why = "because the recipe sets it for books; --set source.books.quality.min_words replaces that"
+    assert found.notes == (f"--set quality.min_words does not apply to books, {why}",)
+    assert recipe(overrides=["quality.max_words=7", "source.books.quality.min_words=3"]).notes == ()
+    alone = '[source]\nname = "books"\npaths = ["a"]\n[source.quality]\nmin_words = 5'
+    found = recipe(alone, ["quality.min_words=7"])
+    assert found.of_source("books")["quality"].min_words == 5
+    assert found.notes == (f"--set quality.min_words has no effect, {why}",)
+    assert recipe(alone, ["source.books.quality.min_words=3"]).of_source("books")["quality"].min_words == 3
+
+
 def test_an_own_setting_replaces_the_settings_of_the_run_that_it_excludes():
     found = recipe(RECIPE.replace("min_words = 5", "min_lines = 3")).of_source("books")
     assert (found["quality"].min_lines, found["quality"].min_words) == (3, 50)
