@@ -389,40 +389,52 @@ def completed_files(folder: Path) -> dict[str, set[str]]:
     return {name: {file["path"] for file in result["files"].values()} for name, result in results.items()}
 
 
-@pytest.mark.parametrize(
-    ("table", "module", "last"),
-    [("tokens", dataset_step, "write_index"), ("tokenizer", train_tokenizer, "load_tokenizer")],
-)
-def test_a_killed_run_writes_again_only_the_parts_that_are_not_complete(
-    run_at, finished, tmp_path, monkeypatch, table, module, last
-):
-    folder = tmp_path / "run"
+def without_table(finished: Store, folder: Path, table: str) -> Path:
+    """Copy a run without one of its tables; return the folder of the version that is missing."""
     shutil.copytree(finished.root, folder)
     version = folder / table / read_run(finished).tables[table]
     shutil.rmtree(version)
+    return version
 
-    def killed(*arguments, **named):
-        raise KeyboardInterrupt
 
-    written = []
+def killed(*arguments, **named):
+    raise KeyboardInterrupt
+
+
+def test_a_killed_run_writes_again_only_the_parts_that_are_not_complete(run_at, finished, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    version, written = without_table(finished, folder, "tokens"), []
     for _ in range(2):
         with monkeypatch.context() as patch:
-            patch.setattr(module, last, killed)
+            patch.setattr(dataset_step, "write_index", killed)
             with pytest.raises(KeyboardInterrupt):
-                run_at(folder=folder, until=table)
+                run_at(folder=folder, until="tokens")
         written.append(completed_files(version))
         (version / "parts/part-00001.json").unlink()
     first, second = written
     assert len(first) > 2
     assert {name for name in first if first[name] != second[name]} == {"part-00001.json"}
-    run_at(folder=folder, until=table)
-    paths = {*open_table(Store(str(folder)), table)[1].run.paths.values()}
-    if table == "tokens":
-        assert {name for name, files in second.items() if not files <= paths} == {"part-00001.json"}
-    else:  # the sample is temporary
-        assert not any((version / path).exists() for files in second.values() for path in files)
+    run_at(folder=folder, until="tokens")
+    paths = {*open_table(Store(str(folder)), "tokens")[1].run.paths.values()}
+    assert {name for name, files in second.items() if not files <= paths} == {"part-00001.json"}
     assert not list(version.glob("parts/*"))
-    assert open_table(Store(str(folder)), table)[1].digest == open_table(finished, table)[1].digest
+    assert open_table(Store(str(folder)), "tokens")[1].digest == open_table(finished, "tokens")[1].digest
+
+
+def test_a_killed_run_reads_the_sample_of_the_tokenizer_that_it_has_stored(run_at, finished, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    version, stored = without_table(finished, folder, "tokenizer"), []
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr(train_tokenizer, "load_tokenizer", killed)
+            with pytest.raises(KeyboardInterrupt):
+                run_at(folder=folder, until="tokenizer")
+        stored.append({path.name: path.stat().st_mtime_ns for path in (version / "scratch").iterdir()})
+    assert stored[0] == stored[1]
+    assert "sample.json" in stored[0]
+    run_at(folder=folder, until="tokenizer")
+    assert not (version / "scratch").exists()
+    assert open_table(Store(str(folder)), "tokenizer")[1].digest == open_table(finished, "tokenizer")[1].digest
 
 
 def test_an_input_that_changed_its_content_and_kept_its_looks_is_refused(finished):
