@@ -71,9 +71,11 @@ class MemberFrames:
             with py7zr.SevenZipFile(cast(Any, _File(self._stream))) as archive:
                 if _dictionary(archive) > MAX_DICTIONARY:
                     raise ValueError("the dictionary is too large")
-                name = next(name for name in archive.getnames() if self._is_wanted(name))
+                name, *others = [name for name in archive.getnames() if self._is_wanted(name)] or [""]
+                if not name:
+                    raise StopIteration
                 archive.extract(targets=[name], factory=_factory(self))
-            self._blocks.put(None)
+            self._blocks.put("unreadable_gap" if others else None)
         except _ClosedError:
             return
         except StopIteration:

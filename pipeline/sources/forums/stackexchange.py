@@ -47,6 +47,10 @@ ROW_START = re.compile(rb"<row(?=[\s/])")
 ROW = re.compile(rb'<row(?:\s+[\w:.-]+\s*=\s*"[^"<]*")*+\s*/?>')
 ATTRIBUTE = re.compile(rb'(?<![\w:.-])([\w:.-]++)\s*+=\s*+"([^"]*)"')
 DOCTYPE = re.compile(rb"<!(?:DOCTYPE|ENTITY)")
+FOREIGN = re.compile(rb"&(?!(?:lt|gt|amp|quot|apos|#\d{1,7}|#x[0-9A-Fa-f]{1,6});)")
+"""An ampersand that begins no reference of XML."""
+QUESTION_TEXTS = (b"Body", b"Title", b"Tags")
+ADD_ANSWER = "INSERT OR IGNORE INTO answer VALUES (?, ?, ?, ?, ?, ?, ?)"
 REFERENCE = re.compile(r"&(?:#(\d{1,7}|x[0-9A-Fa-f]{1,6})|(\w+));|&")
 ENTITIES = (("&lt;", "<"), ("&gt;", ">"), ("&quot;", '"'), ("&#xA;", "\n"), ("&#xD;", "\r"), ("&apos;", "'"))
 TAG = re.compile(r"<[^<>]*>")
@@ -171,7 +175,7 @@ def _collect(database: sqlite3.Connection, posts: _Posts, config: SourceConfig) 
     settings = config.stackexchange
     database.execute("CREATE TABLE question (id INTEGER PRIMARY KEY, accepted INTEGER, is_kept INTEGER, start INTEGER)")
     database.execute(
-        "CREATE TABLE answer (question INTEGER, id INTEGER, score INTEGER, start INTEGER, length INTEGER, "
+        "CREATE TABLE answer (question INTEGER, id INTEGER PRIMARY KEY, score INTEGER, start INTEGER, length INTEGER, "
         "licence TEXT, body BLOB)"
     )
     answers: list[tuple[Any, ...]] = []
@@ -181,15 +185,16 @@ def _collect(database: sqlite3.Connection, posts: _Posts, config: SourceConfig) 
         number, kind, score = _number(found, b"Id"), found.get(b"PostTypeId"), _number(found, b"Score") or 0
         if kind == QUESTION and number is not None:
             is_kept = settings.min_score is None or score >= settings.min_score
+            is_kept = is_kept and all(map(_is_readable, (found.get(name, b"") for name in QUESTION_TEXTS)))
             accepted = _number(found, b"AcceptedAnswerId")
             database.execute("INSERT OR IGNORE INTO question VALUES (?, ?, ?, ?)", (number, accepted, is_kept, start))
-        elif kind == ANSWER and number is not None:
+        elif kind == ANSWER and number is not None and _is_readable(found.get(b"Body", b"")):
             parent = _number(found, b"ParentId")
             answers.append((parent, number, score, start, length, licence_of(found), found.get(b"Body", b"")))
             if len(answers) == BATCH_ROWS:
-                database.executemany("INSERT INTO answer VALUES (?, ?, ?, ?, ?, ?, ?)", answers)
+                database.executemany(ADD_ANSWER, answers)
                 answers = []
-    database.executemany("INSERT INTO answer VALUES (?, ?, ?, ?, ?, ?, ?)", answers)
+    database.executemany(ADD_ANSWER, answers)
     database.execute("CREATE INDEX by_question ON answer (question, score DESC, id)")
 
 
@@ -212,7 +217,7 @@ class _Questions:
         if number is None or kind is None:
             return new_row("row"), Drop("bad_row")
         if kind == ANSWER:
-            return self._answer_row(found)
+            return self._answer_row(found, post.start)
         if kind != QUESTION:
             return new_row("row"), Drop("not_a_question")
         if self._is_repeated(number, post.start):
@@ -222,10 +227,12 @@ class _Questions:
         except ValueError:  # an entity that XML does not have
             return new_row("row"), Drop("bad_row")
 
-    def _answer_row(self, found: Attributes) -> tuple[Row, Drop]:
+    def _answer_row(self, found: Attributes, start: int) -> tuple[Row, Drop]:
         row, settings, score = new_row("row", date=_date(found)), self._settings, _number(found, b"Score") or 0
         number, parent = _number(found, b"Id"), _number(found, b"ParentId")
         row["url"], row["domain"] = f"{self._site}/a/{number}", self._domain
+        if self._database.execute("SELECT start FROM answer WHERE id = ?", (number,)).fetchone() != (start,):
+            return row, Drop("bad_row")  # It cannot be read, or an earlier answer has the same id.
         question = self._database.execute("SELECT accepted, is_kept FROM question WHERE id = ?", (parent,)).fetchone()
         if question is None:
             return row, Drop("answer_without_question")
@@ -276,7 +283,8 @@ class _Questions:
         size = own_size + sum(len(answer.body) for answer in answers)
         if size > 4 * config.max_page_bytes:  # Markup and escapes included; the text is compared below.
             return row, Drop("page_too_large", float(size), float(config.max_page_bytes))
-        texts = [title, *(text_of_html(html, self._form) for html in (body, *map(_body_of, answers)))]
+        bodies = (body, *(unescape(answer.body) for answer in answers))
+        texts = [title, *(text_of_html(html, self._form) for html in bodies)]
         drop = set_text(row, "\n\n".join(text for text in texts if text), config)
         row[MARKED_LINES] = EMPTY_LINE in (row["text"] or "")
         row["page_bytes"] = own_size  # Of the question alone, so that it can be compared when it is read again.
@@ -296,11 +304,15 @@ class _Questions:
             yield _Answer(*values)
 
 
-def _body_of(answer: _Answer) -> str:
+def _is_readable(value: bytes) -> bool:
+    """Return True if the text of an attribute refers to no entity but those of XML."""
+    if FOREIGN.search(value) is None:
+        return True
     try:
-        return unescape(answer.body)
+        unescape(value)
     except ValueError:
-        return ""
+        return False
+    return True
 
 
 def _number(found: Attributes, name: bytes) -> int | None:

@@ -255,3 +255,20 @@ def test_surplus_answers_of_interleaved_questions_are_found() -> None:
     posts += [answer(10 + number, 1 + number % 2, Score=number) for number in range(8)]
     found = rules(read(dump(*posts), max_answers=2))
     assert found == ["kept"] * 2 + ["surplus_answer"] * 4 + ["joined_to_question"] * 4
+
+
+def test_an_answer_is_joined_once_or_its_row_says_why_not() -> None:
+    foreign = answer(2, Body="BODY").replace(b"BODY", b"long &nbsp; and valuable")
+    rows = read(dump(question(1), foreign, answer(3, Body="once only"), answer(3, Body="once only")))
+    assert rules(rows) == ["kept", "bad_row", "joined_to_question", "bad_row"]
+    assert rows[0][0]["text"].count("once only") == 1
+    assert json.loads(rows[0][0]["meta"])["answer_ids"] == [3]
+    lost = question(1, Body="BODY").replace(b"BODY", b"a &nbsp; b")
+    assert rules(read(dump(lost, answer(2)))) == ["bad_row", "question_dropped"]
+    escaped = question(1, Body="a &amp;nbsp; b")
+    assert rules(read(dump(escaped, answer(2)))) == ["kept", "joined_to_question"]
+
+
+def test_a_second_dump_in_an_archive_is_reported(tmp_path: Path) -> None:
+    members = {f"{name}/Posts.xml": dump(question(number)) for number, name in enumerate("ab", 1)}
+    assert rules(read(archive(tmp_path / "a.7z", members))) == ["kept", "unreadable_gap"]
