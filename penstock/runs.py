@@ -387,6 +387,7 @@ def run_recipe(
         reuse=reuse,
         rebuild=rebuild,
         verbose=False,
+        dry_run=False,
         step=until,
     )
     (run_command if until is None else stage_command)(arguments)

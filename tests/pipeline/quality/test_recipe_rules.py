@@ -139,8 +139,11 @@ def test_a_rule_looks_for_a_part_of_a_text() -> None:
     ):
         broken = check_rules({"url": url, "mime": mime}, config, "en")
         assert [each.reason for each in broken] == ["print_page"] * is_dropped, (url, mime)
+    like = QualityConfig(rule=[rule | {"when": "url like '%?print=%'"}], rules=[])
+    for url, is_dropped in (("https://a.example/?print=1", True), ("https://a.example/print=1", False), (None, False)):
+        assert len(check_rules({"url": url, "mime": "text/html"}, like, "en")) == is_dropped
     with pytest.raises(ConfigError, match="Write url contains 'text'"):
-        steps_for(recipe(rule | {"when": "url like '%print%'"}))
+        steps_for(recipe(rule | {"when": "url ilike '%print%'"}))
 
 
 def test_all_wrong_conditions_are_reported_at_once() -> None:
