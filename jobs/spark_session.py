@@ -40,7 +40,7 @@ class SparkConfig(Section):
     driver_memory: str = execution("2g")
     """Heap size of the driver JVM, which does all shuffling in local mode; a JVM that already runs ignores it."""
     partitions: int | None = execution(None, ge=1)
-    """Number of Spark partitions when tables are processed part by part; None: one for each part."""
+    """Maximum number of Spark tasks when tables are processed part by part; None: eight for each core."""
     shuffle_partitions: int | None = execution(None, ge=1)
     """Number of partitions of Spark's own shuffles; None: that of spark-submit, or else in local mode twice the number
     of cores, and on a cluster Spark's own."""

@@ -324,6 +324,8 @@ def _short(value: object) -> str:
 # times the ratio of the inputs of both runs.
 
 HOUR = 3600
+CRAWL_FOLDER = "crawl-data/"
+"""Part of the names of all files of Common Crawl."""
 
 
 @dataclass(frozen=True)
@@ -367,18 +369,20 @@ class EarlierRun:
     steps: Mapping[str, BuildCost]
     input_files: int
     input_bytes: int
+    is_crawl: bool
+    """True if it read files of a crawl of Common Crawl."""
 
     def factor(self, prepared: Prepared) -> float:
         """Return how many times the input of this run that of another one is.
 
-        Files of a crawl count by their number, because their sizes are not known before they are read.
+        If both read files of a crawl, these count by their number: their sizes are not known before they are read.
         """
-        if all(split.is_crawl for split in prepared.splits):
+        if self.is_crawl and all(split.is_crawl for split in prepared.splits):
             return len(prepared.splits) / self.input_files
         return prepared.input_bytes / self.input_bytes
 
 
-def measured_run(run: Store) -> EarlierRun:
+def earlier_run(run: Store) -> EarlierRun:
     """Return what a complete run has cost. Raises ConfigError if it has no table `documents`, or one without input."""
     manifests = {name: table.manifest for name, table in current_tables(run).items()}
     inputs = manifests["documents"].content.inputs if "documents" in manifests else []
@@ -388,10 +392,8 @@ def measured_run(run: Store) -> EarlierRun:
             f"--like {run.uri}: expected a run with a table documents that was made from files, got none. Name "
             "another run, such as one on a few files of the same source."
         )
-    steps: dict[str, BuildCost] = {}
-    for name, manifest in manifests.items():
-        steps[name] = _cost_of(manifest)
-    return EarlierRun(run.uri, steps, len(inputs), size)
+    steps = {name: _cost_of(manifest) for name, manifest in manifests.items()}
+    return EarlierRun(run.uri, steps, len(inputs), size, all(CRAWL_FOLDER in entry.name for entry in inputs))
 
 
 def _cost_of(manifest: Manifest) -> BuildCost:
@@ -427,7 +429,7 @@ def describe_run(prepared: Prepared, folder: Store, like: Store | None, prices: 
     no complete run.
     """
     plans = plan_steps(prepared, folder)
-    measured = measured_run(like) if like is not None else _known_run(prepared, folder)
+    measured = earlier_run(like) if like is not None else _known_run(prepared, folder)
     factor = measured.factor(prepared) if measured is not None else 0.0
     costs = step_costs(plans, measured, factor) if measured is not None else {}
     head = ("step", "state", "rows", "core time", "shuffle", "tables")
@@ -461,7 +463,7 @@ def describe_run(prepared: Prepared, folder: Store, like: Store | None, prices: 
 def _known_run(prepared: Prepared, folder: Store) -> EarlierRun | None:
     for run in (*prepared.reuse, folder):
         if "documents" in current_tables(run):
-            return measured_run(run)
+            return earlier_run(run)
     return None
 
 

@@ -4,7 +4,7 @@
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Literal
@@ -203,45 +203,29 @@ class MembershipPart(ConditionPart):
         return (self.operand, *self.choices)
 
 
+MATCHES: Mapping[str, Callable[[Any, str], Any]] = {"contains": pc.match_substring, "like": pc.match_like}
+"""Operators that compare a text with a constant one. `contains`: a part of it, letter for letter and in the same case.
+`like`: the whole text with a pattern of SQL, in which `%` is any text and `_` one character."""
+
+
 @dataclass(frozen=True)
-class ContainsPart(ConditionPart):
-    """Whether a text contains a constant text, letter for letter and in the same case."""
+class TextMatchPart(ConditionPart):
+    """Whether a text fits a constant text, by an operator of MATCHES."""
 
     operand: ConditionPart
+    operator: str
     literal: str
     negated: bool
     kind: Kind = "true or false"
     rank: int = 4
 
     def values(self, source: Source) -> Any:
-        hit = pc.match_substring(self.operand.values(source), self.literal)
+        hit = MATCHES[self.operator](self.operand.values(source), self.literal)
         return pc.invert(hit) if self.negated else hit
 
     def text(self) -> str:
         literal = ValuePart(self.literal, "text").text()
-        return f"{self.operand.within(5)} {'not ' if self.negated else ''}contains {literal}"
-
-    def parts(self) -> tuple[ConditionPart, ...]:
-        return (self.operand,)
-
-
-@dataclass(frozen=True)
-class LikePart(ConditionPart):
-    """Whether a whole text fits a pattern of SQL: `%` is any text, `_` one character; case matters."""
-
-    operand: ConditionPart
-    pattern: str
-    negated: bool
-    kind: Kind = "true or false"
-    rank: int = 4
-
-    def values(self, source: Source) -> Any:
-        hit = pc.match_like(self.operand.values(source), self.pattern)
-        return pc.invert(hit) if self.negated else hit
-
-    def text(self) -> str:
-        pattern = ValuePart(self.pattern, "text").text()
-        return f"{self.operand.within(5)} {'not ' if self.negated else ''}like {pattern}"
+        return f"{self.operand.within(5)} {'not ' if self.negated else ''}{self.operator} {literal}"
 
     def parts(self) -> tuple[ConditionPart, ...]:
         return (self.operand,)

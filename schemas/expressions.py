@@ -27,13 +27,12 @@ from schemas.condition_parts import (
     ColumnPart,
     ComparisonPart,
     ConditionPart,
-    ContainsPart,
     JoinedPart,
-    LikePart,
     MembershipPart,
     NegatedPart,
     NullTest,
     RangePart,
+    TextMatchPart,
     ValuePart,
     kind_of,
     parts_within,
@@ -319,7 +318,7 @@ class _Parser:
             example = "'news'" if operator == CONTAINS else "'%news%'"
             raise self._error(f"text after `{operator}`", shown, f"Write it as url {operator} {example}.", at)
         self._at = match.end() if match else self._at
-        return (ContainsPart if operator == CONTAINS else LikePart)(left, literal, negated)
+        return TextMatchPart(left, operator, literal, negated)
 
     def _operand(self, left: ConditionPart, operator: str) -> ConditionPart:
         """Return the operand after an operator; after a column of text, bytes or times it may be a bare word."""

@@ -1,6 +1,7 @@
 """The data steps of a run as an Airflow DAG: one spark-submit job for each step.
 
-A step that is complete is skipped and an interrupted one resumes, so tasks may be retried and cleared at any time.
+A step that is complete is skipped and an interrupted one resumes, so tasks may be retried and cleared at any time. A
+step that is not listed here, such as `templates`, is built by the task of the next one that needs it.
 """
 
 import subprocess

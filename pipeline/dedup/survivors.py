@@ -141,15 +141,16 @@ def removed_before(inputs: Mapping[str, TableVersion]) -> tuple[RemovedDocuments
     """Return what takedowns removed from the runs of `dedup.indexes`; `inputs` are the tables that the step reads.
 
     Their indexes no longer hold the documents, so copies of them would count as new. A line is printed about takedowns
-    of near-duplicates, whose ids and addresses are unknown.
+    whose documents cannot all be recognized: of near-duplicates, and those that an earlier version of penstock made.
     """
     runs = {table.folder.child("../..").uri: table for name, table in inputs.items() if name.startswith(EARLIER_NAME)}
     found = [RemovedDocuments(table.folder.child("../..")) for table in runs.values()]
     for uri, removed in zip(runs, found):
         if not removed.are_all_known:
             print(
-                f"dedup: takedowns of {uri} removed near-duplicates, which cannot be recognized in this snapshot. Take "
-                "them down here too.",
+                f"dedup: not all documents that takedowns of {uri} removed can be recognized in this snapshot, because "
+                "near-duplicates were removed, or an earlier version of penstock made the certificate. Take them down "
+                "here too.",
                 file=sys.stderr,
             )
     return tuple(each for each in found if each.certificates)

@@ -206,10 +206,9 @@ class PartResult:
 
 @dataclass(frozen=True)
 class WrittenPart:
-    """What a task wrote and read: its files by table, its rows, and its input files with name, size and SHA-256."""
+    """What a task wrote and read: its files by table, and its input files with name, size and SHA-256."""
 
     files: Mapping[str, WrittenFile]
-    rows: int
     sources: Sequence[Mapping[str, Any]] = ()
 
 

@@ -151,7 +151,6 @@ def results_of_parts(results: TaskResults) -> PartResults:
     parts = [
         WrittenPart(
             {table: WrittenFile(**written) for table, written in answer["files"].items()},
-            answer["rows"],
             answer[INPUT_FILES],
         )
         for answer in results.answers
@@ -178,7 +177,7 @@ def results_of_parts(results: TaskResults) -> PartResults:
 
 def results_of_one(result: PartResult) -> PartResults:
     """Return the results of a step that wrote one part, whose figures may be values of any kind."""
-    part = WrittenPart(result.files, result.counts.rows_in, result.sources)
+    part = WrittenPart(result.files, result.sources)
     cpu = {stage: dict(spent) for stage, spent in result.cpu.items()}
     return PartResults(
         [part], result.counts, dict(result.figures), result.failures, result.cpu_seconds, cpu, dict(result.ends)

@@ -61,7 +61,7 @@ class StepContext:
     models: Mapping[str, Mapping[str, Model]]
     """The models of the step's stages, by stage and name."""
     partitions: int | None
-    """Number of Spark partitions; None: one for each part."""
+    """Maximum number of Spark tasks that process parts; None: it follows the cores."""
     stages_by_source: Mapping[str, tuple[Stage, ...]] = field(default_factory=dict)
     """The stages of the step for each source, if there are several sources."""
     only: frozenset[int] | None = None

@@ -183,7 +183,8 @@ def predict_part(
     columns = split_columns(columns_of(checks), task.part.paths)
     for table, names_read in facts_columns(config).items():
         columns[table] = list(dict.fromkeys([*columns.get(table, []), *names_read]))
-    columns["documents"] = list(dict.fromkeys([*columns["documents"], "source", "language", "url", "domain"]))
+    addresses = ("url", "domain") if removed else ()
+    columns["documents"] = list(dict.fromkeys([*columns["documents"], "source", "language", *addresses]))
     columns |= {"verdicts": ["drop_stage", "drop_rule"], "dedup": ["drop_stage", "drop_rule"]}
     left_out = left_out_of(task.part, sorting)
     for batch in read_measured(task.part, columns):

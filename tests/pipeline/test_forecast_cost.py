@@ -16,7 +16,7 @@ from pipeline.forecast import (
     Prices,
     StepPlan,
     describe_run,
-    measured_run,
+    earlier_run,
     plan_steps,
     step_costs,
 )
@@ -42,7 +42,7 @@ def prepared(*sizes: int, is_crawl: bool = False) -> Prepared:
 
 
 def test_a_step_costs_as_many_times_as_the_input_is_larger() -> None:
-    measured = EarlierRun("small", {"documents": DOCUMENTS, "text": TEXT, "dedup": DEDUP}, 2, 100)
+    measured = EarlierRun("small", {"documents": DOCUMENTS, "text": TEXT, "dedup": DEDUP}, 2, 100, False)
     plans = [
         StepPlan("documents", ("documents", "text"), TO_BUILD),
         StepPlan("dedup", ("dedup", "representatives"), COMPLETE),
@@ -55,8 +55,10 @@ def test_a_step_costs_as_many_times_as_the_input_is_larger() -> None:
 
 
 def test_files_of_a_crawl_count_by_their_number() -> None:
-    measured = EarlierRun("small", {}, 3, 2_500_000_000)
+    measured = EarlierRun("small", {}, 3, 2_500_000_000, True)
     assert measured.factor(prepared(*[10**9] * 90, is_crawl=True)) == 30
+    other = EarlierRun("small", {}, 3, 2_500_000_000, False)
+    assert other.factor(prepared(*[10**9] * 90, is_crawl=True)) == 36
 
 
 @pytest.fixture
@@ -79,7 +81,7 @@ def test_a_run_without_an_earlier_one_has_no_known_cost(tmp_path: Path, recipe_p
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--like .*none: expected a run with a table documents"):
-        measured_run(Store(str(tmp_path / "none")))
+        earlier_run(Store(str(tmp_path / "none")))
 
 
 @pytest.mark.spark

@@ -1,6 +1,7 @@
 """Conditions: values by hand, mistakes with their position, and random conditions against an interpreter of rows."""
 
 import pickle
+import re
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,12 +15,12 @@ from schemas.condition_parts import (
     ArithmeticPart,
     ColumnPart,
     ComparisonPart,
-    ContainsPart,
     JoinedPart,
     MembershipPart,
     NegatedPart,
     NullTest,
     RangePart,
+    TextMatchPart,
     ValuePart,
 )
 from schemas.condition_parts import ConditionPart as Part
@@ -346,9 +347,13 @@ def interpret(part: Part, row: dict[str, Any]) -> Any:
         case MembershipPart():
             value = interpret(part.operand, row)
             return None if value is None else any(interpret(choice, row) for choice in part.choices) != part.negated
-        case ContainsPart():
+        case TextMatchPart():
             value = interpret(part.operand, row)
-            return None if value is None else (part.literal in value) != part.negated
+            if value is None:
+                return None
+            pattern = re.escape(part.literal).replace("%", ".*").replace("_", ".")
+            hit = re.fullmatch(pattern, value) is not None if part.operator == "like" else part.literal in value
+            return hit != part.negated
         case NullTest():
             return (interpret(part.operand, row) is None) != part.negated
         case NegatedPart():
@@ -398,6 +403,11 @@ terms = st.one_of(
         st.sampled_from(["language", "second", "url", "rule"]),
         st.sampled_from([" contains ", " not contains "]),
         st.sampled_from(["e", "'en'", "'?q'", '"."', "'t''s'", "%", "E", "'\\'"]),
+    ).map("".join),
+    st.tuples(
+        st.sampled_from(["language", "second", "url", "rule"]),
+        st.sampled_from([" like ", " not like "]),
+        st.sampled_from(["e%", "'en'", "'_n'", "'%?q%'", "'%t''s%'", "'%'", "E%", "'__%_'"]),
     ).map("".join),
     st.sampled_from(["doc_id = 000000000000", "doc_id != 9acbdc408dec", "date < 2024-02-02", "date != 2024-02-02"]),
 )

@@ -127,7 +127,7 @@ def read_zip(
 
     The directory says where members are. Without one, as in the bytes of a single member, the headers of the members
     are read one after another. Archives in front of the last one are read too, up to MAX_JOINED of them. Other members
-    that no directory lists are a gap. `depth`: number of archives behind this one.
+    that no directory lists are a gap. `depth`: number of archives after this one in the file.
     """
     size = stream.seek(0, 2)
     directory = _directory(stream, size)
