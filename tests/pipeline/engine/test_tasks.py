@@ -78,7 +78,8 @@ def test_cores_are_those_that_executors_may_have(conf: Conf, cores: int) -> None
     assert num_cores(conf) == cores  # type: ignore[arg-type]
 
 
-def test_the_blocks_of_a_shuffle_follow_the_cores() -> None:
+def test_the_blocks_of_a_shuffle_of_parts_follow_the_cores() -> None:
+    """For the shuffle of keys; that of pairs and signatures also has the readers of this one as writers."""
     cluster: Any = Conf(1000)
     assert [group_size(cluster, parts) for parts in (1, 8000, 8001, 90_000)] == [1, 1, 2, 12]
     mappers = -(-90_000 // group_size(cluster, 90_000))
